@@ -118,6 +118,10 @@ class EngineOptions:
     pipeline_parallel_size: int = option(
         1, "stages of layers, each in processes of its own, that compute steps in turn"
     )
+    data_parallel_size: int = option(
+        1, "replicas of the engine behind one address, each with its share of cores and memory"
+    )
+    data_parallel_rank: int | None = option(None, "number of this replica, from 0: `quire serve` sets it")
     enforce_eager: bool = option(False, "run the model op by op in PyTorch, not as a native plan", group="debug")
     max_num_events: int = option(65536, "length of the event log's ring buffer", group="debug")
 
@@ -356,7 +360,8 @@ def _check_numbers(options: EngineOptions) -> None:
     for name in (
         "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes",
         "num_blocks_override", "max_num_partial_prefills", "max_long_partial_prefills", "max_num_waiting",
-        "multi_step_decode", "tensor_parallel_size", "pipeline_parallel_size", "max_num_events", "kv_disk_bytes",
+        "multi_step_decode", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "max_num_events",
+        "kv_disk_bytes",
     ):  # fmt: skip
         value = getattr(options, name)
         if value is None:

@@ -100,13 +100,21 @@ def split_memory(
 ) -> Memory:
     """Divide the device's memory. `num_tokens`: of the largest step; `weights`: bytes of those of all ranks."""
     usable, num_ranks = hardware.available_memory_bytes, options.tensor_parallel_size
-    num_stages = options.pipeline_parallel_size
-    if hardware.device != "cpu":
-        usable = min(usable, int(options.gpu_memory_utilization * hardware.total_memory_bytes))
+    num_stages, num_replicas = options.pipeline_parallel_size, num_sharing(options)
+    if hardware.device == "cpu":
+        usable //= num_replicas
+    else:
+        # Replicas that have started already have taken their shares of what is available.
+        usable = min(usable, int(options.gpu_memory_utilization * hardware.total_memory_bytes) // num_replicas)
     usable = max(0, usable - (options.num_ranks - 1) * RANK_RESERVE_BYTES) // num_ranks
     beside = num_stages * bytes_beside(options, model, hardware.device, dtype, num_tokens)
     weights += _copied_parameters(options, model) * weights // max(1, model.num_parameters)
     return Memory(hardware, usable, -(-weights // num_ranks), beside, num_ranks)
+
+
+def num_sharing(options: EngineOptions) -> int:
+    """Return the number of replicas that share the device's memory: with `cuda:N` each has a GPU of its own."""
+    return 1 if options.device.startswith("cuda:") else options.data_parallel_size
 
 
 def _copied_parameters(options: EngineOptions, model: ModelConfig) -> int:
@@ -223,7 +231,10 @@ def _default_kv_bytes(options: EngineOptions, memory: Memory, shape: PoolShape, 
     choices = [
         (num_seqs * shape.peak_blocks(model_len), f"room for {num_seqs} sequences of {model_len} tokens"),
         (memory.left // 2 // shape.block_bytes - 1, "half of the memory left after the weights"),
-        (MAX_DEFAULT_CPU_KV_BYTES // shape.block_bytes - 1, "the most that is taken unasked" + _MORE),
+        (
+            MAX_DEFAULT_CPU_KV_BYTES // num_sharing(options) // shape.block_bytes - 1,
+            "the most that is taken unasked" + _MORE,
+        ),
     ]
     if options.max_model_len is None or num_seqs == DEFAULT_MAX_NUM_SEQS:
         usual = (

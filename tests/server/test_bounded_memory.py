@@ -43,7 +43,7 @@ async def test_unique_ids_and_salts_leave_nothing_behind() -> None:
         assert psutil.Process().memory_info().rss - before < MAX_GROWTH_BYTES
         assert (await page()).count(b"\n") == num_lines
         admission, client = served.state.admission, served.supervisor.the_client
-        assert set(admission.limits) <= {"ann", "anonymous"}
+        assert set(admission.rates._limits) <= {"ann", "anonymous"}
         assert not admission._held
         assert not client._streams
         assert not client._pings

@@ -49,6 +49,8 @@ SAMPLING_HELP = {
     "structured_outputs": 'structure of the answer, such as {"json": {…}}, {"regex": "…"} or {"choice": ["…"]}',
 }
 """Help of each field of `SamplingParams`; a test compares the names."""
+OF_REPLICAS = frozenset({"data_parallel_size", "data_parallel_rank"})
+"""Engine options that only `quire serve` can follow."""
 COMPUTED_DEFAULTS = {
     "tokenizer": "the model's",
     "revision": "main",

@@ -13,7 +13,7 @@ from quire.cli.arguments import prompt_form, read_prompt, split_arguments
 from quire.cli.chat import DEFAULT_MAX_TOKENS, Chat
 from quire.cli.command import option, output_of, verb
 from quire.cli.exit_codes import ExitCode
-from quire.cli.options import chosen_options, option_flags
+from quire.cli.options import OF_REPLICAS, chosen_options, option_flags
 from quire.cli.output import Output
 from quire.cli.session import (
     Generation,
@@ -51,7 +51,7 @@ TIMINGS = ("time_to_first_token_s", "decode_s", "total_s", "decode_tokens_per_s"
 @option("--system", metavar="TEXT", help="system message of the chat")
 @option("--raw", is_flag=True, help="continue the text itself, without the chat template")
 @option_flags(SamplingParams, defaults={"max_tokens": str(DEFAULT_MAX_TOKENS)})
-@option_flags(EngineOptions, without=frozenset({"seed"}))
+@option_flags(EngineOptions, without=OF_REPLICAS | {"seed"})
 def run_command(words: tuple[str, ...], system: str | None, raw: bool, **values: Any) -> None:
     """Decide between one answer and a chat, check the parameters, then load the model."""
     ctx = click.get_current_context()

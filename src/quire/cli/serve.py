@@ -2,8 +2,9 @@
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ DEFAULTS = {"performance_mode": "interactivity"}
 @verb("serve", EXAMPLES, log_level="INFO")  # one line per request
 @click.argument("models", nargs=-1, metavar="[[NAME=]MODEL]...")
 @option_flags(ServerOptions)
-@option_flags(EngineOptions, defaults=DEFAULTS)
+@option_flags(EngineOptions, without=frozenset({"data_parallel_rank"}), defaults=DEFAULTS)
 def serve_command(models: tuple[str, ...], **values: Any) -> None:
     """Serve a model over HTTP with OpenAI's API, or several: a request's `model` chooses.
 
@@ -54,16 +55,23 @@ def serve_command(models: tuple[str, ...], **values: Any) -> None:
         # A missing model is reported before an engine process is started.
         for engine in engines.values():
             resolve_source(engine.model, revision=engine.revision, progress=progress)
-    from quire.server.run import serve
-
     (name, engine), *others = engines.items()
-    ranks = f" · {engine.describe_ranks()}" if engine.num_ranks > 1 else ""
-    serve(
-        engine,
-        replace(options, served_model_name=name),
-        others=dict(others),
-        on_ready=lambda url: output.note(f"serving {', '.join(engines)} at {url}{ranks}"),
-    )
+    options = replace(options, served_model_name=name)
+    shape = f" · {engine.describe_ranks()}" if engine.num_ranks > 1 else ""
+    serve: Callable[..., None]
+    if engine.data_parallel_size > 1:
+        from quire.runtime.hardware import check_shares
+        from quire.server.router.run import serve_replicas as serve
+
+        if others:
+            raise click.UsageError("--data-parallel-size is for one model: leave it out, or give one model")
+        check_shares(engine.data_parallel_size)
+        shape += f" · DP {engine.data_parallel_size}"
+    else:
+        from quire.server.run import serve as serve_models
+
+        serve = partial(serve_models, others=dict(others))
+    serve(engine, options, on_ready=lambda url: output.note(f"serving {', '.join(engines)} at {url}{shape}"))
 
 
 def named_models(models: Sequence[str], served_name: str | None) -> dict[str, str]:

@@ -12,7 +12,7 @@ import click
 
 from quire.cli.arguments import read_prompt, split_arguments
 from quire.cli.command import option, output_of, verb
-from quire.cli.options import chosen_options, option_flags
+from quire.cli.options import OF_REPLICAS, chosen_options, option_flags
 from quire.cli.output import Output
 from quire.cli.show import open_model
 from quire.config import EngineOptions
@@ -26,16 +26,10 @@ if TYPE_CHECKING:
 
 EXAMPLES = ("quire tour", 'quire tour smollm2 "Why is the sky blue?" --all', "quire tour --tp 3 --json")
 DEFAULT_PROMPT = "Why is the sky blue?"
-FIXED = frozenset(
-    {
-        "seed",
-        "enable_prefix_caching",
-        "multi_step_decode",
-        "tensor_parallel_size",
-        "pipeline_parallel_size",
-        "batch_invariant",
-    }
-)
+FIXED = OF_REPLICAS | {
+    "seed", "enable_prefix_caching", "multi_step_decode", "tensor_parallel_size", "pipeline_parallel_size",
+    "batch_invariant",
+}  # fmt: skip
 KEYS = "Enter: next line   w: why this line   n: next stop   q: quit"
 
 

@@ -17,6 +17,7 @@ from quire.config import DTYPES, EngineConfig, EngineOptions, Hardware
 from quire.engine.input_processor import make_vocabulary
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.tokenizer_source import load_tokenizer, read_chat_template
+from quire.errors import ConfigError
 from quire.grammar.compiler import GrammarCompiler
 from quire.parallel.tensor_parallel import create_executor
 from quire.resolve import resolve
@@ -54,6 +55,11 @@ def build_engine(
 
     Raises: ConfigError, ModelError, CapacityError.
     """
+    if options.data_parallel_size > 1 and options.data_parallel_rank is None:
+        raise ConfigError(
+            f"data_parallel_size={options.data_parallel_size}: an engine is one replica, and `quire serve` starts "
+            "several; data_parallel_size=1 works"
+        )
     times = StartupTimes()
     started = time.perf_counter()
     chat_template = read_chat_template(options.chat_template)

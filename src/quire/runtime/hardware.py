@@ -204,6 +204,27 @@ def cpus_of_ranks(num_ranks: int, topology: Path = Path("/sys/devices/system/cpu
     return [sorted(itertools.chain.from_iterable(chosen)) for chosen in shares]
 
 
+def check_shares(num_shares: int, topology: Path = Path("/sys/devices/system/cpu")) -> None:
+    """Raises: ConfigError if there are fewer cores than engines that are to share them."""
+    num_cores = len(_cores(topology))
+    if num_shares > num_cores:
+        raise ConfigError(
+            f"data_parallel_size={num_shares}: this process may use {num_cores} cores, and each replica needs one of "
+            f"its own: --data-parallel-size {num_cores} works"
+        )
+
+
+def take_share(num_shares: int, index: int) -> None:
+    """Keep this process to its cores, before a library starts threads: `num_shares` engines share the machine.
+
+    Mutates: its CPUs, and OMP_NUM_THREADS. Raises: ConfigError.
+    """
+    check_shares(num_shares)
+    num_threads = max(1, count_threads(cgroup_limits().num_cpus) // num_shares)
+    os.sched_setaffinity(0, cpus_of_ranks(num_shares)[index])
+    os.environ["OMP_NUM_THREADS"] = str(num_threads)
+
+
 def _cores(topology: Path) -> list[list[int]]:
     """Return the physical cores that this process may use, each as its CPUs: hyper-threads."""
     cores: dict[tuple[int, int], list[int]] = {}

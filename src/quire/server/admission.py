@@ -87,6 +87,37 @@ class RateLimits:
         return found
 
 
+class KeyRates:
+    """The limits of each key. Its memory is bounded by the number of keys."""
+
+    def __init__(self, options: ServerOptions, clock: Callable[[], float] = time.monotonic) -> None:
+        self._options = options
+        self._clock = clock
+        self._limits: dict[str, RateLimits] = {}
+
+    def __len__(self) -> int:
+        return len(self._limits)
+
+    def of(self, record: RequestRecord) -> RateLimits:
+        """Return the limits of a request's key."""
+        limits = self._limits.get(record.client_id)
+        if limits is None:
+            limits = self._limits[record.client_id] = RateLimits(self._options, self._clock)
+        return limits
+
+    def check(self, record: RequestRecord, num_prompt_tokens: int) -> None:
+        """Raises: ApiError 429 with `Retry-After`."""
+        wait_s = self.of(record).wait_s(num_prompt_tokens)
+        if wait_s > 0:
+            message = f"this key has used what it may in a minute; try again in {wait_s:.0f} s"
+            raise ApiError(429, message, code="rate_limit_exceeded", retry_after_s=wait_s)
+
+    def headers(self, record: RequestRecord) -> list[tuple[bytes, bytes]]:
+        """Return the `x-ratelimit-*` headers of a key. This does not make it a known key."""
+        limits = self._limits.get(record.client_id) or RateLimits(self._options, self._clock)
+        return limits.headers()
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Place of one request in the server, from its admission to its end."""
@@ -99,6 +130,8 @@ class Place:
         """Count the tokens of an update for the log and the key's limit; write a trace with the last update."""
         num_tokens = sum(len(choice.token_ids) for choice in update.choices)
         self.limits.take(num_tokens=num_tokens)
+        if update.finished:
+            self.record.num_cached_tokens += update.num_cached_tokens
         self.record.num_generated_tokens += num_tokens
         if self.tracer is not None and update.metrics is not None:
             reasons = [choice.finish_reason for choice in update.choices if choice.finish_reason is not None]
@@ -106,7 +139,7 @@ class Place:
 
 
 class Admission:
-    """Counters of the requests in the server. For one event loop. Its memory is bounded by the number of keys."""
+    """Counters of the requests in the server. For one event loop."""
 
     def __init__(
         self,
@@ -114,9 +147,9 @@ class Admission:
         supervisor: Supervisor,
         clock: Callable[[], float] = time.monotonic,
         tracer: Tracer | None = None,
-        limits: dict[str, RateLimits] | None = None,
+        rates: KeyRates | None = None,
     ) -> None:
-        """`limits`: by key, shared with other models."""
+        """`rates`: those of other models of the server, which share the keys' limits."""
         self.num_requests = 0
         self.num_refused: Counter[str] = Counter()
         """By reason: the `code` of the error."""
@@ -126,8 +159,13 @@ class Admission:
         self._num_prompt_tokens = 0
         self._next_return_s = 0.0
         self._held: Counter[str] = Counter()
-        self.limits: dict[str, RateLimits] = {} if limits is None else limits
+        self.rates = KeyRates(options, clock) if rates is None else rates
         self._tracer = tracer
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Prompt tokens of requests that, by the engine's last report, have not been scheduled."""
+        return max(0, self._num_prompt_tokens - statistics_of(self._supervisor).num_running_prompt_tokens)
 
     # --- Calls of the routes --------------------------------------------------------------------
 
@@ -146,7 +184,7 @@ class Admission:
         """Hold a place while the body runs. Raises: ApiError 429 with `Retry-After`."""
         self._check_rate(record, num_prompt_tokens)
         self._check_queue(record, num_prompt_tokens, num_completions)
-        limits = self._limits_of(record)
+        limits = self.rates.of(record)
         limits.take(num_requests=1, num_tokens=num_prompt_tokens)
         record.num_prompt_tokens += num_prompt_tokens
         self._hold(record, num_prompt_tokens, num_completions)
@@ -167,8 +205,7 @@ class Admission:
 
     def rate_limit_headers(self, record: RequestRecord) -> list[tuple[bytes, bytes]]:
         """Return the `x-ratelimit-*` headers of a key. This does not make it a known key."""
-        limits = self.limits.get(record.client_id) or RateLimits(self._options, self._clock)
-        return limits.headers()
+        return self.rates.headers(record)
 
     # --- The queue ------------------------------------------------------------------------------
 
@@ -185,13 +222,13 @@ class Admission:
             raise self._full(
                 f"{max(0, num_waiting)} completions wait already, of at most {options.max_queued_requests}", statistics
             )
-        num_tokens = self._num_prompt_tokens - statistics.num_running_prompt_tokens
+        num_tokens = self.num_queued_tokens
         if num_tokens > 0 and num_tokens + num_prompt_tokens > options.max_queued_tokens:
             raise self._full(
                 f"{num_tokens} prompt tokens wait already, of at most {options.max_queued_tokens}", statistics
             )
         share = max(1, limit - limit // RESERVED_SHARE)
-        if len(self.limits) > 1 and self._held[record.client_id] + num_completions > share:
+        if len(self.rates) > 1 and self._held[record.client_id] + num_completions > share:
             raise self._full(
                 f"this key has {self._held[record.client_id]} completions here, of at most {share}", statistics
             )
@@ -214,16 +251,10 @@ class Admission:
         return error
 
     def _check_rate(self, record: RequestRecord, num_prompt_tokens: int) -> None:
-        wait_s = self._limits_of(record).wait_s(num_prompt_tokens)
-        if wait_s > 0:
-            message = f"this key has used what it may in a minute; try again in {wait_s:.0f} s"
-            raise self._refuse(ApiError(429, message, code="rate_limit_exceeded", retry_after_s=wait_s))
-
-    def _limits_of(self, record: RequestRecord) -> RateLimits:
-        limits = self.limits.get(record.client_id)
-        if limits is None:
-            limits = self.limits[record.client_id] = RateLimits(self._options, self._clock)
-        return limits
+        try:
+            self.rates.check(record, num_prompt_tokens)
+        except ApiError as error:
+            raise self._refuse(error) from None
 
     def _hold(self, record: RequestRecord, num_prompt_tokens: int, num_completions: int) -> None:
         self.num_requests += num_completions

@@ -11,14 +11,15 @@ import os
 import re
 import time
 from collections.abc import Sequence
+from typing import Protocol
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.server.errors import ApiError
-from quire.server.keys import KeyRing, check_exposure
+from quire.server.keys import ROUTER, KeyRing, check_exposure
+from quire.server.options import ServerOptions
 from quire.server.request_record import ANONYMOUS, CLIENT_LEFT, RECORD_KEY, Caller, RequestRecord
-from quire.server.state import ServerState
 from quire.server.supervisor import asleep
 
 ACCESS_LOG = logging.getLogger("quire.access")
@@ -40,15 +41,70 @@ REPEATS_S = 1.0
 NO_KEY = "this server needs an API key, sent as `Authorization: Bearer KEY`"
 UNKNOWN_KEY = "this API key is not known here: check it, or ask for one of this server"
 """Contains no part of the key."""
+CLIENT_HEADER, SALT_HEADER = b"x-quire-client", b"x-quire-salt"
+"""Headers that name the caller of a request that a router passes on; read only from the key named `ROUTER`."""
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253})(?::([0-9]{1,5}))?")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _TRACE_HEADERS = (b"traceparent", b"tracestate")
 
 
+class Admits(Protocol):
+    """Limits of queue and keys, as the gate and the end of the server see them."""
+
+    num_requests: int
+
+    def check_room(self, record: RequestRecord, num_requests: int) -> None:
+        """Raises: ApiError 429 if there is no room for more requests of the caller."""
+
+    def rate_limit_headers(self, record: RequestRecord) -> list[tuple[bytes, bytes]]:
+        """Return the `x-ratelimit-*` headers of the caller."""
+
+
+class Counts(Protocol):
+    """Metrics, as the gate sees them."""
+
+    def http_request(self, method: str, route: str | None, status: int, duration_s: float) -> None:
+        """Count a request."""
+
+    def watch_loop(self) -> None:
+        """Measure the event loop from now on."""
+
+
+class Ends(Protocol):
+    """Reader of the ends of requests."""
+
+    def note_end(self, record: RequestRecord) -> None:
+        """Take note of a request that is over."""
+
+
+class GatedState(Protocol):
+    """State of a server behind a gate: a server of a model, or a router."""
+
+    is_draining: bool
+    is_asleep: bool
+    is_on_demand: bool
+
+    @property
+    def options(self) -> ServerOptions:
+        """Return the options."""
+
+    @property
+    def admission(self) -> Admits:
+        """Return the limits."""
+
+    @property
+    def metrics(self) -> Counts:
+        """Return the metrics."""
+
+    @property
+    def announcer(self) -> Ends:
+        """Return the reader of ends."""
+
+
 class Gate:
     """The application with its protection, as one ASGI application."""
 
-    def __init__(self, app: ASGIApp, state: ServerState, keys: KeyRing | None = None) -> None:
+    def __init__(self, app: ASGIApp, state: GatedState, keys: KeyRing | None = None) -> None:
         """`keys` None: those of the options and the environment.
 
         Raises: ConfigError for unreadable keys, and for a public address without a key.
@@ -91,6 +147,7 @@ class Gate:
                 message["headers"] = [*message.get("headers", ()), *self._headers(scope)]
             elif not message.get("more_body", False):
                 has_ended = True
+                record.ended_s = time.perf_counter()
             await send(message)
 
         origin = header_value(scope, b"origin")
@@ -139,6 +196,8 @@ class Gate:
             if caller is None:
                 message = NO_KEY if token is None else UNKNOWN_KEY
                 raise ApiError(401, message, code="invalid_api_key", extra_headers={"WWW-Authenticate": "Bearer"})
+            if caller.client_id == ROUTER:
+                caller = _routed_caller(scope)
         scope[RECORD_KEY].caller = caller
 
     def _check_names(self, scope: Scope) -> None:
@@ -223,7 +282,8 @@ class Gate:
         if record.is_noted:
             return
         record.is_noted = True
-        status, duration_s = record.status, time.perf_counter() - record.started_s
+        self._state.announcer.note_end(record)
+        status, duration_s = record.status, (record.ended_s or time.perf_counter()) - record.started_s
         route = getattr(scope.get("route"), "path", None)
         if route is None and record.caller is not None and scope["path"] in QUEUED_PATHS:
             route = scope["path"]
@@ -276,6 +336,13 @@ def bearer_token(scope: Scope) -> bytes | None:
     token = token.strip(b" ")
     # The name of the scheme is case-insensitive (RFC 9110, section 11.1).
     return token if scheme.lower() == b"bearer" and 0 < len(token) <= MAX_TOKEN_BYTES else None
+
+
+def _routed_caller(scope: Scope) -> Caller:
+    """Return the caller that a router names: its keys are the router's."""
+    client_id = (header_value(scope, CLIENT_HEADER) or b"").decode("latin-1")[:MAX_TOKEN_BYTES]
+    salt = (header_value(scope, SALT_HEADER) or b"").decode("latin-1")[:MAX_TOKEN_BYTES]
+    return Caller(client_id or ROUTER, salt)
 
 
 def new_record(scope: Scope) -> RequestRecord:

@@ -17,6 +17,8 @@ from quire.server.options import ServerOptions
 from quire.server.request_record import Caller
 
 VARIABLE = "QUIRE_API_KEY"
+ROUTER, ADMIN = "router", "admin"
+"""Names of keys with rights: a server takes callers' names from the first, a router adds replicas for the second."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _KEY = re.compile(r"[!-~]{1,512}")
 _SALT_OF = b"quire prefix cache of one key"

@@ -70,14 +70,12 @@ HISTOGRAMS = (
 )  # fmt: skip
 
 
-class Metrics(Collector):
-    """The content of `/metrics`. For one event loop."""
+class HttpMetrics:
+    """Metrics of HTTP, and the registry of all metrics of one server. For one event loop."""
 
-    def __init__(self, options: ServerOptions) -> None:
-        self._options = options
-        self._models: list[tuple[str, Supervisor, Admission]] = []
+    def __init__(self) -> None:
         self._lag_timer: asyncio.TimerHandle | None = None
-        self._registry = registry = CollectorRegistry(auto_describe=False)
+        self.registry = registry = CollectorRegistry(auto_describe=False)
         self._http = prometheus_client.Counter(
             "quire_http_requests", "HTTP requests", ("method", "route", "status"), registry=registry
         )
@@ -89,16 +87,11 @@ class Metrics(Collector):
             "quire_event_loop_lag_seconds", "How late the server's event loop is", registry=registry,
             buckets=LAG_BOUNDS_S,
         )  # fmt: skip
-        registry.register(self)
         ProcessCollector(registry=registry)
-
-    def add_model(self, name: str, supervisor: Supervisor, admission: Admission) -> None:
-        """Show the metrics of a model too. Of several models each has its name as the label `model`."""
-        self._models.append((name, supervisor, admission))
 
     def render(self) -> bytes:
         """Return the page."""
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)
 
     # --- Calls of the gate ----------------------------------------------------------------------
 
@@ -119,6 +112,20 @@ class Metrics(Collector):
             self._lag.observe(max(0.0, now_s - due_s))
         next_s = now_s + LAG_EVERY_S
         self._lag_timer = loop.call_at(next_s, self._measure_lag, loop, next_s)
+
+
+class Metrics(HttpMetrics, Collector):
+    """The content of `/metrics` of a server of models."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        super().__init__()
+        self._options = options
+        self._models: list[tuple[str, Supervisor, Admission]] = []
+        self.registry.register(self)
+
+    def add_model(self, name: str, supervisor: Supervisor, admission: Admission) -> None:
+        """Show the metrics of a model too. Of several models each has its name as the label `model`."""
+        self._models.append((name, supervisor, admission))
 
     # --- Calls of Prometheus's client -----------------------------------------------------------
 

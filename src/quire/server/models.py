@@ -103,6 +103,25 @@ class Models:
         """Completions in the server, those that wait for a model included."""
         return sum(model.state.admission.num_requests for model in self.by_name.values())
 
+    @property
+    def options(self) -> ServerOptions:
+        """Return the server's options."""
+        return self.default.state.options
+
+    @property
+    def backend(self) -> "Models":
+        """Return what answers the requests."""
+        return self
+
+    @property
+    def is_draining(self) -> bool:
+        """True once the server takes no more requests."""
+        return self.default.state.is_draining
+
+    @is_draining.setter
+    def is_draining(self, value: bool) -> None:
+        self.default.state.is_draining = value
+
     def find(self, name: str | None) -> ServedModel:
         """Return a model, the default one without a name. Raises: ApiError 404 for a model that is not served."""
         model = self.by_name.get(name) if name else self.default

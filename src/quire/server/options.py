@@ -21,6 +21,7 @@ DEFAULT_KEEP_ALIVE = "5m"
 """Of a server of several models; one model stays loaded."""
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
+ROUTER_POLICIES = ("prefix", "round-robin", "least-loaded")
 MAX_LIMIT = 2**53
 """Whole numbers up to here are exact as floating point."""
 
@@ -45,6 +46,10 @@ class ServerOptions:
     reasoning_format: str = option(
         "auto", "reasoning of models that think: apart from the answer, or none: within it", choices=REASONING_FORMATS,
         group="server",
+    )  # fmt: skip
+    router_policy: str = option(
+        "prefix", "replica of a request: the one that has most of its prompt cached, the next, or the least loaded",
+        choices=ROUTER_POLICIES, group="server",
     )  # fmt: skip
     api_key_file: str | None = option(
         None, "file with one API key, or name:key, per line; beside QUIRE_API_KEY", group="access"

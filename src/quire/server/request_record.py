@@ -42,8 +42,8 @@ ANONYMOUS = Caller()
 class RequestRecord:
     """A request. `trace_headers`: W3C headers of a distributed trace. `status`: of the answer.
 
-    `caller`: None before the check of the key. `is_noted`: it is logged and counted. `started_s`: by
-    `time.perf_counter()`.
+    `caller`: None before the check of the key. `is_noted`: it is logged and counted. `started_s` and
+    `ended_s`, when the whole answer was sent: by `time.perf_counter()`.
     """
 
     request_id: str
@@ -51,11 +51,13 @@ class RequestRecord:
     path: str
     caller: Caller | None = None
     num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
     num_generated_tokens: int = 0
     trace_headers: tuple[tuple[str, str], ...] = ()
     status: int = CLIENT_LEFT
     is_noted: bool = False
     started_s: float = field(default_factory=time.perf_counter)
+    ended_s: float | None = None
 
     @property
     def client_id(self) -> str:

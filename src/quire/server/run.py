@@ -13,9 +13,9 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -24,6 +24,7 @@ from quire.config import EngineOptions
 from quire.errors import ConfigError, QuireError
 from quire.server.connection import ACCEPTED_AT_ONCE, Connection
 from quire.server.gate import Gate
+from quire.server.keys import KeyRing
 from quire.server.logs import use_format
 from quire.server.model_choice import ModelChoice
 from quire.server.models import make_models
@@ -37,6 +38,7 @@ BACKLOG = 2048
 LAST_WORDS_S = 2
 """Time that answers have to reach their clients after the last step."""
 DRAIN_CHECK_S = 0.02
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 FILES_WARNING_S = 60.0
 """At most one line about too many open files is logged within this time."""
 SWITCH_INTERVAL_S = 0.0005
@@ -55,12 +57,17 @@ def serve(
 
     Raises: ConfigError, ModelError, CapacityError; EngineDeadError if the engine dies for good.
     """
+    prepare_process(options)
+    by_name = {options.model_name(engine_options): engine_options, **(others or {})}
+    with bind(options.host, options.port) as listener, registered(url_of(listener), ", ".join(by_name)):
+        asyncio.run(Service(listener, model_server(by_name, options)).run(on_ready))
+
+
+def prepare_process(options: ServerOptions) -> None:
+    """Set what all connections of a server's process need. Mutates: the process."""
     use_format(options.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     raise_file_limit()
-    by_name = {options.model_name(engine_options): engine_options, **(others or {})}
-    with bind(options.host, options.port) as listener, registered(_url(listener), ", ".join(by_name)):
-        asyncio.run(_Service(listener, by_name, options).run(on_ready))
 
 
 def raise_file_limit() -> None:
@@ -98,7 +105,7 @@ class _HttpServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to `_Service`."""
+        """Leave signals to `Service`."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -108,25 +115,68 @@ class _HttpServer(uvicorn.Server):
             listener.listen(BACKLOG)
 
 
-class _Service:
-    """Run of the server, from the bound port to the last answer."""
+class Backend(Protocol):
+    """Source of the answers: the models of a server, or the replicas of a router."""
+
+    async def start(self) -> None:
+        """Return when requests can be taken. Raises: QuireError if they never can."""
+
+    async def stop(self) -> None:
+        """End everything."""
+
+
+class Served(Protocol):
+    """A server: what its life needs."""
+
+    is_draining: bool
+
+    @property
+    def options(self) -> ServerOptions:
+        """Return the options."""
+
+    @property
+    def backend(self) -> Backend:
+        """Return the source of the answers."""
+
+    @property
+    def num_requests(self) -> int:
+        """Return the number of completions in the server."""
+
+    def watch(self) -> Coroutine[Any, Any, None]:
+        """Return the work beside the requests, which runs until it is cancelled."""
+
+
+Build = Callable[[Callable[[QuireError], None]], tuple[Served, Gate]]
+"""Makes a server and its application; its argument is called with the error that ends the server."""
+
+
+def model_server(
+    engine_options: Mapping[str, EngineOptions], options: ServerOptions, keys: KeyRing | None = None
+) -> Build:
+    """Return the `Build` of a server of models, by their names. `keys` None: as the options and the environment say."""
+
+    def build(on_lost: Callable[[QuireError], None]) -> tuple[Served, Gate]:
+        models = make_models(engine_options, options, on_lost)
+        state = models.default.state
+        app: ASGIApp = make_app(state, models)
+        if models.is_on_demand:
+            app = ModelChoice(app, models)
+        return models, Gate(app, state, keys)
+
+    return build
+
+
+class Service:
+    """Run of a server, from the bound port to the last answer."""
 
     def __init__(
-        self,
-        listener: socket.socket,
-        engine_options: Mapping[str, EngineOptions],
-        options: ServerOptions,
+        self, listener: socket.socket, build: Build, *, signals: Sequence[signal.Signals] = ENDING_SIGNALS
     ) -> None:
-        """`engine_options`: of each model, by its name."""
-        self._listener = listener
-        self._options = options
-        self._models = make_models(engine_options, options, self._on_engine_lost)
-        self._state = self._models.default.state
-        app: ASGIApp = make_app(self._state, self._models)
-        if self._models.is_on_demand:
-            app = ModelChoice(app, self._models)
+        """`signals`: those that end it."""
+        self._listener, self._signals = listener, signals
+        self._served, gate = build(self._on_engine_lost)
         config = uvicorn.Config(
-            Gate(app, self._state), http=Connection, ws="none", lifespan="off", log_config=None,
+            gate, http=Connection, ws="none", lifespan="off", log_config=None,
             access_log=False, server_header=False, proxy_headers=False, backlog=ACCEPTED_AT_ONCE,
             timeout_graceful_shutdown=LAST_WORDS_S, log_level=logging.WARNING,
         )  # fmt: skip
@@ -141,28 +191,33 @@ class _Service:
         """Serve. Raises: the error for which the engine cannot start or go on."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_loop_error)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in self._signals:
             loop.add_signal_handler(number, self._on_signal)
         answering = asyncio.create_task(self._http.serve(sockets=[self._listener]))
-        starting = asyncio.create_task(self._models.start())
+        starting = asyncio.create_task(self._served.backend.start())
         stopping = asyncio.create_task(self._stop_wanted.wait())
-        watching = asyncio.create_task(self._models.watch())
+        watching = asyncio.create_task(self._served.watch())
         try:
             await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not self._stop_wanted.is_set():
                 starting.result()
-                on_ready(_url(self._listener))
+                on_ready(url_of(self._listener))
                 _notify("READY=1")
                 await stopping
             await self._drain()
         finally:
             for task in (starting, stopping, watching):
                 task.cancel()
-            await self._models.stop()
+            await self._served.backend.stop()
             self._http.should_exit = True
             await asyncio.gather(answering, starting, stopping, watching, return_exceptions=True)
         if self._failure is not None:
             raise self._failure
+
+    def stop(self) -> None:
+        """End at once, without draining."""
+        self._on_signal()
+        self._on_signal()
 
     def _on_signal(self) -> None:
         self._num_signals += 1
@@ -186,17 +241,20 @@ class _Service:
     async def _drain(self) -> None:
         """Refuse new requests and wait for running ones."""
         _notify("STOPPING=1")
-        self._state.is_draining = True
+        self._served.is_draining = True
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._options.drain_timeout_s
-        num_requests = self._models.num_requests
+        deadline = loop.time() + self._served.options.drain_timeout_s
+        num_requests = self._served.num_requests
         if num_requests:
-            LOGGER.warning("draining: %d requests have %g s to finish", num_requests, self._options.drain_timeout_s)
-        while self._models.num_requests and loop.time() < deadline and not self._stop_now.is_set():
+            LOGGER.warning(
+                "draining: %d requests have %g s to finish", num_requests, self._served.options.drain_timeout_s
+            )
+        while self._served.num_requests and loop.time() < deadline and not self._stop_now.is_set():
             await asyncio.sleep(DRAIN_CHECK_S)
 
 
-def _url(listener: socket.socket) -> str:
+def url_of(listener: socket.socket) -> str:
+    """Return the address of a bound socket."""
     host, port = listener.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 

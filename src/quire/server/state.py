@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from fastapi import Request
 
 from quire.server.admission import Admission
+from quire.server.announcements import Announcer
 from quire.server.health import Health
 from quire.server.metrics import Metrics
 from quire.server.options import ServerOptions
@@ -33,12 +34,14 @@ class ServerState:
     is_asleep: bool = False
     is_on_demand: bool = False
     admission: Admission = field(init=False)
+    announcer: Announcer = field(init=False)
     metrics: Metrics = field(init=False)
     health: Health = field(init=False)
 
     def __post_init__(self) -> None:
-        limits = None if self.first is None else self.first.admission.limits
-        self.admission = Admission(self.options, self.supervisor, tracer=Tracer.load(os.environ), limits=limits)
+        rates = None if self.first is None else self.first.admission.rates
+        self.admission = Admission(self.options, self.supervisor, tracer=Tracer.load(os.environ), rates=rates)
+        self.announcer = Announcer(self.supervisor, self.admission)
         self.metrics = Metrics(self.options) if self.first is None else self.first.metrics
         self.metrics.add_model(self.model_name, self.supervisor, self.admission)
         self.health = Health(self.supervisor)

@@ -180,7 +180,8 @@ class EngineLoop:
             self._send([_refusal(request_id, error) for request_id in overdue])
 
     def _send(self, updates: list[RequestUpdate]) -> None:
-        self._channel.send(Updates(updates, self._meter.take(updates)))
+        statistics = self._meter.take(updates)
+        self._channel.send(Updates(updates, statistics, *self._meter.prefixes.take()))
 
 
 def _refusal(request_id: str, error: QuireError) -> RequestUpdate:
@@ -195,7 +196,7 @@ def serve(channel: Channel, build: Callable[[Start], "LLMEngine"]) -> int:
     try:
         engine = build(start)
     except QuireError as error:
-        channel.send(Refused(Failure.of(error)))
+        channel.send(Refused.of(error))
         return error.exit_code
     warm_up = engine.input_processor.grammars.warm_up
     if start.is_replacement:
@@ -215,6 +216,10 @@ def serve(channel: Channel, build: Callable[[Start], "LLMEngine"]) -> int:
 
 
 def _build(start: Start) -> "LLMEngine":
+    from quire.runtime.hardware import take_share
+
+    if start.options.data_parallel_rank is not None:
+        take_share(start.options.data_parallel_size, start.options.data_parallel_rank)
     from quire.engine.build import build_engine  # imports torch
 
     engine = build_engine(start.options)

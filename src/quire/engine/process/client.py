@@ -30,6 +30,7 @@ from quire.engine.process.messages import (
     Updates,
     Watch,
 )
+from quire.engine.process.prefixes import PrefixMirror
 from quire.engine.process.stream import RequestStream
 from quire.errors import DuplicateRequestError, EngineDeadError
 from quire.parallel.frames import FrameReader, frame
@@ -51,6 +52,7 @@ class EngineClient:
 
     def __init__(self, on_death: Callable[[EngineDeadError], None] | None = None) -> None:
         self.statistics = Statistics()
+        self.prefixes = PrefixMirror()
         self.last_heard_s = 0.0
         self.progress_s = 0.0
         self.ready: Ready | None = None
@@ -137,12 +139,7 @@ class EngineClient:
         """Wait until the process is gone. Returns: a sentence with the signal or status that it ended with."""
         await self._reap()
         status = None if self._process is None else self._process.returncode
-        if status is None:
-            return "the engine's process ended"
-        if status >= 0:
-            return f"the engine's process exited with status {status}"
-        hint = " (out of memory?)" if -status == signal.SIGKILL else ""
-        return f"the engine's process was killed by {signal.Signals(-status).name} ({-status}){hint}"
+        return f"the engine's process {'ended' if status is None else describe_status(status)}"
 
     def kill(self) -> None:
         """Kill the process."""
@@ -161,7 +158,7 @@ class EngineClient:
 
         Raises: EngineDeadError; DuplicateRequestError while another request has this id.
         """
-        self._check_alive()
+        self.check_alive()
         if request.request_id in self._streams:
             raise DuplicateRequestError(f"request id '{request.request_id}' is in use by a running request")
         stream = RequestStream(request.request_id)
@@ -189,7 +186,7 @@ class EngineClient:
         Every new watcher makes the engine send a header to all, which restates the whole state. The options of the last
         one hold. Raises: EngineDeadError.
         """
-        self._check_alive()
+        self.check_alive()
         queue: asyncio.Queue[bytes] = asyncio.Queue(MAX_UNREAD_LINES)
         self._watchers.add(queue)
         self._send(Watch(True, op_period, with_text))
@@ -217,7 +214,7 @@ class EngineClient:
 
     async def ping(self) -> None:
         """Wait for a sign of life. Raises: EngineDeadError."""
-        self._check_alive()
+        self.check_alive()
         ping_id = next(self._ping_ids)
         pong = self._pings[ping_id] = asyncio.get_running_loop().create_future()
         self._send(Ping(ping_id))
@@ -226,7 +223,8 @@ class EngineClient:
         finally:
             del self._pings[ping_id]
 
-    def _check_alive(self) -> None:
+    def check_alive(self) -> None:
+        """Raises: EngineDeadError if it takes no requests."""
         if self.dead_error is not None:
             raise EngineDeadError(self.dead_error.message)
         if self.ready is None:
@@ -242,6 +240,7 @@ class EngineClient:
         """Handle one message from the engine."""
         if isinstance(message, Updates):
             self.statistics = message.statistics
+            self.prefixes.apply(message.cached, message.evicted)
             self.progress_s = self.last_heard_s
             for update in message.updates:
                 stream = self._streams.get(update.request_id)
@@ -283,6 +282,14 @@ class EngineClient:
             self._reaping = asyncio.ensure_future(self._reap())  # held, or it could be collected before its end
             if self._on_death is not None:
                 self._on_death(error)
+
+
+def describe_status(status: int) -> str:
+    """Return what a process of this exit status did."""
+    if status >= 0:
+        return f"exited with status {status}"
+    hint = " (out of memory?)" if -status == signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(-status).name} ({-status}){hint}"
 
 
 class _EngineProtocol(asyncio.Protocol):

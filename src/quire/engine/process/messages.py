@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from quire.config import EngineConfig, EngineOptions
+from quire.errors import QuireError
 from quire.outputs import PositionLogprobs, RequestMetrics
 from quire.parallel.frames import Failure
 from quire.sampling_params import PoolingParams, SamplingParams
@@ -161,12 +162,19 @@ class Refused(msgspec.Struct, tag="refused", array_like=True):
 
     failure: Failure
 
+    @classmethod
+    def of(cls, error: QuireError) -> "Refused":
+        """Return the message for an error."""
+        return cls(Failure.of(error))
+
 
 class Updates(msgspec.Struct, tag="updates", array_like=True):
-    """Updates of one step."""
+    """Updates of one step, and how the prefix cache changed since the last message: see `prefixes.py`."""
 
     updates: list[RequestUpdate]
     statistics: Statistics
+    cached: bytes = b""
+    evicted: bytes = b""
 
 
 class Pong(msgspec.Struct, tag="pong", array_like=True):

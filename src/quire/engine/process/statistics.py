@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from quire.engine.process.messages import Histogram, RequestUpdate, Statistics
+from quire.engine.process.prefixes import PrefixJournal
 from quire.events import Event, EventKind
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Meter:
         )
         self.admitted_ids: list[str] = []
         """Requests that got their first step since the last `take`."""
+        self.prefixes = PrefixJournal(engine)
 
     def take(self, updates: Sequence[RequestUpdate]) -> Statistics:
         """Return the statistics up to now; `updates`: of the last step. Mutates: the object returned before."""
@@ -63,7 +65,10 @@ class Meter:
     def _read_events(self) -> None:
         events = self._engine.events
         new = events.since(self._num_seen)
-        self.statistics.num_lost_events += events.num_recorded - self._num_seen - len(new)
+        num_lost = events.num_recorded - self._num_seen - len(new)
+        self.statistics.num_lost_events += num_lost
+        if num_lost:
+            self.prefixes.note_all()
         self._num_seen = events.num_recorded
         self.admitted_ids = []
         for event in new:
@@ -84,6 +89,9 @@ class Meter:
         statistics.num_prompt_tokens += prompt_len
         statistics.num_looked_up_tokens += prompt_len
         statistics.num_cached_tokens += event.data["num_cached_tokens"]
+
+    def _on_cache_change(self, event: Event) -> None:
+        self.prefixes.note(event.data["block_ids"])
 
     def _on_preempt(self, event: Event) -> None:
         self._preempted.add(event.request_id)
@@ -159,6 +167,8 @@ class Meter:
 
 _READERS: dict[EventKind, Callable[[Meter, Event], None]] = {
     EventKind.ADMIT: Meter._on_admit,
+    EventKind.CACHE: Meter._on_cache_change,
+    EventKind.EVICT: Meter._on_cache_change,
     EventKind.PREEMPT: Meter._on_preempt,
     EventKind.FETCHED: Meter._on_fetched,
     EventKind.DISK: Meter._on_disk,

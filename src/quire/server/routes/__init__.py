@@ -9,10 +9,22 @@ from fastapi.routing import APIRoute
 from quire import __version__
 from quire.server.errors import install_error_handlers
 from quire.server.models import Models
-from quire.server.routes import chat, completions, embeddings, page, responses, scores, sleep, status, tokens, xray
+from quire.server.routes import (
+    chat,
+    completions,
+    embeddings,
+    page,
+    replica,
+    responses,
+    scores,
+    sleep,
+    status,
+    tokens,
+    xray,
+)
 from quire.server.state import ServerState
 
-MODULES = (status, chat, completions, responses, embeddings, scores, tokens, sleep, xray, page)
+MODULES = (status, chat, completions, responses, embeddings, scores, tokens, sleep, xray, replica, page)
 
 
 def make_app(state: ServerState, models: Models | None = None) -> FastAPI:

@@ -28,13 +28,14 @@ KIND = "text_completion"
 async def create_completion(request: Request) -> Response:
     """Continue prompts."""
     body = await read_body(request, CompletionRequest)
-    job = await prepare(request, body, _prepare, num_prompts=len(prompt_list(body.prompt)), n=body.n or 1)
+    job = await prepare(request, body, prepare_completion, num_prompts=len(prompt_list(body.prompt)), n=body.n or 1)
     if body.stream:
         return stream_answer(request, job.requests, _CompletionChunks(job))
     return await answer(request, job.requests, lambda results: _written(job, results))
 
 
-def _prepare(state: ServerState, body: CompletionRequest, caller: Caller) -> Job:
+def prepare_completion(state: ServerState, body: CompletionRequest, caller: Caller) -> Job:
+    """Tokenise and check. Raises: RequestError."""
     front_end = state.supervisor.front_end
     scores_only = body.max_tokens == 0
     with renaming(body.renamed()):

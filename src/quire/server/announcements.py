@@ -1,0 +1,116 @@
+"""Announcements of a replica to routers: its cached prefixes, its load, and the tokens of each request that ended.
+
+A router follows `GET /replica/events` of every replica and keeps what it says; `router/replica.py` is the reader.
+Digests are those of `engine/process/prefixes.py`. Next to read: `routes/replica.py`.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+
+import msgspec
+
+from quire.engine.process.client import EngineClient
+from quire.server.admission import Admission
+from quire.server.request_record import RequestRecord
+from quire.server.supervisor import Supervisor
+
+EVERY_S = 0.05
+"""Time between two looks at what is new."""
+SILENT_S = 1.0
+"""Without news an announcement comes after this time: it shows that the replica lives."""
+MAX_ENDED = 4096
+"""Ended requests that a slow router may leave unread; older ones are dropped."""
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True):
+    """A request that ended, and its tokens."""
+
+    request_id: str
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_generated_tokens: int
+
+
+class Announcement(msgspec.Struct, omit_defaults=True):
+    """One event of the stream. `is_whole`: `cached` is the whole cache, and what was announced before is void.
+
+    `cached` and `evicted` are hexadecimal digests without separators. `num_queued_tokens`: prompt tokens of requests
+    that no step has computed yet.
+    """
+
+    block_size: int
+    num_running: int = 0
+    num_waiting: int = 0
+    num_queued_tokens: int = 0
+    is_whole: bool = False
+    cached: str = ""
+    evicted: str = ""
+    ended: list[Ended] = []
+
+
+class PromptPrefix(msgspec.Struct):
+    """Answer of `POST /replica/prefix/…`: the prompt's length and the digests of its full blocks, hexadecimal."""
+
+    block_size: int
+    num_tokens: int
+    digests: str
+
+
+class Announcer:
+    """Source of a server's announcements."""
+
+    def __init__(self, supervisor: Supervisor, admission: Admission) -> None:
+        self._supervisor = supervisor
+        self._admission = admission
+        self._ended: list[deque[Ended]] = []
+
+    def note_end(self, record: RequestRecord) -> None:
+        """Announce the end of a request that was computed."""
+        if self._ended and record.num_prompt_tokens:
+            ended = Ended(
+                record.request_id, record.num_prompt_tokens, record.num_cached_tokens, record.num_generated_tokens
+            )
+            for queue in self._ended:
+                queue.append(ended)
+
+    async def watch(self) -> AsyncGenerator[Announcement, None]:
+        """Yield announcements until the engine ends; the first one is whole.
+
+        Raises: ApiError 503, EngineDeadError without an engine.
+        """
+        client = self._supervisor.client
+        client.check_alive()
+        ended: deque[Ended] = deque(maxlen=MAX_ENDED)
+        self._ended.append(ended)
+        try:
+            with client.prefixes.watch() as changes:
+                last = self._load(client)
+                yield self._taken(last, changes, ended, is_whole=True)
+                silent_s = 0.0
+                while client.dead_error is None:
+                    await asyncio.sleep(EVERY_S)
+                    silent_s += EVERY_S
+                    load = self._load(client)
+                    if changes or ended or load != last or silent_s >= SILENT_S:
+                        last, silent_s = load, 0.0
+                        yield self._taken(load, changes, ended)
+        finally:
+            self._ended = [queue for queue in self._ended if queue is not ended]
+
+    def _load(self, client: EngineClient) -> tuple[int, int, int]:
+        statistics = client.statistics
+        return statistics.num_running, statistics.num_waiting, self._admission.num_queued_tokens
+
+    def _taken(
+        self, load: tuple[int, int, int], changes: dict[bytes, bool], ended: deque[Ended], *, is_whole: bool = False
+    ) -> Announcement:
+        """Return an announcement of the changes. Mutates: they are taken."""
+        found = {kind: b"".join(digest for digest, is_in in changes.items() if is_in is kind) for kind in (True, False)}
+        announced = Announcement(
+            self._supervisor.front_end.config.scheduler.block_size, *load, is_whole=is_whole, cached=found[True].hex(),
+            evicted=found[False].hex(), ended=list(ended),
+        )  # fmt: skip
+        changes.clear()
+        ended.clear()
+        return announced

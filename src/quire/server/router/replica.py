@@ -1,0 +1,370 @@
+"""`Replica`: one server behind the router: its health, what it announces, and what the router has sent it.
+
+Two tasks watch it: one asks for its health, one follows its announcements. A replica that refuses connections or says
+that it is not ready gets no further requests until it is ready again. Next to read: `fleet.py`, `../announcements.py`.
+"""
+
+import asyncio
+import enum
+import logging
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+import msgspec
+
+from quire.engine.process.prefixes import split
+from quire.errors import printable
+from quire.server.announcements import Announcement, Ended
+from quire.server.router.placement import Prompt
+
+LOGGER = logging.getLogger("quire.router")
+CONNECT_S = 2.0
+CHECK_EVERY_S = 1.0
+CHECK_S = 5.0
+"""Longest time of a health check."""
+MAX_TIMEOUTS = 3
+"""A replica that lets so many health checks in a row run out of time is lost: its requests go elsewhere."""
+SILENT_S = 10.0
+"""Announcements come at least once a second; a stream without any for this time is opened again."""
+KEEP_ALIVE_S = 20.0
+"""Shorter than a server's, so that no request meets a connection that the server is closing."""
+ANNOUNCED_WITHIN_S = 0.25
+"""After this time the blocks of a request that has ended are announced, if they are cached."""
+SOCKET_OPTIONS = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+]
+"""An answer from a machine that has vanished ends with an error after 25 s."""
+READY_PATHS = ("/health/ready", "/health")
+"""Other servers have only the second."""
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class ReplicaState(enum.Enum):
+    """State of a replica as the router sees it."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DOWN = "down"
+    LEAVING = "leaving"
+
+
+class _ModelList(msgspec.Struct):
+    data: list[dict[str, Any]] = []
+
+
+class _Reason(msgspec.Struct):
+    message: str
+
+
+class _Refusal(msgspec.Struct):
+    error: _Reason
+
+
+class ReplicaFailedError(Exception):
+    """A replica failed a request before the first byte of its answer. The message names it."""
+
+
+class Answer:
+    """An answer whose body is read as it comes. `first`: the first bytes of it; empty if it has none."""
+
+    def __init__(self, response: httpx2.Response) -> None:
+        self.status = response.status_code
+        self.headers = [(name.lower(), value) for name, value in response.headers.raw]
+        self.is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
+        self.first = b""
+        self._response = response
+        self._pieces = response.aiter_raw()
+
+    async def read(self) -> bytes:
+        """Return the next bytes; none at the end. Raises: httpx2.TransportError if it ends before that."""
+        return await anext(self._pieces, b"")
+
+    async def aclose(self) -> None:
+        """End it. If it has not been read to its end, its connection closes: the replica aborts the request."""
+        await self._pieces.aclose()
+        await self._response.aclose()
+
+    def refusal(self) -> str:
+        """Return what an error says, after the name of its replica."""
+        try:
+            message = msgspec.json.decode(self.first, type=_Refusal).error.message
+        except msgspec.MsgspecError:
+            return f"answers status {self.status}"
+        return f'answers "{printable(message)}"'
+
+
+class Carried:
+    """One request that a replica computes. `num_hit_tokens`: tokens of its prompt that were cached there."""
+
+    def __init__(self, replica: "Replica", prompt: Prompt) -> None:
+        self.num_hit_tokens = replica.num_hit_tokens(prompt)
+        self._replica = replica
+        self._num_queued = prompt.num_tokens - self.num_hit_tokens
+        replica.num_own_tokens += self._num_queued
+
+    def begin(self) -> None:
+        """Note that its first token has come: no more of its prompt is queued. A second call does nothing."""
+        self._replica.num_own_tokens -= self._num_queued
+        self._num_queued = 0
+
+
+class Replica:
+    """A server, and the HTTP client for it. `name` is for logs and metrics."""
+
+    def __init__(self, name: str, url: str, key: str | None = None, on_end: Callable[[Ended], None] | None = None):
+        """`url` "": that of a process that is being started."""
+        self.name = name
+        self.is_local = not url
+        self.state = ReplicaState.STARTING
+        self.reason = "has not been asked yet"
+        self.models: dict[str, Any] = {}
+        self.load = Announcement(0)
+        self.digests: set[bytes] = set()
+        self.num_in_flight = 0
+        self.num_own_tokens = 0
+        """Prompt tokens that this router has sent and that no first token has come for."""
+        self.is_silent = False
+        """True if it announces nothing: a server of another engine."""
+        self._key = key
+        self._on_end = on_end
+        self._expected: Counter[bytes] = Counter()
+        self._unanswered: set[asyncio.Task[Answer]] = set()
+        self._num_timeouts = 0
+        self._is_noted = False
+        self._ready = asyncio.Event()
+        self.was_checked = asyncio.Event()
+        self.url = url
+        self._client = self._client_of(url)
+
+    async def connect(self, url: str) -> None:
+        """Use this address from now on."""
+        self.url, before = url, self._client
+        self._client = self._client_of(url)
+        await before.aclose()
+
+    def _client_of(self, url: str) -> httpx2.AsyncClient:
+        headers = {} if self._key is None else {"authorization": f"Bearer {self._key}"}
+        is_remote = urlsplit(url).hostname not in LOOPBACK
+        transport = httpx2.AsyncHTTPTransport(
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_ALIVE_S),
+            socket_options=SOCKET_OPTIONS, trust_env=is_remote,
+        )  # fmt: skip
+        return httpx2.AsyncClient(
+            base_url=url, headers=headers, transport=transport, trust_env=is_remote,
+            timeout=httpx2.Timeout(None, connect=CONNECT_S),
+        )  # fmt: skip
+
+    # --- Placement --------------------------------------------------------------------------------
+
+    @property
+    def is_ready(self) -> bool:
+        """True if it may get requests."""
+        return self.state is ReplicaState.READY
+
+    @property
+    def num_requests(self) -> int:
+        """Return the requests that it has. Other routers and clients send it some too: the larger count holds."""
+        return max(self.num_in_flight, self.load.num_running + self.load.num_waiting)
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Return the prompt tokens that wait there."""
+        return max(self.num_own_tokens, self.load.num_queued_tokens)
+
+    def num_hit_tokens(self, prompt: Prompt) -> int:
+        """Return the tokens of a prompt's beginning that it has cached, or computes now for another request."""
+        if prompt.block_size != self.load.block_size:
+            return 0
+        num_blocks = 0
+        for digest in prompt.digests:
+            if digest not in self.digests and digest not in self._expected:
+                break
+            num_blocks += 1
+        return num_blocks * prompt.block_size
+
+    @contextmanager
+    def carry(self, prompt: Prompt) -> Iterator[Carried]:
+        """Count a request while it is computed here. Its blocks count as cached."""
+        carried = Carried(self, prompt)
+        self.num_in_flight += 1
+        self._expected.update(prompt.digests)
+        try:
+            yield carried
+        finally:
+            carried.begin()
+            self.num_in_flight -= 1
+            asyncio.get_running_loop().call_later(ANNOUNCED_WITHIN_S, self._expect_no_longer, prompt.digests)
+
+    def _expect_no_longer(self, digests: Sequence[bytes]) -> None:
+        self._expected.subtract(digests)
+        for digest in digests:
+            if not self._expected[digest]:
+                del self._expected[digest]
+
+    # --- Requests ---------------------------------------------------------------------------------
+
+    async def send(self, method: str, path: str, headers: list[tuple[bytes, bytes]], body: bytes) -> "Answer":
+        """Send a request. Returns: its answer, of which the first bytes have come.
+
+        Raises: ReplicaFailedError if the connection fails before them, or the replica is not ready. It then gets no
+        further requests until it answers a health check.
+        """
+        request = self._client.build_request(method, path, headers=self._authorized(headers), content=body)
+        task = asyncio.create_task(self._begin(request))
+        self._unanswered.add(task)
+        try:
+            await asyncio.wait({task})
+        finally:
+            self._unanswered.discard(task)
+            if not task.done():
+                task.cancel()
+                with suppress(asyncio.CancelledError, Exception):
+                    await task
+        if task.cancelled():
+            raise ReplicaFailedError(f"{self.name} {self.reason}")
+        try:
+            answer = task.result()
+        except httpx2.TransportError as error:
+            self.note_failure(error)
+            raise ReplicaFailedError(f"{self.name} {self.reason}") from error
+        if answer.status == 503:
+            await answer.aclose()
+            self._leave(ReplicaState.DOWN, answer.refusal())
+            raise ReplicaFailedError(f"{self.name} {self.reason}")
+        return answer
+
+    async def _begin(self, request: httpx2.Request) -> "Answer":
+        answer = Answer(await self._client.send(request, stream=True))
+        try:
+            answer.first = await answer.read()
+        except BaseException:
+            await answer.aclose()
+            raise
+        return answer
+
+    async def ask(self, path: str, headers: list[tuple[bytes, bytes]], body: bytes) -> bytes | None:
+        """Send a request whose answer is small; None if it fails, or its status is not 200."""
+        try:
+            response = await self._client.post(path, headers=self._authorized(headers), content=body, timeout=CHECK_S)
+        except httpx2.TransportError as error:
+            self.note_failure(error)
+            return None
+        return response.content if response.status_code == 200 else None
+
+    def _authorized(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        """Return the headers of a request, with the router's key for the replica if there is one."""
+        return headers if self._key is None else [item for item in headers if item[0] != b"authorization"]
+
+    def note_failure(self, error: Exception) -> None:
+        """Send it no further requests until it answers a health check: a connection failed."""
+        self._leave(ReplicaState.DOWN, f"does not answer ({type(error).__name__})")
+
+    def _leave(self, state: ReplicaState, reason: str) -> None:
+        if self.state is ReplicaState.LEAVING:
+            return
+        if self.is_ready or not self._is_noted:
+            LOGGER.warning("replica %s %s: it gets no requests", self.name, reason)
+        self.state, self.reason, self._is_noted = state, reason, True
+        self._ready.clear()
+
+    def note_end(self, how: str) -> None:
+        """Send it no further requests until another process of it runs."""
+        self.url = ""
+        self._leave(ReplicaState.DOWN, f"is being started again: {how}")
+
+    def retire(self) -> None:
+        """Send it no further requests, ever."""
+        self.state, self.reason = ReplicaState.LEAVING, "is leaving"
+
+    # --- Watching ---------------------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """Ask for its health and follow its announcements until cancelled."""
+        try:
+            await asyncio.gather(self._check_always(), self._follow_always())
+        finally:
+            await self._client.aclose()
+
+    async def _check_always(self) -> None:
+        while True:
+            if self.url:
+                await self.check()
+                self.was_checked.set()
+            await asyncio.sleep(CHECK_EVERY_S)
+
+    async def check(self) -> None:
+        """Ask for its health once. Mutates: its state."""
+        client = self._client
+        try:
+            for path in READY_PATHS:
+                response = await client.get(path, timeout=httpx2.Timeout(CHECK_S, connect=CONNECT_S))
+                if response.status_code != 404:
+                    break
+            if response.status_code == 200 and not self.is_ready:
+                answer = await client.get("/v1/models", timeout=CHECK_S)
+                if answer.status_code == 401:
+                    return self._leave(ReplicaState.DOWN, "refuses the key: set QUIRE_UPSTREAM_API_KEY to one of its")
+                models = msgspec.json.decode(answer.content, type=_ModelList)
+                self.models = {str(card.get("id")): card for card in models.data}
+        except httpx2.TimeoutException as error:
+            self._num_timeouts += 1
+            if not self.is_ready or self._num_timeouts >= MAX_TIMEOUTS:
+                self.note_failure(error)
+                self._give_up()
+        except (httpx2.HTTPError, msgspec.MsgspecError) as error:
+            self.note_failure(error)
+        else:
+            self._num_timeouts = 0
+            if response.status_code != 200:
+                self._leave(ReplicaState.DOWN, f"is not ready (status {response.status_code})")
+            elif self.state is not ReplicaState.LEAVING and not self.is_ready:
+                LOGGER.log(logging.INFO if self._is_noted else logging.DEBUG, "replica %s is ready", self.name)
+                self.state, self.reason = ReplicaState.READY, "is ready"
+                self._ready.set()
+
+    def _give_up(self) -> None:
+        """End the requests that have got nothing: another replica computes them."""
+        for task in self._unanswered:
+            task.cancel()
+
+    async def _follow_always(self) -> None:
+        while True:
+            await self._ready.wait()
+            with suppress(httpx2.HTTPError, msgspec.MsgspecError):
+                await self._follow()
+            self.digests.clear()
+            self.load = Announcement(0)
+            await asyncio.sleep(CHECK_EVERY_S)
+
+    async def _follow(self) -> None:
+        timeout = httpx2.Timeout(SILENT_S, connect=CONNECT_S)
+        async with self._client.stream("GET", "/replica/events", timeout=timeout) as response:
+            if response.status_code == 404:
+                LOGGER.warning("replica %s announces no cached prefixes: its requests are placed by load", self.name)
+                self.is_silent = True
+                await asyncio.Event().wait()
+            if response.status_code != 200:
+                return
+            async for line in response.aiter_lines():
+                if line.startswith("data: "):
+                    self.hear(msgspec.json.decode(line[6:], type=Announcement))
+
+    def hear(self, announcement: Announcement) -> None:
+        """Take over what it announces."""
+        if announcement.is_whole:
+            self.digests.clear()
+        self.digests.difference_update(split(bytes.fromhex(announcement.evicted)))
+        self.digests.update(split(bytes.fromhex(announcement.cached)))
+        self.load = announcement
+        if self._on_end is not None:
+            for ended in announcement.ended:
+                self._on_end(ended)

@@ -1,0 +1,81 @@
+"""Routes for routers: what this server has cached and does, and the cached blocks that a request could use.
+
+Next to read: `../announcements.py`, `../router/replica.py`.
+"""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from quire.engine.process.prefixes import prompt_digests
+from quire.server.announcements import PromptPrefix
+from quire.server.errors import ApiError, JsonResponse
+from quire.server.protocol.chat import ChatRequest
+from quire.server.protocol.fields import Body
+from quire.server.protocol.prompts import CompletionRequest
+from quire.server.protocol.responses import ResponsesRequest
+from quire.server.request_record import Caller, record_of
+from quire.server.routes.chat import prepare_chat
+from quire.server.routes.completions import prepare_completion
+from quire.server.routes.exchange import read_body
+from quire.server.routes.responses import prepare_response
+from quire.server.state import ServerState, state_of
+from quire.server.streaming import EventStream, EventWriter, event
+from quire.types import Request as EngineRequest
+
+router = APIRouter()
+
+
+@router.get("/replica/events")
+async def events(request: Request) -> Response:
+    """Stream announcements."""
+    return EventStream(_stream(state_of(request)), EventWriter().failed)
+
+
+async def _stream(state: ServerState) -> AsyncGenerator[bytes, None]:
+    async with aclosing(state.announcer.watch()) as announcements:
+        async for announcement in announcements:
+            if state.is_draining:
+                return
+            yield event(announcement)
+
+
+def _of_chat(state: ServerState, body: Any, caller: Caller) -> EngineRequest:
+    return prepare_chat(state, body, caller).requests[0]
+
+
+def _of_completion(state: ServerState, body: Any, caller: Caller) -> EngineRequest:
+    return prepare_completion(state, body, caller).requests[0]
+
+
+def _of_response(state: ServerState, body: Any, caller: Caller) -> EngineRequest:
+    return prepare_response(state, body, caller).chat.requests[0]
+
+
+PREPARERS: dict[str, tuple[type[Body], Callable[[ServerState, Any, Caller], EngineRequest]]] = {
+    "v1/chat/completions": (ChatRequest, _of_chat),
+    "v1/completions": (CompletionRequest, _of_completion),
+    "v1/responses": (ResponsesRequest, _of_response),
+}
+
+
+@router.post("/replica/prefix/{path:path}")
+async def prefix(request: Request) -> Response:
+    """Return the digests of the first prompt of a request to the route `path`, which is not computed."""
+    if (path := request.path_params["path"]) not in PREPARERS:
+        raise ApiError(404, f"requests to /{path[:100]} have no prefix: there are {', '.join(PREPARERS)}",
+                       code="route_not_found")  # fmt: skip
+    kind, prepare = PREPARERS[path]
+    body, state = await read_body(request, kind), state_of(request)
+    caller = record_of(request).caller
+    assert caller is not None
+
+    def work() -> PromptPrefix:
+        prepared = prepare(state, body, caller)
+        block_size = state.supervisor.front_end.config.scheduler.block_size
+        digests = prompt_digests(prepared, block_size).hex() if prepared.reads_prefix_cache else ""
+        return PromptPrefix(block_size, prepared.num_prompt_tokens, digests)
+
+    return JsonResponse(await state.supervisor.front_end.run(work))

@@ -1,0 +1,112 @@
+"""A router in this process, in front of whole servers in this process, or of replicas that fail on purpose."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import uvicorn
+
+from quire.server.connection import Connection
+from quire.server.gate import Gate
+from quire.server.keys import KeyRing
+from quire.server.options import ServerOptions
+from quire.server.router.fleet import Fleet
+from quire.server.router.metrics import RouterMetrics
+from quire.server.router.routes import RouterState, make_router_app
+from quire.server.router.run import RemoteReplicas
+from tests.server.fake_engine import running
+from tests.server.served import Served
+
+
+class Routed(Served):
+    """A running router; `answer` asks it."""
+
+    @property
+    def fleet(self) -> Fleet:
+        return self.state.fleet  # type: ignore[attr-defined, no-any-return]
+
+    async def counts(self, name: str) -> list[float]:
+        """A metric of each replica, in order."""
+        lines = (await self.answer("GET", "/metrics")).body.decode().splitlines()
+        found = []
+        for replica in self.fleet.replicas:
+            mark = f'replica="{replica.name}"'
+            values = [
+                float(line.split()[-1]) for line in lines if line.startswith(f"quire_router_{name}") and mark in line
+            ]
+            found.append(sum(values))
+        return found
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@contextlib.asynccontextmanager
+async def routing(
+    *urls: str, keys: KeyRing | None = None, upstream_key: str | None = None, **options: Any
+) -> AsyncIterator[Routed]:
+    """A router on a free port; `options` are fields of `ServerOptions`."""
+    chosen = ServerOptions(**options)
+    fleet = Fleet(chosen.router_policy, RouterMetrics(chosen.router_policy))
+    backend = RemoteReplicas(fleet, urls, upstream_key)
+    state = RouterState(chosen, fleet, backend, upstream_key)
+    app = make_router_app(state)
+    gate = Gate(app, state, KeyRing({}) if keys is None else keys)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(
+        gate, http=Connection, log_config=None, access_log=False, lifespan="off", ws="none", server_header=False,
+        proxy_headers=False, log_level=logging.WARNING,
+    ))  # fmt: skip
+    async with running(server, [listener]):
+        await backend.start()
+        try:
+            router = Routed(state, app, listener.getsockname()[1], server)  # type: ignore[arg-type]
+            for replica in fleet.ready:
+                await router.until(lambda replica=replica: replica.load.block_size or replica.is_silent)
+            yield router
+        finally:
+            await backend.stop()
+
+
+def url_of(served: Served) -> str:
+    return f"http://127.0.0.1:{served.port}"
+
+
+Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+HEALTHY = {"/health/ready": {"status": "ready"}, "/v1/models": {"object": "list", "data": [{"id": "scripted"}]}}
+
+
+def response(status: int, body: bytes, *headers: str) -> bytes:
+    lines = [f"HTTP/1.1 {status} X", f"Content-Length: {len(body)}", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+@contextlib.asynccontextmanager
+async def failing(script: Script, models: tuple[str, ...] = ("scripted",)) -> AsyncIterator[str]:
+    """A replica that is healthy and announces nothing, whose chats run a script; yields its URL."""
+    lists = {**HEALTHY, "/v1/models": {"object": "list", "data": [{"id": name} for name in models]}}
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                path = head.split(b" ")[1].decode()
+                length = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+                await reader.readexactly(int(length[0].split(b":")[1]) if length else 0)
+                if path.startswith("/v1/chat"):
+                    await script(reader, writer)
+                    break
+                found = lists.get(path)
+                writer.write(response(404 if found is None else 200, json.dumps(found).encode()))
+                await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()

@@ -1,0 +1,101 @@
+"""`quire serve --data-parallel-size 2` with real replicas: one is killed under load, then the whole server."""
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cli.tiny_directory import make_tiny_directory
+from tests.server.serving import LIMIT_S, RunningChat, Serving, serving
+
+pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two replicas need two cores")
+SLOW = {"QUIRE_FAULTS": "slow-step:ms=10"}
+NUM_CLIENTS, NUM_EACH = 6, 5
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_directory(tmp_path_factory.mktemp("model"), max_position_embeddings=2048)
+
+
+def replicas(server: Serving) -> list[psutil.Process]:
+    """The processes of the replicas."""
+    children = psutil.Process(server.process.pid).children()
+    return [child for child in children if "quire.server.router.child" in child.cmdline()]
+
+
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_killed_replica_loses_no_request_that_had_got_nothing_and_is_started_again(directory: Path) -> None:
+    with serving(directory, "--data-parallel-size", "2", **SLOW) as server:
+        statuses: list[tuple[int, int]] = []
+
+        def work() -> None:
+            for _ in range(NUM_EACH):
+                status, body = server.chat(10)  # not a stream: nothing is sent before its end
+                statuses.append((status, body.get("usage", {}).get("completion_tokens", 0)))
+
+        clients = [threading.Thread(target=work) for _ in range(NUM_CLIENTS)]
+        for client in clients:
+            client.start()
+        streams = [RunningChat(server, 100) for _ in range(4)]
+        wait_for(lambda: len(statuses) >= NUM_CLIENTS)
+        first, second = replicas(server)
+        engines = [process for item in (first, second) for process in item.children(recursive=True)]
+        first.kill()
+        for client in clients:
+            client.join(LIMIT_S)
+        assert statuses == [(200, 10)] * (NUM_CLIENTS * NUM_EACH)
+        ends = [stream.events()[-1] for stream in streams]
+        lost = [end for end in ends if "error" in end]
+        assert {end["error"]["code"] for end in lost} == {"replica_lost"}, "their first events had been sent"
+        assert all(end["usage"]["completion_tokens"] == 100 for end in ends if end not in lost)
+        wait_for(lambda: len(server.request("/list_workers")[1]["workers"]) == 2 and
+                 all(item["state"] == "ready" for item in server.request("/list_workers")[1]["workers"]))  # fmt: skip
+        assert "replica-0" in server.stderr
+        assert "killed by SIGKILL (9) (out of memory?); starting another" in server.stderr
+        everything = [*engines, *replicas(server), *(child for item in replicas(server) for child in item.children())]
+        assert {tuple(process.cpu_affinity()) for process in engines_of(server)} == set(shares())
+        server.process.kill()
+        wait_for(lambda: not any(process.is_running() for process in everything))
+        assert "Traceback" not in server.stderr
+
+
+def engines_of(server: Serving) -> list[psutil.Process]:
+    """The engines of all replicas."""
+    found = [child for replica in replicas(server) for child in replica.children()]
+    return [process for process in found if "quire.engine.process.child" in process.cmdline()]
+
+
+def shares() -> list[tuple[int, ...]]:
+    from quire.runtime.hardware import cpus_of_ranks
+
+    return [tuple(cpus) for cpus in cpus_of_ranks(2)]
+
+
+def test_replica_that_cannot_load_ends_the_server_with_its_error(directory: Path) -> None:
+    from tests.cli.command_line import call_process
+
+    result = call_process(
+        "serve", str(directory), "--port", "0", "--data-parallel-size", "2", "--num-blocks-override", "1"
+    )
+    assert result.returncode == 4
+    assert result.stderr.count("\n") == 1
+    assert "error[" in result.stderr
+
+
+def test_more_replicas_than_cores_are_refused(directory: Path) -> None:
+    from tests.cli.command_line import call
+
+    result = call("serve", str(directory), "--port", "0", "--data-parallel-size", "4096")
+    assert result.exit_code == 2
+    assert "--data-parallel-size" in result.stderr.split(":")[-1]
+    assert "works" in result.stderr

@@ -1,0 +1,246 @@
+"""The router over real sockets: placement by announced prefixes, retries, errors after the first byte, disconnects."""
+
+import asyncio
+import json
+from contextlib import AsyncExitStack
+
+import pytest
+
+from quire.server.keys import ADMIN, ROUTER, KeyRing
+from tests.server.fake_engine import in_loop
+from tests.server.router.routing import Routed, Script, failing, response, routing, url_of
+from tests.server.served import CHAT, Served, chat_body, serving
+
+EVENT = b'data: {"choices": []}\n\n'
+STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+GOOD = response(200, b'{"ok": true}', "Content-Type: application/json")
+BUSY = response(503, b'{"error": {"message": "the engine is restarting"}}', "Content-Type: application/json")
+
+
+def writes(data: bytes) -> Script:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(data)
+        await writer.drain()
+
+    return script
+
+
+async def two(stack: AsyncExitStack, **options: object) -> tuple[Routed, list[Served]]:
+    """A router in front of two servers."""
+    servers = [await stack.enter_async_context(serving()) for _ in range(2)]
+    return await stack.enter_async_context(routing(*map(url_of, servers), **options)), servers
+
+
+def long_text(number: int) -> str:
+    return f"{number} " * 40
+
+
+@in_loop
+async def test_request_goes_where_its_prefix_is_cached() -> None:
+    async with AsyncExitStack() as stack:
+        router, servers = await two(stack)
+        for turn in range(3):
+            for number in range(4):
+                answer = await router.chat(text=long_text(number))
+                cached = answer.json["usage"]["prompt_tokens_details"]["cached_tokens"]
+                assert (cached > 50) == (turn > 0), "each prompt is computed once and found twice"
+        requests = await router.counts("requests_total")
+        assert sum(requests) == 12
+        assert min(requests) > 0
+        while sum(await router.counts("hit_tokens_total")) <= 8 * 50:
+            await asyncio.sleep(0.01)
+        cache = servers[0].supervisor.the_client.engine.scheduler.blocks.cache
+        await router.until(lambda: len(router.fleet.replicas[0].digests) == len(cache))
+        # Requests that come at once: the second follows the first, whose blocks are not cached yet.
+        await asyncio.gather(*(router.chat(text=long_text(9)) for _ in range(2)))
+        after = await router.counts("requests_total")
+        assert sorted(now - before for now, before in zip(after, requests, strict=True)) == [0, 2]
+
+
+@in_loop
+async def test_prefix_is_that_of_every_route_and_of_the_callers_key() -> None:
+    keys = KeyRing({"key-a": "ann", "key-b": "ben"})
+    async with serving(keys=KeyRing({"secret": ROUTER})) as served, routing(
+        url_of(served), url_of(served) + "/", keys=keys, upstream_key="secret"
+    ) as router:  # fmt: skip
+        found = {}
+        for key in ("key-a", "key-b"):
+            for path, body in (
+                (CHAT, chat_body(text=long_text(1))),
+                ("/v1/completions", {"model": "scripted", "prompt": long_text(1)}),
+                ("/v1/responses", {"model": "scripted", "input": long_text(1)}),
+            ):
+                forwarded = [(b"content-type", b"application/json"), (b"x-quire-client", key.encode()),
+                             (b"x-quire-salt", keys.find(key.encode()).cache_salt.encode())]  # fmt: skip
+                prompt = await router.fleet.read_prompt(path, forwarded, json.dumps(body).encode(), "scripted")
+                found[key, path] = prompt.digests
+                answer = await router.answer("POST", path, body=body, headers={"Authorization": f"Bearer {key}"})
+                assert answer.status == 200, answer.body
+        assert all(len(digests) > 5 for digests in found.values())
+        assert found["key-a", CHAT] == found["key-a", "/v1/responses"]
+        assert len(set(found.values())) == 4, "keys share no prefixes"
+        known = router.fleet.replicas[0].digests
+        await router.until(lambda: all(set(digests) <= known for digests in found.values()))
+
+
+@pytest.mark.parametrize(
+    "script",
+    [writes(b""), writes(BUSY), writes(STREAM), writes(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n")],
+    ids=["closed", "status 503", "head only", "head with a length"],
+)
+@in_loop
+async def test_request_that_got_nothing_goes_to_another_replica(script: Script) -> None:
+    async with (
+        serving() as served,
+        failing(script) as url,
+        routing(url, url_of(served), router_policy="round-robin") as router,
+    ):
+        answers = [await router.chat(stream=stream) for stream in (False, True, False)]
+        assert [answer.status for answer in answers] == [200, 200, 200]
+        assert await router.counts("failures_total") == [1, 0], "until its next health check it gets no requests"
+        assert (await router.counts("requests_total"))[1] == 3
+
+
+@in_loop
+async def test_without_another_replica_the_error_names_all() -> None:
+    async with failing(writes(BUSY)) as busy, failing(writes(b"")) as closed, routing(
+        busy, closed, "http://127.0.0.1:1"
+    ) as router:  # fmt: skip
+        answer = await router.chat()
+        assert (answer.status, answer.code, answer.headers["retry-after"]) == (503, "no_replica", "2")
+        message = answer.json["error"]["message"]
+        assert f'{busy} answers "the engine is restarting"' in message
+        assert f"{closed} does not answer" in message
+        ready = await router.answer("GET", "/health/ready")
+        assert ready.status == 503
+        assert "http://127.0.0.1:1 does not answer (ConnectError)" in ready.json["error"]["message"]
+        assert (await router.answer("GET", "/health/live")).status == 200
+
+
+@pytest.mark.parametrize(("path", "cut"), [(CHAT, EVENT), (CHAT, EVENT + b"data: {")])
+@in_loop
+async def test_stream_that_breaks_ends_with_an_error_event(path: str, cut: bytes) -> None:
+    piece = STREAM + f"{len(cut):x}\r\n".encode() + cut + b"\r\n"
+    async with failing(writes(piece)) as url, serving() as served, routing(
+        url, url_of(served), router_policy="round-robin"
+    ) as router:  # fmt: skip
+        answer = await router.answer("POST", path, body=chat_body(stream=True))
+        assert answer.status == 200
+        *_, error, done, _ = answer.body.split(b"\n\n")
+        assert done == b"data: [DONE]"
+        assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "replica_lost"
+        assert (await router.counts("requests_total"))[1] == 0, "it is not sent again"
+
+
+@in_loop
+async def test_client_that_leaves_ends_its_request_at_the_replica() -> None:
+    async with AsyncExitStack() as stack:
+        router, servers = await two(stack)
+        for stream in (True, False):
+            data = json.dumps(chat_body(stream=stream, max_tokens=100_000 if stream else 150)).encode()
+            _, writer = await router.connect()
+            head = f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            servers[0].executor.delay_s = servers[1].executor.delay_s = 0.01
+            writer.write(head.encode() + f"Content-Length: {len(data)}\r\n\r\n".encode() + data)
+            await router.until(lambda: any(server.server_requests() for server in servers))
+            writer.close()
+            for server in servers:
+                await server.until_idle()
+            await router.until(lambda: not router.state.admission.num_requests)
+        assert all(not replica.num_in_flight and not replica.num_own_tokens for replica in router.fleet.replicas)
+
+
+@in_loop
+async def test_limits_of_a_key_hold_across_replicas() -> None:
+    keys = KeyRing({"key-a": "ann"})
+    headers = {"Authorization": "Bearer key-a"}
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(serving(keys=KeyRing({"secret": ROUTER}))) for _ in range(2)]
+        router = await stack.enter_async_context(
+            routing(
+                *map(url_of, servers), keys=keys, upstream_key="secret", requests_per_minute=3, tokens_per_minute=500
+            )
+        )
+        assert (await router.chat()).status == 401
+        answers = [await router.chat(headers=headers) for _ in range(4)]
+        assert [answer.status for answer in answers] == [200, 200, 200, 429]
+        assert answers[3].code == "rate_limit_exceeded"
+        assert answers[2].headers["x-ratelimit-remaining-requests"] == "0"
+        await asyncio.sleep(0.1)
+        usage = sum(answer.json["usage"]["total_tokens"] for answer in answers[:3])
+        left = router.state.admission.rates._limits["ann"].tokens.level
+        assert left == pytest.approx(500 - usage, abs=20)
+        for stranger in servers:
+            assert (await stranger.chat(headers=headers)).status == 401
+
+
+@in_loop
+async def test_replicas_come_and_go() -> None:
+    async with AsyncExitStack() as stack:
+        router, (_, second) = await two(stack, router_policy="round-robin")
+        url = url_of(second)
+        assert (await router.answer("POST", f"/remove_worker?url={url}")).json["status"] == "removed"
+        await router.until(lambda: len(router.fleet.replicas) == 1)
+        assert (await router.chat()).status == 200
+        assert (await router.answer("POST", f"/add_worker?url={url}")).json["status"] == "added"
+        await router.until(lambda: len(router.fleet.ready) == 2)
+        for path, status, message in (
+            (f"/add_worker?url={url}", 400, "is there already"),
+            ("/add_worker?url=host:1", 400, "http://host:1 works"),
+            ("/add_worker", 400, "name the replica"),
+            ("/remove_worker?url=http://127.0.0.1:2", 404, "no replica"),
+        ):
+            answer = await router.answer("POST", path)
+            assert answer.status == status
+            assert message in answer.json["error"]["message"]
+        second.state.is_draining = True
+        await router.until(lambda: len(router.fleet.ready) == 1)
+        assert [(await router.chat()).status for _ in range(3)] == [200] * 3
+        second.state.is_draining = False
+        await router.until(lambda: len(router.fleet.ready) == 2)
+        assert (await router.answer("GET", "/replica/events")).status == 404
+
+
+@in_loop
+async def test_only_the_admin_key_changes_replicas() -> None:
+    keys = KeyRing({"key-a": "ann", "key-b": ADMIN})
+    async with routing("http://127.0.0.1:1", keys=keys) as router:
+        for key, status in (("key-a", 403), ("key-b", 200)):
+            headers = {"Authorization": f"Bearer {key}"}
+            answer = await router.answer("POST", "/add_worker?url=http://127.0.0.1:2", headers=headers)
+            assert answer.status == status
+    async with routing("http://127.0.0.1:1", host="0.0.0.0", insecure=True) as router:
+        assert (await router.answer("POST", "/add_worker?url=http://127.0.0.1:2")).status == 403
+
+
+@in_loop
+async def test_request_goes_to_a_replica_that_has_its_model() -> None:
+    async with failing(writes(GOOD), models=("other", "third")) as url, serving() as served, routing(
+        url, url_of(served)
+    ) as router:  # fmt: skip
+        names = [card["id"] for card in (await router.answer("GET", "/v1/models")).json["data"]]
+        assert names == ["other", "third", "scripted"]
+        assert (await router.answer("GET", "/v1/models/third")).json == {"id": "third"}
+        assert (await router.chat()).json["model"] == "scripted"
+        assert (await router.chat(model="other")).json == {"ok": True}
+        for answer in (await router.chat(model="absent"), await router.answer("GET", "/v1/models/absent")):
+            assert (answer.status, answer.code) == (404, "model_not_found")
+            assert "other, scripted, third" in answer.json["error"]["message"]
+
+
+@in_loop
+async def test_answers_and_refusals_are_passed_on() -> None:
+    async with AsyncExitStack() as stack:
+        router, (first, _) = await two(stack)
+        body = {"model": "scripted", "prompt": "abc"}
+        for asked in (router, first):
+            assert (await asked.answer("POST", "/tokenize", body=body)).json["count"] == 3
+            assert (await asked.chat(temperature=9)).code == "invalid_parameter"
+            assert (await asked.answer("GET", "/nothing?x=1")).code == "route_not_found"
+            assert (await asked.answer("POST", CHAT, body=b"{")).status == 400
+            answer = await asked.chat(headers={"X-Request-Id": "mine"}, stream=True)
+            assert (answer.headers["x-request-id"], answer.headers["content-type"][:17]) == (
+                "mine",
+                "text/event-stream",
+            )
+            assert answer.body.endswith(b"data: [DONE]\n\n")
