@@ -153,7 +153,7 @@ Build = Callable[[Callable[[QuireError], None]], tuple[Served, Gate]]
 def model_server(
     engine_options: Mapping[str, EngineOptions], options: ServerOptions, keys: KeyRing | None = None
 ) -> Build:
-    """Return the `Build` of a server of models, by their names. `keys` None: as the options and the environment say."""
+    """Return the `Build` of a server of models, by their names. `keys` None: as options and environment say."""
 
     def build(on_lost: Callable[[QuireError], None]) -> tuple[Served, Gate]:
         models = make_models(engine_options, options, on_lost)
