@@ -21,7 +21,7 @@ from quire.engine.output_processor import Output
 from quire.events import EventKind
 from quire.outputs import CompletionOutput, PoolingRequestOutput, RequestOutput
 from quire.sampling_params import PoolingParams, SamplingParams
-from quire.scheduler import step_plan
+from quire.scheduler import pace
 from quire.structured_outputs import StructuredOutputsParams
 from quire.types import SchedulerOutput, SequenceUpdate, StepResult
 from tests.scheduler.integrity import check_integrity
@@ -63,7 +63,7 @@ class Job:
 def small_shares() -> Iterator[None]:
     """Prompts here are as long as the smallest share of a step that prompts get."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(step_plan, "MIN_STEP_TOKENS", 3)
+        patch.setattr(pace, "MIN_STEP_TOKENS", 3)
         yield
 
 

@@ -10,7 +10,7 @@ from quire.errors import ConfigError
 MAX_RANKS = 64
 PIPELINE_STEP_TOKENS = 256
 """Budget of a step of several stages, unless one is chosen: a prompt is then several steps, which the stages compute at
-the same time. Products of so many rows take no longer per row than those of more."""
+the same time. Products of 256 rows take no longer per row than those of more."""
 DEFAULT_MAX_NUM_BATCHED_TOKENS = EngineOptions.__dataclass_fields__["max_num_batched_tokens"].default
 
 

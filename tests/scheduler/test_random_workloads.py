@@ -18,7 +18,7 @@ from quire.config import SchedulerConfig
 from quire.errors import CapacityError
 from quire.events import EventKind, EventLog
 from quire.sampling_params import PoolingParams, SamplingParams
-from quire.scheduler import step_plan
+from quire.scheduler import pace
 from quire.scheduler.prefix_cache import PrefixChain
 from quire.scheduler.scheduler import Scheduler
 from quire.types import Request, RequestStatus, SequenceUpdate
@@ -346,7 +346,7 @@ class Workload:
 
 def test_random_workloads(monkeypatch: pytest.MonkeyPatch) -> None:
     # Prompts here are as long as the smallest share of a step that prompts get.
-    monkeypatch.setattr(step_plan, "MIN_STEP_TOKENS", 2)
+    monkeypatch.setattr(pace, "MIN_STEP_TOKENS", 2)
     counts: Counter[str] = Counter()
     for seed in range(NUM_WORKLOADS):
         workload = Workload(seed, counts)

@@ -48,7 +48,7 @@ class ServerOptions:
         group="server",
     )  # fmt: skip
     router_policy: str = option(
-        "prefix", "replica of a request: the one that has most of its prompt cached, the next, or the least loaded",
+        "prefix", "replica of a request: that with most of its prompt cached, the next, or the least loaded",
         choices=ROUTER_POLICIES, group="server",
     )  # fmt: skip
     api_key_file: str | None = option(
