@@ -123,6 +123,8 @@ def test_quantisation_chooses_a_gguf_file_of_a_repository(hub: FakeHub) -> None:
     assert (files.path.read_bytes(), files.kind) == (b"b", "gguf")
     assert hub.fetched == ["m-Q4_K_M.gguf", "sub/m.q8_0.gguf"]
     assert resolve_source("org/model:Q8_0", offline=True).path == files.path
+    with pytest.raises(DownloadError, match="run `quire pull org/other:Q8_0` once"):
+        resolve_source("org/other:Q8_0", offline=True)
     with pytest.raises(ModelNotFoundError, match=r"no GGUF file with Q5_0 in its name; it has m-Q4_K_M.gguf, sub/m"):
         resolve_source("org/model:Q5_0")
 

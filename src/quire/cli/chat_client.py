@@ -35,9 +35,10 @@ from quire.sampling_params import MODEL_DEFAULTS, SamplingParams
 HELP = f"""Chat with a server of OpenAI's API, or ask it one question.
 
 Piped input is a prompt, too: given both, the request is the input, a blank line and the PROMPT. Without either, on a
-terminal, a chat starts, with the commands of `quire run`. PROMPT "-" is piped input alone. Ctrl-C stops an answer, on
-the server too. An answer has at most {DEFAULT_MAX_TOKENS} tokens unless --max-tokens says otherwise. The key is that
-of QUIRE_API_KEY, else of OPENAI_API_KEY.
+terminal, a chat starts, with the commands of `quire run`; /save NAME keeps it, and /load NAME or --continue goes on
+with it. PROMPT "-" is piped input alone. Ctrl-C stops an answer, on the server too. An answer has at most
+{DEFAULT_MAX_TOKENS} tokens unless --max-tokens says otherwise. The key is that of QUIRE_API_KEY, else of
+OPENAI_API_KEY.
 """
 EXAMPLES = (
     "quire chat",

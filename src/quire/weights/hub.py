@@ -79,7 +79,8 @@ def fetch_from_hub(source: HubSource, *, progress: Progress = ignore_progress, o
 def _cached(source: HubSource, reason: str) -> Path:
     snapshot = find_hub_snapshot(source.repository, source.revision or "main")
     if snapshot is None:
-        wanted = source.repository + (f"@{source.revision}" if source.revision else "")
+        quantization = f":{source.quantization}" if source.quantization else ""
+        wanted = source.repository + quantization + (f"@{source.revision}" if source.revision else "")
         raise DownloadError(
             f"'{wanted}' is not in the cache {hub_cache_directory()}, and {reason}; run `quire pull {wanted}` once "
             "with a network, or pass the path of a local model"
