@@ -4,14 +4,28 @@ import io
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from quire.cli.arguments import names_a_model, read_prompt
+from quire.errors import PromptError
 from tests.cli.command_line import FakeEngine, call
 
 
 @pytest.mark.parametrize(
-    "word", ["smollm2", "smolm2", "org/name", "org/name@main", "./here", "/abs/model.gguf", "model.gguf", "Qwen3-0.6B"]
+    "word",
+    [
+        "smollm2",
+        "smolm2",
+        "org/name",
+        "org/name@main",
+        "org/name:Q4_K_M",
+        "./here:Q8_0",
+        "./here",
+        "/abs/model.gguf",
+        "model.gguf",
+        "Qwen3-0.6B",
+    ],
 )
 def test_models(word: str) -> None:
     assert names_a_model(word)
@@ -41,6 +55,29 @@ def test_model_comes_from_the_flag_the_argument_or_the_environment(
     assert call("run", "Hi there").exit_code == 0
     assert call("run", "smollm2", "Hi there").exit_code == 0
     assert [engine.config.options.model for engine in engines] == ["org/name", "org/other", "smollm2"]
+
+
+@pytest.mark.parametrize(
+    ("word", "file", "text"),
+    [(None, "q.txt", "from file"), ("Sum up.", "q.txt", "from file\n\nSum up."), (None, "-", "piped"),
+     ("Sum up.", "-", "piped\n\nSum up.")],
+)  # fmt: skip
+def test_prompt_is_a_file_and_the_word(
+    word: str | None, file: str, text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("q.txt").write_text("from file\n")
+    Path("empty.txt").touch()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"piped\n")))
+    assert read_prompt(word, missing="", file=file) == text
+    for bad, error, message in (
+        ("absent.txt", click.UsageError, "-f absent.txt cannot be read: No such file"),
+        ("empty.txt", PromptError, "-f empty.txt: the prompt is empty"),
+    ):
+        with pytest.raises(error, match=message):
+            read_prompt(word, missing="", file=bad)
+    with pytest.raises(click.UsageError, match="given twice"):
+        read_prompt("-", missing="", file=file)
 
 
 @pytest.mark.parametrize(

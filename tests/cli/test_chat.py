@@ -1,10 +1,12 @@
 """The interactive chat: history, commands, several lines, and leaving."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -70,6 +72,45 @@ def test_bad_commands_say_why_and_change_nothing(line: str, message: str, capsys
     engine = chat(line, "one")
     assert message in capsys.readouterr().err
     assert engine.params[0].temperature == 1.0
+
+
+def test_saved_chat_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    chat("one", "/save trip", "two", "/clear", "other", system="Be brief.")
+    turns = [("user", "one"), ("assistant", "Because."), ("user", "two"), ("assistant", "Because.")]
+    path = tmp_path / "quire" / "chats" / "trip.json"
+    messages = json.loads(path.read_text())
+    assert [tuple(item.values()) for item in messages] == [("system", "Be brief."), *turns], "a list of OpenAI's"
+    assert path.stat().st_mode & 0o077 == 0
+    engine = chat("/load trip", "three", "/save copy")
+    assert engine.prompts[0]["prompt"].endswith("user: two\nassistant: Because.\nuser: three\n")
+    assert engine.prompts[0]["prompt"].startswith("system: Be brief.\nuser: one\n")
+    assert len(json.loads(path.read_text())) == 7
+    assert (path.with_name("copy.json")).read_text() == path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/save", "/save needs a name"),
+        ("/save ../x", "cannot name a chat"),
+        ("/load tripp", "there is no saved chat 'tripp' (did you mean 'trip'?); saved are trip"),
+        ("/load broken", "broken.json cannot be read"),
+        ("/load wrong", "wrong.json is not a list of messages"),
+        ("/load", "saved: trip"),
+    ],
+)
+def test_chats_that_cannot_be_saved_or_loaded_leave_the_conversation(
+    line: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    chat("/save trip")
+    for name, text in (("broken", "["), ("wrong", '[{"role": "user"}]')):
+        if name in line:
+            (tmp_path / "quire" / "chats" / f"{name}.json").write_text(text)
+    engine = chat("one", line, "two")
+    assert message in capsys.readouterr().err
+    assert engine.prompts[1]["prompt"] == "user: one\nassistant: Because.\nuser: two\n"
 
 
 def test_message_of_several_lines() -> None:

@@ -1,12 +1,23 @@
 """`quire chat` against a stub server."""
 
 import json
+import os
 import sys
+<<<<<<< HEAD
+=======
+import threading
+from pathlib import Path
+>>>>>>> sleep
 from typing import Any
 
 import pytest
 
+<<<<<<< HEAD
 from quire.cli.chat_client import request_body
+=======
+from quire.cli import saved_chats
+from quire.cli.chat_client import ask_server, request_body
+>>>>>>> sleep
 from quire.cli.main import cli
 from quire.structured_outputs import StructuredOutputsParams
 from tests.cli.command_line import Terminal, call, parsed
@@ -48,6 +59,19 @@ def test_answers_are_json_or_numbered() -> None:
         assert (value["schema"], value["text"], value["finish_reason"]) == ("quire.chat/1", "No. 0", "stop")
         assert [item["text"] for item in value["completions"]] == ["No. 0", "No. 1"]
         assert call("chat", "why", "--url", server.url, "--n", "2").stdout == "[1/2]\nNo. 0\n[2/2]\nNo. 1\n"
+
+
+def test_continue_goes_on_with_the_chat_saved_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    with stub_server(answer) as server:
+        result = call("chat", "--continue", "--url", server.url)
+        assert (result.exit_code, "no chat is saved yet" in result.stderr) == (2, True)
+        os.utime(saved_chats.save("old", [{"role": "user", "content": "old"}]), (1, 1))
+        saved_chats.save("new", [{"role": "user", "content": "one"}, {"role": "assistant", "content": "1"}])
+        assert call("chat", "why", "--continue", "--url", server.url).exit_code == 2
+        assert call("chat", "--continue", "--url", server.url, stdin="two\n").exit_code == 0
+        assert [message["content"] for message in bodies(server)[0]["messages"]] == ["one", "1", "two"]
+    assert [message["content"] for message in saved_chats.load("new")] == ["one", "1", "two", "Because."]
 
 
 def test_answer_of_another_api_is_an_error() -> None:

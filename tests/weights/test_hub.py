@@ -116,6 +116,19 @@ def make_snapshot(cache: Path, files: dict[str, bytes], repository: str = "org/m
     return snapshot
 
 
+def test_quantisation_chooses_a_gguf_file_of_a_repository(hub: FakeHub) -> None:
+    hub.files = {"config.json": CONFIG, "model.safetensors": b"x", "m-Q4_K_M.gguf": b"a", "sub/m.q8_0.gguf": b"b"}
+    assert resolve_source("org/model:q4_k_m").path.read_bytes() == b"a"
+    files = resolve_source("org/model:Q8_0@main")
+    assert (files.path.read_bytes(), files.kind) == (b"b", "gguf")
+    assert hub.fetched == ["m-Q4_K_M.gguf", "sub/m.q8_0.gguf"]
+    assert resolve_source("org/model:Q8_0", offline=True).path == files.path
+    with pytest.raises(DownloadError, match="run `quire pull org/other:Q8_0` once"):
+        resolve_source("org/other:Q8_0", offline=True)
+    with pytest.raises(ModelNotFoundError, match=r"no GGUF file with Q5_0 in its name; it has m-Q4_K_M.gguf, sub/m"):
+        resolve_source("org/model:Q5_0")
+
+
 def test_only_files_that_quire_reads_are_fetched(hub: FakeHub, tmp_path: Path) -> None:
     hub.files = {
         "config.json": CONFIG, "model.safetensors": bytes(100_000), "tokenizer.json": b"{}",
@@ -261,6 +274,10 @@ class TestOffline:
         ("org/name@refs/pr/1", HubSource("org/name", revision="refs/pr/1")),
         ("org/name/q4.gguf@main", HubSource("org/name", "q4.gguf", "main")),
         ("org/name-GGUF/sub/q4.gguf", HubSource("org/name-GGUF", "sub/q4.gguf")),
+        ("org/name:Q4_K_M", HubSource("org/name", quantization="Q4_K_M")),
+        ("org/name:q8_0@main", HubSource("org/name", revision="main", quantization="q8_0")),
+        ("org/name/q4.gguf:Q4_0", None),
+        ("org/name:", None),
         ("name", None),
         ("a/b/c", None),
         ("org/../x", None),

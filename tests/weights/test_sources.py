@@ -43,6 +43,24 @@ def test_directories(tmp_path: Path) -> None:
         resolve_source(str(tmp_path))
 
 
+def test_quantisation_chooses_a_gguf_file_of_a_directory(tmp_path: Path) -> None:
+    names = ("m-Q4_K_M.gguf", "m-Q4_K_S.gguf", "m-IQ4_XS.gguf", "m_q8_0.gguf", "mmproj-m-F16.gguf", "m-f16.gguf")
+    for name in (*names, "other-Q8_0.gguf"):
+        (tmp_path / name).touch()
+    for quantization, name in (("Q4_K_M", names[0]), ("q4_k_s", names[1]), ("IQ4_XS", names[2]), ("F16", names[5])):
+        files = resolve_source(f"{tmp_path}:{quantization}")
+        assert (files.path, files.kind) == (tmp_path / name, "gguf")
+    for quantization, message in (
+        ("Q4_K", "no GGUF file with Q4_K in its name; it has m-IQ4_XS.gguf, m-Q4_K_M.gguf"),
+        ("Q4_XS", "no GGUF file with Q4_XS"),
+        ("Q8_0", "with Q8_0 has 2 GGUF files; choose one as .*/FILE: m_q8_0.gguf, other-Q8_0.gguf"),
+    ):
+        with pytest.raises(ModelNotFoundError, match=message):
+            resolve_source(f"{tmp_path}:{quantization}")
+    with pytest.raises(ModelNotFoundError, match="there is no file"):
+        resolve_source(f"{tmp_path}/m_q8_0.gguf:Q8_0")
+
+
 def test_pickles_and_single_weight_files_are_refused(tmp_path: Path) -> None:
     for name in ("pytorch_model.bin", "model.pt"):
         (tmp_path / name).touch()

@@ -16,7 +16,7 @@ from quire.errors import PromptError
 from quire.weights.sources import ALIASES
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.@:-]*", re.ASCII)
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?|pypi:[\w.-]+==\S+", re.ASCII)
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:\w[\w.-]*)?(@[\w./-]+)?|pypi:[\w.-]+==\S+", re.ASCII)
 _PATH_STARTS = ("/", "./", "../", "~/")
 _MODEL_SUFFIXES = (".gguf", ".safetensors")
 STDIN = "-"
@@ -100,11 +100,18 @@ def read_text(word: str | None, *, missing: str) -> str | None:
     return piped
 
 
-def read_prompt(word: str | None, *, missing: str) -> str | None:
+def read_prompt(word: str | None, *, missing: str, file: str | None = None) -> str | None:
     """Return the prompt as `read_text` does; where input is piped, too, join both: input, a blank line, prompt.
 
-    Raises: PromptError for an empty prompt, click.UsageError.
+    `file` takes the place of piped input; "-" is that. Raises: PromptError for an empty prompt, click.UsageError.
     """
+    if file is not None:
+        if word == STDIN:
+            raise click.UsageError(f"the prompt is given twice: '-' and -f {file}")
+        given = _piped() if file == STDIN else _file_text(file)
+        if not given:
+            raise PromptError(f"-f {file}: the prompt is empty")
+        return given if word is None else f"{given}\n\n{read_text(word, missing=missing)}"
     text = read_text(word, missing=missing)
     if text == "":
         raise PromptError("the prompt is empty: give at least one character")
@@ -115,6 +122,13 @@ def read_prompt(word: str | None, *, missing: str) -> str | None:
 
 def _piped() -> str:
     return sys.stdin.buffer.read().decode("utf-8", errors="replace").rstrip("\n")
+
+
+def _file_text(file: str) -> str:
+    try:
+        return Path(file).expanduser().read_text(encoding="utf-8", errors="replace").rstrip("\n")
+    except (OSError, ValueError, RuntimeError) as error:
+        raise click.UsageError(f"-f {file} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _exists(word: str) -> bool:

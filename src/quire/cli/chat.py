@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from quire.cli import saved_chats
 from quire.cli.options import parse_sampling_value
 from quire.cli.output import Output, format_seconds
 from quire.errors import QuireError, nearest
@@ -25,6 +26,8 @@ COMMANDS = {
     "/clear": "forget the conversation (the system message stays)",
     "/set": "list sampling values, or change one: /set temperature 0.7; /set temperature default",
     "/system": "show or change the system message; it begins a new conversation",
+    "/save": "save the conversation under a name, and its further answers too: /save holiday",
+    "/load": "go on with a saved conversation, or list all",
     "/stats": "statistics of the last answer and of the cache",
     "/exit": "leave (also /bye, Ctrl-D)",
 }
@@ -82,8 +85,10 @@ class Chat:
         chosen: dict[str, Any],
         *,
         system: str | None = None,
+        saved_name: str | None = None,
         read_line: Callable[[str], str] = input,
     ) -> None:
+        """`saved_name`: of a saved chat to go on with. Raises: ConfigError if it cannot be read."""
         self._ask, self._values = ask, values
         self._output = output
         self._chosen = dict(chosen)
@@ -91,6 +96,13 @@ class Chat:
         self._read_line = read_line
         self._turns: list[Message] = []
         self._last: Reply | None = None
+        self._saved_name: str | None = None
+        if saved_name is not None:
+            self._load(saved_name)
+
+    @property
+    def _messages(self) -> list[Message]:
+        return [*([{"role": "system", "content": self._system}] if self._system else []), *self._turns]
 
     def loop(self) -> None:
         """Read and answer until the user leaves. Raises: KeyboardInterrupt on a second Ctrl-C in a row."""
@@ -137,14 +149,15 @@ class Chat:
 
     def _answer(self, text: str) -> bool:
         """Answer and remember the turn. Returns: True if the user stopped it; one more Ctrl-C leaves then."""
-        messages = [{"role": "system", "content": self._system}] if self._system else []
         user = {"role": "user", "content": text}
         # A chat shows one answer; --n is for one-shot runs.
-        reply = self._ask([*messages, *self._turns, user], self._chosen | {"n": 1}, self._output.stream)
+        reply = self._ask([*self._messages, user], self._chosen | {"n": 1}, self._output.stream)
         self._output.result()
         # A turn without any answer is not history.
         self._turns += [user, {"role": "assistant", "content": reply.text}]
         self._last = reply
+        if self._saved_name is not None:
+            saved_chats.save(self._saved_name, self._messages)
         self._output.note(reply.statistics)
         return reply.interrupted
 
@@ -152,7 +165,7 @@ class Chat:
         name, _, rest = line.strip().partition(" ")
         actions = {
             "/help": self._help, "/clear": self._clear, "/set": self._set, "/system": self._set_system,
-            "/stats": self._stats,
+            "/save": self._save, "/load": self._load, "/stats": self._stats,
         }  # fmt: skip
         if name not in actions:
             raise ValueError(f"no such command '{name}'{nearest(name, COMMANDS)}; /help lists them")
@@ -164,13 +177,36 @@ class Chat:
         self._output.note(f"  {MULTILINE:<8} begins and ends a message of several lines")
 
     def _clear(self, rest: str) -> None:
-        self._turns.clear()
+        self._begin_anew()
         self._output.note("The conversation is forgotten.")
+
+    def _begin_anew(self) -> None:
+        self._turns.clear()
+        self._saved_name = None  # the file keeps the old conversation
+
+    def _save(self, rest: str) -> None:
+        name = rest or self._saved_name
+        if not name:
+            raise ValueError("/save needs a name")
+        path = saved_chats.save(name, self._messages)
+        self._saved_name = name
+        self._output.note(f"saved as {path}; further answers are saved, too")
+
+    def _load(self, rest: str) -> None:
+        if not rest:
+            self._output.note(f"saved: {', '.join(saved_chats.names()) or 'none'}")
+            return
+        messages = saved_chats.load(rest)
+        has_system = bool(messages) and messages[0]["role"] == "system"
+        self._system = messages[0]["content"] if has_system else None
+        self._turns = messages[has_system:]
+        self._saved_name = rest
+        self._output.note(f"{rest}: {len(self._turns)} messages; further answers are saved, too")
 
     def _set_system(self, rest: str) -> None:
         if rest:
             self._system = rest
-            self._turns.clear()
+            self._begin_anew()
         self._output.note(f"system: {self._system or '(the template decides)'}")
 
     def _set(self, rest: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from quire.cli import saved_chats
 from quire.cli.arguments import read_prompt
 from quire.cli.chat import DEFAULT_MAX_TOKENS, Chat, Message, Reply, statistics_line
 from quire.cli.command import option, output_of, verb
@@ -34,9 +35,10 @@ from quire.sampling_params import MODEL_DEFAULTS, SamplingParams
 HELP = f"""Chat with a server of OpenAI's API, or ask it one question.
 
 Piped input is a prompt, too: given both, the request is the input, a blank line and the PROMPT. Without either, on a
-terminal, a chat starts, with the commands of `quire run`. PROMPT "-" is piped input alone. Ctrl-C stops an answer, on
-the server too. An answer has at most {DEFAULT_MAX_TOKENS} tokens unless --max-tokens says otherwise. The key is that
-of QUIRE_API_KEY, else of OPENAI_API_KEY.
+terminal, a chat starts, with the commands of `quire run`; /save NAME keeps it, and /load NAME or --continue goes on
+with it. PROMPT "-" is piped input alone. Ctrl-C stops an answer, on the server too. An answer has at most
+{DEFAULT_MAX_TOKENS} tokens unless --max-tokens says otherwise. The key is that of QUIRE_API_KEY, else of
+OPENAI_API_KEY.
 """
 EXAMPLES = (
     "quire chat",
@@ -50,15 +52,23 @@ EXAMPLES = (
 @url_option
 @served_model_option
 @option("--system", metavar="TEXT", help="system message of the chat")
+@option("--continue", "continues", is_flag=True, help="go on with the chat that was saved last (/save)")
 @option_flags(SamplingParams, defaults={"max_tokens": str(DEFAULT_MAX_TOKENS)})
-def chat_command(prompt: str | None, url: str | None, model: str | None, system: str | None, **values: Any) -> None:
+def chat_command(
+    prompt: str | None, url: str | None, model: str | None, system: str | None, continues: bool, **values: Any
+) -> None:
     """Check the parameters, then find the model and answer."""
     ctx = click.get_current_context()
     output = output_of(ctx)
     chosen = chosen_options(values, SamplingParams)
     defaults = {"max_tokens": max(DEFAULT_MAX_TOKENS, chosen.get("min_tokens", 0))}
     params = SamplingParams(**{**defaults, **chosen})  # a bad value must not wait for a server
-    text = read_prompt(prompt, missing="no prompt was given")
+    if continues and (system or prompt is not None):
+        raise click.UsageError("--continue goes on with a saved chat: leave the prompt and --system out")
+    saved_name = next(iter(saved_chats.names()), None) if continues else None
+    if continues and saved_name is None:
+        raise click.UsageError("no chat is saved yet: /save NAME in a chat saves it")
+    text = None if continues else read_prompt(prompt, missing="no prompt was given")
     if text is None and output.json:
         raise click.UsageError("--json needs a prompt: give one, or pipe it in")
     with ServerClient(find_url(url)) as client:
@@ -69,7 +79,10 @@ def chat_command(prompt: str | None, url: str | None, model: str | None, system:
 
         if text is None:
             output.note(f"{served.name} at {client.url}")
-            Chat(ask, lambda values: all_values({**defaults, **values}), output, chosen, system=system).loop()
+            Chat(
+                ask, lambda values: all_values({**defaults, **values}), output, chosen,
+                system=system, saved_name=saved_name,
+            ).loop()  # fmt: skip
             return
         messages = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": text})

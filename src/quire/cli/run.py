@@ -34,14 +34,15 @@ if TYPE_CHECKING:
 HELP = f"""Answer one prompt, or chat.
 
 A single argument is a MODEL if it is one plain word, a path or a hub id (org/name), and otherwise the PROMPT for
-the default model. Piped input is a prompt, too: given both, the request is the input, a blank line and the PROMPT.
-Without either, on a terminal, a chat starts. PROMPT "-" is piped input alone. The answer has at most
-{DEFAULT_MAX_TOKENS} tokens unless --max-tokens says otherwise.
+the default model. Of several GGUF files, org/name:Q4_K_M or DIRECTORY:Q4_K_M chooses one. Piped input is a prompt, too:
+given both, the request is the input, a blank line and the PROMPT. -f FILE takes the place of piped input. Without any
+of them, on a terminal, a chat starts. PROMPT "-" is piped input alone. The answer has at most {DEFAULT_MAX_TOKENS}
+tokens unless --max-tokens says otherwise.
 """
 EXAMPLES = (
     'quire run "Why is the sky blue?"',
     "quire run smollm2 --temperature 0 --max-tokens 64 < question.txt",
-    'cat notes.txt | quire run ./model.gguf "Summarise this."',
+    'quire run ./model.gguf "Summarise this." -f notes.txt',
 )
 TIMINGS = ("time_to_first_token_s", "decode_s", "total_s", "decode_tokens_per_s")
 
@@ -49,10 +50,11 @@ TIMINGS = ("time_to_first_token_s", "decode_s", "total_s", "decode_tokens_per_s"
 @verb("run", EXAMPLES, help=HELP)
 @click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]")
 @option("--system", metavar="TEXT", help="system message of the chat")
+@option("-f", "--file", metavar="FILE", help="file with the prompt; - is standard input")
 @option("--raw", is_flag=True, help="continue the text itself, without the chat template")
 @option_flags(SamplingParams, defaults={"max_tokens": str(DEFAULT_MAX_TOKENS)})
 @option_flags(EngineOptions, without=OF_REPLICAS | {"seed"})
-def run_command(words: tuple[str, ...], system: str | None, raw: bool, **values: Any) -> None:
+def run_command(words: tuple[str, ...], system: str | None, file: str | None, raw: bool, **values: Any) -> None:
     """Decide between one answer and a chat, check the parameters, then load the model."""
     ctx = click.get_current_context()
     output = output_of(ctx)
@@ -64,7 +66,7 @@ def run_command(words: tuple[str, ...], system: str | None, raw: bool, **values:
     SamplingParams(**{"max_tokens": None, **chosen})  # a bad value must not wait for the model to load
     if raw and system:
         raise click.UsageError("--system needs the chat template, --raw leaves it out: use one of them")
-    text = read_prompt(arguments.text, missing=arguments.missing_text)
+    text = read_prompt(arguments.text, missing=arguments.missing_text, file=file)
     if text is None and (output.json or raw):
         raise click.UsageError(f"{'--json' if output.json else '--raw'} needs a prompt: give one, or pipe it in")
     try:

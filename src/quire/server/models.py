@@ -144,6 +144,8 @@ class Models:
     async def _measure(self) -> None:
         """Set the budget and the memory of each model, which then stays as measured."""
         chosen = self.default.state.options.models_memory_bytes
+        if chosen is None and len(self.by_name) == 1:
+            return  # it has the machine's memory, as a model that stays loaded
         supervisors = [model.state.supervisor for model in self.by_name.values()]
         sizes = await measure([supervisor.options for supervisor in supervisors], chosen)
         self.budget_bytes = sizes.budget_bytes
@@ -291,8 +293,8 @@ class Models:
             except BaseException:
                 model.holds_memory = False
                 raise
-            LOGGER.info("loaded %s in %.2f s, %s", model.state.model_name, loop.time() - began_s,
-                        format_bytes(model.num_bytes))  # fmt: skip
+            size = f", at most {format_bytes(model.num_bytes)}" if model.num_bytes else ""
+            LOGGER.info("loaded %s in %.2f s%s", model.state.model_name, loop.time() - began_s, size)
         finally:
             model.loading = None
             model.used_s = loop.time()

@@ -18,25 +18,28 @@ DIRECTORY_PATTERNS = ["*.json", "model*.safetensors", "*.jinja", "tokenizer.mode
 LIST_TIMEOUT_S = 10
 SUBDIRECTORY_PATTERNS = ["[!1]*/*.json", "*/*.safetensors", "*/*.model"]
 """Not fetched: other formats and precisions of the same model; 1_Pooling/config.json is."""
-_HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*?)(?:/([\w./-]+\.gguf))?(?:@([\w./-]+))?", re.ASCII)
+_HUB_ID = re.compile(
+    r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*?)(?:/([\w./-]+\.gguf)|:(\w[\w.-]*))?(?:@([\w./-]+))?", re.ASCII
+)
 
 
 @dataclass(frozen=True, slots=True)
 class HubSource:
-    """`org/name`, optionally one GGUF file of it, and a revision (branch, tag or commit)."""
+    """`org/name`, optionally one GGUF file of it or its quantisation, and a revision (branch, tag or commit)."""
 
     repository: str
     file: str | None = None
     revision: str | None = None
+    quantization: str | None = None
 
 
 def parse_hub_id(name: str) -> HubSource | None:
-    """Parse `org/name[/file.gguf][@revision]`; None when it has another form."""
+    """Parse `org/name[/file.gguf | :Q4_K_M][@revision]`; None when it has another form."""
     match = _HUB_ID.fullmatch(name)
     if match is None or any(bad in name for bad in ("..", "--", "//")):
         return None
-    repository, file, revision = match.groups()
-    return HubSource(repository, file, revision)
+    repository, file, quantization, revision = match.groups()
+    return HubSource(repository, file, revision, quantization)
 
 
 def is_offline() -> bool:
@@ -76,7 +79,8 @@ def fetch_from_hub(source: HubSource, *, progress: Progress = ignore_progress, o
 def _cached(source: HubSource, reason: str) -> Path:
     snapshot = find_hub_snapshot(source.repository, source.revision or "main")
     if snapshot is None:
-        wanted = source.repository + (f"@{source.revision}" if source.revision else "")
+        quantization = f":{source.quantization}" if source.quantization else ""
+        wanted = source.repository + quantization + (f"@{source.revision}" if source.revision else "")
         raise DownloadError(
             f"'{wanted}' is not in the cache {hub_cache_directory()}, and {reason}; run `quire pull {wanted}` once "
             "with a network, or pass the path of a local model"
@@ -108,9 +112,11 @@ def _patterns(source: HubSource, names: list[str]) -> list[str]:
     """The patterns of the files to fetch from a repository with these files."""
     if source.file is not None:
         return [source.file]
+    models = [name for name in names if name.endswith(".gguf")]
+    if source.quantization is not None:
+        return [choose_quantization(f"'{source.repository}'", source.repository, models, source.quantization)]
     if any(re.fullmatch(r"model[^/]*\.safetensors", name) for name in names):
         return DIRECTORY_PATTERNS
-    models = [name for name in names if name.endswith(".gguf")]
     if len(models) == 1:
         return models
     if models:
@@ -123,10 +129,28 @@ def _patterns(source: HubSource, names: list[str]) -> list[str]:
     raise ModelNotFoundError(f"'{source.repository}' on the Hugging Face hub holds neither safetensors nor GGUF files")
 
 
+def choose_quantization(place: str, form: str, models: list[str], quantization: str) -> str:
+    """Return the GGUF file that has the quantisation, such as Q4_K_M, in its name; Q4_K is not found in Q4_K_M.
+
+    Raises: ModelNotFoundError that lists what there is if none or several have it.
+    """
+    part = re.compile(rf"(?<![A-Z0-9]){re.escape(quantization)}(?![A-Z0-9_])", re.IGNORECASE)
+    models = [name for name in sorted(models) if not name.rpartition("/")[2].startswith("mmproj")]
+    found = [name for name in models if part.search(name.rpartition("/")[2])]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ambiguous(f"{place} with {quantization}", f"{form}/FILE", found)
+    raise ModelNotFoundError(f"{place} has no GGUF file with {quantization} in its name; it has {_shown(models)}")
+
+
 def ambiguous(place: str, form: str, models: list[str]) -> ModelNotFoundError:
     """The error for a place with several GGUF files; `form` is the name that chooses one."""
-    shown = ", ".join(models[:8]) + (", …" if len(models) > 8 else "")
-    return ModelNotFoundError(f"{place} has {len(models)} GGUF files; choose one as {form}: {shown}")
+    return ModelNotFoundError(f"{place} has {len(models)} GGUF files; choose one as {form}: {_shown(models)}")
+
+
+def _shown(names: list[str]) -> str:
+    return ", ".join(names[:8]) + (", …" if len(names) > 8 else "") if names else "none"
 
 
 def _explain(error: Exception, source: HubSource) -> ModelError:

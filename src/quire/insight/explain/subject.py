@@ -36,7 +36,7 @@ def open_subject(name: str, progress: Progress | None = None) -> Checkpoint:
     if path.is_dir() and (path / "config.json").is_file() and not _has_weights(path):
         return _of_config(name, read_json_object(path / "config.json"), "local", path)
     hub = None if path.exists() else parse_hub_id(name)
-    if hub is not None and hub.file is None:
+    if hub is not None and hub.file is None and hub.quantization is None:
         try:
             files = resolve_source(name, offline=True)
         except ModelError:
