@@ -3,21 +3,13 @@
 import json
 import os
 import sys
-<<<<<<< HEAD
-=======
-import threading
 from pathlib import Path
->>>>>>> sleep
 from typing import Any
 
 import pytest
 
-<<<<<<< HEAD
-from quire.cli.chat_client import request_body
-=======
 from quire.cli import saved_chats
 from quire.cli.chat_client import ask_server, request_body
->>>>>>> sleep
 from quire.cli.main import cli
 from quire.structured_outputs import StructuredOutputsParams
 from tests.cli.command_line import Terminal, call, parsed
