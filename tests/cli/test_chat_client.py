@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quire.cli import saved_chats
-from quire.cli.chat_client import ask_server, request_body
+from quire.cli.chat_client import request_body
 from quire.cli.main import cli
 from quire.structured_outputs import StructuredOutputsParams
 from tests.cli.command_line import Terminal, call, parsed
