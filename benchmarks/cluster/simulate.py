@@ -78,9 +78,18 @@ class SimulatedReplica:
         self._started_s = self._iteration_s = 0.0
 
     @property
-    def load_tokens(self) -> float:
-        """Return the prompt tokens that are not computed yet, and a token per decode, as a router counts them."""
-        return float(sum(request.num_uncomputed_tokens for request in self.scheduler.requests.by_id.values()))
+    def num_requests(self) -> int:
+        """Return the requests that are waiting or running here."""
+        return len(self.scheduler.requests.by_id)
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Return the prompt tokens that wait here."""
+        return sum(
+            request.num_prompt_tokens
+            for request in self.scheduler.requests.by_id.values()
+            if not request.num_computed_tokens
+        )
 
     def num_hit_tokens(self, prompt: Prompt) -> int:
         """Return the tokens of a prompt's beginning that are cached here."""
