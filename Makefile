@@ -17,7 +17,7 @@ TORCH_INDEX ?=
 # tests/conftest.py. Bytecode is kept even
 # where the environment says otherwise: compiling the tests and LiteLLM takes each run 20 s of processor time.
 JOBS ?= 2
-FAST_TESTS := tests/scheduler tests/text tests/test_config.py tests/test_resolve.py tests/test_types.py \
+FAST_TESTS := tests/scheduler tests/text tests/test_config.py tests/test_resolve.py \
 	$(patsubst %,tests/guards/test_%.py,clocks dependencies imports sizes)
 
 # What a failed step has made is no reason to pass over it the next time.

@@ -174,13 +174,3 @@ def mean_error(found: list[Any], exact: list[Any]) -> float:
         (_, (one,)), (_, (other,)) = completions[0], others[0]
         errors += [abs(one[key].logprob - other[key].logprob) for key in one.keys() & other.keys()]
     return sum(errors) / len(errors)
-
-
-def test_quantised_weights_are_others(directory: Path) -> None:
-    """The cases above do differ in what they compute."""
-    params = dataclasses.replace(GREEDY, logprobs=3)
-    formats = [options for options in FORMATS.values() if not options.get("enforce_eager")]
-    found = [
-        tokens_of(build(directory, **{**options, "block_size": 16}), PROMPTS[-1:], params)[0] for options in formats
-    ]
-    assert all(a != b for a, b in itertools.combinations(found, 2))

@@ -75,17 +75,11 @@ def test_pieces_joined_are_the_text(name: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("gpt-2", ["I", "'ve", " 1234", " it", "'", "S", " ok", "!", "\n"]),
-        ("smollm", ["I", "'ve", " ", "1", "2", "3", "4", " it", "'", "S", " ok", "!", "\n"]),
-        ("llama-bpe", ["I", "'ve", " ", "123", "4", " it", "'S", " ok", "!\n"]),
-        ("qwen2", ["I", "'ve", " ", "1", "2", "3", "4", " it", "'S", " ok", "!\n"]),
-        ("tekken", ["I", "'ve", " ", "1", "2", "3", "4", " it", "'S", " ok", "!\n"]),
-        ("gpt-4o", ["I've", " ", "123", "4", " it'S", " ok", "!\n"]),
         ("deepseek-v3", ["I", "'ve", " ", "123", "4", " it", "'S", " ok", "!\n"]),
         ("default", ["I", "'", "ve", " ", "123", "4", " it", "'", "S", " ok", "!", "\n"]),
     ],
 )
-def test_each_kind_of_rules_cuts_an_example(name: str, expected: list[str]) -> None:
+def test_rules_without_an_oracle_cut_an_example(name: str, expected: list[str]) -> None:
     assert pieces(name, "I've 1234 it'S ok!\n") == expected
 
 

@@ -12,7 +12,7 @@ from quire.errors import ModelFileError, UnsupportedModelError
 from quire.weights.gguf_config import translate_config, translate_generation_config
 from quire.weights.gguf_file import read_gguf
 from quire.weights.gguf_rope import llama3_factors
-from tests.weights.gguf_builder import MLP_WIDTH, NUM_HEADS, NUM_KV_HEADS, NUM_LAYERS, VOCAB_SIZE, WIDTH, TinyModel
+from tests.weights.gguf_builder import VOCAB_SIZE, TinyModel
 
 
 def config_of(path: Path, model: TinyModel) -> dict[str, Any]:
@@ -20,57 +20,11 @@ def config_of(path: Path, model: TinyModel) -> dict[str, Any]:
     return translate_config(read_gguf(path / "model.gguf"))
 
 
-def test_llama(tmp_path: Path) -> None:
-    assert config_of(tmp_path, TinyModel()) == {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": VOCAB_SIZE,
-        "hidden_size": WIDTH,
-        "intermediate_size": MLP_WIDTH,
-        "num_hidden_layers": NUM_LAYERS,
-        "num_attention_heads": NUM_HEADS,
-        "num_key_value_heads": NUM_KV_HEADS,
-        "head_dim": 16,
-        "hidden_act": "silu",
-        "max_position_embeddings": 128,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
-        "rope_scaling": None,
-        "tie_word_embeddings": False,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "attention_bias": False,
-        "mlp_bias": False,
-    }
-
-
 def test_tied_head_biases_and_head_size(tmp_path: Path) -> None:
     config = config_of(tmp_path, TinyModel(tied=True, bias=True, head_size=32))
     assert config["tie_word_embeddings"] is True
     assert config["attention_bias"] is True
     assert config["head_dim"] == 32
-
-
-def test_qwen2(tmp_path: Path) -> None:
-    config = config_of(tmp_path, TinyModel("qwen2", bias=True))
-    assert config["architectures"] == ["Qwen2ForCausalLM"]
-    assert config["use_sliding_window"] is False
-    assert "head_dim" not in config
-    assert "attention_bias" not in config
-
-
-def test_qwen3(tmp_path: Path) -> None:
-    config = config_of(tmp_path, TinyModel("qwen3", head_size=32))
-    assert config["architectures"] == ["Qwen3ForCausalLM"]
-    assert config["head_dim"] == 32
-    assert config["attention_bias"] is False
-
-
-def test_llama_with_a_sliding_window_is_mistral(tmp_path: Path) -> None:
-    config = config_of(tmp_path, TinyModel(changes={"llama.attention.sliding_window": 32}))
-    assert config["architectures"] == ["MistralForCausalLM"]
-    assert config["model_type"] == "mistral"
-    assert config["sliding_window"] == 32
 
 
 def test_qwen2_with_a_sliding_window_slides_in_every_layer(tmp_path: Path) -> None:

@@ -292,21 +292,20 @@ def test_forms(name: str, expected: HubSource | None) -> None:
     assert parse_hub_id(name) == expected
 
 
-def test_an_unexpected_failure_is_a_typed_error(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    def explode(*args: Any, **kwargs: Any) -> str:
-        raise RuntimeError("first line\nsecond line")
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (RuntimeError("first line\nsecond line"), "first line; try again"),
+        (OSError(28, "No space left on device", "blobs/x"), r"No space left on device.*HF_HUB_CACHE"),
+    ],
+)
+def test_failure_of_a_download_is_a_typed_error(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> str:
+        raise error
 
-    monkeypatch.setattr("huggingface_hub.snapshot_download", explode)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
     hub.files = {"model.safetensors": b""}
-    with pytest.raises(DownloadError, match="first line; try again"):
-        fetch_from_hub(HubSource("org/model"))
-
-
-def test_full_disk_is_named(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fill(*args: Any, **kwargs: Any) -> str:
-        raise OSError(28, "No space left on device", "blobs/x")
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", fill)
-    hub.files = {"model.safetensors": b""}
-    with pytest.raises(DownloadError, match=r"No space left on device.*HF_HUB_CACHE"):
+    with pytest.raises(DownloadError, match=message):
         fetch_from_hub(HubSource("org/model"))

@@ -186,18 +186,18 @@ class ResponseOutput:
                      "arguments": "", "status": "in_progress"})  # fmt: skip
 
     def _start_message(self) -> None:
-        self._start({"type": "message", "id": _item_id("msg"), "status": "in_progress", "role": "assistant",
-                     "content": []})  # fmt: skip
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        self._start_content({"type": "message", "id": _item_id("msg"), "role": "assistant"}, part)
+
+    def _start_content(self, item: dict[str, Any], part: dict[str, Any]) -> None:
+        self._start({**item, "content": [], "status": "in_progress"})
         self.items[-1]["content"].append(part)
         self._emit("response.content_part.added", {**self._place(), "part": part})
 
     def _add_reasoning(self, text: str) -> None:
         if not self.items:
-            self._start({"type": "reasoning", "id": _item_id("rs"), "summary": [], "content": [],
-                         "status": "in_progress"})  # fmt: skip
-            self.items[-1]["content"].append({"type": "reasoning_text", "text": ""})
-            self._emit("response.content_part.added", {**self._place(), "part": self.items[-1]["content"][0]})
+            item = {"type": "reasoning", "id": _item_id("rs"), "summary": []}
+            self._start_content(item, {"type": "reasoning_text", "text": ""})
         self.items[-1]["content"][0]["text"] += text
         self._emit("response.reasoning_text.delta", {**self._place(), "delta": text})
 
@@ -215,23 +215,18 @@ class ResponseOutput:
         if not self.items:
             return
         item = self.items[-1]
-        if item["type"] == "reasoning":
-            (part,) = item["content"]
-            self._emit("response.reasoning_text.done", {**self._place(), "text": part["text"]})
-            self._emit("response.content_part.done", {**self._place(), "part": part})
-            item["status"] = "incomplete" if is_cut else "completed"
-        elif item["type"] == "message":
-            (part,) = item["content"]
-            done = {**self._place(), "text": part["text"], "logprobs": part["logprobs"]}
-            self._emit("response.output_text.done", done)
-            self._emit("response.content_part.done", {**self._place(), "part": part})
-            item["status"] = "incomplete" if is_cut else "completed"
-        else:
+        if item["type"] == "function_call":
             arguments = item["arguments"]
             done = {**self._place(), "name": item["name"], "arguments": arguments}
             self._emit("response.function_call_arguments.done", done)
             # The arguments may be whole though the text was cut off after them, or broken though it was not.
             item["status"] = "completed" if _is_json(arguments) else "incomplete"
+        else:
+            (part,) = item["content"]
+            done = self._place() | {name: part[name] for name in ("text", "logprobs") if name in part}
+            self._emit(f"response.{part['type']}.done", done)
+            self._emit("response.content_part.done", {**self._place(), "part": part})
+            item["status"] = "incomplete" if is_cut else "completed"
         self._emit("response.output_item.done", {"output_index": len(self.items) - 1, "item": item})
 
     def _place(self) -> dict[str, Any]:
