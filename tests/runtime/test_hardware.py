@@ -99,7 +99,7 @@ def test_threads_are_physical_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert cpus_of_ranks(1, tmp_path) == [[0, 1, 2, 3, 4, 5]]
     assert cpus_of_ranks(4, tmp_path) == [[], [], [], []]
     check_shares(3, tmp_path)
-    with pytest.raises(ConfigError, match="data_parallel_size=4: .* 3 cores.*--data-parallel-size 3 works"):
+    with pytest.raises(ConfigError, match=r"data_parallel_size=4: .* 3 cores.*--data-parallel-size 3 works"):
         check_shares(4, tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     assert count_threads(topology=tmp_path) == 5

@@ -62,6 +62,7 @@ COMPUTED_DEFAULTS = {
     "kv_cache_memory_bytes": "computed",
     "num_blocks_override": "computed from kv_cache_memory_bytes",
     "max_num_waiting": "no limit",
+    "data_parallel_rank": "none",
     "served_model_name": "the model option",
     "api_key_file": "none",
     "requests_per_minute": "no limit",

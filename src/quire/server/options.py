@@ -37,7 +37,7 @@ class ServerOptions:
         group="server",
     )  # fmt: skip
     router_policy: str = option(
-        "prefix", "replica of a request: the one that has most of its prompt cached, the next, or the least loaded",
+        "prefix", "placement on replicas: by cached prefix and load, in turn, or by load alone",
         choices=ROUTER_POLICIES, group="server",
     )  # fmt: skip
     api_key_file: str | None = option(

@@ -49,7 +49,7 @@ FromReplica = Serving | Refused
 
 
 class _Process:
-    """One process of a replica, and our end of its socket."""
+    """Process of a replica, and our end of its socket."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

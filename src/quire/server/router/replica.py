@@ -28,7 +28,7 @@ CHECK_EVERY_S = 1.0
 CHECK_S = 5.0
 """Longest time of a health check."""
 MAX_TIMEOUTS = 3
-"""A replica that lets so many health checks in a row run out of time is lost: its requests go elsewhere."""
+"""Health checks in a row without an answer in time; then the replica is lost, and its requests go elsewhere."""
 SILENT_S = 10.0
 """Announcements come at least once a second; a stream without any for this time is opened again."""
 KEEP_ALIVE_S = 20.0
@@ -103,7 +103,7 @@ class Answer:
 
 
 class Carried:
-    """One request that a replica computes. `num_hit_tokens`: tokens of its prompt that were cached there."""
+    """Request that a replica computes. `num_hit_tokens`: tokens of its prompt that were cached there."""
 
     def __init__(self, replica: "Replica", prompt: Prompt) -> None:
         self.num_hit_tokens = replica.num_hit_tokens(prompt)
