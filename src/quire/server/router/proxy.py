@@ -114,6 +114,7 @@ class Forwarding(Response):
             if self._is_queued:
                 self._take_limits(prompt)
             reasons: list[str] = []
+            refusal: ApiError | None = None
             tried: list[Replica] = []
             while (replica := self._fleet.place(model, prompt, tried)) is not None:
                 tried.append(replica)
@@ -124,11 +125,12 @@ class Forwarding(Response):
                     except ReplicaFailedError as error:
                         self._fleet.metrics.failed(replica.name)
                         reasons.append(str(error))
+                        refusal = error.refusal or refusal
                         continue
                     self._answered_by = replica if answer.status == 200 else None
                     carried.begin()
                     return await self._pass_on(replica, answer, send)
-            raise self._fleet.unavailable(reasons)
+            raise refusal or self._fleet.unavailable(reasons)
         except ApiError as error:
             await error.response()(scope, receive, send)
 
