@@ -258,6 +258,9 @@ async def test_request_goes_to_a_replica_that_has_its_model() -> None:
 async def test_answers_and_refusals_are_passed_on() -> None:
     async with AsyncExitStack() as stack:
         router, (first, _) = await two(stack)
+        for target in ("//127.0.0.1:1/x", "/a%2Fb%20c?x=%2F", "/v1/x/../y"):
+            assert (await router.answer("GET", target)).json == (await first.answer("GET", target)).json
+        assert b" 40" in await router.raw(b"OPTIONS * HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
         body = {"model": "scripted", "prompt": "abc"}
         for asked in (router, first):
             assert (await asked.answer("POST", "/tokenize", body=body)).json["count"] == 3

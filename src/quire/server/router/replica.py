@@ -154,7 +154,7 @@ class Replica:
         self._is_noted = False
         self._ready = asyncio.Event()
         self.was_checked = asyncio.Event()
-        self.url = url
+        self.url = url.rstrip("/")
         self._client = self._client_of(url)
 
     async def connect(self, url: str) -> None:
@@ -228,9 +228,15 @@ class Replica:
         """Send a request. Returns: its answer, of which the first bytes have come.
 
         Raises: ReplicaFailedError if the connection fails before them, or the replica is not ready. It then gets no
-        further requests until it answers a health check.
+        further requests until it answers a health check. ApiError 400 for a bad path.
         """
-        request = self._client.build_request(method, path, headers=self._authorized(headers), content=body)
+        try:
+            # A whole URL: a path may begin with two slashes, as if it named a host.
+            request = self._client.build_request(
+                method, self.url + path, headers=self._authorized(headers), content=body
+            )
+        except httpx2.InvalidURL:
+            raise ApiError(400, "this is no path of a URL", code="malformed_request") from None
         task = asyncio.create_task(self._begin(request))
         self._unanswered.add(task)
         try:
