@@ -224,7 +224,8 @@ async def test_replicas_come_and_go() -> None:
         assert [(await router.chat()).status for _ in range(3)] == [200] * 3
         second.state.is_draining = False
         await router.until(lambda: len(router.fleet.ready) == 2)
-        assert (await router.answer("GET", "/replica/events")).status == 404
+        for path in ("/replica/events", "/x/../replica/events", "/x/%2e%2e/replica/events", "/replica%2fevents"):
+            assert (await router.answer("GET", path)).status == 404
 
 
 @in_loop
@@ -258,7 +259,7 @@ async def test_request_goes_to_a_replica_that_has_its_model() -> None:
 async def test_answers_and_refusals_are_passed_on() -> None:
     async with AsyncExitStack() as stack:
         router, (first, _) = await two(stack)
-        for target in ("//127.0.0.1:1/x", "/a%2Fb%20c?x=%2F", "/v1/x/../y"):
+        for target in ("//127.0.0.1:1/x", "/a%2Fb%20c?x=%2F"):
             assert (await router.answer("GET", target)).json == (await first.answer("GET", target)).json
         assert b" 40" in await router.raw(b"OPTIONS * HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
         body = {"model": "scripted", "prompt": "abc"}
