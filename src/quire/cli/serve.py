@@ -10,7 +10,6 @@ from quire.cli.command import output_of, verb
 from quire.cli.options import chosen_options, option_flags
 from quire.cli.progress import show_progress
 from quire.config import EngineOptions
-from quire.errors import ConfigError
 from quire.server.options import ServerOptions
 from quire.weights.sources import resolve_source
 
@@ -50,10 +49,6 @@ def serve_command(model: str | None, **values: Any) -> None:
         from quire.server.router.run import serve_replicas as serve
 
         check_shares(engine.data_parallel_size)
-        if engine.device.startswith("cuda:"):
-            raise ConfigError(
-                f"device={engine.device!r} is one GPU: --device cuda gives each replica its own, or a share"
-            )
     else:
         from quire.server.run import serve
     serve(engine, options, on_ready=lambda url: output.note(f"serving {options.model_name(engine)} at {url}{shape}"))

@@ -33,7 +33,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Announcement(msgspec.Struct, omit_defaults=True):
-    """An event of the stream. `is_whole`: `cached` is the whole cache, and what was announced before is void.
+    """Event of the stream. `is_whole`: `cached` is the whole cache, and what was announced before is void.
 
     `cached` and `evicted` are hexadecimal digests without separators. `num_queued_tokens`: prompt tokens of requests
     that no step has computed yet.

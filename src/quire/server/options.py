@@ -37,7 +37,7 @@ class ServerOptions:
         group="server",
     )  # fmt: skip
     router_policy: str = option(
-        "prefix", "placement on replicas: by cached prefix and load, in turn, or by load alone",
+        "prefix", "replica of a request: that with most of its prompt cached, the next, or the least loaded",
         choices=ROUTER_POLICIES, group="server",
     )  # fmt: skip
     api_key_file: str | None = option(

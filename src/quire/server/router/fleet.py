@@ -92,7 +92,7 @@ class Fleet:
     # --- Placement --------------------------------------------------------------------------------
 
     def place(self, model: str | None, prompt: Prompt, tried: Collection[Replica]) -> Replica | None:
-        """Return the replica for a request; None if every replica with the model is down or was tried.
+        """Return the replica for a request; None if every replica of the model is down or was tried.
 
         Raises: ApiError 404 if no replica serves the model.
         """

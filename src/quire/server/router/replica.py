@@ -29,7 +29,7 @@ CHECK_EVERY_S = 1.0
 CHECK_S = 5.0
 """Longest time of a health check."""
 MAX_TIMEOUTS = 3
-"""Health checks in a row without an answer in time; then the replica is lost, and its requests go elsewhere."""
+"""Health checks in a row that may run out of time; then the replica is lost, and its requests go elsewhere."""
 SILENT_S = 10.0
 """Announcements come at least once a second; a stream without any for this time is opened again."""
 KEEP_ALIVE_S = 20.0
