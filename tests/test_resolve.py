@@ -319,6 +319,12 @@ TINIER_CPU = cpu(base=OLD_CPU, left_bytes=100_000_000)
         (CPU, {"tensor_parallel_size": 2, "enforce_eager": True}, ConfigError, ["--tensor-parallel-size 1"]),
         (CPU, {"tensor_parallel_size": 2, "block_size": 8}, ConfigError, ["of 16 tokens", "--tensor-parallel-size 1"]),
         (GPU, {"tensor_parallel_size": 2}, ConfigError, ["on a GPU", "--tensor-parallel-size 1"]),
+        (
+            replace(CPU, available_memory_bytes=2 * GIB),
+            {"data_parallel_size": 3, "kv_cache_memory_bytes": GIB},
+            MemoryCapacityError,
+            ["--kv-cache-memory-bytes"],
+        ),
         (CPU, {"tensor_parallel_size": 65}, ConfigError, ["--tensor-parallel-size 64"]),
         (CPU, {"pipeline_parallel_size": 31}, ConfigError, ["the model's 30 layers", "--pipeline-parallel-size 30"]),
         (CPU, {"tensor_parallel_size": 3, "pipeline_parallel_size": 22}, ConfigError, ["--pipeline-parallel-size 21"]),

@@ -12,9 +12,11 @@ from quire.runtime import hardware
 from quire.runtime.hardware import (
     CgroupLimits,
     cgroup_limits,
+    check_shares,
     count_threads,
     cpus_of_ranks,
     detect_hardware,
+    device_of_share,
     read_cpu_info,
 )
 
@@ -97,8 +99,21 @@ def test_threads_are_physical_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert cpus_of_ranks(3, tmp_path) == [[0, 1], [2, 3], [4, 5]]
     assert cpus_of_ranks(1, tmp_path) == [[0, 1, 2, 3, 4, 5]]
     assert cpus_of_ranks(4, tmp_path) == [[], [], [], []]
+    check_shares(3, tmp_path)
+    with pytest.raises(ConfigError, match=r"data_parallel_size=4: .* 3 cores.*--data-parallel-size 3 works"):
+        check_shares(4, tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     assert count_threads(topology=tmp_path) == 5
+
+
+@pytest.mark.parametrize(("num_gpus", "devices"), [(2, ["cuda:0", "cuda:1"]), (1, ["auto", "auto"])])
+def test_replicas_have_their_own_gpus_if_there_are_enough(
+    num_gpus: int, devices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "has_gpu_driver", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    assert [device_of_share("auto", 2, index) for index in range(2)] == devices
+    assert device_of_share("cpu", 2, 1) == "cpu"
 
 
 @pytest.mark.parametrize(

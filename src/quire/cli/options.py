@@ -65,6 +65,7 @@ COMPUTED_DEFAULTS = {
     "kv_disk_bytes": "8 GiB",
     "swap_space": "as much as the KV cache, at most 4 GiB",
     "max_num_waiting": "no limit",
+    "data_parallel_rank": "none",
     "served_model_name": "the model option",
     "keep_alive": "one model stays loaded; of several 5m",
     "models_memory_bytes": "90 % of the memory that is available at start",

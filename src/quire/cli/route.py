@@ -27,8 +27,8 @@ def route_command(urls: tuple[str, ...], **values: Any) -> None:
     """Share requests among servers that run already.
 
     Each URL is a server of `quire serve`, here or on another machine; servers of other engines are placed by load. A
-    server that does not answer gets no requests until it does. QUIRE_UPSTREAM_API_KEY is the key that the servers get;
-    without it they get the client's.
+    server that does not answer gets no requests until it does. Servers that need a key get that of
+    QUIRE_UPSTREAM_API_KEY.
     """
     from quire.server.logs import use_format
     from quire.server.router.run import route

@@ -225,6 +225,15 @@ def take_share(num_shares: int, index: int) -> None:
     os.environ["OMP_NUM_THREADS"] = str(num_threads)
 
 
+def device_of_share(device: str, num_shares: int, index: int) -> str:
+    """Return the device of an engine: a GPU of its own if there are enough, else all share the first."""
+    if device not in ("auto", "cuda") or not has_gpu_driver():
+        return device
+    import torch
+
+    return f"cuda:{index}" if torch.cuda.device_count() >= num_shares else device
+
+
 def _cores(topology: Path) -> list[list[int]]:
     """Return the physical cores that this process may use, each as its CPUs: hyper-threads."""
     cores: dict[tuple[int, int], list[int]] = {}

@@ -51,13 +51,13 @@ class RequestRecord:
     path: str
     caller: Caller | None = None
     num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
     num_generated_tokens: int = 0
     trace_headers: tuple[tuple[str, str], ...] = ()
     status: int = CLIENT_LEFT
     is_noted: bool = False
     started_s: float = field(default_factory=time.perf_counter)
     ended_s: float | None = None
+    num_cached_tokens: int = 0
 
     @property
     def client_id(self) -> str:

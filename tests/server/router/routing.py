@@ -19,7 +19,7 @@ from quire.server.router.metrics import RouterMetrics
 from quire.server.router.routes import RouterState, make_router_app
 from quire.server.router.run import RemoteReplicas
 from tests.server.fake_engine import running
-from tests.server.served import Served
+from tests.server.served import CHAT, Served
 
 
 class Routed(Served):
@@ -97,7 +97,7 @@ async def failing(script: Script, models: tuple[str, ...] = ("scripted",)) -> As
                 path = head.split(b" ")[1].decode()
                 length = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
                 await reader.readexactly(int(length[0].split(b":")[1]) if length else 0)
-                if path.startswith("/v1/chat"):
+                if path in (CHAT, "/v1/responses"):
                     await script(reader, writer)
                     break
                 found = lists.get(path)

@@ -8,6 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from quire.runtime.hardware import cpus_of_ranks
+from tests.cli.command_line import call, call_process
 from tests.cli.tiny_directory import make_tiny_directory
 from tests.server.serving import LIMIT_S, RunningChat, Serving, serving
 
@@ -76,14 +78,10 @@ def engines_of(server: Serving) -> list[psutil.Process]:
 
 
 def shares() -> list[tuple[int, ...]]:
-    from quire.runtime.hardware import cpus_of_ranks
-
     return [tuple(cpus) for cpus in cpus_of_ranks(2)]
 
 
 def test_replica_that_cannot_load_ends_the_server_with_its_error(directory: Path) -> None:
-    from tests.cli.command_line import call_process
-
     result = call_process(
         "serve", str(directory), "--port", "0", "--data-parallel-size", "2", "--num-blocks-override", "1"
     )
@@ -92,10 +90,11 @@ def test_replica_that_cannot_load_ends_the_server_with_its_error(directory: Path
     assert "error[" in result.stderr
 
 
-def test_more_replicas_than_cores_are_refused(directory: Path) -> None:
-    from tests.cli.command_line import call
-
-    result = call("serve", str(directory), "--port", "0", "--data-parallel-size", "4096")
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [(["4096"], "--data-parallel-size"), (["2", "--device", "cuda:0"], "--device cuda gives each replica its own")],
+)
+def test_replicas_without_cores_or_gpus_are_refused(directory: Path, arguments: list[str], advice: str) -> None:
+    result = call("serve", str(directory), "--port", "0", "--data-parallel-size", *arguments)
     assert result.exit_code == 2
-    assert "--data-parallel-size" in result.stderr.split(":")[-1]
-    assert "works" in result.stderr
+    assert advice in result.stderr

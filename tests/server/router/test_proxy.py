@@ -14,7 +14,10 @@ from tests.server.served import CHAT, Served, chat_body, serving
 EVENT = b'data: {"choices": []}\n\n'
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 GOOD = response(200, b'{"ok": true}', "Content-Type: application/json")
-BUSY = response(503, b'{"error": {"message": "the engine is restarting"}}', "Content-Type: application/json")
+BUSY, TOO_LARGE = (
+    response(503, json.dumps({"error": {"message": message, "code": code}}).encode(), "Content-Type: application/json")
+    for message, code in (("the engine is restarting", "engine_not_ready"), ("too few KV blocks", "out_of_memory"))
+)
 
 
 def writes(data: bytes) -> Script:
@@ -117,7 +120,24 @@ async def test_without_another_replica_the_error_names_all() -> None:
         assert (await router.answer("GET", "/health/live")).status == 200
 
 
-@pytest.mark.parametrize(("path", "cut"), [(CHAT, EVENT), (CHAT, EVENT + b"data: {")])
+@in_loop
+async def test_refusal_of_a_request_takes_no_replica_out() -> None:
+    async with (
+        failing(writes(TOO_LARGE)) as first,
+        failing(writes(TOO_LARGE)) as second,
+        routing(first, second) as router,
+    ):
+        answers = [await router.chat() for _ in range(2)]
+        assert [(answer.status, answer.code) for answer in answers] == [(503, "out_of_memory")] * 2
+        assert await router.counts("failures_total") == [2, 2]
+        assert len(router.fleet.ready) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "cut"),
+    [(CHAT, EVENT), (CHAT, EVENT + b"data: {"), ("/v1/responses", EVENT)],
+    ids=["whole", "cut", "typed"],
+)
 @in_loop
 async def test_stream_that_breaks_ends_with_an_error_event(path: str, cut: bytes) -> None:
     piece = STREAM + f"{len(cut):x}\r\n".encode() + cut + b"\r\n"
@@ -126,9 +146,15 @@ async def test_stream_that_breaks_ends_with_an_error_event(path: str, cut: bytes
     ) as router:  # fmt: skip
         answer = await router.answer("POST", path, body=chat_body(stream=True))
         assert answer.status == 200
-        *_, error, done, _ = answer.body.split(b"\n\n")
-        assert done == b"data: [DONE]"
-        assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "replica_lost"
+        *_, before, last, rest = answer.body.split(b"\n\n")
+        assert rest == b""
+        if path == CHAT:
+            assert last == b"data: [DONE]"
+            assert json.loads(before.removeprefix(b"data: "))["error"]["code"] == "replica_lost"
+        else:
+            name, data = last.split(b"\n")
+            assert name == b"event: error"
+            assert json.loads(data.removeprefix(b"data: "))["code"] == "replica_lost"
         assert (await router.counts("requests_total"))[1] == 0, "it is not sent again"
 
 
@@ -198,7 +224,8 @@ async def test_replicas_come_and_go() -> None:
         assert [(await router.chat()).status for _ in range(3)] == [200] * 3
         second.state.is_draining = False
         await router.until(lambda: len(router.fleet.ready) == 2)
-        assert (await router.answer("GET", "/replica/events")).status == 404
+        for path in ("/replica/events", "/x/../replica/events", "/x/%2e%2e/replica/events", "/replica%2fevents"):
+            assert (await router.answer("GET", path)).status == 404
 
 
 @in_loop
@@ -232,6 +259,9 @@ async def test_request_goes_to_a_replica_that_has_its_model() -> None:
 async def test_answers_and_refusals_are_passed_on() -> None:
     async with AsyncExitStack() as stack:
         router, (first, _) = await two(stack)
+        for target in ("//127.0.0.1:1/x", "/a%2Fb%20c?x=%2F"):
+            assert (await router.answer("GET", target)).json == (await first.answer("GET", target)).json
+        assert b" 40" in await router.raw(b"OPTIONS * HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
         body = {"model": "scripted", "prompt": "abc"}
         for asked in (router, first):
             assert (await asked.answer("POST", "/tokenize", body=body)).json["count"] == 3

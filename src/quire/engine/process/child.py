@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -216,13 +217,16 @@ def serve(channel: Channel, build: Callable[[Start], "LLMEngine"]) -> int:
 
 
 def _build(start: Start) -> "LLMEngine":
-    from quire.runtime.hardware import take_share
+    from quire.runtime.hardware import device_of_share, take_share
 
-    if start.options.data_parallel_rank is not None:
-        take_share(start.options.data_parallel_size, start.options.data_parallel_rank)
+    options = start.options
+    if options.data_parallel_rank is not None:
+        share = options.data_parallel_size, options.data_parallel_rank
+        take_share(*share)
+        options = replace(options, device=device_of_share(options.device, *share))
     from quire.engine.build import build_engine  # imports torch
 
-    engine = build_engine(start.options)
+    engine = build_engine(options)
     _warm_up(engine)
     return engine
 

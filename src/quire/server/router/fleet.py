@@ -17,12 +17,11 @@ from quire.server.announcements import Ended, PromptPrefix
 from quire.server.errors import ApiError
 from quire.server.router.metrics import RouterMetrics
 from quire.server.router.placement import Prompt, choose
-from quire.server.router.replica import Replica
+from quire.server.router.replica import RETRY_AFTER_S, Replica
 
 LOGGER = logging.getLogger("quire.router")
 BYTES_PER_TOKEN = 4
 """Usual length of a token, for prompts that are not tokenised."""
-RETRY_AFTER_S = 2
 RETIRE_CHECK_S = 0.05
 PREFIX_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
 """Routes whose prompts use the prefix cache."""

@@ -67,8 +67,8 @@ class Forwarding(Response):
         self._fleet, self._admission, self._record = fleet, admission, record
         self._rates = admission.rates
         self._method, self._path, self._body = scope["method"], scope["path"], body
-        query: bytes = scope["query_string"]
-        self._target = self._path + (f"?{query.decode('latin-1')}" if query else "")
+        target: bytes = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
+        self._target = target.decode("latin-1")
         self._is_queued = self._method == "POST" and self._path in QUEUED_PATHS
         self._sent_headers = [
             (name, value) for name, value in scope["headers"] if name not in HOP_HEADERS and name not in OWN_HEADERS
@@ -87,11 +87,11 @@ class Forwarding(Response):
         """Answer the request."""
         with self._fleet.awaiting_end(self._record.request_id) as ended:
             with contextlib.suppress(ClientDisconnected, OSError):
-                self._admission.num_requests += 1
+                self._admission.num_requests += self._is_queued
                 try:
                     await until_disconnect(receive, self._pump(scope, receive, send))
                 finally:
-                    self._admission.num_requests -= 1
+                    self._admission.num_requests -= self._is_queued
             replica = self._answered_by
             if replica is not None and self._is_queued and replica.load.block_size:
                 with contextlib.suppress(TimeoutError):
@@ -114,21 +114,25 @@ class Forwarding(Response):
             if self._is_queued:
                 self._take_limits(prompt)
             reasons: list[str] = []
+            refusal: ApiError | None = None
             tried: list[Replica] = []
             while (replica := self._fleet.place(model, prompt, tried)) is not None:
                 tried.append(replica)
                 self._fleet.metrics.sent(replica.name)
-                with replica.carry(prompt) as carried:
+                # Other requests cost no work, and streams of events may never end.
+                with replica.carry(prompt) if self._is_queued else contextlib.nullcontext() as carried:
                     try:
                         answer = await replica.send(self._method, self._target, self._sent_headers, self._body)
                     except ReplicaFailedError as error:
                         self._fleet.metrics.failed(replica.name)
                         reasons.append(str(error))
+                        refusal = error.refusal or refusal
                         continue
                     self._answered_by = replica if answer.status == 200 else None
-                    carried.begin()
+                    if carried is not None:
+                        carried.begin()
                     return await self._pass_on(replica, answer, send)
-            raise self._fleet.unavailable(reasons)
+            raise refusal or self._fleet.unavailable(reasons)
         except ApiError as error:
             await error.response()(scope, receive, send)
 

@@ -20,6 +20,7 @@ import msgspec
 from quire.engine.process.prefixes import split
 from quire.errors import printable
 from quire.server.announcements import Announcement, Ended
+from quire.server.errors import ApiError
 from quire.server.router.placement import Prompt
 
 LOGGER = logging.getLogger("quire.router")
@@ -35,6 +36,9 @@ KEEP_ALIVE_S = 20.0
 """Shorter than a server's, so that no request meets a connection that the server is closing."""
 ANNOUNCED_WITHIN_S = 0.25
 """After this time the blocks of a request that has ended are announced, if they are cached."""
+RETRY_AFTER_S = 2
+NOT_READY_CODES = frozenset({"engine_not_ready", "engine_dead", "draining"})
+"""Codes of status 503 that are about the replica; others, such as too little KV memory, are about one request."""
 SOCKET_OPTIONS = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
@@ -63,6 +67,7 @@ class _ModelList(msgspec.Struct):
 
 class _Reason(msgspec.Struct):
     message: str
+    code: str | None = None
 
 
 class _Refusal(msgspec.Struct):
@@ -70,7 +75,14 @@ class _Refusal(msgspec.Struct):
 
 
 class ReplicaFailedError(Exception):
-    """A replica failed a request before the first byte of its answer. The message names it."""
+    """A replica failed a request before the first byte of its answer. The message names it.
+
+    `refusal`: its answer, if that is about the request and not about the replica.
+    """
+
+    def __init__(self, message: str, refusal: ApiError | None = None) -> None:
+        super().__init__(message)
+        self.refusal = refusal
 
 
 class Answer:
@@ -93,13 +105,13 @@ class Answer:
         await self._pieces.aclose()
         await self._response.aclose()
 
-    def refusal(self) -> str:
-        """Return what an error says, after the name of its replica."""
+    def refusal(self) -> ApiError:
+        """Return the error that a body of status 503 tells."""
         try:
-            message = msgspec.json.decode(self.first, type=_Refusal).error.message
+            error = msgspec.json.decode(self.first, type=_Refusal).error
         except msgspec.MsgspecError:
-            return f"answers status {self.status}"
-        return f'answers "{printable(message)}"'
+            return ApiError(self.status, f"status {self.status}", code="replica_refused", retry_after_s=RETRY_AFTER_S)
+        return ApiError(self.status, printable(error.message), code=error.code, retry_after_s=RETRY_AFTER_S)
 
 
 class Carried:
@@ -142,7 +154,7 @@ class Replica:
         self._is_noted = False
         self._ready = asyncio.Event()
         self.was_checked = asyncio.Event()
-        self.url = url
+        self.url = url.rstrip("/")
         self._client = self._client_of(url)
 
     async def connect(self, url: str) -> None:
@@ -216,9 +228,15 @@ class Replica:
         """Send a request. Returns: its answer, of which the first bytes have come.
 
         Raises: ReplicaFailedError if the connection fails before them, or the replica is not ready. It then gets no
-        further requests until it answers a health check.
+        further requests until it answers a health check. ApiError 400 for a bad path.
         """
-        request = self._client.build_request(method, path, headers=self._authorized(headers), content=body)
+        try:
+            # A whole URL: a path may begin with two slashes, as if it named a host.
+            request = self._client.build_request(
+                method, self.url + path, headers=self._authorized(headers), content=body
+            )
+        except httpx2.InvalidURL:
+            raise ApiError(400, "this is no path of a URL", code="malformed_request") from None
         task = asyncio.create_task(self._begin(request))
         self._unanswered.add(task)
         try:
@@ -238,8 +256,12 @@ class Replica:
             raise ReplicaFailedError(f"{self.name} {self.reason}") from error
         if answer.status == 503:
             await answer.aclose()
-            self._leave(ReplicaState.DOWN, answer.refusal())
-            raise ReplicaFailedError(f"{self.name} {self.reason}")
+            refusal = answer.refusal()
+            reason = f'answers "{refusal.message}"'
+            if refusal.code not in NOT_READY_CODES:
+                raise ReplicaFailedError(f"{self.name} {reason}", refusal)
+            self._leave(ReplicaState.DOWN, reason)
+            raise ReplicaFailedError(f"{self.name} {reason}")
         return answer
 
     async def _begin(self, request: httpx2.Request) -> "Answer":
@@ -255,6 +277,8 @@ class Replica:
         """Send a request whose answer is small; None if it fails, or its status is not 200."""
         try:
             response = await self._client.post(path, headers=self._authorized(headers), content=body, timeout=CHECK_S)
+        except httpx2.TimeoutException:
+            return None  # long prompts take time
         except httpx2.TransportError as error:
             self.note_failure(error)
             return None

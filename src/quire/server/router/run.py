@@ -48,6 +48,8 @@ def serve_replicas(
     engine: EngineOptions, options: ServerOptions, *, on_ready: Callable[[str], None] = lambda url: None
 ) -> None:
     """Start `engine.data_parallel_size` replicas and serve until SIGTERM or SIGINT. Raises: as `serve`."""
+    if engine.device.startswith("cuda:"):
+        raise ConfigError(f"device={engine.device!r} is one GPU: --device cuda gives each replica its own, or a share")
 
     def make(fleet: Fleet, on_lost: Callable[[QuireError], None]) -> Backend:
         return LocalReplicas(fleet, engine, options, on_lost)
