@@ -104,6 +104,9 @@ class EngineOptions:
     pipeline_parallel_size: int = option(
         1, "stages of layers, each in processes of its own, that compute steps in turn"
     )
+    distributed_executor_backend: str = option(
+        "mp", "where stages run: mp, processes of this machine; ray, actors of a Ray cluster", choices=("mp", "ray")
+    )
     enforce_eager: bool = option(False, "run the model op by op in PyTorch, not as a native plan", group="debug")
     max_num_events: int = option(65536, "length of the event log's ring buffer", group="debug")
 
@@ -273,7 +276,8 @@ class EngineConfig:
     @property
     def threads_per_rank(self) -> int:
         """Threads that compute in each rank."""
-        return max(1, self.hardware.num_threads // self.num_ranks)
+        has_nodes = self.options.distributed_executor_backend == "ray"  # each stage has a node of its own
+        return max(1, self.hardware.num_threads // (1 if has_nodes else self.num_ranks))
 
     @property
     def weight_bytes(self) -> int:

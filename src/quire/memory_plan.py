@@ -99,6 +99,8 @@ def split_memory(
     num_stages = options.pipeline_parallel_size
     if hardware.device != "cpu":
         usable = min(usable, int(options.gpu_memory_utilization * hardware.total_memory_bytes))
+    if options.distributed_executor_backend == "ray":
+        usable *= num_stages  # nodes like this one
     usable = max(0, usable - (options.num_ranks - 1) * RANK_RESERVE_BYTES) // num_ranks
     beside = num_stages * bytes_beside(options, model, hardware.device, dtype, num_tokens)
     weights += _copied_parameters(options, model) * weights // max(1, model.num_parameters)
@@ -274,6 +276,14 @@ DEFAULT_MAX_NUM_BATCHED_TOKENS = EngineOptions.__dataclass_fields__["max_num_bat
 
 def check_sizes(options: EngineOptions, model: ModelConfig) -> None:
     """Check the number of ranks. Raises: ConfigError naming the largest that fits."""
+    if options.distributed_executor_backend == "ray" and (
+        options.pipeline_parallel_size == 1 or options.tensor_parallel_size > 1
+    ):
+        raise ConfigError(
+            f"distributed_executor_backend='ray' places stages of one rank each, and the sizes are"
+            f" {options.tensor_parallel_size} ranks and {options.pipeline_parallel_size} stages:"
+            f" --tensor-parallel-size 1 --pipeline-parallel-size {max(2, options.num_ranks)} fits"
+        )
     for name, most, limit in (
         ("pipeline_parallel_size", model.num_layers, f"the model's {model.num_layers} layers"),
         ("tensor_parallel_size", MAX_RANKS, f"the limit of {MAX_RANKS} ranks on a machine"),
@@ -289,7 +299,9 @@ def explain_ranks(options: EngineOptions, hardware: Hardware, decisions: list[De
     num_ranks = options.num_ranks
     num_threads = max(1, hardware.num_threads // num_ranks)
     reason = f"chosen; each rank is a process with {num_threads} of {hardware.num_threads} threads"
-    if num_ranks > hardware.num_threads:
+    if options.distributed_executor_backend == "ray":
+        reason = f"chosen; each stage but the last is a Ray actor with {hardware.num_threads} threads"
+    elif num_ranks > hardware.num_threads:
         reason = f"chosen; the {num_ranks} ranks take turns on {hardware.num_threads} cores, which is slow"
     for name in ("tensor_parallel_size", "pipeline_parallel_size"):
         if getattr(options, name) > 1:
