@@ -279,10 +279,11 @@ def check_sizes(options: EngineOptions, model: ModelConfig) -> None:
     if options.distributed_executor_backend == "ray" and (
         options.pipeline_parallel_size == 1 or options.tensor_parallel_size > 1
     ):
+        fits = "--pipeline-parallel-size 2" if options.num_ranks == 1 else "--distributed-executor-backend mp"
+        fits = "--tensor-parallel-size 1" if options.pipeline_parallel_size > 1 else fits
         raise ConfigError(
-            f"distributed_executor_backend='ray' places stages of one rank each, and the sizes are"
-            f" {options.tensor_parallel_size} ranks and {options.pipeline_parallel_size} stages:"
-            f" --tensor-parallel-size 1 --pipeline-parallel-size {max(2, options.num_ranks)} fits"
+            f"distributed_executor_backend='ray' places stages of one rank each, and there are"
+            f" {options.pipeline_parallel_size} stages of {options.tensor_parallel_size}: {fits} fits"
         )
     for name, most, limit in (
         ("pipeline_parallel_size", model.num_layers, f"the model's {model.num_layers} layers"),

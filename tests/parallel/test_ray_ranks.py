@@ -1,6 +1,7 @@
 """Stages on the nodes of a Ray cluster, which Ray starts on this machine."""
 
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -8,8 +9,10 @@ from typing import Any
 import pytest
 
 from quire.errors import ConfigError, EngineDeadError
+from quire.parallel.rank_messages import Step
 from quire.parallel.tensor_parallel import RankExecutor, create_executor
 from quire.scheduler.scheduler import Scheduler
+from quire.types import ScheduledRequest, SchedulerOutput
 from tests.parallel.test_executor import generate, make_request, prompt
 from tests.runtime.tiny_llama import tiny_llama
 from tests.runtime.tiny_model import run_to_end, tokens_of
@@ -41,12 +44,28 @@ def test_stages_on_nodes_give_the_tokens_of_one_worker_then_fail_with_a_lost_one
         found, _ = run_to_end(Scheduler(settings), executor, [make_request(f"r{i}", prompt(i)) for i in range(4)])
         expected, _ = generate(*(make_request(f"r{i}", prompt(i)) for i in range(4)), block_size=16)
         assert {name: tokens_of(results) for name, results in found.items()} == expected
-        (actor,) = executor._processes._actors
-        ray.kill(actor)
+        is_told, told = threading.Event(), list[EngineDeadError]()
+        executor.watch(lambda error: (told.append(error), is_told.set()))
+        ray.kill(executor._processes._actors[0])  # type: ignore[union-attr]
+        assert is_told.wait(60), "an idle engine must die with its stage"
         scheduler = Scheduler(settings)
         scheduler.add_request(make_request("late", prompt(1)))
         executor.submit(scheduler.schedule())
-        with pytest.raises(EngineDeadError, match="lost"):
+        with pytest.raises(EngineDeadError, match="a stage's actor was lost"):
+            executor.collect()
+    finally:
+        executor.shutdown()
+
+
+def test_error_in_a_stage_ends_the_step_that_waits_for_it(ray: Any) -> None:
+    executor = create_executor(*tiny_llama(**RAY))
+    try:
+        item = ScheduledRequest("stranger", 0, 1, 1, (), ())
+        executor._processes.send(Step(SchedulerOutput(0, (), (item,), (), (), ())))  # type: ignore[attr-defined]
+        scheduler = Scheduler(tiny_llama(**RAY)[0].scheduler)
+        scheduler.add_request(make_request("r1", prompt(1)))
+        executor.submit(scheduler.schedule())
+        with pytest.raises(EngineDeadError, match="request 'stranger' was scheduled, but"):
             executor.collect()
     finally:
         executor.shutdown()

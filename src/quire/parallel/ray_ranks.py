@@ -83,7 +83,9 @@ def join(address: str, rank: int, num_stages: int) -> Links:
 
 
 class StageActor:
-    """A stage in a process of Ray's. Failures are returned: those of Quire cannot be pickled."""
+    """A stage in a process of Ray's. It returns failures, since Ray would pickle errors, and runs nothing after one."""
+
+    _has_failed = False
 
     def load(self, start: bytes, address: str) -> bytes | None:
         """Load the stage of a `StartRank`. Returns a `Failure`, or None."""
@@ -104,9 +106,12 @@ class StageActor:
         self._worker = Worker(start.config, start.open_checkpoint(), links=links)
 
     def _try(self, function: Any, *arguments: Any) -> bytes | None:
+        if self._has_failed:
+            return None
         try:
             function(*arguments)
         except Exception as error:
+            self._has_failed = True
             if not isinstance(error, QuireError):
                 error = EngineError(f"a stage failed with {type(error).__name__}: {error}")
             return msgspec.msgpack.encode(Failure.of(error))
@@ -171,15 +176,15 @@ class RayRanks(Ranks):
             return
         self._is_stopping = True
         self._end_all()
-
-    def _end_all(self) -> None:
-        for actor in self._actors:
-            self._ray.kill(actor)
-        self._actors = []
         import torch
 
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
+
+    def _end_all(self) -> None:
+        """See `Ranks`. A step that waits for values fails when their connection closes."""
+        for actor in self._actors:
+            self._ray.kill(actor)
 
     def _watch(self) -> None:
         """Notice failures of steps, and actors that end between steps."""
