@@ -69,7 +69,7 @@ class _RankProcess:
 
 
 class Ranks:
-    """What `RankExecutor` needs of the ranks above 0, wherever they are: the first failure of one ends all others."""
+    """Ranks above 0, wherever they are: the first failure of one ends all others."""
 
     def __init__(self) -> None:
         self._failure: QuireError | None = None
