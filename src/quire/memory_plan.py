@@ -1,5 +1,4 @@
-"""Memory plan: bytes of a step, and of what is left the blocks of the KV cache and the context that fits in them; and
-how a step's work is divided among ranks and stages.
+"""Memory plan: bytes of a step, and of what is left the blocks of the KV cache and the context that fits in them.
 
 Pure arithmetic on integers, with the reason for each choice. Estimates of a step are upper ones: memory that was
 promised to the KV cache must not be missing in service. Next to read: `cache_spec.py`; `resolve.py`, the caller.
@@ -263,67 +262,3 @@ def _fixes(options: EngineOptions, memory: Memory, shape: PoolShape, longest: in
         missing = num_blocks * shape.block_bytes - memory.left
         fixes.append(f"{format_bytes(missing)} of memory are missing; a smaller model, dtype or block_size may fit")
     return ", ".join(fixes)
-
-
-# --- Ranks and stages ---------------------------------------------------------------------------
-
-MAX_RANKS = 64
-PIPELINE_STEP_TOKENS = 256
-"""Budget of a step of several stages, unless one is chosen: a prompt is then several steps, which the stages compute at
-the same time. Products of 256 rows take no longer per row than those of more."""
-DEFAULT_MAX_NUM_BATCHED_TOKENS = EngineOptions.__dataclass_fields__["max_num_batched_tokens"].default
-
-
-def check_sizes(options: EngineOptions, model: ModelConfig) -> None:
-    """Check the number of ranks. Raises: ConfigError naming the largest that fits."""
-    if options.distributed_executor_backend == "ray" and (
-        options.pipeline_parallel_size == 1 or options.tensor_parallel_size > 1
-    ):
-        fits = "--pipeline-parallel-size 2" if options.num_ranks == 1 else "--distributed-executor-backend mp"
-        fits = "--tensor-parallel-size 1" if options.pipeline_parallel_size > 1 else fits
-        raise ConfigError(
-            f"distributed_executor_backend='ray' places stages of one rank each, and there are"
-            f" {options.pipeline_parallel_size} stages of {options.tensor_parallel_size}: {fits} fits"
-        )
-    for name, most, limit in (
-        ("pipeline_parallel_size", model.num_layers, f"the model's {model.num_layers} layers"),
-        ("tensor_parallel_size", MAX_RANKS, f"the limit of {MAX_RANKS} ranks on a machine"),
-        ("pipeline_parallel_size", MAX_RANKS // options.tensor_parallel_size, f"the limit of {MAX_RANKS} ranks in all"),
-    ):
-        if getattr(options, name) > most:
-            flag = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{name}={getattr(options, name)} is above {limit}: {flag} {most} fits")
-
-
-def explain_ranks(options: EngineOptions, hardware: Hardware, decisions: list[Decision]) -> None:
-    """Say how many threads each rank has. Mutates: decisions."""
-    num_ranks = options.num_ranks
-    num_threads = max(1, hardware.num_threads // num_ranks)
-    reason = f"chosen; each rank is a process with {num_threads} of {hardware.num_threads} threads"
-    if options.distributed_executor_backend == "ray":
-        reason = f"chosen; each stage but the last is a Ray actor with {hardware.num_threads} threads"
-    elif num_ranks > hardware.num_threads:
-        reason = f"chosen; the {num_ranks} ranks take turns on {hardware.num_threads} cores, which is slow"
-    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        if getattr(options, name) > 1:
-            decisions.append(Decision(name, str(getattr(options, name)), reason))
-
-
-def step_tokens(options: EngineOptions, decisions: list[Decision]) -> int:
-    """Return the token budget of a step. Mutates: decisions."""
-    budget = options.max_num_batched_tokens
-    is_chosen = budget != DEFAULT_MAX_NUM_BATCHED_TOKENS
-    if options.pipeline_parallel_size == 1 or is_chosen or not options.enable_chunked_prefill:
-        return budget
-    budget = max(PIPELINE_STEP_TOKENS, options.max_num_seqs)
-    decisions.append(Decision("max_num_batched_tokens", str(budget), "stages compute parts of a prompt side by side"))
-    return budget
-
-
-def decode_iterations(options: EngineOptions, decisions: list[Decision]) -> int:
-    """Return the most decode iterations of a step. Mutates: decisions."""
-    if options.pipeline_parallel_size == 1 or options.multi_step_decode == 1:
-        return options.multi_step_decode
-    reason = "the first stage of a pipeline needs a token before it can compute the next"
-    decisions.append(Decision("multi_step_decode", "1", reason))
-    return 1

@@ -25,17 +25,13 @@ from quire.config import (
     weight_bytes,
 )
 from quire.errors import ConfigError, MemoryCapacityError
-from quire.memory_plan import (
+from quire.memory_plan import Memory, fit_model_len, plan_blocks, split_memory, wanted_model_len
+from quire.rank_plan import (
     DEFAULT_MAX_NUM_BATCHED_TOKENS,
-    Memory,
     check_sizes,
     decode_iterations,
     explain_ranks,
-    fit_model_len,
-    plan_blocks,
-    split_memory,
     step_tokens,
-    wanted_model_len,
 )
 
 PLAN_BLOCK_MULTIPLE = 16

@@ -17,6 +17,7 @@ ROOT_MODULES = {
     "cache_spec",
     "outputs",
     "memory_plan",
+    "rank_plan",
     "resolve",
     "errors",
     "events",

@@ -25,7 +25,7 @@ NUM_SPINS = 400
 
 
 class Channel(Protocol):
-    """Connection from a rank to the same rank of the next stage: rows arrive in the order of sending."""
+    """Direction of rows between the same ranks of two stages: rows arrive in the order in which they are sent."""
 
     def send(self, rows: NDArray[np.float32]) -> None:
         """Send rows [T, width]; may return before they are received. Raises: EngineDeadError if a rank is lost."""

@@ -45,7 +45,7 @@ class Send(Receive):
 def cut(program: Program, stage: int, num_stages: int) -> Program:
     """Return the instructions of a stage, whose layers are counted from `first_layer` on; the last has the head.
 
-    Raises: UnsupportedModelError for more stages than the program can be cut into.
+    Raises: UnsupportedModelError if the program has fewer places to cut.
     """
     if num_stages == 1:
         return program
