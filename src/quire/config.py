@@ -100,12 +100,12 @@ class EngineOptions:
     )
     max_num_waiting: int | None = option(None, "length of the waiting queue; unset: unbounded")
     max_logprobs: int = option(20, "largest logprobs a request may ask for; -1: the whole vocabulary")
+    distributed_executor_backend: str = option(
+        "mp", "where stages run: mp, processes of this machine; ray, actors of a Ray cluster", choices=("mp", "ray")
+    )
     tensor_parallel_size: int = option(1, "processes that share each layer, on the cores of this machine")
     pipeline_parallel_size: int = option(
         1, "stages of layers, each in processes of its own, that compute steps in turn"
-    )
-    distributed_executor_backend: str = option(
-        "mp", "where stages run: mp, processes of this machine; ray, actors of a Ray cluster", choices=("mp", "ray")
     )
     enforce_eager: bool = option(False, "run the model op by op in PyTorch, not as a native plan", group="debug")
     max_num_events: int = option(65536, "length of the event log's ring buffer", group="debug")

@@ -98,11 +98,11 @@ def split_memory(
     num_stages = options.pipeline_parallel_size
     if hardware.device != "cpu":
         usable = min(usable, int(options.gpu_memory_utilization * hardware.total_memory_bytes))
-    if options.distributed_executor_backend == "ray":
-        usable *= num_stages  # nodes like this one
     usable = max(0, usable - (options.num_ranks - 1) * RANK_RESERVE_BYTES) // num_ranks
     beside = num_stages * bytes_beside(options, model, hardware.device, dtype, num_tokens)
     weights += _copied_parameters(options, model) * weights // max(1, model.num_parameters)
+    if options.distributed_executor_backend == "ray":
+        usable *= num_stages  # each has a node like this one
     return Memory(hardware, usable, -(-weights // num_ranks), beside, num_ranks)
 
 
