@@ -242,6 +242,12 @@ def test_stages_compute_short_steps_of_one_iteration() -> None:
     assert resolved(pipeline_parallel_size=2, max_num_batched_tokens=512).scheduler.max_num_batched_tokens == 512
 
 
+def test_stages_of_ray_have_a_machine_each() -> None:
+    here, there = (resolved(pipeline_parallel_size=2, distributed_executor_backend=kind) for kind in ("mp", "ray"))
+    assert (here.threads_per_rank, there.threads_per_rank) == (4, 8)
+    assert "Ray actor with 8 threads" in reason(there, "pipeline_parallel_size")
+
+
 def test_copies_of_parameters_count_as_memory() -> None:
     """Six ranks hold each of three KV heads twice; the last stage holds the embedding as its head."""
     options = {"max_num_seqs": 4, "max_model_len": 512, "dtype": "bfloat16", "max_num_batched_tokens": 512}
@@ -306,6 +312,7 @@ def test_pure_and_every_choice_has_a_reason() -> None:
     assert all(decision.reason and decision.value for decision in decisions)
 
 
+RAY = {"distributed_executor_backend": "ray", "pipeline_parallel_size": 2}
 SMALL_CPU = cpu(base=OLD_CPU, left_bytes=400_000_000)
 TINY_CPU = cpu(base=OLD_CPU, left_bytes=200_000_000)
 TINIER_CPU = cpu(base=OLD_CPU, left_bytes=100_000_000)
@@ -328,6 +335,8 @@ TINIER_CPU = cpu(base=OLD_CPU, left_bytes=100_000_000)
         (CPU, {"tensor_parallel_size": 65}, ConfigError, ["--tensor-parallel-size 64"]),
         (CPU, {"pipeline_parallel_size": 31}, ConfigError, ["the model's 30 layers", "--pipeline-parallel-size 30"]),
         (CPU, {"tensor_parallel_size": 3, "pipeline_parallel_size": 22}, ConfigError, ["--pipeline-parallel-size 21"]),
+        (CPU, {"distributed_executor_backend": "ray"}, ConfigError, ["--pipeline-parallel-size 2"]),
+        (CPU, {**RAY, "tensor_parallel_size": 2}, ConfigError, ["--tensor-parallel-size 1"]),
         (CPU, {"pipeline_parallel_size": 2, "enforce_eager": True}, ConfigError, ["--pipeline-parallel-size 1"]),
         (CPU, {"device": "cuda"}, ConfigError, ["--device auto"]),
         (CPU, {"max_long_partial_prefills": 2}, ConfigError, ["--max-long-partial-prefills 1"]),

@@ -114,6 +114,9 @@ class EngineOptions:
     )
     max_num_waiting: int | None = option(None, "length of the waiting queue; unset: unbounded")
     max_logprobs: int = option(20, "largest logprobs a request may ask for; -1: the whole vocabulary")
+    distributed_executor_backend: str = option(
+        "mp", "where stages run: mp, processes of this machine; ray, actors of a Ray cluster", choices=("mp", "ray")
+    )
     tensor_parallel_size: int = option(1, "processes that share each layer, on the cores of this machine")
     pipeline_parallel_size: int = option(
         1, "stages of layers, each in processes of its own, that compute steps in turn"
@@ -309,7 +312,8 @@ class EngineConfig:
     @property
     def threads_per_rank(self) -> int:
         """Threads that compute in each rank."""
-        return max(1, self.hardware.num_threads // self.num_ranks)
+        has_nodes = self.options.distributed_executor_backend == "ray"  # each stage has a node of its own
+        return max(1, self.hardware.num_threads // (1 if has_nodes else self.num_ranks))
 
     @property
     def weight_bytes(self) -> int:

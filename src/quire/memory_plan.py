@@ -109,6 +109,8 @@ def split_memory(
     usable = max(0, usable - (options.num_ranks - 1) * RANK_RESERVE_BYTES) // num_ranks
     beside = num_stages * bytes_beside(options, model, hardware.device, dtype, num_tokens)
     weights += _copied_parameters(options, model) * weights // max(1, model.num_parameters)
+    if options.distributed_executor_backend == "ray":
+        usable *= num_stages  # each has a node like this one
     return Memory(hardware, usable, -(-weights // num_ranks), beside, num_ranks)
 
 

@@ -16,6 +16,15 @@ DEFAULT_MAX_NUM_BATCHED_TOKENS = EngineOptions.__dataclass_fields__["max_num_bat
 
 def check_sizes(options: EngineOptions, model: ModelConfig) -> None:
     """Check the number of ranks. Raises: ConfigError naming the largest that fits."""
+    if options.distributed_executor_backend == "ray" and (
+        options.pipeline_parallel_size == 1 or options.tensor_parallel_size > 1
+    ):
+        fits = "--pipeline-parallel-size 2" if options.num_ranks == 1 else "--distributed-executor-backend mp"
+        fits = "--tensor-parallel-size 1" if options.pipeline_parallel_size > 1 else fits
+        raise ConfigError(
+            f"distributed_executor_backend='ray' places stages of one rank each, and there are"
+            f" {options.pipeline_parallel_size} stages of {options.tensor_parallel_size}: {fits} fits"
+        )
     for name, most, limit in (
         ("pipeline_parallel_size", model.num_layers, f"the model's {model.num_layers} layers"),
         ("tensor_parallel_size", MAX_RANKS, f"the limit of {MAX_RANKS} ranks on a machine"),
@@ -31,7 +40,9 @@ def explain_ranks(options: EngineOptions, hardware: Hardware, decisions: list[De
     num_ranks = options.num_ranks
     num_threads = max(1, hardware.num_threads // num_ranks)
     reason = f"chosen; each rank is a process with {num_threads} of {hardware.num_threads} threads"
-    if num_ranks > hardware.num_threads:
+    if options.distributed_executor_backend == "ray":
+        reason = f"chosen; each stage but the last is a Ray actor with {hardware.num_threads} threads"
+    elif num_ranks > hardware.num_threads:
         reason = f"chosen; the {num_ranks} ranks take turns on {hardware.num_threads} cores, which is slow"
     if options.data_parallel_size > 1:
         of_replica = f"chosen; this replica has {hardware.num_threads} threads and its share of the memory"

@@ -115,6 +115,22 @@ def test_no_service_of_kubernetes_sets_the_servers_options() -> None:
     assert pod["enableServiceLinks"] is False
 
 
+def test_kuberay_starts_a_stage_per_worker_and_one_beside_the_server() -> None:
+    items = {item["kind"]: item for item in yaml.safe_load_all((DEPLOY / "kubernetes/kuberay.yaml").read_text())}
+    cluster = items["RayCluster"]["spec"]
+    pods = [group["template"]["spec"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
+    arguments = pods[0]["containers"][1]["args"]
+    num_stages = int(arguments[arguments.index("--pipeline-parallel-size") + 1])
+    assert num_stages == 1 + cluster["workerGroupSpecs"][0]["replicas"]
+    assert arguments[arguments.index("--distributed-executor-backend") + 1] == "ray"
+    for pod in pods:
+        volumes = {item["name"]: item for item in pod["volumes"]}
+        assert {mount["name"] for item in pod["containers"] for mount in item["volumeMounts"]} == volumes.keys()
+        claim = volumes["models"]["persistentVolumeClaim"]["claimName"]
+        assert claim == items["PersistentVolumeClaim"]["metadata"]["name"]
+    assert items["Service"]["spec"]["selector"]["ray.io/cluster"] == items["RayCluster"]["metadata"]["name"]
+
+
 def test_kubernetes_names_fit_together() -> None:
     by_kind = {item["kind"]: item for item in KUBERNETES}
     pod = by_kind["Deployment"]["spec"]["template"]

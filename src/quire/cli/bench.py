@@ -151,7 +151,7 @@ class _Report:
         self._results: list[dict[str, Any]] = []
         self._fixed = [
             Path(header["model"]).name, format_count(header["num_parameters"]), header["dtype"], header["device"],
-            str(header["num_threads"]) + (f" ({config.options.describe_ranks()})" if config.options.num_ranks > 1 else ""),
+            f"{header['num_threads']}{f' ({ranks})' if (ranks := config.options.describe_ranks()) else ''}",
         ]  # fmt: skip
         titles = ["model", "params", "dtype", "device", "threads", "test", "tok/s (mean ± sd)", "of limit"]
         example = [*self._fixed, max((case.name for case in cases), key=len), " " * SPEED_WIDTH, ""]

@@ -81,17 +81,12 @@ def _serve(start: StartRank, memory_fd: int, messages: "queue.SimpleQueue[ToRank
 
     from quire.runtime.links import RankMemory
     from quire.runtime.worker import Worker
-    from quire.weights.checkpoint import Checkpoint, open_checkpoint
 
     config = start.config
     layout = RankMemory.of(config)
     memory = np.frombuffer(mmap.mmap(memory_fd, layout.num_bytes), np.uint8)
-    if config.options.load_format == "dummy":
-        checkpoint = Checkpoint(start.files, "", config.model.hf_config, {}, {}, {})
-    else:
-        checkpoint = open_checkpoint(start.files)
-    worker = Worker(config, checkpoint, links=layout.links(memory.ctypes.data, start.rank, start.num_spins))
-    del checkpoint
+    links = layout.links(memory.ctypes.data, start.rank, start.num_spins)
+    worker = Worker(config, start.open_checkpoint(), links=links)
     _send(connection, RankLoaded())
     while True:
         message = messages.get()

@@ -1,6 +1,7 @@
 """Messages between rank 0 and the processes of the other ranks. Next to read: `frames.py`, `rank_processes.py`."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -8,6 +9,9 @@ from quire.config import EngineConfig
 from quire.parallel.frames import Failure
 from quire.types import SchedulerOutput
 from quire.weights.sources import ModelFiles
+
+if TYPE_CHECKING:
+    from quire.weights.checkpoint import Checkpoint
 
 
 class StartRank(msgspec.Struct, tag="start", array_like=True):
@@ -31,6 +35,14 @@ class StartRank(msgspec.Struct, tag="start", array_like=True):
     def files(self) -> ModelFiles:
         """The files of the model."""
         return ModelFiles(self.model_name, Path(self.model_path), self.model_kind, "local")
+
+    def open_checkpoint(self) -> "Checkpoint":
+        """Open the model's files. Raises: ModelFileError."""
+        from quire.weights.checkpoint import Checkpoint, open_checkpoint  # NumPy, which may not start threads before
+
+        if self.config.options.load_format == "dummy":
+            return Checkpoint(self.files, "", self.config.model.hf_config, {}, {}, {})
+        return open_checkpoint(self.files)
 
 
 class Step(msgspec.Struct, tag="step", array_like=True):

@@ -68,54 +68,14 @@ class _RankProcess:
             return self.process.wait()
 
 
-class RankProcesses:
-    """Ranks 1 … N - 1 and the memory that all ranks share.
+class Ranks:
+    """Ranks above 0, wherever they are: the first failure of one ends all others."""
 
-    Attributes: `links`: those of rank 0; `cpus`: those of rank 0; empty: any.
-    """
-
-    def __init__(self, config: EngineConfig, files: ModelFiles) -> None:
-        """Start the processes, which load their shares of the model. Raises: EngineDeadError if one cannot start."""
-        self._num_ranks = config.num_ranks
-        self._owner = os.getpid()
-        cpus = cpus_of_ranks(self._num_ranks)
-        self.cpus = cpus[0]
-        is_crowded = self._num_ranks * config.threads_per_rank > len(os.sched_getaffinity(0))
-        num_spins = 0 if is_crowded else NUM_SPINS
-        self._layout = RankMemory.of(config)
-        self._memory_fd = os.memfd_create("quire-ranks")
-        os.ftruncate(self._memory_fd, self._layout.num_bytes)
-        self._memory = np.frombuffer(mmap.mmap(self._memory_fd, self._layout.num_bytes), np.uint8)
-        self.links = self._layout.links(self._memory.ctypes.data, 0, num_spins)
-        self._ranks: list[_RankProcess] = []
+    def __init__(self) -> None:
         self._failure: QuireError | None = None
         self._tell: Callable[[EngineDeadError], None] | None = None
         self._is_stopping = False
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._start_and_watch, name="quire-ranks", daemon=True)
-        self._thread.start()
-        with self._changed:
-            self._changed.wait_for(lambda: len(self._ranks) == self._num_ranks - 1 or self._failure is not None)
-        self.check()
-        path = str(files.path.absolute())
-        for item in self._ranks:
-            self._send_to(item, StartRank(
-                item.rank, config, cpus[item.rank], num_spins, path, files.kind, files.name
-            ))  # fmt: skip
-
-    def wait_until_loaded(self) -> None:
-        """Raises: the error that loading raised in a rank; EngineDeadError if a process ended."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._failure is not None or all(item.is_loaded for item in self._ranks))
-        if self._failure is not None:
-            raise self._failure
-
-    def send(self, step: Step) -> None:
-        """Send a step to all ranks. Raises: EngineDeadError if a rank is lost."""
-        self.check()
-        data = frame(step)
-        for item in self._ranks:
-            self._send_to(item, data)
 
     def check(self) -> None:
         """Raises: EngineDeadError, with the first failure of a rank, or after `stop`."""
@@ -141,6 +101,57 @@ class RankProcesses:
             self._tell, failure = tell, self._failure
         if failure is not None:
             tell(EngineDeadError(failure.message))
+
+    def _end_all(self) -> None:
+        """Tell all ranks to end."""
+        raise NotImplementedError
+
+
+class RankProcesses(Ranks):
+    """Ranks 1 … N - 1 and the memory that all ranks share.
+
+    Attributes: `links`: those of rank 0; `cpus`: those of rank 0; empty: any.
+    """
+
+    def __init__(self, config: EngineConfig, files: ModelFiles) -> None:
+        """Start the processes, which load their shares of the model. Raises: EngineDeadError if one cannot start."""
+        super().__init__()
+        self._num_ranks = config.num_ranks
+        self._owner = os.getpid()
+        cpus = cpus_of_ranks(self._num_ranks)
+        self.cpus = cpus[0]
+        is_crowded = self._num_ranks * config.threads_per_rank > len(os.sched_getaffinity(0))
+        num_spins = 0 if is_crowded else NUM_SPINS
+        self._layout = RankMemory.of(config)
+        self._memory_fd = os.memfd_create("quire-ranks")
+        os.ftruncate(self._memory_fd, self._layout.num_bytes)
+        self._memory = np.frombuffer(mmap.mmap(self._memory_fd, self._layout.num_bytes), np.uint8)
+        self.links = self._layout.links(self._memory.ctypes.data, 0, num_spins)
+        self._ranks: list[_RankProcess] = []
+        self._thread = threading.Thread(target=self._start_and_watch, name="quire-ranks", daemon=True)
+        self._thread.start()
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._ranks) == self._num_ranks - 1 or self._failure is not None)
+        self.check()
+        path = str(files.path.absolute())
+        for item in self._ranks:
+            self._send_to(item, StartRank(
+                item.rank, config, cpus[item.rank], num_spins, path, files.kind, files.name
+            ))  # fmt: skip
+
+    def wait_until_loaded(self) -> None:
+        """Raises: the error that loading raised in a rank; EngineDeadError if a process ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure is not None or all(item.is_loaded for item in self._ranks))
+        if self._failure is not None:
+            raise self._failure
+
+    def send(self, step: Step) -> None:
+        """Send a step to all ranks. Raises: EngineDeadError if a rank is lost."""
+        self.check()
+        data = frame(step)
+        for item in self._ranks:
+            self._send_to(item, data)
 
     def stop(self) -> None:
         """End the processes; returns when they have ended. A second call does nothing."""

@@ -12,6 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from quire.config import EngineConfig
 from quire.errors import EngineDeadError
@@ -24,6 +25,9 @@ from quire.runtime.worker import Worker
 from quire.types import SchedulerOutput, StepResult
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.progress import Progress
+
+if TYPE_CHECKING:
+    from quire.parallel.ray_ranks import RayRanks
 
 
 def create_executor(
@@ -40,7 +44,7 @@ def create_executor(
 class RankExecutor(InProcessExecutor):
     """Rank 0 in this process, and the processes of the others."""
 
-    def __init__(self, worker: Worker, processes: RankProcesses) -> None:
+    def __init__(self, worker: Worker, processes: "RankProcesses | RayRanks") -> None:
         super().__init__(worker)
         self.max_in_flight = worker.config.options.pipeline_parallel_size
         self._processes = processes
@@ -62,7 +66,7 @@ class RankExecutor(InProcessExecutor):
         UnsupportedModelError; EngineDeadError if a rank's process ends.
         """
         check_ranks(config, checkpoint)
-        processes = RankProcesses(config, checkpoint.files)
+        processes = _start_ranks(config, checkpoint)
         try:
             worker = Worker(config, checkpoint, progress, processes.links)
             processes.wait_until_loaded()
@@ -109,6 +113,14 @@ class RankExecutor(InProcessExecutor):
         """End the other ranks and let go of rank 0."""
         super().shutdown()
         self._finalizer()
+
+
+def _start_ranks(config: EngineConfig, checkpoint: Checkpoint) -> "RankProcesses | RayRanks":
+    if config.options.distributed_executor_backend == "mp":
+        return RankProcesses(config, checkpoint.files)
+    from quire.parallel.ray_ranks import RayRanks
+
+    return RayRanks(config, checkpoint.files)
 
 
 @contextlib.contextmanager

@@ -185,6 +185,7 @@ def test_timed_ops_get_their_instructions_by_tracing(checkpoint: Any, traces: li
 OTHER = {
     "dtype": "bfloat16", "kv_cache_dtype": "int8", "block_size": 32, "quantization": "int8", "max_model_len": 40,
     "enforce_eager": True, "tensor_parallel_size": 2, "pipeline_parallel_size": 2,
+    "distributed_executor_backend": "ray",
 }  # fmt: skip
 
 
