@@ -32,6 +32,10 @@ from tests.tiny_engine import VOCAB_SIZE, build, engine_with, prompt, write_tiny
 HEADS = {**BASE, "num_attention_heads": 4}
 MLA = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12}
 SLIDING = ["sliding_attention", "full_attention"]
+GEMMA4 = {
+    **LLAMA, "num_hidden_layers": 4, "head_dim": 12, "global_head_dim": 24, "sliding_window": 7, "layer_types": SLIDING * 2,
+    "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 53,
+}  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {
     "stablelm": {**LLAMA, "use_qkv_bias": True, "qk_layernorm": True, "partial_rotary_factor": 0.5},
     "cohere2": {**LLAMA, "head_dim": 12, "sliding_window": 7, "layer_types": SLIDING, "logit_scale": 0.3},
@@ -47,6 +51,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 24,
         "moe_layer_start_index": 1,
     },
+    "gemma4_text": GEMMA4,
+    "gemma4": {"text_config": {**GEMMA4, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}},
     "llama": {**LLAMA, "attention_bias": True},
 }
 
