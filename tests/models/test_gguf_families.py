@@ -21,7 +21,17 @@ from quire.weights.sources import ModelFiles
 from tests.models.harness import random_tokens
 from tests.models.oracle import CORRECTION, Pair
 from tests.models.test_conformance import assert_close
-from tests.models.tiny_configs import DEEPSEEK, GEMMA, LLAMA, LONGROPE, MINISTRAL_ROPE, MULTIPLES, TINY_CONFIGS, YARN
+from tests.models.tiny_configs import (
+    DEEPSEEK,
+    GEMMA,
+    LFM2,
+    LLAMA,
+    LONGROPE,
+    MINISTRAL_ROPE,
+    MULTIPLES,
+    TINY_CONFIGS,
+    YARN,
+)
 from tests.runtime.plan.harness import PlanRunner, make_config
 
 Write = Callable[[gguf.GGUFWriter], Any]
@@ -122,6 +132,11 @@ def _deepseek3(writer: gguf.GGUFWriter) -> None:
     writer.add_expert_group_used_count(2)
 
 
+def _lfm2(writer: gguf.GGUFWriter) -> None:
+    writer.add_head_count_kv([0, 2, 0])
+    writer.add_shortconv_l_cache(3)
+
+
 def nothing(writer: gguf.GGUFWriter) -> None:
     """The common keys say it all."""
 
@@ -160,6 +175,10 @@ CASES: dict[str, tuple[str, dict[str, Any], MODEL_ARCH, Write]] = {
     "deepseek2, sigmoid": ("deepseek_v3", {
         **TINY_CONFIGS["deepseek_v3"]["sigmoid, two of four groups, yarn"], "rope_scaling": DEEPSEEK_SCALING,
     }, MODEL_ARCH.DEEPSEEK2, _deepseek3),
+    "lfm2": ("lfm2", {
+        **LFM2, "layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3,
+        "block_auto_adjust_ff_dim": False,
+    }, MODEL_ARCH.LFM2, _lfm2),
     "ministral3": ("ministral3", MINISTRAL, MODEL_ARCH.MISTRAL3, _ministral3),
 }  # fmt: skip
 SIDE_BY_SIDE = (MODEL_ARCH.LLAMA, MODEL_ARCH.SMOLLM3, MODEL_ARCH.GRANITE, MODEL_ARCH.MISTRAL3)
@@ -183,7 +202,7 @@ def write_gguf(path: Path, pair: Pair, arch: MODEL_ARCH, write: Write) -> None:
     if arch == MODEL_ARCH.STARCODER2:
         writer.add_layer_norm_eps(config.norm_epsilon)
     else:
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        writer.add_layer_norm_rms_eps(config.norm_eps if arch == MODEL_ARCH.LFM2 else config.rms_norm_eps)
     rope = config.rope_parameters
     writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
     if num_experts := getattr(config, "n_routed_experts", getattr(config, "num_experts", None)):
@@ -201,7 +220,7 @@ def write_gguf(path: Path, pair: Pair, arch: MODEL_ARCH, write: Write) -> None:
         if ".experts." in name:
             write_experts(writer, arch, name, tensor)
             continue
-        values = tensor.numpy()
+        values = tensor.squeeze(1).numpy() if name.endswith("conv.conv.weight") else tensor.numpy()
         if arch in SIDE_BY_SIDE and ("q_proj" in name or "k_proj" in name):
             halves = values.reshape(len(values) // head_size, 2, head_size // 2, -1)
             values = halves.swapaxes(1, 2).reshape(values.shape)

@@ -187,6 +187,16 @@ def _starcoder2(file: GGUFFile, metadata: Metadata, config: Config) -> None:
     }
 
 
+def _lfm2(file: GGUFFile, metadata: Metadata, config: Config) -> None:
+    counts = metadata.counts("attention.head_count_kv", config["num_hidden_layers"])
+    config |= {
+        "layer_types": [FULL if count else "conv" for count in counts],
+        "conv_L_cache": metadata.integer("shortconv.l_cache"),
+        "norm_eps": config.pop("rms_norm_eps"),
+        "block_auto_adjust_ff_dim": False,  # feed_forward_length is adjusted already
+    }
+
+
 def _mistral3(file: GGUFFile, metadata: Metadata, config: Config) -> None:
     config["sliding_window"] = _window(metadata)
     if metadata.value("attention.temperature_scale", 0.0) == 0:
@@ -238,6 +248,6 @@ def _deepseek2(file: GGUFFile, metadata: Metadata, config: Config) -> None:
 FIELDS: dict[str, Callable[[GGUFFile, Metadata, Config], None]] = {
     "llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3, "phi3": _phi3, "smollm3": _smollm3, "olmo2": _olmo2,
     "granite": _granite, "gemma2": _gemma2, "gemma3": _gemma3, "glm4": _glm4, "starcoder2": _starcoder2,
-    "mistral3": _mistral3, "qwen3moe": _qwen3moe, "olmoe": _olmoe, "gpt-oss": _gpt_oss, "deepseek2": _deepseek2,
+    "mistral3": _mistral3, "qwen3moe": _qwen3moe, "olmoe": _olmoe, "gpt-oss": _gpt_oss, "deepseek2": _deepseek2, "lfm2": _lfm2,
 }  # fmt: skip
 """By GGUF's name of the architecture."""
