@@ -33,8 +33,9 @@ HEADS = {**BASE, "num_attention_heads": 4}
 MLA = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12}
 SLIDING = ["sliding_attention", "full_attention"]
 GEMMA4 = {
-    **LLAMA, "num_hidden_layers": 4, "head_dim": 12, "global_head_dim": 24, "sliding_window": 7, "layer_types": SLIDING * 2,
-    "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 53,
+    **LLAMA, "num_hidden_layers": 4, "head_dim": 12, "global_head_dim": 24, "sliding_window": 7,
+    "layer_types": SLIDING * 2, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 53,
 }  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {
     "stablelm": {**LLAMA, "use_qkv_bias": True, "qk_layernorm": True, "partial_rotary_factor": 0.5},

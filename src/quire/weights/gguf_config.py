@@ -12,7 +12,7 @@ import numpy as np
 
 from quire.errors import ModelFileError, UnsupportedModelError, nearest, printable
 from quire.weights.gguf_architectures import ARCHITECTURES, EXPERTS, MLP, Architecture, architecture_of
-from quire.weights.gguf_fields import FULL, add_fields
+from quire.weights.gguf_fields import FULL, add_fields, stores_apart
 from quire.weights.gguf_file import GGUFFile
 from quire.weights.gguf_metadata import Metadata
 from quire.weights.gguf_names import huggingface_name
@@ -209,6 +209,10 @@ def _expected_shapes(file: GGUFFile, metadata: Metadata, config: dict[str, Any])
         )
         for part in parts
     }
+    if stores_apart(file) and architecture.has_latents:
+        for index in range(config["num_hidden_layers"]):
+            del shapes[f"blk.{index}.attn_kv_b.weight"]
+            shapes |= {f"blk.{index}.{part}.weight": by_part[part] for part in ("attn_k_b", "attn_v_b")}
     if config["model_type"] == "deepseek_v3":
         sparse = range(config["first_k_dense_replace"], config["num_hidden_layers"])
         shapes |= {f"blk.{index}.exp_probs_b.bias": (num_experts,) for index in sparse}
@@ -230,6 +234,8 @@ def _latent_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         "attn_kv_a_mqa": (rank + rotary, width),
         "attn_kv_a_norm": (rank,),
         "attn_kv_b": (heads * (nope + value), rank),
+        "attn_k_b": (heads, rank, nope),
+        "attn_v_b": (heads, value, rank),
         "attn_output": (width, heads * value),
         "ffn_gate_shexp": (inner, width),
         "ffn_up_shexp": (inner, width),
