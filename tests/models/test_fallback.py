@@ -214,6 +214,23 @@ def test_engine_gives_transformers_tokens_batched_cached_and_preempted(
         assert generate(engine_with(engine, **settings), prompts) == expected
 
 
+@pytest.mark.parametrize(
+    ("model_type", "architecture", "is_known"),
+    [
+        ("stablelm", "StableLmForCausalLM", True), ("internlm3", "InternLM3ForCausalLM", True),
+        ("gemma4", "Gemma4ForConditionalGeneration", True), ("llama", "NoSuchForCausalLM", False),
+        ("stablelm", "StableLmForTokenClassification", False), ("no such", "StableLmForCausalLM", False),
+    ],
+)  # fmt: skip
+def test_only_the_class_of_the_model_type_is_run(model_type: str, architecture: str, is_known: bool) -> None:
+    config = {"model_type": model_type, "architectures": [architecture]}
+    if is_known:
+        assert ModelRegistry.resolve(config) is TransformersForCausalLM
+    else:
+        with pytest.raises(UnsupportedModelError, match=f"architecture {architecture} is not supported"):
+            ModelRegistry.resolve(config)
+
+
 def test_options_that_need_a_plan_or_quires_own_model_are_refused(directory: Path) -> None:
     with pytest.raises(ConfigError, match=r"needs a native plan.*Transformers' own module"):
         build(directory, kv_cache_dtype="int8")

@@ -132,7 +132,7 @@ def _deepseek3(writer: gguf.GGUFWriter) -> None:
 
 
 def _apart(writer: gguf.GGUFWriter) -> None:
-    """As llama.cpp writes it now: projections to keys and values apart, and sizes of the cache beside those of heads."""
+    """As llama.cpp writes it now: keys and values projected apart, and sizes of the cache beside those of heads."""
     _deepseek2(writer)
     writer.add_head_count_kv(1)
     writer.add_key_length(24 + 8)

@@ -203,8 +203,11 @@ def _is_in_transformers(hf_config: Mapping[str, Any], names: list[str]) -> bool:
     if find_spec("transformers") is None:
         return False
     auto = importlib.import_module("transformers.models.auto.modeling_auto")
-    known = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(hf_config.get("model_type"))
-    return known is not None and all(name == known or name.endswith("ForCausalLM") for name in names)
+    model_type = str(hf_config.get("model_type"))
+    known = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
+    # Some types share a class with another: InternLM3 is Llama to Transformers.
+    of_type = model_type.replace("_", "") + "forcausallm"
+    return known is not None and all(name == known or name.lower() == of_type for name in names)
 
 
 def _load(architecture: str, model_class: ModelClass | str) -> ModelClass:
