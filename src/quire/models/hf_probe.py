@@ -92,8 +92,8 @@ def read_config(hf_config: Mapping[str, Any]) -> Any:
 def refused(model_type: Any, reason: str) -> UnsupportedModelError:
     """Return the error for a model whose module cannot be used."""
     return UnsupportedModelError(
-        f"{model_type} models are not implemented in Quire, and Transformers' own module cannot be used: {reason}. "
-        "Another can be added with ModelRegistry.register_model"
+        f"Transformers' own module for {model_type} models cannot be used here: {reason}. "
+        "A model of your own can be added with ModelRegistry.register_model"
     )
 
 
