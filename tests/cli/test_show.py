@@ -45,7 +45,10 @@ def test_broken_tokenizer_does_not_hide_the_rest(tmp_path: Path) -> None:
     [
         ({}, "Quire's own model"),
         ({"model_type": "stablelm", "architectures": ["StableLmForCausalLM"]}, "Transformers' own module, op by op"),
-        ({"model_type": "bloom", "architectures": ["BloomForCausalLM"]}, "none: bloom models are not implemented"),
+        (
+            {"model_type": "bloom", "architectures": ["BloomForCausalLM"]},
+            "none: Transformers' own module for bloom models cannot be used here",
+        ),
         ({"model_type": "new", "architectures": ["NewForCausalLM"]}, "none: architecture NewForCausalLM is not"),
     ],
 )

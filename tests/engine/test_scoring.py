@@ -25,6 +25,7 @@ QUERY, DOCUMENTS = "what is ah", ["ah is a pair of letters", "nothing", "of agi"
 
 def write(path: Path, kind: str, model_type: str, **fields: Any) -> tuple[Path, Any, Any]:
     """A random model of Transformers on disk, the model and its tokenizer, which puts <s> before each text."""
+    path.mkdir(exist_ok=True)
     config = transformers.CONFIG_MAPPING[model_type](**FIELDS, **fields)
     torch.manual_seed(1)
     oracle = getattr(transformers, f"AutoModelFor{kind}").from_config(config).eval()
@@ -65,7 +66,7 @@ def test_classify_and_score_with_a_classification_head(tmp_path: Path, model_typ
 
 def test_reranker_compares_the_logits_of_yes_and_no(tmp_path: Path) -> None:
     """Of one-token words; the query of a client that writes the template itself is taken as it is."""
-    path, oracle, tokenizer = write(tmp_path, "CausalLM", "qwen3")
+    path, oracle, tokenizer = write(tmp_path / "Qwen3-Reranker-0.6B", "CausalLM", "qwen3")
     no, yes = (tokenizer.token_to_id(word) for word in ("ah", "bi"))
     overrides = {"architectures": ["Qwen3ForSequenceClassification"], "classifier_from_token": ["ah", "bi"],
                  "is_original_qwen3_reranker": True}  # fmt: skip
@@ -83,7 +84,7 @@ def test_reranker_compares_the_logits_of_yes_and_no(tmp_path: Path) -> None:
         assert written.outputs.score == pytest.approx(expected[0], abs=1e-5)
         assert llm.generate("ah", use_tqdm=False)[0].outputs[0].token_ids
     with (
-        LLM(str(path), hf_overrides={**overrides, "classifier_from_token": ["no", "yes"]}, **OPTIONS) as llm,
+        LLM(str(path), **OPTIONS) as llm,  # known by its name
         pytest.raises(RequestError, match="'no' is 2 tokens"),
     ):
         llm.score(QUERY, DOCUMENTS)

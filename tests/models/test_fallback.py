@@ -32,6 +32,11 @@ from tests.tiny_engine import VOCAB_SIZE, build, engine_with, prompt, write_tiny
 HEADS = {**BASE, "num_attention_heads": 4}
 MLA = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12}
 SLIDING = ["sliding_attention", "full_attention"]
+GEMMA4 = {
+    **LLAMA, "num_hidden_layers": 4, "head_dim": 12, "global_head_dim": 24, "sliding_window": 7,
+    "layer_types": SLIDING * 2, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 53,
+}  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {
     "stablelm": {**LLAMA, "use_qkv_bias": True, "qk_layernorm": True, "partial_rotary_factor": 0.5},
     "cohere2": {**LLAMA, "head_dim": 12, "sliding_window": 7, "layer_types": SLIDING, "logit_scale": 0.3},
@@ -47,6 +52,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 24,
         "moe_layer_start_index": 1,
     },
+    "gemma4_text": GEMMA4,
+    "gemma4": {"text_config": {**GEMMA4, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}},
     "llama": {**LLAMA, "attention_bias": True},
 }
 
@@ -205,6 +212,23 @@ def test_engine_gives_transformers_tokens_batched_cached_and_preempted(
         ]  # fmt: skip
     for settings in ({}, {"num_blocks": 24}, {"max_num_batched_tokens": 16}):
         assert generate(engine_with(engine, **settings), prompts) == expected
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architecture", "is_known"),
+    [
+        ("stablelm", "StableLmForCausalLM", True), ("internlm3", "InternLM3ForCausalLM", True),
+        ("gemma4", "Gemma4ForConditionalGeneration", True), ("llama", "NoSuchForCausalLM", False),
+        ("stablelm", "StableLmForTokenClassification", False), ("no such", "StableLmForCausalLM", False),
+    ],
+)  # fmt: skip
+def test_only_the_class_of_the_model_type_is_run(model_type: str, architecture: str, is_known: bool) -> None:
+    config = {"model_type": model_type, "architectures": [architecture]}
+    if is_known:
+        assert ModelRegistry.resolve(config) is TransformersForCausalLM
+    else:
+        with pytest.raises(UnsupportedModelError, match=f"architecture {architecture} is not supported"):
+            ModelRegistry.resolve(config)
 
 
 def test_options_that_need_a_plan_or_quires_own_model_are_refused(directory: Path) -> None:

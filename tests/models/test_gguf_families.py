@@ -13,15 +13,24 @@ import pytest
 import torch
 from gguf import MODEL_ARCH, RopeScalingType
 
-from quire.errors import UnsupportedModelError
 from quire.models.registry import ModelRegistry
-from quire.weights.checkpoint import open_checkpoint
+from quire.weights.checkpoint import joined_latents, open_checkpoint
 from quire.weights.gguf_architectures import ARCHITECTURES
 from quire.weights.sources import ModelFiles
-from tests.models.harness import random_tokens
+from tests.models.harness import random_tokens, stored
 from tests.models.oracle import CORRECTION, Pair
 from tests.models.test_conformance import assert_close
-from tests.models.tiny_configs import DEEPSEEK, GEMMA, LLAMA, LONGROPE, MINISTRAL_ROPE, MULTIPLES, TINY_CONFIGS, YARN
+from tests.models.tiny_configs import (
+    DEEPSEEK,
+    GEMMA,
+    LFM2,
+    LLAMA,
+    LONGROPE,
+    MINISTRAL_ROPE,
+    MULTIPLES,
+    TINY_CONFIGS,
+    YARN,
+)
 from tests.runtime.plan.harness import PlanRunner, make_config
 
 Write = Callable[[gguf.GGUFWriter], Any]
@@ -122,6 +131,21 @@ def _deepseek3(writer: gguf.GGUFWriter) -> None:
     writer.add_expert_group_used_count(2)
 
 
+def _apart(writer: gguf.GGUFWriter) -> None:
+    """As llama.cpp writes it now: keys and values projected apart, and sizes of the cache beside those of heads."""
+    _deepseek2(writer)
+    writer.add_head_count_kv(1)
+    writer.add_key_length(24 + 8)
+    writer.add_value_length(24)
+    writer.add_key_length_mla(20)
+    writer.add_value_length_mla(10)
+
+
+def _lfm2(writer: gguf.GGUFWriter) -> None:
+    writer.add_head_count_kv([0, 2, 0])
+    writer.add_shortconv_l_cache(3)
+
+
 def nothing(writer: gguf.GGUFWriter) -> None:
     """The common keys say it all."""
 
@@ -157,9 +181,14 @@ CASES: dict[str, tuple[str, dict[str, Any], MODEL_ARCH, Write]] = {
     "starcoder2": ("starcoder2", TINY_CONFIGS["starcoder2"]["biases, window"], MODEL_ARCH.STARCODER2,
                    lambda writer: writer.add_sliding_window(6)),
     "deepseek2": ("deepseek_v2", {**DEEPSEEK, "rope_scaling": DEEPSEEK_SCALING}, MODEL_ARCH.DEEPSEEK2, _deepseek2),
+    "deepseek2, apart": ("deepseek_v2", {**DEEPSEEK, "rope_scaling": DEEPSEEK_SCALING}, MODEL_ARCH.DEEPSEEK2, _apart),
     "deepseek2, sigmoid": ("deepseek_v3", {
         **TINY_CONFIGS["deepseek_v3"]["sigmoid, two of four groups, yarn"], "rope_scaling": DEEPSEEK_SCALING,
     }, MODEL_ARCH.DEEPSEEK2, _deepseek3),
+    "lfm2": ("lfm2", {
+        **LFM2, "layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3,
+        "block_auto_adjust_ff_dim": False,
+    }, MODEL_ARCH.LFM2, _lfm2),
     "ministral3": ("ministral3", MINISTRAL, MODEL_ARCH.MISTRAL3, _ministral3),
 }  # fmt: skip
 SIDE_BY_SIDE = (MODEL_ARCH.LLAMA, MODEL_ARCH.SMOLLM3, MODEL_ARCH.GRANITE, MODEL_ARCH.MISTRAL3)
@@ -183,7 +212,7 @@ def write_gguf(path: Path, pair: Pair, arch: MODEL_ARCH, write: Write) -> None:
     if arch == MODEL_ARCH.STARCODER2:
         writer.add_layer_norm_eps(config.norm_epsilon)
     else:
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        writer.add_layer_norm_rms_eps(config.norm_eps if arch == MODEL_ARCH.LFM2 else config.rms_norm_eps)
     rope = config.rope_parameters
     writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
     if num_experts := getattr(config, "n_routed_experts", getattr(config, "num_experts", None)):
@@ -201,7 +230,12 @@ def write_gguf(path: Path, pair: Pair, arch: MODEL_ARCH, write: Write) -> None:
         if ".experts." in name:
             write_experts(writer, arch, name, tensor)
             continue
-        values = tensor.numpy()
+        values = tensor.squeeze(1).numpy() if name.endswith("conv.conv.weight") else tensor.numpy()
+        if write is _apart and "kv_b_proj" in name:
+            heads = tensor.view(config.num_attention_heads, -1, tensor.shape[-1]).split((20 - 8, 10), dim=1)
+            for part, head in (("k_b", heads[0].mT), ("v_b", heads[1])):
+                writer.add_tensor(f"blk.{name.split('.')[2]}.attn_{part}.weight", head.contiguous().numpy())
+            continue
         if arch in SIDE_BY_SIDE and ("q_proj" in name or "k_proj" in name):
             halves = values.reshape(len(values) // head_size, 2, head_size // 2, -1)
             values = halves.swapaxes(1, 2).reshape(values.shape)
@@ -245,15 +279,17 @@ def test_gguf_gives_the_config_and_logits_of_safetensors(tmp_path: Path, name: s
     assert_close(found, pair.expected(token_ids))
 
 
-def test_latent_projections_stored_apart_are_refused(tmp_path: Path) -> None:
-    def write(writer: gguf.GGUFWriter) -> None:
-        _deepseek2(writer)
-        writer.add_tensor("blk.0.attn_k_b.weight", np.zeros((4, 24, 12), np.float32))
-
-    path = tmp_path / "model.gguf"
-    write_gguf(path, Pair("deepseek_v2", DEEPSEEK), MODEL_ARCH.DEEPSEEK2, write)
-    with pytest.raises(UnsupportedModelError, match=r"attn_k_b, attn_v_b.*use a file that has attn_kv_b"):
-        open_checkpoint(ModelFiles(name="tiny", path=path, kind="gguf", origin="test"))
+@pytest.mark.parametrize(
+    ("formats", "joined"), [(("F32", "F32"), "F32"), (("BF16", "BF16"), "BF16"), (("F16", "Q8_0"), "F16")]
+)
+def test_latents_stored_apart_become_one_projection(formats: tuple[str, str], joined: str) -> None:
+    keys, values = torch.randn(3, 32, 5), torch.randn(3, 7, 32)
+    tensors = (stored(f"{name}_b_proj.weight", part, kind)
+               for name, part, kind in zip("kv", (keys, values), formats, strict=True))  # fmt: skip
+    found = joined_latents(*tensors)
+    expected = torch.cat([keys.mT, values], dim=1).reshape(-1, 32)
+    assert (found.name, found.format, found.shape) == ("kv_b_proj.weight", joined, (36, 32))
+    assert torch.allclose(found.to_torch(torch.float32), expected, rtol=0.02, atol=0.02)
 
 
 def test_every_gguf_architecture_is_written_here() -> None:

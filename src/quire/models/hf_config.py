@@ -133,7 +133,7 @@ class HFConfigReader:
                 raise UnsupportedModelError(
                     f"the model's config has {name}={str(value)[:60]}, which Quire's {self.model_type} does not know"
                     f"{nearest(name, self._read)}; if it does not change what the model computes, "
-                    f"set hf_overrides={{'{name}': None}}"
+                    f"set hf_overrides={{'{name}': None}}; --model-impl transformers computes what Transformers does"
                 )
 
 

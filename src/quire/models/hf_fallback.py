@@ -36,14 +36,14 @@ class FallbackConfig(DecoderConfig):
         """Probe Transformers' module for this config. Raises: UnsupportedModelError naming what is not computed."""
         try:
             hf = read_config(hf_config)
-            layers = probe(hf)
+            layers, text = probe(hf), hf.get_text_config()  # of a model that also sees or hears, which it does not here
             return cls(
-                vocab_size=hf.vocab_size, hidden_size=hf.hidden_size, num_layers=len(layers), hf=hf, layers=layers,
-                intermediate_size=getattr(hf, "intermediate_size", None) or 4 * hf.hidden_size,
+                vocab_size=text.vocab_size, hidden_size=text.hidden_size, num_layers=len(layers), hf=hf, layers=layers,
+                intermediate_size=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
                 num_heads=max(layer.num_heads for layer in layers),
                 num_kv_heads=max(layer.num_kv_heads for layer in layers),
-                head_size=max(layer.head_size for layer in layers), context_len=hf.max_position_embeddings,
-                tie_word_embeddings=bool(hf.tie_word_embeddings), windows=tuple(layer.window for layer in layers),
+                head_size=max(layer.head_size for layer in layers), context_len=text.max_position_embeddings,
+                tie_word_embeddings=bool(text.tie_word_embeddings), windows=tuple(layer.window for layer in layers),
             )  # fmt: skip
         except UnsupportedModelError:
             raise

@@ -78,22 +78,22 @@ def make_module(hf: Any, attention: str, dtype: torch.dtype | None = None) -> An
 
 
 def read_config(hf_config: Mapping[str, Any]) -> Any:
-    """Make Transformers' config. Raises: UnsupportedModelError for encoders and for models that see or hear."""
+    """Make Transformers' config. Raises: UnsupportedModelError for an encoder with a decoder."""
     transformers = importlib.import_module("transformers")
     model_type = hf_config.get("model_type")
     # Quantised weights are decoded by Quire's own reader.
     fields = {name: value for name, value in hf_config.items() if name != "quantization_config"}
     hf = transformers.CONFIG_MAPPING[model_type].from_dict(fields)
-    if hf.get_text_config() is not hf or hf.is_encoder_decoder:
-        raise refused(model_type, "only decoders of text alone can be run")
+    if hf.is_encoder_decoder:
+        raise refused(model_type, "it is an encoder with a decoder")
     return hf
 
 
 def refused(model_type: Any, reason: str) -> UnsupportedModelError:
     """Return the error for a model whose module cannot be used."""
     return UnsupportedModelError(
-        f"{model_type} models are not implemented in Quire, and Transformers' own module cannot be used: {reason}. "
-        "Another can be added with ModelRegistry.register_model"
+        f"Transformers' own module for {model_type} models cannot be used here: {reason}. "
+        "A model of your own can be added with ModelRegistry.register_model"
     )
 
 
@@ -103,6 +103,11 @@ class Mask:
 
     window: int | None = None
     problem: str | None = None
+
+    def __getitem__(self, parts: tuple[Any, ...]) -> "Mask":
+        """A part of the mask; all of it is the mask itself."""
+        is_whole = all(isinstance(part, slice) and not part.start and part.stop is None for part in parts)
+        return self if is_whole else Mask(problem="is cut")
 
 
 def probe(hf: Any) -> tuple[ProbedLayer, ...]:
@@ -133,12 +138,13 @@ def probe(hf: Any) -> tuple[ProbedLayer, ...]:
             input_ids=inputs, attention_mask=torch.ones_like(inputs), position_ids=inputs, use_cache=False
         )[0]
         logits = model(inputs_embeds=hidden, use_cache=False).logits
-    if tuple(logits.shape) != (1, PROBE_LEN, hf.vocab_size):
+    text = hf.get_text_config()
+    if tuple(logits.shape) != (1, PROBE_LEN, text.vocab_size):
         raise refused(hf.model_type, f"its logits are {list(logits.shape)}")
     names = {id(module): name for name, module in decoder.named_modules()}
     found = [replace(layer, name=names[id(module)]) for module, layer in calls]
-    if len({layer.name for layer in found}) != len(found) or len(found) != hf.num_hidden_layers:
-        count = f"{len(found)} calls of attention in {hf.num_hidden_layers} layers"
+    if len({layer.name for layer in found}) != len(found) or len(found) != text.num_hidden_layers:
+        count = f"{len(found)} calls of attention in {text.num_hidden_layers} layers"
         raise refused(hf.model_type, f"not every layer has one attention that can be replaced: {count}")
     return tuple(found)
 
@@ -183,6 +189,6 @@ def describe_mask(*, mask_function: Callable[..., torch.Tensor], config: Any, **
                 expected = (keys <= position) & (keys > position - (window or last + 2))
                 if not torch.equal(seen(position), expected):
                     return Mask(problem="is neither causal nor a sliding window")
-        except (RuntimeError, NotImplementedError) as error:
+        except (IndexError, RuntimeError, NotImplementedError) as error:
             return Mask(problem=f"cannot be read: {error}")
     return Mask(window)

@@ -200,10 +200,14 @@ def _fallback() -> ModelClass:
 
 def _is_in_transformers(hf_config: Mapping[str, Any], names: list[str]) -> bool:
     """Return whether Transformers is installed and has a causal language model of this kind."""
-    if find_spec("transformers") is None or not all(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names):
+    if find_spec("transformers") is None:
         return False
     auto = importlib.import_module("transformers.models.auto.modeling_auto")
-    return hf_config.get("model_type") in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    model_type = str(hf_config.get("model_type"))
+    known = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
+    # Some types share a class with another: InternLM3 is Llama to Transformers.
+    of_type = model_type.replace("_", "") + "forcausallm"
+    return known is not None and all(name == known or name.lower() == of_type for name in names)
 
 
 def _load(architecture: str, model_class: ModelClass | str) -> ModelClass:

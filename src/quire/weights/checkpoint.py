@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from quire.errors import ModelFileError, UnsupportedModelError, printable
 from quire.weights.gguf_architectures import architecture_of
 from quire.weights.gguf_config import translate_config, translate_generation_config
@@ -92,7 +94,27 @@ def _named_tensors(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Weigh
             matrices = tensor.unstacked() if "*" in name else [tensor]
             parts = [replace(matrix, name=name.replace("*", str(index))) for index, matrix in enumerate(matrices)]
             tensors |= {part.name: part for part in parts}
+    for name in [name for name in tensors if name.endswith(".k_b_proj.weight")]:
+        joined_tensor = joined_latents(tensors.pop(name), tensors.pop(name.replace("k_b_proj", "v_b_proj")))
+        tensors[joined_tensor.name] = joined_tensor
     return tensors
+
+
+def joined_latents(keys: WeightTensor, values: WeightTensor) -> WeightTensor:
+    """The projection of latents to the keys and values of each head, as Hugging Face has it: decoded, in fp16 unless
+    both are floats of one type.
+
+    Shapes: keys [H, R, N], values [H, V, R] -> [H * (N + V), R], R the latents' size.
+    """
+    name = keys.name.replace("k_b_proj", "kv_b_proj")
+    kinds = {"F32": np.uint32, "F16": np.uint16, "BF16": np.uint16}
+    if keys.format == values.format and keys.format in kinds:
+        stored_format, parts = keys.format, [part.raw.view(kinds[part.format]) for part in (keys, values)]
+    else:
+        stored_format, parts = "F16", [part.to_numpy().astype(np.float16) for part in (keys, values)]
+    of_keys, of_values = (part.reshape(tensor.shape) for part, tensor in zip(parts, (keys, values), strict=True))
+    rows = np.concatenate([of_keys.swapaxes(1, 2), of_values], axis=1).reshape(-1, values.shape[-1])
+    return WeightTensor(name, rows.shape, stored_format, np.ascontiguousarray(rows).view(np.uint8))
 
 
 def _open_directory(files: ModelFiles, *, with_tensors: bool) -> Checkpoint:

@@ -37,6 +37,9 @@ class Architecture:
         fuses_gate: `ffn_up` has the rows of gates, then those of ups.
         has_experts: each layer has a router and experts instead of an MLP.
         has_latents: attention caches latents; the first layers may have an MLP.
+        hybrid_parts: of layers without KV heads, instead of `attention_parts`; empty if all layers attend.
+        attention_parts: of the other layers.
+        final_norm: the tensor of the norm before the head.
         norms_whole: norms of queries and keys are over all heads.
         norm_offset: stored weights of norms are Hugging Face's plus this.
         epsilon_key: of the norms.
@@ -55,6 +58,9 @@ class Architecture:
     fuses_gate: bool = False
     has_experts: bool = False
     has_latents: bool = False
+    hybrid_parts: tuple[str, ...] = ()
+    attention_parts: tuple[str, ...] = ()
+    final_norm: str = "output_norm"
     norms_whole: bool = False
     norm_offset: float = 0.0
     epsilon_key: str = "attention.layer_norm_rms_epsilon"
@@ -182,6 +188,16 @@ ARCHITECTURES = {
         }),
         has_experts=True,
         has_latents=True,
+    ),
+    "lfm2": Architecture(
+        hf_class="Lfm2ForCausalLM",
+        model_type="lfm2",
+        parts=("attn_norm", "ffn_norm", *MLP),
+        names={f"shortconv.{name}": f"conv.{name}" for name in ("conv", "in_proj", "out_proj")},
+        keys=frozenset({"shortconv.l_cache"}),
+        hybrid_parts=("shortconv.conv", "shortconv.in_proj", "shortconv.out_proj"),
+        attention_parts=(*ATTENTION, "attn_q_norm", "attn_k_norm"),
+        final_norm="token_embd_norm",
     ),
     "mistral3": Architecture(
         hf_class="Ministral3ForCausalLM",

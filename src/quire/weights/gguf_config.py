@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from quire.errors import ModelFileError, UnsupportedModelError, nearest, printable
-from quire.weights.gguf_architectures import ARCHITECTURES, EXPERTS, MLP, architecture_of
-from quire.weights.gguf_fields import add_fields
+from quire.weights.gguf_architectures import ARCHITECTURES, EXPERTS, MLP, Architecture, architecture_of
+from quire.weights.gguf_fields import FULL, add_fields, stores_apart
 from quire.weights.gguf_file import GGUFFile
 from quire.weights.gguf_metadata import Metadata
 from quire.weights.gguf_names import huggingface_name
@@ -46,6 +46,10 @@ def translate_config(file: GGUFFile) -> dict[str, Any]:
     hidden_size = metadata.integer("embedding_length")
     num_heads = metadata.integer("attention.head_count")
     head_size = metadata.integer("attention.key_length", max(hidden_size // num_heads, 1))
+    if architecture.hybrid_parts:
+        num_kv_heads = max(metadata.counts("attention.head_count_kv", num_layers))
+    else:
+        num_kv_heads = metadata.integer("attention.head_count_kv", num_heads)
     config: dict[str, Any] = {
         "architectures": [architecture.hf_class],
         "model_type": architecture.model_type,
@@ -54,7 +58,7 @@ def translate_config(file: GGUFFile) -> dict[str, Any]:
         "intermediate_size": metadata.integer("feed_forward_length"),
         "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
-        "num_key_value_heads": metadata.integer("attention.head_count_kv", num_heads),
+        "num_key_value_heads": num_kv_heads,
         "head_dim": head_size,
         "hidden_act": "silu",
         "max_position_embeddings": metadata.integer("context_length"),
@@ -189,6 +193,9 @@ def _expected_shapes(file: GGUFFile, metadata: Metadata, config: dict[str, Any])
         "ffn_gate_exps": (num_experts, expert_width, width),
         "ffn_up_exps": (num_experts, expert_width, width),
         "ffn_down_exps": (num_experts, width, expert_width),
+        "shortconv.conv": (width, config.get("conv_L_cache", 0)),
+        "shortconv.in_proj": (3 * width, width),
+        "shortconv.out_proj": (width, width),
         **(_latent_shapes(config) if architecture.has_latents else {}),
     }
     groups = [parts for parts in architecture.optional_biases if f"blk.0.{parts[0]}.bias" in file.tensors]
@@ -196,13 +203,20 @@ def _expected_shapes(file: GGUFFile, metadata: Metadata, config: dict[str, Any])
     shapes = {
         f"blk.{index}.{part}.{kind}": by_part[part][:-1] or by_part[part] if kind == "bias" else by_part[part]
         for index in range(config["num_hidden_layers"])
-        for kind, parts in (("weight", (*architecture.parts, *_more_parts(config, index))), ("bias", biased))
+        for kind, parts in (
+            ("weight", (*architecture.parts, *_more_parts(architecture, config, index))),
+            ("bias", biased),
+        )
         for part in parts
     }
+    if stores_apart(file) and architecture.has_latents:
+        for index in range(config["num_hidden_layers"]):
+            del shapes[f"blk.{index}.attn_kv_b.weight"]
+            shapes |= {f"blk.{index}.{part}.weight": by_part[part] for part in ("attn_k_b", "attn_v_b")}
     if config["model_type"] == "deepseek_v3":
         sparse = range(config["first_k_dense_replace"], config["num_hidden_layers"])
         shapes |= {f"blk.{index}.exp_probs_b.bias": (num_experts,) for index in sparse}
-    shapes |= {"token_embd.weight": (vocab_size, width), "output_norm.weight": (width,)}
+    shapes |= {"token_embd.weight": (vocab_size, width), f"{architecture.final_norm}.weight": (width,)}
     shapes |= {"output_norm.bias": (width,)} if "attn_norm" in biased else {}
     return shapes if config["tie_word_embeddings"] else shapes | {"output.weight": (vocab_size, width)}
 
@@ -220,6 +234,8 @@ def _latent_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         "attn_kv_a_mqa": (rank + rotary, width),
         "attn_kv_a_norm": (rank,),
         "attn_kv_b": (heads * (nope + value), rank),
+        "attn_k_b": (heads, rank, nope),
+        "attn_v_b": (heads, value, rank),
         "attn_output": (width, heads * value),
         "ffn_gate_shexp": (inner, width),
         "ffn_up_shexp": (inner, width),
@@ -227,8 +243,10 @@ def _latent_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _more_parts(config: dict[str, Any], layer: int) -> tuple[str, ...]:
-    """Parts of one layer that depend on the numbers of a model with latent attention."""
+def _more_parts(architecture: Architecture, config: dict[str, Any], layer: int) -> tuple[str, ...]:
+    """Parts that not every layer has: by the kind of layer, or by the numbers of a model with latent attention."""
+    if architecture.hybrid_parts:
+        return architecture.hybrid_parts if config["layer_types"][layer] != FULL else architecture.attention_parts
     if "kv_lora_rank" not in config:
         return ()
     queries = ("attn_q",) if config["q_lora_rank"] is None else ("attn_q_a", "attn_q_a_norm", "attn_q_b")

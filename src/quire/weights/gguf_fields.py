@@ -6,7 +6,6 @@ What a file does not say and llama.cpp takes for granted is written out here. Ne
 from collections.abc import Callable
 from typing import Any
 
-from quire.errors import UnsupportedModelError
 from quire.weights.gguf_architectures import architecture_of
 from quire.weights.gguf_file import GGUFFile
 from quire.weights.gguf_metadata import Metadata
@@ -187,6 +186,16 @@ def _starcoder2(file: GGUFFile, metadata: Metadata, config: Config) -> None:
     }
 
 
+def _lfm2(file: GGUFFile, metadata: Metadata, config: Config) -> None:
+    counts = metadata.counts("attention.head_count_kv", config["num_hidden_layers"])
+    config |= {
+        "layer_types": [FULL if count else "conv" for count in counts],
+        "conv_L_cache": metadata.integer("shortconv.l_cache"),
+        "norm_eps": config.pop("rms_norm_eps"),
+        "block_auto_adjust_ff_dim": False,  # feed_forward_length is adjusted already
+    }
+
+
 def _mistral3(file: GGUFFile, metadata: Metadata, config: Config) -> None:
     config["sliding_window"] = _window(metadata)
     if metadata.value("attention.temperature_scale", 0.0) == 0:
@@ -204,20 +213,25 @@ def _mistral3(file: GGUFFile, metadata: Metadata, config: Config) -> None:
         config["rope_scaling"]["attention_factor"] = 1.0
 
 
+def stores_apart(file: GGUFFile) -> bool:
+    """Return whether the projections of latents to keys and to values are two tensors (llama.cpp since 2025)."""
+    return "blk.0.attn_k_b.weight" in file.tensors
+
+
 def _deepseek2(file: GGUFFile, metadata: Metadata, config: Config) -> None:
-    if "blk.0.attn_k_b.weight" in file.tensors:
-        raise UnsupportedModelError(
-            f"{file.path}: the projections of keys and values are stored apart (attn_k_b, attn_v_b); use a file that "
-            "has attn_kv_b, or the model's safetensors"
-        )
     head_size, rotary = config.pop("head_dim"), metadata.integer("rope.dimension_count")
+    value_size = metadata.integer("attention.value_length")
+    if stores_apart(file):
+        # key_length and value_length then are those of the cache, which has one head.
+        head_size, value_size = (metadata.integer(f"attention.{name}_length_mla") for name in ("key", "value"))
+        config["num_key_value_heads"] = config["num_attention_heads"]
     has_rank = metadata.values.get(metadata.key("attention.q_lora_rank"), 0) != 0
     config |= {
         "kv_lora_rank": metadata.integer("attention.kv_lora_rank"),
         "q_lora_rank": metadata.integer("attention.q_lora_rank") if has_rank else None,
         "qk_rope_head_dim": rotary,
         "qk_nope_head_dim": head_size - rotary,
-        "v_head_dim": metadata.integer("attention.value_length"),
+        "v_head_dim": value_size,
         "moe_intermediate_size": metadata.integer("expert_feed_forward_length"),
         "n_shared_experts": metadata.integer("expert_shared_count"),
         "first_k_dense_replace": metadata.value("leading_dense_block_count", 0),
@@ -239,5 +253,6 @@ FIELDS: dict[str, Callable[[GGUFFile, Metadata, Config], None]] = {
     "llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3, "phi3": _phi3, "smollm3": _smollm3, "olmo2": _olmo2,
     "granite": _granite, "gemma2": _gemma2, "gemma3": _gemma3, "glm4": _glm4, "starcoder2": _starcoder2,
     "mistral3": _mistral3, "qwen3moe": _qwen3moe, "olmoe": _olmoe, "gpt-oss": _gpt_oss, "deepseek2": _deepseek2,
+    "lfm2": _lfm2,
 }  # fmt: skip
 """By GGUF's name of the architecture."""

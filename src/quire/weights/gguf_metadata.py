@@ -47,6 +47,17 @@ class Metadata:
             raise ModelFileError(f"{self.path}: {self.key(name)} is {printable(repr(value))}, not a positive integer")
         return value
 
+    def counts(self, name: str, num_layers: int) -> list[int]:
+        """A count per layer, 0 for a layer that has none; a single number is that of all layers."""
+        value = self.value(name, None)
+        values = value if isinstance(value, list) else [value] * num_layers
+        if len(values) != num_layers or any(type(item) is not int or item < 0 for item in values) or not any(values):
+            shown = printable(repr(value), limit=80)
+            raise ModelFileError(
+                f"{self.path}: {self.key(name)} is {shown}, not a count for each of {num_layers} layers"
+            )
+        return values
+
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number above 0. float32 values get their shortest decimal form: 1e-05, not 9.99999974e-06."""
         value = self.value(name, default)

@@ -34,6 +34,8 @@ LAYER_PARTS = {
     "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
     "attn_kv_a_norm": "self_attn.kv_a_layernorm",
     "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
     "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
@@ -41,12 +43,15 @@ LAYER_PARTS = {
 }
 NAMELESS_PARTS = ("attn_sinks", "exp_probs_b")
 """Parts whose Hugging Face names do not end with "weight"."""
-TOP_PARTS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+TOP_PARTS = {
+    "token_embd": "model.embed_tokens", "output_norm": "model.norm", "token_embd_norm": "model.norm",
+    "output": "lm_head",
+}  # fmt: skip
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 FACTOR_TENSORS = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 """Divisors of the rotary frequencies, which `gguf_rope.py` turns into `rope_scaling`."""
-_LAYER_TENSOR = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.([a-z_]+)\.(weight|bias)", re.ASCII)
+_LAYER_TENSOR = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.([a-z_]+(?:\.[a-z_]+)?)\.(weight|bias)", re.ASCII)
 _TOP_TENSOR = re.compile(r"([a-z_]+)\.(weight|bias)", re.ASCII)
 
 

@@ -22,10 +22,13 @@ MINIMAL: dict[str, dict[str, Any]] = {
     "CompletionRequest": {"model": "m", "prompt": "a"},
     "ResponsesRequest": {"model": "m", "input": "a"},
     "EmbeddingRequest": {"model": "m", "input": "a"},
+    "ScoreRequest": {"queries": "a", "documents": ["b"]},
+    "RerankRequest": {"query": "a", "documents": ["b"]},
+    "ClassifyRequest": {"input": "a"},
     "TokenizeRequest": {"prompt": "a"},
     "DetokenizeRequest": {"tokens": [1]},
 }
-KINDS = [endpoint.body for endpoint in ENDPOINTS if endpoint.body is not None]
+KINDS = list(dict.fromkeys(endpoint.body for endpoint in ENDPOINTS if endpoint.body is not None))
 OTHER_TYPES = ['"1"', "true", "[]", "{}"]
 CROSS_CHECKED = {("CompletionRequest", "best_of"), ("CompletionRequest", "max_tokens")}
 """Their values depend on other fields as well: see test_prompts.py."""
