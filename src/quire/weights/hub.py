@@ -12,6 +12,7 @@ from typing import Any
 
 from quire.errors import DownloadError, ModelError, ModelNotFoundError, UnsupportedModelError
 from quire.weights.model_cache import cache_write_error, find_hub_snapshot, hub_cache_directory
+from quire.weights.model_files import split_parts
 from quire.weights.progress import Progress, ignore_progress
 
 DIRECTORY_PATTERNS = ["*.json", "model*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
@@ -107,12 +108,12 @@ def _list_files(source: HubSource) -> list[str] | None:
 def _patterns(source: HubSource, names: list[str]) -> list[str]:
     """The patterns of the files to fetch from a repository with these files."""
     if source.file is not None:
-        return [source.file]
+        return split_parts(source.file)
     if any(re.fullmatch(r"model[^/]*\.safetensors", name) for name in names):
         return DIRECTORY_PATTERNS
-    models = [name for name in names if name.endswith(".gguf")]
+    models = sorted({split_parts(name)[0] for name in names if name.endswith(".gguf")})
     if len(models) == 1:
-        return models
+        return split_parts(models[0])
     if models:
         raise ambiguous(f"'{source.repository}'", f"{source.repository}/FILE", models)
     if any(name.endswith((".bin", ".pt", ".pth")) for name in names):
