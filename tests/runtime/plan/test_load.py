@@ -104,14 +104,19 @@ def test_weights_quantised_at_load_are_computed_with(
     assert error < 0.03
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["float32", "float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("kv_cache_dtype", ["float32", "float16", "bfloat16", "int8", "fp8", "fp8_e5m2"])
 def test_kv_types(state: dict[str, torch.Tensor], kv_cache_dtype: str) -> None:
     eager = Runner(build_model(HF_CONFIG, state))
     expected = eager.run(eager.add(TOKENS))
     config = make_config(HF_CONFIG, dtype="float32", kv_cache_dtype=kv_cache_dtype)
     runner = PlanRunner(config, make_checkpoint(HF_CONFIG, state))
     error = float((runner.run(runner.add(TOKENS), 7) - expected).abs().max() / expected.abs().max())
-    assert error < {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2, "int8": 4e-2}[kv_cache_dtype]
+    assert (
+        error
+        < {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2, "int8": 4e-2, "fp8": 0.15, "fp8_e5m2": 0.3}[
+            kv_cache_dtype
+        ]
+    )
 
 
 def test_random_weights_are_those_of_the_eager_model() -> None:
