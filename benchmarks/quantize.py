@@ -22,9 +22,9 @@ from benchmarks.command_line import add_shared_options, finish_arguments, write_
 from benchmarks.quality import WINDOW_LEN, Comparison, cut_windows, default_texts
 from benchmarks.side_specs import KINDS, Models, Skipped, interpreter
 from benchmarks.sides.quire import prompt_logits
+from quire.cli.quantize import open_source
 from quire.engine.llm_engine import LLMEngine
 from quire.insight.importance import measure_importance
-from quire.insight.quantize_source import open_source
 from quire.weights.quantize import quantize_gguf
 from quire.weights.sources import ModelFiles
 

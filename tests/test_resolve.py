@@ -73,6 +73,8 @@ def follow_advice(error: str, options: dict[str, Any], hardware: Hardware, model
         (CPU, {"kv_cache_dtype": "float32"}, "bfloat16", "float32", 32),
         (CPU, {"kv_cache_dtype": "int8"}, "bfloat16", "int8", 32),
         (CPU, {"kv_cache_dtype": "int8", "dtype": "float32"}, "float32", "int8", 32),
+        (CPU, {"kv_cache_dtype": "fp8"}, "bfloat16", "fp8_e4m3", 32),
+        (CPU, {"kv_cache_dtype": "fp8_e5m2"}, "bfloat16", "fp8_e5m2", 32),
         (OLD_CPU, {"quantization": "int4", "dtype": "half"}, "float16", "float16", 32),
         (GPU, {"block_size": 64}, "bfloat16", "bfloat16", 64),
     ],
@@ -82,7 +84,7 @@ def test_types_and_block_size(
 ) -> None:
     config = resolved(hardware, **options)
     assert (config.dtype, config.kv_dtype, config.scheduler.block_size) == (dtype, kv_dtype, block_size)
-    size, scale = {"float32": (4, 0), "bfloat16": (2, 0), "float16": (2, 0), "int8": (1, 4)}[kv_dtype]
+    size, scale = {"float32": (4, 0), "bfloat16": (2, 0), "float16": (2, 0), "int8": (1, 4)}.get(kv_dtype, (1, 0))
     specs = [group.spec for group in config.scheduler.kv_cache_groups]
     assert [(spec.dtype_bytes, spec.scale_bytes) for spec in specs] == [(size, scale)]
     assert config.device == hardware.device
@@ -110,7 +112,10 @@ def test_execution(hardware: Hardware, options: dict[str, Any], is_plan: bool, k
     assert words in decision.reason
 
 
-@pytest.mark.parametrize("option", [{"quantization": "int8"}, {"quantization": "int4"}, {"kv_cache_dtype": "int8"}])
+@pytest.mark.parametrize(
+    "option",
+    [{"quantization": "int8"}, {"quantization": "int4"}, {"kv_cache_dtype": "int8"}, {"kv_cache_dtype": "fp8"}],
+)
 @pytest.mark.parametrize(
     ("hardware", "options", "words"),
     [

@@ -232,6 +232,12 @@ inline void attend(const AttendOp& op, const Context& context) {
     case KvFormat::i8:
       attend_with<I8Kv>(op, context);
       break;
+    case KvFormat::e4m3:
+      attend_with<E4m3Kv>(op, context);
+      break;
+    case KvFormat::e5m2:
+      attend_with<E5m2Kv>(op, context);
+      break;
   }
   if (!writes_late(op)) return;
   wait_for_all(*context.barrier);

@@ -3,13 +3,14 @@
 // are stored to be broadcast.
 //
 // Orders of operations, the same on every instruction set:
-//   f32, f16  score = fma(q[d], k[d], score) for d = 0, 1, …; sum = fma(p[t], v[t], sum) for t = 0, 1, …
+//   f32, f16, FP8: score = fma(q[d], k[d], score) for d = 0, 1, …; sum = fma(p[t], v[t], sum) for t = 0, 1, …
 //   bf16      queries and weights rounded to bf16, both in pairs (d, d + 1), (t, t + 1) as VDPBF16PS adds them
 //   i8        queries as int8 with a scale of their own, weights times the values' scales as int16 with a scale per
 //             tile: integer sums are exact
 #pragma once
 #include "isa/simd_bf16.h"
 #include "isa/simd_f16.h"
+#include "isa/simd_f8.h"
 #include "isa/simd_int.h"
 #include "ops/kv_cache.h"
 
@@ -50,6 +51,18 @@ struct F32Kv {
 struct F16Kv : F32Kv {
   static constexpr int64_t kKeyBytes = 32, kValueBytes = 32;
   static F32x16 key(const std::byte* p) { return widen_f16(reinterpret_cast<const uint16_t*>(p)); }
+  static F32x16 value(const std::byte* p) { return key(p); }
+};
+
+struct E4m3Kv : F32Kv {
+  static constexpr int64_t kKeyBytes = 16, kValueBytes = 16;
+  static F32x16 key(const std::byte* p) { return widen_e4m3(reinterpret_cast<const uint8_t*>(p)); }
+  static F32x16 value(const std::byte* p) { return key(p); }
+};
+
+struct E5m2Kv : F32Kv {
+  static constexpr int64_t kKeyBytes = 16, kValueBytes = 16;
+  static F32x16 key(const std::byte* p) { return widen_e5m2(reinterpret_cast<const uint8_t*>(p)); }
   static F32x16 value(const std::byte* p) { return key(p); }
 };
 

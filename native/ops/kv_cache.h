@@ -1,7 +1,7 @@
 // Where keys and values lie in a block of the pool. A layer's block is one part per KV head, each:
-//   keys    per 16 tokens: f32, f16 [D][16]; bf16 [D / 2][16][2]; i8 [ceil(D / 4)][16][4], stored as u8 = key + 128
-//   values  f32, f16 [B][D]; bf16 and i8 [B / 2][D][2]: pairs of tokens
-//   i8 only: fp32 scales of keys [B], then of values [B]
+//   keys    per 16 tokens: f32, f16, FP8 [D][16]; bf16 [D / 2][16][2]; i8 [ceil(D / 4)][16][4], stored as u8 = key +
+//   128 values  f32, f16, FP8 [B][D]; bf16 and i8 [B / 2][D][2]: pairs of tokens i8 only: fp32 scales of keys [B], then
+//   of values [B]
 // Keys are what a query wants: one vector holds a step of the dot products of 16 tokens. Values are what a weighted sum
 // wants: one vector holds 16 dimensions of a token or of a pair.
 #pragma once
@@ -13,7 +13,10 @@ namespace {
 constexpr int64_t kGroup = 16;         // tokens whose keys lie together
 constexpr int64_t kMaxHeadSize = 576;  // rows of one work item of this size fit a thread's scratch (attend.h)
 
-inline int64_t kv_value_bytes(KvFormat format) { return format == KvFormat::f32 ? 4 : format == KvFormat::i8 ? 1 : 2; }
+inline bool is_f8(KvFormat format) { return format == KvFormat::e4m3 || format == KvFormat::e5m2; }
+inline int64_t kv_value_bytes(KvFormat format) {
+  return format == KvFormat::f32 ? 4 : format == KvFormat::i8 || is_f8(format) ? 1 : 2;
+}
 
 inline int64_t key_group_bytes(KvFormat format, int64_t head_size) {
   return kGroup * (format == KvFormat::i8 ? (head_size + 3) / 4 * 4 : head_size * kv_value_bytes(format));

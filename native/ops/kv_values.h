@@ -1,6 +1,7 @@
 // fp32 rows of one head as the values of a KV format.
 #pragma once
 #include "isa/simd_f16.h"
+#include "isa/simd_f8.h"
 #include "plan/types.h"
 
 namespace quire {
@@ -32,6 +33,10 @@ inline float narrow_head(KvFormat format, const float* x, int64_t width, std::by
       store(reinterpret_cast<float*>(out) + i, load(x + i));
     } else if (format == KvFormat::f16) {
       store_f16(reinterpret_cast<uint16_t*>(out) + i, load(x + i));
+    } else if (format == KvFormat::e4m3) {
+      store_e4m3(reinterpret_cast<uint8_t*>(out) + i, load(x + i));
+    } else if (format == KvFormat::e5m2) {
+      store_e5m2(reinterpret_cast<uint8_t*>(out) + i, load(x + i));
     } else {
       store_bf16(reinterpret_cast<uint16_t*>(out) + i, load(x + i));
     }

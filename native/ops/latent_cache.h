@@ -56,6 +56,10 @@ inline void widen_entry(const KvLayer& kv, const LatentEntry& entry, float* out)
       store(out + i, widen_f16(reinterpret_cast<const uint16_t*>(from)));
     } else if (kv.format == KvFormat::bf16) {
       store(out + i, widen_bf16(reinterpret_cast<const uint16_t*>(from)));
+    } else if (kv.format == KvFormat::e4m3) {
+      store(out + i, widen_e4m3(reinterpret_cast<const uint8_t*>(from)));
+    } else if (kv.format == KvFormat::e5m2) {
+      store(out + i, widen_e5m2(reinterpret_cast<const uint8_t*>(from)));
     } else {
       int32_t wide[kLanes];
       for (int lane = 0; lane < kLanes; ++lane) wide[lane] = reinterpret_cast<const int8_t*>(from)[lane];

@@ -78,6 +78,10 @@ inline void write_key(const KvLayer& kv, const Slot& slot, const float* x, const
       scatter<4>(key, (width + 3) / 4, to + lane * 4);
       slot.head.scales[slot.offset] = scale;
       break;
+    case KvFormat::e4m3:
+    case KvFormat::e5m2:
+      scatter<1>(key, width, to + lane);
+      break;
   }
 }
 
@@ -100,7 +104,7 @@ void write_half(const std::byte* from, int64_t width, std::byte* to) {
 // Row 0 is the token's; with `paired`, row 1 is that of the token before it, which is written too.
 inline void write_value(const KvLayer& kv, const Slot& slot, const HeadRows& rows, bool paired) {
   const int64_t width = kv.head_size, row_bytes = width * kv_value_bytes(kv.format);
-  if (kv.format == KvFormat::f32 || kv.format == KvFormat::f16) {
+  if (kv.format == KvFormat::f32 || kv.format == KvFormat::f16 || is_f8(kv.format)) {
     memcpy(slot.head.values + slot.offset * row_bytes, rows.narrow[0], static_cast<size_t>(row_bytes));
     return;
   }

@@ -60,7 +60,9 @@ void bind_values(nb::module_& m) {
       .value("f32", KvFormat::f32)
       .value("f16", KvFormat::f16)
       .value("bf16", KvFormat::bf16)
-      .value("i8", KvFormat::i8);
+      .value("i8", KvFormat::i8)
+      .value("e4m3", KvFormat::e4m3)
+      .value("e5m2", KvFormat::e5m2);
   nb::enum_<Activation>(m, "Activation")
       .value("none", Activation::none)
       .value("relu", Activation::relu)

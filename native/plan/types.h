@@ -121,7 +121,7 @@ static inline RowType wanted_rows(WeightFormat format) {
 
 // --- KV pool ------------------------------------------------------------------------------------------------------
 
-enum class KvFormat : int32_t { f32, f16, bf16, i8 };
+enum class KvFormat : int32_t { f32, f16, bf16, i8, e4m3, e5m2 };
 
 // One layer's share of the block pool. Block b of the layer is at base + b * block_stride_bytes and holds, for each
 // of the K heads, keys then values (layout: ops/kv_cache.h); block_size is a multiple of 16.

@@ -35,6 +35,8 @@ class KvFormat(enum.Enum):
     f16 = 1
     bf16 = 2
     i8 = 3
+    e4m3 = 4
+    e5m2 = 5
 
 class Activation(enum.Enum):
     none = 0

@@ -13,6 +13,7 @@ from quire.config import (
     DTYPES,
     KV_DTYPES,
     KV_SCALE_BYTES,
+    NARROW_KV_DTYPES,
     QUANTIZED_BITS,
     Decision,
     EngineConfig,
@@ -154,7 +155,7 @@ def _resolve_execution(
     against = next((reason for reason, holds in reasons.items() if holds), None)
     needs_plan = {
         "quantization": options.quantization is not None,
-        "kv_cache_dtype": options.kv_cache_dtype == "int8",
+        "kv_cache_dtype": canonical_kv_dtype(options) in NARROW_KV_DTYPES,
         "tensor_parallel_size": options.tensor_parallel_size > 1,
         "pipeline_parallel_size": options.pipeline_parallel_size > 1,
     }
@@ -199,8 +200,13 @@ def _resolve_batch_invariance(
     return not varies
 
 
+def canonical_kv_dtype(options: EngineOptions) -> str:
+    """Return the type that `kv_cache_dtype` names: vLLM's "fp8" is e4m3."""
+    return "fp8_e4m3" if options.kv_cache_dtype == "fp8" else options.kv_cache_dtype
+
+
 def _resolve_kv_dtype(options: EngineOptions, dtype: str, decisions: list[Decision]) -> str:
-    kv_dtype = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
+    kv_dtype = dtype if options.kv_cache_dtype == "auto" else canonical_kv_dtype(options)
     reason = "same as dtype" if options.kv_cache_dtype == "auto" else "chosen"
     decisions.append(Decision("kv_cache_dtype", kv_dtype, reason))
     return kv_dtype
@@ -209,7 +215,7 @@ def _resolve_kv_dtype(options: EngineOptions, dtype: str, decisions: list[Decisi
 def _resolve_block_size(options: EngineOptions, device: str, model: ModelConfig, decisions: list[Decision]) -> int:
     default = CPU_BLOCK_SIZE if device == "cpu" else GPU_BLOCK_SIZE
     # The KV type is not decided yet, since plans and thus types depend on the block size: 16 bit unless chosen.
-    dtype = canonical_dtype(options.dtype) if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
+    dtype = canonical_dtype(options.dtype) if options.kv_cache_dtype == "auto" else canonical_kv_dtype(options)
     specs = [spec.stored_as(KV_DTYPES[dtype or "bfloat16"], 0) for spec in model.cache_specs]
     block_size, reason = fit_block_size(specs, default), f"default on {device.split(':')[0]}"
     if options.block_size is not None:

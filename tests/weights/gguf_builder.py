@@ -73,17 +73,21 @@ class TinyModel:
             shapes |= {f"blk.{layer}.{name}": shape for name, shape in parts.items()}
         return shapes
 
-    def write(self, path: Path) -> dict[str, np.ndarray]:
-        """Write the file; returns the fp32 values before quantisation, by GGUF name."""
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The fp32 values by GGUF name."""
         random = np.random.default_rng(0)
-        writer = gguf.GGUFWriter(path, self.architecture)
-        for key, value in self.metadata().items():
-            add_value(writer, key, value)
         values: dict[str, np.ndarray | None] = {
             name: random.standard_normal(shape).astype(np.float32) for name, shape in self.shapes().items()
         }
         values |= self.tensors
-        written = {name: value for name, value in values.items() if value is not None}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def write(self, path: Path) -> dict[str, np.ndarray]:
+        """Write the file; returns the fp32 values before quantisation, by GGUF name."""
+        writer = gguf.GGUFWriter(path, self.architecture)
+        for key, value in self.metadata().items():
+            add_value(writer, key, value)
+        written = self.arrays()
         for name, value in written.items():
             kind = gguf.GGMLQuantizationType[self.format if value.ndim > 1 else "F32"]
             writer.add_tensor(name, quantize(value, kind), raw_dtype=kind)

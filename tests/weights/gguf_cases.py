@@ -114,8 +114,4 @@ UNSUPPORTED = {
     "big endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
     "nested array": (gguf_bytes(keys=(key_value("a", ARRAY, array(ARRAY, 1, bytes(12))),)), "array of arrays"),
     "NVFP4": (gguf_bytes(tensors=(tensor_info(type_id=40),), data=DATA), "NVFP4.*Q4_K"),
-    "split": (
-        gguf_bytes(keys=(key_value("split.count", 2, struct.pack("<H", 3)),)),
-        "llama-gguf-split --merge",
-    ),
 }

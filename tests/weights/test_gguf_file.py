@@ -11,7 +11,10 @@ from quire.errors import ModelFileError, UnsupportedModelError
 from quire.weights import gguf_file
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.gguf_file import read_gguf
-from tests.weights.gguf_builder import TinyModel, random_rows
+from quire.weights.quantize import quantize_gguf
+from quire.weights.quantize_source import from_gguf
+from quire.weights.sources import resolve_source
+from tests.weights.gguf_builder import TinyModel, add_value, random_rows
 from tests.weights.gguf_cases import (
     ARRAY,
     BROKEN,
@@ -152,3 +155,52 @@ def test_a_file_of_another_kind_says_what_to_pass(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(ModelFileError, match=said):
             read_gguf(path)
+
+
+def write_parts(path: Path) -> list[Path]:
+    """A tiny model in three parts, as llama.cpp names them and the gguf package writes them."""
+    model = TinyModel()
+    writer = gguf.GGUFWriter(path / "model.gguf", model.architecture, split_max_tensors=8)
+    for key, value in model.metadata().items():
+        add_value(writer, key, value)
+    for name, values in model.arrays().items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return sorted(path.glob("*.gguf"))
+
+
+def test_any_part_of_a_split_file_gives_the_whole_model(tmp_path: Path) -> None:
+    whole = TinyModel().write(tmp_path / "whole.gguf")
+    expected = read_gguf(tmp_path / "whole.gguf")
+    (tmp_path / "parts").mkdir()
+    parts = write_parts(tmp_path / "parts")
+    assert [part.name for part in parts] == [f"model-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    for part in parts:
+        file = read_gguf(part)
+        assert file.path == parts[0]
+        assert file.tensors.keys() == whole.keys()
+        for name, tensor in file.tensors.items():
+            assert np.array_equal(file.rows(tensor), expected.rows(expected.tensors[name])), name
+        assert {key: file.metadata[key] for key in expected.metadata} == expected.metadata
+    assert resolve_source(str(tmp_path / "parts")).path == parts[0]
+    merged = tmp_path / "merged.gguf"
+    quantize_gguf(from_gguf(read_gguf(parts[1])), merged, "F16")
+    assert read_gguf(merged).tensors.keys() == whole.keys()
+
+
+def test_missing_wrong_and_renamed_parts_are_named(tmp_path: Path) -> None:
+    parts = write_parts(tmp_path)
+    content = parts[1].read_bytes()
+    parts[1].unlink()
+    with pytest.raises(ModelFileError, match=r"model-00002-of-00003\.gguf is missing: .* is one of 3 parts"):
+        read_gguf(parts[2])
+    parts[1].write_bytes(parts[0].read_bytes())
+    with pytest.raises(ModelFileError, match=r"00002-of-00003\.gguf: not part 2 of 3"):
+        read_gguf(parts[0])
+    parts[1].write_bytes(content)
+    other = parts[0].rename(tmp_path / "other.gguf")
+    with pytest.raises(ModelFileError, match=r"other\.gguf: one of 3 parts .* its name does not say which"):
+        read_gguf(other)

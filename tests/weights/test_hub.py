@@ -181,6 +181,17 @@ def test_several_ggufs_need_a_choice(hub: FakeHub) -> None:
         resolve_source("org/model/q9.gguf")
 
 
+def test_all_parts_of_a_split_gguf_are_fetched(hub: FakeHub) -> None:
+    parts = [f"q8-0000{number}-of-00002.gguf" for number in (1, 2)]
+    hub.files = {name: b"GGUF" + name.encode() for name in parts}
+    assert resolve_source("org/model").path.name == parts[0]
+    assert sorted(hub.fetched) == parts
+    hub.files |= {"q4.gguf": b"GGUF4"}
+    with pytest.raises(ModelNotFoundError, match=r"2 GGUF files.*: q4\.gguf, q8-00001-of-00002\.gguf"):
+        resolve_source("org/model")
+    assert resolve_source(f"org/model/{parts[1]}").path.name == parts[1]
+
+
 def test_pickles_are_not_fetched(hub: FakeHub) -> None:
     hub.files = {"config.json": CONFIG, "pytorch_model.bin": b"pickle"}
     with pytest.raises(UnsupportedModelError, match="pickles"):

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 from quire._native import KvFormat, RowType, WeightFormat, has_tiles, packed_bytes, wanted_rows
 
 ROW_ALIGNMENT = 64
-KV_BYTES = {KvFormat.f32: 4, KvFormat.f16: 2, KvFormat.bf16: 2, KvFormat.i8: 1}
-KV_ARITHMETIC = {KvFormat.f32: "fp32", KvFormat.f16: "fp32", KvFormat.bf16: "bf16", KvFormat.i8: "int8"}
+NARROW_KV = (KvFormat.i8, KvFormat.e4m3, KvFormat.e5m2)
+KV_BYTES = {KvFormat.f32: 4, KvFormat.f16: 2, KvFormat.bf16: 2, **dict.fromkeys(NARROW_KV, 1)}
+KV_ARITHMETIC = {**dict.fromkeys(KvFormat, "fp32"), KvFormat.bf16: "bf16", KvFormat.i8: "int8"}
 ROW_ARITHMETIC = {RowType.f32: "fp32", RowType.bf16: "bf16", RowType.q8: "int8"}
 
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 WAIT_S = 0.005
 """Longest wait for transfers in a step that computes nothing."""
+TORCH_NAMES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+"""PyTorch's names of KV types that have others."""
 
 
 class CacheEngine:
@@ -82,7 +84,7 @@ class CacheEngine:
         """The memory as values of the KV type: with one group it is [N, L, 2, B, K, D] flattened."""
         import torch
 
-        dtype: torch.dtype = getattr(torch, self._kv_dtype)
+        dtype: torch.dtype = getattr(torch, TORCH_NAMES.get(self._kv_dtype, self._kv_dtype))
         values = torch.as_tensor(self.memory).flatten().view(dtype)
         return values.view(len(self.memory), self.block_stride_bytes // dtype.itemsize)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from quire import _native
 from quire.cache_spec import LatentKV, PagedKV, RecurrentState
-from quire.config import EngineConfig
+from quire.config import NARROW_KV_DTYPES, EngineConfig
 from quire.errors import UnsupportedModelError
 from quire.kernels.tracing import NotTraceableError
 from quire.memory_plan import PROMPT_LOGPROB_ROWS
@@ -30,9 +30,11 @@ KV_FORMATS = {
     "float16": _native.KvFormat.f16,
     "bfloat16": _native.KvFormat.bf16,
     "int8": _native.KvFormat.i8,
+    "fp8_e4m3": _native.KvFormat.e4m3,
+    "fp8_e5m2": _native.KvFormat.e5m2,
 }
 _NEEDS_PLAN = (
-    "int8 KV and load-time quantisation need a plan, and a plan cannot hold {error}: leave kv_cache_dtype and "
+    "int8 and FP8 KV and load-time quantisation need a plan, and a plan cannot hold {error}: leave kv_cache_dtype and "
     "quantization unset"
 )
 _RANKS_NEED_PLAN = (
@@ -87,7 +89,7 @@ class Worker:
             except NotTraceableError as error:
                 if config.num_ranks > 1:
                     raise UnsupportedModelError(_RANKS_NEED_PLAN.format(error=error)) from error
-                if config.kv_dtype == "int8" or config.options.quantization is not None:
+                if config.kv_dtype in NARROW_KV_DTYPES or config.options.quantization is not None:
                     raise UnsupportedModelError(_NEEDS_PLAN.format(error=error)) from error
                 logger.warning("the model runs op by op, which is slower: a plan cannot hold %s", error)
             else:

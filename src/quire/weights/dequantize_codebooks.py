@@ -12,7 +12,7 @@ import numpy as np
 from quire.weights.codebooks import IQ4_VALUES, codebook
 
 _PARITIES = np.arange(128, dtype=np.uint8) | ((np.bitwise_count(np.arange(128, dtype=np.uint8)) & 1) << 7)
-"""Signs of eight values: seven stored bits, and a bit that makes their number even."""
+"""Signs of eight values: seven stored bits, and an eighth that makes the number of minus signs even."""
 _SIGNS = 1 - 2 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").astype(np.float32)
 """Of the bits of a byte, -1 where one is set. fp32 `[256, 8]`."""
 _IQ4 = np.array(IQ4_VALUES, np.float32)

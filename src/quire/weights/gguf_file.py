@@ -9,7 +9,7 @@ Next to read: `gguf_names.py` and `gguf_config.py`, which give the contents thei
 import math
 import mmap
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from quire.errors import ModelFileError, UnsupportedModelError, printable
 from quire.weights.block_formats import BLOCK_FORMATS, GGUF_FORMATS, UNSUPPORTED_GGUF_FORMATS, BlockFormat, row_bytes
-from quire.weights.model_files import map_file
+from quire.weights.model_files import map_file, split_parts
 
 MAX_NAME_LEN = 65535
 MAX_DIMENSIONS = 4
@@ -56,11 +56,16 @@ class GGUFTensor:
     offset: int
     """Of the first byte, from the start of the file."""
     num_bytes: int
+    part: int = 0
+    """Of a split file, from 0 on."""
 
 
 @dataclass(frozen=True, slots=True)
 class GGUFFile:
-    """A checked GGUF file. `data` keeps the mapping alive: uint8 `[file size]`."""
+    """A checked GGUF file. `data` keeps the mapping alive: uint8 `[file size]`; of a split file that of the first part.
+
+    `others`: the data of the other parts.
+    """
 
     path: Path
     version: int
@@ -70,29 +75,53 @@ class GGUFFile:
     data: np.ndarray
     key_places: dict[str, slice] = field(default_factory=dict)
     """The bytes of each key with its value, to be copied to another file."""
+    others: tuple[np.ndarray, ...] = ()
 
     def rows(self, tensor: GGUFTensor) -> np.ndarray:
         """The stored blocks of a tensor, without copying. Shapes: uint8 `[rows, row_bytes]`."""
-        stored = self.data[tensor.offset : tensor.offset + tensor.num_bytes]
+        stored = (self.data, *self.others)[tensor.part][tensor.offset : tensor.offset + tensor.num_bytes]
         return stored.reshape(math.prod(tensor.shape[:-1]), -1)
 
 
 def read_gguf(path: Path) -> GGUFFile:
-    """Map the file and parse its header.
+    """Map the file and parse its header; given any part of a split file, all of them.
 
-    Raises: ModelFileError naming the file and what is wrong; UnsupportedModelError for big-endian files, version 1,
-    split files and formats that are not decoded here.
+    Raises: ModelFileError naming the file and what is wrong, also for a missing part; UnsupportedModelError for
+    big-endian files, version 1 and formats that are not decoded here.
     """
+    file = _read_part(path)
+    if file.metadata.get("split.count", 1) in (0, 1):
+        return file
+    names = split_parts(path.name)
+    if len(names) != file.metadata["split.count"]:
+        raise ModelFileError(
+            f"{path}: one of {file.metadata['split.count']} parts of a split GGUF, and its name does not say which: "
+            f"give the parts the names they were published with, …-00001-of-{file.metadata['split.count']:05}.gguf"
+        )
+    paths = [path.with_name(name) for name in names]
+    if missing := next((part for part in paths if not part.exists()), None):
+        raise ModelFileError(f"{missing} is missing: {path.name} is one of {len(names)} parts; fetch all of them")
+    parts = [file if part == path else _read_part(part) for part in paths]
+    tensors: dict[str, GGUFTensor] = {}
+    for index, part in enumerate(parts):
+        if part.metadata.get("split.no", index) != index or part.metadata.get("split.count") != len(names):
+            raise ModelFileError(f"{part.path}: not part {index + 1} of {len(names)} of this model; fetch it again")
+        if again := next(iter(part.tensors.keys() & tensors.keys()), None):
+            raise ModelFileError(f"{part.path}: tensor '{printable(again)}' is in another part too; fetch them again")
+        tensors |= {name: replace(tensor, part=index) for name, tensor in part.tensors.items()}
+    expected = parts[0].metadata.get("split.tensors.count", len(tensors))
+    if len(tensors) != expected:
+        raise ModelFileError(f"{paths[0]}: the parts have {len(tensors)} tensors, not {expected}; fetch them again")
+    return replace(parts[0], tensors=tensors, others=tuple(part.data for part in parts[1:]))
+
+
+def _read_part(path: Path) -> GGUFFile:
     mapping = map_file(path)
     reader = _HeaderReader(path, mapping)
     version = reader.read_magic_and_version()
     num_tensors = reader.read_count("tensors", _MIN_TENSOR_INFO_BYTES)
     num_keys = reader.read_count("metadata keys", _MIN_KEY_VALUE_BYTES)
     metadata = reader.read_metadata(num_keys)
-    if metadata.get("split.count", 1) not in (0, 1):
-        raise UnsupportedModelError(
-            f"{path}: one part of a split GGUF; merge the parts with `llama-gguf-split --merge` and pass the result"
-        )
     tensors = reader.read_tensor_infos(num_tensors, metadata.get("general.alignment", DEFAULT_ALIGNMENT))
     return GGUFFile(path, version, metadata, tensors, np.frombuffer(mapping, dtype=np.uint8), reader.key_places)
 

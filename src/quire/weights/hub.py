@@ -12,6 +12,7 @@ from typing import Any
 
 from quire.errors import DownloadError, ModelError, ModelNotFoundError, UnsupportedModelError
 from quire.weights.model_cache import cache_write_error, find_hub_snapshot, hub_cache_directory
+from quire.weights.model_files import split_parts
 from quire.weights.progress import Progress, ignore_progress
 
 DIRECTORY_PATTERNS = ["*.json", "model*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
@@ -111,14 +112,15 @@ def _list_files(source: HubSource) -> list[str] | None:
 def _patterns(source: HubSource, names: list[str]) -> list[str]:
     """The patterns of the files to fetch from a repository with these files."""
     if source.file is not None:
-        return [source.file]
-    models = [name for name in names if name.endswith(".gguf")]
+        return split_parts(source.file)
+    models = sorted({split_parts(name)[0] for name in names if name.endswith(".gguf")})
     if source.quantization is not None:
-        return [choose_quantization(f"'{source.repository}'", source.repository, models, source.quantization)]
+        chosen = choose_quantization(f"'{source.repository}'", source.repository, models, source.quantization)
+        return split_parts(chosen)
     if any(re.fullmatch(r"model[^/]*\.safetensors", name) for name in names):
         return DIRECTORY_PATTERNS
     if len(models) == 1:
-        return models
+        return split_parts(models[0])
     if models:
         raise ambiguous(f"'{source.repository}'", f"{source.repository}/FILE", models)
     if any(name.endswith((".bin", ".pt", ".pth")) for name in names):

@@ -6,6 +6,7 @@ Next to read: `gguf_file.py`.
 import json
 import mmap
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from quire.errors import ModelFileError, printable
 
 MAX_JSON_BYTES = 64 << 20
 """The index of a model with 100,000 tensors has 10 MB."""
+_PART = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf", re.ASCII)
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
@@ -38,6 +40,15 @@ def map_file(path: Path) -> mmap.mmap:
         raise ModelFileError(f"{path}: cannot be mapped into memory: {error.strerror}") from error
     finally:
         os.close(descriptor)
+
+
+def split_parts(name: str) -> list[str]:
+    """The names of all parts of a split GGUF file, `…-00001-of-00003.gguf`, given one; else the name itself."""
+    match = _PART.fullmatch(name)
+    if match is None:
+        return [name]
+    start, _, count = match.groups()
+    return [f"{start}-{number:05}-of-{count}.gguf" for number in range(1, int(count) + 1)] or [name]
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def choose_formats(source: Source, file_type: str, *, has_importance: bool = Fal
 
 
 def fitting(format_name: str, num_columns: int) -> str:
-    """The format, or its replacement for rows that are not whole blocks."""
+    """Return the format, or its fallback for rows that are not whole blocks."""
     if num_columns % BLOCK_FORMATS[format_name].block_len and format_name in FALLBACKS:
         format_name = FALLBACKS[format_name]
     return "F16" if num_columns % BLOCK_FORMATS[format_name].block_len else format_name

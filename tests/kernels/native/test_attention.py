@@ -14,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from quire import _native
 from tests.kernels.native.kv_steps import (
+    ALL_FORMATS,
     FORMATS,
     Extras,
     Pool,
@@ -87,7 +88,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("kv_format", FORMATS)
+@pytest.mark.parametrize("kv_format", ALL_FORMATS)
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_size", "block_size"), SHAPES)
 @pytest.mark.parametrize("window", [0, 21])
 def test_error_is_at_most_twice_that_of_torch(
@@ -104,7 +105,10 @@ def test_error_is_at_most_twice_that_of_torch(
     assert error.mean() <= 2 * allowed.mean()
 
 
-@pytest.mark.parametrize(("kv_format", "tolerance"), [("f32", 1e-6), ("f16", 1e-3), ("bf16", 1e-2), ("i8", 2e-2)])
+@pytest.mark.parametrize(
+    ("kv_format", "tolerance"),
+    [("f32", 1e-6), ("f16", 1e-3), ("bf16", 1e-2), ("i8", 2e-2), ("e4m3", 2e-6), ("e5m2", 2e-6)],
+)
 def test_scores_are_held_within_a_soft_cap(kv_format: str, tolerance: float) -> None:
     shape, lengths = Shape(6, 2, 64, 32, kv_format), [150, 33]
     tokens = [rows * 2 for rows in random_tokens(shape, lengths)]
@@ -334,7 +338,7 @@ def test_rows_of_other_types_are_the_fp32_rows_rounded(
 
 
 @pytest.mark.parametrize("isa", VECTOR_ISAS)
-@pytest.mark.parametrize("kv_format", FORMATS)
+@pytest.mark.parametrize("kv_format", ALL_FORMATS)
 @pytest.mark.parametrize("where", ["query", "key", "value"])
 def test_nan_reaches_the_rows_that_see_it_and_no_other_request(isa: str, kv_format: str, where: str) -> None:
     _native.set_isa(isa)

@@ -10,7 +10,7 @@ from quire._native import KvFormat, latent_cost
 from tests.kernels.native.packed_weights import Packed, aligned, each_isa, finite_rows, rows_of
 
 STORED = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q4": "Q4_0", "q4m": "Q4_1", "q8": "Q8_0"}
-KV_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i8": 1}
+KV_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i8": 1, "e4m3": 1, "e5m2": 1}
 BLOCK = 16
 EXACT = [isa for isa in ("scalar", "avx2", "avx512", "avx512_bf16") if _native.isa_supported(isa)]
 Work = list[tuple[int, int, int]]
@@ -105,7 +105,7 @@ def distance(found: np.ndarray, expected: np.ndarray) -> float:
 @pytest.mark.parametrize("kv", KV_BYTES)
 @pytest.mark.parametrize("weights", STORED)
 def test_both_forms_are_near_float64(weights: str, kv: str) -> None:
-    rounding = {"f32": 1e-6, "f16": 1e-3, "bf16": 1e-2, "i8": 1e-2}[kv]
+    rounding = {"f32": 1e-6, "f16": 1e-3, "bf16": 1e-2, "i8": 1e-2, "e4m3": 4e-2, "e5m2": 8e-2}[kv]
     allowed = 4 * rounding + {"f32": 1e-5, "f16": 1e-5, "bf16": 1e-2}.get(weights, 1e-2)
     layer = Layer(weights=weights, kv=kv)
     expected = layer.expected(0, 150)

@@ -5,7 +5,17 @@ import pytest
 import torch
 
 from quire import _native
-from tests.kernels.native.kv_steps import FORMATS, Extras, Pool, Requests, Runner, Shape, as_stored, random_tokens
+from tests.kernels.native.kv_steps import (
+    ALL_FORMATS,
+    FLOAT_DTYPES,
+    Extras,
+    Pool,
+    Requests,
+    Runner,
+    Shape,
+    as_stored,
+    random_tokens,
+)
 from tests.kernels.native.packed_weights import ISAS, run
 
 pytestmark = pytest.mark.usefixtures("chosen_isa")
@@ -43,7 +53,7 @@ def read_block(pool: Pool, block: int, head: int) -> tuple[np.ndarray, np.ndarra
         values = values.reshape(-1, d, 2).transpose(0, 2, 1).reshape(b, d)
         scales = raw[key_bytes + b * d :].numpy().view(np.float32).astype(np.float64).reshape(2, b, 1)
         return (keys.astype(np.float64) - 128) * scales[0], values * scales[1]
-    floats = raw.view({"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[shape.format])
+    floats = raw.view(FLOAT_DTYPES[shape.format])
     keys, values = floats.double().numpy().reshape(2, -1)
     if shape.format == "bf16":
         keys = keys.reshape(-1, d // 2, 16, 2).transpose(0, 2, 1, 3)
@@ -71,7 +81,7 @@ def check_pool(pool: Pool, runner: Runner, requests: Requests) -> None:
         first += count
 
 
-@pytest.mark.parametrize("kv_format", FORMATS)
+@pytest.mark.parametrize("kv_format", ALL_FORMATS)
 @pytest.mark.parametrize(
     ("block_size", "head_size", "num_kv_heads"), [(16, 8, 1), (32, 64, 3), (64, 80, 2), (32, 6, 1)]
 )
@@ -85,12 +95,12 @@ def test_keys_and_values_lie_where_documented(
     check_pool(pool, runner, MIXED)
 
 
-@pytest.mark.parametrize("kv_format", FORMATS)
+@pytest.mark.parametrize("kv_format", ALL_FORMATS)
 def test_nothing_else_is_written(kv_format: str) -> None:
     shape = Shape(format=kv_format, head_size=32)
     requests = [(0, 3, 5), (4, 31, 1)]
     pool, _ = write(shape, requests, new_tokens(shape, requests))
-    value_bytes = {"f32": 4, "f16": 2, "bf16": 2, "i8": 1}[kv_format]
+    value_bytes = {"f32": 4, "f16": 2, "bf16": 2}.get(kv_format, 1)
     written = int((pool.bytes != pool.fill).sum())
     scales = 2 * 4 if kv_format == "i8" else 0
     most = 6 * shape.num_kv_heads * (2 * 32 * value_bytes + scales)
@@ -206,7 +216,7 @@ def test_queries_and_keys_are_normalised_before_they_are_rotated() -> None:
         torch.testing.assert_close(got, expected.flatten(1), atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("kv_format", FORMATS)
+@pytest.mark.parametrize("kv_format", ALL_FORMATS)
 def test_bits_depend_on_neither_threads_nor_instruction_set_nor_steps(kv_format: str) -> None:
     shape = Shape(6, 3, 24, 16, kv_format)
     q_norm, k_norm = torch.rand(2, 24, generator=torch.Generator().manual_seed(3))
@@ -287,3 +297,18 @@ def test_impossible_shapes_are_refused() -> None:
     for block_size, head_size in ((24, 64), (32, 63), (32, 0), (0, 64), (32, 2048)):
         with pytest.raises(ValueError, match=r"block size|head size"):
             _native.KvLayer(0, 0, block_size, 1, head_size, _native.KvFormat.f32, 0)
+
+
+@pytest.mark.parametrize(("kv_format", "largest"), [("e4m3", 448.0), ("e5m2", 57344.0)])
+@pytest.mark.parametrize("isa", ISAS)
+def test_fp8_rounds_to_even_and_keeps_finite_values_finite(isa: str, kv_format: str, largest: float) -> None:
+    _native.set_isa(isa)
+    shape = Shape(1, 1, 16, 16, kv_format)
+    least = float(torch.finfo(FLOAT_DTYPES[kv_format]).smallest_normal)
+    ties = [1 + 2**-4, 1 + 3 * 2**-4, 1 + 2**-3, 1 + 3 * 2**-3, least / 16, 3 * least / 16, least * 0.99]
+    values = torch.tensor([0.0, -0.0, largest, 1e30, -1e30, *ties, *(-x for x in ties)])[:16]
+    pool, _ = write(shape, [(0, 0, 1)], torch.cat([values, values, values])[None])
+    expected = values.clamp(-largest, largest).to(FLOAT_DTYPES[kv_format]).double().numpy()
+    for found in read_block(pool, int(pool.tables[0, 0]), 0):
+        np.testing.assert_array_equal(found[0], expected)
+        assert np.array_equal(np.signbit(found[0]), np.signbit(expected))

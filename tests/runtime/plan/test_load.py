@@ -87,6 +87,18 @@ def test_weights_quantised_at_load_are_computed_with(
     assert error < 0.03
 
 
+@pytest.mark.parametrize(
+    ("kv_cache_dtype", "most"), [("float16", 2e-3), ("int8", 4e-2), ("fp8", 0.15), ("fp8_e5m2", 0.3)]
+)
+def test_kv_types(state: dict[str, torch.Tensor], kv_cache_dtype: str, most: float) -> None:
+    eager = Runner(build_model(HF_CONFIG, state))
+    expected = eager.run(eager.add(TOKENS))
+    config = make_config(HF_CONFIG, dtype="float32", kv_cache_dtype=kv_cache_dtype)
+    runner = PlanRunner(config, make_checkpoint(HF_CONFIG, state))
+    error = float((runner.run(runner.add(TOKENS), 7) - expected).abs().max() / expected.abs().max())
+    assert error < most
+
+
 def test_random_weights_are_those_of_the_eager_model() -> None:
     config = make_config(HF_CONFIG, load_format="dummy", seed=5)
     empty = make_checkpoint(HF_CONFIG, {})
