@@ -220,8 +220,8 @@ class BlockTiers:
         """Take up the blocks that transfers have filled or could not fill."""
         if report is None:
             return
-        if report.host_bytes_per_s:
-            self._host_bytes_per_s = report.host_bytes_per_s
+        # The fastest: a pause of the machine during one copy must not end all copies.
+        self._host_bytes_per_s = max(self._host_bytes_per_s, report.host_bytes_per_s)
         if report.num_bytes_read or report.num_bytes_written:
             self._record(
                 EventKind.DISK, num_bytes_read=report.num_bytes_read, num_bytes_written=report.num_bytes_written
