@@ -3,6 +3,7 @@
 import os
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,19 @@ def test_blocks_of_another_model_are_not_found(llama: Path, tmp_path: Path, chan
     assert num_cached == [80 if change == "limit" else 0]
     # Both models have a place in the directory.
     assert len(list((tmp_path / "kv").glob("*/model.json"))) == (1 if change == "limit" else 2)
+
+
+def test_program_that_ends_without_shutdown_keeps_its_blocks(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exits: list[Callable[[], None]] = []
+    monkeypatch.setattr("quire.engine.build.atexit.register", lambda *call: exits.append(partial(*call)))
+    options: dict[str, Any] = {"block_size": BLOCK_SIZE, "kv_disk": str(tmp_path / "kv")}
+    engine = build(llama, **options)
+    generate(engine, PROMPTS[:1])
+    engine._executor._worker.cache.disk._writer.shutdown()  # as the interpreter does before it calls these functions
+    exits[0]()
+    assert one_by_one(build(llama, **options), PROMPTS[:1])[1] == [80]
 
 
 def test_option_names_a_file(llama: Path) -> None:

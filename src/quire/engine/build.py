@@ -4,10 +4,12 @@ The one place where all parts meet. The tokenizer is read in a second thread whi
 Next to read: `resolve.py` for the decisions, `llm_engine.py` for what comes out.
 """
 
+import atexit
 import importlib
 import logging
 import os
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -67,10 +69,17 @@ def build_engine(options: EngineOptions, *, progress: Progress | None = None) ->
         tokenizer, tokenizer_s = tokenizer_loading.result()
     times["tokenizer (beside)"] = tokenizer_s
     engine = LLMEngine(config, executor, tokenizer, chat_template=chat_template, grammars=grammars)
-    engine.scheduler.blocks.tiers.stored = getattr(executor, "stored_blocks", set())
+    if options.kv_disk is not None:
+        engine.scheduler.blocks.tiers.stored = getattr(executor, "stored_blocks", set())
+        atexit.register(_shut_down, weakref.ref(engine))  # programs that never do so keep their blocks too
     times["total"] = time.perf_counter() - started
     engine.startup_times = times
     return engine
+
+
+def _shut_down(reference: "weakref.ref[LLMEngine]") -> None:
+    if (engine := reference()) is not None:
+        engine.shutdown()
 
 
 def resolve_config(options: EngineOptions, checkpoint: Checkpoint) -> EngineConfig:

@@ -75,7 +75,10 @@ class DiskTier:
                 self._num_queued_bytes += len(block)
                 self._queued[group_index, digest] = block
             age = 0 if deadline_s is None else age_ns * 1000  # at the end the start of a prefix comes first
-            self._writer.submit(self._write, group_index, digest, block, age)
+            try:
+                self._writer.submit(self._write, group_index, digest, block, age)
+            except RuntimeError:  # the interpreter ends, and its thread pools before
+                self._write(group_index, digest, block, age)
 
     def _write(self, group_index: int, digest: bytes, block: NDArray[np.uint8], age_ns: int) -> None:
         try:

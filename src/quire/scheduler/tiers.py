@@ -23,7 +23,7 @@ Key = tuple[int, bytes]
 """Cache group and digest of a block."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Fetch:
     """Device blocks that wait for a request: those of its hit, and those that another tier fills.
 
