@@ -161,7 +161,7 @@ def test_blocks_used_longest_ago_are_deleted_first(tmp_path: Path) -> None:
     write(files, 10)
     # Nine tenths of ten blocks are left.
     assert files.keys() == {(0, digest_of(number)) for number in (0, 3, 4, 5, 6, 7, 8, 9, 10)}
-    leftover = tmp_path / files.directory / f"{digest_of(1).hex()}-0.kv.17"
+    leftover = tmp_path / files.directory / f"{digest_of(1).hex()}-0.kv.17.3"
     leftover.write_bytes(b"torn")
     os.utime(leftover, (0, 0))
     smaller = open_files(tmp_path, max_bytes=5 * FILE_BYTES)

@@ -106,18 +106,20 @@ def test_blocks_move_between_tiers(device: str, tmp_path: Path) -> None:
     report = cache.report()
     assert report is not None
     assert (report.filled, report.failed) == ((4, 5), ())
-    assert report.host_bytes_per_s > 0
+    assert report.host_bytes_per_s == 0  # copies to the host were among them, which commit memory
     assert cache.pool[:, 0].tolist() == [0, 5, 2, 3, 1, 2]
     cache.transfer([
         Transfer(0, Tier.HOST, (1,), Tier.DEVICE, (3,)),
         Transfer(0, Tier.DISK, (), Tier.DEVICE, (1, 2, 5), (*digests, b"c" * 32)),
     ])  # fmt: skip
-    filled, failed = [], []
+    filled, failed, speeds = [], [], []
     while len(filled) + len(failed) < 4:
         report = cache.report(waits=True)
         filled += report.filled if report else ()
         failed += report.failed if report else ()
+        speeds += [report.host_bytes_per_s] if report else []
     assert (sorted(filled), failed) == ([1, 2, 3], [5])
+    assert max(speeds) > 0
     assert [set(row) for row in cache.pool.tolist()] == [{0}, {3}, {4}, {4}, {1}, {2}]
     cache.forget_transfers()
     assert cache.report() is None

@@ -60,6 +60,8 @@ class BlockTiers:
         self.slots: dict[Key, int] = {}
         self._unsent: set[Key] = set()
         """Keys of slots that a transfer of the next step fills: the same step cannot read them."""
+        self._unsent_slots: list[int] = []
+        """Slots of such keys that are free again after that step: two transfers must not fill one slot."""
         self.free_slots = list(range(config.num_host_blocks - 1, -1, -1))
         self._swapped: dict[str, list[Key]] = {}
         self._num_wanted: Counter[Key] = Counter()
@@ -111,6 +113,8 @@ class BlockTiers:
     def take_transfers(self) -> tuple[Transfer, ...]:
         """Return the transfers since the last call; the next step makes them."""
         self._unsent.clear()
+        self.free_slots += self._unsent_slots
+        self._unsent_slots.clear()
         transfers, self._transfers = tuple(self._transfers), []
         return transfers
 
@@ -140,7 +144,7 @@ class BlockTiers:
 
     def _free_slot(self, key: Key) -> None:
         if (slot := self.slots.pop(key, None)) is not None:
-            self.free_slots.append(slot)
+            (self._unsent_slots if key in self._unsent else self.free_slots).append(slot)
 
     def _host_pays(self) -> bool:
         """Return True unless computing a block again is known to be faster than copying it out and back."""
