@@ -13,6 +13,8 @@ from quire import cache_spec
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import ConfigError
 from quire.events import EventKind
+from quire.models.llama import LlamaForCausalLM
+from quire.models.registry import ModelRegistry
 from quire.outputs import RequestOutput
 from quire.sampling_params import SamplingParams
 from tests.scheduler.integrity import check_integrity
@@ -170,6 +172,15 @@ def test_program_that_ends_without_shutdown_keeps_its_blocks(
     engine._executor._worker.cache.disk._writer.shutdown()  # as the interpreter does before it calls these functions
     exits[0]()
     assert one_by_one(build(llama, **options), PROMPTS[:1])[1] == [80]
+
+
+def test_model_of_another_package_is_refused(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Other(LlamaForCausalLM):
+        """Code that may change between two runs."""
+
+    monkeypatch.setattr(ModelRegistry, "_registered", {"LlamaForCausalLM": Other})
+    with pytest.raises(ConfigError, match="--kv-disk needs a model whose code is Quire's own"):
+        build(llama, kv_disk=str(tmp_path / "kv"))
 
 
 def test_option_names_a_file(llama: Path) -> None:

@@ -77,11 +77,6 @@ def build_engine(options: EngineOptions, *, progress: Progress | None = None) ->
     return engine
 
 
-def _shut_down(reference: "weakref.ref[LLMEngine]") -> None:
-    if (engine := reference()) is not None:
-        engine.shutdown()
-
-
 def resolve_config(options: EngineOptions, checkpoint: Checkpoint) -> EngineConfig:
     """Decide how to run a checkpoint on this machine. Raises: ConfigError, UnsupportedModelError, CapacityError."""
     model = make_model_config(checkpoint.hf_config, checkpoint.generation_config, options.hf_overrides)
@@ -110,3 +105,8 @@ def _log_decisions(config: EngineConfig) -> None:
 def _timed_tokenizer(source: str | None, checkpoint: Checkpoint, model_vocab_size: int) -> tuple[Tokenizer, float]:
     started = time.perf_counter()
     return load_tokenizer(checkpoint, source, model_vocab_size), time.perf_counter() - started
+
+
+def _shut_down(reference: "weakref.ref[LLMEngine]") -> None:
+    if (engine := reference()) is not None:
+        engine.shutdown()
