@@ -249,10 +249,6 @@ def plan_disk(options: EngineOptions, shape: PoolShape, decisions: list[Decision
     contradictions = {
         "needs the prefix cache: leave enable_prefix_caching on": not options.enable_prefix_caching,
         "cannot be shared by ranks yet: --tensor-parallel-size 1 fits": options.tensor_parallel_size > 1,
-        # The option comes with pipeline parallelism: stages hold other layers under the same keys.
-        "cannot be shared by stages yet: --pipeline-parallel-size 1 fits": (
-            getattr(options, "pipeline_parallel_size", 1) > 1
-        ),
         "needs weights from files: --load-format auto fits": options.load_format == "dummy",
     }
     for problem, holds in contradictions.items():
