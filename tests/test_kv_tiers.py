@@ -20,11 +20,11 @@ from quire.sampling_params import SamplingParams
 from tests.scheduler.integrity import check_integrity
 from tests.tiny_engine import (
     VOCAB_SIZE,
-    _write,
     build,
     engine_with,
     prompt,
     transformers,
+    write_tiny,
     write_tiny_hybrid,
     write_tiny_llama,
 )
@@ -43,7 +43,7 @@ def write_windows(path: Path) -> Path:
     config = transformers.Gemma2Config(
         **SIZES, num_key_value_heads=2, head_dim=16, query_pre_attn_scalar=16, sliding_window=32, layer_types=types
     )
-    return _write(path, config)
+    return write_tiny(path, config)
 
 
 def write_latent(path: Path) -> Path:
@@ -53,7 +53,7 @@ def write_latent(path: Path) -> Path:
         v_head_dim=16, first_k_dense_replace=2, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
         n_group=1, topk_group=1,
     )  # fmt: skip
-    return _write(path, config)
+    return write_tiny(path, config)
 
 
 WRITERS = {

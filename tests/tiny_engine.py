@@ -28,7 +28,7 @@ def write_tiny_llama(path: Path) -> Path:
         vocab_size=VOCAB_SIZE, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=8,
         num_key_value_heads=2, max_position_embeddings=512, initializer_range=0.3,
     )  # fmt: skip
-    return _write(path, config)
+    return write_tiny(path, config)
 
 
 def write_tiny_hybrid(path: Path) -> Path:
@@ -41,7 +41,7 @@ def write_tiny_hybrid(path: Path) -> Path:
         num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=32,
         bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
-    return _write(path, config)
+    return write_tiny(path, config)
 
 
 def write_tiny_state_space(path: Path) -> Path:
@@ -50,17 +50,18 @@ def write_tiny_state_space(path: Path) -> Path:
         vocab_size=VOCAB_SIZE, hidden_size=64, num_hidden_layers=2, num_heads=8, head_dim=16, n_groups=2, state_size=16,
         initializer_range=0.3, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
-    return _write(path, config)
+    return write_tiny(path, config)
 
 
-def _write(path: Path, config: Any) -> Path:
+def write_tiny(path: Path, config: Any) -> Path:
+    """A random causal language model of this config, with a tokenizer of bytes."""
     torch.manual_seed(0)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(path)
-    _byte_tokenizer().save(str(path / "tokenizer.json"))
+    byte_tokenizer().save(str(path / "tokenizer.json"))
     return path
 
 
-def _byte_tokenizer() -> Any:
+def byte_tokenizer() -> Any:
     """All bytes, each of which is a token, and pairs of letters: texts can follow grammars, and cut characters."""
     specials = ["<unk>", "<s>", "</s>"]
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())

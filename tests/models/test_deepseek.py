@@ -20,7 +20,7 @@ from tests.models.oracle import Pair
 from tests.models.test_published_configs import PUBLISHED
 from tests.models.tiny_configs import DEEPSEEK, DEEPSEEK_YARN
 from tests.runtime.plan.harness import PlanRunner, make_checkpoint, make_config
-from tests.tiny_engine import VOCAB_SIZE, _byte_tokenizer, build
+from tests.tiny_engine import VOCAB_SIZE, build, byte_tokenizer
 
 WIDE = {
     **DEEPSEEK, "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32,
@@ -39,7 +39,7 @@ def pair() -> Pair:
 def directory(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("deepseek")
     pair.oracle.save_pretrained(path)
-    _byte_tokenizer().save(str(path / "tokenizer.json"))
+    byte_tokenizer().save(str(path / "tokenizer.json"))
     return path
 
 
