@@ -279,6 +279,8 @@ class FakeExecutor:
             if item.source_tier is Tier.HOST:
                 filled += item.target_ids
         self._need(len(set(targets)) == len(targets) and NULL_BLOCK_ID not in targets, f"bad targets: {targets}")
+        places = [(id(memory), at) for memory, at, _ in moved]
+        self._need(len(set(places)) == len(places), "two transfers into one slot")
         for memory, at, block in moved:
             memory[at] = block
         for read in [read for read in self._reads if read[0] <= self.num_steps]:

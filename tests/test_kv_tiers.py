@@ -3,6 +3,7 @@
 import os
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,18 @@ from quire import cache_spec
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import ConfigError
 from quire.events import EventKind
+from quire.models.llama import LlamaForCausalLM
+from quire.models.registry import ModelRegistry
 from quire.outputs import RequestOutput
 from quire.sampling_params import SamplingParams
 from tests.scheduler.integrity import check_integrity
 from tests.tiny_engine import (
     VOCAB_SIZE,
-    _write,
     build,
     engine_with,
     prompt,
     transformers,
+    write_tiny,
     write_tiny_hybrid,
     write_tiny_llama,
 )
@@ -40,7 +43,7 @@ def write_windows(path: Path) -> Path:
     config = transformers.Gemma2Config(
         **SIZES, num_key_value_heads=2, head_dim=16, query_pre_attn_scalar=16, sliding_window=32, layer_types=types
     )
-    return _write(path, config)
+    return write_tiny(path, config)
 
 
 def write_latent(path: Path) -> Path:
@@ -50,7 +53,7 @@ def write_latent(path: Path) -> Path:
         v_head_dim=16, first_k_dense_replace=2, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
         n_group=1, topk_group=1,
     )  # fmt: skip
-    return _write(path, config)
+    return write_tiny(path, config)
 
 
 WRITERS = {
@@ -156,6 +159,28 @@ def test_blocks_of_another_model_are_not_found(llama: Path, tmp_path: Path, chan
     assert num_cached == [80 if change == "limit" else 0]
     # Both models have a place in the directory.
     assert len(list((tmp_path / "kv").glob("*/model.json"))) == (1 if change == "limit" else 2)
+
+
+def test_program_that_ends_without_shutdown_keeps_its_blocks(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exits: list[Callable[[], None]] = []
+    monkeypatch.setattr("quire.engine.build.atexit.register", lambda *call: exits.append(partial(*call)))
+    options: dict[str, Any] = {"block_size": BLOCK_SIZE, "kv_disk": str(tmp_path / "kv")}
+    engine = build(llama, **options)
+    generate(engine, PROMPTS[:1])
+    engine._executor._worker.cache.disk._writer.shutdown()  # as the interpreter does before it calls these functions
+    exits[0]()
+    assert one_by_one(build(llama, **options), PROMPTS[:1])[1] == [80]
+
+
+def test_model_of_another_package_is_refused(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Other(LlamaForCausalLM):
+        """Code that may change between two runs."""
+
+    monkeypatch.setattr(ModelRegistry, "_registered", {"LlamaForCausalLM": Other})
+    with pytest.raises(ConfigError, match="--kv-disk needs a model whose code is Quire's own"):
+        build(llama, kv_disk=str(tmp_path / "kv"))
 
 
 def test_option_names_a_file(llama: Path) -> None:

@@ -404,6 +404,10 @@ TINIER_CPU = cpu(base=OLD_CPU, left_bytes=100_000_000)
         (CPU, {"kv_cache_memory_bytes": 5}, MemoryCapacityError, [f"--kv-cache-memory-bytes {2 * BLOCK_BYTES}"]),
         (CPU, {"kv_cache_memory_bytes": 60 * GIB}, MemoryCapacityError, ["60 GiB", "--kv-cache-memory-bytes"]),
         (CPU, {"num_blocks_override": 10**6}, MemoryCapacityError, ["--num-blocks-override"]),
+        (CPU, {"kv_disk": "d", "kv_disk_bytes": 5}, ConfigError, [f"--kv-disk-bytes {16 * BLOCK_BYTES}"]),
+        (CPU, {"kv_disk": "d", "tensor_parallel_size": 2}, ConfigError, ["--tensor-parallel-size 1"]),
+        (CPU, {"kv_disk": "d", "load_format": "dummy"}, ConfigError, ["--load-format auto"]),
+        (CPU, {"preemption_mode": "recompute", "swap_space": 1}, ConfigError, ["--preemption-mode swap"]),
     ],
 )
 def test_errors_name_what_fits_and_it_does(
@@ -483,3 +487,53 @@ def test_amx_tiles_are_used_unless_batch_invariance_was_chosen(
     assert config.batch_invariant == is_invariant
     assert (config.tile_rows == 0) == is_invariant
     assert why in reason(config, "batch_invariant")
+
+
+@pytest.mark.parametrize(
+    ("hardware", "options", "num_host_blocks", "words"),
+    [
+        (CPU, {}, 2049, "as much as the KV cache"),
+        (CPU, {"swap_space": 0.5}, GIB // 2 // BLOCK_BYTES, "chosen"),
+        (CPU, {"swap_space": 0}, 0, "chosen"),
+        (CPU, {"preemption_mode": "recompute"}, 0, "chosen"),
+        (CPU, {"enable_prefix_caching": False}, 0, "found by their prefix"),
+        (GPU, {}, 4 * GIB // (BLOCK_BYTES // 2), "at most 4 GiB"),
+    ],
+)
+def test_host_memory_for_preempted_requests(
+    hardware: Hardware, options: dict[str, Any], num_host_blocks: int, words: str
+) -> None:
+    config = resolved(hardware, **options)
+    assert config.scheduler.num_host_blocks == num_host_blocks
+    assert words in reason(config, "preemption_mode")
+    assert config.scheduler.compares_swap == ("preemption_mode" not in options)
+
+
+def test_disk_tier_has_a_limit() -> None:
+    assert resolved().scheduler.max_disk_bytes == 0
+    assert resolved(kv_disk="d").scheduler.max_disk_bytes == 8 * GIB
+    config = resolved(kv_disk="d", kv_disk_bytes=10**9)
+    assert config.scheduler.max_disk_bytes == 10**9
+    assert reason(config, "kv_disk_bytes") == "at most 954 MiB in d: chosen"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kv_disk_bytes": 10**9}, "has no directory: add --kv-disk DIR"),
+        ({"kv_disk": "d", "enable_prefix_caching": False}, "leave enable_prefix_caching on"),
+        ({"preemption_mode": "swap", "enable_prefix_caching": False}, "leave enable_prefix_caching on"),
+        ({"swap_space": float("nan")}, "is not a number of at least 0"),
+        ({"kv_disk": "d", "kv_disk_bytes": 0}, "is not a positive integer"),
+    ],
+)
+def test_tiers_without_what_they_need_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        resolved(**options)
+
+
+def test_swap_space_must_fit() -> None:
+    with pytest.raises(MemoryCapacityError, match=r"--swap-space [\d.]+ fits") as raised:
+        resolved(swap_space=60)
+    fitting = re.findall(r"--swap-space ([\d.]+)", str(raised.value))[0]
+    assert resolved(swap_space=float(fitting)).scheduler.num_host_blocks > 0

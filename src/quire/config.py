@@ -362,11 +362,9 @@ _NOUNS = {str: "text", bool: "true or false", int: "an integer", Mapping: "a map
 def _check_types(options: EngineOptions) -> None:
     for name, hint in get_type_hints(EngineOptions).items():
         value = getattr(options, name)
-        if hint is float:
-            continue  # `_check_numbers` has the limits
         kind, *others = [get_origin(kind) or kind for kind in get_args(hint) or (hint,)]
-        if value is None and others:
-            continue
+        if kind is float or (value is None and others):
+            continue  # `_check_numbers` has the limits of numbers
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise ConfigError(f"{name}={value!r} is not {_NOUNS[kind]}{' or None' if others else ''}")
     if not all(isinstance(key, str) for key in options.hf_overrides or ()):

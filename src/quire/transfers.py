@@ -41,7 +41,7 @@ class TransferReport:
         filled: device blocks that now hold what was in another tier; failed: those that do not, because it was gone
             or damaged.
         num_bytes_read, num_bytes_written: of the disk.
-        host_bytes_per_s: measured speed of copies between host and device; 0 if none was made.
+        host_bytes_per_s: measured speed of copies from host memory to the device; 0 if none was made.
     """
 
     filled: tuple[int, ...] = ()

@@ -159,7 +159,7 @@ class FaultyExecutor:
             RequestResult(item.request_id, error=NAN_ERROR) if item.request_id in damaged else item
             for item in result.results
         )
-        return StepResult(result.step_id, results)
+        return dataclasses.replace(result, results=results)
 
 
 class FaultyTokenizer(Tokenizer):

@@ -1,11 +1,16 @@
 """The KV pool: layers do not overlap within a group, blocks are contiguous, copies move a group's layers only."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 
 from quire.cache_spec import CacheGroup, LatentKV, PagedKV, RecurrentState
 from quire.errors import EngineError
+from quire.runtime.block_files import BlockFiles
 from quire.runtime.cache_engine import CacheEngine
+from quire.runtime.disk_tier import DiskTier
 from quire.transfers import Tier, Transfer
 from tests.fakes import device_copy
 from tests.runtime.builders import make_config
@@ -71,10 +76,59 @@ def test_each_kind_of_cache_has_its_view_and_moves_alone() -> None:
         assert (cache.kv_caches[layer][4:] == layer).all()
 
 
-@pytest.mark.parametrize("tiers", [(Tier.HOST, Tier.DEVICE), (Tier.DEVICE, Tier.DISK)])
-def test_transfer_to_another_tier_is_refused(tiers: tuple[Tier, Tier]) -> None:
-    with pytest.raises(EngineError, match=f"from {tiers[0].value} to {tiers[1].value} was scheduled"):
-        make_cache(CacheGroup((0,), FULL)).transfer([Transfer(0, tiers[0], (1,), tiers[1], (2,))])
+DEVICES = ["cpu", pytest.param("cuda:0", marks=[
+    pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+])]  # fmt: skip
+
+
+def tiered_cache(device: str, directory: Path) -> CacheEngine:
+    """Six blocks, each filled with its number; two slots in host memory, and a disk tier."""
+    config = make_config(kv_cache_groups=(CacheGroup((0, 1), FULL),), num_blocks=6, block_size=3, device=device)
+    cache = CacheEngine(replace(config, scheduler=replace(config.scheduler, num_host_blocks=2)))
+    cache.disk = DiskTier(BlockFiles(directory, bytes(32), {}, 1 << 20))
+    cache.pool.copy_(torch.arange(6.0)[:, None].expand_as(cache.pool))
+    return cache
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_blocks_move_between_tiers(device: str, tmp_path: Path) -> None:
+    cache, digests = tiered_cache(device, tmp_path), (b"a" * 32, b"b" * 32)
+    cache.transfer([
+        Transfer(0, Tier.DEVICE, (1, 2), Tier.HOST, (1, 0)),
+        Transfer(0, Tier.DEVICE, (3, 4), Tier.DISK, (), digests),
+        device_copy(0, 5, 1),
+    ])  # fmt: skip
+    # Slot 1 is read before block 4 takes its place.
+    cache.transfer([
+        Transfer(0, Tier.DEVICE, (4,), Tier.HOST, (1,)),
+        Transfer(0, Tier.HOST, (1, 0), Tier.DEVICE, (4, 5)),
+    ])  # fmt: skip
+    report = cache.report()
+    assert report is not None
+    assert (report.filled, report.failed) == ((4, 5), ())
+    assert report.host_bytes_per_s == 0  # copies to the host were among them, which commit memory
+    assert cache.pool[:, 0].tolist() == [0, 5, 2, 3, 1, 2]
+    cache.transfer([
+        Transfer(0, Tier.HOST, (1,), Tier.DEVICE, (3,)),
+        Transfer(0, Tier.DISK, (), Tier.DEVICE, (1, 2, 5), (*digests, b"c" * 32)),
+    ])  # fmt: skip
+    filled, failed, speeds = [], [], []
+    while len(filled) + len(failed) < 4:
+        report = cache.report(waits=True)
+        filled += report.filled if report else ()
+        failed += report.failed if report else ()
+        speeds += [report.host_bytes_per_s] if report else []
+    assert (sorted(filled), failed) == ([1, 2, 3], [5])
+    assert max(speeds) > 0
+    assert [set(row) for row in cache.pool.tolist()] == [{0}, {3}, {4}, {4}, {1}, {2}]
+    cache.forget_transfers()
+    assert cache.report() is None
+    cache.close()
+
+
+def test_transfer_to_a_disk_that_is_not_there_is_refused() -> None:
+    with pytest.raises(EngineError, match="there is no disk tier"):
+        make_cache(CacheGroup((0,), FULL)).transfer([Transfer(0, Tier.DEVICE, (1,), Tier.DISK, (), (b"a" * 32,))])
 
 
 def test_the_null_block_is_zero() -> None:

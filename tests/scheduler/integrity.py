@@ -91,7 +91,7 @@ def _reference_problems(blocks: BlockManager, owners: list[OwnedBlocks]) -> list
 
 def _tier_problems(blocks: BlockManager) -> list[str]:
     tiers = blocks.tiers
-    slots = sorted((*tiers.slots.values(), *tiers.free_slots))
+    slots = sorted((*tiers.slots.values(), *tiers.free_slots, *tiers._unsent_slots))
     problems = [] if slots == list(range(len(slots))) else [f"host slots are {slots}"]
     if len(slots) != tiers._config.num_host_blocks:
         problems.append(f"{len(slots)} host slots of {tiers._config.num_host_blocks}")

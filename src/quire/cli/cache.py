@@ -87,7 +87,7 @@ def cache_clear_command(directory: Path, yes: bool) -> None:
 def _read(directory: Path) -> dict[Path, list[BlockFile]]:
     """Return the files of each model. Raises: ConfigError if the directory cannot be listed."""
     try:
-        return {folder: list(files_in(folder)) for folder in list_models(directory)}
+        return {folder: list(files_in(folder)) for folder in list_models(directory.expanduser())}
     except OSError as error:
         raise ConfigError(
             f"{directory} cannot be listed ({error.strerror or error}): name the directory of --kv-disk"

@@ -4,10 +4,12 @@ The one place where all parts meet. The tokenizer is read in a second thread whi
 Next to read: `resolve.py` for the decisions, `llm_engine.py` for what comes out.
 """
 
+import atexit
 import importlib
 import logging
 import os
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -78,7 +80,9 @@ def build_engine(
         tokenizer, tokenizer_s = tokenizer_loading.result()
     times["tokenizer (beside)"] = tokenizer_s
     engine = LLMEngine(config, executor, tokenizer, chat_template=chat_template, grammars=grammars)
-    engine.scheduler.blocks.tiers.stored = getattr(executor, "stored_blocks", set())
+    if options.kv_disk is not None:
+        engine.scheduler.blocks.tiers.stored = getattr(executor, "stored_blocks", set())
+        atexit.register(_shut_down, weakref.ref(engine))  # programs that never do so keep their blocks too
     times["total"] = time.perf_counter() - started
     engine.startup_times = times
     return engine
@@ -121,3 +125,8 @@ def _log_decisions(config: EngineConfig) -> None:
 def _timed_tokenizer(source: str | None, checkpoint: Checkpoint, model_vocab_size: int) -> tuple[Tokenizer, float]:
     started = time.perf_counter()
     return load_tokenizer(checkpoint, source, model_vocab_size), time.perf_counter() - started
+
+
+def _shut_down(reference: "weakref.ref[LLMEngine]") -> None:
+    if (engine := reference()) is not None:
+        engine.shutdown()

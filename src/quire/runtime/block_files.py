@@ -8,7 +8,9 @@ that a power failure tore has another checksum, and counts as absent. Next to re
 """
 
 import contextlib
+import errno
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -27,7 +29,9 @@ HEADER_BYTES = 128
 DESCRIPTION = "model.json"
 _DIRECTORY = re.compile(r"[0-9a-f]{32}")
 _FILE = re.compile(r"([0-9a-f]{64})-(\d{1,4})\.kv")
-_UNFINISHED = re.compile(r"[0-9a-f]{64}-\d{1,4}\.kv\.\d+")
+_UNFINISHED = re.compile(r"([0-9a-f]{64}-\d{1,4}\.kv|model\.json)\.\d+\.\d+")
+_COUNTER = itertools.count()
+"""Makes names of unfinished files unique among the threads and engines of this process."""
 _OLD_S = 3600
 """An unfinished file of this age belongs to a process that was killed."""
 _KEPT = 0.9
@@ -60,7 +64,6 @@ class BlockFiles:
         self.root = Path(root).expanduser()
         self._fingerprint, self._max_bytes = fingerprint, max_bytes
         self.directory = self.root / fingerprint.hex()[:32]
-        self._num_written = 0
         try:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.directory.mkdir(exist_ok=True, mode=0o700)
@@ -116,14 +119,13 @@ class BlockFiles:
         return make_header(self._fingerprint, group_index, digest, values)
 
     def _replace(self, path: Path, parts: list[Any]) -> None:
-        self._num_written += 1
-        unfinished = path.with_name(f"{path.name}.{os.getpid()}{self._num_written:06}")
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}.{next(_COUNTER)}")
         try:
             descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             try:
                 num_bytes = sum(map(len, parts))
                 if os.writev(descriptor, parts) != num_bytes:  # the rest is refused when it is tried
-                    raise OSError(28, os.strerror(28))
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             finally:
                 os.close(descriptor)
             os.replace(unfinished, path)

@@ -142,14 +142,15 @@ class CacheEngine:
                 self._disk().write(group_index, digests, values, deadline_s)
                 continue
             if source is not target:
-                host_bytes += values.size if isinstance(values, np.ndarray) else values.numel()
                 values = self._to(target, values)
             if source is Tier.HOST:
                 self._filled += targets
+                host_bytes += len(sources) * self._groups[group_index].page_bytes(self._block_size)
             moved.append((self._pages(group_index, target), targets, values))
         for pages, targets, values in moved:
             pages[targets] = values
-        if host_bytes:
+        # Host memory is committed when it is first written, which is no measure of later copies.
+        if host_bytes and not any(item.target_tier is Tier.HOST for item in transfers):
             self._host_bytes_per_s = host_bytes / max(time.monotonic() - started, 1e-6)
         for item in reads:
             pages = self._pages(item.group_index, Tier.DEVICE)

@@ -4,6 +4,7 @@ A failure never reaches a request: a block that cannot be written is dropped, on
 and the log says so once. Next to read: `block_files.py` for the format, `cache_engine.py` for the caller.
 """
 
+import contextlib
 import errno
 import hashlib
 import logging
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import ALL_COMPLETED, Future, ThreadPoolExecutor, wait
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import Any
 
 import msgspec
@@ -21,7 +23,7 @@ from numpy.typing import NDArray
 from quire import __version__, _native
 from quire.config import EngineConfig
 from quire.errors import ConfigError
-from quire.models.registry import ModelRegistry
+from quire.models.registry import ENTRY_POINT_GROUP, ModelRegistry
 from quire.runtime.block_files import BlockFileError, BlockFiles
 from quire.runtime.plan.stored_plan import INDIFFERENT, code_digest, is_built_in
 from quire.weights.checkpoint import Checkpoint
@@ -75,7 +77,10 @@ class DiskTier:
                 self._num_queued_bytes += len(block)
                 self._queued[group_index, digest] = block
             age = 0 if deadline_s is None else age_ns * 1000  # at the end the start of a prefix comes first
-            self._writer.submit(self._write, group_index, digest, block, age)
+            try:
+                self._writer.submit(self._write, group_index, digest, block, age)
+            except RuntimeError:  # the interpreter ends, and its thread pools before
+                self._write(group_index, digest, block, age)
 
     def _write(self, group_index: int, digest: bytes, block: NDArray[np.uint8], age_ns: int) -> None:
         try:
@@ -179,7 +184,8 @@ def open_disk_tier(config: EngineConfig, checkpoint: Checkpoint) -> DiskTier | N
     options = config.options
     if options.kv_disk is None:
         return None
-    if ModelRegistry.has_registered() and not is_built_in(config.model.hf_config):
+    has_entry_point = any(entry_points(group=ENTRY_POINT_GROUP, name=config.model.architecture))
+    if (has_entry_point or ModelRegistry.has_registered()) and not is_built_in(config.model.hf_config):
         raise ConfigError(
             "--kv-disk needs a model whose code is Quire's own: other code may change between two runs unnoticed; leave"
             " --kv-disk out"
@@ -197,10 +203,15 @@ def fingerprint(config: EngineConfig, checkpoint: Checkpoint) -> bytes:
 
     Weights are known by size and time of their files, and by the first and middle bytes of each tensor.
     """
-    options = {name: value for name, value in config.options.__dict__.items() if name not in INDIFFERENT}
+    options = {
+        name: value
+        for name, value in config.options.__dict__.items()
+        if name not in INDIFFERENT and not name.startswith("data_parallel")  # replicas have the same blocks
+    }
     scheduler = config.scheduler
     parts = [
-        code_digest(), _native.isa(), os.environ.get("QUIRE_KERNELS"), config.model.hf_config, options, config.device,
+        code_digest(), _transformers_version(), _native.isa(), os.environ.get("QUIRE_KERNELS"),
+        config.model.hf_config, options, config.device,
         config.dtype, config.kv_dtype, config.keeps_stored_weights, config.uses_plan, config.tile_rows,
         scheduler.block_size, [[group.layer_indices, group.spec] for group in scheduler.kv_cache_groups],
     ]  # fmt: skip
@@ -215,3 +226,10 @@ def fingerprint(config: EngineConfig, checkpoint: Checkpoint) -> bytes:
         digest.update(f"{name} {tensor.shape} {tensor.format}".encode())
         digest.update(values[:_SAMPLE_BYTES].tobytes() + values[middle : middle + _SAMPLE_BYTES].tobytes())
     return digest.digest()
+
+
+def _transformers_version() -> str:
+    """Return the version whose modules may compute a model; empty if there is none."""
+    with contextlib.suppress(PackageNotFoundError):
+        return version("transformers")
+    return ""

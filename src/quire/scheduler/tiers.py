@@ -23,7 +23,7 @@ Key = tuple[int, bytes]
 """Cache group and digest of a block."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Fetch:
     """Device blocks that wait for a request: those of its hit, and those that another tier fills.
 
@@ -60,6 +60,8 @@ class BlockTiers:
         self.slots: dict[Key, int] = {}
         self._unsent: set[Key] = set()
         """Keys of slots that a transfer of the next step fills: the same step cannot read them."""
+        self._unsent_slots: list[int] = []
+        """Slots of such keys that are free again after that step: two transfers must not fill one slot."""
         self.free_slots = list(range(config.num_host_blocks - 1, -1, -1))
         self._swapped: dict[str, list[Key]] = {}
         self._num_wanted: Counter[Key] = Counter()
@@ -111,6 +113,8 @@ class BlockTiers:
     def take_transfers(self) -> tuple[Transfer, ...]:
         """Return the transfers since the last call; the next step makes them."""
         self._unsent.clear()
+        self.free_slots += self._unsent_slots
+        self._unsent_slots.clear()
         transfers, self._transfers = tuple(self._transfers), []
         return transfers
 
@@ -140,7 +144,7 @@ class BlockTiers:
 
     def _free_slot(self, key: Key) -> None:
         if (slot := self.slots.pop(key, None)) is not None:
-            self.free_slots.append(slot)
+            (self._unsent_slots if key in self._unsent else self.free_slots).append(slot)
 
     def _host_pays(self) -> bool:
         """Return True unless computing a block again is known to be faster than copying it out and back."""
@@ -220,8 +224,8 @@ class BlockTiers:
         """Take up the blocks that transfers have filled or could not fill."""
         if report is None:
             return
-        if report.host_bytes_per_s:
-            self._host_bytes_per_s = report.host_bytes_per_s
+        # The fastest: a pause of the machine during one copy must not end all copies.
+        self._host_bytes_per_s = max(self._host_bytes_per_s, report.host_bytes_per_s)
         if report.num_bytes_read or report.num_bytes_written:
             self._record(
                 EventKind.DISK, num_bytes_read=report.num_bytes_read, num_bytes_written=report.num_bytes_written

@@ -1,0 +1,61 @@
+"""`quire cache ls`, `verify` and `clear` on a directory with two models."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from quire.runtime.block_files import HEADER_BYTES, BlockFiles
+from tests.cli.command_line import call, parsed
+
+SIZE = HEADER_BYTES + 100
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Three blocks of one model and one of another; one of the three is damaged."""
+    for number, (name, num_blocks) in enumerate((("one", 3), ("two", 1))):
+        description = {"model": name, "kv_cache_dtype": "int8", "block_size": 32, "made_by": "quire 1"}
+        files = BlockFiles(tmp_path / "kv", bytes([number]) * 32, description, 1 << 30)
+        for block in range(num_blocks):
+            files.write(0, hashlib.sha256(bytes([block])).digest(), memoryview(bytes([block]) * 100))
+    path = next((tmp_path / "kv").glob("00*/*.kv"))
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    return tmp_path / "kv"
+
+
+def test_ls_lists_blocks_by_model(directory: Path, tmp_path: Path) -> None:
+    models = parsed(call("cache", "ls", str(directory), "--json"))["models"]
+    assert [(item["model"], item["num_blocks"], item["num_bytes"]) for item in models] == [
+        ("one", 3, 3 * SIZE), ("two", 1, SIZE),
+    ]  # fmt: skip
+    (directory / ("01" * 16) / "model.json").write_text("torn {")
+    table = call("cache", "ls", str(directory)).stdout.splitlines()
+    assert [line.split()[0] for line in table] == ["model", "one", "unknown"]
+    assert "no KV blocks" in call("cache", "ls", str(tmp_path)).stderr
+
+
+def test_verify_names_damaged_blocks(directory: Path) -> None:
+    found = parsed(call("cache", "verify", str(directory), "--json"))
+    assert found["num_blocks"] == 4
+    assert [item["problem"] for item in found["damaged"]] == ["is damaged"]
+    result = call("cache", "verify", str(directory))
+    assert result.stdout.strip() == f"{found['damaged'][0]['path']} is damaged"
+    assert "4 blocks, 1 damaged" in result.stderr
+
+
+def test_clear_asks_first(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = call("cache", "clear", str(directory))
+    assert refused.exit_code == 2
+    assert "deleting 4 KV blocks needs --yes" in refused.output
+    monkeypatch.setenv("QUIRE_KV_DISK", str(directory))
+    assert parsed(call("cache", "clear", "--yes", "--json")) == {
+        "schema": "quire.cache.clear/1", "num_blocks": 4, "num_bytes": 4 * SIZE,
+    }  # fmt: skip
+    assert parsed(call("cache", "ls", "--json"))["models"][0]["num_blocks"] == 0
+
+
+@pytest.mark.parametrize("verb", ["ls", "verify", "clear"])
+def test_directory_that_cannot_be_listed(verb: str, tmp_path: Path) -> None:
+    result = call("cache", verb, str(tmp_path / "missing"))
+    assert "cannot be listed (No such file or directory): name the directory of --kv-disk" in result.output
