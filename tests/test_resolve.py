@@ -405,7 +405,6 @@ TINIER_CPU = cpu(base=OLD_CPU, left_bytes=100_000_000)
         (CPU, {"kv_cache_memory_bytes": 60 * GIB}, MemoryCapacityError, ["60 GiB", "--kv-cache-memory-bytes"]),
         (CPU, {"num_blocks_override": 10**6}, MemoryCapacityError, ["--num-blocks-override"]),
         (CPU, {"kv_disk": "d", "kv_disk_bytes": 5}, ConfigError, [f"--kv-disk-bytes {16 * BLOCK_BYTES}"]),
-        (CPU, {"kv_disk": "d", "tensor_parallel_size": 2}, ConfigError, ["--tensor-parallel-size 1"]),
         (CPU, {"kv_disk": "d", "load_format": "dummy"}, ConfigError, ["--load-format auto"]),
         (CPU, {"preemption_mode": "recompute", "swap_space": 1}, ConfigError, ["--preemption-mode swap"]),
     ],
@@ -496,7 +495,7 @@ def test_amx_tiles_are_used_unless_batch_invariance_was_chosen(
         (CPU, {"swap_space": 0.5}, GIB // 2 // BLOCK_BYTES, "chosen"),
         (CPU, {"swap_space": 0}, 0, "chosen"),
         (CPU, {"preemption_mode": "recompute"}, 0, "chosen"),
-        (CPU, {"enable_prefix_caching": False}, 0, "found by their prefix"),
+        (CPU, {"enable_prefix_caching": False}, 0, "by their prefix"),
         (GPU, {}, 4 * GIB // (BLOCK_BYTES // 2), "at most 4 GiB"),
     ],
 )
@@ -521,6 +520,7 @@ def test_disk_tier_has_a_limit() -> None:
     ("options", "words"),
     [
         ({"kv_disk_bytes": 10**9}, "has no directory: add --kv-disk DIR"),
+        ({"kv_disk": "d", "tensor_parallel_size": 2}, "cannot be shared by ranks yet"),
         ({"kv_disk": "d", "enable_prefix_caching": False}, "leave enable_prefix_caching on"),
         ({"preemption_mode": "swap", "enable_prefix_caching": False}, "leave enable_prefix_caching on"),
         ({"swap_space": float("nan")}, "is not a number of at least 0"),
