@@ -1,5 +1,6 @@
 """Architectures without a file in Quire: Transformers' own module on Quire's KV cache gives Transformers' logits."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,10 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "a config that Transformers refuses": ("nemotron", {**LLAMA, "hidden_act": "none"}, "KeyError.*none"),
 }  # fmt: skip
+
+
+REQUEST_IDS = itertools.count()
+"""Engines share an executor, which knows requests by their ids."""
 
 
 class FallbackPair(Pair):
@@ -181,14 +186,17 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("cohere2"), config)
 
 
-def generate(engine: LLMEngine, prompts: list[list[int]]) -> list[list[int]]:
+def generate(engine: LLMEngine, prompts: list[list[int]]) -> tuple[list[list[int]], int]:
+    """The tokens of each prompt, and the number of preemptions."""
     params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
-    for index, token_ids in enumerate(prompts):
-        engine.add_request(str(index), token_ids, params)
+    ids = [str(next(REQUEST_IDS)) for _ in prompts]
+    for request_id, token_ids in zip(ids, prompts, strict=True):
+        engine.add_request(request_id, token_ids, params)
     outputs = {}
     while engine.has_unfinished_requests():
-        outputs |= {int(output.request_id): output for output in engine.step() if output.finished}
-    return [list(outputs[index].outputs[0].token_ids) for index in range(len(prompts))]
+        outputs |= {output.request_id: output for output in engine.step() if output.finished}
+    num_preemptions = sum(output.metrics.num_preemptions for output in outputs.values() if output.metrics)
+    return [list(outputs[request_id].outputs[0].token_ids) for request_id in ids], num_preemptions
 
 
 def test_engine_gives_transformers_tokens_batched_cached_and_preempted(
@@ -210,8 +218,11 @@ def test_engine_gives_transformers_tokens_batched_cached_and_preempted(
             )[0, len(ids) :].tolist()
             for ids in prompts
         ]  # fmt: skip
-    for settings in ({}, {"num_blocks": 24}, {"max_num_batched_tokens": 16}):
-        assert generate(engine_with(engine, **settings), prompts) == expected
+    for settings in ({}, {"num_blocks": 20}, {"max_num_batched_tokens": 16}):
+        tokens, num_preemptions = generate(engine_with(engine, **settings), prompts)
+        assert tokens == expected
+        assert len(caplog.records) == 1  # no step failed
+        assert (num_preemptions > 0) == ("num_blocks" in settings)
 
 
 @pytest.mark.parametrize(
