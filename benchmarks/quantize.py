@@ -85,7 +85,16 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
         def llama_cpp(source: Path, target: Path, file_type: str, importance: Path | None) -> None:
             python = interpreter("llama.cpp", KINDS["llama.cpp"], vars(arguments))
-            command = [python, "-c", LLAMA_CPP, source, target, file_type, str(arguments.threads), importance or ""]
+            command = [
+                python,
+                "-c",
+                LLAMA_CPP,
+                str(source),
+                str(target),
+                file_type,
+                str(arguments.threads),
+                str(importance or ""),
+            ]
             environment = {**os.environ, "PYTHONPATH": ""}
             subprocess.run(command, check=True, capture_output=True, env=environment)
 
