@@ -52,7 +52,7 @@ INDIFFERENT = frozenset((
     "device", "seed", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
     "kv_cache_memory_bytes", "num_blocks_override", "enable_prefix_caching", "enable_chunked_prefill",
     "max_num_partial_prefills", "max_long_partial_prefills", "long_prefill_token_threshold", "performance_mode",
-    "multi_step_decode", "batch_invariant",
+    "multi_step_decode", "batch_invariant", "data_parallel_size", "data_parallel_rank",
     "scheduling_policy", "sjf_ageing_tokens_per_s", "max_num_waiting", "max_logprobs", "max_num_events",
     "kv_disk", "kv_disk_bytes", "preemption_mode", "swap_space",
 ))  # fmt: skip
