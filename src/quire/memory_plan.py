@@ -185,11 +185,16 @@ def kv_bytes(config: EngineConfig) -> int:
 
 
 def engine_bytes(config: EngineConfig) -> int:
-    """Bytes that an engine may use in all its ranks: weights, KV cache, a step and what processes need."""
+    """Bytes that an engine may use in all its ranks: weights, KV cache, host blocks, a step and what processes need."""
     options, num_tokens = config.options, config.scheduler.max_num_batched_tokens
     beside = bytes_beside(options, config.model, config.device, config.dtype, num_tokens)
-    num_ranks = options.tensor_parallel_size
-    return config.weight_bytes + num_ranks * (kv_bytes(config) + beside) + (num_ranks - 1) * RANK_RESERVE_BYTES
+    kv = (
+        kv_bytes(config)
+        * (config.scheduler.num_blocks + config.scheduler.num_host_blocks)
+        // config.scheduler.num_blocks
+    )
+    of_stages = options.tensor_parallel_size * (kv + options.pipeline_parallel_size * beside)
+    return config.weight_bytes + of_stages + (options.num_ranks - 1) * RANK_RESERVE_BYTES
 
 
 def plan_blocks(

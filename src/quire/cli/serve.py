@@ -63,8 +63,8 @@ def serve_command(models: tuple[str, ...], **values: Any) -> None:
         from quire.runtime.hardware import check_shares
         from quire.server.router.run import serve_replicas as serve
 
-        if others:
-            raise click.UsageError("--data-parallel-size is for one model: leave it out, or give one model")
+        if others or options.keep_alive is not None:
+            raise click.UsageError("--data-parallel-size is for one model that stays loaded: give one, no --keep-alive")
         check_shares(engine.data_parallel_size)
         shape += f" · DP {engine.data_parallel_size}"
     else:

@@ -224,7 +224,14 @@ async def test_replicas_come_and_go() -> None:
         assert [(await router.chat()).status for _ in range(3)] == [200] * 3
         second.state.is_draining = False
         await router.until(lambda: len(router.fleet.ready) == 2)
-        for path in ("/replica/events", "/x/../replica/events", "/x/%2e%2e/replica/events", "/replica%2fevents"):
+        for path in (
+            "/replica/events",
+            "/x/../replica/events",
+            "/x/%2e%2e/replica/events",
+            "/replica%2fevents",
+            "/sleep",
+            "/wake_up",
+        ):
             assert (await router.answer("GET", path)).status == 404
 
 

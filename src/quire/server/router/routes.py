@@ -200,6 +200,14 @@ async def replica_route(request: Request) -> Response:
     raise ApiError(404, "a router has no /replica routes: ask its replicas", code="route_not_found")
 
 
+@router.api_route("/sleep", methods=ALL_METHODS)
+@router.api_route("/wake_up", methods=ALL_METHODS)
+@router.api_route("/is_sleeping", methods=ALL_METHODS)
+async def sleep_routes(request: Request) -> Response:
+    """Refuse: one of the replicas would sleep, and requests would still be sent to it."""
+    raise ApiError(404, "a router does not sleep: ask each of its replicas", code="route_not_found")
+
+
 @router.api_route("/{path:path}", methods=ALL_METHODS)
 async def forward(request: Request) -> Response:
     """Pass the request on to a replica."""
