@@ -222,7 +222,7 @@ def poisson_trace(
 ) -> list[Job]:  # fmt: skip
     """Return requests with exponential gaps.
 
-    With `num_shared`, each prompt begins with one of so many prefixes of `shared_len` tokens, chosen by Zipf's law
+    With `num_shared`, each prompt begins with one of `num_shared` prefixes of `shared_len` tokens, chosen by Zipf's law
     (the k-th is chosen 1/k as often as the first), and ends with `prompt_len` tokens of its own.
     """
     chance, jobs, now_s = random.Random(seed), [], 0.0

@@ -30,7 +30,7 @@ MAX_MODEL_LEN = 2048
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a step computes. rows: tokens; context: tokens that decodes attend to; pairs: of prompts' attention."""
+    """Work of a step. rows: tokens; context: tokens that decodes attend to; pairs: of prompts' attention."""
 
     rows: int
     context: int

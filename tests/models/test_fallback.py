@@ -221,7 +221,7 @@ def test_engine_gives_transformers_tokens_batched_cached_and_preempted(
     for settings in ({}, {"num_blocks": 20}, {"max_num_batched_tokens": 16}):
         tokens, num_preemptions = generate(engine_with(engine, **settings), prompts)
         assert tokens == expected
-        assert len(caplog.records) == 1  # no step failed
+        assert sum(record.levelname in ("WARNING", "ERROR") for record in caplog.records) == 1  # no step failed
         assert (num_preemptions > 0) == ("num_blocks" in settings)
 
 

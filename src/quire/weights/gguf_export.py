@@ -13,7 +13,7 @@ import numpy as np
 
 from quire.errors import ModelFileError, UnsupportedModelError
 from quire.weights.gguf_architectures import ARCHITECTURES, MIXTRAL, Architecture
-from quire.weights.gguf_names import TOP_PARTS, huggingface_name, is_rotary_projection, rotary_row_order
+from quire.weights.gguf_names import huggingface_name, is_rotary_projection, rotary_row_order
 from quire.weights.gguf_rope import llama3_factors
 from quire.weights.weight_tensor import WeightTensor
 
@@ -116,7 +116,7 @@ def name_tensors(
     """
     _, architecture = architecture_for(config)
     head_size: int = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    parts: list[tuple[int | None, str]] = [(None, part) for part in TOP_PARTS]
+    parts: list[tuple[int | None, str]] = [(None, part) for part in ("token_embd", architecture.final_norm, "output")]
     parts += [(layer, part) for layer in range(config["num_hidden_layers"]) for part in architecture.parts]
     found: dict[str, tuple[str | None, list[WeightTensor]]] = {}
     used = set()

@@ -166,7 +166,7 @@ async def test_client_that_leaves_ends_its_request_at_the_replica() -> None:
             data = json.dumps(chat_body(stream=stream, max_tokens=100_000 if stream else 150)).encode()
             _, writer = await router.connect()
             head = f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-            servers[0].executor.delay_s = servers[1].executor.delay_s = 0.01
+            servers[0].executor.delay_s = servers[1].executor.delay_s = 0.05
             writer.write(head.encode() + f"Content-Length: {len(data)}\r\n\r\n".encode() + data)
             await router.until(lambda: any(server.server_requests() for server in servers))
             writer.close()
