@@ -7,9 +7,11 @@ are run too, a core each, under the load that was simulated. Next to read: `simu
 """
 
 import argparse
+import itertools
 import json
 import math
 import os
+import random
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -35,7 +37,7 @@ WORKLOADS = {
     "prompt 64, answer 256": (64, 256),
 }
 KV_BYTES_PER_S = 1.25e9  # a network of 10 Gbit/s between prefill and decode
-NUM_MEASURED = 120
+MEASURED_S = 40
 
 
 def served(config: EngineConfig, **changes: Any) -> SchedulerConfig:
@@ -129,6 +131,16 @@ def confined(num_cpus: int) -> Iterator[None]:
         os.sched_setaffinity(0, cpus)
 
 
+def same_arrivals(rate: float, number: int, prompt_len: float) -> list[Job]:
+    """Return requests that come when those of `put_load` with seed 1 do."""
+    gaps = random.Random(1)
+    arrivals = [0.0, *itertools.accumulate(gaps.expovariate(rate) for _ in range(number - 1))]
+    return [
+        Job(at_s, [1_000_000 + 1000 * index + item for item in range(int(prompt_len))], CHAT["num_generated"])
+        for index, at_s in enumerate(arrivals)
+    ]
+
+
 def measured_table(model: str, times: StepTimes, config: SchedulerConfig, rates: Sequence[float]) -> list[list[Any]]:
     """Measure one and two local replicas, a core each, and simulate the same load."""
     rows: list[list[Any]] = []
@@ -141,12 +153,17 @@ def measured_table(model: str, times: StepTimes, config: SchedulerConfig, rates:
             bodies = Bodies("simulated", 100, CHAT["num_generated"], seed=1, temperature=0)
             put_load(endpoint, Load(concurrency=2 * number), bodies.take(8 * number), seed=1)
             for rate in (number * rate for rate in rates):
-                found = put_load(endpoint, Load(rate=rate), bodies.take(NUM_MEASURED), seed=1)
-                trace = poisson_trace(rate, NUM_MEASURED / rate, **CHAT)
-                expected = summary(Cluster.build(times, config, number, policy="prefix").run(trace))
+                bodies_of_rate = bodies.take(int(MEASURED_S * rate))
+                found = put_load(endpoint, Load(rate=rate), bodies_of_rate, seed=1)
+                trace = same_arrivals(rate, len(bodies_of_rate), statistics.median(
+                    answer.num_prompt_tokens for answer in found.good))  # fmt: skip
+                expected = summary(Cluster.build(times, config, number).run(trace))
+                per_token = [
+                    (answer.chunk_times[-1] - answer.chunk_times[0]) / (answer.num_tokens - 1) for answer in found.good
+                ]
                 seen = {
                     "ttft_p50": found.percentile_ms("ttft", 50), "ttft_p95": found.percentile_ms("ttft", 95),
-                    "token_ms": found.percentile_ms("itl", 50), "tokens_per_s": found.tokens_per_s,
+                    "token_ms": 1000 * statistics.median(per_token), "tokens_per_s": found.tokens_per_s,
                 }  # fmt: skip
                 rows.append([number, rate, *(f"{expected[name]:.0f} / {seen[name]:.0f}" for name in expected)])
         finally:
