@@ -30,7 +30,7 @@ def test_step_tokens_are_the_smallest_budget_of_a_throttled_step(num_decodes: in
 
 @pytest.mark.parametrize(
     ("num_prompts", "num_startable", "expected"),
-    [(1, 0, 100), (0, 6, 100), (1, 10, 200), (10, 11, 400), (20, 100, 800)],
+    [(1, 0, 100), (0, 3, 100), (1, 5, 200), (5, 6, 400), (20, 100, 800)],
 )
 def test_budget_grows_with_the_requests_that_wait_per_decode(
     num_prompts: int, num_startable: int, expected: int

@@ -10,7 +10,7 @@ MIN_STEP_TOKENS = 12
 longer than one row."""
 MAX_DECODES = 3.0
 """If decoding one token takes longer than a third of `STEP_S`, a step with prompts may take this many times as long."""
-WAITING_WEIGHT = 4.0
+WAITING_WEIGHT = 8.0
 """Weight of a request that waits for its first token, beside one that decodes, in the length of steps with prompts."""
 MAX_WAITING = 8.0
 """While many requests wait for their first token, a step with prompts may take this many times as long."""
