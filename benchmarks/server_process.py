@@ -76,9 +76,9 @@ class ServerProcess:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.lines.append(line)
-            found = re.search(r"http://[^\s\"]+", line)
+            found = re.search(r" at (http://[^\s\"]+)", line)
             if found and not self.url:
-                self.url = found[0]
+                self.url = found[1]
                 self._announced.set()
         self._announced.set()
 

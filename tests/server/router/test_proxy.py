@@ -159,24 +159,6 @@ async def test_stream_that_breaks_ends_with_an_error_event(path: str, cut: bytes
 
 
 @in_loop
-async def test_client_that_leaves_ends_its_request_at_the_replica() -> None:
-    async with AsyncExitStack() as stack:
-        router, servers = await two(stack)
-        for stream in (True, False):
-            data = json.dumps(chat_body(stream=stream, max_tokens=100_000 if stream else 150)).encode()
-            _, writer = await router.connect()
-            head = f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-            servers[0].executor.delay_s = servers[1].executor.delay_s = 0.05
-            writer.write(head.encode() + f"Content-Length: {len(data)}\r\n\r\n".encode() + data)
-            await router.until(lambda: any(server.server_requests() for server in servers))
-            writer.close()
-            for server in servers:
-                await server.until_idle()
-            await router.until(lambda: not router.state.admission.num_requests)
-        assert all(not replica.num_in_flight and not replica.num_own_tokens for replica in router.fleet.replicas)
-
-
-@in_loop
 async def test_limits_of_a_key_hold_across_replicas() -> None:
     keys = KeyRing({"key-a": "ann"})
     headers = {"Authorization": "Bearer key-a"}

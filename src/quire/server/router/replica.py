@@ -254,6 +254,10 @@ class Replica:
         except httpx2.TransportError as error:
             self.note_failure(error)
             raise ReplicaFailedError(f"{self.name} {self.reason}") from error
+        if answer.status == 401 and self._key is not None:  # the router has checked the client's own key
+            await answer.aclose()
+            self._leave(ReplicaState.DOWN, "refuses the router's key")
+            raise ReplicaFailedError(f"{self.name} {self.reason}")
         if answer.status == 503:
             await answer.aclose()
             refusal = answer.refusal()
