@@ -43,9 +43,14 @@ class Ratio:
     spread: float
 
     @property
+    def is_decided(self) -> bool:
+        """Return True if the difference is above the noise."""
+        return abs(self.median - 1) > max(MIN_GAIN, 2 * self.spread)
+
+    @property
     def is_faster(self) -> bool:
         """Return True if the gain is above the noise."""
-        return self.median - 1 > max(MIN_GAIN, 2 * self.spread)
+        return self.median > 1 and self.is_decided
 
     @classmethod
     def of(cls, setting: str, values: Sequence[float]) -> "Ratio":
@@ -176,8 +181,7 @@ def first_faster(ratios: dict[int, Ratio], default: int) -> int:
     if not faster:
         return default
     between = [ratio for rows, ratio in ratios.items() if min(faster[0], default) <= rows < max(faster[0], default)]
-    decided = [abs(ratio.median - 1) > max(MIN_GAIN, 2 * ratio.spread) for ratio in between]
-    return faster[0] if any(decided) else default
+    return faster[0] if any(ratio.is_decided for ratio in between) else default
 
 
 def enough_streams(curve: Sequence[tuple[int, float]]) -> int:
