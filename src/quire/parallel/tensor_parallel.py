@@ -1,4 +1,4 @@
-"""`RankExecutor`: the ranks of a model on one machine, rank 0 in this process and each other one in its own.
+"""`RankExecutor`: the ranks of a model, rank 0 in this process and each other one in its own.
 
 All ranks run the same steps; rank 0's results are the executor's. Rank 0 is of the last stage, which samples: the
 stages before it compute further steps meanwhile, and are told the tokens with them. Any error of a step is the end of
@@ -93,10 +93,13 @@ class RankExecutor(InProcessExecutor):
         try:
             with _bound_to(self._processes.cpus):
                 result = runner.run(output)
+            self._processes.check()
             if self.max_in_flight > 1:
                 self._yielded.append((result.step_id, {item.request_id: item.token_ids for item in result.results}))
             return result
         except BaseException as error:
+            if isinstance(error, EngineDeadError):
+                self._processes.await_failure()
             reason = f"rank 0 failed with {type(error).__name__}: {error}"
             self._processes.fail(EngineDeadError(reason.removesuffix(": ")))
             if isinstance(error, Exception):

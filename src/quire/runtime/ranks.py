@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 
 from quire import _native
 from quire.config import EngineConfig
-from quire.errors import EngineDeadError
 from quire.kernels.collective import RecordingGroup
 from quire.layers.group import SINGLE, Group, LocalGroup
 from quire.runtime.batch import RequestState, StepLayout
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.forward import Forward
-from quire.runtime.links import RANK_LOST, Links
+from quire.runtime.links import Links
 from quire.runtime.model_runner import ModelRunner
 from quire.sampling.sampler import Sampler
 from quire.sampling.state import Sampled, SamplingState
@@ -47,14 +46,10 @@ def make_group(vocab_size: int, exchange: _native.Exchange | None) -> Group:
 
 def make_sampler(vocab_size: int, device: str, pool: _native.ThreadPool, links: Links) -> Sampler:
     """Return the sampler of a rank, or of the one worker there is."""
-    exchange = links.exchange
-    if links.is_last and (exchange is None or exchange.rank == 0):
-        return (
-            Sampler(vocab_size, device, pool)
-            if exchange is None
-            else LeadingSampler(vocab_size, device, pool, exchange)
-        )
-    return FollowingSampler(vocab_size, device, pool, exchange)
+    if links.is_last and links.place is None:
+        return Sampler(vocab_size, device, pool)
+    kind = LeadingSampler if links.is_last and links.place == 0 else FollowingSampler
+    return kind(vocab_size, device, pool, links)
 
 
 def make_runner(
@@ -69,44 +64,39 @@ def make_runner(
     if not links.is_last:
         return StageRunner(config, forward, cache, sampler)
     runner = ModelRunner(config, forward, cache, sampler, classifier)
-    if links.exchange is not None:
-        runner.agree = partial(agree, links.exchange)
+    if links.place is not None:
+        runner.agree = partial(agree, links)
     return runner
 
 
-def agree(exchange: _native.Exchange, is_wanted: bool) -> bool:
+def agree(links: Links, is_wanted: bool) -> bool:
     """Return rank 0's `is_wanted`, on every rank. Raises: EngineDeadError if a rank is lost."""
     values = np.array([is_wanted], np.int32)
-    _broadcast(exchange, values)
+    links.broadcast(values)
     return bool(values[0])
 
 
 class LeadingSampler(Sampler):
     """The sampler of rank 0, which tells the tokens to all ranks."""
 
-    def __init__(self, vocab_size: int, device: str, pool: _native.ThreadPool, exchange: _native.Exchange) -> None:
+    def __init__(self, vocab_size: int, device: str, pool: _native.ThreadPool, links: Links) -> None:
         super().__init__(vocab_size, device, pool)
-        self._exchange = exchange
+        self._links = links
 
     def sample(self, logits: Any, states: Sequence[SamplingState]) -> list[Sampled]:
         """See `Sampler`. Raises: EngineDeadError if a rank is lost."""
         sampled = super().sample(logits, states)
         ids = [NO_TOKEN if token_id is None else token_id for token_id, _ in sampled]
-        _broadcast(self._exchange, np.array(ids, np.int32))
+        self._links.broadcast(np.array(ids, np.int32))
         return sampled
 
 
 class FollowingSampler(Sampler):
-    """The sampler of another rank: it has rank 0's tokens, and no log-probabilities, which only rank 0 returns.
+    """The sampler of another rank: it has rank 0's tokens, and no log-probabilities, which only rank 0 returns."""
 
-    `exchange`: None in a stage of one rank, which does not sample.
-    """
-
-    def __init__(
-        self, vocab_size: int, device: str, pool: _native.ThreadPool, exchange: _native.Exchange | None
-    ) -> None:
+    def __init__(self, vocab_size: int, device: str, pool: _native.ThreadPool, links: Links) -> None:
         super().__init__(vocab_size, device, pool)
-        self._exchange = exchange
+        self._links = links
 
     def start(self, new: NewRequest) -> SamplingState | None:
         """See `Sampler`. The state only counts tokens."""
@@ -115,8 +105,7 @@ class FollowingSampler(Sampler):
     def sample(self, logits: Any, states: Sequence[SamplingState]) -> list[Sampled]:
         """See `Sampler`. Raises: EngineDeadError if a rank is lost."""
         ids = np.empty(len(states), np.int32)
-        assert self._exchange is not None
-        _broadcast(self._exchange, ids)
+        self._links.broadcast(ids)
         return [(None if token_id == NO_TOKEN else token_id, None) for token_id in ids.tolist()]
 
     def prompt_logprobs(self, logits: Any, next_token_ids: Sequence[int], num: int) -> list[TokenLogprobs]:
@@ -148,8 +137,3 @@ class StageRunner(ModelRunner):
         self._sampled[output.step_id] = [state for _, state, _ in layout.sampled]
         self.forward.run(layout, self.states, only_likeliest=False)
         return StepResult(output.step_id, ())
-
-
-def _broadcast(exchange: _native.Exchange, values: NDArray[np.int32]) -> None:
-    if not exchange.broadcast(values.ctypes.data, len(values)):
-        raise EngineDeadError(RANK_LOST)
