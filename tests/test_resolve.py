@@ -260,6 +260,8 @@ def test_stages_of_ray_have_a_machine_each() -> None:
     here, there = (resolved(pipeline_parallel_size=2, distributed_executor_backend=kind) for kind in ("mp", "ray"))
     assert (here.threads_per_rank, there.threads_per_rank) == (4, 8)
     assert "Ray actor with 8 threads" in reason(there, "pipeline_parallel_size")
+    shared = resolved(pipeline_parallel_size=2, tensor_parallel_size=3, distributed_executor_backend="ray")
+    assert shared.threads_per_rank == 2
 
 
 def test_copies_of_parameters_count_as_memory() -> None:
@@ -351,7 +353,7 @@ TINIER_CPU = cpu(base=OLD_CPU, left_bytes=100_000_000)
         (CPU, {"pipeline_parallel_size": 31}, ConfigError, ["the model's 30 layers", "--pipeline-parallel-size 30"]),
         (CPU, {"tensor_parallel_size": 3, "pipeline_parallel_size": 22}, ConfigError, ["--pipeline-parallel-size 21"]),
         (CPU, {"distributed_executor_backend": "ray"}, ConfigError, ["--pipeline-parallel-size 2"]),
-        (CPU, {**RAY, "tensor_parallel_size": 2}, ConfigError, ["--tensor-parallel-size 1"]),
+        (CPU, {**RAY, "pipeline_parallel_size": 1, "tensor_parallel_size": 2}, ConfigError, ["--distributed-executo"]),
         (CPU, {"pipeline_parallel_size": 2, "enforce_eager": True}, ConfigError, ["--pipeline-parallel-size 1"]),
         (CPU, {"device": "cuda"}, ConfigError, ["--device auto"]),
         (CPU, {"max_long_partial_prefills": 2}, ConfigError, ["--max-long-partial-prefills 1"]),

@@ -333,7 +333,8 @@ class EngineConfig:
     def threads_per_rank(self) -> int:
         """Threads that compute in each rank."""
         has_nodes = self.options.distributed_executor_backend == "ray"  # each stage has a node of its own
-        return max(1, self.hardware.num_threads // (1 if has_nodes else self.num_ranks))
+        num_sharing = self.options.tensor_parallel_size if has_nodes else self.num_ranks
+        return max(1, self.hardware.num_threads // num_sharing)
 
     @property
     def weight_bytes(self) -> int:

@@ -16,14 +16,10 @@ DEFAULT_MAX_NUM_BATCHED_TOKENS = EngineOptions.__dataclass_fields__["max_num_bat
 
 def check_sizes(options: EngineOptions, model: ModelConfig, hardware: Hardware) -> None:
     """Check the number of ranks. Raises: ConfigError naming the largest that fits."""
-    if options.distributed_executor_backend == "ray" and (
-        options.pipeline_parallel_size == 1 or options.tensor_parallel_size > 1
-    ):
+    if options.distributed_executor_backend == "ray" and options.pipeline_parallel_size == 1:
         fits = "--pipeline-parallel-size 2" if options.num_ranks == 1 else "--distributed-executor-backend mp"
-        fits = "--tensor-parallel-size 1" if options.pipeline_parallel_size > 1 else fits
         raise ConfigError(
-            f"distributed_executor_backend='ray' places stages of one rank each, and there are"
-            f" {options.pipeline_parallel_size} stages of {options.tensor_parallel_size}: {fits} fits"
+            f"distributed_executor_backend='ray' gives each stage a node, and there is one stage: {fits} fits"
         )
     if hardware.device != "cpu" and options.tensor_parallel_size > hardware.num_devices:
         there = f"{hardware.num_devices} GPU{'s' * (hardware.num_devices > 1)} from {hardware.device} on"
@@ -49,7 +45,8 @@ def explain_ranks(options: EngineOptions, hardware: Hardware, decisions: list[De
     if hardware.device != "cpu":
         reason = "chosen; each rank is a process with a GPU of its own"
     elif options.distributed_executor_backend == "ray":
-        reason = f"chosen; each stage but the last is a Ray actor with {hardware.num_threads} threads"
+        num_threads = max(1, hardware.num_threads // options.tensor_parallel_size)
+        reason = f"chosen; each rank but those of the last stage is a Ray actor with {num_threads} threads"
     elif num_ranks > hardware.num_threads:
         reason = f"chosen; the {num_ranks} ranks take turns on {hardware.num_threads} cores, which is slow"
     if options.data_parallel_size > 1:
