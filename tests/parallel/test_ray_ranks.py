@@ -79,7 +79,7 @@ def test_clusters_without_enough_cpus_are_refused(ray: Any) -> None:
     config, checkpoint = tiny_llama(**RAY)
     config = replace(config, hardware=replace(config.hardware, num_threads=4))
     with pytest.raises(
-        ConfigError, match="need 4 CPUs each, and the nodes of the Ray cluster have [02], [02]: larger nodes, or OMP"
+        ConfigError, match=r"need 4 CPUs each, and the nodes of the Ray cluster have [02], [02]: larger nodes, or OMP"
     ):
         create_executor(config, checkpoint)
 

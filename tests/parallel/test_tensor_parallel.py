@@ -1,5 +1,6 @@
 """Ranks that share a model give the tokens of one worker, however the work is cut. The ranks are threads here."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from quire.scheduler.scheduler import Scheduler
 from quire.types import Request, RequestResult
 from quire.weights.checkpoint import Checkpoint
 from tests.models.tiny_configs import LLAMA, TINY_CONFIGS, full_config
-from tests.parallel.thread_ranks import ThreadRanks
+from tests.parallel.thread_ranks import ThreadRanks, groups, on_ranks
 from tests.runtime.plan.harness import make_config
 from tests.runtime.test_tensor_parallel import fits, random_checkpoint
 from tests.runtime.tiny_model import run_to_end, tokens_of
@@ -155,6 +156,17 @@ def test_ranks_without_tokens_of_the_vocabulary_choose_none(vocab_size: int) -> 
         expected = tokens(generate(*make(hf_config, 1), requests(vocab_size, **params)))
         for eager in (False, True):
             assert tokens(generate(*make(hf_config, 4, 1, eager), requests(vocab_size, **params))) == expected
+
+
+def test_ranks_merge_the_first_of_the_largest_finite_logits() -> None:
+    """Five tokens on four ranks: padding is larger than all logits of the first row."""
+    nan, inf = math.nan, math.inf
+    rows = [[-5, -4, -3, -2, -6], [1, 7, 2, 7, 7], [1, nan, 9, 2, 3], [1, 2, 3, 4, inf], [-inf] * 5]
+    whole = torch.nn.functional.pad(torch.tensor(rows, dtype=torch.float32), (0, 3))
+    joined = groups(4, vocab_size=5)
+    found = on_ranks(4, lambda rank: joined[rank].likeliest(lambda: whole[:, 2 * rank : 2 * rank + 2].clone()))
+    assert found == [[3, 1, None, None, None]] * 4
+    assert on_ranks(4, lambda rank: joined[rank].likeliest(whole.clone)) == [None] * 4
 
 
 @pytest.mark.parametrize(("size", "num_stages", "eager"), [(2, 1, False), (1, 2, False), (2, 1, True)])
