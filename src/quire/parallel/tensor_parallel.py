@@ -1,8 +1,8 @@
 """`RankExecutor`: the ranks of a model on one machine, rank 0 in this process and each other one in its own.
 
 All ranks run the same steps; rank 0's results are the executor's. Rank 0 is of the last stage, which samples: the
-stages before it compute further steps meanwhile, and are told the tokens with them. Any error of a step is the end of
-all ranks, since they may no longer agree.
+stages before it compute further steps meanwhile, and are told the tokens with them. An exception while rank 0 samples
+a request ends that request. Any other exception in a step ends all ranks, since they may no longer agree.
 Next to read: `rank_processes.py` for the processes, `runtime/ranks.py` for the steps.
 """
 
