@@ -13,7 +13,7 @@ from quire.parallel.executor import Executor, InProcessExecutor
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.scheduler.scheduler import Scheduler
 from quire.structured_outputs import StructuredOutputsParams
-from quire.types import Request, RequestResult
+from quire.types import Request, RequestResult, StepResult
 from quire.weights.checkpoint import Checkpoint
 from tests.models.tiny_configs import LLAMA, TINY_CONFIGS, full_config
 from tests.parallel.thread_ranks import ThreadRanks
@@ -167,6 +167,19 @@ def test_logits_without_a_choice_are_an_error_on_every_rank(params: dict[str, An
     found = generate(config, ranks, requests(**params)[:1])
     assert [item.error is None for item in found["r0"]] == [False]
     assert not any(item.error is None for result in ranks.results for item in result.results)
+
+
+def test_lost_steps_are_computed_again(alone: dict[str, list[int]]) -> None:
+    """The first stage has computed steps that rank 0 has not begun."""
+    config, ranks = make(full_config("llama", WIDE), 1, 2, max_num_batched_tokens=16)
+    scheduler = Scheduler(replace(config.scheduler, max_in_flight=ranks.max_in_flight))
+    for request in requests():
+        scheduler.add_request(request)
+    outputs = [scheduler.schedule(), scheduler.schedule()]
+    for output in outputs:
+        ranks.submit(output)
+    scheduler.update(outputs[0], StepResult(outputs[0].step_id, (), is_lost=True))
+    assert tokens(run_to_end(scheduler, ranks, [])[0]) == alone
 
 
 class Raising:

@@ -170,7 +170,7 @@ class StageRunner(ModelRunner):
     def _compute(self, output: SchedulerOutput, layout: StepLayout) -> StepResult:
         self._sampled[output.step_id] = [state for _, state, _ in layout.sampled]
         self.forward.run(layout, self.states, only_likeliest=False)
-        return StepResult(output.step_id, ())
+        return StepResult(output.step_id, (), transfers=self.cache.report())
 
 
 def _broadcast(exchange: _native.Exchange, values: NDArray[np.int32]) -> None:
