@@ -120,7 +120,7 @@ def test_processes_keep_their_blocks(llama: Path, tmp_path: Path) -> None:
     expected = swapping(build_ranks(llama, 1, 1))()
     expected_texts, _ = one_by_one(build_ranks(llama, 1, 1), PROMPTS)
     for num_cached in ([0, 64, 0], [80, 96, 32]):
-        engine = build_ranks(llama, 2, 2, **options)
+        engine = build_ranks(llama, 1, 2, **options)
         found, num_preempted, num_host = swapping(engine, num_blocks=17)()
         assert tokens(found) == tokens(expected[0])
         assert num_preempted > 0
