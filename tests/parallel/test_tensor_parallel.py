@@ -1,5 +1,6 @@
 """Ranks that share a model give the tokens of one worker, however the work is cut. The ranks are threads here."""
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any, cast
 
@@ -167,6 +168,22 @@ def test_logits_without_a_choice_are_an_error_on_every_rank(params: dict[str, An
     found = generate(config, ranks, requests(**params)[:1])
     assert [item.error is None for item in found["r0"]] == [False]
     assert not any(item.error is None for result in ranks.results for item in result.results)
+
+
+def test_step_sums_twice_a_layer_and_once_for_the_embedding() -> None:
+    config, ranks = make(full_config("llama", WIDE), 2)
+    scheduler = Scheduler(config.scheduler)
+    for request in requests(temperature=1.0):
+        scheduler.add_request(request)
+    ranks.submit(replace(output := scheduler.schedule(), times_ops=True))
+    names = Counter(op.name for op in ranks.collect().op_times if op.name.startswith("All"))
+    rows, width, num_layers = sum(LENGTHS), config.model.hidden_size, 3
+    sums, gathers = 2 * num_layers + 1, 1
+    assert output.num_tokens == rows
+    assert names == {
+        f"AllReduce: x [{rows}, {width}] f32, out [{rows}, {width}] f32": sums,
+        f"AllGather: x [{len(LENGTHS)}, 27] f32, out [{len(LENGTHS)}, 53] f32": gathers,
+    }
 
 
 def test_lost_steps_are_computed_again(alone: dict[str, list[int]]) -> None:

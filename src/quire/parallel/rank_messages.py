@@ -67,7 +67,7 @@ class RankLoaded(msgspec.Struct, tag="loaded", array_like=True):
 
 
 class BlocksMoved(msgspec.Struct, tag="moved", array_like=True):
-    """What the rank's transfers had done at the end of a step."""
+    """Report of the rank's transfers at the end of a step."""
 
     step_id: int
     report: TransferReport
