@@ -10,11 +10,12 @@ import pytest
 from quire import cache_spec
 from quire.engine.llm_engine import LLMEngine
 from quire.parallel.tensor_parallel import create_executor
+from quire.sampling_params import SamplingParams
 from quire.scheduler.prefix_cache import PrefixChain
 from quire.types import Request
 from tests.parallel.test_rank_processes import rank_pids
 from tests.parallel.thread_ranks import ThreadRanks
-from tests.test_kv_tiers import BLOCK_SIZE, PROMPTS, WRITERS, one_by_one, swapping
+from tests.test_kv_tiers import BLOCK_SIZE, PROMPTS, WRITERS, generate, one_by_one, swapping
 from tests.tiny_engine import build, write_tiny_llama
 
 SIZES = [(2, 1), (1, 2), (2, 2)]
@@ -68,6 +69,20 @@ def test_restarted_ranks_read_prefixes_from_disk(
     assert num_first[0] == num_first[2] == 0
     interval = 32 if kind == "hybrid" else BLOCK_SIZE
     assert num_second == [(len(token_ids) - 1) // interval * interval for token_ids in PROMPTS]
+
+
+@pytest.mark.usefixtures("threads")
+def test_engine_that_ends_with_steps_in_flight_keeps_its_blocks(llama: Path, tmp_path: Path) -> None:
+    disk = str(tmp_path / "kv")
+    engine = build_ranks(llama, 1, 2, kv_disk=disk)
+    generate(engine, PROMPTS[:1])
+    for index in range(2):
+        engine.add_request(str(index), PROMPTS[index + 1], SamplingParams(max_tokens=100, ignore_eos=True))
+    for _ in range(4):
+        engine.step()
+    assert engine._in_flight
+    engine.shutdown()
+    assert one_by_one(build_ranks(llama, 1, 2, kv_disk=disk), PROMPTS[:1])[1] == [80]
 
 
 @pytest.mark.parametrize(("size", "num_stages"), [(2, 1), (1, 2)])
