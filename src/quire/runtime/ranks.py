@@ -20,7 +20,7 @@ from quire.layers.group import SINGLE, Group, LocalGroup
 from quire.runtime.batch import RequestState, StepLayout
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.forward import Forward
-from quire.runtime.links import Links
+from quire.runtime.links import ONE_RANK, Links
 from quire.runtime.model_runner import ModelRunner
 from quire.sampling.sampler import Sampler
 from quire.sampling.state import Sampled, SamplingState
@@ -28,7 +28,7 @@ from quire.types import NewRequest, SchedulerOutput, StepResult, TokenLogprobs
 from quire.weights.checkpoint import Checkpoint
 
 NO_TOKEN = -1
-"""Sent for a row whose logits leave no choice."""
+"""Sent for a request that gets no token, and ends: its logits leave no choice, or its sampling failed."""
 VALUE_BYTES = 4
 
 
@@ -46,10 +46,10 @@ def make_group(vocab_size: int, exchange: _native.Exchange | None) -> Group:
 
 def make_sampler(vocab_size: int, device: str, pool: _native.ThreadPool, links: Links) -> Sampler:
     """Return the sampler of a rank, or of the one worker there is."""
-    if links.is_last and links.place is None:
+    if links == ONE_RANK:
         return Sampler(vocab_size, device, pool)
-    kind = LeadingSampler if links.is_last and links.place == 0 else FollowingSampler
-    return kind(vocab_size, device, pool, links)
+    is_leading = links.is_last and not links.place
+    return (LeadingSampler if is_leading else FollowingSampler)(vocab_size, device, pool, links)
 
 
 def make_runner(
@@ -77,7 +77,12 @@ def agree(links: Links, is_wanted: bool) -> bool:
 
 
 class LeadingSampler(Sampler):
-    """The sampler of rank 0, which tells the tokens to all ranks."""
+    """The sampler of rank 0, which tells the tokens to all ranks of its stage, if there are others.
+
+
+    An exception ends the request that it belongs to, with `NO_TOKEN` for the other ranks: they wait for this rank, so a
+    step cannot be lost and repeated as with one worker.
+    """
 
     def __init__(self, vocab_size: int, device: str, pool: _native.ThreadPool, links: Links) -> None:
         super().__init__(vocab_size, device, pool)
@@ -85,10 +90,30 @@ class LeadingSampler(Sampler):
 
     def sample(self, logits: Any, states: Sequence[SamplingState]) -> list[Sampled]:
         """See `Sampler`. Raises: EngineDeadError if a rank is lost."""
-        sampled = super().sample(logits, states)
-        ids = [NO_TOKEN if token_id is None else token_id for token_id, _ in sampled]
-        self._links.broadcast(np.array(ids, np.int32))
+        try:
+            sampled = super().sample(logits, states)
+        except Exception:
+            # The native sampler leaves logits as they were.
+            sampled = [self._sample_alone(logits[row : row + 1], state) for row, state in enumerate(states)]
+        if self._links.place is not None:
+            ids = [NO_TOKEN if token_id is None else token_id for token_id, _ in sampled]
+            self._links.broadcast(np.array(ids, np.int32))
         return sampled
+
+    def _sample_alone(self, logits: Any, state: SamplingState) -> Sampled:
+        try:
+            return super().sample(logits, [state])[0]
+        except Exception as error:
+            state.fail(error)
+            return None, None
+
+    def prompt_logprobs(self, logits: Any, next_token_ids: Sequence[int], state: SamplingState) -> list[TokenLogprobs]:
+        """See `Sampler`. After an exception the request ends when its prompt is computed."""
+        try:
+            return super().prompt_logprobs(logits, next_token_ids, state)
+        except Exception as error:
+            state.fail(error)
+            return []
 
 
 class FollowingSampler(Sampler):
@@ -108,7 +133,7 @@ class FollowingSampler(Sampler):
         self._links.broadcast(ids)
         return [(None if token_id == NO_TOKEN else token_id, None) for token_id in ids.tolist()]
 
-    def prompt_logprobs(self, logits: Any, next_token_ids: Sequence[int], num: int) -> list[TokenLogprobs]:
+    def prompt_logprobs(self, logits: Any, next_token_ids: Sequence[int], state: SamplingState) -> list[TokenLogprobs]:
         """Return nothing: see `Sampler` for rank 0's."""
         return []
 
@@ -136,4 +161,4 @@ class StageRunner(ModelRunner):
     def _compute(self, output: SchedulerOutput, layout: StepLayout) -> StepResult:
         self._sampled[output.step_id] = [state for _, state, _ in layout.sampled]
         self.forward.run(layout, self.states, only_likeliest=False)
-        return StepResult(output.step_id, ())
+        return StepResult(output.step_id, (), transfers=self.cache.report())
