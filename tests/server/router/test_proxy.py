@@ -19,6 +19,8 @@ BUSY, TOO_LARGE = (
     for message, code in (("the engine is restarting", "engine_not_ready"), ("too few KV blocks", "out_of_memory"))
 )
 
+UNAUTHORIZED = response(401, b'{"error": {"message": "unknown key", "code": "invalid_api_key"}}')
+
 
 def writes(data: bytes) -> Script:
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -88,15 +90,21 @@ async def test_prefix_is_that_of_every_route_and_of_the_callers_key() -> None:
 
 @pytest.mark.parametrize(
     "script",
-    [writes(b""), writes(BUSY), writes(STREAM), writes(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n")],
-    ids=["closed", "status 503", "head only", "head with a length"],
+    [
+        writes(b""),
+        writes(BUSY),
+        writes(UNAUTHORIZED),
+        writes(STREAM),
+        writes(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n"),
+    ],
+    ids=["closed", "status 503", "status 401", "head only", "head with a length"],
 )
 @in_loop
 async def test_request_that_got_nothing_goes_to_another_replica(script: Script) -> None:
     async with (
         serving() as served,
         failing(script) as url,
-        routing(url, url_of(served), router_policy="round-robin") as router,
+        routing(url, url_of(served), router_policy="round-robin", upstream_key="secret") as router,
     ):
         answers = [await router.chat(stream=stream) for stream in (False, True, False)]
         assert [answer.status for answer in answers] == [200, 200, 200]
