@@ -2,12 +2,13 @@
 
 import asyncio
 import json
+import threading
 from contextlib import AsyncExitStack
 
 import pytest
 
 from quire.server.keys import ADMIN, ROUTER, KeyRing
-from tests.server.fake_engine import in_loop
+from tests.server.fake_engine import LIMIT_S, in_loop
 from tests.server.router.routing import Routed, Script, failing, response, routing, url_of
 from tests.server.served import CHAT, Served, chat_body, serving
 
@@ -164,6 +165,38 @@ async def test_stream_that_breaks_ends_with_an_error_event(path: str, cut: bytes
             assert name == b"event: error"
             assert json.loads(data.removeprefix(b"data: "))["code"] == "replica_lost"
         assert (await router.counts("requests_total"))[1] == 0, "it is not sent again"
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@in_loop
+async def test_client_that_leaves_ends_its_request_at_the_replica(stream: bool) -> None:
+    is_held, may_go_on = threading.Event(), threading.Event()
+
+    def hold(step: int) -> None:
+        if step > 2:  # a stream's first event has been sent
+            is_held.set()
+            may_go_on.wait(LIMIT_S)
+
+    async with serving() as served, routing(url_of(served)) as router:
+        served.executor.in_step = hold
+        try:
+            data = json.dumps(chat_body(stream=stream, max_tokens=100)).encode()
+            reader, writer = await router.connect()
+            head = f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+            await router.until(is_held.is_set)
+            if stream:
+                await reader.readuntil(b"data: ")
+            replica = router.fleet.replicas[0]
+            assert (served.server_requests(), replica.num_in_flight) == (1, 1)
+            writer.close()
+            await router.until(lambda: not served.server_requests())
+        finally:
+            may_go_on.set()
+        await served.until_idle()
+        await router.until(lambda: not router.state.admission.num_requests)
+        assert (replica.num_in_flight, replica.num_own_tokens) == (0, 0)
+        assert served.executor.num_steps < 10, "the engine has aborted it"
 
 
 @in_loop
