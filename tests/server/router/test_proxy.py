@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from quire.cli.top_metrics import Metrics, replicas_between
 from quire.server.keys import ADMIN, ROUTER, KeyRing
 from tests.server.fake_engine import LIMIT_S, in_loop
 from tests.server.router.routing import Routed, Script, failing, response, routing, url_of
@@ -61,6 +62,29 @@ async def test_request_goes_where_its_prefix_is_cached() -> None:
         await asyncio.gather(*(router.chat(text=long_text(9)) for _ in range(2)))
         after = await router.counts("requests_total")
         assert sorted(now - before for now, before in zip(after, requests, strict=True)) == [0, 2]
+
+
+@in_loop
+async def test_metrics_of_a_router_give_the_load_of_each_replica() -> None:
+    async with AsyncExitStack() as stack:
+        router, _ = await two(stack, router_policy="round-robin")
+        silent = await stack.enter_async_context(failing(writes(GOOD)))
+        await router.answer("POST", f"/add_worker?url={silent}")
+        await router.until(lambda: len(router.fleet.ready) == 3)
+
+        async def page() -> Metrics:
+            return Metrics((await router.answer("GET", "/metrics")).body.decode(), 0.0)
+
+        before = await page()
+        answers = [await router.chat(max_tokens=8) for _ in range(3)]
+        assert [answer.status for answer in answers] == [200, 200, 200]
+        await router.until(lambda: all(replica.load.num_generated_tokens for replica in router.fleet.replicas[:2]))
+        seconds = 1e-9  # both pages have the same time
+        loads = replicas_between(before, await page())
+        assert [(load.is_ready, load.running, load.waiting) for load in loads] == [(True, 0, 0)] * 3
+        assert [load.generation_tokens_per_s for load in loads] == [
+            pytest.approx(8 / seconds), pytest.approx(8 / seconds), None
+        ]  # fmt: skip
 
 
 @in_loop
