@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 
+from quire.cli.command import LEVEL_VARIABLE
 from quire.cli.main import cli
 from quire.config import Decision, EngineOptions
 from quire.outputs import CompletionOutput, RequestOutput
@@ -19,7 +21,9 @@ from quire.text.rendered_chat import RenderedChat
 
 def call(*arguments: str, stdin: str | None = None) -> Result:
     """Run one command line in this process. Click's runner has no terminal: `isatty` is false."""
-    return CliRunner().invoke(cli, list(arguments), input=stdin)
+    # The command line sets the variable for its child processes; servers of later tests must not log each request.
+    environment = {LEVEL_VARIABLE: os.environ.get(LEVEL_VARIABLE)}
+    return CliRunner(env=environment).invoke(cli, list(arguments), input=stdin)
 
 
 def call_process(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:

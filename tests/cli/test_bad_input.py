@@ -1,5 +1,6 @@
 """The whole way with a real engine and a tiny model: an answer, and every refusal as one line with its exit code."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -38,6 +39,7 @@ def test_unknown_instruction_set_warns_and_debug_log_shows_events(tiny: str, mon
     assert "total: " in result.stderr
     assert "DEBUG quire.engine: device = cpu" in result.stderr
     assert "DEBUG quire.engine.events: finish" in result.stderr
+    assert "QUIRE_LOGGING_LEVEL" not in os.environ, "servers of later tests would log more"
 
 
 @pytest.mark.model

@@ -108,6 +108,43 @@ def test_view_of_an_interval() -> None:
     assert summary(load).startswith("25.0 tok/s · 2 running · 1 waiting · KV 50% · hit 75% · TTFT 100 ms")
 
 
+def router_page(**counters: int) -> str:
+    """Counters of replica-0; replica-1 is down, and http://other tells no tokens."""
+    lines = [f"quire_requests_running {counters['running']}"]
+    for name, is_up in (("replica-0", 1), ("replica-1", 0), ("http://other", 1)):
+        lines.append(f'quire_router_replica_up{{replica="{name}"}} {is_up}')
+    for name, value in counters.items():
+        kind, labels = (name, ',policy="prefix"') if name.endswith("total") else (f"replica_{name}", "")
+        lines.append(f'quire_router_{kind}{{replica="replica-0"{labels}}} {value}')
+    return "\n".join([*lines, 'quire_router_replica_generation_tokens{replica="replica-1"} 0']) + "\n"
+
+
+def test_view_of_a_router_has_each_replica_and_the_sums() -> None:
+    before = router_page(running=0, waiting=0, generation_tokens=10, prompt_tokens_total=0, hit_tokens_total=0)
+    after = router_page(
+        running=2, waiting=1, generation_tokens=30, prompt_tokens_total=40, hit_tokens_total=30, failures_total=5
+    )
+    with stub_server(serving_pages([before, after] * 3)) as server:
+        value = parsed(call("top", "--url", server.url, "--once", "--interval-s", "0.05", "--json"))
+        title, header, *rows = call("top", "--url", server.url, "--once", "--interval-s", "0.05").stdout.splitlines()
+        line = call("top", "--url", server.url, "--interval-s", "0.05").stdout
+    first, *_ = value["replicas"]
+    assert value["schema"] == "quire.top.router/1"
+    assert [item["generation_tokens_per_s"] is None for item in value["replicas"]] == [False, False, True]
+    assert first["generation_tokens_per_s"] == value["total"]["generation_tokens_per_s"]
+    assert first["prompt_tokens_per_s"] == 2 * first["generation_tokens_per_s"] > 0
+    assert title == f"router at {server.url}"
+    assert [[cell.strip() for cell in row.split("  ") if cell][:2] for row in (header, *rows)] == [
+        ["REPLICA", "HEALTH"], ["replica-0", "ready"], ["replica-1", "not ready"], ["http://other", "ready"],
+        ["all 3", "ready"],
+    ]  # fmt: skip
+    assert [row.split()[-6:-3] for row in rows] == [
+        ["2", "1", "75%"], ["0", "0", "–"], ["0", "0", "–"], ["2", "1", "75%"],
+    ]  # fmt: skip
+    assert [row.split()[-1] for row in rows] == ["5", "0", "0", "5"]
+    assert line.startswith("2 of 3 ready · ")
+
+
 def test_view_on_a_terminal_is_redrawn_until_q(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     pty = pytest.importorskip("pty")

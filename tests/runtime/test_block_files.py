@@ -31,7 +31,8 @@ FINGERPRINT = hashlib.sha256(b"model").digest()
 BLOCK_BYTES = 700
 FILE_BYTES = HEADER_BYTES + BLOCK_BYTES
 NUM_DAMAGES = 1000
-NUM_KILLS = 3
+NUM_KILLS = int(os.environ.get("QUIRE_TEST_KILLS", "3"))
+"""Pairs of writers that are killed; `make soak` kills 500."""
 
 
 def digest_of(number: int) -> bytes:

@@ -76,6 +76,17 @@ def test_asleep_server_has_no_engine_and_names_wake_up(directory: Path, plans: d
         assert server.chat(1)[0] == 200
 
 
+def test_refused_request_loads_no_model(several: Several) -> None:
+    wrong, long = {**CHAT, "model": "b", "max_tokens": -1}, {"model": "b", "prompt": "x" * 5000, "max_tokens": 1}
+    assert several.request("/v1/chat/completions", wrong)[1]["error"]["param"] == "max_tokens"
+    assert several.states() == {"a": "loaded", "b": "unloaded"}
+    assert several.request("/tokenize", {"model": "b", "prompt": "x"})[0] == 200  # needs its tokenizer, which stays
+    assert several.request("/wake_up?model=a", {})[0] == 200
+    assert several.request("/v1/completions", long)[1]["error"]["code"] == "context_length_exceeded"
+    assert several.states() == {"a": "loaded", "b": "unloaded"}
+    assert several.stderr.count(": loaded b") == 1
+
+
 def test_model_of_a_request_is_loaded_within_the_budget(several: Several) -> None:
     assert several.states() == {"a": "loaded", "b": "unloaded"}
     for name, loaded in (("b", "b"), ("a", "a"), ("a", "a")):

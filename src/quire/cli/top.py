@@ -8,7 +8,7 @@ import os
 import select
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
 import click
@@ -16,11 +16,12 @@ import click
 from quire.cli.command import option, output_of, verb
 from quire.cli.output import Output, format_seconds, is_capable_terminal
 from quire.cli.server_client import ServerAnswerError, ServerClient, find_url, url_option
-from quire.cli.top_metrics import Load, Metrics, load_between
+from quire.cli.top_metrics import Load, Metrics, ReplicaLoad, load_between, replicas_between, total_of
 
 EXAMPLES = ("quire top", "quire top --url http://127.0.0.1:8000 --once --json")
 BAR_CELLS = 20
 NOTHING = "–"
+ROUTER_HEADER = ("REPLICA", "HEALTH", "RUNNING", "WAITING", "HIT", "PROMPT TOK/S", "TOK/S", "FAILURES")
 CLEAR = "\x1b[H\x1b[2J"
 """Escape sequences: the cursor to the first line, clear the screen."""
 
@@ -33,6 +34,7 @@ CLEAR = "\x1b[H\x1b[2J"
 def top_command(url: str | None, interval_s: float, once: bool) -> None:
     """Watch a server: tokens per second, requests, KV cache, cache hits, latency, preemptions, engine deaths.
 
+    Of a router it shows each replica and the sums.
     Each view compares two readings of /metrics; "–" stands for a value without samples. q or Ctrl-C leaves.
     """
     output = output_of()
@@ -40,7 +42,10 @@ def top_command(url: str | None, interval_s: float, once: bool) -> None:
         before = read_metrics(client)
         while not wait_for_q(interval_s):
             after = read_metrics(client)
-            _show(load_between(before, after), output, client.url, live=not once)
+            if "quire_build_info" in after:
+                _show(load_between(before, after), output, client.url, live=not once)
+            else:
+                _show_router(replicas_between(before, after), output, client.url, live=not once)
             before = after
             if once:
                 return
@@ -51,7 +56,7 @@ def read_metrics(client: ServerClient) -> Metrics:
     text = client.get_text("/metrics")
     with contextlib.suppress(ValueError):
         metrics = Metrics(text, time.monotonic())
-        if "quire_build_info" in metrics:
+        if "quire_requests_running" in metrics:
             return metrics
     raise ServerAnswerError(200, f"{client.url}/metrics has none of Quire's metrics: is it another server?", "metrics")
 
@@ -89,6 +94,31 @@ def _show(load: Load, output: Output, url: str, *, live: bool) -> None:
         output.result(summary(load))
     else:
         output.result((CLEAR if live else "") + "\n".join(view_lines(load, url)))
+
+
+def _show_router(replicas: Sequence[ReplicaLoad], output: Output, url: str, *, live: bool) -> None:
+    total = total_of(replicas)
+    if output.json:
+        output.result_json("quire.top.router/1", {
+            "url": url, "replicas": [asdict(item) for item in replicas], "total": asdict(total),
+        })  # fmt: skip
+    elif live and not is_capable_terminal(sys.stdout):
+        num_ready = sum(item.is_ready for item in replicas)
+        output.result(" · ".join((
+            f"{num_ready} of {len(replicas)} ready", f"{total.generation_tokens_per_s:.1f} tok/s",
+            f"{total.running} running", f"{total.waiting} waiting", f"hit {_percent(total.cache_hit_ratio)}",
+        )))  # fmt: skip
+    else:
+        output.result(f"{CLEAR if live else ''}router at {url}")
+        rows = [_cells(item) for item in (*replicas, total)]
+        output.table(ROUTER_HEADER, rows, right=frozenset(range(2, len(ROUTER_HEADER))))
+
+
+def _cells(load: ReplicaLoad) -> list[str]:
+    tokens_per_s = NOTHING if load.generation_tokens_per_s is None else f"{load.generation_tokens_per_s:.1f}"
+    counts = [str(count) for count in (load.running, load.waiting)]
+    return [load.name, "ready" if load.is_ready else "not ready", *counts, _percent(load.cache_hit_ratio),
+            f"{load.prompt_tokens_per_s:.1f}", tokens_per_s, str(load.failures)]  # fmt: skip
 
 
 def view_lines(load: Load, url: str) -> list[str]:

@@ -4,11 +4,15 @@ Next to read: `top.py`.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from prometheus_client.parser import text_string_to_metric_families
 
 Labels = frozenset[tuple[str, str]]
+REPLICA = "quire_router_replica"
+"""Beginning of the names of a router's gauges."""
 
 
 class Metrics:
@@ -33,6 +37,10 @@ class Metrics:
     def label(self, name: str, label: str) -> str:
         """Return a label of the first sample of a name; empty without one."""
         return next((dict(found).get(label, "") for found in self._samples.get(name, {})), "")
+
+    def values_of(self, name: str, label: str) -> list[str]:
+        """Return the values of a label among the samples of a name, in the page's order."""
+        return [dict(found).get(label, "") for found in self._samples.get(name, {})]
 
     def buckets(self, name: str) -> dict[float, float]:
         """Return a histogram's cumulative counts by upper bound, smallest first."""
@@ -64,17 +72,19 @@ class Load:
     engine_deaths: int
 
 
+def change_between(before: Metrics, after: Metrics, name: str, **labels: str) -> float:
+    """Return the change of a counter. One that fell belongs to an engine that was restarted."""
+    now, then = after.value(name, **labels), before.value(name, **labels)
+    return now - then if now >= then else now
+
+
 def load_between(before: Metrics, after: Metrics) -> Load:
-    """Return the changes between two pages. A counter that fell belongs to an engine that was restarted.
+    """Return the changes between two pages.
 
     Preemptions are those of the interval, engine deaths those since the server's start.
     """
     seconds = max(after.time_s - before.time_s, 1e-9)
-
-    def change(name: str) -> float:
-        now, then = after.value(name), before.value(name)
-        return now - then if now >= then else now
-
+    change = partial(change_between, before, after)
     queries = change("quire_prefix_cache_queries_total")
     return Load(
         model=after.label("quire_build_info", "model"),
@@ -92,6 +102,61 @@ def load_between(before: Metrics, after: Metrics) -> Load:
         itl_p95_s=quantile(before, after, "quire_inter_token_latency_seconds", 0.95),
         preemptions=int(change("quire_preemptions_total")),
         engine_deaths=int(after.value("quire_engine_deaths_total")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLoad:
+    """A replica between two pages of its router. None: no sample, or the replica does not tell."""
+
+    name: str
+    is_ready: bool
+    running: int
+    waiting: int
+    cache_hit_ratio: float | None
+    prompt_tokens_per_s: float
+    generation_tokens_per_s: float | None
+    failures: int
+
+
+def replicas_between(before: Metrics, after: Metrics) -> list[ReplicaLoad]:
+    """Return the changes of each replica between two pages of a router.
+
+    Prompt tokens, hits and failures are those of the router's requests, prompts counted when a request ends; the
+    others are of all clients of the replica. Failures are those since the router's start.
+    """
+    seconds = max(after.time_s - before.time_s, 1e-9)
+    found = []
+    for name in after.values_of(f"{REPLICA}_up", "replica"):
+        change = partial(change_between, before, after, replica=name)
+        prompt_tokens = change("quire_router_prompt_tokens_total")
+        tells_tokens = name in after.values_of(f"{REPLICA}_generation_tokens", "replica")
+        found.append(ReplicaLoad(
+            name=name,
+            is_ready=bool(after.value(f"{REPLICA}_up", replica=name)),
+            running=int(after.value(f"{REPLICA}_running", replica=name)),
+            waiting=int(after.value(f"{REPLICA}_waiting", replica=name)),
+            cache_hit_ratio=change("quire_router_hit_tokens_total") / prompt_tokens if prompt_tokens else None,
+            prompt_tokens_per_s=prompt_tokens / seconds,
+            generation_tokens_per_s=change(f"{REPLICA}_generation_tokens") / seconds if tells_tokens else None,
+            failures=int(after.value("quire_router_failures_total", replica=name)),
+        ))  # fmt: skip
+    return found
+
+
+def total_of(replicas: Sequence[ReplicaLoad]) -> ReplicaLoad:
+    """Return the sums. It is ready if one replica is; its hit rate is that of all their prompt tokens."""
+    prompts = sum(item.prompt_tokens_per_s for item in replicas)
+    hits = sum((item.cache_hit_ratio or 0.0) * item.prompt_tokens_per_s for item in replicas)
+    return ReplicaLoad(
+        name=f"all {len(replicas)}",
+        is_ready=any(item.is_ready for item in replicas),
+        running=sum(item.running for item in replicas),
+        waiting=sum(item.waiting for item in replicas),
+        cache_hit_ratio=hits / prompts if prompts else None,
+        prompt_tokens_per_s=prompts,
+        generation_tokens_per_s=sum(item.generation_tokens_per_s or 0.0 for item in replicas),
+        failures=sum(item.failures for item in replicas),
     )
 
 

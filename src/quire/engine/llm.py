@@ -4,6 +4,7 @@ A thin driver of `LLMEngine`: checks every prompt before any runs, feeds the que
 Next to read: `llm_engine.py`.
 """
 
+import gc
 import itertools
 import threading
 import time
@@ -230,8 +231,12 @@ class LLM(EngineHandle):
             return
         if self.llm_engine.has_unfinished_requests():
             raise RequestError("requests are running: sleep when they have ended")
+        from quire.runtime.huge_pages import trim  # imports numpy
+
         self.llm_engine.shutdown()
         self.llm_engine.dead_error = EngineDeadError(ASLEEP)
+        gc.collect()  # op by op, reference cycles hold weights and KV cache
+        trim()
 
     def wake_up(self) -> None:
         """Load the model again, with the options it had; does nothing if it is awake. Raises: as the constructor."""

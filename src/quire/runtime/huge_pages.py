@@ -1,8 +1,9 @@
-"""`allocate`: memory for weights and KV pool, on huge pages where the system allows them.
+"""`allocate`: memory for weights and KV pool, on huge pages where the system allows them; `trim` for smaller memory.
 
 Next to read: `cache_engine.py` (KV pool) and `plan/packed_weights.py` (weights), its two users.
 """
 
+import ctypes
 import mmap
 from contextlib import suppress
 
@@ -36,3 +37,9 @@ def allocate(num_bytes: int) -> NDArray[np.uint8]:
     whole = np.frombuffer(memory, np.uint8)
     start = -whole.ctypes.data % HUGE_PAGE_BYTES if spare else 0
     return whole[start : start + num_bytes]
+
+
+def trim() -> None:
+    """Return what the C library holds of freed memory to the system, where the library can (glibc)."""
+    with suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

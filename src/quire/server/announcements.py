@@ -36,13 +36,14 @@ class Announcement(msgspec.Struct, omit_defaults=True):
     """Event of the stream. `is_whole`: `cached` is the whole cache, and what was announced before is void.
 
     `cached` and `evicted` are hexadecimal digests without separators. `num_queued_tokens`: prompt tokens of requests
-    that no step has computed yet.
+    that no step has computed yet. `num_generated_tokens`: since the engine's start; alone it is no news.
     """
 
     block_size: int
     num_running: int = 0
     num_waiting: int = 0
     num_queued_tokens: int = 0
+    num_generated_tokens: int = 0
     is_whole: bool = False
     cached: str = ""
     evicted: str = ""
@@ -86,7 +87,7 @@ class Announcer:
         try:
             with client.prefixes.watch() as changes:
                 last = self._load(client)
-                yield self._taken(last, changes, ended, is_whole=True)
+                yield self._taken(client, last, changes, ended, is_whole=True)
                 silent_s = 0.0
                 while client.dead_error is None:
                     await asyncio.sleep(EVERY_S)
@@ -94,7 +95,7 @@ class Announcer:
                     load = self._load(client)
                     if changes or ended or load != last or silent_s >= SILENT_S:
                         last, silent_s = load, 0.0
-                        yield self._taken(load, changes, ended)
+                        yield self._taken(client, load, changes, ended)
         finally:
             self._ended = [queue for queue in self._ended if queue is not ended]
 
@@ -103,13 +104,14 @@ class Announcer:
         return statistics.num_running, statistics.num_waiting, self._admission.num_queued_tokens
 
     def _taken(
-        self, load: tuple[int, int, int], changes: dict[bytes, bool], ended: deque[Ended], *, is_whole: bool = False
-    ) -> Announcement:
+        self, client: EngineClient, load: tuple[int, int, int], changes: dict[bytes, bool], ended: deque[Ended], *,
+        is_whole: bool = False,
+    ) -> Announcement:  # fmt: skip
         """Return an announcement of the changes. Mutates: they are taken."""
         found = {kind: b"".join(digest for digest, is_in in changes.items() if is_in is kind) for kind in (True, False)}
         announced = Announcement(
-            self._supervisor.front_end.config.scheduler.block_size, *load, is_whole=is_whole, cached=found[True].hex(),
-            evicted=found[False].hex(), ended=list(ended),
+            self._supervisor.front_end.config.scheduler.block_size, *load, client.statistics.num_generated_tokens,
+            is_whole=is_whole, cached=found[True].hex(), evicted=found[False].hex(), ended=list(ended),
         )  # fmt: skip
         changes.clear()
         ended.clear()

@@ -1,7 +1,9 @@
 """ASGI layer of a server that loads models on demand: the `model` of a body chooses, and the request holds a lease.
 
-It stands between the gate, which has read the body, and the application; a server of one model that stays loaded goes
-without it. Next to read: `models.py`.
+The route takes the lease once it has checked the body, so that no model is loaded for a request that is refused: the
+prompt is checked too if the model was loaded before, because its tokenizer stays. This layer stands between the gate,
+which has read the body, and the application; a server of one model that stays loaded goes without it.
+Next to read: `models.py`.
 """
 
 import asyncio
@@ -11,13 +13,13 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.errors import ConfigError
-from quire.server.errors import ApiError, ClientDisconnected
+from quire.server.errors import ApiError
 from quire.server.gate import QUEUED_PATHS
 from quire.server.generation import until_disconnect
 from quire.server.models import Models
 from quire.server.options import parse_keep_alive
 from quire.server.request_record import RECORD_KEY
-from quire.server.state import STATE_KEY
+from quire.server.state import LEASE_KEY, STATE_KEY
 
 LARGE_BYTES = 64 << 10
 """Larger bodies are parsed in a thread: other streams would wait."""
@@ -55,16 +57,20 @@ class ModelChoice:
                 choice = await _choice(message["body"])
                 model = self._models.find(choice.model)
                 scope[STATE_KEY] = model.state
-                # A tokenizer stays when its model is unloaded.
-                if scope["path"] in QUEUED_PATHS or not model.state.supervisor.has_front_end:
+            except Exception as error:
+                return await ApiError.of(error).response()(scope, receive, send)
+            is_held = False
+
+            async def lease(*, has_checked_prompt: bool) -> None:
+                nonlocal is_held
+                if not is_held and (has_checked_prompt or not model.state.supervisor.has_front_end):
                     entering = stack.enter_async_context(
                         self._models.lease(model, scope[RECORD_KEY], choice.keep_alive_s)
                     )
                     await (entering if model.is_open else until_disconnect(receive, entering))
-            except ClientDisconnected:
-                return
-            except Exception as error:
-                return await ApiError.of(error).response()(scope, receive, send)
+                    is_held = True
+
+            scope[LEASE_KEY] = lease
             await self._app(scope, _replayed(message, receive), send)
 
 

@@ -15,6 +15,8 @@ from quire.server.tracing import Tracer
 
 STATE_KEY = "quire.state"
 """Key of the chosen model's state in the ASGI scope, where requests choose."""
+LEASE_KEY = "quire.lease"
+"""Key of the function that loads the chosen model, where models are loaded on demand."""
 
 
 @dataclass(slots=True)
@@ -45,6 +47,17 @@ class ServerState:
         self.metrics = Metrics(self.options) if self.first is None else self.first.metrics
         self.metrics.add_model(self.model_name, self.supervisor, self.admission)
         self.health = Health(self.supervisor)
+
+
+async def hold_model(request: Request, *, has_checked_prompt: bool) -> None:
+    """Load the request's model if that is left to requests, and hold it until the answer has ended.
+
+    Without a checked prompt only a model whose tokenizer is not known yet is loaded. Raises: as `Models.lease`;
+    ClientDisconnected.
+    """
+    lease = request.scope.get(LEASE_KEY)
+    if lease is not None:
+        await lease(has_checked_prompt=has_checked_prompt)
 
 
 def state_of(request: Request) -> ServerState:

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import threading
 from contextlib import AsyncExitStack
 
 import pytest
 
+from quire.cli.top_metrics import Metrics, replicas_between
 from quire.server.keys import ADMIN, ROUTER, KeyRing
-from tests.server.fake_engine import in_loop
+from tests.server.fake_engine import LIMIT_S, in_loop
 from tests.server.router.routing import Routed, Script, failing, response, routing, url_of
 from tests.server.served import CHAT, Served, chat_body, serving
 
@@ -18,6 +20,8 @@ BUSY, TOO_LARGE = (
     response(503, json.dumps({"error": {"message": message, "code": code}}).encode(), "Content-Type: application/json")
     for message, code in (("the engine is restarting", "engine_not_ready"), ("too few KV blocks", "out_of_memory"))
 )
+
+UNAUTHORIZED = response(401, b'{"error": {"message": "unknown key", "code": "invalid_api_key"}}')
 
 
 def writes(data: bytes) -> Script:
@@ -61,6 +65,29 @@ async def test_request_goes_where_its_prefix_is_cached() -> None:
 
 
 @in_loop
+async def test_metrics_of_a_router_give_the_load_of_each_replica() -> None:
+    async with AsyncExitStack() as stack:
+        router, _ = await two(stack, router_policy="round-robin")
+        silent = await stack.enter_async_context(failing(writes(GOOD)))
+        await router.answer("POST", f"/add_worker?url={silent}")
+        await router.until(lambda: len(router.fleet.ready) == 3)
+
+        async def page() -> Metrics:
+            return Metrics((await router.answer("GET", "/metrics")).body.decode(), 0.0)
+
+        before = await page()
+        answers = [await router.chat(max_tokens=8) for _ in range(3)]
+        assert [answer.status for answer in answers] == [200, 200, 200]
+        await router.until(lambda: all(replica.load.num_generated_tokens for replica in router.fleet.replicas[:2]))
+        seconds = 1e-9  # both pages have the same time
+        loads = replicas_between(before, await page())
+        assert [(load.is_ready, load.running, load.waiting) for load in loads] == [(True, 0, 0)] * 3
+        assert [load.generation_tokens_per_s for load in loads] == [
+            pytest.approx(8 / seconds), pytest.approx(8 / seconds), None
+        ]  # fmt: skip
+
+
+@in_loop
 async def test_prefix_is_that_of_every_route_and_of_the_callers_key() -> None:
     keys = KeyRing({"key-a": "ann", "key-b": "ben"})
     async with serving(keys=KeyRing({"secret": ROUTER})) as served, routing(
@@ -88,15 +115,21 @@ async def test_prefix_is_that_of_every_route_and_of_the_callers_key() -> None:
 
 @pytest.mark.parametrize(
     "script",
-    [writes(b""), writes(BUSY), writes(STREAM), writes(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n")],
-    ids=["closed", "status 503", "head only", "head with a length"],
+    [
+        writes(b""),
+        writes(BUSY),
+        writes(UNAUTHORIZED),
+        writes(STREAM),
+        writes(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n"),
+    ],
+    ids=["closed", "status 503", "status 401", "head only", "head with a length"],
 )
 @in_loop
 async def test_request_that_got_nothing_goes_to_another_replica(script: Script) -> None:
     async with (
         serving() as served,
         failing(script) as url,
-        routing(url, url_of(served), router_policy="round-robin") as router,
+        routing(url, url_of(served), router_policy="round-robin", upstream_key="secret") as router,
     ):
         answers = [await router.chat(stream=stream) for stream in (False, True, False)]
         assert [answer.status for answer in answers] == [200, 200, 200]
@@ -156,6 +189,38 @@ async def test_stream_that_breaks_ends_with_an_error_event(path: str, cut: bytes
             assert name == b"event: error"
             assert json.loads(data.removeprefix(b"data: "))["code"] == "replica_lost"
         assert (await router.counts("requests_total"))[1] == 0, "it is not sent again"
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@in_loop
+async def test_client_that_leaves_ends_its_request_at_the_replica(stream: bool) -> None:
+    is_held, may_go_on = threading.Event(), threading.Event()
+
+    def hold(step: int) -> None:
+        if step > 2:  # a stream's first event has been sent
+            is_held.set()
+            may_go_on.wait(LIMIT_S)
+
+    async with serving() as served, routing(url_of(served)) as router:
+        served.executor.in_step = hold
+        try:
+            data = json.dumps(chat_body(stream=stream, max_tokens=100)).encode()
+            reader, writer = await router.connect()
+            head = f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+            await router.until(is_held.is_set)
+            if stream:
+                await reader.readuntil(b"data: ")
+            replica = router.fleet.replicas[0]
+            assert (served.server_requests(), replica.num_in_flight) == (1, 1)
+            writer.close()
+            await router.until(lambda: not served.server_requests())
+        finally:
+            may_go_on.set()
+        await served.until_idle()
+        await router.until(lambda: not router.state.admission.num_requests)
+        assert (replica.num_in_flight, replica.num_own_tokens) == (0, 0)
+        assert served.executor.num_steps < 10, "the engine has aborted it"
 
 
 @in_loop

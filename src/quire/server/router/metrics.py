@@ -17,13 +17,18 @@ if TYPE_CHECKING:
     from quire.server.router.replica import Replica
 
 LABELS = ("replica", "policy")
-Gauge = tuple[str, str, Callable[["Replica"], float]]
+Gauge = tuple[str, str, Callable[["Replica"], float | None]]
+"""Name, help text, value; None for what a replica does not tell."""
 GAUGES: tuple[Gauge, ...] = (
     ("up", "1 while the replica may get requests", lambda replica: replica.is_ready),
+    ("running", "Sequences that the replica computes, of all its clients", lambda replica: replica.num_running),
+    ("waiting", "Requests that wait there", lambda replica: replica.load.num_waiting),
+    ("generation_tokens", "Tokens that it has generated since its engine's start, for all its clients",
+     lambda replica: None if replica.is_silent else replica.load.num_generated_tokens),
     ("in_flight", "Requests of this router that the replica computes", lambda replica: replica.num_in_flight),
     ("queued_tokens", "Prompt tokens that wait there", lambda replica: replica.load.num_queued_tokens),
     ("cached_blocks", "Prefix blocks that the replica has announced", lambda replica: len(replica.digests)),
-)
+)  # fmt: skip
 
 
 class RouterMetrics(HttpMetrics, Collector):
@@ -67,8 +72,10 @@ class RouterMetrics(HttpMetrics, Collector):
         for name, text, value in GAUGES:
             family = GaugeMetricFamily(f"quire_router_replica_{name}", text, labels=("replica",))
             for replica in self._replicas:
-                family.add_metric((replica.name,), float(value(replica)))
+                if (found := value(replica)) is not None:
+                    family.add_metric((replica.name,), float(found))
             yield family
-        loads = [replica.load for replica in self._replicas]
-        yield GaugeMetricFamily("quire_requests_running", "Running sequences", sum(load.num_running for load in loads))
-        yield GaugeMetricFamily("quire_requests_waiting", "Waiting requests", sum(load.num_waiting for load in loads))
+        num_running = sum(replica.num_running for replica in self._replicas)
+        num_waiting = sum(replica.load.num_waiting for replica in self._replicas)
+        yield GaugeMetricFamily("quire_requests_running", "Running sequences", num_running)
+        yield GaugeMetricFamily("quire_requests_waiting", "Waiting requests", num_waiting)

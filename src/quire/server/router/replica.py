@@ -188,6 +188,11 @@ class Replica:
         return max(self.num_in_flight, self.load.num_running + self.load.num_waiting)
 
     @property
+    def num_running(self) -> int:
+        """Return the running sequences; of a replica that announces nothing, the requests of this router."""
+        return self.num_in_flight if self.is_silent else self.load.num_running
+
+    @property
     def num_queued_tokens(self) -> int:
         """Return the prompt tokens that wait there."""
         return max(self.num_own_tokens, self.load.num_queued_tokens)

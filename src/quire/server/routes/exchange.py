@@ -18,7 +18,7 @@ from quire.server.models import models_of
 from quire.server.protocol.fields import Body
 from quire.server.protocol.validation import parse_body
 from quire.server.request_record import Caller, record_of
-from quire.server.state import ServerState, state_of
+from quire.server.state import ServerState, hold_model, state_of
 from quire.types import Request as EngineRequest
 
 LARGE_BYTES = 64 << 10
@@ -29,7 +29,7 @@ _J = TypeVar("_J")
 
 
 async def read_body(request: Request, kind: type[_B]) -> _B:
-    """Return the checked request. Raises: ApiError 400, 404 for another model, or 415."""
+    """Return the checked request. Raises: ApiError 400, 404 for another model, or 415; as `hold_model`."""
     media_type = request.headers.get("content-type", "")
     if media_type.partition(";")[0].strip().lower() != "application/json":
         given = json.dumps(media_type[:100]) if media_type else "none"
@@ -39,17 +39,23 @@ async def read_body(request: Request, kind: type[_B]) -> _B:
     is_large = len(data) > LARGE_BYTES
     body = await asyncio.to_thread(parse_body, kind, data) if is_large else parse_body(kind, data)
     models_of(request).find(getattr(body, "model", None))
+    await hold_model(request, has_checked_prompt=False)
     return body
 
 
 async def prepare(
     request: Request, body: _B, prepare_body: Callable[[ServerState, _B, Caller], _J], *, num_prompts: int = 1, n: int
 ) -> _J:
-    """Check that the queue has room, then tokenise in a thread. Raises: ApiError, RequestError."""
+    """Check that the queue has room, then tokenise in a thread, then load the model if it is not.
+
+    Raises: ApiError, RequestError; as `hold_model`.
+    """
     state, record = state_of(request), record_of(request)
     assert record.caller is not None
     state.admission.check_room(record, state.admission.num_at_once(num_prompts, n) * n)
-    return await state.supervisor.front_end.run(prepare_body, state, body, record.caller)
+    prepared = await state.supervisor.front_end.run(prepare_body, state, body, record.caller)
+    await hold_model(request, has_checked_prompt=True)
+    return prepared
 
 
 async def answer(
