@@ -30,6 +30,13 @@ from quire.models.qwen2_moe import SharedSparseMLP
 from quire.models.qwen3 import Qwen3Attention
 
 
+STACKED_STATE_PARAMS = {
+    "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
+    "in_proj_ba": ("in_proj_a", "in_proj_b"),
+}
+"""Qwen3-Next's own checkpoints have them whole, GGUF files and Qwen3.5 in parts."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Qwen3NextConfig(DeltaNetConfig):
     """Fields of delta nets, and experts as `Qwen2MoeConfig` has them."""
@@ -138,7 +145,7 @@ class Qwen3NextForCausalLM(DeltaNetForCausalLM):
 
     def __init__(self, config: Qwen3NextConfig, group: Group = SINGLE) -> None:
         super().__init__(config, group)
-        stacked = {**stacked_experts(config.num_experts), **type(self).stacked_params}
+        stacked = {**stacked_experts(config.num_experts), **type(self).stacked_params, **STACKED_STATE_PARAMS}
         self.stacked_params = stacked  # type: ignore[misc]  # depends on the number of experts
         keys, ratio = config.num_key_heads, config.num_value_heads // config.num_key_heads
         values = ratio * config.value_size
