@@ -30,13 +30,6 @@ from quire.models.qwen2_moe import SharedSparseMLP
 from quire.models.qwen3 import Qwen3Attention
 
 
-STACKED_STATE_PARAMS = {
-    "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
-    "in_proj_ba": ("in_proj_a", "in_proj_b"),
-}
-"""Qwen3-Next's own checkpoints have them whole, GGUF files and Qwen3.5 in parts."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Qwen3NextConfig(DeltaNetConfig):
     """Fields of delta nets, and experts as `Qwen2MoeConfig` has them."""
@@ -120,6 +113,12 @@ class DeltaNetForCausalLM(LlamaForCausalLM):
     Config: ClassVar[type[DeltaNetConfig]] = DeltaNetConfig
     layer_class = HybridLayer
     convolutions = ("conv1d",)
+    stacked_params: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **LlamaForCausalLM.stacked_params,
+        # Qwen3-Next's checkpoints have them whole, Qwen3.5's and GGUF files in parts.
+        "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
+        "in_proj_ba": ("in_proj_a", "in_proj_b"),
+    }
     offset_params: ClassVar[Mapping[str, float]] = dict.fromkeys(
         (*LlamaLayer.norm_names, "q_norm", "k_norm", "model.norm", "language_model.norm"), 1.0
     )
@@ -145,7 +144,7 @@ class Qwen3NextForCausalLM(DeltaNetForCausalLM):
 
     def __init__(self, config: Qwen3NextConfig, group: Group = SINGLE) -> None:
         super().__init__(config, group)
-        stacked = {**stacked_experts(config.num_experts), **type(self).stacked_params, **STACKED_STATE_PARAMS}
+        stacked = {**stacked_experts(config.num_experts), **type(self).stacked_params}
         self.stacked_params = stacked  # type: ignore[misc]  # depends on the number of experts
         keys, ratio = config.num_key_heads, config.num_value_heads // config.num_key_heads
         values = ratio * config.value_size

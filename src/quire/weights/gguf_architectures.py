@@ -81,6 +81,11 @@ class Architecture:
     epsilon_key: str = "attention.layer_norm_rms_epsilon"
     factor_tensors: tuple[str, ...] = (ROPE_FACTORS,)
 
+    @property
+    def has_state(self) -> bool:
+        """True if layers are state spaces or delta nets."""
+        return "ssm_a" in (*self.parts, *self.hybrid_parts)
+
 
 def _state_space_names(module: str) -> dict[str, str]:
     """The names of Mamba 2's tensors, which are those of delta nets where both have one."""

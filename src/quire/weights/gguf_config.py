@@ -208,7 +208,7 @@ def _expected_shapes(file: GGUFFile, metadata: Metadata, config: dict[str, Any])
         "shortconv.out_proj": (width, width),
         **(_latent_shapes(config) if architecture.has_latents else {}),
     }
-    if "ssm_a" in (*architecture.parts, *architecture.hybrid_parts):
+    if architecture.has_state:
         sizes = StateSizes.read(metadata)
         is_delta = "ssm_d" not in (*architecture.parts, *architecture.hybrid_parts)
         by_part |= delta_net_shapes(sizes, width, query_rows) if is_delta else state_space_shapes(sizes, width)

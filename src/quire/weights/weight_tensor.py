@@ -83,11 +83,12 @@ class WeightTensor:
         """
         block = self._block_format()
         if self.column_order is not None and columns == slice(None):
-            return replace(self, shape=(len(range(*rows.indices(self.shape[0]))), self.shape[1]), stored=self.stored[rows])
+            return replace(
+                self, shape=(len(range(*rows.indices(self.shape[0]))), self.shape[1]), stored=self.stored[rows]
+            )
         is_mixed = self.is_transposed and self.row_order is not None
         if self.scales is not None or self.column_order is not None or is_mixed:
-            plain = {"scales": None, "row_order": None, "is_transposed": False, "column_order": None}
-            whole = replace(self, stored=self.raw, stored_format=None, **plain)
+            whole = WeightTensor(self.name, self.shape, self.format, self.raw, offset=self.offset)
             return whole.part(rows, columns)
         if len(self.shape) == 1:
             elements = self.raw.reshape(-1, block.block_bytes)[rows]
