@@ -6,6 +6,7 @@ Keys: `gguf.constants.Keys` of the gguf package. Next to read: `checkpoint.py`.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,9 @@ _UNDERSTOOD_KEYS = frozenset({
     "vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "pooling_type",
 })  # fmt: skip
 
-_SAMPLING_DEFAULTS = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+_SAMPLING_DEFAULTS = {
+    "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
+}  # fmt: skip
 
 
 def translate_config(file: GGUFFile) -> dict[str, Any]:
@@ -91,6 +94,16 @@ def translate_generation_config(file: GGUFFile, vocab_size: int) -> dict[str, An
         elif isinstance(value, float) and math.isfinite(value):
             config[name] = float(str(np.float32(value)))
     return config
+
+
+def sampling_keys(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a file that give the sampling defaults of a generation_config.json."""
+    found = {key: generation_config.get(name) for key, name in _SAMPLING_DEFAULTS.items()}
+    return {
+        f"general.sampling.{key}": max(value, 0) if key == "top_k" else float(value)
+        for key, value in found.items()
+        if type(value) is int or (isinstance(value, float) and key != "top_k")
+    }
 
 
 def _architecture(file: GGUFFile) -> str:
