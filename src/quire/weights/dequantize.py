@@ -211,7 +211,7 @@ def _decode_mxfp4(blocks: np.ndarray, out: np.ndarray) -> None:
 
 
 DOUBLED_FLOATS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
-"""Twice the values of the 4-bit floats of MXFP4 and NVFP4: a sign, two bits of exponent, one of fraction (OCP MX 1.0)."""
+"""Twice the values of the 4-bit floats of MXFP4 and NVFP4: a sign, two exponent bits, one fraction bit (OCP MX)."""
 _DECODERS: dict[str, Decoder] = {
     "Q4_0": partial(_decode_32, has_minimum=False, has_fifth_bits=False),
     "Q4_1": partial(_decode_32, has_minimum=True, has_fifth_bits=False),
