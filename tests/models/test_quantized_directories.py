@@ -114,7 +114,7 @@ def float8(weight: torch.Tensor, *, scales: str, name: str, dtype: torch.dtype =
 
 
 def nvfp4(weight: torch.Tensor, *, is_modelopt: bool = False) -> Packed:
-    """Codes are a sign and the index of a size; a scale per 16 columns in E4M3, and one of all that makes them fit."""
+    """Codes are a sign and the index of a size; a scale per 16 columns in E4M3, and one factor for the matrix."""
     sizes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
     groups = weight.unflatten(1, (-1, 16))
     factor = groups.abs().amax() / (6 * 448)
