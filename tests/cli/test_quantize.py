@@ -1,5 +1,6 @@
 """`quire quantize` on a tiny directory: the file, its tokenizer, importance matrices and refusals."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,14 @@ from safetensors.numpy import save_file
 from quire.cli.output import Output
 from quire.cli.show import open_model
 from quire.engine.tokenizer_source import load_tokenizer
+from quire.weights.gguf_file import read_gguf
 from quire.weights.importance import read_importance
+from quire.weights.quantize import quantize_gguf
+from quire.weights.quantize_source import from_gguf
 from tests.cli.command_line import call, parsed
 from tests.cli.tiny_directory import CONFIG, make_tiny_directory, tensor_shapes
+
+SAMPLING = {"temperature": 0.2, "top_p": 0.9, "top_k": 40, "min_p": 0.05}
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +29,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> str:
     shapes = tensor_shapes({**CONFIG, **sizes})
     weights = {name: generator.normal(0, 0.1, shape).astype(np.float32) for name, shape in shapes.items()}
     save_file(weights, path / "model.safetensors")
+    (path / "generation_config.json").write_text(json.dumps(SAMPLING))
     return str(path)
 
 
@@ -41,6 +48,17 @@ def test_directory_becomes_a_file_with_the_same_model(wide: str, tmp_path: Path)
     assert found.encode("Hello wörld 123 </s>") == expected.encode("Hello wörld 123 </s>")
     assert found.chat_template == expected.chat_template
     assert (found.bos_token_id, found.eos_token_id) == (256, 257)
+    assert {name: ours.generation_config.get(name) for name in SAMPLING} == SAMPLING
+
+
+def test_sampling_that_an_alias_recommends_is_written_where_the_file_has_none(wide: str, tmp_path: Path) -> None:
+    first, second = tmp_path / "first.gguf", tmp_path / "second.gguf"
+    call("quantize", wide, str(first), "--type", "F16")
+    quantize_gguf(from_gguf(read_gguf(first), {"temperature": 0.9, "repetition_penalty": 1.1}), second, "Q8_0")
+    found = open_model(str(second), None, Output()).generation_config
+    assert {name: found.get(name) for name in (*SAMPLING, "repetition_penalty")} == {
+        **SAMPLING, "repetition_penalty": 1.1
+    }  # fmt: skip
 
 
 def test_importance_matrix_is_measured_written_and_read(wide: str, tmp_path: Path) -> None:

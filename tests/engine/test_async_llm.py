@@ -6,7 +6,7 @@ import time
 import pytest
 
 from quire.engine.async_llm import AsyncLLM
-from quire.errors import EngineDeadError, PromptError
+from quire.errors import EngineDeadError, PromptError, RequestError
 from quire.sampling_params import SamplingParams
 from tests.engine.async_builders import LIMIT_S, Gate, collect, play, played, wait_until
 from tests.engine.builders import ScriptedExecutor, assert_all_home, make_engine, saying
@@ -21,6 +21,15 @@ async def test_outputs_grow_and_the_last_one_is_finished(llm: AsyncLLM, executor
     assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
     (last,) = await collect(llm, "p", SamplingParams(max_tokens=30), streams=False)
     assert last.outputs[0].text == "hello"
+
+
+@played()
+async def test_score_is_the_cosine_of_vectors(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
+    scores = [output.outputs.score for output in await llm.score("q", ["ab", "q"])]
+    assert len(scores) == 2
+    assert scores[1] == pytest.approx(1 * 1 + ord("q") ** 2)
+    with pytest.raises(RequestError, match="2 queries and 3 documents"):
+        await llm.score(["a", "b"], ["c"] * 3)
 
 
 @played()

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from quire.engine.llm import LLM
-from quire.engine.scoring import INSTRUCTION, JUDGE_PREFIX, JUDGE_SUFFIX
+from quire.engine.scoring import INSTRUCTION, JUDGE_PREFIX, JUDGE_SUFFIX, Scoring
 from quire.errors import ModelFileError, QuireError, RequestError, UnsupportedModelError
 from tests.tiny_engine import VOCAB_SIZE, byte_tokenizer
 
@@ -80,6 +80,13 @@ def test_reranker_compares_the_logits_of_yes_and_no(tmp_path: Path) -> None:
         assert [item.outputs.score for item in llm.score(QUERY, DOCUMENTS, use_tqdm=False)] == pytest.approx(
             expected, abs=1e-5
         )
+        config, length = llm.llm_engine.config.model, len(tokenizer.encode(texts[0], add_special_tokens=False).ids)
+        for limits, end in (({"max_prompt_len": length - 7}, 7), ({"max_document_len": 3}, None)):
+            (prompt,) = Scoring(config, llm.get_tokenizer(), [(QUERY, DOCUMENTS[0])], **limits).prompts
+            cut = tokenizer.encode(DOCUMENTS[0], add_special_tokens=False).ids[: -end if end else 3]
+            assert tokenizer.decode(prompt).endswith(f"<Document>: {tokenizer.decode(cut)}{JUDGE_SUFFIX}")
+        with pytest.raises(RequestError, match=r"the query alone makes .* more than the 50 of truncate_prompt_tokens"):
+            Scoring(config, llm.get_tokenizer(), [(QUERY, DOCUMENTS[0])], max_prompt_len=50)
         (written,) = llm.score(texts[0][:300], texts[0][300:], use_tqdm=False)
         assert written.outputs.score == pytest.approx(expected[0], abs=1e-5)
         assert llm.generate("ah", use_tqdm=False)[0].outputs[0].token_ids
@@ -118,6 +125,9 @@ def test_embeddings_are_pooled_as_the_model_says_and_scored_by_cosine(
         scores = [output.outputs.score for output in llm.score(QUERY, DOCUMENTS, use_tqdm=False)]
         cosines = [torch.cosine_similarity(vector, embed(text), dim=0).item() for text in DOCUMENTS]
         assert scores == pytest.approx(cosines, abs=1e-5)
+        config, encode = llm.llm_engine.config.model, tokenizer.encode
+        short = Scoring(config, llm.get_tokenizer(), [(QUERY, DOCUMENTS[0])], max_prompt_len=4)
+        assert short.prompts == [encode(QUERY).ids[:4], encode(DOCUMENTS[0]).ids[:4]]
         (same,) = llm.score([QUERY], [QUERY], use_tqdm=False)
         assert same.outputs.score == pytest.approx(1.0)
         with pytest.raises(RequestError, match="2 queries and 3 documents"):

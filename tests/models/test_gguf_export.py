@@ -58,6 +58,7 @@ def test_file_has_the_config_and_logits_of_the_directory(tmp_path: Path, name: s
     ("changes", "message"),
     [
         ({"model_type": "gpt2"}, "model_type 'gpt2' has no GGUF names"),
+        ({"model_type": "mamba2"}, "model_type 'mamba2' has no GGUF names"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rotary scaling 'dynamic'"),
     ],
 )

@@ -1,6 +1,7 @@
 """GGUF files of tiny models, written with the gguf package's names and keys: configs and logits as of safetensors.
 
-Transformations are those of llama.cpp's converter: pairs of rotated rows side by side, 1 added to Gemma's norms.
+Transformations are those of llama.cpp's converter: pairs of rotated rows side by side, 1 added to Gemma's norms, and
+those of layers with state in `with_state`.
 """
 
 from collections.abc import Callable
@@ -13,21 +14,28 @@ import pytest
 import torch
 from gguf import MODEL_ARCH, RopeScalingType
 
+from quire.errors import ModelFileError
 from quire.models.registry import ModelRegistry
 from quire.weights.checkpoint import joined_latents, open_checkpoint
 from quire.weights.gguf_architectures import ARCHITECTURES
+from quire.weights.gguf_recurrent import StateSizes, as_huggingface
+from quire.weights.quantize import quantize
 from quire.weights.sources import ModelFiles
+from quire.weights.weight_tensor import WeightTensor
 from tests.models.harness import random_tokens, stored
 from tests.models.oracle import CORRECTION, Pair
 from tests.models.test_conformance import assert_close
 from tests.models.tiny_configs import (
     DEEPSEEK,
+    DELTA_NET,
     GEMMA,
     LFM2,
     LLAMA,
     LONGROPE,
+    MAMBA2,
     MINISTRAL_ROPE,
     MULTIPLES,
+    QWEN2_MOE,
     TINY_CONFIGS,
     YARN,
 )
@@ -43,6 +51,7 @@ PHI = {
 }  # fmt: skip
 GEMMA = {**GEMMA, "query_pre_attn_scalar": GEMMA["head_dim"], "num_hidden_layers": 3}
 DEEPSEEK_SCALING = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}
+GRANITE4_STATES = TINY_CONFIGS["granitemoehybrid"]["state spaces and experts beside attention"]
 MINISTRAL = {**LLAMA, "head_dim": 12, "pad_token_id": None, "rope_parameters": MINISTRAL_ROPE}
 
 
@@ -146,6 +155,52 @@ def _lfm2(writer: gguf.GGUFWriter) -> None:
     writer.add_shortconv_l_cache(3)
 
 
+def _ssm(writer: gguf.GGUFWriter, num_taps: int, inner: int, state: int, heads: int, groups: int) -> None:
+    writer.add_ssm_conv_kernel(num_taps)
+    writer.add_ssm_inner_size(inner)
+    writer.add_ssm_state_size(state)
+    writer.add_ssm_time_step_rank(heads)
+    writer.add_ssm_group_count(groups)
+
+
+def _granite4(writer: gguf.GGUFWriter) -> None:
+    _granite(writer)
+    _ssm(writer, 4, 96, 16, 4, 1)
+    writer.add_rope_scaling_finetuned(False)
+    writer.add_head_count_kv([0, 2, 0])
+    writer.add_expert_shared_feed_forward_length(40)
+
+
+def _granite4_moe(writer: gguf.GGUFWriter) -> None:
+    _granite4(writer)
+    writer.add_expert_count(4)
+    writer.add_expert_used_count(2)
+
+
+def _shared_expert(writer: gguf.GGUFWriter) -> None:
+    writer.add_expert_feed_forward_length(24)
+    writer.add_expert_shared_feed_forward_length(32)
+
+
+def _qwen3next(writer: gguf.GGUFWriter) -> None:
+    _ssm(writer, 4, 8 * 16, 12, 8, 4)
+    writer.add_rope_dimension_count(4)
+    writer.add_full_attention_interval(2)
+    _shared_expert(writer)
+
+
+def _qwen35(writer: gguf.GGUFWriter) -> None:
+    """With a layer that predicts further tokens, which is passed over."""
+    _ssm(writer, 4, 8 * 16, 12, 8, 4)
+    writer.add_rope_dimension_count(4)
+    writer.add_rope_dimension_sections([2, 1, 1, 0])
+    writer.add_array("qwen35.attention.recurrent_layers", [False, True, False])
+    writer.add_block_count(3)
+    writer.add_nextn_predict_layers(1)
+    writer.add_tensor("blk.2.attn_norm.weight", np.ones(64, np.float32))
+    writer.add_tensor("blk.2.nextn.eh_proj.weight", np.ones((64, 128), np.float32))
+
+
 def nothing(writer: gguf.GGUFWriter) -> None:
     """The common keys say it all."""
 
@@ -189,32 +244,62 @@ CASES: dict[str, tuple[str, dict[str, Any], MODEL_ARCH, Write]] = {
         **LFM2, "layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3,
         "block_auto_adjust_ff_dim": False,
     }, MODEL_ARCH.LFM2, _lfm2),
+    "qwen2moe": ("qwen2_moe", TINY_CONFIGS["qwen2_moe"]["shared expert"], MODEL_ARCH.QWEN2MOE, _shared_expert),
+    "mamba2": ("mamba2", TINY_CONFIGS["mamba2"]["groups of 2"], MODEL_ARCH.MAMBA2,
+               lambda writer: _ssm(writer, 4, 96, 16, 8, 4)),
+    "mamba2, no bias": ("mamba2", {**MAMBA2, "use_conv_bias": False, "n_groups": 1, "tie_word_embeddings": True},
+                        MODEL_ARCH.MAMBA2, lambda writer: _ssm(writer, 4, 96, 16, 8, 1)),
+    "granitehybrid": ("granitemoehybrid", {
+        **GRANITE4_STATES, "num_local_experts": 0, "num_experts_per_tok": 0, "intermediate_size": 40,
+    }, MODEL_ARCH.GRANITE_HYBRID, _granite4),
+    "granitehybrid, experts": ("granitemoehybrid", GRANITE4_STATES, MODEL_ARCH.GRANITE_HYBRID, _granite4_moe),
+    "qwen3next": ("qwen3_next", {**DELTA_NET, **QWEN2_MOE, "full_attention_interval": 2}, MODEL_ARCH.QWEN3NEXT,
+                  _qwen3next),
+    "qwen35": ("qwen3_5_text", {
+        **DELTA_NET, "hidden_size": 64, "layer_types": ["full_attention", "linear_attention"],
+    }, MODEL_ARCH.QWEN35, _qwen35),
+    "qwen35moe": ("qwen3_5_moe_text", TINY_CONFIGS["qwen3_5_moe_text"]["two of six, interval of 2"],
+                  MODEL_ARCH.QWEN35MOE, _qwen3next),
     "ministral3": ("ministral3", MINISTRAL, MODEL_ARCH.MISTRAL3, _ministral3),
 }  # fmt: skip
-SIDE_BY_SIDE = (MODEL_ARCH.LLAMA, MODEL_ARCH.SMOLLM3, MODEL_ARCH.GRANITE, MODEL_ARCH.MISTRAL3)
+SIDE_BY_SIDE = (
+    MODEL_ARCH.LLAMA,
+    MODEL_ARCH.SMOLLM3,
+    MODEL_ARCH.GRANITE,
+    MODEL_ARCH.MISTRAL3,
+    MODEL_ARCH.GRANITE_HYBRID,
+)
 """llama.cpp rotates neighbouring pairs of these, which Transformers does not."""
+WITH_STATE = (
+    MODEL_ARCH.MAMBA2, MODEL_ARCH.GRANITE_HYBRID, MODEL_ARCH.QWEN3NEXT, MODEL_ARCH.QWEN35, MODEL_ARCH.QWEN35MOE,
+)  # fmt: skip
+"""A_log is the logarithm of what they store, so that its last bits differ."""
 
 
 def write_gguf(path: Path, pair: Pair, arch: MODEL_ARCH, write: Write) -> None:
     """Write the pair's weights under the names of llama.cpp."""
     config = pair.oracle.config
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    num_heads = getattr(config, "num_attention_heads", 0)
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // num_heads
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
-    writer.add_context_length(config.max_position_embeddings)
+    writer.add_context_length(getattr(config, "max_position_embeddings", 2**20))
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    if arch != MODEL_ARCH.DEEPSEEK2:
+    if arch != MODEL_ARCH.QWEN35MOE:
+        writer.add_feed_forward_length(getattr(config, "intermediate_size", 0))
+    writer.add_head_count(num_heads)
+    if arch != MODEL_ARCH.MAMBA2:
+        writer.add_head_count_kv(config.num_key_value_heads)
+    if arch not in (MODEL_ARCH.DEEPSEEK2, MODEL_ARCH.MAMBA2):
         writer.add_key_length(head_size)
         writer.add_value_length(head_size)
     if arch == MODEL_ARCH.STARCODER2:
         writer.add_layer_norm_eps(config.norm_epsilon)
     else:
-        writer.add_layer_norm_rms_eps(config.norm_eps if arch == MODEL_ARCH.LFM2 else config.rms_norm_eps)
-    rope = config.rope_parameters
-    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+        epsilon = {MODEL_ARCH.LFM2: "norm_eps", MODEL_ARCH.MAMBA2: "layer_norm_epsilon"}.get(arch, "rms_norm_eps")
+        writer.add_layer_norm_rms_eps(getattr(config, epsilon))
+    if rope := getattr(config, "rope_parameters", None):
+        writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
     if num_experts := getattr(config, "n_routed_experts", getattr(config, "num_experts", None)):
         writer.add_expert_count(num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
@@ -226,6 +311,10 @@ def write_gguf(path: Path, pair: Pair, arch: MODEL_ARCH, write: Write) -> None:
         name = f"{name}.weight" if name.endswith("sinks") else name
         if name.endswith(CORRECTION):
             writer.add_tensor(f"blk.{name.split('.')[2]}.exp_probs_b.bias", tensor.numpy())
+            continue
+        if arch in WITH_STATE:
+            for part, values in with_state(config, name, tensor).items():
+                add(writer, names, part, values)
             continue
         if ".experts." in name:
             write_experts(writer, arch, name, tensor)
@@ -241,11 +330,66 @@ def write_gguf(path: Path, pair: Pair, arch: MODEL_ARCH, write: Write) -> None:
             values = halves.swapaxes(1, 2).reshape(values.shape)
         if arch in (MODEL_ARCH.GEMMA2, MODEL_ARCH.GEMMA3) and name.endswith("norm.weight"):
             values = values + np.float32(1)
-        writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), np.ascontiguousarray(values))
+        add(writer, names, name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def add(writer: gguf.GGUFWriter, names: gguf.TensorNameMap, name: str, values: Any) -> None:
+    """Write a tensor by its Hugging Face name, or that of the file."""
+    stored_name = name if name.startswith("blk.") else names.get_name(name, try_suffixes=(".weight", ".bias"))
+    writer.add_tensor(stored_name, np.ascontiguousarray(values))
+
+
+def with_state(config: Any, name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The tensors that llama.cpp's converter makes of one of Mamba 2, Granite 4, Qwen3-Next or Qwen3.5."""
+    is_delta, is_qwen35 = "linear_key_head_dim" in dir(config), config.model_type.startswith("qwen3_5")
+    name = name.replace("router.weight", "router.layer.weight")
+    module, _, part = name.rpartition(".")
+    if name.endswith("experts.down_proj"):
+        return {f"blk.{name.split('.')[2]}.ffn_down_exps.weight": tensor}
+    if name.endswith(("input_linear.weight", "gate_up_proj")):
+        kind = "_exps" if tensor.ndim == 3 else "_shexp" if config.num_local_experts else ""
+        stored = [f"blk.{name.split('.')[2]}.ffn_{each}{kind}.weight" for each in ("gate", "up")]
+        return dict(zip(stored, tensor.chunk(2, -2), strict=True))
+    if "shared_mlp.output_linear" in name and not config.num_local_experts:
+        return {name.replace("shared_mlp.output_linear", "mlp.down_proj"): tensor}
+    if name.endswith(("q_proj.weight", "k_proj.weight")) and not is_delta:
+        halves = tensor.view(-1, 2, config.hidden_size // config.num_attention_heads // 2, tensor.shape[-1])
+        return {name: halves.transpose(1, 2).reshape(tensor.shape)}
+    if is_delta and name.endswith("norm.weight") and "linear_attn" not in name:
+        return {name: tensor + 1}
+    if part == "dt_bias":
+        name = f"{module}.dt_proj.bias"
+    tensor = (
+        -tensor.exp() if part == "A_log" else tensor.squeeze(1) if tensor.ndim == 3 and "conv1d" in name else tensor
+    )
+    if not is_delta:
+        if part in ("A_log", "D"):
+            tensor = tensor[:, None]
+        if name.endswith(("mixer.norm.weight", "mamba.norm.weight")):
+            tensor = tensor.view(getattr(config, "n_groups", getattr(config, "mamba_n_groups", 1)), -1)
+        return {name: tensor}
+    heads, size = config.linear_num_key_heads, config.linear_value_head_dim
+    ratio, keys = config.linear_num_value_heads // heads, 2 * heads * config.linear_key_head_dim
+
+    def in_turns(values: torch.Tensor, size: int) -> torch.Tensor:
+        return values.view(heads, ratio, size, -1).transpose(0, 1).reshape(values.shape)
+
+    if "in_proj_qkvz" in name:
+        widths = (keys // 2 // heads,) * 2 + (ratio * size,) * 2
+        q, k, v, z = (rows.flatten(0, 1) for rows in tensor.view(heads, -1, tensor.shape[-1]).split(widths, 1))
+        return {name.replace("qkvz", "qkv"): torch.cat([q, k, v]), name.replace("qkvz", "z"): z}
+    if not is_qwen35:
+        return {name: tensor}
+    if "in_proj_qkv" in name or "conv1d" in name:
+        return {name: torch.cat([tensor[:keys], in_turns(tensor[keys:], size)])}
+    if "out_proj" in name:
+        return {name: in_turns(tensor.mT, size).mT}
+    is_value = "in_proj_" in name or part in ("A_log", "dt_bias")
+    return {name: in_turns(tensor, size if "in_proj_z" in name else 1) if is_value else tensor}
 
 
 def write_experts(writer: gguf.GGUFWriter, arch: MODEL_ARCH, name: str, stack: torch.Tensor) -> None:
@@ -275,7 +419,10 @@ def test_gguf_gives_the_config_and_logits_of_safetensors(tmp_path: Path, name: s
     token_ids = random_tokens(33, 53)
     runner, other = PlanRunner(make_config(checkpoint.hf_config), checkpoint), pair.runner()
     found, expected = (each.run(each.add(token_ids)) for each in (runner, other))
-    assert torch.equal(found, expected)
+    if arch in WITH_STATE:
+        assert_close(found, expected)
+    else:
+        assert torch.equal(found, expected)
     assert_close(found, pair.expected(token_ids))
 
 
@@ -290,6 +437,24 @@ def test_latents_stored_apart_become_one_projection(formats: tuple[str, str], jo
     expected = torch.cat([keys.mT, values], dim=1).reshape(-1, 32)
     assert (found.name, found.format, found.shape) == ("kv_b_proj.weight", joined, (36, 32))
     assert torch.allclose(found.to_torch(torch.float32), expected, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize(("kind", "size", "encoded"), [("Q8_0", 32, "Q8_0"), ("Q4_K", 128, "Q8_0"), ("F32", 6, "F32")])
+def test_columns_of_value_heads_stored_in_turns_are_put_in_order(kind: str, size: int, encoded: str) -> None:
+    rows = quantize(torch.randn(5, 6 * size).numpy(), kind)
+    tensor = WeightTensor("model.layers.0.linear_attn.out_proj.weight", (5, 6 * size), kind, rows)
+    found = as_huggingface(tensor, StateSizes(4, 6 * size, 16, 6, 2))
+    values = tensor.to_torch(torch.float32).view(5, 3, 2, size).transpose(1, 2).reshape(5, -1)
+    assert found.format == encoded
+    tolerance = 0.0 if encoded == kind else 0.02
+    assert torch.allclose(found.to_torch(torch.float32), values, rtol=0, atol=tolerance)
+    assert np.array_equal(found.part(slice(1, 3), slice(0, size)).to_numpy(), found.to_numpy()[1:3, :size])
+    assert np.array_equal(found.part(slice(1, 3), slice(None)).to_numpy(), found.to_numpy()[1:3])
+
+
+def test_rates_of_decay_that_are_none_are_refused() -> None:
+    with pytest.raises(ModelFileError, match="a rate of decay is not below 0"):
+        as_huggingface(stored("model.layers.0.linear_attn.A_log", torch.tensor([-1.0, 0.0])), None)
 
 
 def test_every_gguf_architecture_is_written_here() -> None:

@@ -113,6 +113,23 @@ def float8(weight: torch.Tensor, *, scales: str, name: str, dtype: torch.dtype =
     return {"weight": codes, name: scale}, codes.float() * scale
 
 
+def nvfp4(weight: torch.Tensor, *, is_modelopt: bool = False) -> Packed:
+    """Codes are a sign and the index of a size; a scale per 16 columns in E4M3, and one factor for the matrix."""
+    sizes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    groups = weight.unflatten(1, (-1, 16))
+    factor = groups.abs().amax() / (6 * 448)
+    scales = (groups.abs().amax(2) / 6 / factor).to(torch.float8_e4m3fn)
+    real = scales.float() * factor if is_modelopt else scales.float() / (1 / factor)
+    nearest = (groups.abs()[..., None] / real[..., None, None] - sizes).abs().argmin(-1)
+    decoded = (sizes[nearest] * groups.sign() * real[..., None]).flatten(1)
+    codes = (nearest + 8 * (groups < 0)).flatten(1).to(torch.uint8)
+    packed = codes[:, 0::2] | (codes[:, 1::2] << 4)
+    if is_modelopt:
+        return {"weight": packed, "weight_scale": scales, "weight_scale_2": factor, "input_scale": factor}, decoded
+    return {"weight_packed": packed, "weight_scale": scales, "weight_global_scale": (1 / factor)[None],
+            "input_global_scale": factor[None]}, decoded  # fmt: skip
+
+
 def with_options(pack: Callable[..., Packed], **options: Any) -> Pack:
     return lambda weight: pack(weight, **options)
 
@@ -155,6 +172,10 @@ CASES: dict[str, tuple[str, tuple[dict[str, Any], Pack]]] = {
     "W8A8 int8": ("Q8_0", compressed_case("int-quantized", int8_channels, num_bits=8, type="int", strategy="channel")),
     "W8A8 fp8": ("FP8", compressed_case("float-quantized", with_options(float8, scales="channel", name="weight_scale"),
                                         num_bits=8, type="float", strategy="channel")),
+    "NVFP4": ("NVFP4", compressed_case("nvfp4-pack-quantized", nvfp4, num_bits=4, type="float",
+                                       strategy="tensor_group", group_size=16)),
+    "NVFP4, ModelOpt": ("NVFP4", ({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": [FLOAT_LAYER]},
+                                  with_options(nvfp4, is_modelopt=True))),
 }  # fmt: skip
 
 
@@ -306,6 +327,8 @@ def load_all(path: Path) -> list[np.ndarray]:
         ("GPTQ 4", {"checkpoint_format": "marlin"}, UnsupportedModelError, "checkpoint_format=marlin"),
         ("GPTQ 4, act-order", {"desc_act": False}, ModelFileError, "another order, but desc_act is not true"),
         ("GPTQ 4, zeros", {"sym": True}, ModelFileError, "zero points beside 8, but .* sym=true; set it"),
+        ("NVFP4, ModelOpt", {"quant_algo": "W4A8_AWQ"}, UnsupportedModelError, "quant_algo=w4a8_awq; supported are"),
+        ("NVFP4", {"format": "nvfp5"}, UnsupportedModelError, "format=nvfp5; supported are"),
         ("AWQ", {"version": "gemv"}, UnsupportedModelError, "version=gemv; supported are gemm"),
         ("AWQ", {"bits": 8}, UnsupportedModelError, "bits=8; supported are 4"),
         ("FP8 blocks", {"weight_block_size": [128]}, ModelFileError, r"weight_block_size=\[128\], not null or two"),

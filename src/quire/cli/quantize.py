@@ -82,12 +82,13 @@ def open_source(files: "ModelFiles") -> "Source":
     from quire.models.registry import ModelRegistry
     from quire.text.gguf_export import describe_tokenizer
     from quire.weights.checkpoint import open_checkpoint
+    from quire.weights.gguf_config import sampling_keys
     from quire.weights.gguf_export import completed, describe_config, name_tensors
     from quire.weights.gguf_file import read_gguf
     from quire.weights.quantize_source import from_gguf, from_tensors, read_back
 
     if files.kind == "gguf":
-        return from_gguf(read_gguf(files.path))
+        return from_gguf(read_gguf(files.path), files.recommended_sampling)
     checkpoint = open_checkpoint(files)
     model = ModelRegistry.resolve(checkpoint.hf_config)
     expected = model.Config.from_hf(checkpoint.hf_config)
@@ -96,6 +97,7 @@ def open_source(files: "ModelFiles") -> "Source":
     ends = checkpoint.generation_config.get("eos_token_id", checkpoint.hf_config.get("eos_token_id"))
     end_ids = [end for end in (ends if isinstance(ends, list) else [ends]) if isinstance(end, int)]
     keys |= {"general.name": files.path.name, **describe_tokenizer(files.path, config["vocab_size"], end_ids)}
+    keys |= sampling_keys(checkpoint.generation_config)
     source = from_tensors(keys, name_tensors(config, checkpoint.tensors), factors)
     found = read_back(source, keys)
     other = ModelRegistry.resolve(found)

@@ -108,10 +108,10 @@ def describe(checkpoint: "Checkpoint") -> dict[str, Any]:
 
 def _implementation(config: Mapping[str, Any]) -> str:
     """Return "quire", "transformers" for Transformers' own module, or the error of a model that cannot be computed."""
-    from quire.models.registry import ModelRegistry, is_built_in
+    from quire.models.registry import ModelRegistry, has_model_file
 
     try:
-        return "quire" if is_built_in(config) else ModelRegistry.make_model_config(config).implementation
+        return "quire" if has_model_file(config) else ModelRegistry.make_model_config(config).implementation
     except QuireError as error:
         return f"none: {error.message}"
 

@@ -8,7 +8,7 @@ import asyncio
 import atexit
 import threading
 import uuid
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,8 +17,9 @@ from quire.engine.handle import EngineHandle
 from quire.engine.input_processor import PreparedRequest
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.output_processor import Output
+from quire.engine.scoring import Scoring, make_pairs, vector_of
 from quire.errors import EngineDeadError, QuireError, RequestError
-from quire.outputs import PoolingRequestOutput, RequestOutput
+from quire.outputs import PoolingRequestOutput, RequestOutput, ScoringOutput, ScoringRequestOutput
 from quire.sampling_params import PoolingParams, SamplingParams
 
 EXIT_TIMEOUT_S = 10.0
@@ -121,6 +122,17 @@ class AsyncLLM(EngineHandle):
         params = pooling_params or self.llm_engine.input_processor.default_pooling_params
         identity = {"priority": priority, "client_id": client_id, "cache_salt": cache_salt}
         return self._follow(prompt, params, PoolingParams, request_id, streams=False, **identity)
+
+    async def score(self, data_1: str | Sequence[str], data_2: str | Sequence[str]) -> list[ScoringRequestOutput]:
+        """Score pairs of texts as `LLM.score` does. Raises: RequestError, CapacityError, EngineDeadError."""
+        pairs, model, tokenizer = make_pairs(data_1, data_2), self.llm_engine.config.model, self.get_tokenizer()
+        scoring = await asyncio.to_thread(Scoring, model, tokenizer, pairs)
+
+        async def vector(prompt: Any) -> list[float]:
+            return vector_of(await anext(self.encode(prompt, scoring.params)))
+
+        vectors = await asyncio.gather(*map(vector, scoring.prompts))
+        return [ScoringRequestOutput(ScoringOutput(score)) for score in scoring.scores(vectors)]
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests; their generators yield a final output with `finish_reason` "abort". Unknown ids are ignored."""

@@ -21,7 +21,7 @@ from quire.engine.interrupts import interrupts_between_steps
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.output_processor import Output
 from quire.engine.prompts import split_prompts
-from quire.engine.scoring import Scoring, make_pairs, probabilities
+from quire.engine.scoring import Scoring, make_pairs, probabilities, vector_of
 from quire.errors import EngineDeadError, PromptError, QueueFullError, RequestError
 from quire.outputs import (
     BeamSearchOutput,
@@ -206,13 +206,13 @@ class LLM(EngineHandle):
         pairs = make_pairs(data_1, data_2)
         scoring = Scoring(self.llm_engine.config.model, self.get_tokenizer(), pairs)
         outputs = self.encode(scoring.prompts, scoring.params, use_tqdm=use_tqdm)
-        scores = scoring.scores([_vector(output) for output in outputs])
+        scores = scoring.scores([vector_of(output) for output in outputs])
         return [ScoringRequestOutput(ScoringOutput(score)) for score in scores]
 
     def classify(self, prompts: Any, *, use_tqdm: UseTqdm = True) -> list[ClassificationRequestOutput]:
         """Return the probability of each label for each prompt. Raises: RequestError, also without such a head."""
         outputs = self.encode(prompts, PoolingParams(task="classify"), use_tqdm=use_tqdm)
-        return [ClassificationRequestOutput(ClassificationOutput(probabilities(_vector(item)))) for item in outputs]
+        return [ClassificationRequestOutput(ClassificationOutput(probabilities(vector_of(item)))) for item in outputs]
 
     # --- The model ------------------------------------------------------------------------
 
@@ -330,12 +330,6 @@ def _per_prompt(name: str, given: Any, kind: type, num_prompts: int) -> list[Any
         if not isinstance(value, kind):
             raise RequestError(f"{name} must be {kind.__name__} or a list of them, got {type(value).__name__}")
     return values
-
-
-def _vector(output: PoolingRequestOutput) -> list[float]:
-    if output.error is not None:
-        raise RequestError(output.error)
-    return output.outputs.embedding
 
 
 def _count_tokens(output: Output) -> TokenCounts:

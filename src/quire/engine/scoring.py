@@ -5,11 +5,13 @@ server's routes use it. It must not know requests. Next to read: `llm.py`.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from quire.config import ModelConfig
 from quire.errors import RequestError
+from quire.outputs import PoolingRequestOutput
 from quire.sampling_params import PoolingParams
 from quire.text.tokenizer import Tokenizer
 
@@ -31,13 +33,26 @@ class Scoring:
         params: pooling of all of them.
     """
 
-    def __init__(self, model: ModelConfig, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> None:
-        """Raises: RequestError if the model has a head with several labels."""
+    def __init__(
+        self,
+        model: ModelConfig,
+        tokenizer: Tokenizer,
+        pairs: Sequence[tuple[str, str]],
+        *,
+        max_prompt_len: int | None = None,
+        max_document_len: int | None = None,
+    ) -> None:
+        """`max_prompt_len`, `max_document_len`: tokens; the ends of documents are cut off for them.
+
+        Raises: RequestError if the model has a head with several labels, or a query alone is too long.
+        """
+        if max_document_len is not None:
+            pairs = [(query, _start(tokenizer, document, max_document_len)) for query, document in pairs]
         self._pairs = pairs
         self._is_pooled = False
         self.prompts: list[Any]
         if model.label_tokens:
-            self.prompts = [_judged(tokenizer, *pair) for pair in pairs]
+            self.prompts = [_fitting(partial(_judged, tokenizer), tokenizer, pair, max_prompt_len) for pair in pairs]
             ids = [_single(tokenizer, word) for word in model.label_tokens]
             self.params = PoolingParams(task="token_logits", token_ids=ids)
         elif model.labels:
@@ -45,18 +60,21 @@ class Scoring:
                 raise RequestError(
                     f"scores need a classification head of one label, this model has {len(model.labels)}: use classify"
                 )
-            self.prompts = [tokenizer.encode_pair(*pair) for pair in pairs]
+            self.prompts = [_fitting(tokenizer.encode_pair, tokenizer, pair, max_prompt_len) for pair in pairs]
             self.params = PoolingParams(task="classify")
         else:
             self._is_pooled = True
-            self.prompts = list(dict.fromkeys(text for pair in pairs for text in pair))
+            self._texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+            self.prompts = [
+                text if max_prompt_len is None else tokenizer.encode(text)[:max_prompt_len] for text in self._texts
+            ]
             self.params = PoolingParams(**{**model.embedding_defaults, "normalize": True})
 
     def scores(self, vectors: Sequence[Sequence[float]]) -> list[float]:
         """Return the score of each pair: a probability, or of embeddings the cosine. `vectors`: of `prompts`."""
         if not self._is_pooled:
             return [_sigmoid(vector[-1] - (vector[0] if len(vector) > 1 else 0.0)) for vector in vectors]
-        of_text = dict(zip(self.prompts, vectors, strict=True))
+        of_text = dict(zip(self._texts, vectors, strict=True))
         return [_dot(of_text[first], of_text[second]) for first, second in self._pairs]
 
 
@@ -80,6 +98,38 @@ def probabilities(logits: Sequence[float]) -> list[float]:
         return [_sigmoid(logits[0])]
     powers = [math.exp(value - max(logits)) for value in logits]
     return [power / sum(powers) for power in powers]
+
+
+def vector_of(output: PoolingRequestOutput) -> list[float]:
+    """Return what was pooled. Raises: RequestError if the request failed."""
+    if output.error is not None:
+        raise RequestError(output.error)
+    return output.outputs.embedding
+
+
+def _start(tokenizer: Tokenizer, text: str, max_len: int) -> str:
+    """Return the text of the first `max_len` tokens."""
+    token_ids = tokenizer.encode(text, add_special_tokens=False)
+    return text if len(token_ids) <= max_len else tokenizer.decode(token_ids[:max_len])
+
+
+def _fitting(
+    encode: Callable[[str, str], list[int]], tokenizer: Tokenizer, pair: tuple[str, str], max_len: int | None
+) -> list[int]:
+    """Return the prompt of a pair, the document's end cut off until it has at most `max_len` tokens."""
+    query, document = pair
+    token_ids, num_kept = encode(query, document), None
+    while max_len is not None and len(token_ids) > max_len:
+        if not document or num_kept == 0:
+            raise RequestError(
+                f"the query alone makes {len(token_ids)} tokens, more than the {max_len} of truncate_prompt_tokens: "
+                "shorten the query or raise the limit"
+            )
+        # Joining may change the tokens at the cut, so that a second round may follow.
+        num_kept = len(tokenizer.encode(document, add_special_tokens=False)) if num_kept is None else num_kept
+        num_kept = max(0, num_kept - (len(token_ids) - max_len))
+        token_ids = encode(query, _start(tokenizer, document, num_kept))
+    return token_ids
 
 
 def _judged(tokenizer: Tokenizer, query: str, document: str) -> list[int]:

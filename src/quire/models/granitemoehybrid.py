@@ -142,7 +142,10 @@ class Granite4ForCausalLM(GraniteForCausalLM):
     attention_class = SmolLM3Attention
     mlp_class = Granite4MLP
     layer_class = Granite4Layer
-    stacked_params: ClassVar[Mapping[str, tuple[str, ...]]] = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
+    stacked_params: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+        "input_linear": ("gate_proj", "up_proj"),
+    }
     convolutions = ("conv1d",)
     renamed_segments: ClassVar[Mapping[str, str]] = {
         "block_sparse_moe.input_linear.weight": "block_sparse_moe.experts.gate_up_proj",

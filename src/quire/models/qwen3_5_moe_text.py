@@ -5,10 +5,9 @@ Next to read: `qwen3_5_text.py`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from quire.models.hf_config import HFConfigReader
-from quire.models.qwen3_5_text import STACKED_PARAMS
 from quire.models.qwen3_next import Qwen3NextConfig, Qwen3NextForCausalLM
 
 
@@ -34,7 +33,6 @@ class Qwen35MoeForCausalLM(Qwen3NextForCausalLM):
     """Delta nets with experts, whose projections are stored apart."""
 
     Config = Qwen35MoeConfig
-    stacked_params: ClassVar[Mapping[str, tuple[str, ...]]] = STACKED_PARAMS
 
 
 ARCHITECTURES = {"Qwen3_5MoeForCausalLM": Qwen35MoeForCausalLM}

@@ -113,6 +113,12 @@ class DeltaNetForCausalLM(LlamaForCausalLM):
     Config: ClassVar[type[DeltaNetConfig]] = DeltaNetConfig
     layer_class = HybridLayer
     convolutions = ("conv1d",)
+    stacked_params: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **LlamaForCausalLM.stacked_params,
+        # Qwen3-Next's checkpoints have them whole, Qwen3.5's and GGUF files in parts.
+        "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
+        "in_proj_ba": ("in_proj_a", "in_proj_b"),
+    }
     offset_params: ClassVar[Mapping[str, float]] = dict.fromkeys(
         (*LlamaLayer.norm_names, "q_norm", "k_norm", "model.norm", "language_model.norm"), 1.0
     )

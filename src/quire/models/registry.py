@@ -156,7 +156,7 @@ def model_types() -> list[str]:
     return sorted(path.stem for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith(NOT_MODELS))
 
 
-def is_built_in(hf_config: Mapping[str, Any]) -> bool:
+def has_model_file(hf_config: Mapping[str, Any]) -> bool:
     """Return whether the file of the model type names the architecture; nothing is imported."""
     model_type, names = str(hf_config.get("model_type")), hf_config.get("architectures") or [""]
     if model_type not in model_types():

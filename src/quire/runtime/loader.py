@@ -177,9 +177,10 @@ def plan_placements(model: Any, tensors: Mapping[str, WeightTensor], quantizatio
     for name, tensor in tensors.items():
         named = _renamed(name, segments)
         target, part = target_of(named, model.renames, model.stacked_params)
-        is_stack = target in parts_of and len(tensor.shape) == parameters[target].ndim + 1
-        if is_stack and named.endswith(target) and part_names(target, model.stacked_params) != [target]:
-            stacks[target] = list(_unstacked(model, target, tensor))
+        if target in parts_of and named.endswith(target) and part_names(target, model.stacked_params) != [target]:
+            is_stack = len(tensor.shape) == parameters[target].ndim + 1
+            whole = in_model_order(model, name, tensor)
+            stacks[target] = list(_unstacked(model, target, tensor)) if is_stack else [whole]
         elif target in parts_of:
             parts_of[target][part] = in_model_order(model, name, tensor)
         elif target not in aliases and not any(pattern.search(name) for pattern in ignored):

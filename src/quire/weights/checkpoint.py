@@ -16,7 +16,9 @@ from quire.errors import ModelFileError, UnsupportedModelError, printable
 from quire.weights.gguf_architectures import architecture_of
 from quire.weights.gguf_config import translate_config, translate_generation_config
 from quire.weights.gguf_file import GGUFFile, read_gguf
-from quire.weights.gguf_names import huggingface_name, is_rotary_projection, rotary_row_order
+from quire.weights.gguf_metadata import Metadata
+from quire.weights.gguf_names import huggingface_name, is_rotary_projection, predicts_further, rotary_row_order
+from quire.weights.gguf_recurrent import StateSizes, as_huggingface
 from quire.weights.model_cache import list_cached
 from quire.weights.model_files import read_json, read_json_object
 from quire.weights.quantized_names import joined_quantized
@@ -83,14 +85,19 @@ def _open_gguf(files: ModelFiles, *, with_tensors: bool) -> Checkpoint:
 
 def _named_tensors(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, WeightTensor]:
     architecture = architecture_of(file.metadata)
+    metadata = Metadata(file.path, file.metadata, file.metadata["general.architecture"])
+    sizes = StateSizes.read(metadata) if architecture.has_value_heads_in_turns else None
     tensors: dict[str, WeightTensor] = {}
     for stored in file.tensors.values():
-        if name := huggingface_name(stored.name, architecture.names):
+        name = huggingface_name(stored.name, architecture.names)
+        if name and not predicts_further(stored.name, config["num_hidden_layers"]):
             is_reordered = architecture.reorders_pairs and is_rotary_projection(stored.name)
             row_order = rotary_row_order(stored.shape[0], config["head_dim"]) if is_reordered else None
-            offset = -architecture.norm_offset if name.endswith("norm.weight") else 0.0
+            has_offset = name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
+            offset = -architecture.norm_offset if has_offset else 0.0
             values = file.rows(stored)
             tensor = WeightTensor(name, stored.shape, stored.format.name, values, row_order, offset=offset)
+            tensor = as_huggingface(tensor, sizes)
             matrices = tensor.unstacked() if "*" in name else [tensor]
             parts = [replace(matrix, name=name.replace("*", str(index))) for index, matrix in enumerate(matrices)]
             tensors |= {part.name: part for part in parts}

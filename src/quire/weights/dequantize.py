@@ -206,12 +206,12 @@ def _decode_q6_k(blocks: np.ndarray, out: np.ndarray) -> None:
 def _decode_mxfp4(blocks: np.ndarray, out: np.ndarray) -> None:
     """Scale exponent u8 at 0, nibbles at 1-16: lo are inputs 0-15, hi 16-31; value = 2^(exponent - 128) * doubled."""
     scales = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)
-    np.multiply(_DOUBLED_FLOATS[blocks[:, 1:] & 15], scales, out=out[:, :16])
-    np.multiply(_DOUBLED_FLOATS[blocks[:, 1:] >> 4], scales, out=out[:, 16:])
+    np.multiply(DOUBLED_FLOATS[blocks[:, 1:] & 15], scales, out=out[:, :16])
+    np.multiply(DOUBLED_FLOATS[blocks[:, 1:] >> 4], scales, out=out[:, 16:])
 
 
-_DOUBLED_FLOATS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
-"""Twice the values of the 4-bit floats of MXFP4: a sign, two exponent bits and one fraction bit (OCP MX 1.0)."""
+DOUBLED_FLOATS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
+"""Twice the values of the 4-bit floats of MXFP4 and NVFP4: a sign, two exponent bits, one fraction bit (OCP MX)."""
 _DECODERS: dict[str, Decoder] = {
     "Q4_0": partial(_decode_32, has_minimum=False, has_fifth_bits=False),
     "Q4_1": partial(_decode_32, has_minimum=True, has_fifth_bits=False),

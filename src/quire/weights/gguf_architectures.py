@@ -4,7 +4,7 @@ Sources of the names and keys: the tables of the gguf package. Next to read: `gg
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quire.weights.gguf_names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
@@ -18,6 +18,15 @@ NORMS_AROUND = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+SSM = ("ssm_in", "ssm_conv1d", "ssm_dt.bias", "ssm_a", "ssm_d", "ssm_norm", "ssm_out")
+STATE_KEYS = frozenset(
+    f"ssm.{name}" for name in ("conv_kernel", "inner_size", "state_size", "time_step_rank", "group_count")
+)
+GRANITE_KEYS = frozenset({"attention.scale", "embedding_scale", "residual_scale", "logit_scale"})
+SHARED_EXPERT = {f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")}
+EXPERT_KEYS = frozenset({"expert_feed_forward_length", "expert_shared_feed_forward_length"})
+DELTA_KEYS = STATE_KEYS | {"attention.recurrent_layers", "full_attention_interval", "nextn_predict_layers"}
+DELTA_PARTS = ("attn_qkv", "attn_gate", "ssm_conv1d", "ssm_dt.bias", "ssm_a", "ssm_norm", "ssm_out")
 WINDOW_KEYS = frozenset({"attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa"})
 
 
@@ -28,7 +37,7 @@ class Architecture:
     Fields:
         hf_class, model_type: of the Hugging Face config.
         parts: the tensors of a layer.
-        names: parts whose Hugging Face names are not those of `gguf_names.LAYER_PARTS`.
+        names: parts whose Hugging Face names are not those of `gguf_names.LAYER_PARTS`; "blk" is a layer itself.
         keys: keys that `gguf_config` or `gguf_rope` understand, beside those of all architectures.
         biases: parts that have biases.
         optional_biases: groups of parts that have biases together or not at all.
@@ -36,9 +45,12 @@ class Architecture:
         rotates_part: the first dimensions of a head may be rotated alone.
         fuses_gate: `ffn_up` has the rows of gates, then those of ups.
         has_experts: each layer has a router and experts instead of an MLP.
+        expert_count: the config's name of the number of experts.
         has_latents: attention caches latents; the first layers may have an MLP.
-        hybrid_parts: of layers without KV heads, instead of `attention_parts`; empty if all layers attend.
+        hybrid_parts: of layers without attention, instead of `attention_parts`; empty if all layers are equal.
         attention_parts: of the other layers.
+        attends: False for a model without attention, whose keys of heads and of the MLP are 0.
+        has_value_heads_in_turns: see `gguf_recurrent.py`.
         final_norm: the tensor of the norm before the head.
         norms_whole: norms of queries and keys are over all heads.
         norm_offset: stored weights of norms are Hugging Face's plus this.
@@ -57,16 +69,68 @@ class Architecture:
     rotates_part: bool = False
     fuses_gate: bool = False
     has_experts: bool = False
+    expert_count: str = "num_experts"
     has_latents: bool = False
     hybrid_parts: tuple[str, ...] = ()
     attention_parts: tuple[str, ...] = ()
+    attends: bool = True
+    has_value_heads_in_turns: bool = False
     final_norm: str = "output_norm"
     norms_whole: bool = False
     norm_offset: float = 0.0
     epsilon_key: str = "attention.layer_norm_rms_epsilon"
     factor_tensors: tuple[str, ...] = (ROPE_FACTORS,)
 
+    @property
+    def has_state(self) -> bool:
+        """True if layers are state spaces or delta nets."""
+        return "ssm_a" in (*self.parts, *self.hybrid_parts)
 
+
+def _state_space_names(module: str) -> dict[str, str]:
+    """The names of Mamba 2's tensors, which are those of delta nets where both have one."""
+    names = {
+        "ssm_in": "in_proj", "ssm_conv1d": "conv1d", "ssm_dt": "dt_bias", "ssm_a": "A_log", "ssm_d": "D",
+        "ssm_norm": "norm", "ssm_out": "out_proj",
+    }  # fmt: skip
+    return {part: f"{module}.{name}" for part, name in names.items()}
+
+
+def _delta_net(hf_class: str, model_type: str, *gates: str, has_experts: bool = False) -> Architecture:
+    """Delta nets beside gated attention. `gates`: the tensors of their gates."""
+    names = {
+        "attn_qkv": "in_proj_qkv", "attn_gate": "in_proj_z", "ssm_ba": "in_proj_ba", "ssm_alpha": "in_proj_a",
+        "ssm_beta": "in_proj_b",
+    }  # fmt: skip
+    mlp = (*EXPERTS, "ffn_gate_inp_shexp", *SHARED_EXPERT) if has_experts else MLP
+    return Architecture(
+        hf_class=hf_class,
+        model_type=model_type,
+        parts=("attn_norm", "post_attention_norm", *mlp),
+        names={
+            **_state_space_names("linear_attn"), **{part: f"linear_attn.{name}" for part, name in names.items()},
+            **SHARED_EXPERT,
+        },
+        keys=DELTA_KEYS | EXPERT_KEYS | {"rope.dimension_sections"},
+        rotates_part=True,
+        has_experts=has_experts,
+        hybrid_parts=(*DELTA_PARTS, *gates),
+        attention_parts=(*ATTENTION, "attn_q_norm", "attn_k_norm"),
+        has_value_heads_in_turns="ssm_alpha" in gates,
+        norm_offset=1.0,
+    )  # fmt: skip
+
+
+GRANITE4_NAMES = {
+    **_state_space_names("mamba"),
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
+    **{f"ffn_{part}_exps": f"block_sparse_moe.experts.*.{part}_proj" for part in ("gate", "up", "down")},
+    **{
+        f"ffn_{part}{suffix}": f"shared_mlp.{name}"
+        for part, name in (("gate", "gate_proj"), ("up", "up_proj"), ("down", "output_linear"))
+        for suffix in ("", "_shexp")
+    },
+}
 ARCHITECTURES = {
     "llama": Architecture(
         hf_class="LlamaForCausalLM",
@@ -100,7 +164,6 @@ ARCHITECTURES = {
         hf_class="GptOssForCausalLM",
         model_type="gpt_oss",
         parts=("attn_norm", *ATTENTION, "attn_sinks", "post_attention_norm", *EXPERTS),
-        names={"post_attention_norm": "post_attention_layernorm"},
         keys=frozenset({"expert_feed_forward_length"}),
         biases=(*ATTENTION, *EXPERTS),
         has_experts=True,
@@ -131,7 +194,8 @@ ARCHITECTURES = {
     "granite": Architecture(
         hf_class="GraniteForCausalLM",
         model_type="granite",
-        keys=frozenset({"attention.scale", "embedding_scale", "residual_scale", "logit_scale"}),
+        # Granite 4 without state spaces has keys of what it lacks, too.
+        keys=GRANITE_KEYS | STATE_KEYS | {"expert_shared_feed_forward_length"},
         optional_biases=(ATTENTION, MLP),
         reorders_pairs=True,
     ),
@@ -187,6 +251,7 @@ ARCHITECTURES = {
             "expert_group_count", "expert_group_used_count", "rope.scaling.yarn_log_multiplier",
         }),
         has_experts=True,
+        expert_count="n_routed_experts",
         has_latents=True,
     ),
     "lfm2": Architecture(
@@ -205,6 +270,41 @@ ARCHITECTURES = {
         keys=frozenset({"rope.scaling.yarn_log_multiplier", "attention.temperature_scale"}),
         reorders_pairs=True,
     ),
+    "qwen2moe": Architecture(
+        hf_class="Qwen2MoeForCausalLM",
+        model_type="qwen2_moe",
+        parts=("attn_norm", *ATTENTION, "ffn_norm", *EXPERTS, "ffn_gate_inp_shexp", *SHARED_EXPERT),
+        names=SHARED_EXPERT,
+        keys=EXPERT_KEYS,
+        biases=ATTENTION[:3],
+        has_experts=True,
+    ),
+    "mamba2": Architecture(
+        hf_class="Mamba2ForCausalLM",
+        model_type="mamba2",
+        parts=("attn_norm", *SSM),
+        names={
+            "blk": "backbone.layers", "token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f",
+            "attn_norm": "norm", **_state_space_names("mixer"),
+        },
+        keys=STATE_KEYS,
+        attends=False,
+    ),
+    "granitehybrid": Architecture(
+        hf_class="GraniteMoeHybridForCausalLM",
+        model_type="granitemoehybrid",
+        parts=("attn_norm", "ffn_norm", *MLP),
+        names=GRANITE4_NAMES,
+        keys=GRANITE_KEYS | STATE_KEYS | {"expert_shared_feed_forward_length"},
+        reorders_pairs=True,
+        hybrid_parts=SSM,
+        attention_parts=ATTENTION,
+    ),
+    "qwen3next": _delta_net("Qwen3NextForCausalLM", "qwen3_next", "ssm_ba", has_experts=True),
+    "qwen35": _delta_net("Qwen3_5ForCausalLM", "qwen3_5_text", "ssm_alpha", "ssm_beta"),
+    "qwen35moe": _delta_net(
+        "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", "ssm_alpha", "ssm_beta", has_experts=True
+    ),
 }  # fmt: skip
 """By GGUF's name. The final norm has a bias if those of the layers have one."""
 
@@ -215,9 +315,17 @@ MIXTRAL = Architecture(
     reorders_pairs=True,
     has_experts=True,
 )
+GRANITE4_MOE = replace(
+    ARCHITECTURES["granitehybrid"],
+    parts=("attn_norm", "ffn_norm", *EXPERTS, *SHARED_EXPERT),
+    has_experts=True,
+    expert_count="num_local_experts",
+)
+WITH_EXPERTS = {"llama": MIXTRAL, "granitehybrid": GRANITE4_MOE}
 
 
 def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
     """Return the architecture of a file whose name of it is known: "llama" with experts is Mixtral."""
     name = metadata["general.architecture"]
-    return MIXTRAL if name == "llama" and metadata.get("llama.expert_count", 0) != 0 else ARCHITECTURES[name]
+    has_experts = metadata.get(f"{name}.expert_count", 0) != 0
+    return WITH_EXPERTS[name] if has_experts and name in WITH_EXPERTS else ARCHITECTURES[name]

@@ -6,6 +6,7 @@ Keys: `gguf.constants.Keys` of the gguf package. Next to read: `checkpoint.py`.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from quire.weights.gguf_architectures import ARCHITECTURES, EXPERTS, MLP, Archit
 from quire.weights.gguf_fields import FULL, add_fields, stores_apart
 from quire.weights.gguf_file import GGUFFile
 from quire.weights.gguf_metadata import Metadata
-from quire.weights.gguf_names import huggingface_name
+from quire.weights.gguf_names import huggingface_name, predicts_further
+from quire.weights.gguf_recurrent import StateSizes, delta_net_shapes, state_space_shapes
 from quire.weights.gguf_rope import rope_scaling
 
 _UNDERSTOOD_KEYS = frozenset({
@@ -29,7 +31,9 @@ _UNDERSTOOD_KEYS = frozenset({
     "vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "pooling_type",
 })  # fmt: skip
 
-_SAMPLING_DEFAULTS = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+_SAMPLING_DEFAULTS = {
+    "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
+}  # fmt: skip
 
 
 def translate_config(file: GGUFFile) -> dict[str, Any]:
@@ -42,10 +46,11 @@ def translate_config(file: GGUFFile) -> dict[str, Any]:
     architecture = architecture_of(metadata.values)
     _check_keys(metadata)
     vocab_size = _vocab_size(file)
-    num_layers = metadata.integer("block_count")
+    num_layers = metadata.integer("block_count") - metadata.value("nextn_predict_layers", 0)
     hidden_size = metadata.integer("embedding_length")
-    num_heads = metadata.integer("attention.head_count")
+    num_heads = metadata.integer("attention.head_count") if architecture.attends else 1
     head_size = metadata.integer("attention.key_length", max(hidden_size // num_heads, 1))
+    mlp_width = metadata.values.get(metadata.key("expert_feed_forward_length"))
     if architecture.hybrid_parts:
         num_kv_heads = max(metadata.counts("attention.head_count_kv", num_layers))
     else:
@@ -55,7 +60,7 @@ def translate_config(file: GGUFFile) -> dict[str, Any]:
         "model_type": architecture.model_type,
         "vocab_size": vocab_size,
         "hidden_size": hidden_size,
-        "intermediate_size": metadata.integer("feed_forward_length"),
+        "intermediate_size": metadata.integer("feed_forward_length", mlp_width) if architecture.attends else 1,
         "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads,
@@ -69,7 +74,8 @@ def translate_config(file: GGUFFile) -> dict[str, Any]:
         "bos_token_id": metadata.token_id("bos_token_id", vocab_size),
         "eos_token_id": metadata.token_id("eos_token_id", vocab_size),
     }
-    _check_heads(metadata, config)
+    if architecture.attends:
+        _check_heads(metadata, config)
     config["rope_scaling"] = rope_scaling(file, metadata, config)
     add_fields(file, metadata, config)
     _check_tensors(file, metadata, config)
@@ -88,6 +94,16 @@ def translate_generation_config(file: GGUFFile, vocab_size: int) -> dict[str, An
         elif isinstance(value, float) and math.isfinite(value):
             config[name] = float(str(np.float32(value)))
     return config
+
+
+def sampling_keys(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a file that give the sampling defaults of a generation_config.json."""
+    found = {key: generation_config.get(name) for key, name in _SAMPLING_DEFAULTS.items()}
+    return {
+        f"general.sampling.{key}": max(value, 0) if key == "top_k" else float(value)
+        for key, value in found.items()
+        if type(value) is int or (isinstance(value, float) and key != "top_k")
+    }
 
 
 def _architecture(file: GGUFFile) -> str:
@@ -149,30 +165,33 @@ def _check_tensors(file: GGUFFile, metadata: Metadata, config: dict[str, Any]) -
     if num_layers > len(file.tensors):
         raise ModelFileError(f"{file.path}: {num_layers:,} layers, but only {len(file.tensors)} tensors")
     expected = _expected_shapes(file, metadata, config)
-    architecture = architecture_of(metadata.values)
+    architecture, width = architecture_of(metadata.values), config["hidden_size"]
     for name, shape in expected.items():
         tensor = file.tensors.get(name)
         if tensor is None:
             raise ModelFileError(f"{file.path}: tensor '{name}' is missing")
-        if tensor.shape != shape:
+        if tensor.shape != shape and (tensor.shape, shape) != ((width,), (1, width)):
             raise ModelFileError(
                 f"{file.path}: tensor '{name}' has the shape {tensor.shape}, the metadata give {shape}"
             )
     for name in file.tensors:
-        if name not in expected and name not in architecture.factor_tensors:
+        is_further = metadata.has("nextn_predict_layers") and predicts_further(name, num_layers)
+        if name not in expected and name not in architecture.factor_tensors and not is_further:
             where = "in this model" if huggingface_name(name, architecture.names) else "in any supported one"
             raise UnsupportedModelError(f"{file.path}: tensor '{printable(name)}' has no place {where}")
 
 
 def _expected_shapes(file: GGUFFile, metadata: Metadata, config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     architecture = architecture_of(metadata.values)
-    width, mlp_width, vocab_size = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
-    head_size = config.get("head_dim", width // config["num_attention_heads"])
-    query_rows = config["num_attention_heads"] * head_size
-    kv_rows = config["num_key_value_heads"] * head_size
+    width, mlp_width, vocab_size = config["hidden_size"], config.get("intermediate_size", 0), config["vocab_size"]
+    num_heads = config["num_attention_heads"] if architecture.attends else 1
+    head_size = config.get("head_dim", width // num_heads)
+    query_rows = num_heads * head_size
+    kv_rows = config.get("num_key_value_heads", 1) * head_size
     norms_whole = architecture.norms_whole
     expert_width = config.get("moe_intermediate_size", mlp_width)
-    num_experts = config.get("n_routed_experts", config.get("num_experts", 0))
+    num_experts = config.get(architecture.expert_count, 0)
+    shared_width = config.get("shared_expert_intermediate_size", config.get("shared_intermediate_size", 0))
     by_part: dict[str, tuple[int, ...]] = {
         "attn_norm": (width,),
         "attn_q": (query_rows, width),
@@ -188,20 +207,28 @@ def _expected_shapes(file: GGUFFile, metadata: Metadata, config: dict[str, Any])
         "ffn_up": (2 * mlp_width if architecture.fuses_gate else mlp_width, width),
         "ffn_down": (width, mlp_width),
         "post_ffw_norm": (width,),
-        "attn_sinks": (config["num_attention_heads"],),
+        "attn_sinks": (num_heads,),
         "ffn_gate_inp": (num_experts, width),
         "ffn_gate_exps": (num_experts, expert_width, width),
         "ffn_up_exps": (num_experts, expert_width, width),
         "ffn_down_exps": (num_experts, width, expert_width),
+        "ffn_gate_inp_shexp": (1, width),
+        "ffn_gate_shexp": (shared_width, width),
+        "ffn_up_shexp": (shared_width, width),
+        "ffn_down_shexp": (width, shared_width),
         "shortconv.conv": (width, config.get("conv_L_cache", 0)),
         "shortconv.in_proj": (3 * width, width),
         "shortconv.out_proj": (width, width),
         **(_latent_shapes(config) if architecture.has_latents else {}),
     }
+    if architecture.has_state:
+        sizes = StateSizes.read(metadata)
+        is_delta = "ssm_d" not in (*architecture.parts, *architecture.hybrid_parts)
+        by_part |= delta_net_shapes(sizes, width, query_rows) if is_delta else state_space_shapes(sizes, width)
     groups = [parts for parts in architecture.optional_biases if f"blk.0.{parts[0]}.bias" in file.tensors]
     biased = [*architecture.biases, *(part for parts in groups for part in parts)]
     shapes = {
-        f"blk.{index}.{part}.{kind}": by_part[part][:-1] or by_part[part] if kind == "bias" else by_part[part]
+        _tensor_name(index, part, kind): by_part[part][:-1] or by_part[part] if kind == "bias" else by_part[part]
         for index in range(config["num_hidden_layers"])
         for kind, parts in (
             ("weight", (*architecture.parts, *_more_parts(architecture, config, index))),
@@ -219,6 +246,11 @@ def _expected_shapes(file: GGUFFile, metadata: Metadata, config: dict[str, Any])
     shapes |= {"token_embd.weight": (vocab_size, width), f"{architecture.final_norm}.weight": (width,)}
     shapes |= {"output_norm.bias": (width,)} if "attn_norm" in biased else {}
     return shapes if config["tie_word_embeddings"] else shapes | {"output.weight": (vocab_size, width)}
+
+
+def _tensor_name(layer: int, part: str, kind: str) -> str:
+    """The name of a part of a layer, which may say its kind itself."""
+    return f"blk.{layer}.{part}" + ("" if part.endswith((".bias", "ssm_a", "ssm_d")) else f".{kind}")
 
 
 def _latent_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -245,8 +277,13 @@ def _latent_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 def _more_parts(architecture: Architecture, config: dict[str, Any], layer: int) -> tuple[str, ...]:
     """Parts that not every layer has: by the kind of layer, or by the numbers of a model with latent attention."""
+    parts: tuple[str, ...] = ()
     if architecture.hybrid_parts:
-        return architecture.hybrid_parts if config["layer_types"][layer] != FULL else architecture.attention_parts
+        attends = config["layer_types"][layer] == FULL
+        parts = architecture.attention_parts if attends else architecture.hybrid_parts
+    if architecture.hybrid_parts or not architecture.attends:
+        has_bias = config.get("mamba_conv_bias", config.get("use_conv_bias"))
+        return (*parts, "ssm_conv1d.bias") if has_bias and "ssm_d" in (*architecture.parts, *parts) else parts
     if "kv_lora_rank" not in config:
         return ()
     queries = ("attn_q",) if config["q_lora_rank"] is None else ("attn_q_a", "attn_q_a_norm", "attn_q_b")

@@ -6,9 +6,11 @@ What a file does not say and llama.cpp takes for granted is written out here. Ne
 from collections.abc import Callable
 from typing import Any
 
+from quire.errors import ModelFileError
 from quire.weights.gguf_architectures import architecture_of
 from quire.weights.gguf_file import GGUFFile
 from quire.weights.gguf_metadata import Metadata
+from quire.weights.gguf_recurrent import StateSizes
 from quire.weights.gguf_rope import LOG_MULTIPLIER, rotated_share
 
 Config = dict[str, Any]
@@ -27,7 +29,7 @@ def add_fields(file: GGUFFile, metadata: Metadata, config: Config) -> None:
     FIELDS[metadata.architecture](file, metadata, config)
     if architecture_of(metadata.values).has_experts:
         config |= {
-            "n_routed_experts" if "kv_lora_rank" in config else "num_experts": metadata.integer("expert_count"),
+            architecture_of(metadata.values).expert_count: metadata.integer("expert_count"),
             "num_experts_per_tok": metadata.integer("expert_used_count"),
         }
 
@@ -213,6 +215,80 @@ def _mistral3(file: GGUFFile, metadata: Metadata, config: Config) -> None:
         config["rope_scaling"]["attention_factor"] = 1.0
 
 
+def _qwen2moe(file: GGUFFile, metadata: Metadata, config: Config) -> None:
+    _qwen2(file, metadata, config)
+    config |= {**_experts(metadata), "norm_topk_prob": False}
+
+
+def _experts(metadata: Metadata) -> Config:
+    sizes = ("moe_intermediate_size", ""), ("shared_expert_intermediate_size", "shared_")
+    return {name: metadata.integer(f"expert_{kind}feed_forward_length") for name, kind in sizes}
+
+
+def _mamba2(file: GGUFFile, metadata: Metadata, config: Config) -> None:
+    sizes = StateSizes.read(metadata)
+    kept = ("architectures", "model_type", "vocab_size", "hidden_size", "num_hidden_layers", "tie_word_embeddings")
+    fields = {name: config[name] for name in (*kept, "bos_token_id", "eos_token_id")}
+    if sizes.inner_size % config["hidden_size"]:
+        raise ModelFileError(
+            f"{file.path}: {metadata.key('ssm.inner_size')} is {sizes.inner_size}, no multiple of the width"
+        )
+    fields |= {
+        "layer_norm_epsilon": config["rms_norm_eps"],
+        "num_heads": sizes.num_heads,
+        "head_dim": sizes.head_size,
+        "expand": sizes.inner_size // config["hidden_size"],
+        "n_groups": sizes.num_groups,
+        "state_size": sizes.state_size,
+        "conv_kernel": sizes.num_taps,
+        "use_bias": False,
+        "use_conv_bias": "blk.0.ssm_conv1d.bias" in file.tensors,
+    }
+    config.clear()
+    config |= fields
+
+
+def _granitehybrid(file: GGUFFile, metadata: Metadata, config: Config) -> None:
+    _granite(file, metadata, config)
+    sizes, has_experts = StateSizes.read(metadata), architecture_of(metadata.values).has_experts
+    counts = metadata.counts("attention.head_count_kv", config["num_hidden_layers"])
+    shared = "expert_shared_feed_forward_length" if has_experts else "feed_forward_length"
+    config |= {
+        "layer_types": [FULL if count else "mamba" for count in counts],
+        "position_embedding_type": "rope" if metadata.value("rope.scaling.finetuned", default=True) else "nope",
+        "shared_intermediate_size": metadata.integer(shared),
+        "num_local_experts": 0,
+        "num_experts_per_tok": metadata.value("expert_used_count", 0),
+        "mamba_n_heads": sizes.num_heads,
+        "mamba_expand": sizes.inner_size // config["hidden_size"],
+        "mamba_d_head": sizes.head_size,
+        "mamba_n_groups": sizes.num_groups,
+        "mamba_d_state": sizes.state_size,
+        "mamba_d_conv": sizes.num_taps,
+        "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in file.tensors),
+        "mamba_proj_bias": False,
+    }
+
+
+def _delta_net(file: GGUFFile, metadata: Metadata, config: Config) -> None:
+    sizes, num_layers = StateSizes.read(metadata), config["num_hidden_layers"]
+    num_blocks = metadata.integer("block_count")
+    interval = metadata.integer("full_attention_interval", 4)
+    flags = metadata.pattern("attention.recurrent_layers", interval, num_blocks)[:num_layers]
+    config |= {
+        "attention_bias": False,
+        "partial_rotary_factor": rotated_share(metadata, config["head_dim"]),
+        "layer_types": ["linear_attention" if is_recurrent else FULL for is_recurrent in flags],
+        "linear_num_key_heads": sizes.num_groups,
+        "linear_num_value_heads": sizes.num_heads,
+        "linear_key_head_dim": sizes.state_size,
+        "linear_value_head_dim": sizes.head_size,
+        "linear_conv_kernel_dim": sizes.num_taps,
+    }
+    if architecture_of(metadata.values).has_experts:
+        config |= {**_experts(metadata), "norm_topk_prob": True}
+
+
 def stores_apart(file: GGUFFile) -> bool:
     """Return whether the projections of latents to keys and to values are two tensors (llama.cpp since 2025)."""
     return "blk.0.attn_k_b.weight" in file.tensors
@@ -253,6 +329,7 @@ FIELDS: dict[str, Callable[[GGUFFile, Metadata, Config], None]] = {
     "llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3, "phi3": _phi3, "smollm3": _smollm3, "olmo2": _olmo2,
     "granite": _granite, "gemma2": _gemma2, "gemma3": _gemma3, "glm4": _glm4, "starcoder2": _starcoder2,
     "mistral3": _mistral3, "qwen3moe": _qwen3moe, "olmoe": _olmoe, "gpt-oss": _gpt_oss, "deepseek2": _deepseek2,
-    "lfm2": _lfm2,
+    "lfm2": _lfm2, "qwen2moe": _qwen2moe, "mamba2": _mamba2, "granitehybrid": _granitehybrid,
+    **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), _delta_net),
 }  # fmt: skip
 """By GGUF's name of the architecture."""

@@ -40,9 +40,11 @@ LAYER_PARTS = {
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
     "exp_probs_b": "mlp.gate.e_score_correction_bias",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "post_attention_norm": "post_attention_layernorm",
 }
-NAMELESS_PARTS = ("attn_sinks", "exp_probs_b")
-"""Parts whose Hugging Face names do not end with "weight"."""
+NAMELESS_PARTS = ("attn_sinks", "exp_probs_b", "ssm_dt", "ssm_a", "ssm_d")
+"""Parts whose Hugging Face names do not end with "weight" or "bias"."""
 TOP_PARTS = {
     "token_embd": "model.embed_tokens", "output_norm": "model.norm", "token_embd_norm": "model.norm",
     "output": "lm_head",
@@ -51,7 +53,10 @@ ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 FACTOR_TENSORS = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 """Divisors of the rotary frequencies, which `gguf_rope.py` turns into `rope_scaling`."""
-_LAYER_TENSOR = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.([a-z_]+(?:\.[a-z_]+)?)\.(weight|bias)", re.ASCII)
+_LAYER_TENSOR = re.compile(
+    r"blk\.(0|[1-9][0-9]{0,8})\.(?:(?P<bare>ssm_[ad])|(?P<part>[a-z_]+[0-9]?[a-z_]*(?:\.[a-z_]+)?)\.(?P<kind>weight|bias))",
+    re.ASCII,
+)
 _TOP_TENSOR = re.compile(r"([a-z_]+)\.(weight|bias)", re.ASCII)
 
 
@@ -60,24 +65,32 @@ def huggingface_name(gguf_name: str, others: Mapping[str, str] | None = None) ->
 
     "*" in the result stands for the index of an expert: the tensor has a matrix for each.
 
-    `others`: parts of a layer that the architecture names differently.
+    `others`: what the architecture names differently: parts of a layer, of the whole, and "blk", a layer itself.
     """
+    others = others or {}
     if match := _LAYER_TENSOR.fullmatch(gguf_name):
-        layer, part, kind = match.groups()
-        name = (others or {}).get(part, LAYER_PARTS.get(part))
+        part = match["bare"] or match["part"]
+        name = others.get(part, LAYER_PARTS.get(part))
         if name is None:
             return None
-        return f"model.layers.{layer}.{name}" + ("" if part in NAMELESS_PARTS else f".{kind}")
+        layers = others.get("blk", "model.layers")
+        return f"{layers}.{match[1]}.{name}" + ("" if part in NAMELESS_PARTS else f".{match['kind']}")
     if match := _TOP_TENSOR.fullmatch(gguf_name):
         part, kind = match.groups()
-        return f"{TOP_PARTS[part]}.{kind}" if part in TOP_PARTS else None
+        return f"{others.get(part, TOP_PARTS[part])}.{kind}" if part in TOP_PARTS else None
     return None
+
+
+def predicts_further(gguf_name: str, num_layers: int) -> bool:
+    """True for tensors of the layers behind the last, which predict tokens after the next and are not loaded."""
+    match = _LAYER_TENSOR.match(gguf_name)
+    return match is not None and int(match[1]) >= num_layers
 
 
 def is_rotary_projection(gguf_name: str) -> bool:
     """True if the rows of this tensor are the query or key heads that RoPE rotates."""
     match = _LAYER_TENSOR.fullmatch(gguf_name)
-    return match is not None and match.group(2) in ("attn_q", "attn_k")
+    return match is not None and match["part"] in ("attn_q", "attn_k")
 
 
 @functools.lru_cache(maxsize=8)

@@ -14,7 +14,7 @@ from quire.errors import ModelFileError
 from quire.weights.block_formats import BLOCK_FORMATS, row_bytes
 from quire.weights.dequantize import decode
 from quire.weights.gguf_architectures import ARCHITECTURES
-from quire.weights.gguf_config import translate_config
+from quire.weights.gguf_config import sampling_keys, translate_config
 from quire.weights.gguf_file import DEFAULT_ALIGNMENT, GGUFFile, GGUFTensor
 from quire.weights.gguf_names import ROPE_FACTORS, huggingface_name
 from quire.weights.gguf_writer import key_value
@@ -22,8 +22,11 @@ from quire.weights.quantize import Source, SourceTensor
 from quire.weights.weight_tensor import WeightTensor
 
 
-def from_gguf(file: GGUFFile) -> Source:
-    """A GGUF file of any architecture. Raises: ModelFileError for a file that is no model."""
+def from_gguf(file: GGUFFile, recommended_sampling: Mapping[str, float] | None = None) -> Source:
+    """A GGUF file of any architecture. Raises: ModelFileError for a file that is no model.
+
+    `recommended_sampling`: defaults of `SamplingParams` that the file may lack.
+    """
     architecture = file.metadata.get("general.architecture")
 
     def count(name: str, default: int) -> int:
@@ -36,7 +39,10 @@ def from_gguf(file: GGUFFile) -> Source:
     num_heads = count("attention.head_count", 1)
     names = ARCHITECTURES[architecture].names if architecture in ARCHITECTURES else None
     return Source(
-        keys={key: file.data[place].tobytes() for key, place in file.key_places.items()},
+        keys={
+            **{key: key_value(key, value) for key, value in sampling_keys(recommended_sampling or {}).items()},
+            **{key: file.data[place].tobytes() for key, place in file.key_places.items()},
+        },
         tensors=tuple(_tensor(file, stored, names) for stored in file.tensors.values()),
         num_layers=count("block_count", 1),
         num_heads=num_heads,

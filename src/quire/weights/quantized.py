@@ -6,7 +6,7 @@ configurations: `quantized_names.py` makes these tensors. What they are packed a
     4 bits, a zero of 8         Q4_0 blocks: the same values
     4 bits, other zeros         Q4_1 blocks: minimum -zero * scale in fp16, within 1/136 of a step
     8 bits, a zero of 128       Q8_0 blocks: the same values
-    FP8, act-order, other zeros, groups that are not whole blocks of 32: 8 bit per 32, from the decoded values
+    FP8, NVFP4, act-order, other zeros, groups that are not whole blocks of 32: 8 bit per 32, from the decoded values
 
 Blocks have scales in fp16: those of F16 files are the same, F32's are rounded to 11 bits. FP8 becomes 8 bit per 32 and
 not BF16: of normal weights the error (root mean square) with FP8's own grows from 2.65 to 2.70 %, in half the bytes.
@@ -38,7 +38,7 @@ class Quantized:
 
     Fields:
         codes: rows `first` to `last` -> [rows, I], uint8 or int8.
-        table: the fp32 values of uint8 codes, [256]; None: codes are integers.
+        table: the fp32 values of uint8 codes; None: codes are integers.
         scales: any float format [N or fewer, G], as stored or transposed; `rows_per_scale` rows share one.
         zeros: rows `first` to `last` -> [rows, G], or the one zero of all.
         groups: the group of each column, int64 [I].
@@ -57,7 +57,10 @@ class Quantized:
 
     def scales_zeros(self, name: str, first: int, last: int) -> tuple[np.ndarray, np.ndarray | np.float32]:
         """fp32 [rows, G] each, or the zero of all. Raises: ModelFileError for zeros that are not the expected."""
-        scales = self.scales.to_numpy()[np.arange(first, last) // self.rows_per_scale]
+        if self.rows_per_scale == 1:
+            scales = self.scales.part(slice(first, last), slice(None)).to_numpy()
+        else:
+            scales = self.scales.to_numpy()[np.arange(first, last) // self.rows_per_scale]
         if not callable(self.zeros):
             return scales, np.float32(self.zeros)
         zeros = self.zeros(first, last)

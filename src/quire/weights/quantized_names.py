@@ -1,4 +1,4 @@
-"""Join the tensors of quantised Hugging Face directories: FP8, GPTQ, AWQ and compressed-tensors.
+"""Join the tensors of quantised Hugging Face directories: FP8, NVFP4, GPTQ, AWQ and compressed-tensors.
 
 Each quantised layer has several tensors, which become one `QuantizedTensor` under the name that the layer has without
 quantisation. Layers that are stored as floats (`modules_to_not_convert`, `ignore`) stay as they are. Scales of
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from quire.errors import ModelFileError, UnsupportedModelError, printable
+from quire.weights.dequantize import DOUBLED_FLOATS
 from quire.weights.quantized import (
     BLOCK,
     Quantized,
@@ -37,6 +38,9 @@ UNUSED = (
     "weight_zero_point",
     "weight_shape",
     "weight_g_idx",
+    "input_global_scale",
+    "k_scale",
+    "v_scale",
 )
 
 
@@ -54,7 +58,7 @@ def joined_quantized(path: str, fields: Any, tensors: Tensors) -> dict[str, Weig
     used: set[str] = set()
     for name, tensor in tensors.items():
         layer, _, last = name.rpartition(".")
-        is_codes = last in ("qweight", "weight_packed") or (last == "weight" and tensor.format in (*FLOAT8, "I8"))
+        is_codes = last in ("qweight", "weight_packed") or (last == "weight" and tensor.format in (*FLOAT8, "I8", "U8"))
         if is_codes:
             found[f"{layer}.weight"] = make(f"{layer}.weight", tensor, _Parts(layer, tensors, used))
         else:
@@ -291,9 +295,49 @@ def _scaled(name: str, codes: WeightTensor, parts: _Parts, block: tuple[int, int
     return _integers(name, codes.stored, (num_outputs, num_inputs), 8, 0, quantized)
 
 
+NVFP4_GROUP = 16
+
+
+def _nvfp4(name: str, codes: WeightTensor, parts: _Parts) -> WeightTensor:
+    """Two 4-bit floats per byte [N, I / 2], the lower bits first, and E4M3 weight_scale [N, I / 16].
+
+    The scales are multiplied with weight_scale_2 (ModelOpt), or divided by weight_global_scale (compressed-tensors).
+    """
+    num_outputs, num_inputs = codes.shape[0], 2 * codes.shape[-1]
+    _check(name, codes, (num_outputs, num_inputs // 2), "U8")
+    groups = _groups(name, num_inputs, NVFP4_GROUP)
+    scales = _check(name, parts.get("weight_scale"), (num_outputs, num_inputs // NVFP4_GROUP), "F8_E4M3")
+    factor = parts.find("weight_scale_2")
+    divisor = np.float32(1) if factor is not None else parts.get("weight_global_scale").to_numpy().reshape(-1)[0]
+    table = e4m3_values() * (factor.to_numpy().reshape(-1)[0] if factor is not None else 1) / divisor
+    pairs, of_groups = codes.stored, scales.stored
+    one = np.ones((1, 1), np.float32).view(np.uint8)
+    scaling = Quantized(
+        lambda first, last: of_groups[first:last], WeightTensor(scales.name, (1, 1), "F32", one), 0.0,
+        np.zeros(scales.shape[1], np.int64), 1.0, num_outputs, table=table,
+    )  # fmt: skip
+    quantized = Quantized(
+        lambda first, last: np.stack([pairs[first:last] & 15, pairs[first:last] >> 4], -1).reshape(last - first, -1),
+        QuantizedTensor(scales.name, scales.shape, "FP8", of_groups, quantized=scaling), 0.0, groups,
+        (codes.num_bytes + scales.num_bytes) / (num_outputs * num_inputs), table=DOUBLED_FLOATS / 2,
+    )  # fmt: skip
+    return QuantizedTensor(name, (num_outputs, num_inputs), "NVFP4", pairs, quantized=quantized)
+
+
+def _modelopt(path: str, fields: Mapping[str, Any]) -> Make:
+    """NVFP4, or weight [N, I] in E4M3 with one weight_scale."""
+    _choose(path, fields, "quant_algo", ["nvfp4", "fp8"])
+    return lambda name, codes, parts: (
+        _nvfp4(name, codes, parts) if codes.format == "U8" else _scaled(name, codes, parts, None)
+    )
+
+
 def _compressed(path: str, fields: Mapping[str, Any]) -> Make:
-    """weight_packed [N, I / 8] int32 of values plus 8, weight_scale [N, G], zero points packed down; or `_scaled`."""
+    """weight_packed [N, I / 8] int32 of values plus 8, weight_scale [N, G], zero points packed down; or those of
+    `_scaled` and `_nvfp4`.
+    """
     known = ["pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision"]
+    known.append("nvfp4-pack-quantized")
     _choose(path, fields, "format", known)
     sparsity = fields.get("sparsity_config")
     _choose(path, sparsity if isinstance(sparsity, dict) else {}, "format", ["dense"], "dense")
@@ -310,7 +354,7 @@ def _compressed(path: str, fields: Mapping[str, Any]) -> Make:
             raise ModelFileError(f"{path}: quantization_config has a group without weights; fetch the model again")
         _choose(path, weights, "num_bits", [4, 8])
         _choose(path, weights, "type", ["int", "float"])
-        strategy = _choose(path, weights, "strategy", ["tensor", "channel", "group", "block"])
+        strategy = _choose(path, weights, "strategy", ["tensor", "channel", "group", "block", "tensor_group"])
         if strategy == "block":
             blocks.add(_block_size(path, weights, "block_structure"))
     if len(blocks) > 1:
@@ -318,6 +362,8 @@ def _compressed(path: str, fields: Mapping[str, Any]) -> Make:
     block = next(iter(blocks), None)
 
     def make(name: str, codes: WeightTensor, parts: _Parts) -> WeightTensor:
+        if codes.format == "U8":
+            return _nvfp4(name, codes, parts)
         if codes.format != "I32":
             return _scaled(name, codes, parts, block)
         num_outputs, num_inputs = (int(size) for size in parts.get("weight_shape").stored.view("<i8").reshape(-1))
@@ -352,4 +398,5 @@ def _compressed(path: str, fields: Mapping[str, Any]) -> Make:
 
 _METHODS: dict[str, Callable[[str, Mapping[str, Any]], Make]] = {
     "fp8": _fp8, "gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed,
+    "modelopt": _modelopt,
 }  # fmt: skip

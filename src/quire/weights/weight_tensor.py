@@ -31,6 +31,9 @@ class WeightTensor:
         offset: added to each value when it is decoded.
         scales: of MXFP4, where they are stored apart: uint8 `[rows, blocks]`, exponents. `stored` then has the nibbles
             of neighbours in one byte.
+        column_order: stored position of each of as many equal parts of a matrix's columns, whole blocks of
+            `stored_format`; None when they are stored in order.
+        stored_format: of `stored`, where parts are no whole blocks of it and `raw` encodes them in `format`.
     """
 
     name: str
@@ -41,6 +44,8 @@ class WeightTensor:
     is_transposed: bool = False
     offset: float = 0.0
     scales: np.ndarray | None = None
+    column_order: np.ndarray | None = None
+    stored_format: str | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -55,6 +60,8 @@ class WeightTensor:
 
         Shapes: uint8 `[rows, row_bytes]`; a vector is one row.
         """
+        if self.column_order is not None:
+            return self._columns_in_order()
         if self.scales is not None:
             joined = join_mxfp4(self.stored, self.scales)
             return joined if self.row_order is None else np.take(joined, self.row_order, axis=0)
@@ -75,8 +82,13 @@ class WeightTensor:
         Columns must be whole blocks of the format. Raises: UnsupportedModelError for formats that `to_torch` refuses.
         """
         block = self._block_format()
-        if self.scales is not None or (self.is_transposed and self.row_order is not None):
-            whole = replace(self, stored=self.raw, scales=None, row_order=None, is_transposed=False)
+        if self.column_order is not None and columns == slice(None):
+            return replace(
+                self, shape=(len(range(*rows.indices(self.shape[0]))), self.shape[1]), stored=self.stored[rows]
+            )
+        is_mixed = self.is_transposed and self.row_order is not None
+        if self.scales is not None or self.column_order is not None or is_mixed:
+            whole = WeightTensor(self.name, self.shape, self.format, self.raw, offset=self.offset)
             return whole.part(rows, columns)
         if len(self.shape) == 1:
             elements = self.raw.reshape(-1, block.block_bytes)[rows]
@@ -114,7 +126,8 @@ class WeightTensor:
     def taps_first(self) -> "WeightTensor":
         """The filters `[channels, 1, taps]` of a convolution as a vector, all channels' first taps first."""
         num_channels, num_taps = self.shape[0], self.shape[-1]
-        order = np.arange(num_channels * num_taps).reshape(num_channels, num_taps).T.reshape(-1)
+        stored = np.arange(num_channels * num_taps).reshape(num_channels, num_taps)
+        order = (stored if self.row_order is None else stored[self.row_order]).T.reshape(-1)
         return replace(self, shape=(len(order),), stored=self.stored.reshape(1, -1), row_order=order)
 
     def with_rows(self, row_order: np.ndarray) -> "WeightTensor":
@@ -158,6 +171,18 @@ class WeightTensor:
             start = np.frombuffer(owner, dtype=np.uint8).ctypes.data
             first = (low - start) // mmap.PAGESIZE * mmap.PAGESIZE
             owner.madvise(mmap.MADV_DONTNEED, first, high - start - first)
+
+    def _columns_in_order(self) -> np.ndarray:
+        """Shapes: uint8 `[rows, row_bytes]`."""
+        assert self.column_order is not None
+        num_rows, num_parts = len(self.stored), len(self.column_order)
+        if self.stored_format is None:
+            return self.stored.reshape(num_rows, num_parts, -1)[:, self.column_order].reshape(num_rows, -1)
+        from quire.weights.dequantize import decode
+        from quire.weights.quantize import quantize
+
+        values = decode(self.stored, self.stored_format).reshape(num_rows, num_parts, -1)
+        return quantize(values[:, self.column_order].reshape(num_rows, -1), self.format)
 
     def _block_format(self) -> BlockFormat:
         if self.format not in BLOCK_FORMATS:

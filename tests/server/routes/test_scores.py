@@ -36,6 +36,21 @@ async def test_score_of_embeddings_is_their_product(path: str, names: tuple[str,
     assert all(request.pooling is not None and request.pooling.normalize for request in engine.submitted)
 
 
+@pytest.mark.parametrize("limit", [{"truncate_prompt_tokens": 2}, {"max_tokens_per_doc": 2}])
+@in_loop
+async def test_long_documents_are_cut_off_at_the_end(limit: dict[str, int]) -> None:
+    app, engine = make_server()
+    async with requests_to(app) as client:
+        score = await client.post(SCORE, json={"queries": "q", "documents": "abc", **limit})
+        await client.post(RERANK, json={"query": "q", "documents": ["abc"], **limit})
+        assert_error(
+            await client.post(SCORE, json={"queries": "q", "documents": "b", "truncate_prompt_tokens": 0}), 400,
+            "invalid_parameter", "truncate_prompt_tokens",
+        )  # fmt: skip
+    assert score.json()["data"][0]["score"] == 1 * 2 + 113 * 98
+    assert [len(request.prompt_token_ids) for request in engine.submitted] == [1, 2, 1, 2]
+
+
 @pytest.mark.parametrize("path", ["/rerank", RERANK, "/v2/rerank"])
 @in_loop
 async def test_rerank_returns_the_best_first(path: str) -> None:

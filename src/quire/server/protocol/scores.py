@@ -31,7 +31,16 @@ class PooledFields(IgnoredFields):
     request_id: RequestId | None = None
 
 
-class ScoreRequest(PooledFields):
+class PairFields(PooledFields):
+    """Fields of routes that compare texts: limits that cut off the ends of documents."""
+
+    truncate_prompt_tokens: int | None = Field(None, ge=-1, le=MAX_INTEGER)
+    """Tokens of a pair, or of each text where a model scores by embeddings. -1: as many as the model takes."""
+    max_tokens_per_doc: int | None = Field(None, ge=1, le=MAX_INTEGER)
+    """Tokens of a document, Cohere's name."""
+
+
+class ScoreRequest(PairFields):
     """A query with all documents, or each query with its own. `text_1` and `text_2` are vLLM's older names."""
 
     queries: Text | Texts = Field(validation_alias=AliasChoices("queries", "text_1"))
@@ -44,7 +53,7 @@ class Document(Body):
     text: Text
 
 
-class RerankRequest(PooledFields):
+class RerankRequest(PairFields):
     """Documents to sort by a query. `top_n` unset: all of them."""
 
     query: Text

@@ -14,7 +14,7 @@ from quire.engine.scoring import Scoring, make_pairs, probabilities
 from quire.sampling_params import PoolingParams
 from quire.server.generation import new_id, timestamp
 from quire.server.protocol.fields import prompt_list
-from quire.server.protocol.scores import ClassifyRequest, PooledFields, RerankRequest, ScoreRequest
+from quire.server.protocol.scores import ClassifyRequest, PairFields, RerankRequest, ScoreRequest
 from quire.server.request_record import Caller
 from quire.server.routes.exchange import answer, prepare, read_body
 from quire.server.state import ServerState, state_of
@@ -81,9 +81,15 @@ async def create_classification(request: Request) -> Response:
     return await answer(request, requests, write)
 
 
-def _prepare(pairs: Sequence[tuple[str, str]], state: ServerState, body: PooledFields, caller: Caller) -> Prepared:
+def _prepare(pairs: Sequence[tuple[str, str]], state: ServerState, body: PairFields, caller: Caller) -> Prepared:
     front_end = state.supervisor.front_end
-    scoring = Scoring(front_end.config.model, front_end.tokenizer, pairs)
+    scoring = Scoring(
+        front_end.config.model,
+        front_end.tokenizer,
+        pairs,
+        max_prompt_len=front_end.max_prompt_len(body.truncate_prompt_tokens, None),
+        max_document_len=body.max_tokens_per_doc,
+    )
     return scoring, _requests(state, scoring.prompts, scoring.params, caller.identity(body.priority))
 
 

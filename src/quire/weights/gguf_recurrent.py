@@ -1,0 +1,124 @@
+"""Layers with recurrent state in GGUF files: their sizes, their shapes, and their values as Hugging Face has them.
+
+llama.cpp stores -exp(A_log) instead of A_log, flat vectors as columns, and for Qwen3.5 the value heads of all key heads
+in turns: the first of each, then the second of each. Next to read: `gguf_config.py`; `models/hf_state_space.py` and
+`models/qwen3_next.py` for the layers.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from quire.errors import ModelFileError
+from quire.weights.block_formats import BLOCK_FORMATS
+from quire.weights.gguf_metadata import Metadata
+from quire.weights.weight_tensor import WeightTensor
+
+Shapes = dict[str, tuple[int, ...]]
+FLAT = (".A_log", ".D", "mixer.norm.weight", "mamba.norm.weight")
+"""Ends of Hugging Face's names of vectors, which files may store with two dimensions."""
+WIDE_BLOCK_LEN = 32
+"""Weights that share a scale in Q8_0."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateSizes:
+    """The keys `ssm.*`. Of delta nets `num_groups` are the key heads of `state_size`, `num_heads` the value heads."""
+
+    num_taps: int
+    inner_size: int
+    state_size: int
+    num_heads: int
+    num_groups: int
+
+    @classmethod
+    def read(cls, metadata: Metadata) -> "StateSizes":
+        """Raises: ModelFileError for sizes that are missing or do not divide."""
+        names = ("conv_kernel", "inner_size", "state_size", "time_step_rank", "group_count")
+        sizes = cls(*(metadata.integer(f"ssm.{name}") for name in names))
+        if sizes.inner_size % sizes.num_heads or sizes.num_heads % sizes.num_groups:
+            raise ModelFileError(
+                f"{metadata.path}: {metadata.key('ssm.inner_size')} {sizes.inner_size}, ssm.time_step_rank "
+                f"{sizes.num_heads} and ssm.group_count {sizes.num_groups} do not divide one another"
+            )
+        return sizes
+
+    @property
+    def head_size(self) -> int:
+        """Channels of a head, of delta nets of a value head."""
+        return self.inner_size // self.num_heads
+
+
+def state_space_shapes(sizes: StateSizes, width: int) -> Shapes:
+    """Shapes of the parts of a Mamba-2 layer of a model of `width`."""
+    inner, heads, groups = sizes.inner_size, sizes.num_heads, sizes.num_groups
+    channels = inner + 2 * groups * sizes.state_size
+    return {
+        "ssm_in": (inner + channels + heads, width),
+        "ssm_conv1d": (channels, sizes.num_taps),
+        "ssm_conv1d.bias": (channels,),
+        "ssm_dt.bias": (heads,),
+        "ssm_a": (heads, 1),
+        "ssm_d": (heads, 1),
+        "ssm_norm": (groups, inner // groups),
+        "ssm_out": (width, inner),
+    }
+
+
+def delta_net_shapes(sizes: StateSizes, width: int, query_rows: int) -> Shapes:
+    """Shapes of the parts of a gated delta net, and of the queries with gates in layers with attention."""
+    inner, heads, keys = sizes.inner_size, sizes.num_heads, sizes.num_groups * sizes.state_size
+    return {
+        "attn_q": (2 * query_rows, width),
+        "attn_qkv": (2 * keys + inner, width),
+        "attn_gate": (inner, width),
+        "ssm_in": (2 * keys + 2 * inner, width),
+        "ssm_conv1d": (2 * keys + inner, sizes.num_taps),
+        "ssm_dt.bias": (heads,),
+        "ssm_a": (heads,),
+        "ssm_alpha": (heads, width),
+        "ssm_beta": (heads, width),
+        "ssm_ba": (2 * heads, width),
+        "ssm_norm": (sizes.head_size,),
+        "ssm_out": (width, inner),
+    }
+
+
+def as_huggingface(tensor: WeightTensor, sizes: StateSizes | None) -> WeightTensor:
+    """Return a tensor of a layer with state as Hugging Face stores it.
+
+    `sizes`: of delta nets whose value heads are stored in turns, else None. Raises: ModelFileError.
+    """
+    if tensor.name.endswith(FLAT):
+        tensor = replace(tensor, shape=(math.prod(tensor.shape),), stored=tensor.stored.reshape(1, -1))
+    if tensor.name.endswith(".A_log"):
+        rates = -tensor.to_numpy()
+        if not (rates > 0).all():
+            raise ModelFileError(f"tensor '{tensor.name}': a rate of decay is not below 0; fetch the model again")
+        tensor = replace(tensor, format="F32", stored=np.log(rates, dtype=np.float32).view(np.uint8).reshape(1, -1))
+    return tensor if sizes is None or sizes.num_heads == sizes.num_groups else _value_heads_in_order(tensor, sizes)
+
+
+def _value_heads_in_order(tensor: WeightTensor, sizes: StateSizes) -> WeightTensor:
+    """Undo the order of value heads: head k R + r, the r-th of R of key head k of K, is stored as r K + k."""
+    size, keys = sizes.head_size, 2 * sizes.num_groups * sizes.state_size
+    name = tensor.name.removesuffix(".weight").rpartition("linear_attn.")[2]
+    if name == "out_proj":
+        block_len = BLOCK_FORMATS[tensor.format].block_len if tensor.format in BLOCK_FORMATS else 1
+        order = _turns(sizes, 1)
+        if size % block_len == 0:
+            return replace(tensor, column_order=order)
+        encoded = "BF16" if size % WIDE_BLOCK_LEN else "Q8_0"
+        return replace(tensor, column_order=order, format=encoded, stored_format=tensor.format)
+    if name in ("in_proj_qkv", "conv1d"):
+        return tensor.with_rows(np.concatenate([np.arange(keys), keys + _turns(sizes, size)]))
+    if name in ("in_proj_z", "in_proj_a", "in_proj_b", "A_log", "dt_bias"):
+        return tensor.with_rows(_turns(sizes, size if name == "in_proj_z" else 1))
+    return tensor
+
+
+def _turns(sizes: StateSizes, size: int) -> np.ndarray:
+    """The stored position of each of `size` rows of each value head. Shapes: int64 [H * size]."""
+    stored = np.arange(sizes.num_heads * size).reshape(-1, sizes.num_groups, size)
+    return stored.swapaxes(0, 1).reshape(-1)
