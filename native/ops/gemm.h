@@ -64,29 +64,35 @@ inline void multiply(const Weight& weight, const Rows& x, int64_t first, int64_t
 }
 
 // A product is cut into panels of 32 outputs and these into blocks of rows. A thread's share are consecutive pieces,
-// panel by panel: it streams its own weights, and shares at most two panels with others.
+// panel by panel: it streams its own weights, and shares at most two panels with others. Products that dequantise go
+// block of rows by block of rows, each of which stays in L2 for all of its panels.
 struct Pieces {
   int64_t num_rows, row_blocks, num_outputs;
-  int64_t count;
+  bool by_rows;
+  int64_t panels, count;
 
   // `dequantises`: each piece dequantises its weights.
-  Pieces(int64_t rows, int64_t outputs, int64_t num_threads, bool dequantises) : num_rows(rows), num_outputs(outputs) {
-    const int64_t panels = (outputs + kPanelWidth - 1) / kPanelWidth;
+  Pieces(int64_t rows, int64_t outputs, int64_t num_threads, bool dequantises)
+      : num_rows(rows), num_outputs(outputs), by_rows(dequantises), panels((outputs + kPanelWidth - 1) / kPanelWidth) {
     const int64_t lowest = dequantises ? kPanelRows : 4;
-    int64_t height = dequantises ? kMostPieceRows : kPanelRows;
+    int64_t height = dequantises ? kMostPieceRows / 2 : kPanelRows;
     // Eight pieces for each thread, so that none has an eighth more than another; but rows share a panel's weights.
     while (height > lowest && panels * blocks_of(height) < 8 * num_threads) height /= 2;
     row_blocks = blocks_of(height);
     count = rows == 0 ? 0 : panels * row_blocks;
   }
-  int64_t blocks_of(int64_t height) const { return (num_rows + height - 1) / height; }
-  int64_t column(int64_t piece) const { return piece / row_blocks * kPanelWidth; }
+  // Of at most `height` rows; where each dequantises, of at least as many, as far as there are.
+  int64_t blocks_of(int64_t height) const {
+    if (by_rows) return num_rows < height ? 1 : num_rows / height;
+    return (num_rows + height - 1) / height;
+  }
+  int64_t column(int64_t piece) const { return (by_rows ? piece % panels : piece / row_blocks) * kPanelWidth; }
   int64_t columns(int64_t piece) const {
     const int64_t left = num_outputs - column(piece);
     return left < kPanelWidth ? left : kPanelWidth;
   }
   Range rows(int64_t piece) const {
-    const int64_t block = piece % row_blocks;
+    const int64_t block = by_rows ? piece / panels : piece % row_blocks;
     return {num_rows * block / row_blocks, num_rows * (block + 1) / row_blocks};
   }
 };

@@ -174,7 +174,7 @@ inline void multiply_bf16_tiles(const Weight& weight, const Rows& x, int64_t fir
 // -----------------------------------------------------------------
 
 constexpr int64_t kFewTileRows = 64;  // up to here a weight is used once when it has been dequantised
-constexpr int64_t kCutBlocks = 18;    // of two tiles: 36 KiB of bf16, which L1 holds
+constexpr int64_t kCutBlocks = 9;     // of two tiles: 18 KiB of bf16, which L1 holds beside 32 rows of them
 constexpr int64_t kBlockHalves = kTile * kBlock;
 constexpr float kCentred = 1.0028f;
 
