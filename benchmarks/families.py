@@ -97,8 +97,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "lfm2": {**LLAMA, "layer_types": ["conv", "conv", "full_attention", "conv"] * 4,
              "block_auto_adjust_ff_dim": False},
     "mamba2": {
-        "vocab_size": 32000, "hidden_size": 1536, "num_hidden_layers": 28, "num_heads": 48, "head_dim": 64, "n_groups": 1,
-        "state_size": 128,
+        "vocab_size": 32000, "hidden_size": 1536, "num_hidden_layers": 28, "num_heads": 48, "head_dim": 64,
+        "n_groups": 1, "state_size": 128,
     },
     "granitemoehybrid": {
         **LLAMA, "num_hidden_layers": 12, "shared_intermediate_size": 4608, "num_local_experts": 0,
