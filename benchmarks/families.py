@@ -44,10 +44,8 @@ LLAMA = {
     **SIZES, "intermediate_size": 4608, "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 128,
     "tie_word_embeddings": True,
 }  # fmt: skip
-EXPERTS = {"num_hidden_layers": 12, "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 512}
-LOCAL_EXPERTS = {
-    "num_hidden_layers": 12, "num_local_experts": 16, "num_experts_per_tok": 4, "intermediate_size": 512,
-}  # fmt: skip
+MOE = {**LLAMA, "num_hidden_layers": 12, "num_experts_per_tok": 4, "intermediate_size": 512}
+EXPERTS = {**MOE, "num_experts": 16, "moe_intermediate_size": 512}
 SHARED_EXPERT = {**EXPERTS, "shared_expert_intermediate_size": 512}
 GEMMA = {"query_pre_attn_scalar": 128, "sliding_window": 512}
 DELTA_NET = {
@@ -85,13 +83,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **{name: WIDE[name] for name in WIDE if name != "intermediate_size"}, "ffn_dim": 6144,
         "word_embed_proj_dim": 1536,
     },
-    "mixtral": {**LLAMA, **LOCAL_EXPERTS},
-    "olmoe": {
-        **LLAMA, "num_hidden_layers": 12, "num_experts": 16, "num_experts_per_tok": 4, "intermediate_size": 512,
-    },
-    "qwen2_moe": {**LLAMA, **SHARED_EXPERT},
-    "qwen3_moe": {**LLAMA, **EXPERTS},
-    "gpt_oss": {**LLAMA, **LOCAL_EXPERTS, "head_dim": 64, "num_attention_heads": 24},
+    "mixtral": {**MOE, "num_local_experts": 16},
+    "olmoe": {**MOE, "num_experts": 16},
+    "qwen2_moe": SHARED_EXPERT,
+    "qwen3_moe": EXPERTS,
+    "gpt_oss": {**MOE, "num_local_experts": 16, "head_dim": 64, "num_attention_heads": 24},
     "deepseek_v2": DEEPSEEK,
     "deepseek_v3": {**DEEPSEEK, "num_key_value_heads": 12, "n_group": 1, "topk_group": 1},
     "lfm2": {**LLAMA, "layer_types": ["conv", "conv", "full_attention", "conv"] * 4,
@@ -105,8 +101,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "mamba_n_heads": 48, "mamba_d_state": 128, "layer_types": (["mamba"] * 5 + ["attention"]) * 2,
     },
     "qwen3_5_text": {**LLAMA, **DELTA_NET},
-    "qwen3_5_moe_text": {**LLAMA, **SHARED_EXPERT, **DELTA_NET, "num_hidden_layers": 8},
-    "qwen3_next": {**LLAMA, **SHARED_EXPERT, **DELTA_NET, "num_hidden_layers": 8, "linear_num_value_heads": 32},
+    "qwen3_5_moe_text": {**SHARED_EXPERT, **DELTA_NET, "num_hidden_layers": 8},
+    "qwen3_next": {**SHARED_EXPERT, **DELTA_NET, "num_hidden_layers": 8, "linear_num_value_heads": 32},
 }  # fmt: skip
 """`model_type` → config. Models that see images have the language model of another family, and are left out."""
 
@@ -124,8 +120,7 @@ def measure(family: str, device: Device, *, with_ops: bool) -> tuple[dict[str, A
     checkpoint = Checkpoint(ModelFiles(family, Path(family), "hf", family), "config", fields, {}, {}, {})
     rank = trace_rank(config, checkpoint, 1)
     engine = LLMEngine(config, InProcessExecutor.create(config, checkpoint))
-    found: dict[str, Any] = {}
-    phases = {}
+    found, phases = dict[str, Any](), {}
     cases = {f"tg@{count}": ((CONTEXT - 1, 1),) * count for count in STREAMS} | {f"pp{PROMPT}": ((0, PROMPT),)}
     for name, requests in cases.items():
         step = StepShape(requests, len(requests), KV_FORMATS[config.kv_dtype], config.tile_rows)
@@ -156,8 +151,7 @@ def _time(engine: LLMEngine, requests: Sequence[tuple[int, int]]) -> float:
 
 def _op_times(engine: LLMEngine, seen: int, num_requests: int, *, is_prompt: bool) -> dict[str, float]:
     """Return milliseconds per kind of op of an average step: the prompt's, or one in which all requests decode."""
-    ops: dict[Any, Any] = {}
-    totals, num_steps, wanted = defaultdict[str, float](float), 0, (num_requests, is_prompt)
+    ops, totals, num_steps, wanted = dict[Any, Any](), defaultdict[str, float](float), 0, (num_requests, is_prompt)
     for event in engine.events.since(seen):
         if event.kind is EventKind.OPS:
             ops[event.data["step_id"]] = event.data["ops"]
