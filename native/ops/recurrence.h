@@ -15,7 +15,8 @@ namespace quire {
 // with u = dt * v[t, h]; or with `delta` u = sigmoid(gates[t, num_heads + h]) * (v[t, h] - S^T k[t, g]), where k and q
 // are divided by their lengths (squares + 1e-6) and q by sqrt(key_size) too.
 //
-// A state is stored [value_size / 16, rounded up][key_size][16] of f32; it is zero before the first token.
+// A state is stored in groups of 64 columns as [key_size][64] of f32, so that it is read and written in one piece; the
+// last group may be narrower, [key_size][16 N]. It is zero before the first token.
 struct RecurrenceOp {
   Rows q;      // f32 [T, num_key_heads * key_size]
   Rows k;      // f32 [T, num_key_heads * key_size]
@@ -37,6 +38,7 @@ struct RecurrenceOp {
 namespace {
 
 constexpr int kStateVectors = 4;          // of columns that are computed together
+constexpr int kTokensAtOnce = 4;          // that pass a value of the state while it is in a register
 constexpr int64_t kStateTokens = kLanes;  // whose keys, queries and factors are prepared together
 
 // log(1 + e^x) = max(x, 0) + log(1 + y) with y = e^-|x|, and log(1 + y) = 2 artanh(y / (2 + y)): with an argument of at
@@ -97,58 +99,118 @@ inline void prepare(const RecurrenceOp& op, int64_t first, int64_t count, int64_
   store(out.strengths, op.delta ? one / (one + exp(zero() - load(gates))) : dt);
 }
 
-// S = decay * S + k (x) added; out += S^T q, and with `kNext` of the next token known += S^T next.
+// One token: S = decay * S + k (x) added; out += S^T q, and with `kNext` of the next token known += S^T next.
 template <int N, bool kNext>
 [[gnu::always_inline]] inline void update(float* state, int64_t size, F32x16 decay, const float* k, const float* q,
                                           const float* next, const F32x16 (&added)[N], F32x16 (&out)[N],
                                           F32x16 (&known)[N]) {
-  for (int64_t i = 0; i < size; ++i) {
+  for (int64_t i = 0; i < size; ++i, state += N * kLanes) {
     const F32x16 key = broadcast(k[i]), query = broadcast(q[i]), following = broadcast(kNext ? next[i] : 0.0f);
     QUIRE_UNROLL for (int n = 0; n < N; ++n) {
-      float* at = state + (n * size + i) * kLanes;
-      const F32x16 now = fma(key, added[n], decay * load(at));
-      store(at, now);
+      const F32x16 now = fma(key, added[n], decay * load(state + n * kLanes));
+      store(state + n * kLanes, now);
       out[n] = fma(now, query, out[n]);
       if (kNext) known[n] = fma(now, following, known[n]);
     }
   }
 }
 
-// Prepared tokens through `width` (at most 16 N) columns of a head's state from column `column` on. With `delta` the
-// pass that writes a token into the state already reads it with the next token's key: one pass per token.
+// kTokens tokens without `delta`, from token t of the prepared ones on: what they add is known in advance, so each
+// value of the state is loaded and stored once for all of them.
+template <int N, int kTokens>
+[[gnu::always_inline]] inline void update_all(float* state, int64_t size, const Prepared& tokens, int64_t t,
+                                              const F32x16 (&added)[kTokens][N], F32x16 (&out)[kTokens][N]) {
+  F32x16 decays[kTokens];
+  QUIRE_UNROLL for (int j = 0; j < kTokens; ++j) decays[j] = broadcast(tokens.decays[t + j]);
+  for (int64_t i = 0; i < size; ++i, state += N * kLanes) {
+    F32x16 now[N];
+    QUIRE_UNROLL for (int n = 0; n < N; ++n) now[n] = load(state + n * kLanes);
+    QUIRE_UNROLL for (int j = 0; j < kTokens; ++j) {
+      const F32x16 key = broadcast(tokens.k[t + j][i]), query = broadcast(tokens.q[t + j][i]);
+      QUIRE_UNROLL for (int n = 0; n < N; ++n) {
+        now[n] = fma(key, added[j][n], decays[j] * now[n]);
+        out[j][n] = fma(now[n], query, out[j][n]);
+      }
+    }
+    QUIRE_UNROLL for (int n = 0; n < N; ++n) store(state + n * kLanes, now[n]);
+  }
+}
+
+// The values that a pass reads and writes: up to 16 N columns of a head from `column` on.
+template <int N>
+struct Columns {
+  const RecurrenceOp& op;
+  int64_t first, at;
+  size_t bytes;
+  F32x16 skip;
+
+  void load_values(int64_t t, F32x16 (&to)[N]) const {
+    float values[N * kLanes] = {};
+    memcpy(values, row<float>(op.v, first + t) + at, bytes);
+    QUIRE_UNROLL for (int n = 0; n < N; ++n) to[n] = load(values + n * kLanes);
+  }
+  void write(int64_t t, const F32x16 (&out)[N]) const {
+    F32x16 values[N];
+    load_values(t, values);
+    float results[N * kLanes];
+    QUIRE_UNROLL for (int n = 0; n < N; ++n) store(results + n * kLanes, fma(skip, values[n], out[n]));
+    memcpy(row<float>(op.out, first + t) + at, results, bytes);
+  }
+};
+
+template <int N, int kTokens>
+[[gnu::always_inline]] inline void pass_some(const Columns<N>& columns, const Prepared& tokens, int64_t t,
+                                             float* state) {
+  F32x16 added[kTokens][N], out[kTokens][N];
+  QUIRE_UNROLL for (int j = 0; j < kTokens; ++j) {
+    columns.load_values(t + j, added[j]);
+    const F32x16 strength = broadcast(tokens.strengths[t + j]);
+    QUIRE_UNROLL for (int n = 0; n < N; ++n) {
+      added[j][n] = added[j][n] * strength;
+      out[j][n] = zero();
+    }
+  }
+  update_all<N, kTokens>(state, columns.op.key_size, tokens, t, added, out);
+  QUIRE_UNROLL for (int j = 0; j < kTokens; ++j) columns.write(t + j, out[j]);
+}
+
+// Prepared tokens through `width` (at most 16 N) columns of a head's state from column `column` on. With `delta` a
+// token adds what depends on the state before it, and the pass that writes a token into the state already reads it with
+// the next token's key: one pass per token. Each value takes the same operations in the same order in all of these
+// passes.
 template <int N>
 inline void pass_tokens(const RecurrenceOp& op, const Prepared& tokens, int64_t first, int64_t count, int64_t head,
                         int64_t column, int64_t width, float* state) {
-  const int64_t size = op.key_size, value_at = head * op.value_size + column;
-  const size_t bytes = static_cast<size_t>(width) * sizeof(float);
-  const F32x16 skip = broadcast(op.skip != nullptr ? op.skip[head] : 0.0f);
-  float values[N * kLanes] = {}, results[N * kLanes];
+  const int64_t size = op.key_size;
+  const Columns<N> columns{op, first, head * op.value_size + column, static_cast<size_t>(width) * sizeof(float),
+                           broadcast(op.skip != nullptr ? op.skip[head] : 0.0f)};
+  int64_t t = 0;
+  if (!op.delta) {
+    for (; t + kTokensAtOnce <= count; t += kTokensAtOnce) pass_some<N, kTokensAtOnce>(columns, tokens, t, state);
+    for (; t < count; ++t) pass_some<N, 1>(columns, tokens, t, state);
+    return;
+  }
   F32x16 known[N];
   QUIRE_UNROLL for (int n = 0; n < N; ++n) known[n] = zero();
-  if (op.delta) {
-    for (int64_t i = 0; i < size; ++i) {
-      const F32x16 key = broadcast(tokens.k[0][i]);
-      QUIRE_UNROLL for (int n = 0; n < N; ++n) known[n] = fma(load(state + (n * size + i) * kLanes), key, known[n]);
-    }
+  for (int64_t i = 0; i < size; ++i) {
+    const F32x16 key = broadcast(tokens.k[0][i]);
+    QUIRE_UNROLL for (int n = 0; n < N; ++n) known[n] = fma(load(state + (i * N + n) * kLanes), key, known[n]);
   }
-  for (int64_t t = 0; t < count; ++t) {
+  for (; t < count; ++t) {
     const F32x16 decay = broadcast(tokens.decays[t]), strength = broadcast(tokens.strengths[t]);
-    memcpy(values, row<float>(op.v, first + t) + value_at, bytes);
     F32x16 added[N], out[N];
+    columns.load_values(t, added);
     QUIRE_UNROLL for (int n = 0; n < N; ++n) {
-      added[n] = (load(values + n * kLanes) - decay * known[n]) * strength;
+      added[n] = (added[n] - decay * known[n]) * strength;
       out[n] = zero();
       known[n] = zero();
     }
-    if (op.delta && t + 1 < count) {
+    if (t + 1 < count) {
       update<N, true>(state, size, decay, tokens.k[t], tokens.q[t], tokens.k[t + 1], added, out, known);
     } else {
       update<N, false>(state, size, decay, tokens.k[t], tokens.q[t], nullptr, added, out, known);
     }
-    QUIRE_UNROLL for (int n = 0; n < N; ++n) {
-      store(results + n * kLanes, fma(skip, load(values + n * kLanes), out[n]));
-    }
-    memcpy(row<float>(op.out, first + t) + value_at, results, bytes);
+    columns.write(t, out);
   }
 }
 

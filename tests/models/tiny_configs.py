@@ -182,10 +182,10 @@ TINY_CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "qwen3_5_text": {
         "groups of 2, whole tiles": {**DELTA_NET, "hidden_size": 64, "intermediate_size": 128},
-        "multi-head, one key head, odd sizes": {
+        "multi-head, one key head, odd sizes, states of two groups of columns": {
             **DELTA_NET, "num_hidden_layers": 3,
             "layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_num_key_heads": 1,
-            "linear_num_value_heads": 5, "linear_value_head_dim": 36, "hidden_size": 53,
+            "linear_num_value_heads": 5, "linear_value_head_dim": 84, "hidden_size": 53,
             "num_attention_heads": 3, "num_key_value_heads": 3, "attention_bias": True, "tie_word_embeddings": True,
             "rope_parameters": {**MROPE, "rope_theta": 700.0, "partial_rotary_factor": 0.5},
         },
@@ -305,9 +305,9 @@ TINY_CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "without positions, one KV head, tied": {
             **GRANITE4, "shared_intermediate_size": 36, "num_key_value_heads": 1, "tie_word_embeddings": True,
         },
-        "state spaces and experts beside attention": {
-            **GRANITE4, "num_hidden_layers": 3, "layer_types": ["mamba", "attention", "mamba"], "num_local_experts": 4,
-            "num_experts_per_tok": 2, "intermediate_size": 24,
+        "state spaces with one wide head and experts beside attention": {
+            **GRANITE4, "mamba_n_heads": 1, "num_hidden_layers": 3, "layer_types": ["mamba", "attention", "mamba"],
+            "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 24,
         },
         "state spaces alone, groups of 2, odd sizes": {
             **GRANITE4, "hidden_size": 45, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 16,
