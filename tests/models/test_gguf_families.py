@@ -18,7 +18,7 @@ from quire.weights.checkpoint import joined_latents, open_checkpoint
 from quire.weights.gguf_architectures import ARCHITECTURES
 from quire.weights.sources import ModelFiles
 from tests.models.harness import random_tokens, stored
-from tests.models.oracle import CORRECTION, Pair
+from tests.models.oracle import STORED_BUFFERS, Pair
 from tests.models.test_conformance import assert_close
 from tests.models.tiny_configs import (
     DEEPSEEK,
@@ -224,7 +224,7 @@ def write_gguf(path: Path, pair: Pair, arch: MODEL_ARCH, write: Write) -> None:
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         name = f"{name}.weight" if name.endswith("sinks") else name
-        if name.endswith(CORRECTION):
+        if name.endswith(STORED_BUFFERS):
             writer.add_tensor(f"blk.{name.split('.')[2]}.exp_probs_b.bias", tensor.numpy())
             continue
         if ".experts." in name:
