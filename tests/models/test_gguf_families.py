@@ -3,7 +3,7 @@
 Transformations are those of llama.cpp's converter: pairs of rotated rows side by side, 1 added to Gemma's norms.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from tests.models.test_conformance import assert_close
 from tests.models.tiny_configs import (
     DEEPSEEK,
     GEMMA,
+    GEMMA4,
     LFM2,
     LLAMA,
     LONGROPE,
@@ -87,6 +88,21 @@ def _gemma3(writer: gguf.GGUFWriter) -> None:
     writer.add_rope_freq_base_swa(300.0)
     writer.add_rope_scaling_type(RopeScalingType.LINEAR)
     writer.add_rope_scaling_factor(8.0)
+
+
+def _gemma4(writer: gguf.GGUFWriter) -> None:
+    _gemma4_keys_alone(writer, [True, True, False, True, False])
+    writer.add_shared_kv_layers(2)
+    writer.add_embedding_length_per_layer_input(8)
+    writer.add_final_logit_softcapping(3.0)
+
+
+def _gemma4_keys_alone(writer: gguf.GGUFWriter, pattern: Sequence[bool] = (True, False, True, False)) -> None:
+    writer.add_key_length_swa(12)
+    writer.add_sliding_window(5)
+    writer.add_sliding_window_pattern(list(pattern))
+    writer.add_rope_freq_base_swa(10000.0)
+    writer.add_tensor("rope_freqs.weight", np.array([1.0] * 2 + [1e30] * 6, np.float32))
 
 
 def _ministral3(writer: gguf.GGUFWriter) -> None:
@@ -176,6 +192,11 @@ CASES: dict[str, tuple[str, dict[str, Any], MODEL_ARCH, Write]] = {
         **GEMMA, "sliding_window_pattern": 3, "rope_local_base_freq": 300.0,
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
     }, MODEL_ARCH.GEMMA3, _gemma3),
+    "gemma4": ("gemma4_text", {**next(iter(TINY_CONFIGS["gemma4_text"].values())), "global_head_dim": 16},
+               MODEL_ARCH.GEMMA4, _gemma4),
+    "gemma4, values that are keys": ("gemma4_text", {
+        **GEMMA4, "global_head_dim": 16, "attention_k_eq_v": True, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0,
+    }, MODEL_ARCH.GEMMA4, _gemma4_keys_alone),
     "glm4": ("glm4", TINY_CONFIGS["glm4"]["neighbouring pairs"], MODEL_ARCH.GLM4,
              lambda writer: writer.add_rope_dimension_count(8)),
     "starcoder2": ("starcoder2", TINY_CONFIGS["starcoder2"]["biases, window"], MODEL_ARCH.STARCODER2,
@@ -198,14 +219,18 @@ SIDE_BY_SIDE = (MODEL_ARCH.LLAMA, MODEL_ARCH.SMOLLM3, MODEL_ARCH.GRANITE, MODEL_
 def write_gguf(path: Path, pair: Pair, arch: MODEL_ARCH, write: Write) -> None:
     """Write the pair's weights under the names of llama.cpp."""
     config = pair.oracle.config
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    # Per layer its MLP columns and config, where they differ; the last has no window.
+    layers = [(pair.oracle.model.layers[index].mlp.intermediate_size, config.per_layer_config[index])
+              for index in range(config.num_hidden_layers) if arch == MODEL_ARCH.GEMMA4]  # fmt: skip
+    of_heads = layers[-1][1] if layers else config
+    head_size = getattr(of_heads, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_feed_forward_length([width for width, _ in layers] or config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_head_count_kv([layer.num_key_value_heads for _, layer in layers] or config.num_key_value_heads)
     if arch != MODEL_ARCH.DEEPSEEK2:
         writer.add_key_length(head_size)
         writer.add_value_length(head_size)
@@ -224,7 +249,9 @@ def write_gguf(path: Path, pair: Pair, arch: MODEL_ARCH, write: Write) -> None:
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         name = f"{name}.weight" if name.endswith("sinks") else name
-        if name.endswith(STORED_BUFFERS):
+        if name.endswith("layer_scalar"):
+            name = f"{name}.weight"
+        elif name.endswith(STORED_BUFFERS):
             writer.add_tensor(f"blk.{name.split('.')[2]}.exp_probs_b.bias", tensor.numpy())
             continue
         if ".experts." in name:

@@ -78,8 +78,14 @@ GEMMA4 = {
     "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 53,
 }  # fmt: skip
 GEMMA4_EXPERTS = {
-    **GEMMA4, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
-    "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24,
+    **GEMMA4,
+    "hidden_size_per_layer_input": 0,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "enable_moe_block": True,
+    "num_experts": 6,
+    "top_k_experts": 3,
+    "moe_intermediate_size": 20,
 }
 LONGROPE = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 2.0, 3.0, 4.0]}
 DEEPSEEK = {
@@ -350,7 +356,8 @@ TINY_CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "gemma4_text": {
         "keys of earlier layers, inputs of each layer, odd sizes": {
-            **GEMMA4, "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "final_logit_softcapping": 3.0,
+            **GEMMA4, "num_hidden_layers": 5, "layer_types": ["sliding_attention", *GEMMA4["layer_types"]],
+            "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "final_logit_softcapping": 3.0,
         },
         "experts, values that are keys, one KV head": GEMMA4_EXPERTS,
         "angles given, biases, untied, one layer of own keys of each kind": {
@@ -370,9 +377,7 @@ TINY_CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "gemma4": {
         "language model of a model with images": {
-            "text_config": {**GEMMA4, "num_kv_shared_layers": 1, "layer_types": [
-                "full_attention", "sliding_attention", "sliding_attention", "full_attention",
-            ]},
+            "text_config": {**GEMMA4, "num_kv_shared_layers": 1},
             "vision_config": {**VISION, "num_key_value_heads": 2, "head_dim": 8},
         },
     },

@@ -88,9 +88,7 @@ class Gemma4Layer(Gemma2Layer):
         width, size = config.hidden_size, config.per_layer_size
         self.router = Gemma4Router(config) if config.num_experts else None
         if config.num_experts:
-            self.experts = Experts(
-                width, config.expert_size, config.num_experts, "gelu_tanh", model.group, bias=False
-            )
+            self.experts = Experts(width, config.expert_size, config.num_experts, "gelu_tanh", model.group, bias=False)
             for name in NORMS_OF_EXPERTS:
                 self.add_module(name, model.build_norm(config))
         self.per_layer_input_gate = Linear(width, size) if size else None

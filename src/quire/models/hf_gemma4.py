@@ -40,7 +40,7 @@ class Gemma4Config(LlamaConfig):
         sources: of each layer the layer whose keys and values it attends to: its own, or an earlier one's.
         widens_mlp: MLPs of layers that attend to an earlier layer's keys are twice as wide.
         per_layer_size: values of a token that each layer has an input of its own of, 0 for none.
-        per_layer_vocab: rows of their table.
+        per_layer_vocab: rows of their table, 0 for none.
         num_experts, top_k, expert_size: of the experts beside each MLP; 0 for none.
         logit_cap: None for none.
     """
@@ -81,7 +81,10 @@ class Gemma4Config(LlamaConfig):
         local = _read_rope(reader, SLIDING)
         check_pairs(local, fields["head_size"])
         check_pairs(fields["rope"], head_size)
-        cap, size = reader.raw("final_logit_softcapping"), reader.optional_integer("hidden_size_per_layer_input", minimum=0)
+        cap, size = (
+            reader.raw("final_logit_softcapping"),
+            reader.optional_integer("hidden_size_per_layer_input", minimum=0),
+        )
         per_layer_vocab = reader.integer("vocab_size_per_layer_input")
         if size and per_layer_vocab < fields["vocab_size"]:
             raise UnsupportedModelError(
@@ -98,7 +101,7 @@ class Gemma4Config(LlamaConfig):
             "sources": _read_sources(reader, windows),
             "widens_mlp": reader.flag("use_double_wide_mlp", False),
             "per_layer_size": size or 0,
-            "per_layer_vocab": per_layer_vocab,
+            "per_layer_vocab": per_layer_vocab if size else 0,
             "logit_cap": None if cap is None else reader.number("final_logit_softcapping", 0.0),
         }  # fmt: skip
 
@@ -118,9 +121,7 @@ class Gemma4Config(LlamaConfig):
         width = self.intermediate_size * (2 if doubles else 1)
         if self.windows[index] is not None:
             return replace(self, intermediate_size=width)
-        return replace(
-            self, intermediate_size=width, head_size=self.full_head_size, num_kv_heads=self.full_kv_heads
-        )
+        return replace(self, intermediate_size=width, head_size=self.full_head_size, num_kv_heads=self.full_kv_heads)
 
     def kv_specs(self) -> list[CacheSpec]:
         """See `DecoderConfig.kv_specs`: only of layers with keys of their own, which come first."""

@@ -14,6 +14,7 @@ from quire.errors import ModelFileError, UnsupportedModelError, nearest, printab
 from quire.weights.gguf_architectures import ARCHITECTURES, EXPERTS, MLP, Architecture, architecture_of
 from quire.weights.gguf_fields import FULL, add_fields, stores_apart
 from quire.weights.gguf_file import GGUFFile
+from quire.weights.gguf_gemma4 import gemma4_shapes
 from quire.weights.gguf_metadata import Metadata
 from quire.weights.gguf_names import huggingface_name
 from quire.weights.gguf_rope import rope_scaling
@@ -46,7 +47,8 @@ def translate_config(file: GGUFFile) -> dict[str, Any]:
     hidden_size = metadata.integer("embedding_length")
     num_heads = metadata.integer("attention.head_count")
     head_size = metadata.integer("attention.key_length", max(hidden_size // num_heads, 1))
-    if architecture.hybrid_parts:
+    by_layer = architecture.sizes_by_layer
+    if architecture.hybrid_parts or by_layer:
         num_kv_heads = max(metadata.counts("attention.head_count_kv", num_layers))
     else:
         num_kv_heads = metadata.integer("attention.head_count_kv", num_heads)
@@ -55,7 +57,7 @@ def translate_config(file: GGUFFile) -> dict[str, Any]:
         "model_type": architecture.model_type,
         "vocab_size": vocab_size,
         "hidden_size": hidden_size,
-        "intermediate_size": metadata.integer("feed_forward_length"),
+        "intermediate_size": 0 if by_layer else metadata.integer("feed_forward_length"),
         "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads,
@@ -70,7 +72,7 @@ def translate_config(file: GGUFFile) -> dict[str, Any]:
         "eos_token_id": metadata.token_id("eos_token_id", vocab_size),
     }
     _check_heads(metadata, config)
-    config["rope_scaling"] = rope_scaling(file, metadata, config)
+    config["rope_scaling"] = None if by_layer else rope_scaling(file, metadata, config)
     add_fields(file, metadata, config)
     _check_tensors(file, metadata, config)
     return config
@@ -166,6 +168,8 @@ def _check_tensors(file: GGUFFile, metadata: Metadata, config: dict[str, Any]) -
 
 def _expected_shapes(file: GGUFFile, metadata: Metadata, config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     architecture = architecture_of(metadata.values)
+    if architecture.sizes_by_layer:
+        return gemma4_shapes(file, config)
     width, mlp_width, vocab_size = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     head_size = config.get("head_dim", width // config["num_attention_heads"])
     query_rows = config["num_attention_heads"] * head_size
