@@ -195,7 +195,8 @@ CASES: dict[str, tuple[str, dict[str, Any], MODEL_ARCH, Write]] = {
     "gemma4": ("gemma4_text", {**next(iter(TINY_CONFIGS["gemma4_text"].values())), "global_head_dim": 16},
                MODEL_ARCH.GEMMA4, _gemma4),
     "gemma4, values that are keys": ("gemma4_text", {
-        **GEMMA4, "global_head_dim": 16, "attention_k_eq_v": True, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0,
+        **GEMMA4, "global_head_dim": 16, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+        "hidden_size_per_layer_input": 0,
     }, MODEL_ARCH.GEMMA4, _gemma4_keys_alone),
     "glm4": ("glm4", TINY_CONFIGS["glm4"]["neighbouring pairs"], MODEL_ARCH.GLM4,
              lambda writer: writer.add_rope_dimension_count(8)),

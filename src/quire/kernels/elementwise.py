@@ -167,14 +167,15 @@ def _make_rows(num_tokens: int, width: int, num_gates: int = 1) -> Arguments:
     return {"x": random(num_tokens, width), "gates": random(num_tokens, num_gates, seed=1, scale=3.0)}
 
 
+def _make_scaled(num_tokens: int) -> Arguments:
+    return {"x": random(num_tokens, 70), "factor": random(1, seed=1)}
+
+
 CHECKS = (
     Check(
         scale_by,
         lambda x, factor: factor * x,
-        {
-            name: lambda rows=rows: {"x": random(rows, 70), "factor": random(1, seed=1)}
-            for name, rows in {"empty": 0, "rows": 33}.items()
-        },
+        {"empty": partial(_make_scaled, 0), "rows": partial(_make_scaled, 33)},
     ),
     Check(
         gate_rows,

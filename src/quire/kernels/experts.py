@@ -63,8 +63,8 @@ def route(
 
     With `scales`, out[t, e] is multiplied by scales[e].     (Gemma 4)
 
-    Shapes: logits [T, X]; bias, scales [X] or None -> [T, X]. Dtypes: bf16, fp16 or fp32, returned as the logits; computed in
-    fp32.
+    Shapes: logits [T, X]; bias, scales [X] or None -> [T, X].
+    Dtypes: bf16, fp16 or fp32, returned as the logits; computed in fp32.
     """
     values = logits.float()
     scores = torch.sigmoid(values) if scoring.is_sigmoid else torch.softmax(values, -1)

@@ -45,6 +45,6 @@ class Attention(nn.Module):
     ) -> torch.Tensor:
         kv_cache = batch.kv_caches[self.layer_index]  # [N, 2, B, K, D]
         group_index = batch.layer_groups[self.layer_index]
-        if k is not None:
+        if k is not None and v is not None:
             write_kv(k, v, kv_cache, batch.slot_mapping[group_index])
         return paged_attention(q, kv_cache, batch, group_index, self.scale, self.window, self.soft_cap, sinks)

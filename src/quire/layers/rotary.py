@@ -74,7 +74,8 @@ class RopeConfig:
         fewer than `slow_turns` turns in the original context, not at all those of more than `fast_turns`, and those
         between in proportion to i (Peng 2023). "dynamic" stretches theta so that the lowest frequency is divided by
         factor · max_len / original_context_len - (factor - 1) (Peng 2023, sec. 3.3). "longrope" divides each by its
-        own factor (Ding 2024). "proportional" divides all by `factor`, and all but the first `rotated_share` are 0 (Gemma 4).
+        own factor (Ding 2024). "proportional" divides all by `factor`, and those behind the first `rotated_share` are 0
+        (Gemma 4).
         Shapes: -> [C/2]. Dtypes: fp32.
         """
         size = self.rotated_size(head_size)

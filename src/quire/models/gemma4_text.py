@@ -76,6 +76,7 @@ class Gemma4Router(nn.Module):
         self.epsilon, self.factor, self.top_k = config.rms_norm_epsilon, config.hidden_size**-0.5, config.top_k
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """See the class."""
         logits = self.proj(rms_norm(x, self.scale, self.epsilon) * self.factor)  # [T, X]
         return route(logits, self.top_k, True, SOFTMAX, None, self.per_expert_scale)
 
@@ -106,7 +107,7 @@ class Gemma4Layer(Gemma2Layer):
     ) -> torch.Tensor:
         """Shapes: x [T, E]; rotation: cos, sin [T, D]; per_layer_input [T, P] or None -> [T, E]."""
         x = super().forward(x, rotation, batch)
-        if self.per_layer_input_gate is not None:
+        if self.per_layer_input_gate is not None and per_layer_input is not None:
             gated = gelu_tanh(self.per_layer_input_gate(x)) * per_layer_input  # [T, P]
             x = x + self.post_per_layer_input_norm(self.per_layer_projection(gated))
         return scale_by(x, self.layer_scalar)
@@ -126,7 +127,7 @@ class Gemma4ForCausalLM(Gemma2ForCausalLM):
     Config: ClassVar[type[LlamaConfig]] = Gemma4Config
     attention_class = Gemma4Attention
     mlp_class = Gemma2MLP
-    layer_class = Gemma4Layer
+    layer_class = Gemma4Layer  # type: ignore[assignment]  # which takes this model's config
     offset_params: ClassVar[dict[str, float]] = {}
     config: Gemma4Config  # type: ignore[assignment]
 

@@ -142,10 +142,10 @@ def _read_full(
     if shares_values and kv_heads is not None:
         values["num_key_value_heads"] = kv_heads
     if found is not None:
-        full = {str(index) for index, window in enumerate(windows) if window is None}
-        each = list(found.values()) if isinstance(found, Mapping) else []
-        known = all(value == each[0] and not value.keys() - {"head_dim", "num_key_value_heads"} for value in each)
-        if not each or not known or set(map(str, found)) != full:
+        full = [str(index) for index, window in enumerate(windows) if window is None]
+        each = [found.get(index, found.get(int(index))) for index in full] if isinstance(found, Mapping) else [None]
+        is_known = all(isinstance(value, Mapping) and value == each[0] for value in each)
+        if not is_known or len(found) != len(full) or each[0].keys() - {"head_dim", "num_key_value_heads"}:
             raise UnsupportedModelError(
                 f"the model's config has per_layer_config={str(found)[:80]}; supported are head_dim and"
                 " num_key_value_heads, the same for all layers of full attention and for no others"

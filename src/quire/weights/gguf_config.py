@@ -12,9 +12,9 @@ import numpy as np
 
 from quire.errors import ModelFileError, UnsupportedModelError, nearest, printable
 from quire.weights.gguf_architectures import ARCHITECTURES, EXPERTS, MLP, Architecture, architecture_of
-from quire.weights.gguf_fields import FULL, add_fields, stores_apart
+from quire.weights.gguf_fields import add_fields, stores_apart
 from quire.weights.gguf_file import GGUFFile
-from quire.weights.gguf_gemma4 import gemma4_shapes
+from quire.weights.gguf_gemma4 import FULL, gemma4_shapes
 from quire.weights.gguf_metadata import Metadata
 from quire.weights.gguf_names import huggingface_name
 from quire.weights.gguf_rope import rope_scaling

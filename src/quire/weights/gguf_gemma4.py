@@ -33,7 +33,7 @@ def gemma4_fields(file: GGUFFile, metadata: Metadata, config: Config) -> None:
     widths = metadata.counts("feed_forward_length", num_layers)
     num_own = num_layers - num_shared
     widens = num_shared > 0 and widths[-1] != widths[0]
-    by_type = {kind: count for kind, count in zip(types, kv_heads, strict=True)}
+    by_type = dict(zip(types, kv_heads, strict=True))
     if kv_heads != [by_type[kind] for kind in types] or widths != [
         widths[0] * (2 if widens and index >= num_own else 1) for index in range(num_layers)
     ]:
@@ -99,7 +99,8 @@ def gemma4_shapes(file: GGUFFile, config: Config) -> dict[str, tuple[int, ...]]:
             keys["attn_v"] = (kv_rows, width)
         parts = {
             **dict.fromkeys(("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"), (width,)),
-            "attn_q": (heads * head_size, width), "attn_q_norm": (head_size,), "attn_output": (width, heads * head_size),
+            "attn_q": (heads * head_size, width), "attn_output": (width, heads * head_size),
+            "attn_q_norm": (head_size,),
             "ffn_gate": (columns, width), "ffn_up": (columns, width), "ffn_down": (width, columns),
             "layer_output_scale": (1,),
             **{part: shape for part, shape in keys.items() if is_own or f"blk.{index}.{part}.weight" in file.tensors},
