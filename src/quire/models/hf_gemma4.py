@@ -143,7 +143,9 @@ def _read_full(
         values["num_key_value_heads"] = kv_heads
     if found is not None:
         full = [str(index) for index, window in enumerate(windows) if window is None]
-        each = [found.get(index, found.get(int(index))) for index in full] if isinstance(found, Mapping) else [None]
+        each: list[Any] = (
+            [found.get(index, found.get(int(index))) for index in full] if isinstance(found, dict) else [None]
+        )
         is_known = all(isinstance(value, Mapping) and value == each[0] for value in each)
         if not is_known or len(found) != len(full) or each[0].keys() - {"head_dim", "num_key_value_heads"}:
             raise UnsupportedModelError(
