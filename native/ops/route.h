@@ -29,6 +29,7 @@ struct RouteOp {
   int64_t top_groups;
   int64_t group_best;  // at most kMostGroupBest
   float factor;
+  const float* scales;  // [X], of each expert's weights, or null
 };
 
 namespace {
@@ -115,7 +116,9 @@ inline void route_token(const RouteOp& op, int64_t token, float* memory) {
     const float max = weights[0], chosen = exponentials(weights, op.top_k, max, weights);
     total = op.renormalise ? chosen : exponentials(logits, op.num_experts, max, nullptr);
   }
-  for (int64_t i = 0; i < op.top_k; ++i) weights[i] = op.factor * (weights[i] / total);
+  for (int64_t i = 0; i < op.top_k; ++i) {
+    weights[i] = op.factor * (weights[i] / total) * (op.scales == nullptr ? 1.0f : op.scales[experts[i]]);
+  }
 }
 
 // Sorts all choices by expert. `next`: room for X integers.
@@ -146,7 +149,7 @@ inline void route(const RouteOp& op, const Context& context) {
 }
 
 QUIRE_OP(route, RouteOp, logits, choices, routed, counts, num_experts, top_k, renormalise, bias, is_sigmoid, num_groups,
-         top_groups, group_best, factor)
+         top_groups, group_best, factor, scales)
 
 }  // namespace
 }  // namespace quire

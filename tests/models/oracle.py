@@ -8,14 +8,14 @@ import transformers
 from tests.models.harness import Runner, build_model
 from tests.runtime.plan.harness import PlanRunner, make_checkpoint, make_config
 
-CORRECTION = "e_score_correction_bias"
-"""The one buffer that a checkpoint has."""
+STORED_BUFFERS = ("e_score_correction_bias", "layer_scalar")
+"""Buffers that a checkpoint has."""
 
 
 def make_oracle(model_type: str, fields: dict[str, Any], **options: Any) -> Any:
     """Transformers' model of these fields, with its vision tower if it has one."""
     config = transformers.CONFIG_MAPPING[model_type](**fields)
-    sees_images = model_type in ("mistral3", "qwen3_5", "qwen3_5_moe")
+    sees_images = model_type in ("gemma4", "mistral3", "qwen3_5", "qwen3_5_moe")
     auto = transformers.AutoModelForImageTextToText if sees_images else transformers.AutoModelForCausalLM
     return auto.from_config(config, **options)
 
@@ -25,10 +25,10 @@ def num_language_parameters(oracle: Any) -> int:
     vision = [
         part
         for name, part in oracle.named_modules()
-        if name in ("model.vision_tower", "model.visual", "model.multi_modal_projector")
+        if name in ("model.vision_tower", "model.visual", "model.multi_modal_projector", "model.embed_vision")
     ]
-    corrections = [values for name, values in oracle.named_buffers() if name.endswith(CORRECTION)]
-    added = sum(values.numel() for values in corrections)
+    stored = [values for name, values in oracle.named_buffers() if name.endswith(STORED_BUFFERS)]
+    added = sum(values.numel() for values in stored)
     return added + oracle.num_parameters() - sum(values.numel() for part in vision for values in part.parameters())
 
 
@@ -44,8 +44,8 @@ class Pair:
             scale = 1.5 * parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.3
             parameter.data.normal_(float(parameter.ndim == 1), scale, generator=generator)
         for name, buffer in self.oracle.named_buffers():
-            if name.endswith(CORRECTION):
-                buffer.normal_(0.0, 0.3, generator=generator)
+            if name.endswith(STORED_BUFFERS):
+                buffer.normal_(float(buffer.numel() == 1), 0.3, generator=generator)
         self.hf_config = {"model_type": model_type, "architectures": [type(self.oracle).__name__], **fields}
         self.checkpoint = make_checkpoint(self.hf_config, self.oracle.state_dict())
 

@@ -229,7 +229,7 @@ def test_engine_gives_transformers_tokens_batched_cached_and_preempted(
     ("model_type", "architecture", "is_known"),
     [
         ("stablelm", "StableLmForCausalLM", True), ("internlm3", "InternLM3ForCausalLM", True),
-        ("gemma4", "Gemma4ForConditionalGeneration", True), ("llama", "NoSuchForCausalLM", False),
+        ("gemma3n", "Gemma3nForConditionalGeneration", True), ("llama", "NoSuchForCausalLM", False),
         ("stablelm", "StableLmForTokenClassification", False), ("no such", "StableLmForCausalLM", False),
     ],
 )  # fmt: skip

@@ -4,7 +4,7 @@ Transformations are those of llama.cpp's converter: pairs of rotated rows side b
 those of layers with state in `with_state`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,13 @@ from quire.weights.quantize import quantize
 from quire.weights.sources import ModelFiles
 from quire.weights.weight_tensor import WeightTensor
 from tests.models.harness import random_tokens, stored
-from tests.models.oracle import CORRECTION, Pair
+from tests.models.oracle import STORED_BUFFERS, Pair
 from tests.models.test_conformance import assert_close
 from tests.models.tiny_configs import (
     DEEPSEEK,
     DELTA_NET,
     GEMMA,
+    GEMMA4,
     LFM2,
     LLAMA,
     LONGROPE,
@@ -51,7 +52,10 @@ PHI = {
 }  # fmt: skip
 GEMMA = {**GEMMA, "query_pre_attn_scalar": GEMMA["head_dim"], "num_hidden_layers": 3}
 DEEPSEEK_SCALING = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}
-GRANITE4_STATES = TINY_CONFIGS["granitemoehybrid"]["state spaces and experts beside attention"]
+GRANITE4_STATES = {
+    **TINY_CONFIGS["granitemoehybrid"]["state spaces with one wide head and experts beside attention"],
+    "mamba_n_heads": 4,
+}
 MINISTRAL = {**LLAMA, "head_dim": 12, "pad_token_id": None, "rope_parameters": MINISTRAL_ROPE}
 
 
@@ -96,6 +100,21 @@ def _gemma3(writer: gguf.GGUFWriter) -> None:
     writer.add_rope_freq_base_swa(300.0)
     writer.add_rope_scaling_type(RopeScalingType.LINEAR)
     writer.add_rope_scaling_factor(8.0)
+
+
+def _gemma4(writer: gguf.GGUFWriter) -> None:
+    _gemma4_keys_alone(writer, [True, True, False, True, False])
+    writer.add_shared_kv_layers(2)
+    writer.add_embedding_length_per_layer_input(8)
+    writer.add_final_logit_softcapping(3.0)
+
+
+def _gemma4_keys_alone(writer: gguf.GGUFWriter, pattern: Sequence[bool] = (True, False, True, False)) -> None:
+    writer.add_key_length_swa(12)
+    writer.add_sliding_window(5)
+    writer.add_sliding_window_pattern(list(pattern))
+    writer.add_rope_freq_base_swa(10000.0)
+    writer.add_tensor("rope_freqs.weight", np.array([1.0] * 2 + [1e30] * 6, np.float32))
 
 
 def _ministral3(writer: gguf.GGUFWriter) -> None:
@@ -231,6 +250,12 @@ CASES: dict[str, tuple[str, dict[str, Any], MODEL_ARCH, Write]] = {
         **GEMMA, "sliding_window_pattern": 3, "rope_local_base_freq": 300.0,
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
     }, MODEL_ARCH.GEMMA3, _gemma3),
+    "gemma4": ("gemma4_text", {**next(iter(TINY_CONFIGS["gemma4_text"].values())), "global_head_dim": 16},
+               MODEL_ARCH.GEMMA4, _gemma4),
+    "gemma4, values that are keys": ("gemma4_text", {
+        **GEMMA4, "global_head_dim": 16, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+        "hidden_size_per_layer_input": 0,
+    }, MODEL_ARCH.GEMMA4, _gemma4_keys_alone),
     "glm4": ("glm4", TINY_CONFIGS["glm4"]["neighbouring pairs"], MODEL_ARCH.GLM4,
              lambda writer: writer.add_rope_dimension_count(8)),
     "starcoder2": ("starcoder2", TINY_CONFIGS["starcoder2"]["biases, window"], MODEL_ARCH.STARCODER2,
@@ -280,16 +305,20 @@ def write_gguf(path: Path, pair: Pair, arch: MODEL_ARCH, write: Write) -> None:
     """Write the pair's weights under the names of llama.cpp."""
     config = pair.oracle.config
     num_heads = getattr(config, "num_attention_heads", 0)
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // num_heads
+    # Per layer its MLP columns and config, where they differ; the last has no window.
+    layers = [(pair.oracle.model.layers[index].mlp.intermediate_size, config.per_layer_config[index])
+              for index in range(config.num_hidden_layers) if arch == MODEL_ARCH.GEMMA4]  # fmt: skip
+    of_heads = layers[-1][1] if layers else config
+    head_size = getattr(of_heads, "head_dim", None) or config.hidden_size // num_heads
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
     writer.add_context_length(getattr(config, "max_position_embeddings", 2**20))
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     if arch != MODEL_ARCH.QWEN35MOE:
-        writer.add_feed_forward_length(getattr(config, "intermediate_size", 0))
+        writer.add_feed_forward_length([width for width, _ in layers] or getattr(config, "intermediate_size", 0))
     writer.add_head_count(num_heads)
     if arch != MODEL_ARCH.MAMBA2:
-        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_head_count_kv([layer.num_key_value_heads for _, layer in layers] or config.num_key_value_heads)
     if arch not in (MODEL_ARCH.DEEPSEEK2, MODEL_ARCH.MAMBA2):
         writer.add_key_length(head_size)
         writer.add_value_length(head_size)
@@ -309,7 +338,9 @@ def write_gguf(path: Path, pair: Pair, arch: MODEL_ARCH, write: Write) -> None:
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         name = f"{name}.weight" if name.endswith("sinks") else name
-        if name.endswith(CORRECTION):
+        if name.endswith("layer_scalar"):
+            name = f"{name}.weight"
+        elif name.endswith(STORED_BUFFERS):
             writer.add_tensor(f"blk.{name.split('.')[2]}.exp_probs_b.bias", tensor.numpy())
             continue
         if arch in WITH_STATE:

@@ -9,13 +9,14 @@ from tests.models.oracle import Pair
 from tests.models.tiny_configs import TINY_CONFIGS, full_config
 
 
-@pytest.mark.parametrize("model_type", ["gemma3", "mistral3"])
+@pytest.mark.parametrize("model_type", ["gemma3", "gemma4", "mistral3"])
 def test_names_of_transformers_4_give_the_same_logits(model_type: str) -> None:
     (fields,) = TINY_CONFIGS[model_type].values()
     pair = Pair(model_type, fields)
     state = {
         name.replace("model.language_model.", "language_model.model.")
         .replace("model.vision_tower.", "vision_tower.")
+        .replace("model.embed_vision.", "embed_vision.")
         .replace("model.multi_modal_projector.", "multi_modal_projector.")
         .replace("lm_head.", "language_model.lm_head."): values
         for name, values in pair.oracle.state_dict().items()

@@ -11,6 +11,16 @@ COMMON = {
     "use_cache": True, "torch_dtype": "bfloat16", "transformers_version": "4.50.0",
 }  # fmt: skip
 SILU = {**COMMON, "hidden_act": "silu", "attention_bias": False}
+GEMMA4 = {
+    **COMMON, "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "attention_bias": False,
+    "enable_moe_block": False, "final_logit_softcapping": 30.0, "global_head_dim": 512, "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh", "hidden_size_per_layer_input": 0, "max_position_embeddings": 131072,
+    "num_global_key_value_heads": None, "num_kv_shared_layers": 0, "rms_norm_eps": 1e-6, "rope_parameters": {
+        "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
+        "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+    },
+    "use_double_wide_mlp": False, "vocab_size": 262144, "vocab_size_per_layer_input": 262144,
+}  # fmt: skip
 PUBLISHED: dict[str, tuple[float, dict[str, Any]]] = {
     "Phi-4-mini-instruct": (3.84, {
         **SILU, "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "auto_map": {}, "embd_pdrop": 0.0,
@@ -227,6 +237,27 @@ PUBLISHED: dict[str, tuple[float, dict[str, Any]]] = {
         "residual_multiplier": 0.22, "rms_norm_eps": 1e-5, "rope_scaling": None, "rope_theta": 10000,
         "router_aux_loss_coef": 0.0001, "shared_intermediate_size": 1024, "tie_word_embeddings": True,
         "vocab_size": 100352,
+    }),
+    "gemma-4-E2B-it": (4.63, {
+        "architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", "audio_config": {},
+        "audio_token_id": 258881, "vision_config": {}, "vision_soft_tokens_per_image": 280, "text_config": {
+            **GEMMA4, "hidden_size": 1536, "hidden_size_per_layer_input": 256, "intermediate_size": 6144,
+            "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7, "num_attention_heads": 8,
+            "num_hidden_layers": 35, "num_key_value_heads": 1, "num_kv_shared_layers": 20, "sliding_window": 512,
+            "use_double_wide_mlp": True,
+        },
+    }),
+    "gemma-4-26B-A4B-it": (25.23, {
+        **GEMMA4, "attention_k_eq_v": True, "enable_moe_block": True, "hidden_size": 2816, "intermediate_size": 2112,
+        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 5, "moe_intermediate_size": 704,
+        "num_attention_heads": 16, "num_experts": 128, "num_global_key_value_heads": 2, "num_hidden_layers": 30,
+        "num_key_value_heads": 8, "sliding_window": 1024, "top_k_experts": 8, "use_bidirectional_attention": "vision",
+    }),
+    "gemma-4-31B-it": (30.70, {
+        **GEMMA4, "attention_k_eq_v": True, "hidden_size": 5376, "intermediate_size": 21504,
+        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 10, "num_attention_heads": 32,
+        "num_global_key_value_heads": 4, "num_hidden_layers": 60, "num_key_value_heads": 16, "sliding_window": 1024,
+        "use_bidirectional_attention": "vision",
     }),
 }  # fmt: skip
 """By name: billions of parameters of the language model, and the fields."""

@@ -72,6 +72,21 @@ GEMMA = {
     "query_pre_attn_scalar": 9,
     "sliding_window": 5,
 }
+GEMMA4 = {
+    **BASE, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12, "global_head_dim": 20,
+    "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 5,
+    "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 53,
+}  # fmt: skip
+GEMMA4_EXPERTS = {
+    **GEMMA4,
+    "hidden_size_per_layer_input": 0,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "enable_moe_block": True,
+    "num_experts": 6,
+    "top_k_experts": 3,
+    "moe_intermediate_size": 20,
+}
 LONGROPE = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 2.0, 3.0, 4.0]}
 DEEPSEEK = {
     **BASE, "num_attention_heads": 4, "kv_lora_rank": 24, "q_lora_rank": None, "qk_nope_head_dim": 12,
@@ -337,6 +352,33 @@ TINY_CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "language model of a model with images": {
             "text_config": {**GEMMA, "num_hidden_layers": 3, "sliding_window_pattern": 3},
             "vision_config": {**VISION, "model_type": "siglip_vision_model"}, "mm_tokens_per_image": 4,
+        },
+    },
+    "gemma4_text": {
+        "keys of earlier layers, inputs of each layer, odd sizes": {
+            **GEMMA4, "num_hidden_layers": 5, "layer_types": ["sliding_attention", *GEMMA4["layer_types"]],
+            "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "final_logit_softcapping": 3.0,
+        },
+        "experts, values that are keys, one KV head": GEMMA4_EXPERTS,
+        "angles given, biases, untied, one layer of own keys of each kind": {
+            **GEMMA4, "num_hidden_layers": 5, "layer_types": ["full_attention", *["sliding_attention"] * 4],
+            "num_kv_shared_layers": 3, "attention_bias": True, "tie_word_embeddings": False,
+            "num_key_value_heads": 4, "rope_parameters": {
+                "sliding_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 300.0},
+                "full_attention": {
+                    "rope_type": "proportional", "factor": 2.0, "partial_rotary_factor": 0.5, "rope_theta": 5000.0,
+                },
+            },
+        },
+        "sizes by layer": {
+            **GEMMA4, "num_hidden_layers": 3, "layer_types": ["sliding_attention"] * 3,
+            "per_layer_config": {"2": {"head_dim": 16, "num_key_value_heads": 1}}, "hidden_size_per_layer_input": 0,
+        },
+    },
+    "gemma4": {
+        "language model of a model with images": {
+            "text_config": {**GEMMA4, "num_kv_shared_layers": 1},
+            "vision_config": {**VISION, "num_key_value_heads": 2, "head_dim": 8},
         },
     },
     "mistral3": {

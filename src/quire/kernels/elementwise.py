@@ -5,6 +5,7 @@ Next to read: `instruction.py`.
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -21,7 +22,7 @@ def _gated_sizes(x: Symbol, gates: Symbol) -> tuple[int, ...]:
     return x.sizes
 
 
-SIZES.update(soft_cap=same_sizes, gate_rows=_gated_sizes)
+SIZES.update(soft_cap=same_sizes, scale_by=same_sizes, gate_rows=_gated_sizes)
 
 
 @kernel
@@ -31,6 +32,15 @@ def soft_cap(x: torch.Tensor, cap: float) -> torch.Tensor:
     Shapes: x [...] -> [...]. Dtypes: bf16, fp16 or fp32, returned the same.
     """
     return (cap * torch.tanh(x.float() / cap)).to(x.dtype)
+
+
+@kernel
+def scale_by(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """Multiply by a parameter: out = factor[0] · x.
+
+    Shapes: x [...]; factor [1] -> [...]. Dtypes: bf16, fp16 or fp32, returned as x.
+    """
+    return (x.float() * factor.float()).to(x.dtype)
 
 
 @kernel
@@ -72,17 +82,19 @@ class Multiply(_OfTwo):
 
 @dataclass(eq=False, frozen=True, slots=True)
 class Scale(Instruction):
-    """out = factor · x."""
+    """out = factor · x, or with `by`, a parameter of one value, by[0] · x."""
 
     x: Columns
     out: Buffer
     factor: float
+    by: Any = None
 
     def emit(self, to: Emitter) -> None:
-        to.push("scale", x=to.rows(self.x), out=to.rows(self.out), width=self.out.width, factor=self.factor)
+        by = {} if self.by is None else {"by": to.vector(self.by)}
+        to.push("scale", x=to.rows(self.x), out=to.rows(self.out), width=self.out.width, factor=self.factor, **by)
 
     def cost(self, step: StepShape) -> Cost:
-        return Cost(step.num_tokens * self.out.width)
+        return Cost(step.num_tokens * self.out.width, 0 if self.by is None else 4)
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -136,12 +148,15 @@ def _lower_gate_rows(to: Lowering, call: Call) -> None:
     to.append(GateRows(to.columns(x), to.columns(gates), to.result(call, takes_type=True)))
 
 
-@lowers("scale", "soft_cap")
+@lowers("scale", "scale_by", "soft_cap")
 def _lower_of_one(to: Lowering, call: Call) -> None:
     x, number = call.arguments
-    instruction = Scale if call.operation == "scale" else SoftCap
     source = to.columns(x)
-    to.append(instruction(source, to.in_place(call) or to.result(call, takes_type=True), number))
+    out = to.in_place(call) or to.result(call, takes_type=True)
+    if call.operation == "scale_by":
+        to.append(Scale(source, out, 1.0, number))
+    else:
+        to.append((Scale if call.operation == "scale" else SoftCap)(source, out, number))
 
 
 def _make(*shape: int, scale: float) -> Arguments:
@@ -152,7 +167,16 @@ def _make_rows(num_tokens: int, width: int, num_gates: int = 1) -> Arguments:
     return {"x": random(num_tokens, width), "gates": random(num_tokens, num_gates, seed=1, scale=3.0)}
 
 
+def _make_scaled(num_tokens: int) -> Arguments:
+    return {"x": random(num_tokens, 70), "factor": random(1, seed=1)}
+
+
 CHECKS = (
+    Check(
+        scale_by,
+        lambda x, factor: factor * x,
+        {"empty": partial(_make_scaled, 0), "rows": partial(_make_scaled, 33)},
+    ),
     Check(
         gate_rows,
         lambda x, gates: x / (1 + torch.exp(-gates)),

@@ -50,6 +50,7 @@ def route(
     renormalise: bool,
     scoring: Scoring = SOFTMAX,
     bias: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Choose each token's `top_k` experts of largest logit, of equal ones the lower index.
 
@@ -60,8 +61,10 @@ def route(
     out[t, e] = factor · s[t, e], with `renormalise` over Σ s[t, i] of the chosen ones.     (DeepSeek-V3, arXiv
     2412.19437, eq. 12-16)
 
-    Shapes: logits [T, X]; bias [X] or None -> [T, X]. Dtypes: bf16, fp16 or fp32, returned as the logits; computed in
-    fp32.
+    With `scales`, out[t, e] is multiplied by scales[e].     (Gemma 4)
+
+    Shapes: logits [T, X]; bias, scales [X] or None -> [T, X].
+    Dtypes: bf16, fp16 or fp32, returned as the logits; computed in fp32.
     """
     values = logits.float()
     scores = torch.sigmoid(values) if scoring.is_sigmoid else torch.softmax(values, -1)
@@ -78,7 +81,8 @@ def route(
         weights = weights / (weights.sum(-1, keepdim=True) + TINY)
     elif renormalise:
         weights = torch.softmax(values.gather(1, chosen), -1)
-    return torch.zeros_like(logits).scatter(1, chosen, (scoring.factor * weights).to(logits.dtype))
+    weights = scoring.factor * weights if scales is None else scoring.factor * weights * scales.float()[chosen]
+    return torch.zeros_like(logits).scatter(1, chosen, weights.to(logits.dtype))
 
 
 @kernel
@@ -134,12 +138,14 @@ class Route(Instruction):
     renormalise: bool
     scoring: Scoring = SOFTMAX
     bias: Any = None
+    scales: Any = None
 
     def emit(self, to: Emitter) -> None:
         to.push(
             "route", logits=to.rows(self.logits), choices=to.rows(self.choices), routed=to.address(self.routed),
             counts=to.counters(self, self.num_experts), num_experts=self.num_experts, top_k=self.top_k,
-            renormalise=self.renormalise, bias=to.vector(self.bias), **asdict(self.scoring),
+            renormalise=self.renormalise, bias=to.vector(self.bias), scales=to.vector(self.scales),
+            **asdict(self.scoring),
         )  # fmt: skip
 
     def cost(self, step: StepShape) -> Cost:
@@ -252,7 +258,7 @@ def _lower_experts(to: Lowering, call: Call) -> None:
     to.append(ExpertDown(down, down_bias, down_format, routing, rows, routing.routed, out, add=sums is not None))
 
 
-def _route_sizes(logits: Symbol, top_k: int, renormalise: bool, scoring: Scoring, bias: Any) -> tuple[int, ...]:
+def _route_sizes(logits: Symbol, top_k: int, renormalise: bool, scoring: Scoring, *_: Any) -> tuple[int, ...]:
     if len(logits.sizes) != 1 or not 1 <= top_k <= logits.sizes[0] or logits.sizes[0] % scoring.num_groups:
         raise NotTraceableError(f"a choice of {top_k} of {logits}")
     return logits.sizes
@@ -278,7 +284,7 @@ def _is_among(values: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _route_formula(
-    logits: torch.Tensor, top_k: int, renormalise: bool, scoring: Scoring = SOFTMAX, bias: torch.Tensor | None = None
+    logits: torch.Tensor, top_k: int, renormalise: bool, scoring: Scoring = SOFTMAX, bias: Any = None, scales: Any = 1
 ) -> torch.Tensor:
     numerators = 1 / (1 + torch.exp(-logits)) if scoring.is_sigmoid else torch.exp(logits)
     ranked = logits if bias is None else numerators + bias
@@ -288,7 +294,7 @@ def _route_formula(
     is_chosen = _is_among(torch.where(allowed, ranked, -torch.inf), top_k)
     total = torch.where(is_chosen, numerators, 0) if renormalise else numerators
     total = torch.ones_like(total) / size / scoring.num_groups if scoring.is_sigmoid and not renormalise else total
-    return torch.where(is_chosen, scoring.factor * numerators / total.sum(-1, keepdim=True), 0)
+    return torch.where(is_chosen, scoring.factor * numerators / total.sum(-1, keepdim=True) * scales, 0)
 
 
 def _formula(
@@ -338,6 +344,7 @@ CHECKS = (
             "eight of 128": partial(_make_logits, 5, 128, 8, False),
             "equal logits": partial(_make_logits, 33, 9, 4, True, levels=1),
             "all": partial(_make_logits, 3, 5, 5, True),
+            "scaled": lambda: {**_make_logits(9, 24, 3, True), "scales": random(24, seed=2)},
             "two of four groups": partial(_make_logits, 9, 24, 3, False, scoring=Scoring(False, 4, 2, 1, 16.0)),
             "sigmoid": partial(_make_logits, 9, 24, 3, False, scoring=Scoring(True)),
             "sigmoid, three of six groups": partial(_make_logits, 9, 24, 5, True, scoring=Scoring(True, 6, 3, 2, 2.5)),

@@ -17,17 +17,17 @@ SIZES["rms_norm"] = norm_sizes
 
 
 @kernel
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Scale each row to root mean square 1, then by `weight`.
+def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:
+    """Scale each row to root mean square 1, then by `weight`, or without one by 1.
 
     out[…, i] = x[…, i] / sqrt(mean_i x[…, i]² + epsilon) · weight[i]     (Zhang & Sennrich 2019)
     A longer weight has values of their own for each index of the axis before, as for groups of columns.
 
-    Shapes: x [..., E]; weight [W], W being E or the product of the last two axes -> [..., E].
+    Shapes: x [..., E]; weight [W] or None, W being E or the product of the last two axes -> [..., E].
     Dtypes: x, weight bf16, fp16 or fp32; sums in fp32; returns x.dtype.
     """
-    if len(weight) == x.shape[-1]:
-        return functional.rms_norm(x, weight.shape, weight, epsilon)
+    if weight is None or len(weight) == x.shape[-1]:
+        return functional.rms_norm(x, x.shape[-1:], weight, epsilon)
     return functional.rms_norm(x.float(), x.shape[-1:], None, epsilon).to(x.dtype) * weight.view(x.shape[-2:])
 
 
@@ -61,7 +61,7 @@ def _lower(to: Lowering, call: Call) -> None:
     x, weight, epsilon = call.arguments
     if (
         len(x.sizes) == 2
-        and len(weight) == x.sizes[-1]
+        and (weight is None or len(weight) == x.sizes[-1])
         and to.waits(call, ("rope", "rms_norm", "write_kv", "paged_attention"))
     ):
         return
@@ -69,14 +69,16 @@ def _lower(to: Lowering, call: Call) -> None:
     to.append(Norm(to.columns(x), out, weight, None, epsilon, False, x.num_columns // x.sizes[-1]))
 
 
-def _formula(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    weight = weight if len(weight) == x.shape[-1] else weight.view(x.shape[-2:])
-    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + epsilon) * weight
+def _formula(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:
+    normal = x * torch.rsqrt((x * x).mean(-1, keepdim=True) + epsilon)
+    if weight is None:
+        return normal
+    return normal * (weight if len(weight) == x.shape[-1] else weight.view(x.shape[-2:]))
 
 
 def _make(shape: tuple[int, ...], scale: float = 1.0, strided: bool = False, weights: int = 1) -> Arguments:
     x = random(*shape[:-1], 2 * shape[-1], scale=scale)[..., : shape[-1]] if strided else random(*shape, scale=scale)
-    return {"x": x, "weight": random(weights * shape[-1], seed=1), "epsilon": 1e-5}
+    return {"x": x, "weight": random(weights * shape[-1], seed=1) if weights else None, "epsilon": 1e-5}
 
 
 CHECKS = (
@@ -88,6 +90,7 @@ CHECKS = (
             "one row": partial(_make, (1, 576)),
             "odd width": partial(_make, (33, 67)),
             "heads": partial(_make, (7, 3, 128)),
+            "heads without weights": partial(_make, (7, 3, 20), weights=0),
             "groups with weights of their own": partial(_make, (5, 3, 20), weights=3),
             "strided": partial(_make, (9, 96), strided=True),
             "large values": partial(_make, (4, 256), scale=200.0),

@@ -12,9 +12,9 @@ from quire.layers.forward_batch import ForwardBatch
 
 
 class Attention(nn.Module):
-    """Paged attention of one layer.
+    """Paged attention of one layer, or without `k` and `v` to the cache that another layer, `layer_index`, has written.
 
-    Shapes: forward: q [T, H, D]; k, v [T, K, D]; sinks [H] or None -> [T, H, D].
+    Shapes: forward: q [T, H, D]; k, v [T, K, D] or None; sinks [H] or None -> [T, H, D].
     Units: window in tokens, the query's own included; None attends to all earlier tokens.
     Mutates: the layer's slots of the step in batch.kv_caches.
     """
@@ -38,12 +38,13 @@ class Attention(nn.Module):
     def forward(
         self,
         q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
         batch: ForwardBatch,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         kv_cache = batch.kv_caches[self.layer_index]  # [N, 2, B, K, D]
         group_index = batch.layer_groups[self.layer_index]
-        write_kv(k, v, kv_cache, batch.slot_mapping[group_index])
+        if k is not None and v is not None:
+            write_kv(k, v, kv_cache, batch.slot_mapping[group_index])
         return paged_attention(q, kv_cache, batch, group_index, self.scale, self.window, self.soft_cap, sinks)

@@ -62,8 +62,8 @@ class RopeConfig:
         return max(context_len, int(factor * self.original_context_len))
 
     def rotated_size(self, head_size: int) -> int:
-        """C: the dimensions of a head that are rotated."""
-        return int(head_size * self.rotated_share)
+        """C: the dimensions of a head that are rotated, by angle 0 too."""
+        return head_size if self.kind == "proportional" else int(head_size * self.rotated_share)
 
     def frequencies(self, head_size: int) -> torch.Tensor:
         """Angle per position of each pair: theta^(-2i / C), then scaled, C being the dimensions rotated.
@@ -74,7 +74,8 @@ class RopeConfig:
         fewer than `slow_turns` turns in the original context, not at all those of more than `fast_turns`, and those
         between in proportion to i (Peng 2023). "dynamic" stretches theta so that the lowest frequency is divided by
         factor · max_len / original_context_len - (factor - 1) (Peng 2023, sec. 3.3). "longrope" divides each by its
-        own factor (Ding 2024).
+        own factor (Ding 2024). "proportional" divides all by `factor`, and those behind the first `rotated_share` are 0
+        (Gemma 4).
         Shapes: -> [C/2]. Dtypes: fp32.
         """
         size = self.rotated_size(head_size)
@@ -86,6 +87,9 @@ class RopeConfig:
             return 1.0 / (torch.tensor(factors, dtype=torch.float32, device="cpu") * periods)
         frequencies = 1.0 / periods
         if self.kind == "linear":
+            return frequencies / self.factor
+        if self.kind == "proportional":
+            frequencies[int(self.rotated_share * head_size // 2) :] = 0.0
             return frequencies / self.factor
         if self.kind == "llama3":
             turns = self.original_context_len * frequencies / (2 * math.pi)  # within the original context

@@ -24,11 +24,13 @@ PARAMETERS: dict[str, dict[str, str]] = {
     "yarn": {"factor": "factor"},
     "dynamic": {"factor": "factor"},
     "longrope": {"short_factor": "short_factors", "long_factor": "long_factors"},
+    "proportional": {},
 }
 """Per supported `rope_type` its required parameters, and their names in `RopeConfig`."""
 OPTIONAL = {
     "yarn": {"attention_factor": "attention_factor", "beta_fast": "fast_turns", "beta_slow": "slow_turns"},
     "longrope": {"attention_factor": "attention_factor"},
+    "proportional": {"factor": "factor"},
 }
 """Further numbers of a `rope_type`."""
 ORIGINAL = "original_max_position_embeddings"

@@ -11,12 +11,15 @@ from quire.models.hf_config import HFConfigReader
 
 RENAMES = {"model.language_model.": "", "language_model.model.": "", "language_model.": "", "model.": ""}
 """Prefixes of the language model's tensors, in checkpoints of transformers 4 and 5."""
-VISION_TENSORS = (r"^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector)\.",)
-"""Patterns of the tensors that only images need."""
+VISION_TENSORS = (
+    r"^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|audio_tower|embed_vision|embed_audio)\.",
+)
+"""Patterns of the tensors that only images and sound need."""
 VISION_FIELDS = (
     "text_config", "vision_config", "image_token_index", "image_token_id", "boi_token_index", "boi_token_id",
     "eoi_token_index", "eoi_token_id", "mm_tokens_per_image", "projector_hidden_act", "vision_feature_layer",
     "multimodal_projector_bias", "spatial_merge_size", "video_token_id", "vision_start_token_id", "vision_end_token_id",
+    "vision_soft_tokens_per_image", "audio_config", "audio_token_id", "boa_token_id", "eoa_token_id", "eoa_token_index",
 )  # fmt: skip
 """Fields of the whole model that the language model does not depend on."""
 

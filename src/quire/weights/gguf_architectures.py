@@ -52,6 +52,7 @@ class Architecture:
         attends: False for a model without attention, whose keys of heads and of the MLP are 0.
         has_value_heads_in_turns: see `gguf_recurrent.py`.
         final_norm: the tensor of the norm before the head.
+        sizes_by_layer: head size, KV heads and MLP columns differ between layers, as `gguf_gemma4.py` says.
         norms_whole: norms of queries and keys are over all heads.
         norm_offset: stored weights of norms are Hugging Face's plus this.
         epsilon_key: of the norms.
@@ -76,6 +77,7 @@ class Architecture:
     attends: bool = True
     has_value_heads_in_turns: bool = False
     final_norm: str = "output_norm"
+    sizes_by_layer: bool = False
     norms_whole: bool = False
     norm_offset: float = 0.0
     epsilon_key: str = "attention.layer_norm_rms_epsilon"
@@ -216,6 +218,20 @@ ARCHITECTURES = {
         names=NORMS_AROUND,
         keys=WINDOW_KEYS | {"final_logit_softcapping"},
         norm_offset=1.0,
+    ),
+    "gemma4": Architecture(
+        hf_class="Gemma4ForCausalLM",
+        model_type="gemma4_text",
+        names=NORMS_AROUND | {
+            "inp_gate": "per_layer_input_gate",
+            "proj": "per_layer_projection",
+            "post_norm": "post_per_layer_input_norm",
+        },
+        keys=WINDOW_KEYS | {
+            "attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa",
+            "attention.shared_kv_layers", "embedding_length_per_layer_input", "final_logit_softcapping",
+        },
+        sizes_by_layer=True,
     ),
     "glm4": Architecture(
         hf_class="Glm4ForCausalLM",

@@ -13,8 +13,9 @@ import numpy as np
 
 from quire.errors import ModelFileError, UnsupportedModelError, nearest, printable
 from quire.weights.gguf_architectures import ARCHITECTURES, EXPERTS, MLP, Architecture, architecture_of
-from quire.weights.gguf_fields import FULL, add_fields, stores_apart
+from quire.weights.gguf_fields import add_fields, stores_apart
 from quire.weights.gguf_file import GGUFFile
+from quire.weights.gguf_gemma4 import FULL, gemma4_shapes
 from quire.weights.gguf_metadata import Metadata
 from quire.weights.gguf_names import huggingface_name, predicts_further
 from quire.weights.gguf_recurrent import StateSizes, delta_net_shapes, state_space_shapes
@@ -50,8 +51,8 @@ def translate_config(file: GGUFFile) -> dict[str, Any]:
     hidden_size = metadata.integer("embedding_length")
     num_heads = metadata.integer("attention.head_count") if architecture.attends else 1
     head_size = metadata.integer("attention.key_length", max(hidden_size // num_heads, 1))
-    mlp_width = metadata.values.get(metadata.key("expert_feed_forward_length"))
-    if architecture.hybrid_parts:
+    by_layer = architecture.sizes_by_layer
+    if architecture.hybrid_parts or by_layer:
         num_kv_heads = max(metadata.counts("attention.head_count_kv", num_layers))
     else:
         num_kv_heads = metadata.integer("attention.head_count_kv", num_heads)
@@ -60,7 +61,7 @@ def translate_config(file: GGUFFile) -> dict[str, Any]:
         "model_type": architecture.model_type,
         "vocab_size": vocab_size,
         "hidden_size": hidden_size,
-        "intermediate_size": metadata.integer("feed_forward_length", mlp_width) if architecture.attends else 1,
+        "intermediate_size": _mlp_width(metadata, architecture),
         "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads,
@@ -76,7 +77,7 @@ def translate_config(file: GGUFFile) -> dict[str, Any]:
     }
     if architecture.attends:
         _check_heads(metadata, config)
-    config["rope_scaling"] = rope_scaling(file, metadata, config)
+    config["rope_scaling"] = None if by_layer else rope_scaling(file, metadata, config)
     add_fields(file, metadata, config)
     _check_tensors(file, metadata, config)
     return config
@@ -159,6 +160,15 @@ def _check_heads(metadata: Metadata, config: dict[str, Any]) -> None:
             )
 
 
+def _mlp_width(metadata: Metadata, architecture: Architecture) -> int:
+    """Return the columns of the MLP, or of an expert's; 0 if layers differ, 1 for a model that has none."""
+    if architecture.sizes_by_layer:
+        return 0
+    if not architecture.attends:
+        return 1
+    return metadata.integer("feed_forward_length", metadata.values.get(metadata.key("expert_feed_forward_length")))
+
+
 def _check_tensors(file: GGUFFile, metadata: Metadata, config: dict[str, Any]) -> None:
     """Check that the file has exactly the tensors of this model, each of the shape that the metadata give."""
     num_layers = config["num_hidden_layers"]
@@ -183,6 +193,8 @@ def _check_tensors(file: GGUFFile, metadata: Metadata, config: dict[str, Any]) -
 
 def _expected_shapes(file: GGUFFile, metadata: Metadata, config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     architecture = architecture_of(metadata.values)
+    if architecture.sizes_by_layer:
+        return gemma4_shapes(file, config)
     width, mlp_width, vocab_size = config["hidden_size"], config.get("intermediate_size", 0), config["vocab_size"]
     num_heads = config["num_attention_heads"] if architecture.attends else 1
     head_size = config.get("head_dim", width // num_heads)

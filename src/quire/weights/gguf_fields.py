@@ -9,12 +9,12 @@ from typing import Any
 from quire.errors import ModelFileError
 from quire.weights.gguf_architectures import architecture_of
 from quire.weights.gguf_file import GGUFFile
+from quire.weights.gguf_gemma4 import FULL, SLIDING, gemma4_fields
 from quire.weights.gguf_metadata import Metadata
 from quire.weights.gguf_recurrent import StateSizes
 from quire.weights.gguf_rope import LOG_MULTIPLIER, rotated_share
 
 Config = dict[str, Any]
-FULL, SLIDING = "full_attention", "sliding_attention"
 GEMMA2_WINDOW, GEMMA2_CAPS = 4096, (50.0, 30.0)
 LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}
 """Layers of the models of 27 B parameters, whose scores are scaled by hidden size / heads instead of the head size."""
@@ -327,7 +327,8 @@ def _deepseek2(file: GGUFFile, metadata: Metadata, config: Config) -> None:
 
 FIELDS: dict[str, Callable[[GGUFFile, Metadata, Config], None]] = {
     "llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3, "phi3": _phi3, "smollm3": _smollm3, "olmo2": _olmo2,
-    "granite": _granite, "gemma2": _gemma2, "gemma3": _gemma3, "glm4": _glm4, "starcoder2": _starcoder2,
+    "granite": _granite, "gemma2": _gemma2, "gemma3": _gemma3, "gemma4": gemma4_fields, "glm4": _glm4,
+    "starcoder2": _starcoder2,
     "mistral3": _mistral3, "qwen3moe": _qwen3moe, "olmoe": _olmoe, "gpt-oss": _gpt_oss, "deepseek2": _deepseek2,
     "lfm2": _lfm2, "qwen2moe": _qwen2moe, "mamba2": _mamba2, "granitehybrid": _granitehybrid,
     **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), _delta_net),

@@ -42,12 +42,15 @@ LAYER_PARTS = {
     "exp_probs_b": "mlp.gate.e_score_correction_bias",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     "post_attention_norm": "post_attention_layernorm",
+    "layer_output_scale": "layer_scalar",
 }
-NAMELESS_PARTS = ("attn_sinks", "exp_probs_b", "ssm_dt", "ssm_a", "ssm_d")
+NAMELESS_PARTS = ("attn_sinks", "exp_probs_b", "layer_output_scale", "ssm_dt", "ssm_a", "ssm_d")
 """Parts whose Hugging Face names do not end with "weight" or "bias"."""
 TOP_PARTS = {
     "token_embd": "model.embed_tokens", "output_norm": "model.norm", "token_embd_norm": "model.norm",
-    "output": "lm_head",
+    "output": "lm_head", "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
 }  # fmt: skip
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"

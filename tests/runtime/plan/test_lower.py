@@ -275,6 +275,12 @@ def of_the_input(self: Any, x: Any, batch: Any) -> Any:
 IN_PLACE = ["Embed", "Gemm", "Rotary", "WriteKv", "Attend"]
 
 
+def attends_again(self: Any, x: Any, batch: Any) -> Any:
+    q, k, v = self.heads(x)
+    first = self.attention(q, k, v, batch)
+    return first.flatten(1) + paged_attention(q, batch.kv_caches[0], batch, 0, 1.0, None).flatten(1)
+
+
 @pytest.mark.parametrize(
     ("body", "wanted_kinds"),
     [
@@ -299,6 +305,7 @@ IN_PLACE = ["Embed", "Gemm", "Rotary", "WriteKv", "Attend"]
         (body_of_heads(lambda s, q, k, v, r, x: (q * 0.25, k, v)), None),
         (of_the_input, None),
         (twice, None),
+        (attends_again, None),
         (lambda self, x, batch: self.norm(x.view(-1, 2, 16)).flatten(1) + x, ["Embed", "Norm", "Add"]),
         (lambda self, x, batch: linear(self.qkv(x).split(WIDTH, 1)[1], self.others["up"].weight, None), None),
         (lambda self, x, batch: soft_cap(x * 3.0, 2.0) * x / 2, ["Embed", "Scale", "SoftCap", "Multiply", "Scale"]),
@@ -339,19 +346,12 @@ def wrong_group(self: Any, x: Any, batch: Any) -> Any:
     return paged_attention(q, batch.kv_caches[0], batch, 1, 1.0, None).flatten(1)
 
 
-def attends_again(self: Any, x: Any, batch: Any) -> Any:
-    q, k, v = self.heads(x)
-    first = self.attention(q, k, v, batch)
-    return first.flatten(1) + paged_attention(q, batch.kv_caches[0], batch, 0, 1.0, None).flatten(1)
-
-
 @pytest.mark.parametrize(
     ("body", "words"),
     [
         (body_of_heads(lambda s, q, k, v, r, x: (rope(q, *r[::-1]), rope(k, *r[::-1]), v)), "other angles"),
         (not_written, "a cache not written"),
         (wrong_group, "another cache"),
-        (attends_again, "a second attention to one cache"),
         (lambda self, x, batch: self.attention(*self.heads(x), batch).flatten(1) + self.attention(
             *self.heads(x), batch).flatten(1), "a second write"),
         (lambda self, x, batch: nn.functional.embedding(self.rotary(batch.positions)[0], self.table), "embedding of"),

@@ -124,25 +124,24 @@ def _lower(to: Lowering, call: Call) -> None:
     write: Call | None = to.notes.get(("write", cache.layer_index))
     if write is None or group_index != cache.group_index:
         raise NotTraceableError("attention to another cache than its own layer's, or to a cache not written")
-    if ("attend", cache.layer_index) in to.notes:
-        raise NotTraceableError("a second attention to one cache")
-    to.notes["attend", cache.layer_index] = call
     k, v = write.arguments[:2]
     if len(q.sizes) != 2 or k.sizes != v.sizes or k.sizes[1:] != q.sizes[1:] or q.sizes[0] % k.sizes[0]:
         raise NotTraceableError(f"attention of queries {q} to keys {k} and values {v}")
     (num_heads, head_size), num_kv_heads = q.sizes, k.sizes[0]
-    parts = _prepared_in_place(to, (q, k, v), {write, call})
-    is_shared = parts is None
-    queries, keys, values = parts or [_Heads(to.columns(symbol)) for symbol in (q, k, v)]
+    # Later layers may read the cache too; their queries have been prepared by instructions of their own.
+    is_first = to.notes.setdefault(("attend", cache.layer_index), call) is call
+    parts = _prepared_in_place(to, (q, k, v), {write, call}) if is_first else None
+    queries, keys, values = parts or [_Heads(to.columns(symbol)) for symbol in ((q, k, v) if is_first else (q, q, q))]
     # The memory of queries may be used for results that are int8 blocks across heads (native/ops/attend_rows.h).
-    out = to.result(call, takes_type=not is_shared or head_size % BLOCK == 0)
-    to.append(
-        WriteKv(
-            queries.columns, keys.columns, values.columns, num_heads, queries.norm, keys.norm, queries.epsilon,
-            keys.rotation, cache.layer_index, num_kv_heads,
-            None if queries.rotation == keys.rotation else queries.rotation,
-        )
-    )  # fmt: skip
+    out = to.result(call, takes_type=parts is not None or head_size % BLOCK == 0)
+    if is_first:
+        to.append(
+            WriteKv(
+                queries.columns, keys.columns, values.columns, num_heads, queries.norm, keys.norm, queries.epsilon,
+                keys.rotation, cache.layer_index, num_kv_heads,
+                None if queries.rotation == keys.rotation else queries.rotation,
+            )
+        )  # fmt: skip
     to.append(
         Attend(
             queries.columns, out, num_heads, scale, window or 0, cache.layer_index, num_kv_heads, soft_cap or 0, sinks
@@ -152,9 +151,11 @@ def _lower(to: Lowering, call: Call) -> None:
 
 def _prepared_in_place(to: Lowering, symbols: Sequence[Symbol], users: set[Call]) -> list[_Heads] | None:
     """Queries, keys and values before their norms and rotation; None where these cannot be done in place."""
-    parts = [_unprepared(to, symbol) for symbol in symbols]
-    queries, keys, values = parts
-    if values.norm is not None or values.rotation is not None or not _match(queries.rotation, keys.rotation):
+    # A norm of values has an instruction of its own, before keys are changed that may be the same columns.
+    values = _Heads(to.columns(symbols[2]))
+    queries, keys = (_unprepared(to, symbol) for symbol in symbols[:2])
+    parts = [queries, keys, values]
+    if not _match(queries.rotation, keys.rotation):
         return None
     if (queries.norm is None) != (keys.norm is None) or queries.epsilon != keys.epsilon:
         return None

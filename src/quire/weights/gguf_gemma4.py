@@ -1,0 +1,125 @@
+"""`gemma4_fields` and `gemma4_shapes`: Gemma 4 in GGUF, whose head size, KV heads and MLP columns differ by layer.
+
+Next to read: `gguf_fields.py`.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from quire.errors import ModelFileError, UnsupportedModelError
+from quire.weights.gguf_file import GGUFFile
+from quire.weights.gguf_metadata import Metadata
+from quire.weights.gguf_names import ROPE_FACTORS
+
+Config = dict[str, Any]
+FULL, SLIDING = "full_attention", "sliding_attention"
+NO_ROTATION = 1e20
+"""A divisor of rotary frequencies above this stands for a frequency of 0."""
+
+
+def gemma4_fields(file: GGUFFile, metadata: Metadata, config: Config) -> None:
+    """See `gguf_fields.add_fields`."""
+    num_layers, full_head_size = config["num_hidden_layers"], config["head_dim"]
+    pattern = metadata.pattern("attention.sliding_window_pattern", 6, num_layers)
+    types = [SLIDING if is_sliding else FULL for is_sliding in pattern]
+    num_shared = metadata.value("attention.shared_kv_layers", 0)
+    head_size = metadata.integer("attention.key_length_swa", full_head_size)
+    for name in ("attention.value_length_swa", "rope.dimension_count_swa"):
+        if metadata.integer(name, head_size) != head_size:
+            raise UnsupportedModelError(f"{file.path}: {metadata.key(name)} is not {head_size}, the size of a head")
+    kv_heads = metadata.counts("attention.head_count_kv", num_layers)
+    widths = metadata.counts("feed_forward_length", num_layers)
+    num_own = num_layers - num_shared
+    widens = num_shared > 0 and widths[-1] != widths[0]
+    by_type = dict(zip(types, kv_heads, strict=True))
+    if kv_heads != [by_type[kind] for kind in types] or widths != [
+        widths[0] * (2 if widens and index >= num_own else 1) for index in range(num_layers)
+    ]:
+        raise UnsupportedModelError(f"{file.path}: KV heads or MLP columns differ between layers of one kind")
+    theta, table = config.pop("rope_theta"), file.tensors.get("per_layer_token_embd.weight")
+    del config["hidden_act"], config["rope_scaling"]
+    config |= {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "layer_types": types,
+        "sliding_window": metadata.integer("attention.sliding_window"),
+        "head_dim": head_size,
+        "global_head_dim": full_head_size,
+        "num_key_value_heads": by_type.get(SLIDING, by_type.get(FULL)),
+        "num_global_key_value_heads": by_type.get(FULL),
+        "intermediate_size": widths[0],
+        "use_double_wide_mlp": widens,
+        "num_kv_shared_layers": num_shared,
+        "attention_k_eq_v": any(
+            kind == FULL and index < num_own and f"blk.{index}.attn_v.weight" not in file.tensors
+            for index, kind in enumerate(types)
+        ),
+        "hidden_size_per_layer_input": metadata.value("embedding_length_per_layer_input", 0),
+        "vocab_size_per_layer_input": config["vocab_size"] if table is None else table.shape[0],
+        "rope_parameters": {
+            SLIDING: {"rope_type": "default", "rope_theta": metadata.number("rope.freq_base_swa", 10000.0)},
+            FULL: {
+                "rope_type": "proportional",
+                "rope_theta": theta,
+                "partial_rotary_factor": _rotated_share(file, full_head_size),
+            },
+        },
+    }
+    if metadata.has("final_logit_softcapping"):
+        config["final_logit_softcapping"] = metadata.number("final_logit_softcapping")
+    if config["num_global_key_value_heads"] != config["num_key_value_heads"] and not config["attention_k_eq_v"]:
+        config["per_layer_config"] = {
+            str(index): {"head_dim": full_head_size, "num_key_value_heads": by_type[FULL]}
+            for index, kind in enumerate(types)
+            if kind == FULL
+        }
+
+
+def gemma4_shapes(file: GGUFFile, config: Config) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor; layers that attend to an earlier layer's keys may have some of their own."""
+    width, size, vocab_size = config["hidden_size"], config["hidden_size_per_layer_input"], config["vocab_size"]
+    num_layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (vocab_size, width), "output_norm.weight": (width,)}
+    if not config["tie_word_embeddings"]:
+        shapes["output.weight"] = (vocab_size, width)
+    if size:
+        shapes |= {
+            "per_layer_token_embd.weight": (config["vocab_size_per_layer_input"], num_layers * size),
+            "per_layer_model_proj.weight": (num_layers * size, width),
+            "per_layer_proj_norm.weight": (size,),
+        }
+    for index, kind in enumerate(config["layer_types"]):
+        is_full, is_own = kind == FULL, index < num_layers - config["num_kv_shared_layers"]
+        head_size = config["global_head_dim" if is_full else "head_dim"]
+        kv_rows = head_size * config["num_global_key_value_heads" if is_full else "num_key_value_heads"]
+        columns = config["intermediate_size"] * (2 if config["use_double_wide_mlp"] and not is_own else 1)
+        keys = {"attn_k": (kv_rows, width), "attn_k_norm": (head_size,)}
+        if not (is_full and config["attention_k_eq_v"]):
+            keys["attn_v"] = (kv_rows, width)
+        parts = {
+            **dict.fromkeys(("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"), (width,)),
+            "attn_q": (heads * head_size, width), "attn_output": (width, heads * head_size),
+            "attn_q_norm": (head_size,),
+            "ffn_gate": (columns, width), "ffn_up": (columns, width), "ffn_down": (width, columns),
+            "layer_output_scale": (1,),
+            **{part: shape for part, shape in keys.items() if is_own or f"blk.{index}.{part}.weight" in file.tensors},
+            **({"inp_gate": (size, width), "proj": (width, size), "post_norm": (width,)} if size else {}),
+        }  # fmt: skip
+        shapes |= {f"blk.{index}.{part}.weight": shape for part, shape in parts.items()}
+    return shapes
+
+
+def _rotated_share(file: GGUFFile, head_size: int) -> float:
+    """The share of a head that is rotated: the first pairs, whose frequencies are divided by 1."""
+    if ROPE_FACTORS not in file.tensors:
+        return 1.0
+    tensor, num_pairs = file.tensors[ROPE_FACTORS], head_size // 2
+    if tensor.format.name != "F32" or tensor.shape != (num_pairs,):
+        raise ModelFileError(f"{file.path}: '{ROPE_FACTORS}' is {tensor.shape}, not F32 ({num_pairs},)")
+    factors = np.frombuffer(file.rows(tensor).tobytes(), "<f4")
+    rotated = int((factors == 1).sum())
+    if not rotated or not np.all(factors[:rotated] == 1) or not np.all(factors[rotated:] > NO_ROTATION):
+        raise UnsupportedModelError(f"{file.path}: '{ROPE_FACTORS}' is not ones, then divisors that leave no rotation")
+    share = rotated / num_pairs
+    return share if int(share * head_size // 2) == rotated else math.nextafter(share, 1.0)
