@@ -520,7 +520,10 @@ def test_disk_tier_has_a_limit() -> None:
     ("options", "words"),
     [
         ({"kv_disk_bytes": 10**9}, "has no directory: add --kv-disk DIR"),
-        ({"kv_disk": "d", "tensor_parallel_size": 2}, "cannot be shared by ranks yet"),
+        (
+            {"kv_disk": "d", "pipeline_parallel_size": 2, "distributed_executor_backend": "ray"},
+            "is of one machine: --distributed-executor-backend mp fits",
+        ),
         ({"kv_disk": "d", "enable_prefix_caching": False}, "leave enable_prefix_caching on"),
         ({"preemption_mode": "swap", "enable_prefix_caching": False}, "leave enable_prefix_caching on"),
         ({"swap_space": float("nan")}, "is not a number of at least 0"),

@@ -266,16 +266,12 @@ def plan_swap(
             )
         decisions.append(Decision("preemption_mode", "recompute", "chosen"))
         return 0
-    hindrances = {
-        "finds blocks by their prefix: leave enable_prefix_caching on": not options.enable_prefix_caching,
-        "copies the blocks of one rank only: one rank fits": options.num_ranks > 1,
-    }
-    for hindrance, holds in hindrances.items():
-        if holds and mode == "swap":
+    if not options.enable_prefix_caching:
+        hindrance = "finds blocks by their prefix: leave enable_prefix_caching on"
+        if mode == "swap":
             raise ConfigError(f"preemption_mode='swap' {hindrance}")
-        if holds:
-            decisions.append(Decision("preemption_mode", "recompute", f"swapping {hindrance}"))
-            return 0
+        decisions.append(Decision("preemption_mode", "recompute", f"swapping {hindrance}"))
+        return 0
     is_cpu = memory.hardware.device == "cpu"
     left = max(0, memory.left - pool_bytes) if is_cpu else DEFAULT_SWAP_BYTES
     if chosen is None:
@@ -301,17 +297,18 @@ def plan_disk(options: EngineOptions, shape: PoolShape, decisions: list[Decision
         return 0
     contradictions = {
         "needs the prefix cache: leave enable_prefix_caching on": not options.enable_prefix_caching,
-        "cannot be shared by ranks yet: one rank fits": options.num_ranks > 1,
+        "is of one machine: --distributed-executor-backend mp fits": options.distributed_executor_backend == "ray",
         "needs weights from files: --load-format auto fits": options.load_format == "dummy",
     }
     for problem, holds in contradictions.items():
         if holds:
             raise ConfigError(f"kv_disk={options.kv_disk!r} {problem}")
     limit = DEFAULT_DISK_BYTES if options.kv_disk_bytes is None else options.kv_disk_bytes
-    fewest = MIN_DISK_BLOCKS * shape.block_bytes
+    block_bytes = options.tensor_parallel_size * shape.block_bytes
+    fewest = MIN_DISK_BLOCKS * block_bytes
     if limit < fewest:
         raise ConfigError(
-            f"kv_disk_bytes={limit} holds fewer than {MIN_DISK_BLOCKS} KV blocks of {format_bytes(shape.block_bytes)}:"
+            f"kv_disk_bytes={limit} holds fewer than {MIN_DISK_BLOCKS} KV blocks of {format_bytes(block_bytes)}:"
             f" --kv-disk-bytes {fewest} fits"
         )
     reason = "the default" if options.kv_disk_bytes is None else "chosen"

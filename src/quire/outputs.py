@@ -26,7 +26,8 @@ class CompletionOutput:
 
     `finish_reason`: "stop", "length", "abort", "error", or None while running. `stop_reason`: the stop string
     or stop token id that matched; None for EOS. `error`: the reason, if `finish_reason` is "error".
-    `error_code`: `STRUCTURED_OUTPUTS_FAILED` if the request's structured output is the cause, else None.
+    `error_code`: `STRUCTURED_OUTPUTS_FAILED` if the request's structured output is the cause, `EngineDeadError.code` if
+    the engine stopped, else None.
     """
 
     index: int

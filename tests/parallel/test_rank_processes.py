@@ -26,6 +26,7 @@ from quire.structured_outputs import StructuredOutputsParams
 from quire.types import ScheduledRequest, SchedulerOutput
 from tests.models.tiny_configs import LLAMA, full_config
 from tests.parallel.test_executor import generate, make_request, prompt
+from tests.parallel.test_tensor_parallel import raise_for
 from tests.runtime.plan.harness import make_config
 from tests.runtime.test_tensor_parallel import random_checkpoint
 from tests.runtime.tiny_llama import tiny_llama
@@ -77,9 +78,12 @@ def step_of(executor: RankExecutor, name: str = "r0") -> SchedulerOutput:
 def test_processes_give_the_tokens_of_one_worker_then_fail_with_a_killed_rank(executor: RankExecutor) -> None:
     assert executor._worker is not None
     settings = replace(executor._worker.config.scheduler, max_in_flight=executor.max_in_flight)
+    raise_for(executor._worker.sampler.rows, "sample")
     for temperature in (0.0, 0.9):
+        bad = make_request("bad", prompt(2), temperature=0.9)
         items = [make_request(f"r{i}", prompt(i), seed=i, temperature=temperature) for i in range(4)]
-        found, _ = run_to_end(Scheduler(settings), executor, items)
+        found, _ = run_to_end(Scheduler(settings), executor, [bad, *items])
+        assert "could not be sampled" in (found.pop("bad")[-1].error or "")
         items = [make_request(f"r{i}", prompt(i), seed=i, temperature=temperature) for i in range(4)]
         assert {name: tokens_of(results) for name, results in found.items()} == generate(*items, block_size=16)[0]
         forget = SchedulerOutput(99, (), (), (), (), (), forgets_all=True)

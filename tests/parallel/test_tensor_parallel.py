@@ -1,17 +1,20 @@
 """Ranks that share a model give the tokens of one worker, however the work is cut. The ranks are threads here."""
 
+from collections import Counter
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from quire.config import EngineConfig
+from quire.grammar.matcher import TokenMatcher
 from quire.models.registry import model_types
 from quire.parallel.executor import Executor, InProcessExecutor
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.scheduler.scheduler import Scheduler
-from quire.types import Request, RequestResult
+from quire.structured_outputs import StructuredOutputsParams
+from quire.types import Request, RequestResult, StepResult
 from quire.weights.checkpoint import Checkpoint
 from tests.models.tiny_configs import LLAMA, TINY_CONFIGS, full_config
 from tests.parallel.thread_ranks import ThreadRanks
@@ -165,6 +168,106 @@ def test_logits_without_a_choice_are_an_error_on_every_rank(params: dict[str, An
     found = generate(config, ranks, requests(**params)[:1])
     assert [item.error is None for item in found["r0"]] == [False]
     assert not any(item.error is None for result in ranks.results for item in result.results)
+
+
+def test_step_sums_twice_a_layer_and_once_for_the_embedding() -> None:
+    config, ranks = make(full_config("llama", WIDE), 2)
+    scheduler = Scheduler(config.scheduler)
+    for request in requests(temperature=1.0):
+        scheduler.add_request(request)
+    ranks.submit(replace(output := scheduler.schedule(), times_ops=True))
+    names = Counter(op.name for op in ranks.collect().op_times if op.name.startswith("All"))
+    rows, width, num_layers = sum(LENGTHS), config.model.hidden_size, 3
+    sums, gathers = 2 * num_layers + 1, 1
+    assert output.num_tokens == rows
+    assert names == {
+        f"AllReduce: x [{rows}, {width}] f32, out [{rows}, {width}] f32": sums,
+        f"AllGather: x [{len(LENGTHS)}, 27] f32, out [{len(LENGTHS)}, 53] f32": gathers,
+    }
+
+
+def test_lost_steps_are_computed_again(alone: dict[str, list[int]]) -> None:
+    """The first stage has computed steps that rank 0 has not begun."""
+    config, ranks = make(full_config("llama", WIDE), 1, 2, max_num_batched_tokens=16)
+    scheduler = Scheduler(replace(config.scheduler, max_in_flight=ranks.max_in_flight))
+    for request in requests():
+        scheduler.add_request(request)
+    outputs = [scheduler.schedule(), scheduler.schedule()]
+    for output in outputs:
+        ranks.submit(output)
+    scheduler.update(outputs[0], StepResult(outputs[0].step_id, (), is_lost=True))
+    assert tokens(run_to_end(scheduler, ranks, [])[0]) == alone
+
+
+class Raising:
+    """A grammar of which the library fails while it follows the first token."""
+
+    def compile(self, spec: StructuredOutputsParams) -> "Raising":
+        return self
+
+    def start(self) -> TokenMatcher:
+        return TokenMatcher(self, 53, (52,))  # type: ignore[arg-type]
+
+    def compute_bitmask(self) -> bytes:
+        return bytes([255] * 7)
+
+    def is_error(self) -> bool:
+        return False
+
+    def consume_token(self, token_id: int) -> bool:
+        raise RuntimeError("no such luck")
+
+
+CAUSES = {
+    "NaN logits": ({}, "logits hold NaN", 0),
+    "sampling": ({}, "could not be sampled (RuntimeError)", 3),
+    "a grammar": ({"structured_outputs": StructuredOutputsParams(regex="a")}, "no such luck", 1),
+    "prompt logprobs": ({"prompt_logprobs": 1}, "could not be sampled (RuntimeError)", 1),
+}
+"""Parameters of the request that fails, its error, and its tokens before."""
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+@pytest.mark.parametrize(("size", "num_stages"), [(2, 1), (1, 2), (2, 2)])
+def test_failing_request_ends_alone(cause: str, size: int, num_stages: int) -> None:
+    hf_config = full_config("llama", WIDE)
+    params, message, num_tokens = CAUSES[cause]
+    expected = tokens(generate(*make(hf_config, 1), half_greedy()))
+    sizes = {"tensor_parallel_size": size, "pipeline_parallel_size": num_stages, "max_num_batched_tokens": 16}
+    config, checkpoint = make_config(hf_config, **sizes), random_checkpoint(hf_config)
+    bad = requests(temperature=1.0, **params)[2]
+    bad.request_id = "bad"
+    if cause == "NaN logits":
+        used = {token_id for item in half_greedy() for token_id in (*item.prompt_token_ids, *expected[item.request_id])}
+        bad.prompt_token_ids[5] = min(set(range(53)) - used)
+        checkpoint.tensors["embed_tokens.weight"].stored[bad.prompt_token_ids[5]] = 0xFF
+    ranks = ThreadRanks(config, checkpoint, cast(Any, Raising()))
+    rows = ranks.workers[0].sampler.rows
+    if (name := {"sampling": "sample", "prompt logprobs": "logprobs"}.get(cause)) is not None:
+        raise_for(rows, name)
+    first, *others = half_greedy()
+    found = generate(config, ranks, [first, bad, *others])
+    results = found.pop("bad")
+    assert message in (results[-1].error or "")
+    assert len(tokens_of(results)) == num_tokens
+    assert tokens(found) == expected
+    assert not any("bad" in worker.runner.states.by_id for worker in ranks.workers)
+
+
+def half_greedy() -> list[Request]:
+    return [*requests()[:2], *requests(temperature=1.0)[2:]]
+
+
+def raise_for(rows: Any, name: str) -> None:
+    """Make the row sampler raise for the request "bad" once it has three tokens, and for all prompt logprobs."""
+    original = getattr(rows, name)
+
+    def raising(logits: Any, states: Any, *others: Any) -> Any:
+        if others or any(state.request_id == "bad" and state.num_tokens > 42 for state in states):
+            raise RuntimeError("no such luck")
+        return original(logits, states)
+
+    setattr(rows, name, raising)
 
 
 def test_rank_0_decides_when_a_step_ends() -> None:

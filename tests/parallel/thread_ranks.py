@@ -9,9 +9,9 @@ import numpy as np
 
 from quire import _native
 from quire.config import EngineConfig
-from quire.errors import QuireError
 from quire.grammar.compiler import GrammarCompiler
-from quire.parallel.rank_messages import Step
+from quire.parallel.rank_messages import BlocksMoved, Step
+from quire.parallel.rank_processes import Ranks
 from quire.parallel.tensor_parallel import RankExecutor
 from quire.runtime.links import RankMemory
 from quire.runtime.worker import Worker
@@ -36,12 +36,13 @@ def on_ranks(num_ranks: int, run: Callable[[int], Any]) -> list[Any]:
         return list(pool.map(run, range(num_ranks)))
 
 
-class _Threads:
+class _Threads(Ranks):
     """Ranks 1 … N - 1 as threads, where `RankExecutor` has `RankProcesses`."""
 
     cpus: ClassVar[list[int]] = []
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint) -> None:
+        super().__init__()
         self._layout = RankMemory.of(config)
         memory = np.zeros(self._layout.num_bytes + 128, np.uint8)
         KEPT.append(memory)
@@ -51,20 +52,28 @@ class _Threads:
         self._pools = [ThreadPoolExecutor(1) for _ in self.workers[1:]]
         self.futures: deque[list[Future[StepResult]]] = deque()
 
+    @property
+    def stored_blocks(self) -> list[set[tuple[int, bytes]]]:
+        return [worker.cache.stored_blocks for worker in self.workers[1:]]
+
     def send(self, step: Step) -> None:
         pairs = zip(self._pools, self.workers[1:], strict=True)
-        self.futures.append([pool.submit(worker.follow, step.output, step.yielded) for pool, worker in pairs])
+        self.futures.append([pool.submit(self._follow, worker, step) for pool, worker in pairs])
 
-    def check(self) -> None:
-        pass
+    def _follow(self, worker: Worker, step: Step) -> StepResult:
+        result = worker.follow(step.output, step.yielded)
+        if result.transfers is not None:
+            self.note_moved(BlocksMoved(result.step_id, result.transfers))
+        return result
 
-    def fail(self, failure: QuireError) -> None:
-        self.stop()
+    def _end_all(self) -> None:
+        self._layout.give_up(self._address)
 
     def stop(self) -> None:
-        self._layout.give_up(self._address)
-        for pool in self._pools:
+        self._end_all()
+        for pool, worker in zip(self._pools, self.workers[1:], strict=True):
             pool.shutdown()
+            worker.cache.close()
 
 
 class ThreadRanks(RankExecutor):

@@ -169,6 +169,18 @@ def test_blocks_used_longest_ago_are_deleted_first(tmp_path: Path) -> None:
     assert not leftover.exists()
 
 
+def test_ranks_have_folders_of_their_own_and_share_the_limit(tmp_path: Path) -> None:
+    keys = [hashlib.sha256(bytes([rank])).digest() for rank in range(2)]
+    ranks = [BlockFiles(tmp_path, key, {}, 20 * FILE_BYTES, rank, 2) for rank, key in enumerate(keys)]
+    for number in range(40):
+        for files in ranks:
+            write(files, number)
+        found = list(list_files(tmp_path))
+        assert len(found) <= 20
+        assert all(check(file) is None for file in found)
+    assert {file.path.parent.name[-4:] for file in found} == {"0of2", "1of2"}
+
+
 def test_directory_that_cannot_hold_blocks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"--kv-disk .*/file cannot hold KV blocks \(File exists\): name a directory"):

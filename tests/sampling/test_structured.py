@@ -158,7 +158,12 @@ class Broken:
 
 @pytest.mark.parametrize(
     ("error", "says"),
-    [(None, "panic: index"), (ValueError("panic: at start"), "at start"), (QueueFullError("try later"), "try later")],
+    [
+        (None, "panic: index"),
+        (ValueError("panic: at start"), "at start"),
+        (QueueFullError("try later"), "try later"),
+        (TypeError("odd"), "TypeError('odd')"),
+    ],
 )
 def test_a_failure_of_the_library_is_not_the_forms_and_is_logged(
     make: Callable[[], ById], error: Exception | None, says: str, caplog: pytest.LogCaptureFixture

@@ -98,6 +98,29 @@ def test_killed_engine_is_replaced_until_the_fifth_death_within_a_minute(directo
         assert "Traceback" not in server.stderr
 
 
+def test_ranks_are_replaced_when_one_is_killed(directory: Path) -> None:
+    with serving(directory, "--tensor-parallel-size=2", "--pipeline-parallel-size=2") as server:
+        _, expected = server.chat(9)
+        before = [server.engine(), *server.engine().children()]
+        assert len(before) == 4
+        chats = [RunningChat(server, 2000) for _ in range(2)]
+        before[-1].kill()
+        for chat in chats:
+            error = chat.events()[-1]["error"]
+            assert error["code"] == "engine_dead"
+            assert "was killed by SIGKILL (9)" in error["message"]
+        server.wait_until("/health/ready", 503)
+        server.wait_until("/health/ready", 200)
+        psutil.wait_procs(before, LIMIT_S)
+        assert not any(process.is_running() for process in before)
+        assert server.chat(9)[1]["choices"] == expected["choices"]
+        before = [server.engine(), *server.engine().children()]
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+        assert not any(process.is_running() for process in before)
+        assert "Traceback" not in server.stderr
+
+
 def engines(server_pid: int) -> list[psutil.Process]:
     """The engine processes of a server."""
     found = []

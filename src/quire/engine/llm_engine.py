@@ -246,7 +246,7 @@ class LLMEngine:
         self.observers.clear()
         for request_id in self._output_processor.request_ids:
             sequence_ids += self._output_processor.sequence_ids(request_id)
-            outputs.append(self._output_processor.end(request_id, "error", now_s, self.dead_error.message))
+            outputs.append(self._output_processor.end(request_id, "error", now_s, self.dead_error))
         try:
             for sequence_id in sequence_ids:
                 self.scheduler.finish(sequence_id, RequestStatus.FINISHED_ERROR)

@@ -267,17 +267,18 @@ class OutputProcessor:
             sequence.finish("error", error=result.error, error_code=result.error_code)
         return bool(update.new_token_ids) or result.error is not None
 
-    def end(self, request_id: str, reason: str, now_s: float, error: str | None = None) -> Output:
+    def end(self, request_id: str, reason: str, now_s: float, error: EngineError | None = None) -> Output:
         """Return the terminal output of a request that was aborted or cannot go on (`error`)."""
+        message, code = (None, None) if error is None else (error.message, error.code)
         record = self._records[request_id]
         if not record.sequences:
-            return self._end_pooling(record, (), reason, error)
+            return self._end_pooling(record, (), reason, message)
         for sequence in record.unfinished:
             try:
-                sequence.finish(reason, error=error)
+                sequence.finish(reason, error=message, error_code=code)
             except Exception as text_error:
                 explained = _explain(sequence.request.request_id, text_error)
-                sequence.finish("error", error=error or explained, flush=False)
+                sequence.finish("error", error=message or explained, error_code=code, flush=False)
         return self._end(record, now_s)
 
     def _end(self, record: "_Record", now_s: float) -> RequestOutput:

@@ -68,10 +68,13 @@ class TokenMatcher:
         """Follow one token."""
         if self._has_ended or self.failure is not None:
             return
-        if token_id in self._eos_token_ids and self._matcher.is_accepting():
-            self._has_ended = True
-        elif not self._matcher.consume_token(token_id):
-            self._fail()
+        try:
+            if token_id in self._eos_token_ids and self._matcher.is_accepting():
+                self._has_ended = True
+            elif not self._matcher.consume_token(token_id):
+                self.failure = failure_of(self._matcher.get_error())
+        except Exception as error:
+            self.failure = failure_of(repr(error))
 
     def allowed(self) -> npt.NDArray[np.int64]:
         """Return the tokens that may follow, ascending; none after a failure. Shapes: [number of these]."""
@@ -79,11 +82,12 @@ class TokenMatcher:
             return np.array(sorted(self._eos_token_ids), np.int64)
         if self.failure is not None:
             return _NONE
-        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        if self._matcher.is_error():
-            self._fail()
+        try:
+            mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+            if self._matcher.is_error():
+                self.failure = failure_of(self._matcher.get_error())
+                return _NONE
+        except Exception as error:
+            self.failure = failure_of(repr(error))
             return _NONE
         return np.flatnonzero(np.unpackbits(mask, count=self._vocab_size, bitorder="little"))
-
-    def _fail(self) -> None:
-        self.failure = failure_of(self._matcher.get_error())

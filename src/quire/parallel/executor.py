@@ -72,8 +72,7 @@ class InProcessExecutor:
     @property
     def stored_blocks(self) -> set[tuple[int, bytes]]:
         """Cache group and digest of the blocks that the disk tier holds."""
-        disk = None if self._worker is None else self._worker.cache.disk
-        return set() if disk is None else disk.keys()
+        return set() if self._worker is None else self._worker.cache.stored_blocks
 
     def submit(self, output: SchedulerOutput) -> None:
         """See `Executor`. The step is computed by `collect`."""

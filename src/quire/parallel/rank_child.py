@@ -1,10 +1,12 @@
 """Main program of the ranks above 0: `python -m quire.parallel.rank_child SOCKET MEMORY PARENT`.
 
 SOCKET: a file descriptor, one end of a socket pair with rank 0. MEMORY: that of the memory that ranks share. PARENT:
-the process id of rank 0. The process ends at once when rank 0 closes its end or dies.
+the process id of rank 0. The process ends at once when rank 0 closes its end or dies; after a `Stop` it first writes
+the last blocks of its disk tier.
 Next to read: `rank_processes.py`, the other end.
 """
 
+import contextlib
 import ctypes
 import logging
 import mmap
@@ -19,7 +21,7 @@ import msgspec
 
 from quire.errors import EngineDeadError, EngineError, QuireError
 from quire.parallel.frames import Failure, FrameReader, frame
-from quire.parallel.rank_messages import FromRank, RankFailed, RankLoaded, StartRank, Step, ToRank
+from quire.parallel.rank_messages import BlocksMoved, FromRank, RankFailed, RankLoaded, StartRank, Step, Stop, ToRank
 
 logger = logging.getLogger("quire.parallel")
 RECEIVE_BYTES = 1 << 18
@@ -54,7 +56,7 @@ def main() -> int:
 def _receive(connection: socket.socket, parent: int) -> "queue.SimpleQueue[ToRank]":
     """Return the messages of rank 0, which never waits for this rank to read them.
 
-    Ends this process as soon as rank 0 closes its end of the socket, or dies.
+    Ends this process as soon as rank 0 dies, or closes its end of the socket without a `Stop`.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -63,12 +65,14 @@ def _receive(connection: socket.socket, parent: int) -> "queue.SimpleQueue[ToRan
 
     def read() -> None:
         reader, decoder = FrameReader(), msgspec.msgpack.Decoder(ToRank)
+        message: ToRank | None = None
         try:
             while data := connection.recv(RECEIVE_BYTES):
                 for message in map(decoder.decode, reader.feed(data)):
                     messages.put(message)
         finally:
-            os._exit(0)
+            if not isinstance(message, Stop):
+                os._exit(0)
 
     threading.Thread(target=read, name="quire-receive", daemon=True).start()
     return messages
@@ -87,11 +91,13 @@ def _serve(start: StartRank, memory_fd: int, messages: "queue.SimpleQueue[ToRank
     memory = np.frombuffer(mmap.mmap(memory_fd, layout.num_bytes), np.uint8)
     links = layout.links(memory.ctypes.data, start.rank, start.num_spins)
     worker = Worker(config, start.open_checkpoint(), links=links)
-    _send(connection, RankLoaded())
-    while True:
-        message = messages.get()
-        assert isinstance(message, Step)
-        worker.follow(message.output, message.yielded)
+    _send(connection, RankLoaded(worker.cache.stored_blocks))
+    while isinstance(message := messages.get(), Step):
+        result = worker.follow(message.output, message.yielded)
+        if result.transfers is not None:
+            with contextlib.suppress(ConnectionError):  # rank 0 may have closed its end after a `Stop`
+                _send(connection, BlocksMoved(result.step_id, result.transfers))
+    worker.cache.close()
 
 
 def _send(connection: socket.socket, message: FromRank) -> None:

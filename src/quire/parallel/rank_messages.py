@@ -7,6 +7,7 @@ import msgspec
 
 from quire.config import EngineConfig
 from quire.parallel.frames import Failure
+from quire.transfers import TransferReport
 from quire.types import SchedulerOutput
 from quire.weights.sources import ModelFiles
 
@@ -52,11 +53,24 @@ class Step(msgspec.Struct, tag="step", array_like=True):
     yielded: tuple[tuple[int, dict[str, tuple[int, ...]]], ...] = ()
 
 
-ToRank = StartRank | Step
+class Stop(msgspec.Struct, tag="stop", array_like=True):
+    """Write the last blocks of the disk tier, then end the process."""
+
+
+ToRank = StartRank | Step | Stop
 
 
 class RankLoaded(msgspec.Struct, tag="loaded", array_like=True):
-    """The rank has its share of the model."""
+    """The rank has its share of the model. `stored`: cache group and digest of each block in its disk tier."""
+
+    stored: set[tuple[int, bytes]] = set()
+
+
+class BlocksMoved(msgspec.Struct, tag="moved", array_like=True):
+    """Report of the rank's transfers at the end of a step."""
+
+    step_id: int
+    report: TransferReport
 
 
 class RankFailed(msgspec.Struct, tag="failed", array_like=True):
@@ -65,4 +79,4 @@ class RankFailed(msgspec.Struct, tag="failed", array_like=True):
     failure: Failure
 
 
-FromRank = RankLoaded | RankFailed
+FromRank = RankLoaded | RankFailed | BlocksMoved

@@ -22,7 +22,7 @@ import numpy as np
 from quire.config import EngineConfig
 from quire.errors import EngineDeadError, QuireError
 from quire.parallel.frames import FrameReader, frame
-from quire.parallel.rank_messages import FromRank, RankFailed, StartRank, Step
+from quire.parallel.rank_messages import BlocksMoved, FromRank, RankFailed, RankLoaded, StartRank, Step, Stop
 from quire.runtime.hardware import cpus_of_ranks
 from quire.runtime.links import NUM_SPINS, RankMemory
 from quire.weights.sources import ModelFiles
@@ -38,7 +38,8 @@ class _RankProcess:
 
     def __init__(self, rank: int, memory_fd: int) -> None:
         """Start the process. Raises: OSError if memory or files are short."""
-        self.rank, self.is_loaded = rank, False
+        self.rank = rank
+        self.loaded: RankLoaded | None = None
         self.connection, theirs = socket.socketpair()
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
         self.reader, self.decoder = FrameReader(), msgspec.msgpack.Decoder(FromRank)
@@ -75,6 +76,7 @@ class Ranks:
         self._failure: QuireError | None = None
         self._tell: Callable[[EngineDeadError], None] | None = None
         self._is_stopping = False
+        self._moved: list[BlocksMoved] = []
         self._changed = threading.Condition()
 
     def check(self) -> None:
@@ -101,6 +103,28 @@ class Ranks:
             self._tell, failure = tell, self._failure
         if failure is not None:
             tell(EngineDeadError(failure.message))
+
+    @property
+    def stored_blocks(self) -> list[set[tuple[int, bytes]]]:
+        """Of each rank, cache group and digest of the blocks that its disk tier held when it was loaded."""
+        return []
+
+    def note_moved(self, message: BlocksMoved) -> None:
+        """Keep a message of a rank for `take_moved`. For any thread."""
+        with self._changed:
+            self._moved.append(message)
+            self._changed.notify_all()
+
+    def take_moved(self, wait_s: float) -> list[BlocksMoved]:
+        """Return the messages about transfers since the last call; waits up to `wait_s` for the first."""
+        with self._changed:
+            if wait_s:
+                self._changed.wait_for(lambda: bool(self._moved) or self._failure is not None, wait_s)
+            moved, self._moved = self._moved, []
+        return moved
+
+    def finish(self) -> None:
+        """Let the ranks write the last blocks of their disk tiers; `stop` waits until they have."""
 
     def _end_all(self) -> None:
         """Tell all ranks to end."""
@@ -142,7 +166,7 @@ class RankProcesses(Ranks):
     def wait_until_loaded(self) -> None:
         """Raises: the error that loading raised in a rank; EngineDeadError if a process ended."""
         with self._changed:
-            self._changed.wait_for(lambda: self._failure is not None or all(item.is_loaded for item in self._ranks))
+            self._changed.wait_for(lambda: self._failure is not None or all(item.loaded for item in self._ranks))
         if self._failure is not None:
             raise self._failure
 
@@ -152,6 +176,20 @@ class RankProcesses(Ranks):
         data = frame(step)
         for item in self._ranks:
             self._send_to(item, data)
+
+    @property
+    def stored_blocks(self) -> list[set[tuple[int, bytes]]]:
+        """See `Ranks`."""
+        return [item.loaded.stored for item in self._ranks if item.loaded is not None]
+
+    def finish(self) -> None:
+        """See `Ranks`."""
+        if self._is_stopping or self._failure is not None or os.getpid() != self._owner:
+            return
+        self._is_stopping = True
+        for item in self._ranks:
+            with contextlib.suppress(OSError):
+                item.connection.sendall(frame(Stop()))
 
     def stop(self) -> None:
         """End the processes; returns when they have ended. A second call does nothing."""
@@ -208,9 +246,12 @@ class RankProcesses(Ranks):
                 for message in map(item.decoder.decode, item.reader.feed(data)):
                     if isinstance(message, RankFailed):
                         self.fail(message.failure.revive())
-                    with self._changed:
-                        item.is_loaded = True
-                        self._changed.notify_all()
+                    elif isinstance(message, BlocksMoved):
+                        self.note_moved(message)
+                    else:
+                        with self._changed:
+                            item.loaded = message
+                            self._changed.notify_all()
                 return
         if not self._is_stopping and self._failure is None:
             self.fail(EngineDeadError(f"rank {item.rank} of {self._num_ranks} {_describe(item.reap())}"))

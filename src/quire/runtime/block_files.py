@@ -1,10 +1,11 @@
 """`BlockFiles`: KV blocks as files, one per block, that outlive the process. No threads, no scheduler.
 
-`DIR/<fingerprint>/<digest>-<group>.kv`: 128 bytes of header, then the block's bytes in all layers of its group. The
-fingerprint is that of everything the bytes depend on (`disk_tier.py`), so that one directory serves many models; the
-digest is that of the prefix. Header: magic, fingerprint, digest, group, number of bytes, and a SHA-256 of these and the
-bytes. A file is written under another name and renamed, so processes may share a directory. Files are not synced: one
-that a power failure tore has another checksum, and counts as absent. Next to read: `disk_tier.py`.
+`DIR/<fingerprint>/<digest>-<group>.kv`, for a rank of several `DIR/<fingerprint>-<rank>of<ranks>/…`: 128 bytes of
+header, then the block's bytes in all layers of its group. The fingerprint is that of everything the bytes depend on
+(`disk_tier.py`), so that one directory serves many models; the digest is that of the prefix. Header: magic,
+fingerprint, digest, group, number of bytes, and a SHA-256 of these and the bytes. A file is written under another name
+and renamed, so processes may share a directory. Files are not synced: one that a power failure tore has another
+checksum, and counts as absent. Next to read: `disk_tier.py`.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ MAGIC = b"quirekv1"
 _HEADER = struct.Struct("<8s32s32sIQ")
 HEADER_BYTES = 128
 DESCRIPTION = "model.json"
-_DIRECTORY = re.compile(r"[0-9a-f]{32}")
+_DIRECTORY = re.compile(r"[0-9a-f]{32}(-\d+of\d+)?")
 _FILE = re.compile(r"([0-9a-f]{64})-(\d{1,4})\.kv")
 _UNFINISHED = re.compile(r"([0-9a-f]{64}-\d{1,4}\.kv|model\.json)\.\d+\.\d+")
 _COUNTER = itertools.count()
@@ -56,14 +57,23 @@ class BlockFile:
 class BlockFiles:
     """The blocks of one model in a directory that is bounded over all models."""
 
-    def __init__(self, root: str | os.PathLike[str], fingerprint: bytes, description: dict[str, Any], max_bytes: int):
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        fingerprint: bytes,
+        description: dict[str, Any],
+        max_bytes: int,
+        rank: int = 0,
+        num_ranks: int = 1,
+    ) -> None:
         """Make the directory and delete leftovers. `description`: for people, of the model.
 
+        `num_ranks`: processes that share the limit, each of which writes about as much as this one.
         Raises: ConfigError if files cannot be written there.
         """
         self.root = Path(root).expanduser()
-        self._fingerprint, self._max_bytes = fingerprint, max_bytes
-        self.directory = self.root / fingerprint.hex()[:32]
+        self._fingerprint, self._max_bytes, self._num_ranks = fingerprint, max_bytes, num_ranks
+        self.directory = self.root / (fingerprint.hex()[:32] + (f"-{rank}of{num_ranks}" if num_ranks > 1 else ""))
         try:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.directory.mkdir(exist_ok=True, mode=0o700)
@@ -112,7 +122,7 @@ class BlockFiles:
         if age_ns:
             used_ns = time.time_ns() - age_ns
             os.utime(path, ns=(used_ns, used_ns))
-        self._num_bytes += HEADER_BYTES + len(values)
+        self._num_bytes += self._num_ranks * (HEADER_BYTES + len(values))
         self._trim()
 
     def _header(self, group_index: int, digest: bytes, values: memoryview) -> bytes:
@@ -184,7 +194,7 @@ def check(file: BlockFile) -> str | None:
     if len(data) < HEADER_BYTES or bytes(data[:8]) != MAGIC:
         return "is no block of this version"
     _, fingerprint, _, _, _ = _HEADER.unpack_from(data)
-    if fingerprint.hex()[:32] != file.path.parent.name:
+    if fingerprint.hex()[:32] != file.path.parent.name[:32]:
         return "belongs to another model"
     expected = make_header(fingerprint, file.group_index, file.digest, data[HEADER_BYTES:])
     return None if data[:HEADER_BYTES] == expected else "is damaged"

@@ -179,6 +179,11 @@ class CacheEngine:
         if self.disk is not None:
             self.disk.cancel_reads()
 
+    @property
+    def stored_blocks(self) -> set[tuple[int, bytes]]:
+        """Cache group and digest of the blocks that the disk tier holds."""
+        return set() if self.disk is None else self.disk.keys()
+
     def close(self) -> None:
         """End the threads of transfers; blocks for the disk are written first, if that is soon done."""
         if self.disk is not None:

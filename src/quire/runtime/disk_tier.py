@@ -165,7 +165,7 @@ class DiskTier:
         self.cancel_reads()
         self._readers.shutdown(wait=False)
         with self._lock:
-            while self._num_queued_bytes and self._room.wait(max(0.0, deadline_s - time.monotonic())):
+            while self._queued and self._room.wait(max(0.0, deadline_s - time.monotonic())):
                 pass
         self._is_quiet = True
         self._writer.shutdown(wait=True)
@@ -176,8 +176,8 @@ class DiskTier:
             logger.warning("kv-disk %s: %s", self._files.root, message)
 
 
-def open_disk_tier(config: EngineConfig, checkpoint: Checkpoint) -> DiskTier | None:
-    """Return the tier that the options name, None if they name none.
+def open_disk_tier(config: EngineConfig, checkpoint: Checkpoint, rank: int = 0) -> DiskTier | None:
+    """Return the tier of a rank that the options name, None if they name none.
 
     Raises: ConfigError if its directory cannot be used, or the model's code is not Quire's own.
     """
@@ -194,12 +194,12 @@ def open_disk_tier(config: EngineConfig, checkpoint: Checkpoint) -> DiskTier | N
         "model": options.model, "dtype": config.dtype, "kv_cache_dtype": config.kv_dtype,
         "block_size": config.scheduler.block_size, "made_by": f"quire {__version__}",
     }  # fmt: skip
-    files = BlockFiles(options.kv_disk, fingerprint(config, checkpoint), description, config.scheduler.max_disk_bytes)
-    return DiskTier(files)
+    key, max_bytes = fingerprint(config, checkpoint, rank), config.scheduler.max_disk_bytes
+    return DiskTier(BlockFiles(options.kv_disk, key, description, max_bytes, rank, config.num_ranks))
 
 
-def fingerprint(config: EngineConfig, checkpoint: Checkpoint) -> bytes:
-    """Return a SHA-256 of everything that a block's bytes depend on beside its tokens.
+def fingerprint(config: EngineConfig, checkpoint: Checkpoint, rank: int = 0) -> bytes:
+    """Return a SHA-256 of everything that a block's bytes on a rank depend on beside its tokens.
 
     Weights are known by size and time of their files, and by the first and middle bytes of each tensor.
     """
@@ -210,7 +210,7 @@ def fingerprint(config: EngineConfig, checkpoint: Checkpoint) -> bytes:
     }
     scheduler = config.scheduler
     parts = [
-        code_digest(), _transformers_version(), _native.isa(), os.environ.get("QUIRE_KERNELS"),
+        code_digest(), rank, _transformers_version(), _native.isa(), os.environ.get("QUIRE_KERNELS"),
         config.model.hf_config, options, config.device,
         config.dtype, config.kv_dtype, config.keeps_stored_weights, config.uses_plan, config.tile_rows,
         scheduler.block_size, [[group.layer_indices, group.spec] for group in scheduler.kv_cache_groups],

@@ -73,6 +73,12 @@ class Links:
     after: Channel | None = None
 
     @property
+    def rank(self) -> int:
+        """The number of the rank among all: the inverse of `stage_of`."""
+        size, place = (1, 0) if self.exchange is None else (self.exchange.num_ranks, self.exchange.rank)
+        return (self.stage + 1) % self.num_stages * size + place
+
+    @property
     def is_last(self) -> bool:
         """True if the rank is of the stage that samples."""
         return self.stage == self.num_stages - 1

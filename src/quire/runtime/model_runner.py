@@ -113,9 +113,9 @@ class ModelRunner:
         self._sample(layout, yields, likeliest)
         num_iterations = 1
         most = min([item.max_new_tokens - len(item.draft_token_ids) for item in output.scheduled])
-        while num_iterations < most and not any(taken.ends for taken in yields):
+        while num_iterations < most:
             is_late = (time.monotonic() - started) * (num_iterations + 1) > self.limit_s * num_iterations
-            if not self.agree(not self.ends_early and not is_late):
+            if not self.agree(not (self.ends_early or is_late or any(taken.ends for taken in yields))):
                 break
             layout = layout.of_next_iteration()
             self._sample(layout, yields, self._forward(layout))
@@ -199,9 +199,8 @@ class ModelRunner:
                 if pooled is not None:
                     vector = self._finish_pooling(new.pooling, pooled, first_row + item.num_tokens - 1)
                     embeddings[item.request_id] = tuple(vector.tolist())
-            elif new.sampling is not None and new.sampling.prompt_logprobs is not None:
-                num_logprobs = new.sampling.prompt_logprobs
-                prompt_logprobs[item.request_id] = self._prompt_logprobs(state, num_logprobs, item, first_row)
+            elif state.sampling is not None and state.sampling.params.prompt_logprobs is not None:
+                prompt_logprobs[item.request_id] = self._prompt_logprobs(state, state.sampling, item, first_row)
         return prompt_logprobs, embeddings
 
     def _finish_pooling(self, params: PoolingParams, pooled: NDArray[np.float32], last_row: int) -> NDArray[np.float32]:
@@ -215,7 +214,7 @@ class ModelRunner:
         return pooled / max(np.linalg.norm(pooled), np.float32(1e-12)) if params.normalize else pooled
 
     def _prompt_logprobs(
-        self, state: RequestState, num_logprobs: int, item: ScheduledRequest, first_row: int
+        self, state: RequestState, sampling: SamplingState, item: ScheduledRequest, first_row: int
     ) -> tuple[TokenLogprobs, ...]:
         """Return logprobs of the prompt tokens that follow a chunk's: its last predicts the next chunk's first."""
         start = item.num_computed_tokens
@@ -226,14 +225,14 @@ class ModelRunner:
             last = min(first + PROMPT_LOGPROB_ROWS, count)
             logits = self.forward.logits(np.arange(first_row + first, first_row + last, dtype=np.int32))
             following = self.states.tokens[state.row, start + first + 1 : start + last + 1]
-            found.extend(self.sampler.prompt_logprobs(logits, following.tolist(), num_logprobs))
+            found.extend(self.sampler.prompt_logprobs(logits, following.tolist(), sampling))
         return tuple(found)
 
 
 def _result(taken: _Yield, prompt_logprobs: tuple[TokenLogprobs, ...]) -> RequestResult:
     request_id = taken.state.new.request_id
     tokens, logprobs = tuple(taken.token_ids), tuple(taken.logprobs)
-    if not taken.has_failed:
+    if not taken.has_failed and taken.sampling.failure is None:
         return RequestResult(request_id, tokens, logprobs, prompt_logprobs)
     error, code = taken.sampling.explain_failure()
     return RequestResult(request_id, tokens, logprobs, error=error, error_code=code)

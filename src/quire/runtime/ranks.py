@@ -21,7 +21,7 @@ from quire.layers.group import SINGLE, Group, LocalGroup
 from quire.runtime.batch import RequestState, StepLayout
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.forward import Forward
-from quire.runtime.links import RANK_LOST, Links
+from quire.runtime.links import ONE_RANK, RANK_LOST, Links
 from quire.runtime.model_runner import ModelRunner
 from quire.sampling.sampler import Sampler
 from quire.sampling.state import Sampled, SamplingState
@@ -29,7 +29,7 @@ from quire.types import NewRequest, SchedulerOutput, StepResult, TokenLogprobs
 from quire.weights.checkpoint import Checkpoint
 
 NO_TOKEN = -1
-"""Sent for a row whose logits leave no choice."""
+"""Sent for a request that gets no token, and ends: its logits leave no choice, or its sampling failed."""
 VALUE_BYTES = 4
 
 
@@ -48,13 +48,10 @@ def make_group(vocab_size: int, exchange: _native.Exchange | None) -> Group:
 def make_sampler(vocab_size: int, device: str, pool: _native.ThreadPool, links: Links) -> Sampler:
     """Return the sampler of a rank, or of the one worker there is."""
     exchange = links.exchange
-    if links.is_last and (exchange is None or exchange.rank == 0):
-        return (
-            Sampler(vocab_size, device, pool)
-            if exchange is None
-            else LeadingSampler(vocab_size, device, pool, exchange)
-        )
-    return FollowingSampler(vocab_size, device, pool, exchange)
+    if links == ONE_RANK:
+        return Sampler(vocab_size, device, pool)
+    is_leading = links.is_last and (exchange is None or exchange.rank == 0)
+    return (LeadingSampler if is_leading else FollowingSampler)(vocab_size, device, pool, exchange)
 
 
 def make_runner(
@@ -82,18 +79,44 @@ def agree(exchange: _native.Exchange, is_wanted: bool) -> bool:
 
 
 class LeadingSampler(Sampler):
-    """The sampler of rank 0, which tells the tokens to all ranks."""
+    """The sampler of rank 0, which tells the tokens to all ranks of its stage, if there are others.
 
-    def __init__(self, vocab_size: int, device: str, pool: _native.ThreadPool, exchange: _native.Exchange) -> None:
+    An exception ends the request that it belongs to, with `NO_TOKEN` for the other ranks: they wait for this rank, so a
+    step cannot be lost and repeated as with one worker.
+    """
+
+    def __init__(
+        self, vocab_size: int, device: str, pool: _native.ThreadPool, exchange: _native.Exchange | None
+    ) -> None:
         super().__init__(vocab_size, device, pool)
         self._exchange = exchange
 
     def sample(self, logits: Any, states: Sequence[SamplingState]) -> list[Sampled]:
         """See `Sampler`. Raises: EngineDeadError if a rank is lost."""
-        sampled = super().sample(logits, states)
-        ids = [NO_TOKEN if token_id is None else token_id for token_id, _ in sampled]
-        _broadcast(self._exchange, np.array(ids, np.int32))
+        try:
+            sampled = super().sample(logits, states)
+        except Exception:
+            # The native sampler leaves logits as they were.
+            sampled = [self._sample_alone(logits[row : row + 1], state) for row, state in enumerate(states)]
+        if self._exchange is not None:
+            ids = [NO_TOKEN if token_id is None else token_id for token_id, _ in sampled]
+            _broadcast(self._exchange, np.array(ids, np.int32))
         return sampled
+
+    def _sample_alone(self, logits: Any, state: SamplingState) -> Sampled:
+        try:
+            return super().sample(logits, [state])[0]
+        except Exception as error:
+            state.fail(error)
+            return None, None
+
+    def prompt_logprobs(self, logits: Any, next_token_ids: Sequence[int], state: SamplingState) -> list[TokenLogprobs]:
+        """See `Sampler`. After an exception the request ends when its prompt is computed."""
+        try:
+            return super().prompt_logprobs(logits, next_token_ids, state)
+        except Exception as error:
+            state.fail(error)
+            return []
 
 
 class FollowingSampler(Sampler):
@@ -119,7 +142,7 @@ class FollowingSampler(Sampler):
         _broadcast(self._exchange, ids)
         return [(None if token_id == NO_TOKEN else token_id, None) for token_id in ids.tolist()]
 
-    def prompt_logprobs(self, logits: Any, next_token_ids: Sequence[int], num: int) -> list[TokenLogprobs]:
+    def prompt_logprobs(self, logits: Any, next_token_ids: Sequence[int], state: SamplingState) -> list[TokenLogprobs]:
         """Return nothing: see `Sampler` for rank 0's."""
         return []
 
@@ -147,7 +170,7 @@ class StageRunner(ModelRunner):
     def _compute(self, output: SchedulerOutput, layout: StepLayout) -> StepResult:
         self._sampled[output.step_id] = [state for _, state, _ in layout.sampled]
         self.forward.run(layout, self.states, only_likeliest=False)
-        return StepResult(output.step_id, ())
+        return StepResult(output.step_id, (), transfers=self.cache.report())
 
 
 def _broadcast(exchange: _native.Exchange, values: NDArray[np.int32]) -> None:

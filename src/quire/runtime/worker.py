@@ -62,7 +62,7 @@ class Worker:
         self.config = config
         self.pool = _native.ThreadPool(config.threads_per_rank)
         self.sampler = make_sampler(config.model.vocab_size, config.device, self.pool, links)
-        disk = open_disk_tier(config, checkpoint)
+        disk = open_disk_tier(config, checkpoint, links.rank)
         self.forward, self.cache = self._make_forward(checkpoint, progress, links)
         self.cache.disk = disk
         classifier = None

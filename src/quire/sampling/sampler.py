@@ -53,9 +53,10 @@ class Sampler:
                 # Checked before the request was queued: a failure here is rare, and ends this request alone.
                 matcher = None if self.grammars is None else self.grammars.compile(spec).start()
                 failure = Failure(NO_GRAMMARS) if matcher is None else None
-            except (QuireError, ValueError) as error:
+            except Exception as error:
                 # A form that cannot be compiled is refused by name; other failures here are not the client's.
-                failure = Failure(str(error), is_client_error=isinstance(error, InvalidParameterError))
+                reason = str(error) if isinstance(error, QuireError | ValueError) else repr(error)
+                failure = Failure(reason, is_client_error=isinstance(error, InvalidParameterError))
                 log_failure(new.request_id, failure)
         state = SamplingState(new, new.sampling, self.vocab_size, matcher, failure)
         self.rows.add(state)
@@ -69,12 +70,13 @@ class Sampler:
         """
         return self.rows.sample(logits, states)
 
-    def prompt_logprobs(self, logits: Any, next_token_ids: Sequence[int], num: int) -> list[TokenLogprobs]:
-        """Return the log-probability of each next prompt token, and the `num` likeliest (-1: all).
+    def prompt_logprobs(self, logits: Any, next_token_ids: Sequence[int], state: SamplingState) -> list[TokenLogprobs]:
+        """Return the log-probability of each next prompt token, and the likeliest that the request asks for.
 
         Shapes: logits [S, V], those before each token; next_token_ids [S]. Dtypes: fp32.
         """
-        return self.rows.logprobs(logits, next_token_ids, num)
+        assert state.params.prompt_logprobs is not None
+        return self.rows.logprobs(logits, next_token_ids, state.params.prompt_logprobs)
 
 
 def _reference_rows() -> "ReferenceRowSampler":

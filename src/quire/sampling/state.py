@@ -118,6 +118,12 @@ class SamplingState:
             self._matcher.append(token_id)
             self._allowed = None
 
+    def fail(self, error: Exception) -> None:
+        """Note that the request cannot be sampled: it ends with an error."""
+        logger.error("request %r fails: it cannot be sampled", self.request_id, exc_info=error)
+        reason = f"this request could not be sampled ({type(error).__name__}); the engine's log says more"
+        self.failure = Failure(reason, is_client_error=False)
+
     def explain_failure(self) -> tuple[str, str | None]:
         """Return the reason why the request got no token, and `STRUCTURED_OUTPUTS_FAILED` if its form is to blame."""
         if self.failure is None:
@@ -136,7 +142,7 @@ class SamplingState:
             return self._only
         if self._allowed is None:
             found = self._matcher.allowed()
-            self.failure = self._matcher.failure
+            self.failure = self.failure or self._matcher.failure
             if self.failure is not None:
                 log_failure(self.request_id, self.failure)
             if self._only is not None and self.failure is None:

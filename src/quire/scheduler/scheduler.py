@@ -79,8 +79,7 @@ class Scheduler:
         for item in members:
             if item.request_id in self.requests.by_id:
                 raise DuplicateRequestError(f"request id '{item.request_id}' is already running; choose another")
-        num_generated = 0 if request.sampling is None else request.max_tokens
-        self.blocks.check_fits(request, request.num_prompt_tokens + num_generated)
+        self.blocks.check_fits(request, request.num_prompt_tokens + (request.max_tokens if request.sampling else 0))
         most, num_waiting = self.config.max_num_waiting, len(self.requests.waiting)
         if most is not None and num_waiting >= most:
             raise QueueFullError(f"{num_waiting} requests are waiting, max_num_waiting is {most}; try again later")
@@ -185,8 +184,9 @@ class Scheduler:
         return output
 
     def schedule_last(self) -> SchedulerOutput:
-        """Return a step that computes nothing and keeps the free cached blocks on disk; it needs no `update`."""
-        return SchedulerOutput(self._step_id + 1, (), (), self.blocks.tiers.save_all(), (), (), awaits_transfers=True)
+        """Return a step that keeps the free cached blocks on disk, in place of all in flight; it needs no `update`."""
+        transfers = self.blocks.tiers.save_all()
+        return SchedulerOutput(self._step_id + 1, (), (), transfers, (), (), forgets_all=True, awaits_transfers=True)
 
     # --- Update ---------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 from starlette.types import Receive
 
 from quire.engine.process.messages import ChoiceUpdate, RequestUpdate, Submit
+from quire.errors import EngineDeadError
 from quire.server.errors import ApiError, ClientDisconnected
 from quire.server.request_record import RequestRecord
 from quire.server.state import ServerState
@@ -138,6 +139,8 @@ def _failure(choice: ChoiceUpdate) -> ApiError:
         return ApiError(
             400, choice.error or STRUCTURED_OUTPUTS_FAILED, code=STRUCTURED_OUTPUTS_FAILED, param="structured_outputs"
         )
+    if choice.error_code == EngineDeadError.code:
+        return ApiError.of(EngineDeadError(choice.error or "the engine stopped"))
     if choice.finish_reason == "error":
         return ApiError(500, choice.error or "the model failed on this request", code="generation_failed")
     return ApiError(503, "the server ended this request before it was complete", code="aborted", retry_after_s=2)
