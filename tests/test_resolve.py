@@ -237,6 +237,15 @@ def test_each_rank_has_its_share_of_heads_weights_and_memory() -> None:
         resolved(replace(CPU, available_memory_bytes=2 * GIB), tensor_parallel_size=3, max_num_batched_tokens=65536)
 
 
+def test_each_rank_has_a_gpu() -> None:
+    gpus = replace(GPU, num_devices=3)
+    whole, shared = (resolved(gpus, tensor_parallel_size=size) for size in (1, 3))
+    assert shared.scheduler.num_blocks > 3 * whole.scheduler.num_blocks  # a third of the heads in as much memory
+    assert reason(shared, "tensor_parallel_size") == "chosen; each rank is a process with a GPU of its own"
+    assert [shared.on_rank(rank).device for rank in range(3)] == ["cuda:0", "cuda:1", "cuda:2"]
+    assert resolved().on_rank(1).device == "cpu"
+
+
 def test_stages_compute_short_steps_of_one_iteration() -> None:
     config = resolved(pipeline_parallel_size=2, tensor_parallel_size=3)
     assert config.threads_per_rank == 1
@@ -251,6 +260,8 @@ def test_stages_of_ray_have_a_machine_each() -> None:
     here, there = (resolved(pipeline_parallel_size=2, distributed_executor_backend=kind) for kind in ("mp", "ray"))
     assert (here.threads_per_rank, there.threads_per_rank) == (4, 8)
     assert "Ray actor with 8 threads" in reason(there, "pipeline_parallel_size")
+    shared = resolved(pipeline_parallel_size=2, tensor_parallel_size=3, distributed_executor_backend="ray")
+    assert shared.threads_per_rank == 2
 
 
 def test_copies_of_parameters_count_as_memory() -> None:
@@ -328,9 +339,10 @@ TINIER_CPU = cpu(base=OLD_CPU, left_bytes=100_000_000)
     [
         (CPU, {"max_model_len": 8193}, ConfigError, ["8193", "--max-model-len 8192"]),
         (CPU, {"max_num_seqs": 9, "max_num_batched_tokens": 8}, ConfigError, ["--max-num-seqs 8"]),
-        (CPU, {"tensor_parallel_size": 2, "enforce_eager": True}, ConfigError, ["--tensor-parallel-size 1"]),
-        (CPU, {"tensor_parallel_size": 2, "block_size": 8}, ConfigError, ["of 16 tokens", "--tensor-parallel-size 1"]),
-        (GPU, {"tensor_parallel_size": 2}, ConfigError, ["on a GPU", "--tensor-parallel-size 1"]),
+        (CPU, {"pipeline_parallel_size": 2, "block_size": 8}, ConfigError, ["of 16 tokens", "--pipeline-parallel-s"]),
+        (GPU, {"pipeline_parallel_size": 2}, ConfigError, ["on a GPU", "--pipeline-parallel-size 1"]),
+        (replace(GPU, num_devices=2), {"tensor_parallel_size": 3}, ConfigError, ["2 GPUs", "--tensor-parallel-size 2"]),
+        (GPU, {"tensor_parallel_size": 2}, ConfigError, ["1 GPU from cuda:0 on", "--tensor-parallel-size 1"]),
         (
             replace(CPU, available_memory_bytes=2 * GIB),
             {"data_parallel_size": 3, "kv_cache_memory_bytes": GIB},
@@ -341,7 +353,7 @@ TINIER_CPU = cpu(base=OLD_CPU, left_bytes=100_000_000)
         (CPU, {"pipeline_parallel_size": 31}, ConfigError, ["the model's 30 layers", "--pipeline-parallel-size 30"]),
         (CPU, {"tensor_parallel_size": 3, "pipeline_parallel_size": 22}, ConfigError, ["--pipeline-parallel-size 21"]),
         (CPU, {"distributed_executor_backend": "ray"}, ConfigError, ["--pipeline-parallel-size 2"]),
-        (CPU, {**RAY, "tensor_parallel_size": 2}, ConfigError, ["--tensor-parallel-size 1"]),
+        (CPU, {**RAY, "pipeline_parallel_size": 1, "tensor_parallel_size": 2}, ConfigError, ["--distributed-executo"]),
         (CPU, {"pipeline_parallel_size": 2, "enforce_eager": True}, ConfigError, ["--pipeline-parallel-size 1"]),
         (CPU, {"device": "cuda"}, ConfigError, ["--device auto"]),
         (CPU, {"max_long_partial_prefills": 2}, ConfigError, ["--max-long-partial-prefills 1"]),

@@ -129,7 +129,7 @@ class EngineOptions:
     distributed_executor_backend: str = option(
         "mp", "where stages run: mp, processes of this machine; ray, actors of a Ray cluster", choices=("mp", "ray")
     )
-    tensor_parallel_size: int = option(1, "processes that share each layer, on the cores of this machine")
+    tensor_parallel_size: int = option(1, "processes that share each layer, each with its cores or a GPU of its own")
     pipeline_parallel_size: int = option(
         1, "stages of layers, each in processes of its own, that compute steps in turn"
     )
@@ -196,6 +196,8 @@ class Hardware:
     """True if the kernels in use multiply bf16 in AMX's tile registers."""
     tile_rows: int = TILE_ROWS
     """Tokens of a step from which on tiles are the faster."""
+    num_devices: int = 1
+    """GPUs from `device` on, for ranks."""
     tuned: str = ""
     """The findings of `quire tune`, if threads or tile rows come from it."""
 
@@ -322,11 +324,17 @@ class EngineConfig:
         """Ranks of all stages: processes."""
         return self.options.num_ranks
 
+    def on_rank(self, rank: int) -> "EngineConfig":
+        """Return the same on the device of a rank: each has a GPU of its own, from the engine's on."""
+        kind, _, first = self.device.partition(":")
+        return self if kind == "cpu" else replace(self, device=f"{kind}:{int(first) + rank}")
+
     @property
     def threads_per_rank(self) -> int:
         """Threads that compute in each rank."""
         has_nodes = self.options.distributed_executor_backend == "ray"  # each stage has a node of its own
-        return max(1, self.hardware.num_threads // (1 if has_nodes else self.num_ranks))
+        num_sharing = self.options.tensor_parallel_size if has_nodes else self.num_ranks
+        return max(1, self.hardware.num_threads // num_sharing)
 
     @property
     def weight_bytes(self) -> int:

@@ -102,11 +102,10 @@ def split_memory(
     usable, num_ranks = hardware.available_memory_bytes, options.tensor_parallel_size
     num_stages, num_replicas = options.pipeline_parallel_size, num_sharing(options)
     if hardware.device == "cpu":
-        usable //= num_replicas
+        usable = max(0, usable // num_replicas - (options.num_ranks - 1) * RANK_RESERVE_BYTES) // num_ranks
     else:
-        # Replicas that have started already have taken their shares of what is available.
+        # Each rank has a GPU. Replicas that have started already have taken their shares of what is available.
         usable = min(usable, int(options.gpu_memory_utilization * hardware.total_memory_bytes) // num_replicas)
-    usable = max(0, usable - (options.num_ranks - 1) * RANK_RESERVE_BYTES) // num_ranks
     beside = num_stages * bytes_beside(options, model, hardware.device, dtype, num_tokens)
     weights += _copied_parameters(options, model) * weights // max(1, model.num_parameters)
     if options.distributed_executor_backend == "ray":

@@ -14,16 +14,18 @@ the same time. Products of 256 rows take no longer per row than those of more.""
 DEFAULT_MAX_NUM_BATCHED_TOKENS = EngineOptions.__dataclass_fields__["max_num_batched_tokens"].default
 
 
-def check_sizes(options: EngineOptions, model: ModelConfig) -> None:
+def check_sizes(options: EngineOptions, model: ModelConfig, hardware: Hardware) -> None:
     """Check the number of ranks. Raises: ConfigError naming the largest that fits."""
-    if options.distributed_executor_backend == "ray" and (
-        options.pipeline_parallel_size == 1 or options.tensor_parallel_size > 1
-    ):
+    if options.distributed_executor_backend == "ray" and options.pipeline_parallel_size == 1:
         fits = "--pipeline-parallel-size 2" if options.num_ranks == 1 else "--distributed-executor-backend mp"
-        fits = "--tensor-parallel-size 1" if options.pipeline_parallel_size > 1 else fits
         raise ConfigError(
-            f"distributed_executor_backend='ray' places stages of one rank each, and there are"
-            f" {options.pipeline_parallel_size} stages of {options.tensor_parallel_size}: {fits} fits"
+            f"distributed_executor_backend='ray' gives each stage a node, and there is one stage: {fits} fits"
+        )
+    if hardware.device != "cpu" and options.tensor_parallel_size > hardware.num_devices:
+        there = f"{hardware.num_devices} GPU{'s' * (hardware.num_devices > 1)} from {hardware.device} on"
+        raise ConfigError(
+            f"tensor_parallel_size={options.tensor_parallel_size} is above the {there}, and each rank needs its own:"
+            f" --tensor-parallel-size {hardware.num_devices} fits"
         )
     for name, most, limit in (
         ("pipeline_parallel_size", model.num_layers, f"the model's {model.num_layers} layers"),
@@ -40,8 +42,11 @@ def explain_ranks(options: EngineOptions, hardware: Hardware, decisions: list[De
     num_ranks = options.num_ranks
     num_threads = max(1, hardware.num_threads // num_ranks)
     reason = f"chosen; each rank is a process with {num_threads} of {hardware.num_threads} threads"
-    if options.distributed_executor_backend == "ray":
-        reason = f"chosen; each stage but the last is a Ray actor with {hardware.num_threads} threads"
+    if hardware.device != "cpu":
+        reason = "chosen; each rank is a process with a GPU of its own"
+    elif options.distributed_executor_backend == "ray":
+        num_threads = max(1, hardware.num_threads // options.tensor_parallel_size)
+        reason = f"chosen; each rank but those of the last stage is a Ray actor with {num_threads} threads"
     elif num_ranks > hardware.num_threads:
         reason = f"chosen; the {num_ranks} ranks take turns on {hardware.num_threads} cores, which is slow"
     if options.data_parallel_size > 1:

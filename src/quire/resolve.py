@@ -54,7 +54,7 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
     Raises: ConfigError for options that contradict each other or the model; MemoryCapacityError for what does not fit.
     """
     _check_options(options)
-    check_sizes(options, model)
+    check_sizes(options, model, hardware)
     decisions: list[Decision] = []
     device = _resolve_device(options, hardware, decisions)
     if hardware.tuned:
@@ -156,7 +156,7 @@ def _resolve_execution(
     needs_plan = {
         "quantization": options.quantization is not None,
         "kv_cache_dtype": canonical_kv_dtype(options) in NARROW_KV_DTYPES,
-        "tensor_parallel_size": options.tensor_parallel_size > 1,
+        "tensor_parallel_size": options.tensor_parallel_size > 1 and model.implementation == "transformers",
         "pipeline_parallel_size": options.pipeline_parallel_size > 1,
     }
     option = next((name for name, is_chosen in needs_plan.items() if is_chosen), None)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -18,6 +19,7 @@ from quire.engine.driver import EngineDriver
 from quire.engine.llm import LLM
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import ConfigError, EngineDeadError, ModelFileError
+from quire.parallel import rank_processes
 from quire.parallel.rank_messages import Step
 from quire.parallel.tensor_parallel import RankExecutor, create_executor
 from quire.sampling_params import SamplingParams
@@ -49,8 +51,9 @@ def wait_for_end(pid: int) -> None:
 
 
 TENSOR, PIPELINE = {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}
-in_stages = pytest.mark.parametrize("executor", [PIPELINE], indirect=True)
-both_ways = pytest.mark.parametrize("executor", [TENSOR, PIPELINE], indirect=True)
+OP_BY_OP = {**TENSOR, "enforce_eager": True}
+all_ways = pytest.mark.parametrize("executor", [TENSOR, PIPELINE, OP_BY_OP], indirect=True)
+waiting_for_values = pytest.mark.parametrize("executor", [PIPELINE, OP_BY_OP], indirect=True)
 
 
 @pytest.fixture
@@ -74,7 +77,7 @@ def step_of(executor: RankExecutor, name: str = "r0") -> SchedulerOutput:
     return output
 
 
-@both_ways
+@all_ways
 def test_processes_give_the_tokens_of_one_worker_then_fail_with_a_killed_rank(executor: RankExecutor) -> None:
     assert executor._worker is not None
     settings = replace(executor._worker.config.scheduler, max_in_flight=executor.max_in_flight)
@@ -103,7 +106,7 @@ def test_processes_give_the_tokens_of_one_worker_then_fail_with_a_killed_rank(ex
         executor.collect()
 
 
-@in_stages
+@waiting_for_values
 def test_rank_killed_while_rank_0_waits_for_it_ends_the_step(executor: RankExecutor) -> None:
     (pid,) = rank_pids()
     os.kill(pid, signal.SIGSTOP)
@@ -138,7 +141,7 @@ def test_error_in_a_step_ends_all_ranks(executor: RankExecutor, monkeypatch: pyt
     wait_for_end(pid)
 
 
-@in_stages
+@waiting_for_values
 def test_error_in_another_rank_ends_the_engine(executor: RankExecutor) -> None:
     item = ScheduledRequest("stranger", 0, 1, 1, (), ())
     executor._processes.send(Step(SchedulerOutput(0, (), (item,), (), (), ())))
@@ -149,6 +152,7 @@ def test_error_in_another_rank_ends_the_engine(executor: RankExecutor) -> None:
 
 _ENGINE = """
 import sys, time
+from quire.parallel import rank_processes
 from quire.parallel.rank_messages import Step
 from quire.parallel.tensor_parallel import create_executor
 from tests.runtime.tiny_llama import tiny_llama
@@ -175,12 +179,20 @@ def test_ranks_end_with_a_killed_engine() -> None:
 # --- Loading --------------------------------------------------------------------------------------
 
 
-def test_error_in_a_rank_that_loads_is_raised_and_leaves_no_process() -> None:
+@pytest.mark.parametrize("options", [TENSOR, OP_BY_OP])
+def test_error_in_a_rank_that_loads_is_raised_and_leaves_no_process(options: dict[str, Any]) -> None:
     """The rank reads the model's files, of which there are none."""
     hf_config = full_config("llama", LLAMA)
-    config = make_config(hf_config, tensor_parallel_size=2)
+    config = make_config(hf_config, **options)
     with pytest.raises(ModelFileError, match=r"config\.json: cannot be read"):
         create_executor(config, random_checkpoint(hf_config))
+    assert rank_pids() == []
+
+
+def test_rank_that_ends_before_it_joins_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_processes, "StartRank", lambda *_: Step(SchedulerOutput(0, (), (), (), (), ())))
+    with pytest.raises(EngineDeadError, match="rank 1 of 2 "):
+        create_executor(*tiny_llama(**OP_BY_OP))
     assert rank_pids() == []
 
 

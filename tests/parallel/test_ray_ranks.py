@@ -1,4 +1,4 @@
-"""Stages on the nodes of a Ray cluster, which Ray starts on this machine."""
+"""Ranks on the nodes of a Ray cluster, which Ray starts on this machine."""
 
 import sys
 import threading
@@ -18,6 +18,7 @@ from tests.runtime.tiny_llama import tiny_llama
 from tests.runtime.tiny_model import run_to_end, tokens_of
 
 RAY = {"distributed_executor_backend": "ray", "pipeline_parallel_size": 2, "block_size": 16}
+both_sizes = pytest.mark.parametrize("size", [1, 2])
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def ray() -> Iterator[Any]:
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'quire[ray]'")
     from ray.cluster_utils import Cluster
 
-    node = {"num_cpus": 1, "include_dashboard": False}
+    node = {"num_cpus": 2, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args={**node, "num_cpus": 0})
     cluster.add_node(**{name: value for name, value in node.items() if name == "num_cpus"})
     ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
@@ -35,8 +36,10 @@ def ray() -> Iterator[Any]:
     cluster.shutdown()
 
 
-def test_stages_on_nodes_give_the_tokens_of_one_worker_then_fail_with_a_lost_one(ray: Any) -> None:
-    config, checkpoint = tiny_llama(**RAY)
+@both_sizes
+def test_stages_on_nodes_give_the_tokens_of_one_worker_then_fail_with_a_lost_one(ray: Any, size: int) -> None:
+    """With two ranks of a stage the lost one is on the engine's node."""
+    config, checkpoint = tiny_llama(**RAY, tensor_parallel_size=size)
     executor = create_executor(config, checkpoint)
     assert isinstance(executor, RankExecutor)
     try:
@@ -57,8 +60,9 @@ def test_stages_on_nodes_give_the_tokens_of_one_worker_then_fail_with_a_lost_one
         executor.shutdown()
 
 
-def test_error_in_a_stage_ends_the_step_that_waits_for_it(ray: Any) -> None:
-    executor = create_executor(*tiny_llama(**RAY))
+@both_sizes
+def test_error_in_a_stage_ends_the_step_that_waits_for_it(ray: Any, size: int) -> None:
+    executor = create_executor(*tiny_llama(**RAY, tensor_parallel_size=size))
     try:
         item = ScheduledRequest("stranger", 0, 1, 1, (), ())
         executor._processes.send(Step(SchedulerOutput(0, (), (item,), (), (), ())))  # type: ignore[attr-defined]
@@ -73,9 +77,9 @@ def test_error_in_a_stage_ends_the_step_that_waits_for_it(ray: Any) -> None:
 
 def test_clusters_without_enough_cpus_are_refused(ray: Any) -> None:
     config, checkpoint = tiny_llama(**RAY)
-    config = replace(config, hardware=replace(config.hardware, num_threads=2))
+    config = replace(config, hardware=replace(config.hardware, num_threads=4))
     with pytest.raises(
-        ConfigError, match="need 2 CPUs each, and the Ray cluster has 1: more nodes, or OMP_NUM_THREADS=1"
+        ConfigError, match=r"need 4 CPUs each, and the nodes of the Ray cluster have [02], [02]: larger nodes, or OMP"
     ):
         create_executor(config, checkpoint)
 

@@ -1,5 +1,6 @@
 """Ranks that share a model give the tokens of one worker, however the work is cut. The ranks are threads here."""
 
+import math
 from collections import Counter
 from dataclasses import replace
 from typing import Any, cast
@@ -17,7 +18,7 @@ from quire.structured_outputs import StructuredOutputsParams
 from quire.types import Request, RequestResult, StepResult
 from quire.weights.checkpoint import Checkpoint
 from tests.models.tiny_configs import LLAMA, TINY_CONFIGS, full_config
-from tests.parallel.thread_ranks import ThreadRanks
+from tests.parallel.thread_ranks import ThreadRanks, groups, on_ranks
 from tests.runtime.plan.harness import make_config
 from tests.runtime.test_tensor_parallel import fits, random_checkpoint
 from tests.runtime.tiny_model import run_to_end, tokens_of
@@ -28,8 +29,8 @@ WIDE = {
     **LLAMA, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8, "attention_bias": True,
     "num_hidden_layers": 3,
 }  # fmt: skip
-SIZES = [(2, 1), (1, 3), (2, 2)]
-"""Ranks of a stage, and stages."""
+SIZES = [(2, 1), (1, 3), (2, 2), (2, 1, True)]
+"""Ranks of a stage, stages, and whether they run op by op, with torch.distributed."""
 CASES = [(model_type, name) for model_type in model_types() for name in list(TINY_CONFIGS.get(model_type, {}))[:2]]
 
 
@@ -40,8 +41,10 @@ def requests(vocab_size: int = 53, **params: Any) -> list[Request]:
     return [Request(f"r{n}", ids, sampling, max_tokens=NUM_TOKENS, seed=n) for n, ids in enumerate(prompts)]
 
 
-def make(hf_config: dict[str, Any], size: int, num_stages: int = 1, **options: Any) -> tuple[EngineConfig, Executor]:
-    sizes = {"tensor_parallel_size": size, "pipeline_parallel_size": num_stages}
+def make(
+    hf_config: dict[str, Any], size: int, num_stages: int = 1, enforce_eager: bool = False, **options: Any
+) -> tuple[EngineConfig, Executor]:
+    sizes = {"tensor_parallel_size": size, "pipeline_parallel_size": num_stages, "enforce_eager": enforce_eager}
     config, checkpoint = make_config(hf_config, **sizes, **options), random_checkpoint(hf_config)
     return config, executor(config, checkpoint)
 
@@ -68,9 +71,9 @@ def tokens(found: dict[str, list[RequestResult]]) -> dict[str, list[int]]:
 def test_greedy_tokens_equal_those_of_one_worker(model_type: str, name: str) -> None:
     hf_config = full_config(model_type, TINY_CONFIGS[model_type][name])
     expected = tokens(generate(*make(hf_config, 1), requests()))
-    for size, num_stages in ((2, 1), (4, 1), (1, 2), (2, 2)):
-        if fits(hf_config, size):
-            assert tokens(generate(*make(hf_config, size, num_stages), requests())) == expected
+    for sizes in ((2, 1), (4, 1), (1, 2), (2, 2), (2, 1, True)):
+        if fits(hf_config, sizes[0]):
+            assert tokens(generate(*make(hf_config, *sizes), requests())) == expected
 
 
 # --- How the work is cut --------------------------------------------------------------------------
@@ -109,11 +112,11 @@ def test_chunked_preempted_and_single_steps_equal_one_worker(
         {"min_tokens": 4, "logit_bias": {3: 5.0}},
     ],
 )
-@pytest.mark.parametrize(("size", "num_stages"), SIZES)
-def test_sampled_tokens_equal_one_worker(params: dict[str, Any], size: int, num_stages: int) -> None:
+@pytest.mark.parametrize("sizes", SIZES)
+def test_sampled_tokens_equal_one_worker(params: dict[str, Any], sizes: tuple[int, ...]) -> None:
     hf_config = full_config("llama", WIDE)
     expected = generate(*make(hf_config, 1), requests(**params))
-    found = generate(*make(hf_config, size, num_stages), requests(**params))
+    found = generate(*make(hf_config, *sizes), requests(**params))
     assert tokens(found) == tokens(expected)
     for name, results in expected.items():
         logprobs = [item for result in results for item in (*result.prompt_logprobs, *result.logprobs)]
@@ -140,7 +143,7 @@ def test_forks_and_drafts_equal_one_worker() -> None:
 def test_embeddings_equal_one_worker() -> None:
     hf_config = full_config("llama", WIDE)
     vectors = []
-    for sizes in ((1, 1), (4, 1), (1, 3)):
+    for sizes in ((1, 1), (4, 1), (1, 3), (2, 1, True)):
         request = requests()[2]
         request.sampling, request.pooling, request.reads_prefix_cache = None, PoolingParams(pooling="mean"), False
         (result,) = generate(*make(hf_config, *sizes), [request])["r2"]
@@ -154,14 +157,28 @@ def test_ranks_without_tokens_of_the_vocabulary_choose_none(vocab_size: int) -> 
     hf_config = full_config("llama", {**LLAMA, "num_key_value_heads": 4, "vocab_size": vocab_size})
     for params in ({}, {"temperature": 1.0}):
         expected = tokens(generate(*make(hf_config, 1), requests(vocab_size, **params)))
-        assert tokens(generate(*make(hf_config, 4), requests(vocab_size, **params))) == expected
+        for eager in (False, True):
+            assert tokens(generate(*make(hf_config, 4, 1, eager), requests(vocab_size, **params))) == expected
 
 
-@pytest.mark.parametrize(("size", "num_stages"), [(2, 1), (1, 2)])
+def test_ranks_merge_the_first_of_the_largest_finite_logits() -> None:
+    """Five tokens on four ranks: padding is larger than all logits of the first row."""
+    nan, inf = math.nan, math.inf
+    rows = [[-5, -4, -3, -2, -6], [1, 7, 2, 7, 7], [1, nan, 9, 2, 3], [1, 2, 3, 4, inf], [-inf] * 5]
+    whole = torch.nn.functional.pad(torch.tensor(rows, dtype=torch.float32), (0, 3))
+    joined = groups(4, vocab_size=5)
+    found = on_ranks(4, lambda rank: joined[rank].likeliest(lambda: whole[:, 2 * rank : 2 * rank + 2].clone()))
+    assert found == [[3, 1, None, None, None]] * 4
+    assert on_ranks(4, lambda rank: joined[rank].likeliest(whole.clone)) == [None] * 4
+
+
+@pytest.mark.parametrize(("size", "num_stages", "eager"), [(2, 1, False), (1, 2, False), (2, 1, True)])
 @pytest.mark.parametrize("params", [{}, {"temperature": 1.0}])
-def test_logits_without_a_choice_are_an_error_on_every_rank(params: dict[str, Any], size: int, num_stages: int) -> None:
+def test_logits_without_a_choice_are_an_error_on_every_rank(
+    params: dict[str, Any], size: int, num_stages: int, eager: bool
+) -> None:
     hf_config = full_config("llama", WIDE)
-    sizes = {"tensor_parallel_size": size, "pipeline_parallel_size": num_stages}
+    sizes = {"tensor_parallel_size": size, "pipeline_parallel_size": num_stages, "enforce_eager": eager}
     config, checkpoint = make_config(hf_config, **sizes), random_checkpoint(hf_config)
     checkpoint.tensors["norm.weight"].stored[...] = 0xFF  # NaN
     ranks = ThreadRanks(config, checkpoint)
@@ -270,10 +287,11 @@ def raise_for(rows: Any, name: str) -> None:
     setattr(rows, name, raising)
 
 
-def test_rank_0_decides_when_a_step_ends() -> None:
+@pytest.mark.parametrize("eager", [False, True])
+def test_rank_0_decides_when_a_step_ends(eager: bool) -> None:
     """Each rank would end by its own clock after another number of iterations."""
     hf_config = full_config("llama", WIDE)
-    config, ranks = make(hf_config, 2)
+    config, ranks = make(hf_config, 2, 1, eager)
     assert isinstance(ranks, ThreadRanks)
     expected = tokens(generate(*make(hf_config, 1), requests()[:1]))
     ranks.workers[1].runner.limit_s = 0.0

@@ -1,4 +1,4 @@
-"""Ranks in threads of one process: they share memory as processes do, and start at once."""
+"""Ranks in threads of one process: they share memory, or a store of torch.distributed's, and start at once."""
 
 from collections import deque
 from collections.abc import Callable
@@ -6,6 +6,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
+from torch.distributed import HashStore
 
 from quire import _native
 from quire.config import EngineConfig
@@ -13,7 +15,8 @@ from quire.grammar.compiler import GrammarCompiler
 from quire.parallel.rank_messages import BlocksMoved, Step
 from quire.parallel.rank_processes import Ranks
 from quire.parallel.tensor_parallel import RankExecutor
-from quire.runtime.links import RankMemory
+from quire.runtime.links import Links, RankMemory
+from quire.runtime.torch_group import TorchGroup
 from quire.runtime.worker import Worker
 from quire.types import StepResult
 from quire.weights.checkpoint import Checkpoint
@@ -36,6 +39,12 @@ def on_ranks(num_ranks: int, run: Callable[[int], Any]) -> list[Any]:
         return list(pool.map(run, range(num_ranks)))
 
 
+def groups(num_ranks: int, vocab_size: int, device: str = "cpu") -> list[TorchGroup]:
+    """The ranks of a group, all on this device, which gloo connects."""
+    store, place = HashStore(), torch.device(device)
+    return on_ranks(num_ranks, lambda rank: TorchGroup(store, rank, num_ranks, place, vocab_size, uses_nccl=False))
+
+
 class _Threads(Ranks):
     """Ranks 1 … N - 1 as threads, where `RankExecutor` has `RankProcesses`."""
 
@@ -47,7 +56,11 @@ class _Threads(Ranks):
         memory = np.zeros(self._layout.num_bytes + 128, np.uint8)
         KEPT.append(memory)
         self._address = memory.ctypes.data + -memory.ctypes.data % 128
-        links = [self._layout.links(self._address, rank, 0) for rank in range(config.num_ranks)]
+        if config.uses_plan:
+            links = [self._layout.links(self._address, rank, 0) for rank in range(config.num_ranks)]
+        else:
+            joined = groups(config.num_ranks, config.model.vocab_size, config.device)
+            links = [Links(group=group) for group in joined]
         self.workers = [Worker(config, checkpoint, links=each) for each in links]
         self._pools = [ThreadPoolExecutor(1) for _ in self.workers[1:]]
         self.futures: deque[list[Future[StepResult]]] = deque()

@@ -106,13 +106,16 @@ def test_threads_are_physical_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert count_threads(topology=tmp_path) == 5
 
 
-@pytest.mark.parametrize(("num_gpus", "devices"), [(2, ["cuda:0", "cuda:1"]), (1, ["auto", "auto"])])
+@pytest.mark.parametrize(
+    ("num_gpus", "num_ranks", "devices"),
+    [(2, 1, ["cuda:0", "cuda:1"]), (1, 1, ["auto", "auto"]), (4, 2, ["cuda:0", "cuda:2"]), (3, 2, ["auto", "auto"])],
+)
 def test_replicas_have_their_own_gpus_if_there_are_enough(
-    num_gpus: int, devices: list[str], monkeypatch: pytest.MonkeyPatch
+    num_gpus: int, num_ranks: int, devices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hardware, "has_gpu_driver", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
-    assert [device_of_share("auto", 2, index) for index in range(2)] == devices
+    assert [device_of_share("auto", 2, index, num_ranks) for index in range(2)] == devices
     assert device_of_share("cpu", 2, 1) == "cpu"
 
 

@@ -22,7 +22,7 @@ def tiny_llama(**options: Any) -> tuple[EngineConfig, Checkpoint]:
     chosen = {"load_format": "dummy", "dtype": "float32", "block_size": 4, "num_blocks_override": 128, **options}
     chosen.setdefault("max_num_seqs", min(16, chosen.get("max_num_batched_tokens", 16)))
     device = chosen.get("device", "cpu")
-    hardware = Hardware(device, 2**33, 2**33, has_fast_bfloat16=False, num_threads=1)
+    hardware = Hardware(device, 2**33, 2**33, has_fast_bfloat16=False, num_threads=1, num_devices=8)
     config = resolve(EngineOptions(**chosen), hardware, ModelRegistry.make_model_config(TINY_LLAMA))
     files = ModelFiles(name="tiny", path=Path("tiny"), kind="hf", origin="test")
     return config, Checkpoint(files, "safetensors", TINY_LLAMA, {}, {}, {})

@@ -26,7 +26,7 @@ class Group(Protocol):
         """The number of ranks."""
 
     def all_reduce(self, x: "torch.Tensor") -> "torch.Tensor":
-        """Sum over all ranks, in the order of the ranks. May write to `x`. Shapes: [T, I] -> the same."""
+        """Sum over all ranks, with the same bits on each. May write to `x`. Shapes: [T, I] -> the same."""
 
     def all_gather(self, x: "torch.Tensor") -> "torch.Tensor":
         """Concatenate the columns of all ranks, in the order of the ranks. Shapes: [T, I] -> [T, size * I]."""

@@ -1,8 +1,8 @@
 """Main program of the ranks above 0: `python -m quire.parallel.rank_child SOCKET MEMORY PARENT`.
 
-SOCKET: a file descriptor, one end of a socket pair with rank 0. MEMORY: that of the memory that ranks share. PARENT:
-the process id of rank 0. The process ends at once when rank 0 closes its end or dies; after a `Stop` it first writes
-the last blocks of its disk tier.
+SOCKET: a file descriptor, one end of a socket pair with rank 0. MEMORY: that of the memory that the ranks of a plan
+share. PARENT: the process id of rank 0. The process ends at once when rank 0 closes its end or dies; after a `Stop` it
+first writes the last blocks of its disk tier.
 Next to read: `rank_processes.py`, the other end.
 """
 
@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 
 import msgspec
 
@@ -25,6 +26,7 @@ from quire.parallel.rank_messages import BlocksMoved, FromRank, RankFailed, Rank
 
 logger = logging.getLogger("quire.parallel")
 RECEIVE_BYTES = 1 << 18
+RANK_0_KNOWS_S = 2.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -43,7 +45,8 @@ def main() -> int:
     try:
         _serve(start, memory_fd, messages, connection)
     except EngineDeadError:
-        return 0  # another rank is lost; rank 0 knows
+        time.sleep(RANK_0_KNOWS_S)  # another rank is lost: rank 0 should notice that one's end before this one's
+        return 0
     except Exception as error:
         logger.error("rank %d fails", start.rank, exc_info=error)
         if not isinstance(error, QuireError):
@@ -87,9 +90,14 @@ def _serve(start: StartRank, memory_fd: int, messages: "queue.SimpleQueue[ToRank
     from quire.runtime.worker import Worker
 
     config = start.config
-    layout = RankMemory.of(config)
-    memory = np.frombuffer(mmap.mmap(memory_fd, layout.num_bytes), np.uint8)
-    links = layout.links(memory.ctypes.data, start.rank, start.num_spins)
+    if start.port:
+        from quire.runtime.torch_group import join
+
+        links = join(config, start.rank, start.port)
+    else:
+        layout = RankMemory.of(config)
+        memory = np.frombuffer(mmap.mmap(memory_fd, layout.num_bytes), np.uint8)
+        links = layout.links(memory.ctypes.data, start.rank, start.num_spins)
     worker = Worker(config, start.open_checkpoint(), links=links)
     _send(connection, RankLoaded(worker.cache.stored_blocks))
     while isinstance(message := messages.get(), Step):

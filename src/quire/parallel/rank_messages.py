@@ -21,6 +21,7 @@ class StartRank(msgspec.Struct, tag="start", array_like=True):
     Fields:
         cpus: the only CPUs that the process may use; empty: any.
         num_spins: see `native/ranks/exchange.h`.
+        port: where ranks that run op by op join; 0: the ranks have a plan.
         model_path, model_kind, model_name: see `ModelFiles`.
     """
 
@@ -31,6 +32,7 @@ class StartRank(msgspec.Struct, tag="start", array_like=True):
     model_path: str
     model_kind: str
     model_name: str
+    port: int = 0
 
     @property
     def files(self) -> ModelFiles:

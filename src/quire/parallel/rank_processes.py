@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -24,7 +25,7 @@ from quire.errors import EngineDeadError, QuireError
 from quire.parallel.frames import FrameReader, frame
 from quire.parallel.rank_messages import BlocksMoved, FromRank, RankFailed, RankLoaded, StartRank, Step, Stop
 from quire.runtime.hardware import cpus_of_ranks
-from quire.runtime.links import NUM_SPINS, RankMemory
+from quire.runtime.links import NUM_SPINS, ONE_RANK, RankMemory
 from quire.weights.sources import ModelFiles
 
 logger = logging.getLogger("quire.parallel")
@@ -97,6 +98,11 @@ class Ranks:
         if is_first and tell is not None:
             tell(EngineDeadError(failure.message))
 
+    def await_failure(self) -> None:
+        """Wait a while for the failure that made rank 0 fail: a connection breaks before the end is noticed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure is not None, KILL_AFTER_S)
+
     def watch(self, tell: Callable[[EngineDeadError], None]) -> None:
         """Call `tell` with the first failure, in any thread; at once if there was one."""
         with self._changed:
@@ -132,7 +138,7 @@ class Ranks:
 
 
 class RankProcesses(Ranks):
-    """Ranks 1 … N - 1 and the memory that all ranks share.
+    """Ranks 1 … N - 1, and what connects all ranks: memory for those of a plan, else a `TorchGroup`.
 
     Attributes: `links`: those of rank 0; `cpus`: those of rank 0; empty: any.
     """
@@ -146,11 +152,20 @@ class RankProcesses(Ranks):
         self.cpus = cpus[0]
         is_crowded = self._num_ranks * config.threads_per_rank > len(os.sched_getaffinity(0))
         num_spins = 0 if is_crowded else NUM_SPINS
-        self._layout = RankMemory.of(config)
         self._memory_fd = os.memfd_create("quire-ranks")
-        os.ftruncate(self._memory_fd, self._layout.num_bytes)
-        self._memory = np.frombuffer(mmap.mmap(self._memory_fd, self._layout.num_bytes), np.uint8)
-        self.links = self._layout.links(self._memory.ctypes.data, 0, num_spins)
+        self.links, port = ONE_RANK, 0
+        self._give_up: Callable[[], None] = lambda: None
+        if config.uses_plan:
+            layout = RankMemory.of(config)
+            os.ftruncate(self._memory_fd, layout.num_bytes)
+            memory = np.frombuffer(mmap.mmap(self._memory_fd, layout.num_bytes), np.uint8)
+            self.links = layout.links(memory.ctypes.data, 0, num_spins)
+            self._give_up = lambda: layout.give_up(memory.ctypes.data)
+        else:
+            from quire.runtime.torch_group import make_store
+
+            store = make_store()
+            port = store.port
         self._ranks: list[_RankProcess] = []
         self._thread = threading.Thread(target=self._start_and_watch, name="quire-ranks", daemon=True)
         self._thread.start()
@@ -160,15 +175,38 @@ class RankProcesses(Ranks):
         path = str(files.path.absolute())
         for item in self._ranks:
             self._send_to(item, StartRank(
-                item.rank, config, cpus[item.rank], num_spins, path, files.kind, files.name
+                item.rank, config.on_rank(item.rank), cpus[item.rank], num_spins, path, files.kind, files.name, port
             ))  # fmt: skip
+        if port:
+            # Not by this thread, which a rank that ends before it has joined must not hold up.
+            threading.Thread(target=self._join, args=(config, store), name="quire-join", daemon=True).start()
+            with self._changed:
+                self._changed.wait_for(lambda: self.links.group is not None or self._failure is not None)
+            self._raise_failure()
 
     def wait_until_loaded(self) -> None:
         """Raises: the error that loading raised in a rank; EngineDeadError if a process ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure is not None or all(item.loaded for item in self._ranks))
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
         if self._failure is not None:
+            self.stop()
             raise self._failure
+
+    def _join(self, config: EngineConfig, store: Any) -> None:
+        from quire.runtime.torch_group import join
+
+        try:
+            links = join(config, 0, store)
+        except QuireError as error:
+            self.fail(error)
+            return
+        assert links.group is not None
+        with self._changed:
+            self.links, self._give_up = links, links.group.give_up
+            self._changed.notify_all()
 
     def send(self, step: Step) -> None:
         """Send a step to all ranks. Raises: EngineDeadError if a rank is lost."""
@@ -201,7 +239,7 @@ class RankProcesses(Ranks):
             self._thread.join()
 
     def _end_all(self) -> None:
-        self._layout.give_up(self._memory.ctypes.data)
+        self._give_up()
         for item in self._ranks:
             item.hang_up()
 

@@ -1,14 +1,15 @@
 """`RayRanks`: the stages before the last as actors of a Ray cluster; the last one is in the engine's process.
 
 Steps travel as Ray's messages, hidden states by torch.distributed's gloo over TCP, between two calls of a stage's plan.
-A stage is one rank: ranks that share a layer share memory, which nodes do not. Each node needs the same version of
-Quire and the model's files at the same path. Ray ends actors whose driver has died.
+The ranks of a stage are on one node, where they share memory: two sums per layer over a network would take longer than
+the layer. Those of the last stage are beside the engine. Each node needs the same version of Quire and the model's
+files at the same path. Ray ends actors whose driver has died.
 Next to read: `rank_processes.py`, which has the same methods for processes of this machine.
 """
 
-import contextlib
 import datetime
 import importlib
+import mmap
 import os
 import queue
 import socket
@@ -21,12 +22,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from quire import _native
 from quire.config import EngineConfig
 from quire.errors import ConfigError, EngineDeadError, EngineError, QuireError
 from quire.parallel.frames import Failure
 from quire.parallel.rank_messages import StartRank, Step
 from quire.parallel.rank_processes import Ranks
-from quire.runtime.links import RANK_LOST, Channel, Links, stage_of
+from quire.runtime.links import NUM_SPINS, Channel, Links, RankMemory, lost_rank, stage_of
 from quire.weights.sources import ModelFiles
 
 TIMEOUT = datetime.timedelta(minutes=5)
@@ -47,7 +49,7 @@ class GlooChannel:
         """See `Channel`."""
         import torch
 
-        with _lost_rank():
+        with lost_rank():
             while len(self._pending) >= self._max_pending:
                 self._pending.popleft()[0].wait()
             values = torch.from_numpy(np.array(rows, np.float32, order="C"))  # the next step overwrites the rows
@@ -58,38 +60,65 @@ class GlooChannel:
         import torch
 
         values = torch.empty(rows.shape, dtype=torch.float32)
-        with _lost_rank():
+        with lost_rank():
             torch.distributed.recv(values, self._peer)
         rows[...] = values.numpy()
 
 
-@contextlib.contextmanager
-def _lost_rank() -> Any:
-    try:
-        yield
-    except RuntimeError as error:
-        raise EngineDeadError(f"{RANK_LOST}: {error}") from error
+class StageMemory:
+    """Memory that the ranks of a stage share. Attributes: `path`: where the other processes of the node find it."""
+
+    def __init__(self, config: EngineConfig, path: str | None = None) -> None:
+        """Open the memory at a path, or make it: then it is gone with the last process that has it."""
+        self._layout = RankMemory(1, config.options.tensor_parallel_size, config.threads_per_rank)
+        fd = os.memfd_create("quire-stage") if path is None else os.open(path, os.O_RDWR)
+        self.path = path or f"/proc/{os.getpid()}/fd/{fd}"
+        if path is None:
+            os.ftruncate(fd, self._layout.num_bytes)
+        self._memory = np.frombuffer(mmap.mmap(fd, self._layout.num_bytes), np.uint8)
+
+    def exchange(self, place: int, num_spins: int) -> _native.Exchange | None:
+        """Return the exchange of a rank of the stage."""
+        return self._layout.links(self._memory.ctypes.data, place, num_spins).exchange
+
+    def give_up(self) -> None:
+        """End all waiting."""
+        self._layout.give_up(self._memory.ctypes.data)
 
 
-def join(address: str, rank: int, num_stages: int) -> Links:
-    """Join the process group, which waits for all stages, and return a rank's links. `address`: of rank 0."""
+def join(address: str, rank: int, config: EngineConfig, memory: StageMemory | None, num_spins: int) -> Links:
+    """Join the process group, which waits for all ranks, and return a rank's links.
+
+    `address`: of rank 0. `memory`: of the rank's stage; None if it has no other rank.
+    """
     import torch
 
-    torch.distributed.init_process_group("gloo", address, timeout=TIMEOUT, rank=rank, world_size=num_stages)
-    stage, _ = stage_of(rank, num_stages, 1)
-    before: Channel | None = GlooChannel(stage, num_stages) if stage > 0 else None
-    after: Channel | None = GlooChannel((stage + 2) % num_stages, num_stages) if stage < num_stages - 1 else None
-    return Links(stage, num_stages, None, before, after)
+    num_stages, group_size = config.options.pipeline_parallel_size, config.options.tensor_parallel_size
+    torch.distributed.init_process_group("gloo", address, timeout=TIMEOUT, rank=rank, world_size=config.num_ranks)
+    stage, place = stage_of(rank, num_stages, group_size)
+
+    def channel(other: int) -> Channel | None:
+        peer = (other + 1) % num_stages * group_size + place
+        return GlooChannel(peer, num_stages) if 0 <= other < num_stages else None
+
+    exchange = None if memory is None else memory.exchange(place, num_spins)
+    return Links(stage, num_stages, exchange, channel(stage - 1), channel(stage + 1))
 
 
-class StageActor:
-    """A stage in a process of Ray's. It returns failures, since Ray would pickle errors, and runs nothing after one."""
+class RankActor:
+    """A rank in a process of Ray's. It returns failures, since Ray would pickle errors, and runs nothing after one."""
 
     _has_failed = False
+    _memory: StageMemory | None = None
 
-    def load(self, start: bytes, address: str) -> bytes | None:
-        """Load the stage of a `StartRank`. Returns a `Failure`, or None."""
-        return self._try(self._load, msgspec.msgpack.decode(start, type=StartRank), address)
+    def share(self, start: bytes) -> str:
+        """Make the memory of the rank's stage. Returns: its path."""
+        self._memory = StageMemory(msgspec.msgpack.decode(start, type=StartRank).config)
+        return self._memory.path
+
+    def load(self, start: bytes, address: str, path: str | None) -> bytes | None:
+        """Load the share of a `StartRank`. `path`: of the memory of the stage. Returns a `Failure`, or None."""
+        return self._try(self._load, msgspec.msgpack.decode(start, type=StartRank), address, path)
 
     def follow(self, step: bytes) -> bytes | None:
         """Run a `Step`. Returns a `Failure`, or None."""
@@ -99,10 +128,12 @@ class StageActor:
     def ping(self) -> None:
         """Return when earlier calls have: an error says that the actor is lost."""
 
-    def _load(self, start: StartRank, address: str) -> None:
+    def _load(self, start: StartRank, address: str, path: str | None) -> None:
         from quire.runtime.worker import Worker
 
-        links = join(address, start.rank, start.config.num_ranks)
+        if path is not None and self._memory is None:
+            self._memory = StageMemory(start.config, path)
+        links = join(address, start.rank, start.config, self._memory, start.num_spins)
         self._worker = Worker(start.config, start.open_checkpoint(), links=links)
 
     def _try(self, function: Any, *arguments: Any) -> bytes | None:
@@ -119,42 +150,64 @@ class StageActor:
 
 
 class RayRanks(Ranks):
-    """The actors of all stages but the last. Attributes: as `RankProcesses`."""
+    """The actors of all ranks but rank 0. Attributes: as `RankProcesses`."""
 
     def __init__(self, config: EngineConfig, files: ModelFiles) -> None:
         """Place the actors and start to load. Raises: ConfigError without `ray` or enough CPUs; EngineDeadError."""
         super().__init__()
         try:
             self._ray = ray = importlib.import_module("ray")
+            importlib.import_module("ray.util.scheduling_strategies")
         except ImportError as error:
             raise ConfigError("--distributed-executor-backend ray needs Ray: pip install 'quire[ray]'") from error
         if not ray.is_initialized():
             # Without a cluster Ray starts one of this machine alone.
             address = "auto" if os.environ.get("RAY_ADDRESS") else None
             ray.init(address=address, logging_level="WARNING", log_to_driver=False)
-        num_stages, num_cpus = config.num_ranks, config.threads_per_rank
-        there = ray.cluster_resources().get("CPU", 0)
-        if there < (num_stages - 1) * num_cpus:
-            fits = 1 + int(there // num_cpus)
-            raise ConfigError(
-                f"{num_stages - 1} stages need {num_cpus} CPUs each, and the Ray cluster has {there:g}:"
-                + (f" --pipeline-parallel-size {fits} fits" if fits > 1 else " more nodes, or OMP_NUM_THREADS=1")
-            )
+        group_size = config.options.tensor_parallel_size
+        _check_nodes(ray, config)
         self.cpus: list[int] = []
-        kind = ray.remote(StageActor).options(num_cpus=num_cpus, scheduling_strategy="SPREAD")
-        self._actors = [kind.remote() for _ in range(1, num_stages)]
+        self._memory = StageMemory(config) if group_size > 1 else None
+        self._bundles: list[Any] = []
+        self._actors = [actor for stage in range(config.options.pipeline_parallel_size)
+                        for actor in self._start_actors(config, stage)]  # fmt: skip
         address, path = _free_address(ray.util.get_node_ip_address()), str(files.path.absolute())
-        starts = [StartRank(rank, config, [], 0, path, files.kind, files.name) for rank in range(1, num_stages)]
-        self._loading = [
-            actor.load.remote(msgspec.msgpack.encode(start), address)
-            for actor, start in zip(self._actors, starts, strict=True)
+        is_crowded = group_size * config.threads_per_rank > len(os.sched_getaffinity(0))
+        starts = [
+            msgspec.msgpack.encode(
+                StartRank(rank, config, [], 0 if is_crowded else NUM_SPINS, path, files.kind, files.name)
+            )
+            for rank in range(config.num_ranks)
         ]
         self._steps: queue.SimpleQueue[Any] = queue.SimpleQueue()
         try:
-            self.links = join(address, 0, num_stages)
+            memories = [None if self._memory is None else self._memory.path]
+            for first in range(group_size, config.num_ranks, group_size):
+                share = self._actors[first - 1].share
+                memories.append(None if self._memory is None else ray.get(share.remote(starts[first])))
+            self._loading = [
+                actor.load.remote(starts[rank], address, memories[rank // group_size])
+                for rank, actor in enumerate(self._actors, 1)
+            ]
+            self.links = join(address, 0, config, self._memory, 0 if is_crowded else NUM_SPINS)
         except Exception as error:
             self.stop()
             raise EngineDeadError(f"the stages could not be joined: {error}") from error
+
+    def _start_actors(self, config: EngineConfig, index: int) -> list[Any]:
+        """Start the actors of a stage on one node. `index`: 0: the last stage, whose ranks are on this node."""
+        ray, group_size, num_cpus = self._ray, config.options.tensor_parallel_size, config.threads_per_rank
+        kind = ray.remote(RankActor)
+        if index == 0:  # rank 0 does not reserve its CPUs either
+            here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+                ray.get_runtime_context().get_node_id(), soft=False
+            )
+            return [kind.options(num_cpus=0, scheduling_strategy=here).remote() for _ in range(1, group_size)]
+        where: Any = "SPREAD"
+        if group_size > 1:
+            self._bundles.append(ray.util.placement_group([{"CPU": num_cpus}] * group_size, strategy="STRICT_PACK"))
+            where = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._bundles[-1])
+        return [kind.options(num_cpus=num_cpus, scheduling_strategy=where).remote() for _ in range(group_size)]
 
     def wait_until_loaded(self) -> None:
         """Raises: the error that loading raised in a stage; EngineDeadError if an actor ended."""
@@ -185,6 +238,10 @@ class RayRanks(Ranks):
         """See `Ranks`. A step that waits for values fails when their connection closes."""
         for actor in self._actors:
             self._ray.kill(actor)
+        for bundle in self._bundles:
+            self._ray.util.remove_placement_group(bundle)
+        if self._memory is not None:
+            self._memory.give_up()
 
     def _watch(self) -> None:
         """Notice failures of steps, and actors that end between steps."""
@@ -213,6 +270,22 @@ class RayRanks(Ranks):
         except self._ray.exceptions.RayError as error:
             return EngineDeadError(f"a stage's actor was lost: {str(error).splitlines()[0]}")
         return None if failure is None else msgspec.msgpack.decode(failure, type=Failure).revive()
+
+
+def _check_nodes(ray: Any, config: EngineConfig) -> None:
+    """Raises: ConfigError if the nodes do not have the CPUs of all stages but the last."""
+    needed, num_stages = (
+        config.threads_per_rank * config.options.tensor_parallel_size,
+        config.options.pipeline_parallel_size,
+    )
+    there = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
+    fits = 1 + sum(int(num_cpus // needed) for num_cpus in there)
+    if fits < num_stages:
+        raise ConfigError(
+            f"{num_stages - 1} stages need {needed} CPUs each, and the nodes of the Ray cluster have"
+            f" {', '.join(f'{num_cpus:g}' for num_cpus in there)}:"
+            + (f" --pipeline-parallel-size {fits} fits" if fits > 1 else " larger nodes, or OMP_NUM_THREADS=1")
+        )
 
 
 def _free_address(host: str) -> str:

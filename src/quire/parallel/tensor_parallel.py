@@ -1,4 +1,4 @@
-"""`RankExecutor`: the ranks of a model on one machine, rank 0 in this process and each other one in its own.
+"""`RankExecutor`: the ranks of a model, rank 0 in this process and each other one in its own.
 
 All ranks run the same steps; rank 0's results are the executor's. Rank 0 is of the last stage, which samples: the
 stages before it compute further steps meanwhile, and are told the tokens with them. An exception while rank 0 samples
@@ -154,6 +154,7 @@ class RankExecutor(InProcessExecutor):
                 output, result = self._run_oldest(runner)
                 while any(later.forgets_all for later in self._in_flight):  # the other ranks run lost steps too
                     output, result = self._run_oldest(runner)
+            self._processes.check()
             if self._worker.cache.disk is None:
                 return result
             own = result.transfers or TransferReport()
@@ -161,6 +162,8 @@ class RankExecutor(InProcessExecutor):
             merged = self._reads.merge(own, self._processes.take_moved(WAIT_S if waits else 0.0))
             return replace(result, transfers=merged)
         except BaseException as error:
+            if isinstance(error, EngineDeadError):
+                self._processes.await_failure()
             reason = f"rank 0 failed with {type(error).__name__}: {error}"
             self._processes.fail(EngineDeadError(reason.removesuffix(": ")))
             if isinstance(error, Exception):

@@ -18,6 +18,8 @@ from quire.runtime.plan.emit import BODY, GREEDY, LOGITS, PlannedModel
 if TYPE_CHECKING:
     import torch
 
+    from quire.runtime.torch_group import TorchGroup
+
 
 class Forward(Protocol):
     """Computes one step after another; hidden states of a step stay until the next.
@@ -49,11 +51,19 @@ class Forward(Protocol):
 class EagerForward:
     """The model itself, on any device. It is the only user of torch here."""
 
-    def __init__(self, model: Any, cache: CacheEngine, block_size: int, device: "torch.device") -> None:
+    def __init__(
+        self,
+        model: Any,
+        cache: CacheEngine,
+        block_size: int,
+        device: "torch.device",
+        group: "TorchGroup | None" = None,
+    ) -> None:
+        """`group`: the ranks that share the model's layers."""
         self.model = model
         self._cache = cache
         self._block_size = block_size
-        self._device = device
+        self._device, self._group = device, group
         self._hidden: Any = None
         self.times_ops = False  # only a plan has instructions
 
@@ -63,7 +73,9 @@ class EagerForward:
         with torch.inference_mode():
             batch = build_batch(layout, states, self._cache, self._block_size, self._device)
             self._hidden = self.model(batch.token_ids, batch)
-        return None
+            if self._group is None or not only_likeliest or not len(layout.logit_rows):
+                return None
+            return self._group.likeliest(lambda: self._score(layout.logit_rows))
 
     def hidden(self, first: int, last: int) -> Any:
         return self._given(self._hidden[first:last].float())
@@ -75,8 +87,14 @@ class EagerForward:
         import torch
 
         with torch.inference_mode():
-            index = torch.from_numpy(rows.astype(np.int64)).to(self._device)
-            return self._given(self.model.compute_logits(self._hidden.index_select(0, index)).float())
+            return self._given(self._score(rows).float())
+
+    def _score(self, rows: NDArray[np.int32]) -> "torch.Tensor":
+        import torch
+
+        index = torch.from_numpy(rows.astype(np.int64)).to(self._device)
+        logits: torch.Tensor = self.model.compute_logits(self._hidden.index_select(0, index))
+        return logits
 
     def _given(self, values: "torch.Tensor") -> Any:
         return values.numpy() if self._device.type == "cpu" else values

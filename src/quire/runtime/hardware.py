@@ -103,6 +103,7 @@ def _detect_cuda(index: int) -> Hardware:
         has_fast_bfloat16=(properties.major, properties.minor) >= MIN_BFLOAT16_CAPABILITY,
         num_threads=count_threads(cgroup_limits().num_cpus),
         name=properties.name,
+        num_devices=torch.cuda.device_count() - index,
     )
 
 
@@ -225,13 +226,14 @@ def take_share(num_shares: int, index: int) -> None:
     os.environ["OMP_NUM_THREADS"] = str(num_threads)
 
 
-def device_of_share(device: str, num_shares: int, index: int) -> str:
-    """Return the device of an engine: a GPU of its own if there are enough, else all share the first."""
+def device_of_share(device: str, num_shares: int, index: int, num_ranks: int = 1) -> str:
+    """Return the first device of an engine: a GPU of its own for each rank if there are enough, else all share."""
     if device not in ("auto", "cuda") or not has_gpu_driver():
         return device
     import torch
 
-    return f"cuda:{index}" if torch.cuda.device_count() >= num_shares else device
+    has_own = torch.cuda.device_count() >= num_shares * num_ranks
+    return f"cuda:{index * num_ranks}" if has_own else device
 
 
 def _cores(topology: Path) -> list[list[int]]:

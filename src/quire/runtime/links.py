@@ -4,11 +4,13 @@ Stages divide the layers of a model, and the ranks of a stage divide each layer.
 samples; the first stage follows it. Next to read: `ranks.py` for the steps, `parallel/rank_processes.py`.
 """
 
+import contextlib
 import os
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +20,22 @@ from quire.config import EngineConfig
 from quire.errors import EngineDeadError
 from quire.runtime.hardware import cpus_of_ranks
 
+if TYPE_CHECKING:
+    from quire.runtime.torch_group import TorchGroup
+
 RANK_LOST = "a rank of the model is lost"
 PAGE_BYTES = 4096
 NUM_SPINS = 400
 """Looks at another rank's progress before the core is offered to others: about 20 µs."""
+
+
+@contextlib.contextmanager
+def lost_rank() -> Iterator[None]:
+    """Turn the errors that torch.distributed raises into EngineDeadError."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise EngineDeadError(f"{RANK_LOST}: {error}") from error
 
 
 class Channel(Protocol):
@@ -62,7 +76,8 @@ class Links:
     """A rank's stage and its connections.
 
     Fields:
-        exchange: with the other ranks of the stage; None if there are none.
+        exchange: of a plan with those of the other ranks of the stage; None if there are none.
+        group: of a model that runs op by op with the other ranks; None if there are none.
         before, after: from the stage before, and to the next; None at the ends.
     """
 
@@ -71,6 +86,20 @@ class Links:
     exchange: _native.Exchange | None = None
     before: Channel | None = None
     after: Channel | None = None
+    group: "TorchGroup | None" = None
+
+    @property
+    def place(self) -> int | None:
+        """The rank's number among those that share its layers; None if it is the only one."""
+        peers = self.exchange or self.group
+        return None if peers is None else peers.rank
+
+    def broadcast(self, values: NDArray[np.int32]) -> None:
+        """Overwrite values with those of the first rank of the stage. Raises: EngineDeadError if a rank is lost."""
+        if self.group is not None:
+            self.group.broadcast(values)
+        elif self.exchange is None or not self.exchange.broadcast(values.ctypes.data, len(values)):
+            raise EngineDeadError(RANK_LOST)
 
     @property
     def rank(self) -> int:

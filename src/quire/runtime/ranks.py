@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 
 from quire import _native
 from quire.config import EngineConfig
-from quire.errors import EngineDeadError
 from quire.kernels.collective import RecordingGroup
 from quire.layers.group import SINGLE, Group, LocalGroup
 from quire.runtime.batch import RequestState, StepLayout
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.forward import Forward
-from quire.runtime.links import ONE_RANK, RANK_LOST, Links
+from quire.runtime.links import ONE_RANK, Links
 from quire.runtime.model_runner import ModelRunner
 from quire.sampling.sampler import Sampler
 from quire.sampling.state import Sampled, SamplingState
@@ -47,11 +46,10 @@ def make_group(vocab_size: int, exchange: _native.Exchange | None) -> Group:
 
 def make_sampler(vocab_size: int, device: str, pool: _native.ThreadPool, links: Links) -> Sampler:
     """Return the sampler of a rank, or of the one worker there is."""
-    exchange = links.exchange
     if links == ONE_RANK:
         return Sampler(vocab_size, device, pool)
-    is_leading = links.is_last and (exchange is None or exchange.rank == 0)
-    return (LeadingSampler if is_leading else FollowingSampler)(vocab_size, device, pool, exchange)
+    is_leading = links.is_last and not links.place
+    return (LeadingSampler if is_leading else FollowingSampler)(vocab_size, device, pool, links)
 
 
 def make_runner(
@@ -66,30 +64,29 @@ def make_runner(
     if not links.is_last:
         return StageRunner(config, forward, cache, sampler)
     runner = ModelRunner(config, forward, cache, sampler, classifier)
-    if links.exchange is not None:
-        runner.agree = partial(agree, links.exchange)
+    if links.place is not None:
+        runner.agree = partial(agree, links)
     return runner
 
 
-def agree(exchange: _native.Exchange, is_wanted: bool) -> bool:
+def agree(links: Links, is_wanted: bool) -> bool:
     """Return rank 0's `is_wanted`, on every rank. Raises: EngineDeadError if a rank is lost."""
     values = np.array([is_wanted], np.int32)
-    _broadcast(exchange, values)
+    links.broadcast(values)
     return bool(values[0])
 
 
 class LeadingSampler(Sampler):
     """The sampler of rank 0, which tells the tokens to all ranks of its stage, if there are others.
 
+
     An exception ends the request that it belongs to, with `NO_TOKEN` for the other ranks: they wait for this rank, so a
     step cannot be lost and repeated as with one worker.
     """
 
-    def __init__(
-        self, vocab_size: int, device: str, pool: _native.ThreadPool, exchange: _native.Exchange | None
-    ) -> None:
+    def __init__(self, vocab_size: int, device: str, pool: _native.ThreadPool, links: Links) -> None:
         super().__init__(vocab_size, device, pool)
-        self._exchange = exchange
+        self._links = links
 
     def sample(self, logits: Any, states: Sequence[SamplingState]) -> list[Sampled]:
         """See `Sampler`. Raises: EngineDeadError if a rank is lost."""
@@ -98,9 +95,9 @@ class LeadingSampler(Sampler):
         except Exception:
             # The native sampler leaves logits as they were.
             sampled = [self._sample_alone(logits[row : row + 1], state) for row, state in enumerate(states)]
-        if self._exchange is not None:
+        if self._links.place is not None:
             ids = [NO_TOKEN if token_id is None else token_id for token_id, _ in sampled]
-            _broadcast(self._exchange, np.array(ids, np.int32))
+            self._links.broadcast(np.array(ids, np.int32))
         return sampled
 
     def _sample_alone(self, logits: Any, state: SamplingState) -> Sampled:
@@ -120,16 +117,11 @@ class LeadingSampler(Sampler):
 
 
 class FollowingSampler(Sampler):
-    """The sampler of another rank: it has rank 0's tokens, and no log-probabilities, which only rank 0 returns.
+    """The sampler of another rank: it has rank 0's tokens, and no log-probabilities, which only rank 0 returns."""
 
-    `exchange`: None in a stage of one rank, which does not sample.
-    """
-
-    def __init__(
-        self, vocab_size: int, device: str, pool: _native.ThreadPool, exchange: _native.Exchange | None
-    ) -> None:
+    def __init__(self, vocab_size: int, device: str, pool: _native.ThreadPool, links: Links) -> None:
         super().__init__(vocab_size, device, pool)
-        self._exchange = exchange
+        self._links = links
 
     def start(self, new: NewRequest) -> SamplingState | None:
         """See `Sampler`. The state only counts tokens."""
@@ -138,8 +130,7 @@ class FollowingSampler(Sampler):
     def sample(self, logits: Any, states: Sequence[SamplingState]) -> list[Sampled]:
         """See `Sampler`. Raises: EngineDeadError if a rank is lost."""
         ids = np.empty(len(states), np.int32)
-        assert self._exchange is not None
-        _broadcast(self._exchange, ids)
+        self._links.broadcast(ids)
         return [(None if token_id == NO_TOKEN else token_id, None) for token_id in ids.tolist()]
 
     def prompt_logprobs(self, logits: Any, next_token_ids: Sequence[int], state: SamplingState) -> list[TokenLogprobs]:
@@ -171,8 +162,3 @@ class StageRunner(ModelRunner):
         self._sampled[output.step_id] = [state for _, state, _ in layout.sampled]
         self.forward.run(layout, self.states, only_likeliest=False)
         return StepResult(output.step_id, (), transfers=self.cache.report())
-
-
-def _broadcast(exchange: _native.Exchange, values: NDArray[np.int32]) -> None:
-    if not exchange.broadcast(values.ctypes.data, len(values)):
-        raise EngineDeadError(RANK_LOST)

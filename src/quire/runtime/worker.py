@@ -12,6 +12,7 @@ from quire.cache_spec import LatentKV, PagedKV, RecurrentState
 from quire.config import NARROW_KV_DTYPES, EngineConfig
 from quire.errors import UnsupportedModelError
 from quire.kernels.tracing import NotTraceableError
+from quire.layers.group import SINGLE
 from quire.memory_plan import PROMPT_LOGPROB_ROWS
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.disk_tier import open_disk_tier
@@ -38,8 +39,8 @@ _NEEDS_PLAN = (
     "quantization unset"
 )
 _RANKS_NEED_PLAN = (
-    "several ranks need a plan, and a plan cannot hold {error}: --tensor-parallel-size 1 --pipeline-parallel-size 1"
-    " runs the model op by op"
+    "several ranks run a plan unless told otherwise, and a plan cannot hold {error}: --enforce-eager runs the model op"
+    " by op, on one stage (--pipeline-parallel-size 1)"
 )
 
 
@@ -115,8 +116,8 @@ class Worker:
         torch.set_num_threads(config.threads_per_rank)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        model, cache = load_model(config, checkpoint, progress), CacheEngine(config)
-        return EagerForward(model, cache, config.scheduler.block_size, device), cache
+        model, cache = load_model(config, checkpoint, progress, links.group or SINGLE), CacheEngine(config)
+        return EagerForward(model, cache, config.scheduler.block_size, device, links.group), cache
 
 
 def kv_layers(config: EngineConfig, cache: CacheEngine) -> list[_native.KvLayer]:

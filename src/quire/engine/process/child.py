@@ -223,7 +223,7 @@ def _build(start: Start) -> "LLMEngine":
     if options.data_parallel_rank is not None:
         share = options.data_parallel_size, options.data_parallel_rank
         take_share(*share)
-        options = replace(options, device=device_of_share(options.device, *share))
+        options = replace(options, device=device_of_share(options.device, *share, options.num_ranks))
     from quire.engine.build import build_engine  # imports torch
 
     engine = build_engine(options)
