@@ -84,7 +84,7 @@ def packed(product: Product) -> np.ndarray:
     )
     for column in (208,) if stored.name == "Q6_K" else (0, 2):
         raw[..., column : column + 2] = 0x03, 0x1C  # about 0.004
-    data = allocate(_native.packed_bytes(kind, product.num_outputs, product.num_inputs)).numpy()
+    data = allocate(_native.packed_bytes(kind, product.num_outputs, product.num_inputs))
     tile = data[: _native.packed_bytes(kind, 16, product.num_inputs)]
     _native.pack_rows(stored.name, raw.ctypes.data, 16, product.num_inputs, raw.strides[0], data.ctypes.data, 0, kind)
     data.reshape(-1, len(tile))[1:] = tile
@@ -114,7 +114,7 @@ def figure(product: Product, weights: np.ndarray, num_rows: int, num_threads: in
     x = _native.Rows(acts.ctypes.data, row_bytes, _native.RowType.q8)
     copies = 1 if num_rows > MAX_COLD_ROWS else max(1, round(COLD_BYTES / weights.size))
     plan = _native.Plan(num_threads, num_rows, num_rows)
-    memory = allocate(copies * weights.size).numpy()
+    memory = allocate(copies * weights.size)
     for index in range(copies):
         memory[index * weights.size : (index + 1) * weights.size] = weights
         address = memory.ctypes.data + index * weights.size
