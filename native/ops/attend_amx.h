@@ -3,9 +3,9 @@
 // at 12.4 GB/s a thread, through tile registers at 9.6 (3 rows, a Xeon with AMX).
 //
 // Rows go in blocks of 32 (two tile registers, so that each loaded operand has two products) through tiles of 128
-// positions. A row's weights are 2^(score - r) for a reference r: its
-// first tile's highest score, replaced only where a later one is higher by more than kSlack, so that sums are seldom
-// scaled. What a row gets depends on its own scores and on the places of tiles and segments only.
+// positions. A row's weights are 2^(score - r) for a reference r: its first tile's highest score, replaced only where a
+// later one is higher by more than kSlack, so that sums are seldom scaled. What a row gets depends on its own scores
+// and on the places of tiles and segments only.
 #pragma once
 #include "ops/attend_rows.h"
 #include "ops/attend_softmax.h"
@@ -27,9 +27,10 @@ constexpr int64_t kTileSteps = kTileTokens / kStepTokens;
 struct AmxRows {
   int64_t key_steps;     // of 32 dimensions
   int64_t value_groups;  // of 16 dimensions
+  int64_t block_rows;    // of all blocks but the last: kBlockRows, or 16 where scratch has no room for more
   std::byte* queries;    // bf16 [rows / 16][key_steps][16][32]
-  float* scores[2];      // [32][kTileTokens] of two blocks
-  uint16_t* weights[2];  // [32][kTileTokens] bf16
+  float* scores[2];      // [block_rows][kTileTokens] of two blocks
+  uint16_t* weights[2];  // [block_rows][kTileTokens] bf16
   std::byte* keys;       // bf16 [kTileGroups][key_steps * 16][16][2], if they cannot be read in place
   std::byte* values;     // bf16 [kTileTokens / 2][value_groups * 16][2], likewise
   std::byte* edges;      // bf16 [2][16][value_groups * 16][2]: steps of which a block sees a part
@@ -52,10 +53,11 @@ inline AmxRows lay_out_amx(const AttendOp& op, std::byte* memory, AttendRows* al
   AmxRows rows{};
   rows.key_steps = (op.kv.head_size + kStepDims - 1) / kStepDims;
   rows.value_groups = padded_head_size(op.kv.head_size) / kLanes;
+  rows.block_rows = op.kv.head_size <= 256 ? kBlockRows : kTileOfRows;
   rows.queries = take<std::byte>(&memory, most * rows.key_steps * 64);
   for (int i = 0; i < 2; ++i) {
-    rows.scores[i] = take<float>(&memory, kBlockRows * kTileTokens * 4);
-    rows.weights[i] = take<uint16_t>(&memory, kBlockRows * kTileTokens * 2);
+    rows.scores[i] = take<float>(&memory, rows.block_rows * kTileTokens * 4);
+    rows.weights[i] = take<uint16_t>(&memory, rows.block_rows * kTileTokens * 2);
   }
   rows.keys = take<std::byte>(&memory, kTileTokens * rows.key_steps * 64);
   rows.values = take<std::byte>(&memory, kTileTokens * rows.value_groups * 32);
@@ -458,7 +460,7 @@ inline void raise_references(const AttendRows& rows, int64_t row, __m512 highest
 
 inline AmxBlock make_block(const AttendRows& rows, const AmxRows& amx, int64_t row, int64_t count,
                            const AmxTile& tile) {
-  const int64_t last = row + count - 1, parity = row / kBlockRows % 2;
+  const int64_t last = row + count - 1, parity = row / amx.block_rows % 2;
   AmxBlock block;
   block.row = row;
   block.count = count;
@@ -533,11 +535,11 @@ inline void attend_blocks(const AttendOp& op, const AttendRows& rows, const AmxR
   AmxBlock blocks[3];
   AmxBlock *before = nullptr, *block = nullptr;
   int64_t made = 0;
-  for (int64_t row = 0; row < num_rows + kBlockRows; row += kBlockRows) {
+  for (int64_t row = 0; row < num_rows + amx.block_rows; row += amx.block_rows) {
     AmxBlock* next = nullptr;
     if (row < num_rows) {
       next = &blocks[made % 3];
-      const int64_t count = num_rows - row < kBlockRows ? kTileOfRows : kBlockRows;
+      const int64_t count = num_rows - row < amx.block_rows ? num_rows - row : amx.block_rows;
       *next = make_block(rows, amx, row, count, tile);
       if (!next->sees_any()) continue;
       ++made;
