@@ -2,9 +2,10 @@
 // sums fp32. With few rows attend_tile.h is faster: keys and values that come from memory pass through vector registers
 // at 12.4 GB/s a thread, through tile registers at 9.6 (3 rows, a Xeon with AMX).
 //
-// Rows go in blocks of 16 through tiles of 128 positions. A row's weights are 2^(score - r) for a reference r: its
-// first tile's highest score, replaced only where a later one is higher by more than kSlack, so that sums are seldom
-// scaled. What a row gets depends on its own scores and on the places of tiles and segments only.
+// Rows go in blocks of 32 (two tile registers, so that each loaded operand has two products) through tiles of 128
+// positions. A row's weights are 2^(score - r) for a reference r: its first tile's highest score, replaced only where a
+// later one is higher by more than kSlack, so that sums are seldom scaled. What a row gets depends on its own scores
+// and on the places of tiles and segments only.
 #pragma once
 #include "ops/attend_rows.h"
 #include "ops/attend_softmax.h"
@@ -18,7 +19,7 @@
 namespace quire {
 namespace {
 
-constexpr int64_t kBlockRows = 16, kStepDims = 32, kStepTokens = 32;
+constexpr int64_t kTileOfRows = 16, kBlockRows = 2 * kTileOfRows, kStepDims = 32, kStepTokens = 32;
 constexpr float kSlack = 8.0f;
 constexpr int64_t kTileSteps = kTileTokens / kStepTokens;
 
@@ -26,9 +27,10 @@ constexpr int64_t kTileSteps = kTileTokens / kStepTokens;
 struct AmxRows {
   int64_t key_steps;     // of 32 dimensions
   int64_t value_groups;  // of 16 dimensions
-  std::byte* queries;    // bf16 [blocks][key_steps][16][32]
-  float* scores[2];      // [16][kTileTokens] of two blocks
-  uint16_t* weights[2];  // [16][kTileTokens] bf16
+  int64_t block_rows;    // of all blocks but the last: kBlockRows, or 16 where scratch has no room for more
+  std::byte* queries;    // bf16 [rows / 16][key_steps][16][32]
+  float* scores[2];      // [block_rows][kTileTokens] of two blocks
+  uint16_t* weights[2];  // [block_rows][kTileTokens] bf16
   std::byte* keys;       // bf16 [kTileGroups][key_steps * 16][16][2], if they cannot be read in place
   std::byte* values;     // bf16 [kTileTokens / 2][value_groups * 16][2], likewise
   std::byte* edges;      // bf16 [2][16][value_groups * 16][2]: steps of which a block sees a part
@@ -51,10 +53,11 @@ inline AmxRows lay_out_amx(const AttendOp& op, std::byte* memory, AttendRows* al
   AmxRows rows{};
   rows.key_steps = (op.kv.head_size + kStepDims - 1) / kStepDims;
   rows.value_groups = padded_head_size(op.kv.head_size) / kLanes;
+  rows.block_rows = op.kv.head_size <= 256 ? kBlockRows : kTileOfRows;
   rows.queries = take<std::byte>(&memory, most * rows.key_steps * 64);
   for (int i = 0; i < 2; ++i) {
-    rows.scores[i] = take<float>(&memory, kBlockRows * kTileTokens * 4);
-    rows.weights[i] = take<uint16_t>(&memory, kBlockRows * kTileTokens * 2);
+    rows.scores[i] = take<float>(&memory, rows.block_rows * kTileTokens * 4);
+    rows.weights[i] = take<uint16_t>(&memory, rows.block_rows * kTileTokens * 2);
   }
   rows.keys = take<std::byte>(&memory, kTileTokens * rows.key_steps * 64);
   rows.values = take<std::byte>(&memory, kTileTokens * rows.value_groups * 32);
@@ -65,17 +68,17 @@ inline AmxRows lay_out_amx(const AttendOp& op, std::byte* memory, AttendRows* al
 inline void load_rows_amx(const AttendOp& op, const Step& step, const Item& item, const AmxRows& amx,
                           AttendRows* rows) {
   const int64_t width = op.kv.head_size, padded = amx.key_steps * kStepDims;
-  const int64_t blocks = (item.num_rows + kBlockRows - 1) / kBlockRows;
+  const int64_t tiles = (item.num_rows + kTileOfRows - 1) / kTileOfRows;
   rows->count = item.num_rows;
   constexpr int64_t kAhead = 8;
   RowPlace place = first_place(op, step, item), ahead = place;
   for (int64_t i = 0; i < kAhead; ++i) ahead.advance();
-  for (int64_t row = 0; row < blocks * kBlockRows; ++row) {
-    std::byte* to = amx.queries + row / kBlockRows * kBlockRows * padded * 2 + row % kBlockRows * kTileRowBytes;
+  for (int64_t row = 0; row < tiles * kTileOfRows; ++row) {
+    std::byte* to = amx.queries + row / kTileOfRows * kTileOfRows * padded * 2 + row % kTileOfRows * kTileRowBytes;
     if (row >= item.num_rows) {
       rows->lows[row] = rows->lows[row - 1];
       rows->highs[row] = rows->highs[row - 1];
-      for (int64_t i = 0; i < amx.key_steps; ++i) memset(to + i * kBlockRows * kTileRowBytes, 0, kTileRowBytes);
+      for (int64_t i = 0; i < amx.key_steps; ++i) memset(to + i * kTileOfRows * kTileRowBytes, 0, kTileRowBytes);
       continue;
     }
     const int64_t position = step.positions[place.token], start = position - op.window + 1;
@@ -93,7 +96,7 @@ inline void load_rows_amx(const AttendOp& op, const Step& step, const Item& item
       q = whole;
     }
     for (int64_t i = 0; i < padded; i += kLanes) {
-      std::byte* line = to + i / kStepDims * kBlockRows * kTileRowBytes + i % kStepDims * 2;
+      std::byte* line = to + i / kStepDims * kTileOfRows * kTileRowBytes + i % kStepDims * 2;
       store_bf16(reinterpret_cast<uint16_t*>(line), load(q + i));
     }
     place.advance();
@@ -128,7 +131,7 @@ inline __m512i widen_shorts(__m512i x) {
 // The keys of a tile's groups: in place, or with zeros up to whole steps in scratch.
 inline void make_key_steps(const KvLayer& kv, const TileKeys& tile, const AmxRows& amx, const std::byte** keys) {
   const bool in_place = kv.format == KvFormat::bf16 && kv.head_size % kStepDims == 0;
-  const int64_t bytes = amx.key_steps * kBlockRows * kTileRowBytes;
+  const int64_t bytes = amx.key_steps * kTileOfRows * kTileRowBytes;
   for (int64_t g = tile.first; g < tile.end; ++g) {
     keys[g] = tile.keys[g];
     if (in_place) continue;
@@ -196,26 +199,44 @@ inline void make_value_steps(const KvLayer& kv, const TileKeys& tile, int64_t lo
 
 // --- Products -----------------------------------------------------------------------------------------------------
 
-// kCount tiles of sums, from tile 0 on, of one tile of rows (4) by second operands (5 … 7 in turn).
-template <int kCount, int kAt = 0>
-[[gnu::always_inline]] inline void multiply_row_tile(const std::byte* const (&operands)[4], int64_t stride) {
-  if constexpr (kAt < kCount) {
-    tile_load<5 + kAt % 3>(operands[kAt], stride);
-    tile_dot_bf16<kAt, 4, 5 + kAt % 3>();
-    multiply_row_tile<kCount, kAt + 1>(operands, stride);
-  }
-}
-template <int kCount, int kAt = 0>
+// Tiles of sums: kRows of rows by kColumns, at 2 * row + column.
+template <int kRows, int kColumns>
 [[gnu::always_inline]] inline void zero_sums() {
-  if constexpr (kAt < kCount) tile_zero<kAt>(), zero_sums<kCount, kAt + 1>();
+  tile_zero<0>();
+  if constexpr (kColumns == 2) tile_zero<1>();
+  if constexpr (kRows == 2) tile_zero<2>();
+  if constexpr (kRows == 2 && kColumns == 2) tile_zero<3>();
 }
-template <int kCount, int kAt = 0>
-[[gnu::always_inline]] inline void load_tiles(const float* from, int64_t stride) {
-  if constexpr (kAt < kCount) tile_load<kAt>(from + kAt * kLanes, stride), load_tiles<kCount, kAt + 1>(from, stride);
+template <int kRows, int kColumns>
+void load_sums(const float* from, int64_t stride) {
+  tile_load<0>(from, stride * 4);
+  if constexpr (kColumns == 2) tile_load<1>(from + kLanes, stride * 4);
+  if constexpr (kRows == 2) tile_load<2>(from + kTileOfRows * stride, stride * 4);
+  if constexpr (kRows == 2 && kColumns == 2) tile_load<3>(from + kTileOfRows * stride + kLanes, stride * 4);
 }
-template <int kCount, int kAt = 0>
-[[gnu::always_inline]] inline void store_tiles(float* to, int64_t stride) {
-  if constexpr (kAt < kCount) tile_store<kAt>(to + kAt * kLanes, stride), store_tiles<kCount, kAt + 1>(to, stride);
+template <int kRows, int kColumns>
+void store_sums(float* to, int64_t stride) {
+  tile_store<0>(to, stride * 4);
+  if constexpr (kColumns == 2) tile_store<1>(to + kLanes, stride * 4);
+  if constexpr (kRows == 2) tile_store<2>(to + kTileOfRows * stride, stride * 4);
+  if constexpr (kRows == 2 && kColumns == 2) tile_store<3>(to + kTileOfRows * stride + kLanes, stride * 4);
+}
+// sums += rows by columns: the second tile of rows is `rows_apart` bytes after the first.
+template <int kRows, int kColumns>
+void multiply_tiles(const std::byte* rows, int64_t row_stride, int64_t rows_apart, const std::byte* first,
+                    const std::byte* second, int64_t stride) {
+  tile_load<6>(first, stride);
+  tile_load<4>(rows, row_stride);
+  tile_dot_bf16<0, 4, 6>();
+  if constexpr (kRows == 2) {
+    tile_load<5>(rows + rows_apart, row_stride);
+    tile_dot_bf16<2, 5, 6>();
+  }
+  if constexpr (kColumns == 2) {
+    tile_load<7>(second, stride);
+    tile_dot_bf16<1, 4, 7>();
+    if constexpr (kRows == 2) tile_dot_bf16<3, 5, 7>();
+  }
 }
 
 struct AmxTile {
@@ -225,9 +246,10 @@ struct AmxTile {
   ValueStep steps[kTileSteps];
 };
 
-// Sixteen rows and what they see of a tile.
+// Some rows and what they see of a tile.
 struct AmxBlock {
   int64_t row;         // of the item
+  int64_t count;       // kTileOfRows or kBlockRows
   int64_t low, high;   // tokens of the tile that some row sees
   int64_t from, to;    // groups with such tokens
   int64_t first, end;  // steps with such tokens
@@ -257,8 +279,8 @@ class Products {
       column_ = 0, at_ = weighs_->first;
     }
     int64_t units = 0;
-    if (scores_ != nullptr) units += (scores_->to - scores_->from + 3) / 4 * (amx_.key_steps + 1);
-    if (weighs_ != nullptr) units += (amx_.value_groups + 3) / 4 * (weighs_->end - weighs_->first + 1);
+    if (scores_ != nullptr) units += (scores_->to - scores_->from + 1) / 2 * (amx_.key_steps + 1);
+    if (weighs_ != nullptr) units += (amx_.value_groups + 1) / 2 * (weighs_->end - weighs_->first + 1);
     return units;
   }
   void advance() {
@@ -275,83 +297,72 @@ class Products {
   int64_t query_bytes() const { return amx_.key_steps * kTileRowBytes; }
 
  private:
-  template <int kCount>
-  static void zero(const float*, int64_t) {
-    zero_sums<kCount>();
+  struct Kernels {
+    void (*load)(const float*, int64_t);
+    void (*store)(float*, int64_t);
+    void (*multiply)(const std::byte*, int64_t, int64_t, const std::byte*, const std::byte*, int64_t);
+    void (*zero)();
+  };
+  template <int kRows, int kColumns>
+  static constexpr Kernels kernels() {
+    return {load_sums<kRows, kColumns>, store_sums<kRows, kColumns>, multiply_tiles<kRows, kColumns>,
+            [] { zero_sums<kRows, kColumns>(); }};
   }
-  template <int kCount>
-  static void load_sums_of(const float* sums, int64_t stride) {
-    load_tiles<kCount>(sums, stride);
-  }
-  template <int kCount>
-  static void store_sums_of(float* sums, int64_t stride) {
-    store_tiles<kCount>(sums, stride);
-  }
-  template <int kCount>
-  static void multiply(const std::byte* const (&operands)[4], int64_t stride) {
-    multiply_row_tile<kCount>(operands, stride);
+  static const Kernels& kernels_for(const AmxBlock& block, int64_t columns) {
+    static constexpr Kernels kAll[2][2] = {{kernels<1, 1>(), kernels<1, 2>()}, {kernels<2, 1>(), kernels<2, 2>()}};
+    return kAll[block.count / kBlockRows][columns > 1 ? 1 : 0];
   }
 
-  // Four groups of 16 dimensions by one step of 32 tokens; after the last step the sums leave the tiles.
+  // Two groups of 16 dimensions by one step of 32 tokens; after the last step the sums leave the tiles.
   void advance_values() {
-    const int64_t left = amx_.value_groups - column_, index = left < 4 ? left - 1 : 3;
+    const Kernels& run = kernels_for(*weighs_, amx_.value_groups - column_);
     float* sums = weighs_->sums + column_ * kLanes;
     if (at_ < weighs_->end) {
-      if (at_ == weighs_->first) kLoad[index](sums, sums_stride_ * 4);
+      if (at_ == weighs_->first) run.load(sums, sums_stride_);
       const ValueStep& step = weighs_->steps[at_];
-      const std::byte* operands[4];
-      QUIRE_UNROLL for (int i = 0; i < 4; ++i) operands[i] = step.values + (column_ + i) * 64;
-      tile_load<4>(weighs_->weights + at_ * kStepTokens, kTileTokens * 2);
-      kMultiply[index](operands, step.stride);
+      const std::byte* values = step.values + column_ * 64;
+      run.multiply(reinterpret_cast<const std::byte*>(weighs_->weights + at_ * kStepTokens), kTileTokens * 2,
+                   kTileOfRows * kTileTokens * 2, values, values + 64, step.stride);
       ++at_;
       return;
     }
-    kStore[index](sums, sums_stride_ * 4);
-    column_ += 4;
+    run.store(sums, sums_stride_);
+    column_ += 2;
     at_ = weighs_->first;
     if (column_ >= amx_.value_groups) weighs_ = nullptr;
   }
-  // Four groups of 16 keys by one step of 32 dimensions.
+  // Two groups of 16 keys by one step of 32 dimensions.
   void advance_scores() {
-    constexpr int64_t kBytes = kBlockRows * kTileRowBytes;
-    const int64_t left = scores_->to - column_, index = left < 4 ? left - 1 : 3;
+    constexpr int64_t kBytes = kTileOfRows * kTileRowBytes;
+    const int64_t columns = scores_->to - column_;
+    const Kernels& run = kernels_for(*scores_, columns);
     if (at_ < amx_.key_steps) {
-      if (at_ == 0) kZero[index](nullptr, 0);
-      const std::byte* operands[4];
-      QUIRE_UNROLL for (int i = 0; i < 4; ++i) operands[i] =
-          i <= index ? tile_.keys[column_ + i] + at_ * kBytes : nullptr;
-      tile_load<4>(scores_->queries + at_ * kBytes, kTileRowBytes);
-      kMultiply[index](operands, kTileRowBytes);
+      if (at_ == 0) run.zero();
+      const std::byte* second = columns > 1 ? tile_.keys[column_ + 1] + at_ * kBytes : nullptr;
+      run.multiply(scores_->queries + at_ * kBytes, kTileRowBytes, amx_.key_steps * kBytes,
+                   tile_.keys[column_] + at_ * kBytes, second, kTileRowBytes);
       ++at_;
       return;
     }
-    kStore[index](scores_->scores + column_ * kGroup, kTileTokens * 4);
-    column_ += 4;
+    run.store(scores_->scores + column_ * kGroup, kTileTokens);
+    column_ += 2;
     at_ = 0;
     if (column_ < scores_->to) return;
     scores_ = nullptr;
     if (weighs_ != nullptr) column_ = 0, at_ = weighs_->first;
   }
 
-  static constexpr void (*kZero[4])(const float*, int64_t) = {zero<1>, zero<2>, zero<3>, zero<4>};
-  static constexpr void (*kLoad[4])(const float*, int64_t) = {load_sums_of<1>, load_sums_of<2>, load_sums_of<3>,
-                                                              load_sums_of<4>};
-  static constexpr void (*kStore[4])(float*, int64_t) = {store_sums_of<1>, store_sums_of<2>, store_sums_of<3>,
-                                                         store_sums_of<4>};
-  static constexpr void (*kMultiply[4])(const std::byte* const (&)[4], int64_t) = {multiply<1>, multiply<2>,
-                                                                                   multiply<3>, multiply<4>};
-
   const AmxRows& amx_;
   const AmxTile& tile_;
   const int64_t sums_stride_;
   const AmxBlock *weighs_ = nullptr, *scores_ = nullptr;
-  int64_t column_ = 0, at_ = 0;  // the first of four groups, and the next step
+  int64_t column_ = 0, at_ = 0;  // the first of two groups, and the next step
 };
 
 // --- Softmax ------------------------------------------------------------------------------------------------------
 
 // The largest lane of each of 16 vectors.
-inline __m512 largest_of_each(const __m512 (&x)[16]) {
+inline __m512 largest_of_each(const __m512* x) {
   __m512 a[8], b[4];
   QUIRE_UNROLL for (int i = 0; i < 8; ++i) {
     a[i] = _mm512_max_ps(_mm512_unpacklo_ps(x[2 * i], x[2 * i + 1]), _mm512_unpackhi_ps(x[2 * i], x[2 * i + 1]));
@@ -404,7 +415,7 @@ template <bool kMasked, bool kScaled>
 template <bool kMasked, bool kScaled>
 void soften_block(const AttendRows& rows, const AmxBlock& block, const float* const* scales, int64_t block_size,
                   Products& products, int64_t pace, int64_t query_bytes) {
-  for (int64_t r = 0; r < kBlockRows; ++r) {
+  for (int64_t r = 0; r < block.count; ++r) {
     const Weights w = {_mm512_set1_ps(rows.scale), _mm512_set1_ps(-rows.tile.highest[block.row + r])};
     float* totals = rows.tile.totals + (block.row + r) * kLanes;
     __m512 total = _mm512_loadu_ps(totals);
@@ -416,7 +427,7 @@ void soften_block(const AttendRows& rows, const AmxBlock& block, const float* co
       _mm512_storeu_si512(block.weights + at, pair);
     }
     _mm512_storeu_ps(totals, total);
-    for (int64_t i = 0; i < query_bytes; i += 64) prefetch_l1(block.queries + (2 * kBlockRows + r) * query_bytes + i);
+    for (int64_t i = 0; i < query_bytes; i += 64) prefetch_l1(block.queries + (2 * block.count + r) * query_bytes + i);
     if (r % 2 == 1) {
       for (int64_t i = 0; i < pace; ++i) products.advance();
     }
@@ -447,10 +458,12 @@ inline void raise_references(const AttendRows& rows, int64_t row, __m512 highest
 
 // --- Blocks and tiles ---------------------------------------------------------------------------------------------
 
-inline AmxBlock make_block(const AttendRows& rows, const AmxRows& amx, int64_t row, const AmxTile& tile) {
-  const int64_t last = row + kBlockRows - 1, parity = row / kBlockRows % 2;
+inline AmxBlock make_block(const AttendRows& rows, const AmxRows& amx, int64_t row, int64_t count,
+                           const AmxTile& tile) {
+  const int64_t last = row + count - 1, parity = row / amx.block_rows % 2;
   AmxBlock block;
   block.row = row;
+  block.count = count;
   block.low = clamp(rows.lows[row] - tile.begin, 0, kTileTokens);
   block.high = clamp(rows.highs[last] - tile.begin, 0, kTileTokens);
   block.from = block.low / kGroup, block.to = (block.high + kGroup - 1) / kGroup;
@@ -479,11 +492,10 @@ inline void find_steps(const KvLayer& kv, const AmxRows& amx, const AmxTile& til
 // A block's scores to weights, while `products` go on.
 inline void soften(const AttendOp& op, const AttendRows& rows, const AmxTile& tile, const AmxBlock& block,
                    Products& products, int64_t units) {
-  constexpr int64_t kSlots = 12;
-  const int64_t pace = (units + kSlots - 1) / kSlots;
+  const int64_t slots = block.count * 3 / 4, pace = (units + slots - 1) / slots;
   const bool scaled = op.kv.format == KvFormat::i8;
   __m512 tops[kBlockRows];
-  for (int64_t r = 0; r < kBlockRows; ++r) {
+  for (int64_t r = 0; r < block.count; ++r) {
     float* scores = block.scores + r * kTileTokens;
     if (block.masked || scaled || rows.cap_scale != 0.0f) {
       const int64_t low = rows.lows[block.row + r] - tile.begin, high = rows.highs[block.row + r] - tile.begin;
@@ -506,7 +518,9 @@ inline void soften(const AttendOp& op, const AttendRows& rows, const AmxTile& ti
       for (int64_t i = 0; i < pace; ++i) products.advance();
     }
   }
-  raise_references(rows, block.row, _mm512_mul_ps(largest_of_each(tops), _mm512_set1_ps(rows.scale)));
+  for (int64_t r = 0; r < block.count; r += kLanes) {
+    raise_references(rows, block.row + r, _mm512_mul_ps(largest_of_each(tops + r), _mm512_set1_ps(rows.scale)));
+  }
   const auto soften_rows = scaled ? (block.masked ? soften_block<true, true> : soften_block<false, true>)
                                   : (block.masked ? soften_block<true, false> : soften_block<false, false>);
   soften_rows(rows, block, tile.places.scales, op.kv.block_size, products, pace, products.query_bytes());
@@ -520,14 +534,15 @@ inline void attend_blocks(const AttendOp& op, const AttendRows& rows, const AmxR
   Products products(amx, tile, rows.stride);
   AmxBlock blocks[3];
   AmxBlock *before = nullptr, *block = nullptr;
-  int64_t count = 0;
-  for (int64_t row = 0; row <= num_rows; row += kBlockRows) {
+  int64_t made = 0;
+  for (int64_t row = 0; row < num_rows + amx.block_rows; row += amx.block_rows) {
     AmxBlock* next = nullptr;
     if (row < num_rows) {
-      next = &blocks[count % 3];
-      *next = make_block(rows, amx, row, tile);
+      next = &blocks[made % 3];
+      const int64_t count = num_rows - row < amx.block_rows ? num_rows - row : amx.block_rows;
+      *next = make_block(rows, amx, row, count, tile);
       if (!next->sees_any()) continue;
-      ++count;
+      ++made;
     }
     const int64_t units = products.start(next, before);
     if (block != nullptr) {
@@ -562,7 +577,7 @@ class AmxItems {
   }
   // One segment's result, to rows.tile.
   void attend(const Item& item, int64_t segment) const {
-    const int64_t num_rows = (rows.count + kBlockRows - 1) / kBlockRows * kBlockRows;
+    const int64_t num_rows = (rows.count + kTileOfRows - 1) / kTileOfRows * kTileOfRows;
     for (int64_t r = 0; r < num_rows; r += kLanes) store(rows.tile.highest + r, broadcast(kLowest));
     memset(rows.tile.totals, 0, static_cast<size_t>(num_rows * kLanes) * sizeof(float));
     memset(rows.tile.sums, 0, static_cast<size_t>(num_rows * rows.stride) * sizeof(float));
