@@ -102,10 +102,11 @@ def random_checkpoint(hf_config: dict[str, Any], make: Callable[..., WeightTenso
 
 
 def fits(hf_config: dict[str, Any], size: int) -> bool:
-    """Whether heads and MLP columns divide; vocabularies always do."""
+    """Whether heads, those of state spaces too, and MLP columns divide; vocabularies always do."""
     config = make_model(hf_config).config
     kv_heads = config.num_kv_heads
-    divides = config.num_heads % size == 0 and config.intermediate_size % size == 0
+    state_heads = hf_config.get("mamba_n_heads", size)
+    divides = all(count % size == 0 for count in (config.num_heads, config.intermediate_size, state_heads))
     return divides and (kv_heads % size == 0 or size % kv_heads == 0)
 
 
