@@ -4,8 +4,8 @@
 
 The replica is a stand-in that computes nothing: it sends the chunks of a stream at fixed times. Clients ask it
 directly and through `quire route`, by turns. CPU time per request comes from streams of one chunk, that of a chunk from
-what streams of 50 chunks cost more. It hardly depends on other load; the times do, because client, router and stand-in
-share the machine's cores. Results: `README.md`.
+what streams of 50 chunks cost more; what the router uses while it is idle is subtracted. CPU time hardly depends on
+other load; the times do, because client, router and stand-in share the machine's cores. Results: `README.md`.
 """
 
 import argparse
@@ -20,11 +20,10 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from urllib.parse import urlsplit
 
-import psutil
-
 from benchmarks.server_process import ServerProcess
 
 MANY_CHUNKS, CHUNK_DELAY_S = 50, 0.02
+IDLE_S = 2.0
 CHUNK = b"data: " + json.dumps({
     "id": "chatcmpl-0", "object": "chat.completion.chunk", "created": 0, "model": "stand-in",
     "choices": [{"index": 0, "delta": {"content": " token"}, "finish_reason": None}],
@@ -89,6 +88,11 @@ async def put_load(url: str, num_clients: int, num_chunks: int, seconds: float) 
     return taken
 
 
+def cpu_s(pid: int) -> float:
+    """Return the CPU time of a process's threads, in seconds: the clock that clock_getcpuclockid(3) names, in ns."""
+    return time.clock_gettime((~pid << 3) | 2)
+
+
 def main(words: Sequence[str] | None = None) -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -100,16 +104,22 @@ def main(words: Sequence[str] | None = None) -> None:
     stand_in.start()
     direct = f"http://127.0.0.1:{from_stand_in.recv()}"
     router = ServerProcess([sys.executable, "-m", "quire", "route", direct, "--port", "0"])
-    process = psutil.Process(router.process.pid)
-    print("clients  CPU µs per request  per chunk  one chunk, ms direct / routed  requests/s direct / routed")
+    pid = router.process.pid
     try:
+        time.sleep(0.5)
+        before = cpu_s(pid)
+        time.sleep(IDLE_S)
+        idle_share = (cpu_s(pid) - before) / IDLE_S
+        print(f"idle router: {idle_share:.1%} of a core, subtracted below")
+        print("clients  CPU µs per request  per chunk  one chunk, ms direct / routed  requests/s direct / routed")
         for num_clients in map(int, arguments.clients.split(",")):
             cost_us = {}
             for num_chunks in (MANY_CHUNKS, 1):
                 asyncio.run(put_load(router.url, num_clients, num_chunks, 0.5))
-                before = sum(process.cpu_times()[:2])
+                before, began_s = cpu_s(pid), time.perf_counter()
                 routed = asyncio.run(put_load(router.url, num_clients, num_chunks, arguments.seconds))
-                cost_us[num_chunks] = (sum(process.cpu_times()[:2]) - before) / len(routed) * 1e6
+                used_s = cpu_s(pid) - before - idle_share * (time.perf_counter() - began_s)
+                cost_us[num_chunks] = used_s / len(routed) * 1e6
             alone = asyncio.run(put_load(direct, num_clients, 1, arguments.seconds))
             per_chunk = (cost_us[MANY_CHUNKS] - cost_us[1]) / (MANY_CHUNKS - 1)
             print(f"{num_clients:7d} {cost_us[1]:19.0f} {per_chunk:10.1f} {statistics.median(alone) * 1000:18.2f} / "

@@ -1,5 +1,6 @@
 """The page in a real browser, on the real SmolLM2: chat, X-ray, Lab, saved traces."""
 
+import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
+from benchmarks.server_process import ServerProcess, quire_serve
 from tests.cli.tiny_directory import make_tiny_directory
 from tests.page.conftest import LIMIT_MS, OpenPage
 from tests.server.serving import Serving, serving
@@ -66,6 +68,24 @@ def test_answer_streams_and_its_tokens_lead_to_their_steps(server: Serving, open
     expect(page.locator(".steps output")).to_have_text(re.compile(rf"step {made_by}\b"))
     page.get_by_role("tab", name="Steps").click()
     expect(page.locator("#pane h3").first).to_have_text(f"Step {made_by}")
+
+
+def test_model_is_chosen_and_then_shown(tmp_path: Path, open_page: OpenPage) -> None:
+    model = make_tiny_directory(tmp_path, max_position_embeddings=2048)
+    command = quire_serve(f"a={model}", f"b={model}", "--kv-cache-memory-bytes", "1MiB", name=None)
+    server = ServerProcess(command)
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.kill)
+        page = open_page(server.url, allowed=("503",))
+        for name in ("a", "b"):
+            page.get_by_role("combobox", name="Model", exact=True).select_option(name)
+            send(page, "Hi", max_tokens=3)
+            expect(page.locator(".stats").last).to_contain_text("3 new")
+            expect(page.locator("header .status")).to_contain_text(f"{name} ready")
+            page.get_by_text("Request as JSON and curl").click()
+            expect(page.locator("pre").first).to_contain_text(f'"model": "{name}"')
+            page.get_by_text("Request as JSON and curl").click()
+        page.close()
 
 
 def test_stopped_answer_keeps_its_text_and_a_second_turn_knows_it(server: Serving, open_page: OpenPage) -> None:

@@ -115,6 +115,15 @@ def test_health_and_metrics_tell_models_apart(several: Several) -> None:
     assert 'quire_requests_running{model="b"}' in text
 
 
+def test_live_view_is_that_of_the_model_it_names(several: Several) -> None:
+    several.request("/v1/completions", {"model": "b", "prompt": "x", "max_tokens": 1})
+    with urllib.request.urlopen(several.url + "/xray/events?model=b", timeout=LIMIT_S) as events:
+        assert b'"quire_trace":1' in events.readline()
+    for name, status, code in (("a", 503, "model_not_loaded"), ("c", 404, "model_not_found")):
+        found, body = several.request(f"/xray/events?model={name}")
+        assert (found, body["error"]["code"]) == (status, code)
+
+
 def test_keep_alive_and_sleep_unload_and_the_next_request_loads(several: Several) -> None:
     body = {"model": "a", "prompt": "x", "max_tokens": 1}
     assert several.request("/v1/completions", {**body, "keep_alive": "soon"})[1]["error"]["param"] == "keep_alive"

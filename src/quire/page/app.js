@@ -16,7 +16,7 @@ const LAB = {
 };
 const SETTINGS = { seed: 1, requests: 1, slots: 1, context: 1, rate: 1, "pool MiB": 1 << 20 }; // each with the factor to the server's unit
 const app = {
-  key: sessionStorage.getItem("quire-key") ?? "", asksKey: false, model: null, status: "connecting", error: "",
+  key: sessionStorage.getItem("quire-key") ?? "", asksKey: false, models: [], model: null, status: "connecting", error: "",
   turns: [], params: { max_tokens: "256" }, system: "", draft: "", token: null, answering: null, prompt: null,
   explained: null, lab: {}, settings: {}, load: 4, loading: 0,
 };
@@ -70,9 +70,10 @@ async function watch() {
   for (let pause = 500; !app.asksKey; pause = Math.min(pause * 2, 8000)) {
     watching = new AbortController();
     try {
-      if (!app.model) app.model = (await (await ask("/v1/models")).json()).data[0];
+      if (!app.model) app.models = (await (await ask("/v1/models")).json()).data;
+      app.model ??= app.models[0];
       const period = ["Roofline", "Ops"].includes(xray.pane) ? OP_PERIOD : 0;
-      for await (const data of events(await ask(`/xray/events?op_period=${period}`, null, watching.signal))) {
+      for await (const data of events(await ask(`/xray/events?op_period=${period}&model=${encodeURIComponent(app.model.id)}`, null, watching.signal))) {
         const line = JSON.parse(data);
         if (line.kind === "gap") throw new Error("events were lost: the view begins anew");
         recording.add(line);
@@ -90,6 +91,13 @@ async function watch() {
   }
 }
 
+function chooseModel(id) {
+  Object.assign(app, { model: app.models.find((model) => model.id === id), status: "connecting", error: "", explained: null, prompt: null });
+  if (xray.pane === "Roofline") explain();
+  watching?.abort();
+  changed();
+}
+
 let timesOps = false;
 function opened(pane) {
   const wanted = ["Roofline", "Ops"].includes(pane);
@@ -100,7 +108,7 @@ function opened(pane) {
 
 async function explain() {
   try {
-    app.explained = predictions(await (await ask("/xray/explain")).json());
+    app.explained = predictions(await (await ask(`/xray/explain?model=${encodeURIComponent(app.model.id)}`)).json());
   } catch (error) {
     app.explained = { error: `No prediction: ${error.message}` };
   }
@@ -188,7 +196,7 @@ async function addLoad() {
   await Promise.all([48, 96].map(async (max_tokens, half) => {
     const prompt = prompts.filter((_, i) => i % 2 === half);
     try {
-      if (prompt.length) await (await ask("/v1/completions", { prompt, max_tokens })).json();
+      if (prompt.length) await (await ask("/v1/completions", { model: app.model.id, prompt, max_tokens })).json();
     } catch (error) {
       app.error = error.message;
     }
@@ -200,8 +208,8 @@ async function addLoad() {
 async function showPrompt() {
   try {
     const messages = requestBody([...app.turns.filter((turn) => turn.content), ...(app.draft ? [{ role: "user", content: app.draft }] : [])]).messages;
-    const { tokens } = await (await ask("/tokenize", { messages })).json();
-    app.prompt = { count: tokens.length, text: (await (await ask("/detokenize", { tokens })).json()).prompt, tokens };
+    const { tokens } = await (await ask("/tokenize", { model: app.model?.id, messages })).json();
+    app.prompt = { count: tokens.length, text: (await (await ask("/detokenize", { model: app.model?.id, tokens })).json()).prompt, tokens };
   } catch (error) {
     app.prompt = { error: error.message };
   }
@@ -319,7 +327,7 @@ function Lab() {
   return html`<section class="lab" aria-label="Lab"><h2>Lab</h2>
     <p class="hint">Each comparison runs the same requests with one thing switched, in a second process with lower priority: the engine that serves is not touched.</p>
     <div class="fields"><label>model<select value=${app.settings.model ?? ""} onChange=${(e) => { app.settings.model = e.target.value; }}>
-        <option value="">default</option><option value="served">${app.model?.id ?? "served"}</option></select></label>
+        <option value="">default</option><option value="served">${app.models[0]?.id ?? "served"}</option></select></label>
       ${Object.keys(SETTINGS).map((name) => html`<label>${name}<input type="number" min="0" step="any" placeholder="default" value=${app.settings[name] ?? ""} onInput=${(e) => { app.settings[name] = e.target.value; }} /></label>`)}</div>
     <div class="cards">${Object.entries(LAB).map(([name, text]) => {
       const run = app.lab[name];
@@ -400,6 +408,7 @@ function Top() {
   };
   return html`<header><h1>Quire</h1>
     <span class=${`status ${app.status}`} role="status">${app.status === "ready" ? "●" : "○"} ${app.model?.id ?? ""} ${app.status}</span>
+    ${app.models.length > 1 && html`<label>Model <select aria-label="Model" value=${app.model.id} disabled=${app.answering} onChange=${(e) => chooseModel(e.target.value)}>${app.models.map(({ id }) => html`<option>${id}</option>`)}</select></label>`}
     ${live && html`<${Throughput} /><span>running <b>${live.requests.size}</b> · waiting <b>${recording.numWaiting}</b></span>
       <span><label>KV <meter min="0" max="1" value=${used}></meter></label> ${(100 * used).toFixed(1)} %</span>
       <span title="Prompt tokens found in the prefix cache, since this page was opened">prefix hits ${recording.numPrompt ? `${((100 * recording.numHit) / recording.numPrompt).toFixed(0)} %` : "–"}</span>`}

@@ -8,6 +8,7 @@ Next to read: `models.py`.
 
 import asyncio
 import contextlib
+from urllib.parse import parse_qsl
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -49,6 +50,8 @@ class ModelChoice:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
+        if scope["method"] == "GET" and scope["path"].startswith("/xray/"):
+            return await self._show(scope, receive, send)
         if scope["method"] != "POST" or scope["path"] not in PATHS:
             return await self._app(scope, receive, send)
         message = await receive()
@@ -72,6 +75,15 @@ class ModelChoice:
 
             scope[LEASE_KEY] = lease
             await self._app(scope, _replayed(message, receive), send)
+
+    async def _show(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request of the live view, whose query may name a `model`. It holds no lease, and loads nothing."""
+        try:
+            name = dict(parse_qsl(scope["query_string"].decode("latin-1"))).get("model")
+            scope[STATE_KEY] = self._models.find(name).state
+        except ApiError as error:
+            return await error.response()(scope, receive, send)
+        await self._app(scope, receive, send)
 
 
 async def _choice(body: bytes) -> Choice:

@@ -22,7 +22,8 @@ from quire.server.options import ServerOptions
 from quire.server.request_record import RequestRecord
 from quire.server.router.fleet import Fleet
 from quire.server.router.placement import Prompt
-from quire.server.router.replica import Answer, Replica, ReplicaFailedError
+from quire.server.router.replica import Replica, ReplicaFailedError
+from quire.server.router.upstream import Answer
 from quire.server.streaming import DONE, event
 
 ENDED_S = 1.0
@@ -67,8 +68,7 @@ class Forwarding(Response):
         self._fleet, self._admission, self._record = fleet, admission, record
         self._rates = admission.rates
         self._method, self._path, self._body = scope["method"], scope["path"], body
-        target: bytes = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
-        self._target = target.decode("latin-1")
+        self._target: bytes = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
         self._is_queued = self._method == "POST" and self._path in QUEUED_PATHS
         self._sent_headers = [
             (name, value) for name, value in scope["headers"] if name not in HOP_HEADERS and name not in OWN_HEADERS
@@ -145,11 +145,10 @@ class Forwarding(Response):
     async def _pass_on(self, replica: Replica, answer: Answer, send: Send) -> None:
         """Send the answer as it comes."""
         headers = [item for item in answer.headers if item[0] not in HOP_HEADERS and item[0] not in OWN_ANSWER_HEADERS]
-        data = answer.first
+        data, end = answer.first, b""
         try:
             await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-            end = b""
-            while data:
+            while not answer.is_read:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
                 end = data[-2:]
                 data = await answer.read()
@@ -157,11 +156,10 @@ class Forwarding(Response):
             replica.note_failure(error)
             if not answer.is_stream:
                 return  # the missing end closes the connection, which tells the client
-            cut = b"" if end == b"\n\n" else b"\n\n"
-            await send({"type": "http.response.body", "body": cut + self._lost(), "more_body": True})
+            data = (b"" if end == b"\n\n" else b"\n\n") + self._lost()
         finally:
-            await answer.aclose()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            answer.close()
+        await send({"type": "http.response.body", "body": data, "more_body": False})
 
     def _lost(self) -> bytes:
         """Return the end of a stream whose replica is lost."""

@@ -7,10 +7,9 @@ that it is not ready gets no further requests until it is ready again. Next to r
 import asyncio
 import enum
 import logging
-import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,9 +21,9 @@ from quire.errors import printable
 from quire.server.announcements import Announcement, Ended
 from quire.server.errors import ApiError
 from quire.server.router.placement import Prompt
+from quire.server.router.upstream import CONNECT_S, KEEP_ALIVE_S, SOCKET_OPTIONS, Answer, Upstream
 
 LOGGER = logging.getLogger("quire.router")
-CONNECT_S = 2.0
 CHECK_EVERY_S = 1.0
 CHECK_S = 5.0
 """Longest time of a health check."""
@@ -32,21 +31,11 @@ MAX_TIMEOUTS = 3
 """Health checks in a row that may run out of time; then the replica is lost, and its requests go elsewhere."""
 SILENT_S = 10.0
 """Announcements come at least once a second; a stream without any for this time is opened again."""
-KEEP_ALIVE_S = 20.0
-"""Shorter than a server's, so that no request meets a connection that the server is closing."""
 ANNOUNCED_WITHIN_S = 0.25
 """After this time the blocks of a request that has ended are announced, if they are cached."""
 RETRY_AFTER_S = 2
 NOT_READY_CODES = frozenset({"engine_not_ready", "engine_dead", "draining"})
 """Codes of status 503 that are about the replica; others, such as too little KV memory, are about one request."""
-SOCKET_OPTIONS = [
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-]
-"""An answer from a machine that has vanished ends with an error after 25 s."""
 READY_PATHS = ("/health/ready", "/health")
 """Other servers have only the second."""
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -85,33 +74,13 @@ class ReplicaFailedError(Exception):
         self.refusal = refusal
 
 
-class Answer:
-    """An answer whose body is read as it comes. `first`: the first bytes of it; empty if it has none."""
-
-    def __init__(self, response: httpx2.Response) -> None:
-        self.status = response.status_code
-        self.headers = [(name.lower(), value) for name, value in response.headers.raw]
-        self.is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
-        self.first = b""
-        self._response = response
-        self._pieces = response.aiter_raw()
-
-    async def read(self) -> bytes:
-        """Return the next bytes; none at the end. Raises: httpx2.TransportError if it ends before that."""
-        return await anext(self._pieces, b"")
-
-    async def aclose(self) -> None:
-        """End it. If it has not been read to its end, its connection closes: the replica aborts the request."""
-        await self._pieces.aclose()
-        await self._response.aclose()
-
-    def refusal(self) -> ApiError:
-        """Return the error that a body of status 503 tells."""
-        try:
-            error = msgspec.json.decode(self.first, type=_Refusal).error
-        except msgspec.MsgspecError:
-            return ApiError(self.status, f"status {self.status}", code="replica_refused", retry_after_s=RETRY_AFTER_S)
-        return ApiError(self.status, printable(error.message), code=error.code, retry_after_s=RETRY_AFTER_S)
+def refusal_of(answer: Answer) -> ApiError:
+    """Return the error that a body of status 503 tells."""
+    try:
+        error = msgspec.json.decode(answer.first, type=_Refusal).error
+    except msgspec.MsgspecError:
+        return ApiError(answer.status, f"status {answer.status}", code="replica_refused", retry_after_s=RETRY_AFTER_S)
+    return ApiError(answer.status, printable(error.message), code=error.code, retry_after_s=RETRY_AFTER_S)
 
 
 class Carried:
@@ -130,7 +99,7 @@ class Carried:
 
 
 class Replica:
-    """A server, and the HTTP client for it. `name` is for logs and metrics."""
+    """A server, and the HTTP clients for it. `name` is for logs and metrics."""
 
     def __init__(self, name: str, url: str, key: str | None = None, on_end: Callable[[Ended], None] | None = None):
         """`url` "": that of a process that is being started."""
@@ -149,18 +118,21 @@ class Replica:
         self._key = key
         self._on_end = on_end
         self._expected: Counter[bytes] = Counter()
-        self._unanswered: set[asyncio.Task[Answer]] = set()
+        self._unanswered: set[Answer] = set()
         self._num_timeouts = 0
         self._is_noted = False
         self._ready = asyncio.Event()
         self.was_checked = asyncio.Event()
         self.url = url.rstrip("/")
         self._client = self._client_of(url)
+        self._upstream = Upstream(url, key)
 
     async def connect(self, url: str) -> None:
         """Use this address from now on."""
         self.url, before = url, self._client
         self._client = self._client_of(url)
+        self._upstream.close()
+        self._upstream = Upstream(url, self._key)
         await before.aclose()
 
     def _client_of(self, url: str) -> httpx2.AsyncClient:
@@ -229,43 +201,26 @@ class Replica:
 
     # --- Requests ---------------------------------------------------------------------------------
 
-    async def send(self, method: str, path: str, headers: list[tuple[bytes, bytes]], body: bytes) -> "Answer":
-        """Send a request. Returns: its answer, of which the first bytes have come.
+    async def send(self, method: str, target: bytes, headers: list[tuple[bytes, bytes]], body: bytes) -> Answer:
+        """Send a request. `target`: path and query. Returns: its answer, of which the first bytes have come.
 
         Raises: ReplicaFailedError if the connection fails before them, or the replica is not ready. It then gets no
         further requests until it answers a health check. ApiError 400 for a bad path.
         """
+        if not target.startswith(b"/"):
+            raise ApiError(400, "this is no path of a URL", code="malformed_request")
         try:
-            # A whole URL: a path may begin with two slashes, as if it named a host.
-            request = self._client.build_request(
-                method, self.url + path, headers=self._authorized(headers), content=body
-            )
-        except httpx2.InvalidURL:
-            raise ApiError(400, "this is no path of a URL", code="malformed_request") from None
-        task = asyncio.create_task(self._begin(request))
-        self._unanswered.add(task)
-        try:
-            await asyncio.wait({task})
-        finally:
-            self._unanswered.discard(task)
-            if not task.done():
-                task.cancel()
-                with suppress(asyncio.CancelledError, Exception):
-                    await task
-        if task.cancelled():
-            raise ReplicaFailedError(f"{self.name} {self.reason}")
-        try:
-            answer = task.result()
+            answer = await self._begin(method, target, headers, body)
         except httpx2.TransportError as error:
             self.note_failure(error)
             raise ReplicaFailedError(f"{self.name} {self.reason}") from error
         if answer.status == 401 and self._key is not None:  # the router has checked the client's own key
-            await answer.aclose()
+            answer.close()
             self._leave(ReplicaState.DOWN, "refuses the router's key")
             raise ReplicaFailedError(f"{self.name} {self.reason}")
         if answer.status == 503:
-            await answer.aclose()
-            refusal = answer.refusal()
+            answer.close()
+            refusal = refusal_of(answer)
             reason = f'answers "{refusal.message}"'
             if refusal.code not in NOT_READY_CODES:
                 raise ReplicaFailedError(f"{self.name} {reason}", refusal)
@@ -273,25 +228,33 @@ class Replica:
             raise ReplicaFailedError(f"{self.name} {reason}")
         return answer
 
-    async def _begin(self, request: httpx2.Request) -> "Answer":
-        answer = Answer(await self._client.send(request, stream=True))
+    async def _begin(self, method: str, target: bytes, headers: list[tuple[bytes, bytes]], body: bytes) -> Answer:
+        answer = await self._upstream.begin(method, target, self._authorized(headers), body)
+        self._unanswered.add(answer)
         try:
             answer.first = await answer.read()
         except BaseException:
-            await answer.aclose()
+            answer.close()
             raise
+        finally:
+            self._unanswered.discard(answer)
         return answer
 
     async def ask(self, path: str, headers: list[tuple[bytes, bytes]], body: bytes) -> bytes | None:
         """Send a request whose answer is small; None if it fails, or its status is not 200."""
         try:
-            response = await self._client.post(path, headers=self._authorized(headers), content=body, timeout=CHECK_S)
-        except httpx2.TimeoutException:
+            async with asyncio.timeout(CHECK_S):
+                answer = await self._begin("POST", path.encode(), headers, body)
+                with closing(answer):
+                    parts = [answer.first]
+                    while not answer.is_read:
+                        parts.append(await answer.read())
+        except TimeoutError:
             return None  # long prompts take time
         except httpx2.TransportError as error:
             self.note_failure(error)
             return None
-        return response.content if response.status_code == 200 else None
+        return b"".join(parts) if answer.status == 200 else None
 
     def _authorized(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         """Return the headers of a request, with the router's key for the replica if there is one."""
@@ -325,6 +288,7 @@ class Replica:
         try:
             await asyncio.gather(self._check_always(), self._follow_always())
         finally:
+            self._upstream.close()
             await self._client.aclose()
 
     async def _check_always(self) -> None:
@@ -366,8 +330,8 @@ class Replica:
 
     def _give_up(self) -> None:
         """End the requests that have got nothing: another replica computes them."""
-        for task in self._unanswered:
-            task.cancel()
+        for answer in [*self._unanswered]:
+            answer.fail(httpx2.ReadTimeout("no answer to health checks"))
 
     async def _follow_always(self) -> None:
         while True:

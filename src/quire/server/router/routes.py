@@ -213,6 +213,6 @@ async def forward(request: Request) -> Response:
     """Pass the request on to a replica."""
     state = _state(request)
     if not {".", ".."}.isdisjoint(request.scope["path"].split("/")):
-        # The HTTP client would resolve them, and could ask a replica for what only routers may see.
+        # What stands before a replica may resolve them, and ask it for what only routers may see.
         raise ApiError(404, "no route has . or .. in its path", code="route_not_found")
     return Forwarding(state.fleet, state.admission, record_of(request), request.scope, await request.body())

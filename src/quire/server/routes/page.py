@@ -113,12 +113,12 @@ def _files() -> dict[str, tuple[bytes, str, str]]:
 
 @router.get("/xray/explain")
 async def explain(request: Request) -> Response:
-    """Return what `quire explain --json` prints for the served model."""
-    options = state_of(request).supervisor.options
+    """Return what `quire explain --json` prints for a served model."""
+    model = state_of(request).supervisor.options.model
     cached: dict[str, Any] = request.app.state.__dict__.setdefault("explained", {})
-    if not cached:
-        cached |= await _run(request, ["explain", options.model, "--json", "--quiet"])
-    return JsonResponse(cached)
+    if model not in cached:
+        cached[model] = await _run(request, ["explain", model, "--json", "--quiet"])
+    return JsonResponse(cached[model])
 
 
 @router.post("/lab/compare")

@@ -25,7 +25,11 @@ async def events(request: Request) -> Response:
     value = request.query_params.get("op_period", "0")
     if not value.isascii() or not value.isdigit() or int(value) > MAX_OP_PERIOD:
         raise ApiError(400, f"op_period={value!r} is not a whole number in 0 … {MAX_OP_PERIOD}", param="op_period")
-    return EventStream(_stream(state_of(request), int(value)), EventWriter().failed)
+    state = state_of(request)
+    if state.is_on_demand and state.supervisor.is_asleep:
+        message = f'the model "{state.model_name}" is not loaded: its next request loads it'
+        raise ApiError(503, message, code="model_not_loaded", retry_after_s=2)
+    return EventStream(_stream(state, int(value)), EventWriter().failed)
 
 
 async def _stream(state: ServerState, op_period: int) -> AsyncGenerator[bytes, None]:
