@@ -76,6 +76,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "glm4": LLAMA,
     "gemma2": {**LLAMA, **GEMMA},
     "gemma3_text": {**LLAMA, **GEMMA, "sliding_window_pattern": 6},
+    "gemma4_text": {
+        **LLAMA, "sliding_window": 512, "head_dim": 256, "global_head_dim": 512, "num_attention_heads": 6,
+        "num_key_value_heads": 2, "num_kv_shared_layers": 6, "hidden_size_per_layer_input": 256,
+        "vocab_size_per_layer_input": 32000,
+    },
     "starcoder2": {**WIDE, "num_key_value_heads": 4},
     "gpt2": {"vocab_size": 32000, "n_embd": 1536, "n_layer": 16, "n_head": 12, "n_positions": 2048},
     "gpt_neox": {**WIDE, "rotary_pct": 0.25},
