@@ -42,10 +42,11 @@ struct Item {
 #if defined(QUIRE_TILES)
 // Requests with fewer rows per KV head in a step are as fast without tile registers: memory binds both.
 constexpr int64_t kFewestAmxRows = 16, kSegmentTokens = 1024;
+constexpr int64_t kMostAmxHead = 512;  // wider heads have no room in the first half of scratch
 
 inline bool takes_amx(const AttendOp& op, const Step& step, int64_t num_rows) {
   const bool widens_exactly = op.kv.format == KvFormat::bf16 || op.kv.format == KvFormat::i8;
-  return step.allows_tiles && widens_exactly && num_rows >= kFewestAmxRows;
+  return step.allows_tiles && widens_exactly && num_rows >= kFewestAmxRows && op.kv.head_size <= kMostAmxHead;
 }
 #else
 constexpr int64_t kSegmentTokens = kTileTokens;
