@@ -102,7 +102,7 @@ def random_checkpoint(hf_config: dict[str, Any], make: Callable[..., WeightTenso
 
 
 def fits(hf_config: dict[str, Any], size: int) -> bool:
-    """Whether heads, those of state spaces too, and MLP columns divide; vocabularies always do."""
+    """Return whether heads, those of state spaces too, and MLP columns divide; vocabularies always do."""
     config = make_model(hf_config).config
     kv_heads = config.num_kv_heads
     state_heads = hf_config.get("mamba_n_heads", size)

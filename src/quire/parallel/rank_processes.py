@@ -25,7 +25,7 @@ from quire.errors import EngineDeadError, QuireError
 from quire.parallel.frames import FrameReader, frame
 from quire.parallel.rank_messages import BlocksMoved, FromRank, RankFailed, RankLoaded, StartRank, Step, Stop
 from quire.runtime.hardware import cpus_of_ranks
-from quire.runtime.links import NUM_SPINS, ONE_RANK, RankMemory
+from quire.runtime.links import ONE_RANK, RankMemory, spins_of
 from quire.weights.sources import ModelFiles
 
 logger = logging.getLogger("quire.parallel")
@@ -150,8 +150,7 @@ class RankProcesses(Ranks):
         self._owner = os.getpid()
         cpus = cpus_of_ranks(self._num_ranks)
         self.cpus = cpus[0]
-        is_crowded = self._num_ranks * config.threads_per_rank > len(os.sched_getaffinity(0))
-        num_spins = 0 if is_crowded else NUM_SPINS
+        num_spins = spins_of(self._num_ranks * config.threads_per_rank)
         self._memory_fd = os.memfd_create("quire-ranks")
         self.links, port = ONE_RANK, 0
         self._give_up: Callable[[], None] = lambda: None

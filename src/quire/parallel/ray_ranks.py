@@ -28,7 +28,7 @@ from quire.errors import ConfigError, EngineDeadError, EngineError, QuireError
 from quire.parallel.frames import Failure
 from quire.parallel.rank_messages import StartRank, Step
 from quire.parallel.rank_processes import Ranks
-from quire.runtime.links import NUM_SPINS, Channel, Links, RankMemory, lost_rank, stage_of
+from quire.runtime.links import Channel, Links, RankMemory, lost_rank, spins_of, stage_of
 from quire.weights.sources import ModelFiles
 
 TIMEOUT = datetime.timedelta(minutes=5)
@@ -172,11 +172,9 @@ class RayRanks(Ranks):
         self._actors = [actor for stage in range(config.options.pipeline_parallel_size)
                         for actor in self._start_actors(config, stage)]  # fmt: skip
         address, path = _free_address(ray.util.get_node_ip_address()), str(files.path.absolute())
-        is_crowded = group_size * config.threads_per_rank > len(os.sched_getaffinity(0))
+        num_spins = spins_of(group_size * config.threads_per_rank)
         starts = [
-            msgspec.msgpack.encode(
-                StartRank(rank, config, [], 0 if is_crowded else NUM_SPINS, path, files.kind, files.name)
-            )
+            msgspec.msgpack.encode(StartRank(rank, config, [], num_spins, path, files.kind, files.name))
             for rank in range(config.num_ranks)
         ]
         self._steps: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -189,7 +187,7 @@ class RayRanks(Ranks):
                 actor.load.remote(starts[rank], address, memories[rank // group_size])
                 for rank, actor in enumerate(self._actors, 1)
             ]
-            self.links = join(address, 0, config, self._memory, 0 if is_crowded else NUM_SPINS)
+            self.links = join(address, 0, config, self._memory, num_spins)
         except Exception as error:
             self.stop()
             raise EngineDeadError(f"the stages could not be joined: {error}") from error

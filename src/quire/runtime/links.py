@@ -29,6 +29,11 @@ NUM_SPINS = 400
 """Looks at another rank's progress before the core is offered to others: about 20 µs."""
 
 
+def spins_of(num_threads: int) -> int:
+    """Return the looks of each of the `num_threads` threads of all ranks: 0 if there are fewer CPUs."""
+    return 0 if num_threads > len(os.sched_getaffinity(0)) else NUM_SPINS
+
+
 @contextlib.contextmanager
 def lost_rank() -> Iterator[None]:
     """Turn the errors that torch.distributed raises into EngineDeadError."""
