@@ -11,6 +11,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import Protocol
 
 from starlette.middleware.cors import CORSMiddleware
@@ -19,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire.server.errors import ApiError
 from quire.server.keys import ROUTER, KeyRing, check_exposure
 from quire.server.options import ServerOptions
-from quire.server.request_record import ANONYMOUS, CLIENT_LEFT, RECORD_KEY, Caller, RequestRecord
+from quire.server.request_record import ANONYMOUS, CLIENT_LEFT, LEASES_KEY, RECORD_KEY, Caller, RequestRecord
 from quire.server.supervisor import asleep
 
 ACCESS_LOG = logging.getLogger("quire.access")
@@ -182,7 +183,8 @@ class Gate:
         except ApiError as error:
             return await error.response()(scope, receive, send)
         if body is not None:
-            await self._app(scope, _replayed(body, receive), send)
+            async with AsyncExitStack() as scope[LEASES_KEY]:
+                await self._app(scope, _replayed(body, receive), send)
 
     def _check_key(self, scope: Scope) -> None:
         """Identify the caller. Mutates: `scope`. Raises: ApiError 401."""

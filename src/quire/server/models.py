@@ -3,7 +3,7 @@
 A server of one model loads it at start and keeps it; `/sleep` ends its engine's process and `/wake_up` starts it. With
 several models, or a keep-alive time, models are loaded on demand: a request holds a lease on its model, which is loaded
 first if there is room. For room the model used least recently is unloaded, once it is idle.
-Knows no HTTP beyond the errors. Next to read: `model_choice.py`, `supervisor.py`.
+Knows no HTTP beyond the errors. Next to read: `supervisor.py`.
 """
 
 import asyncio
@@ -21,9 +21,10 @@ from quire.config import EngineOptions
 from quire.engine.process.sizes import BUDGET_SHARE, measure
 from quire.errors import ConfigError, QuireError
 from quire.server.errors import ApiError
+from quire.server.generation import until_disconnect
 from quire.server.options import DEFAULT_KEEP_ALIVE, ServerOptions, parse_keep_alive
-from quire.server.request_record import RequestRecord
-from quire.server.state import ServerState
+from quire.server.request_record import LEASES_KEY, RequestRecord, record_of
+from quire.server.state import ServerState, state_of
 from quire.server.supervisor import Supervisor
 
 LOGGER = logging.getLogger("quire.server")
@@ -362,6 +363,21 @@ def make_models(
     keep_alive_s = parse_keep_alive(options.keep_alive or DEFAULT_KEEP_ALIVE) if is_on_demand else None
     models = Models(states, keep_alive_s=keep_alive_s)
     return models
+
+
+async def hold_model(request: Request, keep_alive: str | float | None) -> None:
+    """Load the request's model if that is left to requests, and hold it until the answer has ended.
+
+    `keep_alive`: the request's own, checked. Raises: as `Models.lease`; ClientDisconnected.
+    """
+    models, record = models_of(request), record_of(request)
+    if not models.is_on_demand or record.holds_model:
+        return
+    model = models.by_name[state_of(request).model_name]
+    lease = models.lease(model, record, None if keep_alive is None else parse_keep_alive(keep_alive))
+    holding = request.scope[LEASES_KEY].enter_async_context(lease)
+    await (holding if model.is_open else until_disconnect(request.receive, holding))
+    record.holds_model = True
 
 
 def models_of(request: Request) -> Models:

@@ -14,9 +14,7 @@ from quire.server.supervisor import Supervisor
 from quire.server.tracing import Tracer
 
 STATE_KEY = "quire.state"
-"""Key of the chosen model's state in the ASGI scope, where requests choose."""
-LEASE_KEY = "quire.lease"
-"""Key of the function that loads the chosen model, where models are loaded on demand."""
+"""Key of the chosen model's state in the ASGI scope, once the body has been read."""
 
 
 @dataclass(slots=True)
@@ -49,19 +47,8 @@ class ServerState:
         self.health = Health(self.supervisor)
 
 
-async def hold_model(request: Request, *, has_checked_prompt: bool) -> None:
-    """Load the request's model if that is left to requests, and hold it until the answer has ended.
-
-    Without a checked prompt only a model whose tokenizer is not known yet is loaded. Raises: as `Models.lease`;
-    ClientDisconnected.
-    """
-    lease = request.scope.get(LEASE_KEY)
-    if lease is not None:
-        await lease(has_checked_prompt=has_checked_prompt)
-
-
 def state_of(request: Request) -> ServerState:
-    """Return the state of the model that a request chose; the only model's or the first one's else."""
+    """Return the state of the model that a request's body chose; the only model's or the first one's else."""
     state = request.scope.get(STATE_KEY) or request.app.state.quire
     assert isinstance(state, ServerState)
     return state

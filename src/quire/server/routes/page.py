@@ -24,6 +24,7 @@ from quire.insight.trace_page import template
 from quire.server.errors import ApiError, JsonResponse
 from quire.server.generation import until_disconnect
 from quire.server.keys import VARIABLE as KEY_VARIABLE
+from quire.server.models import models_of
 from quire.server.protocol.fields import Body
 from quire.server.routes.exchange import read_body
 from quire.server.state import state_of
@@ -114,7 +115,7 @@ def _files() -> dict[str, tuple[bytes, str, str]]:
 @router.get("/xray/explain")
 async def explain(request: Request) -> Response:
     """Return what `quire explain --json` prints for a served model."""
-    model = state_of(request).supervisor.options.model
+    model = models_of(request).find(request.query_params.get("model")).state.supervisor.options.model
     cached: dict[str, Any] = request.app.state.__dict__.setdefault("explained", {})
     if model not in cached:
         cached[model] = await _run(request, ["explain", model, "--json", "--quiet"])
