@@ -44,7 +44,6 @@ from quire.server.protocol.tools import (
     ToolCall,
     ToolChoice,
     ToolName,
-    check_tool,
     kind_of_choice,
 )
 
@@ -148,7 +147,7 @@ class AllowedFunctions(Body):
     tools: Annotated[list[FunctionChoice], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
-FunctionTools = Annotated[list[Annotated[FunctionTool, BeforeValidator(check_tool)]], Field(max_length=MAX_TOOLS)]
+FunctionTools = Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)]
 FunctionToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<text>")]
     | Annotated[FunctionChoice, Tag("<object>")]
@@ -194,20 +193,6 @@ def chat_tool_choice(choice: FunctionToolChoice | None) -> ToolChoice | None:
         named = [NamedTool(type="function", function=FunctionName(name=tool.name)) for tool in choice.tools]
         return AllowedTools(type="allowed_tools", allowed_tools=AllowedNames(mode=choice.mode, tools=named))
     return choice
-
-
-def check_results(items: list[InputItem]) -> None:
-    """Raises: FieldError for a result without its call before it: the server stores no earlier calls."""
-    known = set()
-    for index, item in enumerate(items):
-        if isinstance(item, InputFunctionCall):
-            known.add(item.call_id)
-        elif isinstance(item, InputFunctionResult) and item.call_id not in known:
-            raise FieldError(
-                f"input.{index}.call_id",
-                f'no function_call before this output has the call_id "{item.call_id[:100]}": nothing is stored here, '
-                "so send the whole conversation as input",
-            )
 
 
 # --- The request -----------------------------------------------------------------------------
@@ -266,8 +251,6 @@ class ResponsesRequest(SamplingFields):
 
     @model_validator(mode="after")
     def _check(self) -> "ResponsesRequest":
-        if not isinstance(self.input, str):
-            check_results(self.input)
         self.chat_request().check()
         return self
 
