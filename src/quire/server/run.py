@@ -155,7 +155,7 @@ def model_server(
 
     def build(on_lost: Callable[[QuireError], None]) -> tuple[Served, Gate]:
         models = make_models(engine_options, options, on_lost)
-        state = models.default.state
+        state = models.default
         return models, Gate(make_app(state, models), state, keys)
 
     return build

@@ -41,7 +41,7 @@ async def read_body(request: Request, kind: type[_B]) -> _B:
     data = await request.body()
     is_large = len(data) > LARGE_BYTES
     body = await asyncio.to_thread(parse_body, kind, data) if is_large else parse_body(kind, data)
-    state = models_of(request).find(getattr(body, "model", None)).state
+    state = models_of(request).find(getattr(body, "model", None))
     request.scope[STATE_KEY] = state
     if state.is_on_demand and not state.supervisor.has_front_end:  # without a tokenizer the prompt cannot be checked
         await hold_model(request, getattr(body, "keep_alive", None))

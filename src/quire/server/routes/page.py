@@ -94,7 +94,7 @@ async def _file(name: str, request: Request) -> Response:
 @router.get("/xray/explain")
 async def explain(request: Request) -> Response:
     """Return what `quire explain --json` prints for a served model."""
-    model = models_of(request).find(request.query_params.get("model")).state.supervisor.options.model
+    model = models_of(request).find(request.query_params.get("model")).supervisor.options.model
     cached: dict[str, Any] = request.app.state.__dict__.setdefault("explained", {})
     if model not in cached:
         cached[model] = await _run(request, ["explain", model, "--json", "--quiet"])

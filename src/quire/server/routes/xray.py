@@ -27,7 +27,7 @@ async def events(request: Request) -> Response:
     value = request.query_params.get("op_period", "0")
     if not value.isascii() or not value.isdigit() or int(value) > MAX_OP_PERIOD:
         raise ApiError(400, f"op_period={value!r} is not a whole number in 0 … {MAX_OP_PERIOD}", param="op_period")
-    state = models_of(request).find(request.query_params.get("model")).state
+    state = models_of(request).find(request.query_params.get("model"))
     if state.is_on_demand and state.supervisor.is_asleep:
         message = f'the model "{state.model_name}" is not loaded: its next request loads it'
         raise ApiError(503, message, code="model_not_loaded", retry_after_s=2)
