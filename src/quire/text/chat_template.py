@@ -7,7 +7,7 @@ imported on first use. Next to read: `template_sandbox.py`.
 
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -148,13 +148,17 @@ def _plain(value: Any, name: str) -> Any:
         ) from None
 
 
+_BASES: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
+    (str, str.__str__), (int, int.__int__), (float, float.__float__), (Mapping, dict), (Sequence, list),
+)  # fmt: skip
+"""Types of plain data, and functions that make one of a subclass."""
+
+
 def _plain_base(value: Any) -> Any:
     """Return a value of a subclass as one of its base class."""
-    for base, make in ((str, str.__str__), (int, int.__int__), (float, float.__float__), (Mapping, dict)):
+    for base, make in _BASES:
         if isinstance(value, base):
             return make(value)
-    if isinstance(value, Sequence):
-        return list(value)
     raise TypeError(f"{type(value).__name__} is none of these")
 
 
