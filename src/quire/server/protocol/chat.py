@@ -15,7 +15,6 @@ from quire.server.protocol.tools import (
     AnswerToolCall,
     Offer,
     ToolCall,
-    ToolCallDelta,
     ToolChoice,
     Tools,
     offer_of,
@@ -169,32 +168,4 @@ class ChatCompletion(AnswerHead):
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: PromptLogprobs | None = None
-    prompt_token_ids: list[int] | None = None
-
-
-class Delta(Answer):
-    """New parts of a message."""
-
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[ToolCallDelta] | None = None
-
-
-class ChatChunkChoice(Answer):
-    """New parts of an answer among `n`."""
-
-    index: int
-    delta: Delta
-    logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length", "tool_calls"] | None
-    stop_reason: int | str | None = None
-    token_ids: list[int] | None = None
-
-
-class ChatCompletionChunk(AnswerHead):
-    """An event of a stream. With `include_usage` the last one has the usage and no choices."""
-
-    object: Literal["chat.completion.chunk"]
-    choices: list[ChatChunkChoice]
     prompt_token_ids: list[int] | None = None

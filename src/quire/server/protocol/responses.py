@@ -400,24 +400,3 @@ class ResponseObject(Answer):
     truncation: str
     usage: ResponseUsage | None
     user: str | None
-
-
-class ResponseEvent(Answer):
-    """An event of a stream. The fields beside `type` and `sequence_number` depend on its type."""
-
-    type: str
-    sequence_number: int
-    response: ResponseObject | None = None
-    output_index: int | None = None
-    content_index: int | None = None
-    item_id: str | None = None
-    item: OutputMessage | OutputFunctionCall | OutputReasoning | None = None
-    part: OutputText | ReasoningText | None = None
-    delta: str | None = None
-    text: str | None = None
-    name: str | None = None
-    arguments: str | None = None
-    logprobs: list[ChosenLogprob] | None = None
-    code: str | None = None
-    message: str | None = None
-    param: str | None = None

@@ -145,19 +145,3 @@ class AnswerToolCall(Answer):
     id: str
     type: Literal["function"]
     function: AnswerFunction
-
-
-class FunctionDelta(Answer):
-    """The name first, then pieces of the arguments."""
-
-    name: str | None = None
-    arguments: str
-
-
-class ToolCallDelta(Answer):
-    """New parts of a call."""
-
-    index: int
-    id: str | None = None
-    type: Literal["function"] | None = None
-    function: FunctionDelta
