@@ -80,3 +80,9 @@ async def answer(
         return JsonResponse(write(results))
 
     return await until_disconnect(request.receive, work())
+
+
+def prompt_usage(requests: Sequence[EngineRequest]) -> dict[str, int]:
+    """Return OpenAI's `usage` of requests that generate nothing."""
+    num_tokens = sum(request.num_prompt_tokens for request in requests)
+    return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
