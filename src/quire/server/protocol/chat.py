@@ -6,10 +6,10 @@ Next to read: `routes/chat.py`.
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Field, model_validator
 
 from quire.server.protocol.answers import Answer, AnswerHead, ChosenLogprob, PromptLogprobs, Usage
-from quire.server.protocol.fields import MAX_INTEGER, MAX_LOGPROBS, Body, ChoiceFields, FieldError, text_or_list
+from quire.server.protocol.fields import MAX_INTEGER, MAX_LOGPROBS, Body, ChoiceFields, FieldError, TextOrList
 from quire.server.protocol.tools import (
     MAX_TOOLS,
     AnswerToolCall,
@@ -39,10 +39,7 @@ class TextPart(Body):
     text: str
 
 
-Content = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[TextPart], Field(max_length=MAX_PARTS), Tag("<list>")],
-    Discriminator(text_or_list),
-]
+Content = TextOrList[str, Annotated[list[TextPart], Field(max_length=MAX_PARTS)]]
 
 
 class Message(Body):

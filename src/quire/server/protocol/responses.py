@@ -30,7 +30,7 @@ from quire.server.protocol.fields import (
     SchemaDescription,
     SchemaName,
     StreamOptions,
-    text_or_list,
+    TextOrList,
 )
 from quire.server.protocol.tools import (
     MAX_TOOLS,
@@ -60,10 +60,7 @@ class InputPart(Body):
     logprobs: list[Any] | None = None
 
 
-InputContent = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[InputPart], Field(max_length=MAX_PARTS), Tag("<list>")],
-    Discriminator(text_or_list),
-]
+InputContent = TextOrList[str, Annotated[list[InputPart], Field(max_length=MAX_PARTS)]]
 
 
 class InputMessage(Body):
@@ -228,10 +225,7 @@ class ResponsesRequest(SamplingFields):
     """OpenAI's fields, and the sampling fields of the other routes."""
 
     model: ModelName | None = None
-    input: Annotated[
-        Annotated[str, Field(min_length=1), Tag("<text>")] | Annotated[InputItems, Tag("<list>")],
-        Discriminator(text_or_list),
-    ]
+    input: TextOrList[Annotated[str, Field(min_length=1)], InputItems]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_INTEGER)
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
