@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from quire.text.template_sandbox import TemplateEnvironment
 
 MAX_TEMPLATE_CHARACTERS = 1_000_000
+TEMPLATE_ARGUMENTS = frozenset(
+    {"messages", "add_generation_prompt", "continue_final_message", "tools", "chat_template"}
+)
+"""Arguments of `Tokenizer.render_chat`, which no variable of a template may be named like."""
 _END_MARK = "\ue000end of the final message\ue001 "
 """Put after the final message to find it in the rendered text; the space shows whether the template trims."""
 

@@ -19,17 +19,14 @@ from quire.server.protocol.tools import (
     Tools,
     offer_of,
 )
+from quire.text.chat_template import TEMPLATE_ARGUMENTS
 
 MAX_MESSAGES = 2048
 MAX_PARTS = 1024
 MAX_DOCUMENTS = 256
 MAX_TEMPLATE_VARIABLES = 64
-RESERVED_VARIABLES = frozenset({
-    "add_generation_prompt", "chat", "chat_template", "continue_final_message", "conversation", "documents",
-    "max_length", "messages", "padding", "raise_exception", "return_assistant_tokens_mask", "return_dict",
-    "return_tensors", "self", "strftime_now", "tokenize", "tokenizer_kwargs", "tools", "truncation",
-})  # fmt: skip
-"""Variables of chat templates that `chat_template_kwargs` may not set."""
+RESERVED_VARIABLES = TEMPLATE_ARGUMENTS | {"documents", "self"}
+"""Variables of chat templates that `chat_template_kwargs` may not set: other fields do, or none can."""
 
 
 class TextPart(Body):
@@ -119,11 +116,9 @@ def check_template_fields(
             "continue_final_message", "continue_final_message and add_generation_prompt exclude each other"
         )
     for name in variables or {}:
-        if name in RESERVED_VARIABLES or not name.isidentifier() or len(name) > 64:
+        if name in RESERVED_VARIABLES:
             raise FieldError(
-                "chat_template_kwargs",
-                f"chat_template_kwargs cannot set {json.dumps(name[:64])}: "
-                + ("the name is reserved" if name in RESERVED_VARIABLES else "it is not a name of at most 64 letters"),
+                "chat_template_kwargs", f"chat_template_kwargs cannot set {json.dumps(name)}: it is reserved"
             )
 
 
