@@ -169,6 +169,13 @@ def test_developer_becomes_system_for_templates_without_that_role(template: str,
     assert messages[0]["role"] == "developer"
 
 
+def test_parts_may_come_in_a_tuple() -> None:
+    parts = ({"type": "text", "text": "a"}, {"type": "text", "text": "b"})
+    message = {"role": "user", "content": parts}
+    assert render("{{ messages[0].content }}", [message], add_generation_prompt=False) == "a\nb"
+    assert render("{{ messages[0].content }}", [message], continue_final_message=True) == "a\nb"
+
+
 def test_callers_messages_are_not_changed() -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
     before = json.dumps(messages)
@@ -219,7 +226,7 @@ def test_deep_nesting_is_refused() -> None:
     nested: Any = "x"
     for _ in range(100_000):
         nested = [nested]
-    with pytest.raises(ChatTemplateError, match="recursion|nested too deep"):
+    with pytest.raises(ChatTemplateError, match="recursion"):
         render(SMOLLM2, [{"role": "user", "content": "x", "extra": nested}])
 
 

@@ -62,7 +62,7 @@ class ChatTemplate:
         chat = _checked(messages, "messages", _Messages, "objects with a role and text: this engine reads text only")
         tool_list = _checked(tools, "tools", _Tools, "objects such as {'type': 'function', 'function': {...}}")
         for message in chat:
-            if not self._reads_parts and isinstance(message.get("content"), list):
+            if not self._reads_parts and isinstance(message.get("content"), list | tuple):
                 message["content"] = "\n".join(part["text"] for part in message["content"])
             if not self._names_developer and message["role"] == "developer":
                 message["role"] = "system"
@@ -176,7 +176,7 @@ def _mark_final_message(chat: list[dict[str, Any]]) -> str:
     if isinstance(content, str):
         message["content"] = content + _END_MARK
         return content
-    if isinstance(content, list) and content:
+    if isinstance(content, list | tuple) and content:
         part = content[-1]
         text: str = part["text"]
         part["text"] = text + _END_MARK
