@@ -59,7 +59,7 @@ class RateLimits:
         self._buckets = {kind: Bucket(limit, clock) for kind, limit in per_minute.items() if limit is not None}
 
     def check(self, num_prompt_tokens: int) -> None:
-        """Raises: ApiError 429 with `Retry-After`, if a request with so many tokens must wait."""
+        """Raises: ApiError 429 with `Retry-After`, if a request of `num_prompt_tokens` must wait."""
         amounts = {"requests": 1, "tokens": num_prompt_tokens}
         wait_s = max((bucket.wait_s(amounts[kind]) for kind, bucket in self._buckets.items()), default=0.0)
         if wait_s > 0:
