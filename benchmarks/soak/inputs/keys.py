@@ -9,7 +9,7 @@ from quire.server.gate import OPEN_PATHS
 from quire.server.keys import VARIABLE
 from quire.server.openapi import ENDPOINTS
 
-NOT_FOUND = ("/", "/v1", "/nowhere", "/v1/models/", "//v1/models", "/health/live/", "/Health/Live", "/health/live%2f")
+NOT_FOUND = ("/v1", "/nowhere", "/v1/models/", "//v1/models", "/health/live/", "/Health/Live", "/health/live%2f")
 
 
 def wrong_headers(key: str) -> dict[str, list[tuple[str, str]]]:

@@ -31,10 +31,9 @@ async def wire_fuzz(
     """B2. The server's model must be called `wire_cases.MODEL`."""
     statuses: Counter[int] = Counter()
     choices = random.Random(seed)
-    cases = (make_case(choices) for _ in range(count))
-    await _throw_all(server.url, (next(cases) for _ in range(min(NUM_WARM_UP, count // 10))), num_clients, statuses)
+    await _throw_all(server.url, (make_case(choices) for _ in range(NUM_WARM_UP)), num_clients, statuses)
     with growth_of(server) as growth:
-        await _throw_all(server.url, cases, num_clients, statuses)
+        await _throw_all(server.url, (make_case(choices) for _ in range(count)), num_clients, statuses)
         for name in HUGE:
             for _ in range(num_huge):
                 statuses += await throw(server.url, HUGE[name](), HUGE_PATIENCE_S)
