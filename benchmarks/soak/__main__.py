@@ -18,7 +18,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 
-from benchmarks.soak import attacks, clocks, faults, files, hogs, invariance, loads, long, memory, overload
+from benchmarks.soak import attacks, clocks, faults, files, hogs, loads, long, memory, overload
 from benchmarks.soak.inputs import table as inputs
 from benchmarks.soak.row import Row
 from benchmarks.soak.server import Server, serving
@@ -56,7 +56,6 @@ def checks(arguments: argparse.Namespace) -> dict[str, Callable[[], Awaitable[Ro
         "L6": lambda: on_server(loads.connections),
         "L7": lambda: on_server(lambda server: attacks.slow_attacks(server.url, duration_s=min(duration_s, 240))),
         "L8": lambda: loads.pool_pressure(model),
-        "L9": lambda: invariance.batch_invariance(model, count=arguments.repeat or 200),
         "F1": lambda: faults.sigterm(model, repeat=repeat("F1")),
         "F2": lambda: faults.kill_engine(model, repeat=repeat("F2")),
         "F3": lambda: faults.failing_row(model, repeat=repeat("F3")),
