@@ -18,6 +18,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 
+import httpx2
+
 from benchmarks.soak import attacks, clocks, faults, files, hogs, loads, long, memory, overload
 from benchmarks.soak.inputs import table as inputs
 from benchmarks.soak.row import Row
@@ -110,7 +112,7 @@ def _measured(row_id: str, check: Callable[[], Awaitable[Row]]) -> Row:
     start_s = time.monotonic()
     try:
         row = asyncio.run(run())
-    except (RuntimeError, OSError, TimeoutError) as error:
+    except (RuntimeError, OSError, TimeoutError, httpx2.HTTPError) as error:
         row = Row(row_id, "could not be measured")
         row.check(f"{type(error).__name__}:", str(error)[:300].replace("\n", " "), passes=False)
     print(f"{row_id}: {time.monotonic() - start_s:.0f} s", file=sys.stderr, flush=True)
