@@ -92,7 +92,10 @@ class EngineClient:
             theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
             command = [sys.executable, "-P", "-m", "quire.engine.process.child", str(theirs.fileno())]
             try:
-                self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+                # With a session of its own it gets no interrupt that is typed at the terminal.
+                self._process = subprocess.Popen(
+                    command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+                )
             except OSError:
                 ours.close()
                 raise
