@@ -78,6 +78,20 @@ class Output:
         if self.verbosity >= 1:
             self.note(text)
 
+    def confirm(self, what: str, question: str) -> bool:
+        """Ask the question on stderr. Raises: click.UsageError, naming `what` needs --yes, without a terminal."""
+        import click
+
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"{what} needs --yes where nobody can be asked")
+        return click.confirm(question, err=True)
+
+    def write_file(self, option: str, path: str | os.PathLike[str], text: str) -> None:
+        """Write the file that an option names, and say so. Raises: ConfigError if that is not possible."""
+        with open_file(option, path) as file:
+            file.write(text.encode())
+        self.note(f"wrote {path}")
+
     def table(
         self, header: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()
     ) -> None:

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 MAX_STEPS = 1024
 """Steps kept for `take`; of older ones only the totals are written."""
+MODEL_FIELDS = (
+    "num_layers", "num_heads", "num_kv_heads", "head_size", "hidden_size", "vocab_size", "num_parameters",
+)  # fmt: skip
+SETTINGS = ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
@@ -125,22 +129,9 @@ class Recorder:
             "quire_trace": FORMAT_VERSION,
             "version": __version__,
             "t": time.monotonic(),
-            "model": {
-                "name": config.options.model,
-                "num_layers": model.num_layers,
-                "num_heads": model.num_heads,
-                "num_kv_heads": model.num_kv_heads,
-                "head_size": model.head_size,
-                "hidden_size": model.hidden_size,
-                "vocab_size": model.vocab_size,
-                "num_parameters": model.num_parameters,
-            },
+            "model": {"name": config.options.model, **{name: getattr(model, name) for name in MODEL_FIELDS}},
             "engine": {
-                "block_size": settings.block_size,
-                "num_blocks": settings.num_blocks,
-                "max_num_seqs": settings.max_num_seqs,
-                "max_num_batched_tokens": settings.max_num_batched_tokens,
-                "max_model_len": settings.max_model_len,
+                **{name: getattr(settings, name) for name in SETTINGS},
                 "dtype": config.dtype,
                 "kv_dtype": config.kv_dtype,
                 "uses_plan": config.uses_plan,
