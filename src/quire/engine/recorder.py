@@ -42,7 +42,7 @@ class Recorder:
         self._steps: deque[tuple[SchedulerOutput, StepResult]] = deque(maxlen=MAX_STEPS)
         self._num_seen = engine.events.num_recorded
         self._header: dict[str, Any] | None = self._describe()
-        engine.watcher = self._note
+        engine.watcher = lambda output, result: self._steps.append((output, result))
         engine.op_period = op_period
 
     def close(self) -> None:
@@ -80,9 +80,6 @@ class Recorder:
                 ended = []
         lines += ended
         return b"".join(_encode(line) + b"\n" for line in lines)
-
-    def _note(self, output: SchedulerOutput, result: StepResult) -> None:
-        self._steps.append((output, result))
 
     def _describe_step(self, output: SchedulerOutput, result: StepResult) -> dict[str, Any]:
         token_ids = {item.request_id: item.token_ids for item in result.results}
