@@ -127,13 +127,15 @@ async def own_server(options: EngineOptions) -> AsyncIterator[str]:
 
     Raises: ConfigError, ModelError, CapacityError, EngineDeadError.
     """
-    from quire.server.run import Service, bind, model_server, prepare_process
+    from quire.server.registration import registered
+    from quire.server.run import Service, bind, model_server, prepare_process, url_of
 
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     server_options = ServerOptions(port=0, drain_timeout_s=0)
     prepare_process(server_options)
-    with bind(server_options.host, server_options.port) as listener:
-        build = model_server({server_options.model_name(options): options}, server_options)
+    name = server_options.model_name(options)
+    with bind(server_options.host, server_options.port) as listener, registered(url_of(listener), name):
+        build = model_server({name: options}, server_options)
         service = Service(listener, build, signals=())
         serving = asyncio.create_task(service.run(ready.set_result))
         try:

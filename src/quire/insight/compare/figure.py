@@ -18,16 +18,15 @@ STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
 table { border-collapse: collapse } th, td { padding: .2rem .8rem; text-align: right }
 th:first-child, td:first-child { text-align: left } tr + tr { border-top: 1px solid #8886 }
+svg { width: 100%; height: auto }
 """
 SVG_STYLE = """
-:root { color-scheme: light dark; color: #111;
-  --c0: #1f6fb2; --c1: #c2571a; --c2: #2f8a4c; --c3: #8a4fb5; --c4: #6b6b6b }
+:root { color-scheme: light dark; --c0: #1f6fb2; --c1: #c2571a; --c2: #2f8a4c; --c3: #8a4fb5; --c4: #6b6b6b }
 @media (prefers-color-scheme: dark) {
-  :root { color: #eee; --c0: #6db3ee; --c1: #f0a070; --c2: #7fd09a; --c3: #c79bea; --c4: #b5b5b5 }
+  :root { --c0: #6db3ee; --c1: #f0a070; --c2: #7fd09a; --c3: #c79bea; --c4: #b5b5b5 }
 }
-svg { width: 100%; height: auto } text { font-size: 12px; fill: currentColor }
-.axis { stroke: currentColor; opacity: .5 }
-"""
+text { font-size: 12px; fill: currentColor } .axis { stroke: currentColor; opacity: .5 }
+:root { color: #111 } @media (prefers-color-scheme: dark) { :root { color: #eee } }"""
 
 
 def html_page(comparison: Comparison) -> str:
