@@ -276,8 +276,7 @@ class Scheduler:
         request.output_token_ids += token_ids
         if request.num_sent_tokens is not None:
             request.num_sent_tokens += len(token_ids)
-        if request.num_pending_tokens:
-            request.num_pending_tokens -= 1
+        request.num_pending_tokens = max(0, request.num_pending_tokens - 1)
         return token_ids, stop
 
     def _end(self, request_id: str, status: RequestStatus, stop_reason: int | str | None) -> list[Request]:

@@ -25,7 +25,7 @@ _Item = TypeVar("_Item", bound=Item)
 
 
 class Stream(Generic[_Item]):
-    """One-reader queue of one event loop. Attributes: `has_ended`: the reader has seen the end, so nothing is left."""
+    """Items for one reader in this event loop. Attributes: `has_ended`: the reader has seen the end."""
 
     def __init__(self, merge: Callable[[_Item, _Item], _Item]) -> None:
         """`merge`: an unread item and the next one to one item."""
