@@ -225,6 +225,10 @@ class SchedulerOutput(msgspec.Struct, frozen=True):
         """Tokens computed in the first forward pass."""
         return sum([item.num_tokens for item in self.scheduled])
 
+    def with_op_times(self) -> "SchedulerOutput":
+        """Return the same step with `times_ops`."""
+        return msgspec.structs.replace(self, times_ops=True)
+
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
     """Log-probabilities at one position: the token itself first, then the likeliest others, best first.
