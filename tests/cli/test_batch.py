@@ -74,6 +74,7 @@ def test_finished_file_and_unsendable_lines_start_no_server(tmp_path: Path, monk
         yield
 
     monkeypatch.setattr(batch, "own_server", refuse)
+    monkeypatch.setattr(batch, "resolve_source", lambda *_, **__: pytest.fail("a model was fetched"))
     source, target = write_lines(tmp_path / "in", request("a"), "{"), tmp_path / "out"
     response = {"status_code": 200, "request_id": "r", "body": {}}
     # An answer of another program has no digest, and is kept.

@@ -78,9 +78,11 @@ def batch_command(
             lambda: show("", progress_text(counts, time.monotonic() - start_s)),
         )  # fmt: skip
 
+        needs_server = any(request.problem is None for request in pending)
+
         async def answer() -> None:
-            if all(request.problem for request in pending):
-                await run.send(pending)  # no server is needed
+            if not needs_server:
+                await run.send(pending)
             elif url is not None:
                 model = _default_model(url, chosen.get("model"))
                 await run.send(pending, client_settings(url, read_s=timeout_s), model)
@@ -88,9 +90,10 @@ def batch_command(
                 async with own_server(options) as where:
                     await run.send(pending, client_settings(where, read_s=timeout_s), options.model)
 
-        if url is None and pending:
+        if url is None and needs_server:
             with show_progress(output) as progress:
                 resolve_source(options.model, revision=options.revision, progress=progress)
+            output.detail(f"starting a server of {options.model}")
         asyncio.run(answer())
     _report(output, counts, target)
     if counts.num_failed:
