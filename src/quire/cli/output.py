@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from quire.errors import ConfigError
@@ -98,11 +98,13 @@ class Output:
         """Write a table to stdout, columns padded to their widest cell; those in `right` are right-aligned."""
         widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
         for row in (header, *rows):
-            cells = [
-                cell.rjust(width) if index in right else cell.ljust(width)
-                for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ]
-            self.result("  ".join(cells).rstrip())
+            self.result("  ".join(padded(row, widths, right)).rstrip())
+
+
+def padded(cells: Sequence[str], widths: Sequence[int], right: Container[int]) -> list[str]:
+    """Return the cells of a row in the widths of their columns; those in `right` are right-aligned."""
+    columns = enumerate(zip(cells, widths, strict=True))
+    return [cell.rjust(width) if index in right else cell.ljust(width) for index, (cell, width) in columns]
 
 
 def is_capable_terminal(stream: TextIO) -> bool:
