@@ -170,12 +170,9 @@ class LLM(EngineHandle):
         """
         items = split_prompts(prompts)
         given = _per_prompt("pooling_params", pooling_params, PoolingParams, len(items))
-        prepare, default = (
-            self.llm_engine.input_processor.prepare,
-            self.llm_engine.input_processor.default_pooling_params,
-        )
+        processor = self.llm_engine.input_processor
         prepared = [
-            prepare(str(next(self._ids)), item, params or default, streams=False)
+            processor.prepare(str(next(self._ids)), item, params or processor.default_pooling_params, streams=False)
             for item, params in zip(items, given, strict=True)
         ]
         return self._run(prepared, use_tqdm)
@@ -343,7 +340,9 @@ def open_progress_bar(use_tqdm: UseTqdm, total: int) -> Iterator[Callable[[int, 
     if not use_tqdm:
         yield lambda num_input_tokens, num_output_tokens: None
         return
-    make = use_tqdm if callable(use_tqdm) else _tqdm
+    from tqdm.auto import tqdm
+
+    make = use_tqdm if callable(use_tqdm) else tqdm
     started_s, num_tokens = time.monotonic(), [0, 0]
     with closing(make(total=total, desc="Prompts", dynamic_ncols=True)) as bar:
 
@@ -355,9 +354,3 @@ def open_progress_bar(use_tqdm: UseTqdm, total: int) -> Iterator[Callable[[int, 
             bar.update(1)
 
         yield advance
-
-
-def _tqdm(**options: Any) -> Any:
-    from tqdm.auto import tqdm
-
-    return tqdm(**options)
