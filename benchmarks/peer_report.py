@@ -39,7 +39,7 @@ class Sweep:
     """Settings that a side has its turns in a case with: the fastest of those that it tried."""
 
     settings: dict[str, Any]
-    """What differs from the side's usual settings."""
+    """Differences from the side's usual settings."""
     tried: Sequence[tuple[dict[str, Any], float]]
     """Settings and tokens per second, each measured once; 0: refused."""
 
