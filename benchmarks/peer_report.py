@@ -41,7 +41,7 @@ class Sweep:
     settings: dict[str, Any]
     """Differences from the side's usual settings."""
     tried: Sequence[tuple[dict[str, Any], float]]
-    """Settings and tokens per second, each measured once; 0: refused."""
+    """Settings and tokens per second, a turn each; 0: refused."""
 
 
 class Report:

@@ -50,16 +50,14 @@ def parse_case(name: str) -> BenchCase:
     raise ValueError(f"{name!r} is no case: ppN, or tgN@STREAMS+dDEPTH as tg64@8+d128")
 
 
-def measure_turn(
-    side: SideProcess, case: BenchCase, prompts: list[list[int]], settings: Mapping[str, Any] | None = None
-) -> Turn:
+def measure_turn(side: SideProcess, case: BenchCase, prompts: list[list[int]], settings: Mapping[str, Any]) -> Turn:
     """Measure a side's turn. Raises: SideError."""
     samples: list[float] = []
     answering_s, elsewhere_s, measured_s = side.answering_s, side.cpu_elsewhere_s, 0.0
     while not samples or (measured_s < MIN_TURN_S and len(samples) < MAX_SAMPLES_PER_TURN):
         answer = side.request(
             "measure", timeout_s=MEASURE_TIMEOUT_S, prompts=prompts, num_generated=case.num_generated,
-            settings=settings or {},
+            settings=settings,
         )  # fmt: skip
         if not answer["tokens"]:
             raise SideError(f"{side.name}: some streams had ended before all had begun; generate more tokens")
@@ -80,7 +78,7 @@ def quiet_turn(
     return min(turns, key=lambda turn: turn.cpu_elsewhere)
 
 
-def sweep_settings(side: SideProcess, case: BenchCase, prompts: list[list[int]]) -> Sweep:
+def sweep_settings(side: SideProcess, case: BenchCase, prompts: list[list[int]], retries: int) -> Sweep:
     """Try a side's alternatives in a case, one after another; each that is faster stays. Raises: SideError."""
     if not side.has_alternatives:
         return Sweep({}, [])
@@ -92,7 +90,7 @@ def sweep_settings(side: SideProcess, case: BenchCase, prompts: list[list[int]])
     for settings in [{}, *tries]:
         candidate = {**best, **settings}
         try:
-            speed = statistics.median(measure_turn(side, short, prompts, candidate).tokens_per_s)
+            speed = statistics.median(quiet_turn(side, short, prompts, candidate, retries).tokens_per_s)
         except SideError:
             if not settings:
                 raise
@@ -119,7 +117,7 @@ def measure_case(
                         "measure", timeout_s=MEASURE_TIMEOUT_S, prompts=prompt_sets[0],
                         num_generated=min(case.num_generated, WARM_UP_TOKENS),
                     )  # fmt: skip
-                    sweeps[side.name] = sweep_settings(side, case, prompt_sets[0])
+                    sweeps[side.name] = sweep_settings(side, case, prompt_sets[0], retries)
                     report.swept(side.name, case, sweeps[side.name])
                 else:
                     settings = sweeps[side.name].settings

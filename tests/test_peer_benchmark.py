@@ -37,7 +37,7 @@ class FakeSide:
 
 
 def sweep(side: FakeSide) -> Any:
-    return sweep_settings(cast(SideProcess, side), CASE, [[1], [2]])
+    return sweep_settings(cast(SideProcess, side), CASE, [[1], [2]], retries=0)
 
 
 def test_faster_settings_stay_while_later_ones_are_tried() -> None:
