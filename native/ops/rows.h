@@ -36,7 +36,8 @@ template <int N>
   }
 }
 
-// Four blocks side by side take half the time of one after the other: each is a chain that waits for itself.
+// Four blocks side by side: each alone is a chain that waits for itself. With activations side by side (functions.h)
+// the end of a gated product takes half the time, and the whole product 5 to 10 % less (Zen 5, 8 to 64 rows).
 inline void quantise(const float* values, int64_t num_blocks, std::byte* out, int64_t stride_bytes) {
   int64_t i = 0;
   for (; i + 4 <= num_blocks; i += 4) quantise_blocks<4>(values + i * kBlock, out + i * stride_bytes, stride_bytes);
