@@ -126,13 +126,20 @@ inline void gemm_piece(const GemmOp& op, Range rows, int64_t column, int64_t cou
     const int64_t tile = (num_outputs + column) / kTile;
     multiply(op.weight, op.x, rows.begin, num_rows, tile, num_tiles, fetch, factors, kPanelWidth);
   }
+  for (int64_t r = 0; r < num_rows && op.bias != nullptr; ++r) {
+    add_values(op.bias + column, count, scratch + r * kPanelWidth);
+    if (op.gated) add_values(op.bias + num_outputs + column, count, factors + r * kPanelWidth);
+  }
+  // All rows at once, with the columns past the last.
+  if (op.gated || op.activation != Activation::none) {
+    apply(op.activation, scratch, op.gated ? factors : nullptr, scratch, num_rows * kPanelWidth);
+  }
+  if (op.out.type == RowType::q8) {
+    std::byte* blocks = row<std::byte>(op.out, rows.begin) + bytes_of_columns(RowType::q8, column);
+    return quantise(scratch, num_rows, blocks, op.out.stride_bytes);
+  }
   for (int64_t r = 0; r < num_rows; ++r) {
-    float *values = scratch + r * kPanelWidth, *gate = op.gated ? factors + r * kPanelWidth : nullptr;
-    if (op.bias != nullptr) {
-      add_values(op.bias + column, count, values);
-      if (op.gated) add_values(op.bias + num_outputs + column, count, gate);
-    }
-    if (op.gated || op.activation != Activation::none) apply(op.activation, values, gate, values, count);
+    const float* values = scratch + r * kPanelWidth;
     if (op.add) {
       add_values(values, count, row<float>(op.out, rows.begin + r) + column);
     } else {

@@ -6,20 +6,42 @@
 namespace quire {
 namespace {
 
-// 32 values to one block: scale = max|v| / 127, q = round(v / scale). NaN and infinity make the scale NaN, so that
-// they reach the result; q is then 0.
-inline void quantise_block(const float* values, ActBlock* out) {
-  const F32x16 a = load(values), b = load(values + kLanes);
-  const float highest = largest(max(abs(a), abs(b)));
-  // max may lose a NaN; a + b keeps it, and times 0 is NaN for infinities as well.
-  const bool finite = !any_above((a + b) * zero(), 0.0f);
-  const float scale = finite ? highest / 127.0f : __builtin_nanf("");
-  const F32x16 inverse = broadcast(finite && highest > 0.0f ? 127.0f / highest : 0.0f);
-  const int32_t total = store_bytes(out->q, round_to_int(a * inverse), round_to_int(b * inverse));
-  out->scale = scale;
-  out->scaled_sum = scale * static_cast<float>(total);
-  out->sum = total;
-  out->unused = 0;
+// N blocks of 32 values each to blocks `stride_bytes` apart: scale = max|v| / 127, q = round(v / scale). NaN and
+// infinity make the scale NaN, so that they reach the result; q is then 0.
+template <int N>
+[[gnu::always_inline]] inline void quantise_blocks(const float* values, std::byte* out, int64_t stride_bytes) {
+  float highest[N];
+  bool finite[N];
+  QUIRE_UNROLL for (int i = 0; i < N; ++i) {
+    const F32x16 a = load(values + i * kBlock), b = load(values + i * kBlock + kLanes);
+    highest[i] = largest(max(abs(a), abs(b)));
+    // max may lose a NaN; a + b keeps it, and times 0 is NaN for infinities as well.
+    finite[i] = !any_above((a + b) * zero(), 0.0f);
+  }
+  float scales[N], inverses[N];
+  QUIRE_UNROLL for (int i = 0; i < N; ++i) {
+    scales[i] = finite[i] ? highest[i] / 127.0f : __builtin_nanf("");
+    inverses[i] = finite[i] && highest[i] > 0.0f ? 127.0f / highest[i] : 0.0f;
+  }
+  QUIRE_UNROLL for (int i = 0; i < N; ++i) {
+    auto* block = reinterpret_cast<ActBlock*>(out + i * stride_bytes);
+    const F32x16 inverse = broadcast(inverses[i]);
+    const I32x16 a = round_to_int(load(values + i * kBlock) * inverse);
+    const I32x16 b = round_to_int(load(values + i * kBlock + kLanes) * inverse);
+    const int32_t total = store_bytes(block->q, a, b);
+    block->scale = scales[i];
+    block->scaled_sum = scales[i] * static_cast<float>(total);
+    block->sum = total;
+    block->unused = 0;
+  }
+}
+
+// Four blocks side by side: each alone is a chain that waits for itself. With activations side by side (functions.h)
+// the end of a gated product takes half the time, and the whole product 5 to 10 % less (Zen 5, 8 to 64 rows).
+inline void quantise(const float* values, int64_t num_blocks, std::byte* out, int64_t stride_bytes) {
+  int64_t i = 0;
+  for (; i + 4 <= num_blocks; i += 4) quantise_blocks<4>(values + i * kBlock, out + i * stride_bytes, stride_bytes);
+  for (; i < num_blocks; ++i) quantise_blocks<1>(values + i * kBlock, out + i * stride_bytes, stride_bytes);
 }
 
 // Bytes of `count` columns of a row; q8 wants multiples of 32.
@@ -40,8 +62,8 @@ inline void write_columns(const Rows& out, int64_t index, int64_t first, int64_t
     for (; i + kLanes <= count; i += kLanes) store_bf16(target + i, load(values + i));
     for (; i < count; ++i) target[i] = to_bf16(values[i]);
   } else {
-    ActBlock* target = row<ActBlock>(out, index) + first / kBlock;
-    for (; i < count; i += kBlock) quantise_block(values + i, target++);
+    constexpr auto kBytes = static_cast<int64_t>(sizeof(ActBlock));
+    quantise(values, count / kBlock, row<std::byte>(out, index) + first / kBlock * kBytes, kBytes);
   }
 }
 
