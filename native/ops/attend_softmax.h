@@ -31,8 +31,14 @@ inline Seen seen_by(const AttendRows& rows, int64_t row, int64_t begin, int64_t 
   return seen;
 }
 
+// Rows of an item are in the order of their tokens: the first sees the least of the end, the last of the beginning.
+inline bool sees_whole_tile(const AttendRows& rows, int64_t begin) {
+  return rows.lows[rows.count - 1] <= begin && rows.highs[0] >= begin + kTileTokens;
+}
+
 // int8: the integer products of groups from … to - 1 become scores.
-inline void scale_scores(const AttendRows& rows, int64_t row, const Seen& seen, const float* const* scales) {
+[[gnu::always_inline]] inline void scale_scores(const AttendRows& rows, int64_t row, const Seen& seen,
+                                                const float* const* scales) {
   const I32x16 offset = broadcast(-rows.query_sums[row]);
   const F32x16 scale = broadcast(rows.query_scales[row]);
   std::byte* scores = rows.scores + row * kTileTokens * 4;
@@ -52,7 +58,7 @@ inline void cap_scores(const AttendRows& rows, int64_t row, const Seen& seen) {
 }
 
 // Scores of positions that the row does not see become -inf; the highest times `scale` goes to rows.tile.
-inline void find_highest(const AttendRows& rows, int64_t row, const Seen& seen) {
+[[gnu::always_inline]] inline void find_highest(const AttendRows& rows, int64_t row, const Seen& seen) {
   auto* scores = reinterpret_cast<float*>(rows.scores + row * kTileTokens * 4);
   const auto mask = [&](int64_t g) {
     store(scores + g * kGroup, masked(load(scores + g * kGroup), g * kGroup, seen.low, seen.high));
@@ -72,7 +78,7 @@ inline void find_highest(const AttendRows& rows, int64_t row, const Seen& seen) 
 
 // Scores to weights, which are zero where the row does not see.
 template <class Kv>
-void soften(const AttendRows& rows, int64_t row, const Seen& seen) {
+[[gnu::always_inline]] inline void soften(const AttendRows& rows, int64_t row, const Seen& seen) {
   constexpr int64_t kBytes = kGroup / Kv::kTokens * Kv::kWeightBytes;
   std::byte* memory = rows.scores + row * kTileTokens * 4;
   const auto* scores = reinterpret_cast<const float*>(memory);
@@ -98,8 +104,8 @@ void soften(const AttendRows& rows, int64_t row, const Seen& seen) {
 }
 
 // int8: scores to weights times the values' scales, as int16 with a common scale, which is returned.
-inline float soften_scaled(const AttendRows& rows, int64_t row, const Seen& seen, const float* const* scales,
-                           int64_t block_size) {
+[[gnu::always_inline]] inline float soften_scaled(const AttendRows& rows, int64_t row, const Seen& seen,
+                                                  const float* const* scales, int64_t block_size) {
   std::byte* memory = rows.scores + row * kTileTokens * 4;
   auto* scores = reinterpret_cast<float*>(memory);
   const F32x16 scale = broadcast(rows.scale), offset = broadcast(-rows.tile.highest[row]);

@@ -93,7 +93,7 @@ SHAPES = [
 
 @pytest.mark.parametrize("kv_format", ALL_FORMATS)
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_size", "block_size"), SHAPES)
-@pytest.mark.parametrize("window", [0, 21])
+@pytest.mark.parametrize("window", [0, 21, 140])
 def test_error_is_at_most_twice_that_of_torch(
     kv_format: str, num_heads: int, num_kv_heads: int, head_size: int, block_size: int, window: int
 ) -> None:
