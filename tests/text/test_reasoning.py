@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from quire.text.reasoning import Piece, ReasoningFormat, ReasoningParser, find_reasoning
 
 THINK, OPEN = ReasoningFormat(), ReasoningFormat(is_open=True)
+CHANNEL = ReasoningFormat("<|channel>thought", "<channel|>")
 
 
 class Vocabulary:
@@ -43,6 +44,8 @@ def split(format: ReasoningFormat, *texts: str) -> tuple[str, str]:
         (OPEN, "\nHmm.\n</think>Four.", "Hmm.", "Four."),
         (OPEN, "cut", "cut", ""),
         (THINK, "", "", ""),
+        (CHANNEL, "<|channel>thought\nHmm.<channel|>Four.", "Hmm.", "Four."),
+        (CHANNEL, "<|channel>thought\n<channel|>Four.", "", "Four."),
     ],
 )
 def test_text_is_reasoning_then_answer(format: ReasoningFormat, text: str, reasoning: str, answer: str) -> None:
@@ -65,4 +68,7 @@ def test_format_comes_from_the_template_and_the_prompt() -> None:
     assert find_reasoning(template, "user: hi", plain) == THINK
     assert find_reasoning(template, "user: hi\n<think>\n", plain) == OPEN
     assert find_reasoning(template, "user: hi\n<think>\n\n</think>\n\n", plain) is None
+    gemma = "{{ '<|channel>thought\n<channel|>' if not enable_thinking }}"
+    assert find_reasoning(gemma, "<|turn>model\n", plain) == CHANNEL
+    assert find_reasoning(gemma, "<|turn>model\n<|channel>thought\n<channel|>", plain) is None
     assert find_reasoning(template, "user: hi", Vocabulary({7})) == ReasoningFormat(has_special_marker=True)

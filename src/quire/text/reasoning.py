@@ -1,6 +1,6 @@
 """Reasoning that a model writes between two markers before its answer, and the answer behind it.
 
-Qwen3, DeepSeek-R1, SmolLM3 and GLM write `<think>…</think>`. Some templates end the prompt with the first marker. Must
+Qwen3, DeepSeek-R1, SmolLM3 and GLM write `<think>…</think>`, Gemma 4 `<|channel>thought…<channel|>`. Some templates end the prompt with the first marker. Must
 not know: requests. Next to read: `tool_calls/parser.py`, which reads the answer.
 """
 
@@ -28,7 +28,12 @@ class ReasoningFormat:
     has_special_marker: bool = False
 
 
-FORMATS = (ReasoningFormat(), ReasoningFormat("<seed:think>", "</seed:think>"), ReasoningFormat("[THINK]", "[/THINK]"))
+FORMATS = (
+    ReasoningFormat(),
+    ReasoningFormat("<seed:think>", "</seed:think>"),
+    ReasoningFormat("[THINK]", "[/THINK]"),
+    ReasoningFormat("<|channel>thought", "<channel|>"),
+)
 
 
 def find_reasoning(chat_template: str | None, prompt: str, tokenizer: _Tokenizer) -> ReasoningFormat | None:
