@@ -80,7 +80,7 @@ def translate_config(file: GGUFFile) -> dict[str, Any]:
     config["rope_scaling"] = None if by_layer else rope_scaling(file, metadata, config)
     add_fields(file, metadata, config)
     _check_tensors(file, metadata, config)
-    return config
+    return {architecture.config_names.get(name, name): value for name, value in config.items()}
 
 
 def translate_generation_config(file: GGUFFile, vocab_size: int) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def _expected_shapes(file: GGUFFile, metadata: Metadata, config: dict[str, Any])
     num_heads = config["num_attention_heads"] if architecture.attends else 1
     head_size = config.get("head_dim", width // num_heads)
     query_rows = num_heads * head_size
-    kv_rows = config.get("num_key_value_heads", 1) * head_size
+    kv_rows = config.get("num_key_value_heads", num_heads) * head_size
     norms_whole = architecture.norms_whole
     expert_width = config.get("moe_intermediate_size", mlp_width)
     num_experts = config.get(architecture.expert_count, 0)
@@ -256,6 +256,8 @@ def _expected_shapes(file: GGUFFile, metadata: Metadata, config: dict[str, Any])
         sparse = range(config["first_k_dense_replace"], config["num_hidden_layers"])
         shapes |= {f"blk.{index}.exp_probs_b.bias": (num_experts,) for index in sparse}
     shapes |= {"token_embd.weight": (vocab_size, width), f"{architecture.final_norm}.weight": (width,)}
+    if architecture.has_positions:
+        shapes["position_embd.weight"] = (config["max_position_embeddings"], width)
     shapes |= {"output_norm.bias": (width,)} if "attn_norm" in biased else {}
     return shapes if config["tie_word_embeddings"] else shapes | {"output.weight": (vocab_size, width)}
 
