@@ -79,7 +79,9 @@ def huggingface_name(gguf_name: str, others: Mapping[str, str] | None = None) ->
         if name is None:
             return None
         layers = others.get("blk", "model.layers")
-        return f"{layers}.{match[1]}.{name}" + ("" if part in NAMELESS_PARTS or name in NAMELESS_NAMES else f".{match['kind']}")
+        return f"{layers}.{match[1]}.{name}" + (
+            "" if part in NAMELESS_PARTS or name in NAMELESS_NAMES else f".{match['kind']}"
+        )
     if match := _TOP_TENSOR.fullmatch(gguf_name):
         part, kind = match.groups()
         return f"{others.get(part, TOP_PARTS[part])}.{kind}" if part in TOP_PARTS else None

@@ -310,6 +310,14 @@ LONG: dict[str, str] = {
 def test_long_hostile_text_is_read_in_linear_time(name: str, size: int, piece_len: int) -> None:
     """Quadratic time would be hours."""
     text = LONG[name][:size]
-    format = GEMMA if "bare" in name else MISTRAL if name == "list" else GENERIC if name in ("brackets", "separators", "backticks") else HERMES
+    format = (
+        GEMMA
+        if "bare" in name
+        else MISTRAL
+        if name == "list"
+        else GENERIC
+        if name in ("brackets", "separators", "backticks")
+        else HERMES
+    )
     found = parse(format, [text[start : start + piece_len] for start in range(0, len(text), piece_len)])
     assert found.calls or found.content == text

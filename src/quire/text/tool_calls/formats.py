@@ -17,8 +17,9 @@ class _Tokenizer(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
+
 BARE_CALL = "call:"
-"""What stands before the name of a call that is no JSON object."""
+"""Marker before the name of a call that is no JSON object."""
 
 
 def long_id() -> str:
