@@ -1,7 +1,7 @@
 """Reasoning that a model writes between two markers before its answer, and the answer behind it.
 
-Qwen3, DeepSeek-R1, SmolLM3 and GLM write `<think>…</think>`, Gemma 4 `<|channel>thought…<channel|>`. Some templates end the prompt with the first marker. Must
-not know: requests. Next to read: `tool_calls/parser.py`, which reads the answer.
+Qwen3, DeepSeek-R1, SmolLM3 and GLM write `<think>…</think>`, Gemma 4 `<|channel>thought…<channel|>`. Some templates end
+the prompt with the first marker. Must not know: requests. Next to read: `tool_calls/parser.py`, which reads the answer.
 """
 
 from collections.abc import Collection

@@ -32,6 +32,8 @@ _UNDERSTOOD_KEYS = frozenset({
     "vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "pooling_type",
 })  # fmt: skip
 
+_TURN_ENDS = {"gemma4": ("<turn|>", "<|tool_response>")}
+"""Tokens that end a turn, of tokenizers whose files name one end only."""
 _SAMPLING_DEFAULTS = {
     "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
 }  # fmt: skip
@@ -87,6 +89,8 @@ def translate_generation_config(file: GGUFFile, vocab_size: int) -> dict[str, An
     """generation_config.json: every token that ends a turn, and the sampling defaults if the file has any."""
     metadata = Metadata(file.path, file.metadata, "")
     ends = [metadata.token_id(name, vocab_size) for name in ("eos_token_id", "eot_token_id", "eom_token_id")]
+    if names := _TURN_ENDS.get(str(file.metadata.get("tokenizer.ggml.model"))):
+        ends += [index for index, token in enumerate(file.metadata["tokenizer.ggml.tokens"]) if token in names]
     config: dict[str, Any] = {"eos_token_id": list(dict.fromkeys(end for end in ends if end is not None))}
     for gguf_name, name in _SAMPLING_DEFAULTS.items():
         value = file.metadata.get(f"general.sampling.{gguf_name}")

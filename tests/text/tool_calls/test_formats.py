@@ -24,7 +24,8 @@ PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
 @pytest.mark.parametrize(
     ("template", "chosen"),
     [
-        (QWEN, HERMES), (LLAMA_31, LLAMA), (LLAMA_32, LLAMA), (MISTRAL_V3, MISTRAL), (GEMMA_4, GEMMA), (PLAIN, GENERIC), (None, GENERIC),
+        (QWEN, HERMES), (LLAMA_31, LLAMA), (LLAMA_32, LLAMA), (MISTRAL_V3, MISTRAL), (GEMMA_4, GEMMA),
+        (PLAIN, GENERIC), (None, GENERIC),
         ("{{ tools }}", GENERIC), ("{# <tool_call> #}", GENERIC),
     ],
 )  # fmt: skip

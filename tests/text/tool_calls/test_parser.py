@@ -50,7 +50,8 @@ CALLS: dict[str, tuple[ToolCallFormat, str, str, list[tuple[str, str]]]] = {
         GEMMA, """<|tool_call>call:f{a:[1,<|"|>}]<|"|>,{b:null}]}<tool_call|>""", "", [("f", F_ARGUMENTS)],
     ),
     "gemma, two": (
-        GEMMA, 'Sure.<|tool_call>call:a.b-c{}<tool_call|><|tool_call>call:g{ on : true , n:-1.5e3,}<tool_call|>\n', "Sure.",
+        GEMMA, 'Sure.<|tool_call>call:a.b-c{}<tool_call|><|tool_call>call:g{ on : true , n:-1.5e3,}<tool_call|>\n',
+        "Sure.",
         [("a.b-c", "{}"), ("g", '{"on": true, "n": -1.5e3}')],
     ),
     "gemma, strings": (
