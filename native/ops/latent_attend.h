@@ -115,15 +115,14 @@ inline void decode_inputs(const Weight& weight, const std::byte* tile, int64_t f
   }
 }
 
-// Fetches what decode_inputs reads of a quantised or float tile from input `first` on: the next lines are far away, in
-// other tiles, where the hardware looks for none.
+// Fetches what decode_inputs reads of a tile from input `first` on: the lines after those of another tile are no stream
+// that the hardware would follow.
 inline void fetch_inputs(const Weight& weight, const std::byte* tile, int64_t first) {
-  const int64_t bytes = tile_bytes(weight.format, weight.num_inputs), blocks = weight.num_inputs / kBlock;
-  const bool is_float = wanted_rows(weight.format) != RowType::q8;
-  const int64_t block_bytes = is_float ? bytes / (weight.num_inputs / kBlock) : weight.format == WeightFormat::q8 ? 512 : 256;
-  const std::byte* values = tile + first / kBlock * block_bytes;
-  for (int64_t i = 0; i < block_bytes; i += 64) prefetch_l1(values + i);
-  if (!is_float) prefetch_l1(tile + blocks * block_bytes + first / kBlock * kTile * 2);
+  const int64_t blocks = weight.num_inputs / kBlock, bytes = tile_bytes(weight.format, weight.num_inputs);
+  const bool has_scales = wanted_rows(weight.format) == RowType::q8;
+  const int64_t block_bytes = !has_scales ? bytes / blocks : weight.format == WeightFormat::q8 ? 512 : 256;
+  for (int64_t i = 0; i < block_bytes; i += 64) prefetch_l1(tile + first / kBlock * block_bytes + i);
+  if (has_scales) prefetch_l1(tile + blocks * block_bytes + first / kBlock * kTile * 2);
 }
 
 // work[t, h] = (U_h' q[t, h, C …], q[t, h, … C - 1]) for tokens first … first + count - 1: the query of the latents.
