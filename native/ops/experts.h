@@ -42,11 +42,7 @@ namespace {
 
 constexpr int64_t kGatheredBytes = 1 << 19;  // of a thread's scratch
 constexpr int64_t kUnalignedWidth = 2 * kPanelWidth;
-// Reading a panel's weights from memory takes as long as kRowsRead rows of products, and goes on meanwhile; what else a
-// panel takes is about kRowsOfPanel rows.
-constexpr int64_t kRowsRead = 8, kRowsOfPanel = 4;
-
-inline int64_t panel_work(int64_t count) { return kRowsOfPanel + (count < kRowsRead ? kRowsRead : count); }
+constexpr int64_t kRowsOfWeights = 4;  // reading a panel's weights takes about as long as four rows of products
 
 // Calls visit(expert, first, count) for consecutive rows of `routed` that one expert computes, at most `most`.
 template <typename Visit>
@@ -114,7 +110,7 @@ inline void expert_up(const ExpertUpOp& op, const Context& context) {
   // A thread's share are consecutive pieces, a panel of a block each, of about equal work in all.
   int64_t work = 0;
   visit_blocks(op.counts, op.num_experts, most,
-               [&](int64_t, int64_t, int64_t count) { work += panels * panel_work(count); });
+               [&](int64_t, int64_t, int64_t count) { work += panels * (count + kRowsOfWeights); });
   const Range mine = share(work, context);
   const TileSession session(op.x.type);
   float* values = reinterpret_cast<float*>(context.scratch);
@@ -122,7 +118,7 @@ inline void expert_up(const ExpertUpOp& op, const Context& context) {
   std::byte* rows = context.scratch + 2 * kPanelRows * kUnalignedWidth * sizeof(float);
   int64_t done = 0;
   visit_blocks(op.counts, op.num_experts, most, [&](int64_t e, int64_t first, int64_t count) {
-    const int64_t each = panel_work(count), begin = done;
+    const int64_t each = count + kRowsOfWeights, begin = done;
     done += panels * each;
     if (done <= mine.begin || begin >= mine.end) return;
     int64_t panel = mine.begin <= begin ? 0 : (mine.begin - begin + each - 1) / each;
