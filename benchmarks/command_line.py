@@ -13,7 +13,7 @@ from typing import Any
 from quire.runtime.hardware import count_threads, read_cpu_info
 
 RESULTS = Path(__file__).parent / "results"
-PEERS = (("parent", "PARENT"), ("llama-cpp", "LLAMA_CPP"), ("vllm", "VLLM"))
+PEERS = (("parent", "PARENT"), ("llama-cpp", "LLAMA_CPP"), ("ik-llama-cpp", "IK_LLAMA_CPP"), ("vllm", "VLLM"))
 
 
 def add_shared_options(parser: argparse.ArgumentParser, sides: Sequence[str], *, what: str) -> None:

@@ -6,7 +6,7 @@ Next to read: `peers.py`.
 import datetime
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,16 @@ class Turn:
     """Tokens that each stream generated."""
 
 
+@dataclass(frozen=True)
+class Sweep:
+    """Settings that a side has its turns in a case with: the fastest of those that it tried."""
+
+    settings: dict[str, Any]
+    """Differences from the side's usual settings."""
+    tried: Sequence[tuple[dict[str, Any], float]]
+    """Settings and tokens per second, a turn each; 0: refused."""
+
+
 class Report:
     """Collects samples per case and side; ratios are those of the first side loaded to each other."""
 
@@ -45,6 +55,7 @@ class Report:
         self._machine: dict[str, float] | None = None
         self._limits: dict[str, float] = {}
         self._turns: dict[str, dict[str, list[Turn]]] = {case.name: {} for case in cases}
+        self._sweeps: dict[str, dict[str, Sweep]] = {case.name: {} for case in cases}
         self._names: list[str] = []
         self._widths: list[int] = []
 
@@ -90,6 +101,11 @@ class Report:
         """A side had its turn."""
         self._turns[case.name].setdefault(name, []).append(turn)
 
+    def swept(self, name: str, case: BenchCase, sweep: Sweep) -> None:
+        """A side has chosen its settings in a case."""
+        if sweep.tried:
+            self._sweeps[case.name][name] = sweep
+
     # --- The table ------------------------------------------------------------------------
 
     def begin(self, names: Sequence[str]) -> None:
@@ -101,8 +117,7 @@ class Report:
         if self._machine:
             print("machine: " + ", ".join(f"{key} {value:.3g}" for key, value in self._machine.items()))
         for side in self._sides:
-            settings = ", ".join(f"{key}={value}" for key, value in side["settings"].items())
-            print(f"{side['name']} {side['version']}: {settings}")
+            print(f"{side['name']} {side['version']}: {words(side['settings'])}")
         print(f"\ntokens/s, medians; in brackets {self._names[0] if names else 'quire'} / peer")
         titles = ["test", *self._names, "of limit"]
         self._widths = [max(14, len(title)) for title in titles]
@@ -132,6 +147,9 @@ class Report:
             cells = [f"{peaks[name] / 1e6:.0f}" if peaks.get(name) else "-" for name in self._names]
             self._line(["memory (MB)", *cells, ""])
         print(f"* others used more than {100 * NOISY_SHARE:.0f} % of the CPUs: measure again on an idle machine")
+        for case, sweeps in self._sweeps.items():
+            for name, sweep in sweeps.items():
+                print(f"best of {len(sweep.tried)} settings in {case}: {name} {words(sweep.settings) or 'as above'}")
         for name, share in self._agreement().items():
             print(f"first tokens as {self._names[0]}: {name} {100 * share:.0f} %")
 
@@ -148,6 +166,9 @@ class Report:
         sides = {name: _summary(turns) for name, turns in self._turns[case.name].items()}
         ours = sides.get(self._names[0]) if self._names else None
         ratios, share = {}, None
+        for name, sweep in self._sweeps[case.name].items():
+            tried = [{"settings": settings, "tokens_per_s": speed} for settings, speed in sweep.tried]
+            sides.get(name, {}).update(settings=sweep.settings, tried=tried)
         limit = self._limits.get(case.name)
         if ours is not None:
             mine = ours["median_tokens_per_s"]
@@ -190,6 +211,11 @@ class Report:
             "first_token_agreement": self._agreement(),
             "results": [self._result(case) for case in self._cases],
         }
+
+
+def words(settings: Mapping[str, Any]) -> str:
+    """Return settings as one line."""
+    return ", ".join(f"{key}={value}" for key, value in settings.items())
 
 
 def _summary(turns: Sequence[Turn]) -> dict[str, Any]:

@@ -34,7 +34,8 @@ LLAMA_CPP = """
 import ctypes, sys, numpy, llama_cpp as lib
 source, target, file_type, threads, importance = sys.argv[1:]
 params = lib.llama_model_quantize_default_params()
-params.ftype, params.nthread = getattr(lib, "LLAMA_FTYPE_MOSTLY_" + file_type), int(threads)
+kind = "ALL" if file_type == "F32" else "MOSTLY"
+params.ftype, params.nthread = getattr(lib, f"LLAMA_FTYPE_{kind}_{file_type}"), int(threads)
 values = dict(numpy.load(importance)) if importance else {}
 items = (lib.llama_model_imatrix_data * (len(values) + 1))()
 for item, (name, array) in zip(items, values.items()):

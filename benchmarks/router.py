@@ -82,7 +82,7 @@ def measure(policy: str, trace: Trace, arguments: argparse.Namespace) -> dict[st
     )  # fmt: skip
     server = ServerProcess(command)
     try:
-        endpoint = Endpoint.parse(server.url, "/v1/chat/completions")
+        endpoint = Endpoint(server.url, "/v1/chat/completions")
         result = put_load(endpoint, Load(concurrency=arguments.clients), trace.bodies)
         counted = totals(server.url)
     finally:

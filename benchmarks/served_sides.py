@@ -108,7 +108,7 @@ class Served:
         asked = list(bodies)
         if not self._knows_ignore_eos:
             asked = [{**body, "min_tokens": body["max_tokens"]} for body in bodies]
-        result = put_load(Endpoint.parse(self._process.url, CHAT), Load(concurrency=num_clients), asked)
+        result = put_load(Endpoint(self._process.url, CHAT), Load(concurrency=num_clients), asked)
         failed = [answer.error for answer in result.answers if answer.error is not None or not answer.chunk_times]
         if failed:
             raise RuntimeError(f"{self.name}: {len(failed)} of {len(asked)} requests failed: {failed[0]}")

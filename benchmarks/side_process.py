@@ -5,6 +5,7 @@ while it answers. What it prints goes to a log. The messages are described in `s
 Next to read: `peers.py`.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -46,22 +47,28 @@ class SideProcess:
         self.name = spec.name
         self.version = ""
         self.settings: dict[str, Any] = {}
+        self.has_alternatives = False
+        """It has settings to try in each case."""
         self.load_s = 0.0
         """Loading alone."""
         self.start_s = 0.0
         """From the start of the process: interpreter, imports, loading."""
         self._log_path = log
-        self._unread = b""
         self.answering_s = 0.0
         """Time spent on answers so far."""
         self.cpu_elsewhere_s = 0.0
         """CPU seconds that other processes used, or the host took, during that time."""
+        self._load_request: dict[str, Any] = {}
+        self._start()
+
+    def _start(self) -> None:
         self._started = time.perf_counter()
-        with log.open("wb") as file:
+        self._unread = b""
+        with self._log_path.open("wb") as file:
             self._process = subprocess.Popen(
-                spec.command,
+                self.spec.command,
                 cwd=ROOT,
-                env={**os.environ, **spec.environment},
+                env={**os.environ, **self.spec.environment},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=file,
@@ -69,10 +76,19 @@ class SideProcess:
 
     def load(self, *, timeout_s: float, **request: Any) -> None:
         """Load the model and wait until the side is ready. Raises: SideError."""
+        self._load_request = {"timeout_s": timeout_s, **request}
         options = dict(self.spec.options)
         answer = self.request("load", timeout_s=timeout_s, model=self.spec.model, options=options, **request)
         self.start_s = time.perf_counter() - self._started
         self.load_s, self.version, self.settings = answer["seconds"], answer["version"], answer["settings"]
+        self.has_alternatives = answer.get("has_alternatives", False)
+
+    def ensure_running(self) -> None:
+        """Start and load the side again if its process has ended. Raises: SideError."""
+        if self._process.poll() is not None:
+            self.close()
+            self._start()
+            self.load(**self._load_request)
 
     def request(self, op: str, *, timeout_s: float, **values: Any) -> dict[str, Any]:
         """Ask, wait for the answer, and stop the process again. Raises: SideError."""
@@ -85,6 +101,8 @@ class SideProcess:
             self._process.stdin.flush()
             answer: dict[str, Any] = json.loads(self._read_line(timeout_s))
         except (OSError, ValueError) as error:
+            self._process.kill()
+            self._process.wait()
             raise SideError(f"{self.name} ended during {op!r}{self._log_tail()}") from error
         self._process.send_signal(signal.SIGSTOP)
         self.answering_s += time.monotonic() - before[0]
@@ -128,7 +146,9 @@ class SideProcess:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                # A request that the process did not read is lost with it.
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
 
     def __enter__(self) -> "SideProcess":
         return self

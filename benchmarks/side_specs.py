@@ -1,7 +1,7 @@
 """From a side's name to the process that runs it: which interpreter, which model format, which options.
 
-    quire · parent (another Quire) · llama.cpp · vllm · transformers, each with `:key=value` any number of times.
-    model=gguf|bf16|PATH chooses the weights, env.NAME=VALUE sets a variable, everything else is the side's own option.
+    quire · parent (another Quire) · llama.cpp · ik_llama.cpp · vllm · transformers, each with `:key=value` any number
+    of times. model=gguf|bf16|PATH chooses the weights, env.NAME=VALUE sets a variable, all else is its own option.
 
 Next to read: `sides/`, where the options are described.
 """
@@ -24,7 +24,7 @@ from quire.text.tokenizer import Tokenizer
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.sources import resolve_source
 
-DEFAULT_SIDES = ("quire", "llama.cpp", "llama.cpp:kv=q8_0", "vllm", "transformers")
+DEFAULT_SIDES = ("quire", "llama.cpp", "ik_llama.cpp", "vllm", "transformers")
 IMPORT_TIMEOUT_S = 120
 
 
@@ -46,6 +46,7 @@ KINDS = {
     "quire": Kind("benchmarks.sides.quire", "quire", None, "gguf"),
     "parent": Kind("benchmarks.sides.quire", "quire", "parent_python", "gguf"),
     "llama.cpp": Kind("benchmarks.sides.llama_cpp", "llama_cpp", "llama_cpp_python", "gguf"),
+    "ik_llama.cpp": Kind("benchmarks.sides.ik_llama_cpp", "ik_llama_cpp", "ik_llama_cpp_python", "gguf"),
     "vllm": Kind("benchmarks.sides.vllm", "vllm", "vllm_python", "bf16"),
     "transformers": Kind("benchmarks.sides.transformers", "transformers", None, "bf16"),
 }

@@ -149,7 +149,7 @@ def measured_table(model: str, times: StepTimes, config: SchedulerConfig, rates:
         with confined(number):
             server = ServerProcess(quire_serve(model, "--max-model-len", "2048", *parallel, name="simulated"))
         try:
-            endpoint = Endpoint.parse(server.url, "/v1/chat/completions")
+            endpoint = Endpoint(server.url, "/v1/chat/completions")
             bodies = Bodies("simulated", 100, CHAT["num_generated"], seed=1, temperature=0)
             put_load(endpoint, Load(concurrency=2 * number), bodies.take(8 * number), seed=1)
             for rate in (number * rate for rate in rates):

@@ -2,8 +2,10 @@
 
     → {"op": "load", "model": GGUF file or directory, "num_threads": 2, "max_num_seqs": 64, "max_model_len": 2112,
        "options": {…}}
-    ← {"seconds": 1.2, "version": "…", "settings": {…}}
-    → {"op": "measure", "prompts": [[token id, …] per stream], "num_generated": 64}
+    ← {"seconds": 1.2, "version": "…", "settings": {…}, "has_alternatives": true}
+    → {"op": "alternatives", "num_streams": 8, "num_prompt": 128, "num_generated": 64}     optional
+    ← {"alternatives": [{"kv": "q8_0"}, …]}                   settings that may be faster in such a case
+    → {"op": "measure", "prompts": [[token id, …] per stream], "num_generated": 64, "settings": {"kv": "q8_0"}}
     ← {"seconds": 0.9, "tokens": 504, "token_ids": [[…] per stream]}
     → {"op": "logits", "token_ids": […], "path": "x.npy"}     ← {}      float32 [T, V] is written to the path
     ← {"error": "…"}                                          instead of any answer
@@ -99,6 +101,7 @@ def serve(make_side: Callable[[dict[str, Any]], Side]) -> None:
                 side = make_side(request)
                 seconds = time.perf_counter() - started
                 answer = {"seconds": seconds, "version": side.version, "settings": side.settings}
+                answer["has_alternatives"] = hasattr(side, "alternatives")
             else:
                 assert side is not None, "nothing is loaded"
                 answer = _answer(side, request)
@@ -110,7 +113,8 @@ def serve(make_side: Callable[[dict[str, Any]], Side]) -> None:
 
 def _answer(side: Any, request: dict[str, Any]) -> dict[str, Any]:
     if request["op"] == "measure":
-        timing: Timing = side.measure(request["prompts"], request["num_generated"])
+        chosen = {"settings": request["settings"]} if request.get("settings") else {}
+        timing: Timing = side.measure(request["prompts"], request["num_generated"], **chosen)
         return {"seconds": timing.seconds, "tokens": timing.tokens, "token_ids": timing.token_ids}
     if request["op"] == "logits":
         import numpy

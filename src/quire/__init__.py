@@ -12,14 +12,18 @@ during that time shows a traceback."""
 if TYPE_CHECKING:
     from typing import Any
 
-    from quire.engine.async_llm import AsyncLLM
-    from quire.engine.llm import LLM
-    from quire.engine.llm_engine import LLMEngine
-    from quire.errors import QuireError
-    from quire.models.registry import ModelRegistry
-    from quire.outputs import CompletionOutput, PoolingRequestOutput, RequestOutput
-    from quire.sampling_params import BeamSearchParams, PoolingParams, SamplingParams
-    from quire.structured_outputs import StructuredOutputsParams
+    from quire.engine.async_llm import AsyncLLM as AsyncLLM
+    from quire.engine.llm import LLM as LLM
+    from quire.engine.llm_engine import LLMEngine as LLMEngine
+    from quire.errors import QuireError as QuireError
+    from quire.models.registry import ModelRegistry as ModelRegistry
+    from quire.outputs import CompletionOutput as CompletionOutput
+    from quire.outputs import PoolingRequestOutput as PoolingRequestOutput
+    from quire.outputs import RequestOutput as RequestOutput
+    from quire.sampling_params import BeamSearchParams as BeamSearchParams
+    from quire.sampling_params import PoolingParams as PoolingParams
+    from quire.sampling_params import SamplingParams as SamplingParams
+    from quire.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
 
 __version__ = "0.1.0"
 
@@ -38,21 +42,7 @@ _LAZY = {
     "RequestOutput": "quire.outputs",
 }
 
-__all__ = [
-    "LLM",
-    "AsyncLLM",
-    "BeamSearchParams",
-    "CompletionOutput",
-    "LLMEngine",
-    "ModelRegistry",
-    "PoolingParams",
-    "PoolingRequestOutput",
-    "QuireError",
-    "RequestOutput",
-    "SamplingParams",
-    "StructuredOutputsParams",
-    "__version__",
-]
+__all__ = ["__version__", *_LAZY]
 
 
 def __getattr__(name: str) -> "Any":

@@ -141,8 +141,8 @@ class EngineOptions:
     max_num_events: int = option(65536, "length of the event log's ring buffer", group="debug")
 
     def __post_init__(self) -> None:
-        _check_numbers(self)
         _check_types(self)
+        _check_numbers(self)
         for item in fields(self):
             value, choices = getattr(self, item.name), item.metadata["choices"]
             if choices and value is not None and value not in choices:
@@ -364,6 +364,8 @@ def canonical_dtype(name: str) -> str | None:
     return full if full in DTYPES else None
 
 
+NOT_POSITIVE = frozenset({"seed", "data_parallel_rank", "long_prefill_token_threshold", "max_logprobs"})
+"""Integers that may be 0 or below."""
 _NOUNS = {str: "text", bool: "true or false", int: "an integer", Mapping: "a mapping"}
 
 
@@ -373,24 +375,16 @@ def _check_types(options: EngineOptions) -> None:
         kind, *others = [get_origin(kind) or kind for kind in get_args(hint) or (hint,)]
         if kind is float or (value is None and others):
             continue  # `_check_numbers` has the limits of numbers
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        is_of_kind = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+        if kind is int and name not in NOT_POSITIVE and not (is_of_kind and value >= 1):
+            raise ConfigError(f"{name}={value!r} is not a positive integer")
+        if not is_of_kind:
             raise ConfigError(f"{name}={value!r} is not {_NOUNS[kind]}{' or None' if others else ''}")
     if not all(isinstance(key, str) for key in options.hf_overrides or ()):
         raise ConfigError(f"hf_overrides={options.hf_overrides!r} must have the names of config.json's fields as keys")
 
 
 def _check_numbers(options: EngineOptions) -> None:
-    for name in (
-        "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes",
-        "num_blocks_override", "max_num_partial_prefills", "max_long_partial_prefills", "max_num_waiting",
-        "multi_step_decode", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "max_num_events",
-        "kv_disk_bytes",
-    ):  # fmt: skip
-        value = getattr(options, name)
-        if value is None:
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(f"{name}={value!r} is not a positive integer")
     for name in ("long_prefill_token_threshold", "sjf_ageing_tokens_per_s"):
         value = getattr(options, name)
         if not _is_number(value) or not 0 <= value < math.inf:

@@ -27,28 +27,33 @@ MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"
 class SamplingParams:
     """Sampling and stop rules of one request.
 
-    Fields:
-        n: completions per prompt, 1..16384; they share the prompt's KV blocks.
-        temperature: [0, 2]; 0 is greedy.
-        top_p: (0, 1]. Keeps the smallest set of most probable tokens that reaches this probability.
-        top_k: 0 or -1 is off.
-        min_p: [0, 1]. Drops tokens below `min_p` times the largest probability.
-        seed: draws depend on (seed, position) only. None: chosen by the engine.
-        max_tokens: tokens to generate at most; None: up to the context length.
-        min_tokens: EOS and stop tokens are masked before this number of generated tokens.
-        stop: strings that end the text. stop_token_ids: tokens that end the text.
-        include_stop_str_in_output: keep the stop string in the text.
-        ignore_eos: EOS does not end the text.
-        presence_penalty, frequency_penalty: [-2, 2], on generated tokens.
-        repetition_penalty: > 0, on prompt and generated tokens.
-        logprobs, prompt_logprobs: log-probabilities per position in addition to the token itself; -1: all.
-        logit_bias: token id -> value in [-100, 100] added to its logit.
-        bad_words: strings that must not be generated.
-        allowed_token_ids: the only tokens that may be generated.
-        structured_outputs: the schema, regex or grammar that the text must follow. EOS and stop tokens are allowed
-            when the text is complete. When it cannot be continued, only they are allowed: with `ignore_eos` or before
-            `min_tokens` they repeat until the request ends. A text cut by `max_tokens` or `stop` may be incomplete.
-        skip_special_tokens: removes special tokens from the text. detokenize: False returns token ids only.
+    Fields, of which the first sentence is the help of the command line's flag:
+        n: completions of the prompt, at most 16384; they share its KV blocks.
+        presence_penalty: in [-2, 2]: lowers tokens that were generated at all.
+        frequency_penalty: in [-2, 2]: lowers tokens by how often they were generated.
+        repetition_penalty: above 0: divides the logits of tokens seen, prompt included.
+        temperature: in [0, 2]; 0 is greedy.
+        top_p: in (0, 1]: keep the likeliest tokens that together reach it.
+        top_k: keep the k likeliest tokens; 0 and -1 are off.
+        min_p: in [0, 1]: drop tokens below this share of the likeliest.
+        seed: seed of the draws; they depend on it and the position only. None: chosen by the engine.
+        stop: text that ends the answer.
+        stop_token_ids: token id that ends the answer.
+        bad_words: text that must not be generated.
+        include_stop_str_in_output: keep the stop text in the answer.
+        ignore_eos: do not stop at the end-of-sequence token.
+        max_tokens: tokens to generate at most. None: up to the context length.
+        min_tokens: tokens to generate at least. Until then EOS and stop tokens are masked.
+        logprobs: log-probabilities per token beside its own, in --json; -1: whole vocabulary.
+        prompt_logprobs: the same for prompt tokens.
+        detokenize: turn token ids into text.
+        skip_special_tokens: leave special tokens out of the text.
+        logit_bias: add a bias in [-100, 100] to a token's logit.
+        allowed_token_ids: generate nothing but this token id.
+        structured_outputs: structure of the answer, such as {"json": {…}}, {"regex": "…"} or {"choice": ["…"]}. EOS and
+            stop tokens are allowed when the text is complete. When it cannot be continued, only they are allowed: with
+            `ignore_eos` or before `min_tokens` they repeat until the request ends. A text cut by `max_tokens` or `stop`
+            may be incomplete.
 
     Raises: InvalidParameterError.
     """

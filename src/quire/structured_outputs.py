@@ -127,46 +127,27 @@ def _choices(choices: Any) -> tuple[str, ...]:
 
 def _schema_text(schema: Any) -> str:
     """Return a schema as compact JSON with its keys in order: properties are generated in this order."""
-    parsed = _parse_schema(schema) if isinstance(schema, str) else schema
-    if not isinstance(parsed, Mapping):
-        raise InvalidParameterError(_path("json"), schema, "a JSON Schema: a JSON object")
-    _check_depth(parsed, schema)
+    too_deep = f"nested at most {MAX_SCHEMA_DEPTH} levels deep"
+    if isinstance(schema, str):
+        _check_text("json", schema)
     try:
+        parsed = json.loads(schema) if isinstance(schema, str) else schema
+        if not isinstance(parsed, Mapping):
+            raise InvalidParameterError(_path("json"), schema, "a JSON Schema: a JSON object")
         text = json.dumps(parsed, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        _check_size("json", text, schema)
+        if _depth(parsed) > MAX_SCHEMA_DEPTH:
+            raise InvalidParameterError(_path("json"), schema, too_deep)
+    except RecursionError:
+        # Python cannot write a value that deep either.
+        shown = schema if isinstance(schema, str) else type(schema).__name__
+        raise InvalidParameterError(_path("json"), shown, too_deep) from None
     except (TypeError, ValueError) as error:
         raise InvalidParameterError(_path("json"), schema, f"a schema of JSON values ({error})") from None
-    _check_size("json", text, schema)
     return text
 
 
-def _parse_schema(text: str) -> Any:
-    _check_text("json", text)
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise _too_deep(text) from None
-    except ValueError as error:
-        raise InvalidParameterError(_path("json"), text, f"JSON ({error})") from None
-
-
-def _check_depth(schema: Mapping[str, Any], shown: Any) -> None:
-    """Check the depth without recursion, in bounded time also for parts that are shared many times."""
-    waiting: list[tuple[Any, int]] = [(schema, 1)]
-    num_parts = 0
-    while waiting:
-        value, depth = waiting.pop()
-        if depth > MAX_SCHEMA_DEPTH:
-            raise _too_deep(shown)
-        inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-        num_parts += len(inner)
-        if num_parts > MAX_TEXT_BYTES:
-            raise InvalidParameterError(
-                _path("json"), f"over {MAX_TEXT_BYTES} parts", f"at most {MAX_TEXT_BYTES} bytes"
-            )
-        waiting.extend((item, depth + 1) for item in inner)
-
-
-def _too_deep(shown: Any) -> InvalidParameterError:
-    # Python cannot write a value that deep either.
-    value = shown if isinstance(shown, str) else type(shown).__name__
-    return InvalidParameterError(_path("json"), value, f"nested at most {MAX_SCHEMA_DEPTH} levels deep")
+def _depth(value: Any) -> int:
+    """Return the levels of objects and lists within each other."""
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else None
+    return 0 if inner is None else 1 + max(map(_depth, inner), default=0)

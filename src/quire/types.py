@@ -11,6 +11,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 from quire.events import OpTime
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.transfers import Transfer, TransferReport
@@ -30,15 +32,11 @@ class RequestStatus(enum.Enum):
     FINISHED_ABORTED = "abort"
     FINISHED_ERROR = "error"
 
-    @property
-    def is_finished(self) -> bool:
+    def __init__(self, word: str) -> None:
+        self.is_finished = word not in ("waiting", "running", "preempted")
         """True if no more tokens will come."""
-        return self.name.startswith("FINISHED")
-
-    @property
-    def finish_reason(self) -> str | None:
+        self.finish_reason = word if self.is_finished else None
         """OpenAI's word for a finished status; None while unfinished."""
-        return self.value if self.is_finished else None
 
 
 @dataclass(slots=True, eq=False)
@@ -152,8 +150,7 @@ def find_stop(
 # --- One step ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class BlockTableUpdate:
+class BlockTableUpdate(msgspec.Struct, frozen=True):
     """For one request and group: entries from `start` on are now `block_ids`, and the table ends there.
 
     An append has `start` = old length; copy-on-write replaces the last entry; a window that moved on rewrites entries
@@ -164,8 +161,7 @@ class BlockTableUpdate:
     block_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class NewRequest:
+class NewRequest(msgspec.Struct, frozen=True):
     """Everything that the executor must know of a request that is new to it, or returns after preemption."""
 
     request_id: str
@@ -183,8 +179,7 @@ class NewRequest:
     """The scheduler sends the next token; the token that the executor yields is not the sequence's."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledRequest:
+class ScheduledRequest(msgspec.Struct, frozen=True):
     """A request's share of a step: `num_tokens` tokens from position `num_computed_tokens` on are computed.
 
     The executor remembers the tokens that it yields, so a step may be scheduled before steps in flight have yielded its
@@ -208,8 +203,7 @@ class ScheduledRequest:
     draft_token_ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerOutput:
+class SchedulerOutput(msgspec.Struct, frozen=True):
     """The work of one step. Self-contained: replaying the same outputs in order gives the same tokens."""
 
     step_id: int
@@ -231,9 +225,12 @@ class SchedulerOutput:
         """Tokens computed in the first forward pass."""
         return sum([item.num_tokens for item in self.scheduled])
 
+    def with_op_times(self) -> "SchedulerOutput":
+        """Return the same step with `times_ops`."""
+        return msgspec.structs.replace(self, times_ops=True)
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
+
+class TokenLogprobs(msgspec.Struct, frozen=True):
     """Log-probabilities at one position: the token itself first, then the likeliest others, best first.
 
     `ranks` are 1-based and counted over the whole vocabulary."""
@@ -243,8 +240,7 @@ class TokenLogprobs:
     ranks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RequestResult:
+class RequestResult(msgspec.Struct, frozen=True):
     """The result of one step for one request."""
 
     request_id: str
@@ -260,8 +256,7 @@ class RequestResult:
     error_code: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(msgspec.Struct, frozen=True):
     """The results of one step, in the order of `SchedulerOutput.scheduled`; requests without any result are absent."""
 
     step_id: int
@@ -275,7 +270,7 @@ class StepResult:
     transfers: TransferReport | None = None
 
 
-class SequenceUpdate(NamedTuple):
+class SequenceUpdate(msgspec.Struct, frozen=True):
     """A request's progress by one step: result, appended tokens, and the position up to which the step computed."""
 
     request: Request

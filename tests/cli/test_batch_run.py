@@ -1,5 +1,6 @@
 """Concurrent requests, busy servers, broken connections and servers that go away."""
 
+import asyncio
 import threading
 from collections import Counter
 from pathlib import Path
@@ -33,7 +34,8 @@ def run_against(url: str, source: Path, target: Path, *, concurrency: int = 4, m
     counts = BatchCounts(len(requests))
     with AnswerFile(target) as answers:
         pending = [request for request in requests if request.custom_id not in answers.done]
-        BatchRun(answers, counts, concurrency, max_retries=3).run(pending, client_settings(url), model)
+        run = BatchRun(answers, counts, concurrency, max_retries=3)
+        asyncio.run(run.send(pending, client_settings(url), model))
     return counts
 
 

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -63,10 +64,13 @@ def test_rm_with_yes_by_name_or_origin(cached: list[CachedModel]) -> None:
 def test_rm_asks_on_a_terminal(
     answer: str, left: int, cached: list[CachedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from quire.cli import models
+    class OnTerminal:
+        stdin = SimpleNamespace(isatty=lambda: True)
 
-    terminal = SimpleNamespace(isatty=lambda: True)
-    monkeypatch.setattr(models, "sys", SimpleNamespace(stdin=terminal, stderr=sys.stderr))
+        def __getattr__(self, name: str) -> Any:
+            return getattr(sys, name)
+
+    monkeypatch.setattr("quire.cli.output.sys", OnTerminal())
     result = call("rm", "smollm2", stdin=answer)
     assert result.exit_code == 0
     assert "Remove" in result.stderr

@@ -12,13 +12,14 @@ a server that was started with this folder on PYTHONPATH.
 | `slow-step:ms=M` | each step takes M milliseconds longer |
 """
 
-import dataclasses
 import logging
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from quire.text.tokenizer import Tokenizer
 from quire.types import RequestResult, SchedulerOutput, StepResult
@@ -108,10 +109,10 @@ class FaultyExecutor:
         if not raises or self._num_raised % 2 == 0:
             # One iteration: faults are counted in steps, and a fatal token must be seen before it is computed.
             scheduled = [
-                dataclasses.replace(item, max_new_tokens=min(item.max_new_tokens, 1 + len(item.draft_token_ids)))
+                msgspec.structs.replace(item, max_new_tokens=min(item.max_new_tokens, 1 + len(item.draft_token_ids)))
                 for item in output.scheduled
             ]
-            self._executor.submit(dataclasses.replace(output, scheduled=tuple(scheduled)))
+            self._executor.submit(msgspec.structs.replace(output, scheduled=tuple(scheduled)))
             result = self._executor.collect()
         if raises:
             raise InjectedError("QUIRE_FAULTS: this step raises")
@@ -159,7 +160,7 @@ class FaultyExecutor:
             RequestResult(item.request_id, error=NAN_ERROR) if item.request_id in damaged else item
             for item in result.results
         )
-        return dataclasses.replace(result, results=results)
+        return msgspec.structs.replace(result, results=results)
 
 
 class FaultyTokenizer(Tokenizer):

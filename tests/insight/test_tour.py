@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from quire.cli.output import Output
@@ -109,12 +110,12 @@ class Changing:
     def collect(self) -> StepResult:
         result = self._executor.collect()
         changed = [
-            replace(item, token_ids=tuple(token_id ^ 1 for token_id in item.token_ids))
+            msgspec.structs.replace(item, token_ids=tuple(token_id ^ 1 for token_id in item.token_ids))
             if item.request_id == self._request_id
             else item
             for item in result.results
         ]
-        return replace(result, results=tuple(changed))
+        return msgspec.structs.replace(result, results=tuple(changed))
 
 
 def test_different_tokens_are_said(loaded: Loaded) -> None:

@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any, cast
 
+import msgspec
 import pytest
 import torch
 
@@ -192,7 +193,7 @@ def test_step_sums_twice_a_layer_and_once_for_the_embedding() -> None:
     scheduler = Scheduler(config.scheduler)
     for request in requests(temperature=1.0):
         scheduler.add_request(request)
-    ranks.submit(replace(output := scheduler.schedule(), times_ops=True))
+    ranks.submit(msgspec.structs.replace(output := scheduler.schedule(), times_ops=True))
     names = Counter(op.name for op in ranks.collect().op_times if op.name.startswith("All"))
     rows, width, num_layers = sum(LENGTHS), config.model.hidden_size, 3
     sums, gathers = 2 * num_layers + 1, 1

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -75,7 +76,7 @@ def joined(items: list[RequestResult]) -> list[RequestResult]:
             prompt_logprobs = item.prompt_logprobs if index == 0 else ()
             found.append(RequestResult(item.request_id, (token_id,), item.logprobs[index : index + 1], prompt_logprobs))
         if not item.token_ids or item.error is not None:
-            found.append(dataclasses.replace(item, token_ids=(), logprobs=()))
+            found.append(msgspec.structs.replace(item, token_ids=(), logprobs=()))
     return found
 
 
@@ -196,7 +197,7 @@ def test_empty_step_and_unknown_request() -> None:
     runtime.scheduler.add_request(make_request("a", prompt(0, 4)))
     output = runtime.scheduler.schedule()
     with pytest.raises(EngineError, match="never told"):
-        runtime.execute(dataclasses.replace(output, new_requests=()))
+        runtime.execute(msgspec.structs.replace(output, new_requests=()))
 
 
 BREAKING_POINTS = [
@@ -251,7 +252,7 @@ def test_a_step_that_breaks_off_anywhere_is_made_good(point: str, is_late: bool)
     assert found["vector"][0].embedding == expected["vector"][0].embedding
     # A request that comes back reports its prompt again.
     for items in (found, expected):
-        items["a"] = [dataclasses.replace(item, prompt_logprobs=()) for item in items["a"] if item.token_ids]
+        items["a"] = [msgspec.structs.replace(item, prompt_logprobs=()) for item in items["a"] if item.token_ids]
     assert {**found, "vector": []} == {**expected, "vector": []}
     runtime.run(make_request("b", [1], 1))
     assert len(runtime.runner.states.by_id) == 1

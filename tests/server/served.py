@@ -16,7 +16,7 @@ import uvicorn
 
 from quire.config import EngineOptions
 from quire.engine.process.child import Channel, EngineLoop
-from quire.engine.process.client import EngineClient, _EngineProtocol
+from quire.engine.process.client import EngineClient
 from quire.engine.process.messages import Ready
 from quire.errors import EngineDeadError
 from quire.server.connection import Connection
@@ -54,7 +54,7 @@ class ThreadedEngineClient(EngineClient):
         self._thread = threading.Thread(target=work, daemon=True)
         self._thread.start()
         event_loop = asyncio.get_running_loop()
-        self._transport, _ = await event_loop.create_connection(lambda: _EngineProtocol(self), sock=ours)
+        self._transport, _ = await event_loop.create_connection(lambda: self, sock=ours)
         self.last_heard_s = event_loop.time()
         self.ready = Ready(self.engine.config, {})
 

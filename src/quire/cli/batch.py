@@ -3,18 +3,12 @@
 Next to read: `batch_files.py`, `batch_run.py`.
 """
 
+import asyncio
 import contextlib
 import dataclasses
-import os
-import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Iterator
-from multiprocessing.connection import Connection
+from collections.abc import AsyncIterator
 from pathlib import Path
-from socket import socketpair
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -27,7 +21,8 @@ from quire.cli.output import Output, format_seconds
 from quire.cli.progress import show_progress, status_line
 from quire.cli.server_client import ServerAnswerError, ServerClient, client_settings, find_model
 from quire.config import EngineOptions
-from quire.errors import EngineDeadError, ModelNotFoundError, QuireError
+from quire.errors import ModelNotFoundError
+from quire.server.options import ServerOptions
 from quire.weights.sources import resolve_source
 
 if TYPE_CHECKING:
@@ -37,7 +32,6 @@ EXAMPLES = (
     "quire batch in.jsonl -o out.jsonl",
     "quire batch in.jsonl -o out.jsonl --url http://127.0.0.1:8000 --concurrency 64",
 )
-STOP_S = 10.0
 
 
 @verb("batch", EXAMPLES)
@@ -83,12 +77,24 @@ def batch_command(
             answers, counts, concurrency, max_retries,
             lambda: show("", progress_text(counts, time.monotonic() - start_s)),
         )  # fmt: skip
-        if all(request.problem for request in pending):
-            run.run(pending)  # nothing to send: no server is needed
-        else:
-            with contextlib.nullcontext(url) if url is not None else own_server(options, output) as where:
-                model = options.model if url is None else _default_model(where, chosen.get("model"))
-                run.run(pending, client_settings(where, read_s=timeout_s), model)
+
+        needs_server = any(request.problem is None for request in pending)
+
+        async def answer() -> None:
+            if not needs_server:
+                await run.send(pending)
+            elif url is not None:
+                model = _default_model(url, chosen.get("model"))
+                await run.send(pending, client_settings(url, read_s=timeout_s), model)
+            else:
+                async with own_server(options) as where:
+                    await run.send(pending, client_settings(where, read_s=timeout_s), options.model)
+
+        if url is None and needs_server:
+            with show_progress(output) as progress:
+                resolve_source(options.model, revision=options.revision, progress=progress)
+            output.detail(f"starting a server of {options.model}")
+        asyncio.run(answer())
     _report(output, counts, target)
     if counts.num_failed:
         ctx.exit(int(ExitCode.CHECK_FAILED))
@@ -118,61 +124,30 @@ def _default_model(url: str, named: str | None) -> str | None:
             return None
 
 
-@contextlib.contextmanager
-def own_server(options: EngineOptions, output: Output) -> Iterator[str]:
-    """Fetch the model and yield the URL of a server of it, on a free port, in a child process that ends with this one.
+@contextlib.asynccontextmanager
+async def own_server(options: EngineOptions) -> AsyncIterator[str]:
+    """Yield the URL of a server of the model, on a free port, in this event loop; its engine is a process of its own.
 
-    The child has a session of its own: Ctrl-C on the terminal reaches only this process, which writes the answers it
-    has and then ends the child. Raises: ConfigError, ModelError, CapacityError, EngineDeadError.
+    Raises: ConfigError, ModelError, CapacityError, EngineDeadError.
     """
-    with show_progress(output) as progress:
-        resolve_source(options.model, revision=options.revision, progress=progress)
-    output.detail(f"starting a server of {options.model}")
-    ours, theirs = socketpair()
-    with theirs:
-        code = f"from quire.cli.batch import serve_until_closed; serve_until_closed({theirs.fileno()})"
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-c", code], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )  # fmt: skip
-    with Connection(ours.detach()) as connection:
+    from quire.server.registration import registered
+    from quire.server.run import Service, bind, model_server, prepare_process, url_of
+
+    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    server_options = ServerOptions(port=0, drain_timeout_s=0)
+    prepare_process(server_options)
+    name = server_options.model_name(options)
+    with bind(server_options.host, server_options.port) as listener, registered(url_of(listener), name):
+        build = model_server({name: options}, server_options)
+        service = Service(listener, build, signals=())
+        serving = asyncio.create_task(service.run(ready.set_result))
         try:
-            try:
-                connection.send(options)
-                found = connection.recv()
-            except (EOFError, OSError):
-                raise EngineDeadError("the server of the batch ended before it was ready") from None
-            if isinstance(found, QuireError):
-                raise found
-            yield found
+            await asyncio.wait((serving, ready), return_when=asyncio.FIRST_COMPLETED)
+            if ready.done():
+                yield ready.result()
         finally:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_S)
-            process.kill()
-            process.wait()
-
-
-def serve_until_closed(descriptor: int) -> None:
-    """Serve in the child process: receives the options, sends the URL or the error, ends with the connection."""
-    from quire.server.options import ServerOptions
-    from quire.server.run import serve
-
-    connection = Connection(descriptor)
-    options = connection.recv()
-    threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
-    try:
-        serve(options, ServerOptions(port=0, drain_timeout_s=0), on_ready=connection.send)
-    except QuireError as error:
-        with contextlib.suppress(OSError):
-            connection.send(error)
-
-
-def _end_with(connection: Connection) -> None:
-    """Stop when the parent dies."""
-    with contextlib.suppress(EOFError, OSError):
-        connection.recv()
-    os.kill(os.getpid(), signal.SIGTERM)
+            service.stop()
+            await serving
 
 
 def progress_text(counts: "BatchCounts", passed_s: float) -> str:

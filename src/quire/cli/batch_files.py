@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import stat
 import sys
 import uuid
@@ -21,7 +22,6 @@ from typing import Any, BinaryIO
 
 from quire.errors import QuireError
 
-MAX_LINE_BYTES = 64 << 20
 MAX_NAMED = 5
 STDIN = "-"
 ID_PREFIX = "batch_req_"
@@ -111,11 +111,7 @@ def _parsed_lines(file: BinaryIO, name: str) -> Iterator[BatchRequest]:
         # A device such as /dev/zero never ends.
         if stat.S_ISCHR(os.fstat(file.fileno()).st_mode) and not file.isatty():
             raise BatchFileError(f"{name} is neither a file nor a pipe: give a file of requests, or pipe them in")
-    number = 0
-    while data := file.readline(MAX_LINE_BYTES):
-        number += 1
-        if len(data) == MAX_LINE_BYTES and not data.endswith(b"\n"):
-            raise BatchFileError(f"{name}: line {number} is longer than {MAX_LINE_BYTES >> 20} MiB")
+    for number, data in enumerate(file, 1):
         if data.strip():
             yield _parse(number, data)
 
@@ -188,8 +184,12 @@ class AnswerFile:
         self.done: dict[str, str | None] = {}
         """The custom_ids that have succeeded, and the digests of their requests; None from another program."""
         self._path = path
+        with contextlib.suppress(OSError):
+            # A device may never end, and a pipe cannot be read again.
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise BatchFileError(f"{path} is not a file: the answers are kept for the next run")
         try:
-            self._descriptor = self._open()
+            self._file = self._opened()
         except OSError as error:
             raise BatchFileError(f"{path} cannot be written: {error.strerror}") from None
 
@@ -197,7 +197,7 @@ class AnswerFile:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        os.close(self._descriptor)
+        self._file.close()
 
     def check_unchanged(self, requests: Iterable[BatchRequest]) -> None:
         """Raises: BatchFileError if OUT answers another request with the same custom_id."""
@@ -217,41 +217,42 @@ class AnswerFile:
     def write(self, line: Line) -> None:
         """Append one line, or nothing. Raises: BatchWriteError, e.g. if the disk is full."""
         data = json.dumps(line, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
-        length = os.fstat(self._descriptor).st_size
+        length = os.fstat(self._file.fileno()).st_size
         try:
             while data:
-                data = data[os.write(self._descriptor, data) :]
+                data = data[self._file.write(data) :]
         except OSError as error:
             with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, length)
+                self._file.truncate(length)
             raise BatchWriteError(
                 f"{self._path} cannot be written: {error.strerror}; the answers in it are kept: when there is "
                 "room, the same command goes on"
             ) from None
 
-    def _open(self) -> int:
-        with contextlib.suppress(OSError):
-            # A device may never end, and a pipe cannot be read again.
-            if not stat.S_ISREG(os.stat(self._path).st_mode):
-                raise BatchFileError(f"{self._path} is not a file: the answers are kept for the next run")
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    def _opened(self) -> BinaryIO:
+        """Return OUT, locked and with nothing but successes in it."""
+        file = self._locked()
+        lines = self._path.read_bytes().splitlines(keepends=True)
+        kept = self._successes(lines)
+        if kept == lines:
+            return file
+        path = self._path.resolve()  # a link stays a link
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise BatchFileError(f"{self._path} is being written by another batch") from None
-            if not os.path.samestat(os.fstat(descriptor), os.stat(self._path)):
-                raise BatchFileError(f"{self._path} has just been replaced by another batch")
-            with os.fdopen(os.dup(descriptor), "rb") as file:
-                lines = file.readlines()
-            kept = self._successes(lines)
-            replacement = descriptor if kept == lines else self._replace(kept, os.fstat(descriptor).st_mode & 0o777)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        if replacement != descriptor:
-            os.close(descriptor)
-        return replacement
+            temporary.write_bytes(b"".join(kept))
+            shutil.copymode(path, temporary)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return self._locked()
+
+    def _locked(self) -> BinaryIO:
+        file = self._path.open("ab", buffering=0)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BatchFileError(f"{self._path} is being written by another batch") from None
+        return file
 
     def _successes(self, lines: list[bytes]) -> list[bytes]:
         """Return the lines to keep and note them in `done`. Raises: BatchFileError for a line of another file."""
@@ -271,20 +272,3 @@ class AnswerFile:
                 self.done[str(line["custom_id"])] = match[1] if match else None
                 kept.append(data.rstrip(b"\n") + b"\n")
         return kept
-
-    def _replace(self, lines: list[bytes], mode: int) -> int:
-        """Write the lines to a new file and rename it to OUT. Returns: its locked descriptor."""
-        path = Path(os.path.realpath(self._path))  # a link stays a link
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, mode)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            with os.fdopen(os.dup(descriptor), "wb") as file:
-                file.writelines(lines)
-            os.fsync(descriptor)
-            os.replace(temporary, path)
-        except BaseException:
-            os.close(descriptor)
-            temporary.unlink(missing_ok=True)
-            raise
-        return descriptor

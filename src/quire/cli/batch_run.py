@@ -64,22 +64,19 @@ class BatchRun:
         self._model: str | None = None
         self._has_json = False
 
-    def run(
+    async def send(
         self, requests: list[BatchRequest], settings: Mapping[str, Any] | None = None, model: str | None = None
     ) -> None:
         """Send every request. `settings`: of the HTTP client; `model`: of bodies that name none.
 
-        OUT is valid after each exception, too. Raises: ServerUnreachableError, BatchWriteError, KeyboardInterrupt.
+        OUT is valid after each exception, too. Raises: ServerUnreachableError, BatchWriteError.
         """
-        self._model = model
-        asyncio.run(self._run(iter(requests), settings or {}))
-
-    async def _run(self, requests: Iterator[BatchRequest], settings: Mapping[str, Any]) -> None:
+        self._model, waiting = model, iter(requests)
         limits = httpx2.Limits(max_connections=self._concurrency, max_keepalive_connections=self._concurrency)
         try:
-            async with httpx2.AsyncClient(**settings, limits=limits) as client, asyncio.TaskGroup() as workers:
+            async with httpx2.AsyncClient(**(settings or {}), limits=limits) as client, asyncio.TaskGroup() as workers:
                 for _ in range(self._concurrency):
-                    workers.create_task(self._work(client, requests))
+                    workers.create_task(self._work(client, waiting))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
 

@@ -17,7 +17,7 @@ from quire import __version__
 from quire.cli.bench_cases import BenchCase, Measurement, bench_cases, measure, random_prompts
 from quire.cli.command import option, output_of, verb
 from quire.cli.options import OF_REPLICAS, chosen_options, option_flags
-from quire.cli.output import Output, format_count
+from quire.cli.output import Output, format_count, padded
 from quire.cli.session import open_engine
 from quire.cli.values import LENGTHS
 from quire.config import EngineConfig, EngineOptions
@@ -181,11 +181,7 @@ class _Report:
 
     def _line(self, cells: Sequence[str]) -> None:
         if not self._output.json:
-            padded = [
-                cell.rjust(width) if index in (1, 4, 6, 7) else cell.ljust(width)
-                for index, (cell, width) in enumerate(zip(cells, self._widths, strict=True))
-            ]
-            self._output.result("| " + " | ".join(padded) + " |")
+            self._output.result("| " + " | ".join(padded(cells, self._widths, (1, 4, 6, 7))) + " |")
 
 
 def _speed(measurement: Measurement) -> str:

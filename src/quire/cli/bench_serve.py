@@ -20,6 +20,7 @@ from quire.cli.server_client import (
     Answer,
     ServerAnswerError,
     ServerClient,
+    ServerUnreachableError,
     api_key,
     find_model,
     find_url,
@@ -112,7 +113,7 @@ def bench_serve_command(
     if sweep and not slo:
         raise click.UsageError('--sweep needs limits to hold: --slo "ttft_p95<500ms"')
     url = find_url(url)
-    endpoint = Endpoint.parse(url, CHAT_PATH, api_key())
+    endpoint = Endpoint(url, CHAT_PATH, api_key())
     if model is None:
         with ServerClient(url) as client:
             model = find_model(client, None).name
@@ -153,6 +154,8 @@ def bench_serve_command(
 def _refusal(answer: Answer) -> QuireError:
     """Return the error of a warm-up request without text."""
     reason = answer.error or "it sent no text"
+    if not answer.status:
+        return ServerUnreachableError(f"no HTTP server answers there: {reason}")
     if answer.status == 200:
         return ServerAnswerError(200, f"the server does not answer: {reason}", "no_answer")
     return ServerAnswerError.of(answer.status, reason.encode())

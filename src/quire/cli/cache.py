@@ -1,7 +1,6 @@
 """`quire cache ls`, `verify` and `clear`: directories of `--kv-disk`. Next to read: `../runtime/block_files.py`."""
 
 import contextlib
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,11 +70,9 @@ def cache_clear_command(directory: Path, yes: bool) -> None:
     output = output_of()
     files = [file for found in _read(directory).values() for file in found]
     num_bytes = sum(file.num_bytes for file in files)
-    if files and not yes:
-        if not sys.stdin.isatty():
-            raise click.UsageError(f"deleting {len(files)} KV blocks needs --yes where nobody can be asked")
-        if not click.confirm(f"Delete {len(files)} KV blocks ({format_bytes(num_bytes)}) in {directory}?", err=True):
-            return
+    question = f"Delete {len(files)} KV blocks ({format_bytes(num_bytes)}) in {directory}?"
+    if files and not yes and not output.confirm(f"deleting {len(files)} KV blocks", question):
+        return
     for file in files:
         file.path.unlink(missing_ok=True)
     if output.json:

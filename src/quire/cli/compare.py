@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from quire.cli.command import option, output_of, verb
-from quire.cli.output import open_file
 from quire.cli.values import BYTES, LENGTH
 
 EXAMPLES = (
@@ -54,9 +53,7 @@ def compare_command(name: str, pool: int | None, svg: str | None, html: str | No
     comparison = run(name, Settings(pool_bytes=pool, **values), show)
     for option_name, path, draw in (("--svg", svg, svg_image), ("--html", html, html_page)):
         if path is not None:
-            with open_file(option_name, path) as file:
-                file.write(draw(comparison).encode())
-            output.note(f"wrote {path}")
+            output.write_file(option_name, path, draw(comparison))
     if output.json:
         output.result_json("quire.compare/1", asdict(comparison))
         return

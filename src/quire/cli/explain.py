@@ -10,7 +10,7 @@ import click
 
 from quire.cli.command import option, output_of, verb
 from quire.cli.options import environment_name
-from quire.cli.output import Output, open_file
+from quire.cli.output import Output
 from quire.cli.progress import show_progress
 from quire.cli.values import LENGTH, LENGTHS
 from quire.config import DTYPE_ALIASES, DTYPES, KV_DTYPES, EngineOptions
@@ -70,9 +70,7 @@ def explain_command(
     if html is not None:
         from quire.insight.explain.page import to_html
 
-        with open_file("--html", html) as file:
-            file.write(to_html(report).encode())
-        output.note(f"wrote {html}")
+        output.write_file("--html", html, to_html(report))
     if output.json:
         output.result_json("quire.explain/1", report.to_json())
     else:

@@ -1,7 +1,5 @@
 """`quire pull`, `quire ls`, `quire rm`: the models in the cache. Next to read: `show.py`."""
 
-import sys
-
 import click
 
 from quire.byte_sizes import format_bytes
@@ -59,12 +57,9 @@ def rm_command(model: str, yes: bool) -> None:
     output = output_of()
     found = find_cached(model)
     size = format_bytes(found.size_bytes)
-    if not yes:
-        if not sys.stdin.isatty():
-            raise click.UsageError(f"removing '{model}' ({size}) needs --yes where nobody can be asked")
-        if not click.confirm(f"Remove {found.path} ({size})?", err=True):
-            output.note(f"kept {found.name}")
-            return
+    if not yes and not output.confirm(f"removing '{model}' ({size})", f"Remove {found.path} ({size})?"):
+        output.note(f"kept {found.name}")
+        return
     remove_cached(found.name)
     if output.json:
         output.result_json("quire.rm/1", {"removed": found.name, "size_bytes": found.size_bytes})

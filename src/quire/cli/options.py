@@ -5,6 +5,7 @@ A flag that is not given stays unset: the dataclass, the model's generation conf
 Next to read: `values.py`, then `run.py`.
 """
 
+import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
@@ -23,32 +24,8 @@ GROUPS = {"debug": "Debugging"}
 _PREFIXES: dict[type[Any], str] = {EngineOptions: "engine", ServerOptions: "server", SamplingParams: "sampling"}
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
-SAMPLING_HELP = {
-    "n": "completions of the prompt; they share its KV blocks",
-    "presence_penalty": "in [-2, 2]: lowers tokens that were generated at all",
-    "frequency_penalty": "in [-2, 2]: lowers tokens by how often they were generated",
-    "repetition_penalty": "above 0: divides the logits of tokens seen, prompt included",
-    "temperature": "in [0, 2]; 0 is greedy",
-    "top_p": "in (0, 1]: keep the likeliest tokens that together reach it",
-    "top_k": "keep the k likeliest tokens; 0 is off",
-    "min_p": "in [0, 1]: drop tokens below this share of the likeliest",
-    "seed": "seed of the draws; they depend on it and the position only",
-    "stop": "text that ends the answer",
-    "stop_token_ids": "token id that ends the answer",
-    "bad_words": "text that must not be generated",
-    "include_stop_str_in_output": "keep the stop text in the answer",
-    "ignore_eos": "do not stop at the end-of-sequence token",
-    "max_tokens": "tokens to generate at most",
-    "min_tokens": "tokens to generate at least",
-    "logprobs": "log-probabilities per token, in --json; -1: whole vocabulary",
-    "prompt_logprobs": "the same for prompt tokens",
-    "detokenize": "turn token ids into text",
-    "skip_special_tokens": "leave special tokens out of the text",
-    "logit_bias": "add a bias in [-100, 100] to a token's logit",
-    "allowed_token_ids": "generate nothing but this token id",
-    "structured_outputs": 'structure of the answer, such as {"json": {…}}, {"regex": "…"} or {"choice": ["…"]}',
-}
-"""Help of each field of `SamplingParams`; a test compares the names."""
+SAMPLING_HELP = dict(re.findall(r"^        (\w+): (.*?)(?:\. .*|\.)$", SamplingParams.__doc__ or "", re.MULTILINE))
+"""Help of each field of `SamplingParams`: the first sentence in its docstring; a test compares the names."""
 OF_REPLICAS = frozenset({"data_parallel_size", "data_parallel_rank"})
 """Engine options that only `quire serve` can follow."""
 COMPUTED_DEFAULTS = {
@@ -131,7 +108,7 @@ def _flag(item: Field[Any], hint: Any, default_text: str, prefix: str) -> Callab
     group = item.metadata.get("group", "sampling")
     variable = environment_name(item.name)
     shown = f"{default_text}; {variable}" if default_text else variable
-    help_text = item.metadata.get("help") or SAMPLING_HELP[item.name]
+    help_text = item.metadata.get("help") or SAMPLING_HELP.get(item.name, "")
     return option(
         flag, f"{prefix}_{item.name}", group=GROUPS.get(group, group.title()), default=None,
         envvar=variable, help=f"{help_text}  [{shown}]", **settings,

@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from quire.errors import ConfigError
@@ -78,17 +78,33 @@ class Output:
         if self.verbosity >= 1:
             self.note(text)
 
+    def confirm(self, what: str, question: str) -> bool:
+        """Ask the question on stderr. Raises: click.UsageError, naming `what` needs --yes, without a terminal."""
+        import click
+
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"{what} needs --yes where nobody can be asked")
+        return click.confirm(question, err=True)
+
+    def write_file(self, option: str, path: str | os.PathLike[str], text: str) -> None:
+        """Write the file that an option names, and say so. Raises: ConfigError if that is not possible."""
+        with open_file(option, path) as file:
+            file.write(text.encode())
+        self.note(f"wrote {path}")
+
     def table(
         self, header: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()
     ) -> None:
         """Write a table to stdout, columns padded to their widest cell; those in `right` are right-aligned."""
         widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
         for row in (header, *rows):
-            cells = [
-                cell.rjust(width) if index in right else cell.ljust(width)
-                for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ]
-            self.result("  ".join(cells).rstrip())
+            self.result("  ".join(padded(row, widths, right)).rstrip())
+
+
+def padded(cells: Sequence[str], widths: Sequence[int], right: Container[int]) -> list[str]:
+    """Return the cells of a row in the widths of their columns; those in `right` are right-aligned."""
+    columns = enumerate(zip(cells, widths, strict=True))
+    return [cell.rjust(width) if index in right else cell.ljust(width) for index, (cell, width) in columns]
 
 
 def is_capable_terminal(stream: TextIO) -> bool:

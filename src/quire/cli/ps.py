@@ -78,13 +78,10 @@ def memory_bytes(pid: int) -> int:
 def format_duration(seconds: float) -> str:
     """59 → "59s"; 3700 → "1h01m"; 90000 → "1d01h"."""
     whole = int(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02}s"
-    if whole < 86400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
-    return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
+    for size, unit, smaller_size, smaller in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if whole >= size:
+            return f"{whole // size}{unit}{whole % size // smaller_size:02}{smaller}"
+    return f"{whole}s"
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

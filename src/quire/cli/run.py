@@ -131,15 +131,8 @@ def generation_json(generation: Generation) -> dict[str, Any]:
 
 
 def _completion_json(completion: CompletionOutput) -> dict[str, Any]:
-    return {
-        "index": completion.index,
-        "text": completion.text,
-        "token_ids": list(completion.token_ids),
-        "finish_reason": completion.finish_reason,
-        "stop_reason": completion.stop_reason,
-        "cumulative_logprob": completion.cumulative_logprob,
-        "logprobs": _logprobs_json(completion.logprobs),
-    }
+    names = ("index", "text", "token_ids", "finish_reason", "stop_reason", "cumulative_logprob")
+    return {name: getattr(completion, name) for name in names} | {"logprobs": _logprobs_json(completion.logprobs)}
 
 
 def _logprobs_json(positions: Any) -> list[list[dict[str, Any]] | None] | None:

@@ -1,8 +1,8 @@
 """The HTTP client of every verb that speaks to a server: address, key, errors in OpenAI's shape, streamed answers.
 
 `ServerClient` blocks and asks for one answer at a time; `batch_run.py` uses `client_settings` with an asynchronous
-client; `load_client.py` has its own connections, for their cost. httpx2 is imported at the first use, so that help
-texts stay instant. Knows no verb. Next to read: `chat_client.py`, `load_client.py`.
+client; `load_client.py` those of the router, for their cost. httpx2 is imported at the first use, so that help texts
+stay instant. Knows no verb. Next to read: `chat_client.py`, `load_client.py`.
 """
 
 import contextlib
@@ -166,7 +166,7 @@ class ServerClient:
 
         Raises: ServerUnreachableError, ServerAnswerError, which may also come between events.
         """
-        with self._errors_named(), self._http.stream("POST", path, json={**body, "stream": True}) as response:
+        with errors_named(self.url), self._http.stream("POST", path, json={**body, "stream": True}) as response:
             if response.status_code != 200:
                 raise ServerAnswerError.of(response.status_code, response.read())
             for line in response.iter_lines():
@@ -178,7 +178,7 @@ class ServerClient:
 
     def event_lines(self, path: str) -> Generator[str, None, None]:
         """Yield the data lines of server-sent events; "" for a comment. Raises: as `stream`."""
-        with self._errors_named(), self._http.stream("GET", path) as response:
+        with errors_named(self.url), self._http.stream("GET", path) as response:
             if response.status_code != 200:
                 raise ServerAnswerError.of(response.status_code, response.read())
             for line in response.iter_lines():
@@ -186,26 +186,27 @@ class ServerClient:
                     yield line.removeprefix("data: ") if line[0] == "d" else ""
 
     def _answer(self, method: str, path: str, **settings: Any) -> "httpx2.Response":
-        with self._errors_named():
+        with errors_named(self.url):
             response = self._http.request(method, path, **settings)
         if response.status_code != 200:
             raise ServerAnswerError.of(response.status_code, response.content)
         return response
 
-    @contextlib.contextmanager
-    def _errors_named(self) -> Iterator[None]:
-        import httpx2
 
-        try:
-            yield
-        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-            message = f"no server at {self.url}: {_reason(error)}; start one with `quire serve`"
-            raise ServerUnreachableError(message) from None
-        except httpx2.ReadTimeout:
-            message = f"{self.url} has not answered in time: it may hang, or be busy"
-            raise ServerUnreachableError(message) from None
-        except (httpx2.TransportError, httpx2.DecodingError) as error:
-            raise ServerUnreachableError(f"the connection to {self.url} broke: {_reason(error)}") from None
+@contextlib.contextmanager
+def errors_named(url: str) -> Iterator[None]:
+    """Raises: ServerUnreachableError in place of httpx2's errors."""
+    import httpx2
+
+    try:
+        yield
+    except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+        message = f"no server at {url}: {_reason(error)}; start one with `quire serve`"
+        raise ServerUnreachableError(message) from None
+    except httpx2.ReadTimeout:
+        raise ServerUnreachableError(f"{url} has not answered in time: it may hang, or be busy") from None
+    except (httpx2.TransportError, httpx2.DecodingError) as error:
+        raise ServerUnreachableError(f"the connection to {url} broke: {_reason(error)}") from None
 
 
 def _reason(error: Exception) -> str:

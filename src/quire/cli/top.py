@@ -16,7 +16,7 @@ import click
 from quire.cli.command import option, output_of, verb
 from quire.cli.output import Output, format_seconds, is_capable_terminal
 from quire.cli.server_client import ServerAnswerError, ServerClient, find_url, url_option
-from quire.cli.top_metrics import Load, Metrics, ReplicaLoad, load_between, replicas_between, total_of
+from quire.cli.top_metrics import Load, Metrics, ReplicaLoad, load_between, replicas_between
 
 EXAMPLES = ("quire top", "quire top --url http://127.0.0.1:8000 --once --json")
 BAR_CELLS = 20
@@ -97,7 +97,7 @@ def _show(load: Load, output: Output, url: str, *, live: bool) -> None:
 
 
 def _show_router(replicas: Sequence[ReplicaLoad], output: Output, url: str, *, live: bool) -> None:
-    total = total_of(replicas)
+    *replicas, total = replicas
     if output.json:
         output.result_json("quire.top.router/1", {
             "url": url, "replicas": [asdict(item) for item in replicas], "total": asdict(total),

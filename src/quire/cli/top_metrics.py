@@ -4,7 +4,6 @@ Next to read: `top.py`.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -120,43 +119,34 @@ class ReplicaLoad:
 
 
 def replicas_between(before: Metrics, after: Metrics) -> list[ReplicaLoad]:
-    """Return the changes of each replica between two pages of a router.
+    """Return the changes of each replica between two pages of a router, then those of all together.
 
     Prompt tokens, hits and failures are those of the router's requests, prompts counted when a request ends; the
-    others are of all clients of the replica. Failures are those since the router's start.
+    others are of all clients of the replica. Failures are those since the router's start. All together are ready if one
+    replica is.
     """
+    names = after.values_of(f"{REPLICA}_up", "replica")
+    replicas = [_replica_between(before, after, name, replica=name) for name in names]
+    return [*replicas, _replica_between(before, after, f"all {len(names)}")]
+
+
+def _replica_between(before: Metrics, after: Metrics, name: str, **labels: str) -> ReplicaLoad:
     seconds = max(after.time_s - before.time_s, 1e-9)
-    found = []
-    for name in after.values_of(f"{REPLICA}_up", "replica"):
-        change = partial(change_between, before, after, replica=name)
-        prompt_tokens = change("quire_router_prompt_tokens_total")
-        tells_tokens = name in after.values_of(f"{REPLICA}_generation_tokens", "replica")
-        found.append(ReplicaLoad(
-            name=name,
-            is_ready=bool(after.value(f"{REPLICA}_up", replica=name)),
-            running=int(after.value(f"{REPLICA}_running", replica=name)),
-            waiting=int(after.value(f"{REPLICA}_waiting", replica=name)),
-            cache_hit_ratio=change("quire_router_hit_tokens_total") / prompt_tokens if prompt_tokens else None,
-            prompt_tokens_per_s=prompt_tokens / seconds,
-            generation_tokens_per_s=change(f"{REPLICA}_generation_tokens") / seconds if tells_tokens else None,
-            failures=int(after.value("quire_router_failures_total", replica=name)),
-        ))  # fmt: skip
-    return found
 
+    def change(metric: str) -> float:
+        return change_between(before, after, metric, **labels)
 
-def total_of(replicas: Sequence[ReplicaLoad]) -> ReplicaLoad:
-    """Return the sums. It is ready if one replica is; its hit rate is that of all their prompt tokens."""
-    prompts = sum(item.prompt_tokens_per_s for item in replicas)
-    hits = sum((item.cache_hit_ratio or 0.0) * item.prompt_tokens_per_s for item in replicas)
+    prompt_tokens = change("quire_router_prompt_tokens_total")
+    tells_tokens = labels.get("replica", "") in ("", *after.values_of(f"{REPLICA}_generation_tokens", "replica"))
     return ReplicaLoad(
-        name=f"all {len(replicas)}",
-        is_ready=any(item.is_ready for item in replicas),
-        running=sum(item.running for item in replicas),
-        waiting=sum(item.waiting for item in replicas),
-        cache_hit_ratio=hits / prompts if prompts else None,
-        prompt_tokens_per_s=prompts,
-        generation_tokens_per_s=sum(item.generation_tokens_per_s or 0.0 for item in replicas),
-        failures=sum(item.failures for item in replicas),
+        name=name,
+        is_ready=bool(after.value(f"{REPLICA}_up", **labels)),
+        running=int(after.value(f"{REPLICA}_running", **labels)),
+        waiting=int(after.value(f"{REPLICA}_waiting", **labels)),
+        cache_hit_ratio=change("quire_router_hit_tokens_total") / prompt_tokens if prompt_tokens else None,
+        prompt_tokens_per_s=prompt_tokens / seconds,
+        generation_tokens_per_s=change(f"{REPLICA}_generation_tokens") / seconds if tells_tokens else None,
+        failures=int(after.value("quire_router_failures_total", **labels)),
     )
 
 

@@ -62,7 +62,9 @@ def tour_command(
         output.result_json("quire.tour/1", {"model": arguments.model, "prompt": text, "stops": shown})
     elif shows_all or not (sys.stdin.isatty() and sys.stdout.isatty()):
         for number, stop in enumerate(stops, 1):
-            _print(number, stop, output)
+            _print_title(number, stop, output)
+            for line in stop.lines:
+                output.result(f"   {line}")
             _print_why(stop, output)
     else:
         step_through(stops, output)
@@ -141,12 +143,6 @@ def _key() -> str:
 
 def _print_title(number: int, stop: "Stop", output: Output) -> None:
     output.result(output.style(f"{number}. {stop.title}", "bold", sys.stdout))
-
-
-def _print(number: int, stop: "Stop", output: Output) -> None:
-    _print_title(number, stop, output)
-    for line in stop.lines:
-        output.result(f"   {line}")
 
 
 def _print_why(stop: "Stop", output: Output) -> None:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 import click
 
 from quire.cli.command import option, output_of, verb
-from quire.cli.output import open_file
 from quire.cli.server_client import ServerClient, find_url, url_option
 
 if TYPE_CHECKING:
@@ -51,9 +50,7 @@ def view_command(
     drawn = picture.to_svg() if svg or html else ""
     for name, path, text in (("--svg", svg, drawn), ("--html", html, to_html(picture.title, [drawn]))):
         if path:
-            with open_file(name, path) as file:
-                file.write(text.encode())
-            output.note(f"wrote {path}")
+            output.write_file(name, path, text)
     if output.json:
         cells = [{"label": row.label, "cells": list(row.cells), "remark": row.remark} for row in picture.rows]
         told = {"caption": picture.caption, "formula": picture.formula, "source": picture.source}

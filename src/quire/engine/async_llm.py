@@ -17,6 +17,7 @@ from quire.engine.handle import EngineHandle
 from quire.engine.input_processor import PreparedRequest
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.output_processor import Output
+from quire.engine.process.stream import Stream
 from quire.engine.scoring import Scoring, make_pairs, vector_of
 from quire.errors import EngineDeadError, QuireError, RequestError
 from quire.outputs import PoolingRequestOutput, RequestOutput, ScoringOutput, ScoringRequestOutput
@@ -26,48 +27,27 @@ EXIT_TIMEOUT_S = 10.0
 """Longest wait at the end of the process for the running step."""
 
 
-class OutputStream:
+class OutputStream(Stream[Output]):
     """Outputs of one request on their way from the engine's thread to one coroutine.
 
-    Holds one output at most: outputs are cumulative, so a newer one replaces an older one that was not read.
-    Attributes: `has_ended`: the reader has seen the end, so that nothing is left to abort.
+    Outputs are cumulative, so a newer one replaces an older one that was not read.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.has_ended = False
-        self._loop = loop
-        self._latest: Output | None = None
-        self._error: BaseException | None = None
-        self._ready = asyncio.Event()
+    def __init__(self) -> None:
+        super().__init__(lambda before, now: now)
+        self._loop = asyncio.get_running_loop()
 
-    def put(self, item: Output | BaseException) -> bool:
+    def post(self, item: Output | BaseException) -> bool:
         """Offer an output, or the error that ends the request, from any thread. Returns False if the reader's event
         loop is closed."""
         try:
-            self._loop.call_soon_threadsafe(self._take, item)
+            if isinstance(item, BaseException):
+                self._loop.call_soon_threadsafe(self.fail, item)
+            else:
+                self._loop.call_soon_threadsafe(self.put, item)
         except RuntimeError:
             return False
         return True
-
-    def _take(self, item: Output | BaseException) -> None:
-        if isinstance(item, BaseException):
-            self._error = item
-        else:
-            self._latest = item
-        self._ready.set()
-
-    async def next(self) -> Output:
-        """Return the next output, waiting for it. Raises: the error that ended the request."""
-        await self._ready.wait()
-        output, self._latest = self._latest, None
-        if output is None:
-            self.has_ended = True
-            assert self._error is not None
-            raise self._error
-        self.has_ended = output.finished
-        if self._error is None:
-            self._ready.clear()
-        return output
 
 
 class AsyncLLM(EngineHandle):
@@ -159,14 +139,11 @@ class AsyncLLM(EngineHandle):
         prepared = await asyncio.to_thread(
             self.llm_engine.input_processor.prepare, request_id, prompt, params, **options
         )
-        stream = OutputStream(asyncio.get_running_loop())
+        stream = OutputStream()
         self._driver.post(lambda: self._add(prepared, stream))
         try:
-            while True:
-                output = await stream.next()
+            async for output in stream:
                 yield output
-                if output.finished:
-                    return
         finally:
             if not stream.has_ended:
                 with suppress(EngineDeadError):
@@ -226,7 +203,7 @@ class AsyncLLM(EngineHandle):
         try:
             self.llm_engine.submit(prepared)
         except Exception as error:
-            stream.put(error)
+            stream.post(error)
             if not isinstance(error, QuireError):
                 raise
         else:
@@ -258,15 +235,15 @@ class AsyncLLM(EngineHandle):
             if output.finished:
                 del self._streams[output.request_id]
             if self.llm_engine.errored and _failed(output):
-                stream.put(self.llm_engine.death())
-            elif not stream.put(output) and not output.finished:
+                stream.post(self.llm_engine.death())
+            elif not stream.post(output) and not output.finished:
                 del self._streams[output.request_id]
                 self.llm_engine.abort_request(output.request_id)
 
     def _fail_remaining(self) -> None:
         """End the streams whose outputs were lost in a step that raised while it made them."""
         for stream in self._streams.values():
-            stream.put(
+            stream.post(
                 self.llm_engine.death() if self.llm_engine.errored else EngineDeadError("the engine was shut down")
             )
         self._streams.clear()

@@ -8,6 +8,7 @@ Drives the scheduler's `fork` and `append_token`; knows no tensors. Next to read
 
 import itertools
 from dataclasses import dataclass
+from operator import attrgetter
 
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import InvalidParameterError
@@ -15,6 +16,8 @@ from quire.outputs import BeamSearchOutput, BeamSearchSequence
 from quire.sampling_params import BeamSearchParams, SamplingParams
 from quire.text.detokenizer import IncrementalDetokenizer
 from quire.types import Request, RequestStatus, SequenceUpdate, TokenLogprobs
+
+_SCORE = attrgetter("score")
 
 
 @dataclass(slots=True, eq=False)
@@ -32,13 +35,6 @@ class _Continuation:
     beam: _Beam
     token_id: int
     cumulative_logprob: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Completed:
-    token_ids: list[int]
-    cumulative_logprob: float
-    finish_reason: str
 
 
 class BeamSearch:
@@ -62,7 +58,8 @@ class BeamSearch:
         self._request_id = request_id
         self._num_made = itertools.count()
         self._live: list[_Beam] = []
-        self._completed: list[_Completed] = []
+        self._completed: list[BeamSearchSequence] = []
+        """Their texts are made at the end."""
         self.output: BeamSearchOutput | None = None
 
     def start(self) -> None:
@@ -108,7 +105,8 @@ class BeamSearch:
         )
 
     def _complete(self, token_ids: list[int], cumulative_logprob: float, finish_reason: str) -> None:
-        self._completed.append(_Completed(list(token_ids), cumulative_logprob, finish_reason))
+        score = self._penalised(cumulative_logprob, len(token_ids))
+        self._completed.append(BeamSearchSequence(list(token_ids), "", cumulative_logprob, score, finish_reason))
 
     def _add_live(self, beam: _Beam) -> None:
         def report(update: SequenceUpdate) -> None:
@@ -135,7 +133,7 @@ class BeamSearch:
                 self._complete([*item.beam.request.output_token_ids, item.token_id], item.cumulative_logprob, "stop")
             elif len(going_on) < self._params.beam_width:
                 going_on.append(item)
-        self._completed.sort(key=self._score, reverse=True)
+        self._completed.sort(key=_SCORE, reverse=True)
         del self._completed[self._params.beam_width :]
         return going_on
 
@@ -149,7 +147,7 @@ class BeamSearch:
         # Log-probabilities only fall, so a beam ends best if it gains nothing more and has the best length.
         best_len = self._max_tokens if self._params.length_penalty > 0 else num_tokens
         bound = self._penalised(chosen[0].cumulative_logprob, best_len)
-        return self._score(self._completed[-1]) >= bound
+        return self._completed[-1].score >= bound
 
     def _continue(self, chosen: list[_Continuation]) -> None:
         scheduler = self._engine.scheduler
@@ -178,21 +176,16 @@ class BeamSearch:
         for beam in self._live:
             self._drop(beam)
         self._live = []
-        best = sorted(self._completed, key=self._score, reverse=True)[: self._params.beam_width]
-        self.output = BeamSearchOutput(self._prompt, self._prompt_token_ids, [self._sequence(item) for item in best])
-
-    def _score(self, item: _Completed) -> float:
-        return self._penalised(item.cumulative_logprob, len(item.token_ids))
+        best = sorted(self._completed, key=_SCORE, reverse=True)[: self._params.beam_width]
+        for item in best:
+            # As in sampling: the token that ends a text is listed, and shown only when asked for.
+            hidden = item.finish_reason == "stop" and not self._params.include_stop_str_in_output
+            item.text = self._decode(item.token_ids[:-1] if hidden else item.token_ids)
+        self.output = BeamSearchOutput(self._prompt, self._prompt_token_ids, best)
 
     def _penalised(self, cumulative_logprob: float, num_tokens: int) -> float:
         length: float = max(1, num_tokens) ** self._params.length_penalty
         return cumulative_logprob / length
-
-    def _sequence(self, item: _Completed) -> BeamSearchSequence:
-        # As in sampling: the token that ends a text is listed, and shown only when asked for.
-        hidden = item.finish_reason == "stop" and not self._params.include_stop_str_in_output
-        text = self._decode(item.token_ids[:-1] if hidden else item.token_ids)
-        return BeamSearchSequence(item.token_ids, text, item.cumulative_logprob, self._score(item), item.finish_reason)
 
     def _decode(self, token_ids: list[int]) -> str:
         tokenizer = self._engine.tokenizer

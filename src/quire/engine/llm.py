@@ -33,11 +33,8 @@ from quire.outputs import (
     ScoringRequestOutput,
 )
 from quire.sampling_params import BeamSearchParams, PoolingParams, SamplingParams
+from quire.text.chat_template import TEMPLATE_ARGUMENTS
 
-RESERVED_TEMPLATE_NAMES = frozenset(
-    {"messages", "add_generation_prompt", "continue_final_message", "tools", "chat_template"}
-)
-"""Template variables that `chat` sets itself, so `chat_template_kwargs` must not."""
 UseTqdm = bool | Callable[..., Any]
 """True or False, or a function with tqdm's arguments that makes a progress bar."""
 ASLEEP = "the model is asleep: wake_up() loads it again"
@@ -115,7 +112,7 @@ class LLM(EngineHandle):
         variables = {} if chat_template_kwargs is None else chat_template_kwargs
         if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
             raise RequestError("chat_template_kwargs must be a mapping from names to values")
-        for name in sorted(RESERVED_TEMPLATE_NAMES & set(variables)):
+        for name in sorted(TEMPLATE_ARGUMENTS & set(variables)):
             raise RequestError(f"chat_template_kwargs must not hold '{name}': it is an argument of its own")
         conversations = [messages] if isinstance(messages[0], Mapping) else messages
         tokenizer = self.get_tokenizer()
@@ -173,12 +170,9 @@ class LLM(EngineHandle):
         """
         items = split_prompts(prompts)
         given = _per_prompt("pooling_params", pooling_params, PoolingParams, len(items))
-        prepare, default = (
-            self.llm_engine.input_processor.prepare,
-            self.llm_engine.input_processor.default_pooling_params,
-        )
+        processor = self.llm_engine.input_processor
         prepared = [
-            prepare(str(next(self._ids)), item, params or default, streams=False)
+            processor.prepare(str(next(self._ids)), item, params or processor.default_pooling_params, streams=False)
             for item, params in zip(items, given, strict=True)
         ]
         return self._run(prepared, use_tqdm)
@@ -346,7 +340,9 @@ def open_progress_bar(use_tqdm: UseTqdm, total: int) -> Iterator[Callable[[int, 
     if not use_tqdm:
         yield lambda num_input_tokens, num_output_tokens: None
         return
-    make = use_tqdm if callable(use_tqdm) else _tqdm
+    from tqdm.auto import tqdm
+
+    make = use_tqdm if callable(use_tqdm) else tqdm
     started_s, num_tokens = time.monotonic(), [0, 0]
     with closing(make(total=total, desc="Prompts", dynamic_ncols=True)) as bar:
 
@@ -358,9 +354,3 @@ def open_progress_bar(use_tqdm: UseTqdm, total: int) -> Iterator[Callable[[int, 
             bar.update(1)
 
         yield advance
-
-
-def _tqdm(**options: Any) -> Any:
-    from tqdm.auto import tqdm
-
-    return tqdm(**options)

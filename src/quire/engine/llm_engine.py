@@ -201,7 +201,7 @@ class LLMEngine:
                 break
             self._output_processor.note_scheduled(schedule.new_requests, self._clock())
             if self.op_period and schedule.step_id % self.op_period == 0:
-                schedule = replace(schedule, times_ops=True)
+                schedule = schedule.with_op_times()
             self._executor.submit(schedule)
             self._in_flight.append(schedule)
         self._num_idle_steps = 0 if self._in_flight else self._num_idle_steps + 1

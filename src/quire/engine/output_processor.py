@@ -246,7 +246,8 @@ class OutputProcessor:
                     status = RequestStatus.FINISHED_STOPPED if has_stopped else RequestStatus.FINISHED_ERROR
                     endings.append(Ending(request.request_id, status, sequence.stop_reason))
         for record in touched.values():
-            if not record.unfinished:
+            is_running = record.sequences[0].finish_reason is None or record.unfinished
+            if not is_running:
                 outputs.append(self._end(record, now_s))
             elif record.prepared.streams:
                 outputs.append(record.output(finished=False))

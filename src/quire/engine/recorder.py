@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 MAX_STEPS = 1024
 """Steps kept for `take`; of older ones only the totals are written."""
+MODEL_FIELDS = (
+    "num_layers", "num_heads", "num_kv_heads", "head_size", "hidden_size", "vocab_size", "num_parameters",
+)  # fmt: skip
+SETTINGS = ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
@@ -38,7 +42,7 @@ class Recorder:
         self._steps: deque[tuple[SchedulerOutput, StepResult]] = deque(maxlen=MAX_STEPS)
         self._num_seen = engine.events.num_recorded
         self._header: dict[str, Any] | None = self._describe()
-        engine.watcher = self._note
+        engine.watcher = lambda output, result: self._steps.append((output, result))
         engine.op_period = op_period
 
     def close(self) -> None:
@@ -76,9 +80,6 @@ class Recorder:
                 ended = []
         lines += ended
         return b"".join(_encode(line) + b"\n" for line in lines)
-
-    def _note(self, output: SchedulerOutput, result: StepResult) -> None:
-        self._steps.append((output, result))
 
     def _describe_step(self, output: SchedulerOutput, result: StepResult) -> dict[str, Any]:
         token_ids = {item.request_id: item.token_ids for item in result.results}
@@ -125,22 +126,9 @@ class Recorder:
             "quire_trace": FORMAT_VERSION,
             "version": __version__,
             "t": time.monotonic(),
-            "model": {
-                "name": config.options.model,
-                "num_layers": model.num_layers,
-                "num_heads": model.num_heads,
-                "num_kv_heads": model.num_kv_heads,
-                "head_size": model.head_size,
-                "hidden_size": model.hidden_size,
-                "vocab_size": model.vocab_size,
-                "num_parameters": model.num_parameters,
-            },
+            "model": {"name": config.options.model, **{name: getattr(model, name) for name in MODEL_FIELDS}},
             "engine": {
-                "block_size": settings.block_size,
-                "num_blocks": settings.num_blocks,
-                "max_num_seqs": settings.max_num_seqs,
-                "max_num_batched_tokens": settings.max_num_batched_tokens,
-                "max_model_len": settings.max_model_len,
+                **{name: getattr(settings, name) for name in SETTINGS},
                 "dtype": config.dtype,
                 "kv_dtype": config.kv_dtype,
                 "uses_plan": config.uses_plan,

@@ -5,6 +5,7 @@ server's routes use it. It must not know requests. Next to read: `llm.py`.
 """
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -75,7 +76,7 @@ class Scoring:
         if not self._is_pooled:
             return [_sigmoid(vector[-1] - (vector[0] if len(vector) > 1 else 0.0)) for vector in vectors]
         of_text = dict(zip(self._texts, vectors, strict=True))
-        return [_dot(of_text[first], of_text[second]) for first, second in self._pairs]
+        return [sum(map(operator.mul, of_text[first], of_text[second])) for first, second in self._pairs]
 
 
 def make_pairs(queries: str | Sequence[str], documents: str | Sequence[str]) -> list[tuple[str, str]]:
@@ -150,7 +151,3 @@ def _single(tokenizer: Tokenizer, word: str) -> int:
 def _sigmoid(value: float) -> float:
     power = math.exp(-abs(value))
     return 1 / (1 + power) if value >= 0 else power / (1 + power)
-
-
-def _dot(first: Sequence[float], second: Sequence[float]) -> float:
-    return sum(x * y for x, y in zip(first, second, strict=True))

@@ -3,7 +3,7 @@
 Next to read: `view.py`, which makes the pictures.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import groupby
@@ -120,6 +120,19 @@ def page(title: str, style: str, body: str) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{style}</style></head><body><h1>{escape(title)}</h1>\n{body}\n</body></html>\n"
     )
+
+
+def html_table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers: Container[int] = ()) -> str:
+    """Return a table. `numbers`: the columns whose cells have the class "number"."""
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in header)
+    body = "".join(
+        "<tr>" + "".join(_cell(cell, is_number=at in numbers) for at, cell in enumerate(row)) + "</tr>" for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(text: str, *, is_number: bool) -> str:
+    return f'<td class="number">{escape(text)}</td>' if is_number else f"<td>{escape(text)}</td>"
 
 
 def _text(x: int, y: int, text: str, weight: str = "normal") -> str:

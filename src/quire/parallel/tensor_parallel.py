@@ -12,8 +12,10 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from quire.config import EngineConfig
 from quire.errors import EngineDeadError
@@ -141,7 +143,7 @@ class RankExecutor(InProcessExecutor):
         self._in_flight.append(output)
         self._reads.begin(output)
         with contextlib.suppress(EngineDeadError):  # `collect` raises it
-            self._processes.send(Step(replace(output, times_ops=False), yielded))
+            self._processes.send(Step(msgspec.structs.replace(output, times_ops=False), yielded))
 
     def collect(self) -> StepResult:
         """See `Executor`. Raises: EngineDeadError if a rank is lost or fails, or after `shutdown`."""
@@ -160,7 +162,7 @@ class RankExecutor(InProcessExecutor):
             own = result.transfers or TransferReport()
             waits = output.awaits_transfers and not (own.filled or own.failed)
             merged = self._reads.merge(own, self._processes.take_moved(WAIT_S if waits else 0.0))
-            return replace(result, transfers=merged)
+            return msgspec.structs.replace(result, transfers=merged)
         except BaseException as error:
             if isinstance(error, EngineDeadError):
                 self._processes.await_failure()

@@ -9,7 +9,8 @@ Next to read: `blocks.py` (block tables), `request_table.py` (order), `step_plan
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from quire.config import SchedulerConfig
 from quire.errors import DuplicateRequestError, EngineError, QueueFullError
@@ -31,13 +32,12 @@ from quire.types import (
 )
 
 
-@dataclass(slots=True)
-class _StepInFlight:
+class _StepInFlight(msgspec.Struct):
     """A scheduled step without a result yet. `detached`: blocks of requests that ended, to release after it."""
 
     output: SchedulerOutput
     requests: dict[str, Request]
-    detached: list[OwnedBlocks] = field(default_factory=list)
+    detached: list[OwnedBlocks] = []
 
 
 class Scheduler:
@@ -274,9 +274,9 @@ class Scheduler:
         if stop is not None:
             token_ids = token_ids[: stop.num_tokens]
         request.output_token_ids += token_ids
-        request.num_sent_tokens = request.num_tokens
-        if request.num_pending_tokens:
-            request.num_pending_tokens -= 1
+        if request.num_sent_tokens is not None:
+            request.num_sent_tokens += len(token_ids)
+        request.num_pending_tokens = max(0, request.num_pending_tokens - 1)
         return token_ids, stop
 
     def _end(self, request_id: str, status: RequestStatus, stop_reason: int | str | None) -> list[Request]:

@@ -8,7 +8,8 @@ Next to read: `request_table.py` (order of requests), `blocks.py` (block tables)
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from quire.config import SchedulerConfig
 from quire.errors import EngineError
@@ -31,8 +32,7 @@ class Admission(enum.Enum):
     BLOCKED = enum.auto()  # later requests wait too: else a big request would wait for ever
 
 
-@dataclass(slots=True)
-class Share:
+class Share(msgspec.Struct):
     """A request's part of a step.
 
     num_tokens: tokens to compute, `draft_token_ids` included.
@@ -59,6 +59,7 @@ class StepPlan:
     A prompt is partial if it goes on after this step. The counts of partial prompts and of reserved blocks are only
     read for admission, which does not happen in a step that preempts; so `remove` leaves them alone.
     Attributes: `is_blocked`: a request lacks blocks and its victim is in flight, so later requests must wait.
+    `may_overlap`: a request of this step may be scheduled again before the step's result is known.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -74,12 +75,16 @@ class StepPlan:
         self.num_lookahead_tokens = 0
         self.is_blocked = False
         self.is_pipelined = config.pipeline_stages > 1
+        # The first stage of a pipeline waits for the token.
+        self.may_overlap = config.max_in_flight > 1 and not self.is_pipelined
 
     def limit_prefill(self, running: Sequence[Request], step_tokens: int = 0, num_startable: int = 0) -> None:
         """Throttle prefill if requests decode in this step: `pace.prefill_budget`."""
         per_decode = self._config.prefill_tokens_per_decode
+        if per_decode is None:
+            return
         num_decodes = sum(request.num_uncomputed_tokens == 1 for request in running)
-        if per_decode is not None and num_decodes:
+        if num_decodes:
             num_prompts = len(running) - num_decodes + num_startable
             self._prefill_budget = max(prefill_budget(step_tokens, num_decodes, num_prompts), per_decode * num_decodes)
 
@@ -186,7 +191,7 @@ class StepPlanner:
     def plan(self, step_tokens: int, *, is_first: bool) -> StepPlan:
         """Decide a step of all requests that can run. `is_first`: no step is in flight."""
         plan, requests = StepPlan(self._config), self._requests
-        num_startable = min(len(requests.waiting), requests.num_free_places())
+        num_startable = min(len(requests.waiting), requests.num_free_places()) if requests.waiting else 0
         plan.limit_prefill(requests.running, step_tokens, num_startable)
         if not num_startable:
             plan.allow_lookahead(requests.running, self._blocks.num_free)
@@ -221,10 +226,11 @@ class StepPlanner:
                 if request.num_in_flight:
                     continue
                 self._leaving = None
-            num_left = request.num_uncomputed_tokens
-            num_tokens = plan.chunk_len(num_left)
-            if num_tokens > 1:
-                num_tokens = self._blocks.chunk_limit(request, num_tokens)
+            num_left = num_tokens = request.num_uncomputed_tokens
+            if num_left > 1:
+                num_tokens = plan.chunk_len(num_left)
+                if num_tokens > 1:
+                    num_tokens = self._blocks.chunk_limit(request, num_tokens)
             if num_tokens == 0:  # its next token is not decided yet, or the prefill budget is spent
                 continue
             drafts: tuple[int, ...] = ()
@@ -233,8 +239,8 @@ class StepPlanner:
             num_tokens += len(drafts)
             transfers = self._allocate_or_preempt(request, num_tokens + plan.num_lookahead_tokens, len(drafts), plan)
             if transfers is not None:
-                catches_up = num_tokens == num_left + len(drafts)
-                self._give(Share(request, num_tokens, catches_up, transfers, draft_token_ids=drafts), plan)
+                share = Share(request, num_tokens, num_tokens == num_left + len(drafts), transfers, None, drafts)
+                plan.add(share, 0 if share.catches_up else self._blocks.num_missing(request))
 
     def _allocate_or_preempt(
         self, request: Request, num_tokens: int, num_drafts: int, plan: StepPlan
@@ -308,11 +314,9 @@ class StepPlanner:
         transfers = self._blocks.allocate(request, num_tokens)
         if transfers is None:
             raise EngineError(f"request '{request.request_id}' was admitted without enough free KV blocks")
-        self._give(Share(request, num_tokens, num_tokens == num_left, transfers), plan)
+        share = Share(request, num_tokens, num_tokens == num_left, transfers)
+        plan.add(share, 0 if share.catches_up else self._blocks.num_missing(request))
         return Admission.ADMITTED
-
-    def _give(self, share: Share, plan: StepPlan) -> None:
-        plan.add(share, 0 if share.catches_up else self._blocks.num_missing(share.request))
 
     def _fork_siblings(self, plan: StepPlan) -> None:
         for leader in [share.request for share in plan.shares.values() if share.request.siblings and share.catches_up]:
@@ -419,8 +423,7 @@ def _schedule(share: Share, plan: StepPlan, blocks: BlockManager) -> ScheduledRe
     request.num_computed_tokens += share.num_tokens - len(drafts)
     request.draft_token_ids = ()
     # A last token is no input. The steps in flight yield one token each: a request does not look ahead among them.
-    num_output = len(request.output_token_ids) + request.num_pending_tokens + 1
-    may_follow = max_new_tokens == 1 and not plan.is_pipelined  # the first stage would wait for the token
-    if may_follow and not request.awaits_external_token and num_output < request.max_tokens:
-        request.num_pending_tokens += 1
+    if max_new_tokens == 1 and plan.may_overlap and not request.awaits_external_token:
+        num_output = len(request.output_token_ids) + request.num_pending_tokens + 1
+        request.num_pending_tokens += num_output < request.max_tokens
     return item

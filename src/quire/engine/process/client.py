@@ -43,7 +43,7 @@ KILL_AFTER_S = 5.0
 """Time that a process may take to end after its socket is closed: a step of long prompts takes a second."""
 
 
-class EngineClient:
+class EngineClient(asyncio.Protocol):
     """Handle of one engine process; a new process needs a new client.
 
     `statistics`: as of the last step; `on_death` is called once. In the loop's time: `last_heard_s`, the last message;
@@ -66,6 +66,8 @@ class EngineClient:
         self._pings: dict[int, asyncio.Future[None]] = {}
         self._ping_ids = itertools.count()
         self._is_stopping = False
+        self._reader = FrameReader()
+        self._decoder = msgspec.msgpack.Decoder(FromEngine)
         self._starting: asyncio.Future[Ready] | None = None
         self._reaping: asyncio.Future[None] | None = None
 
@@ -92,7 +94,10 @@ class EngineClient:
             theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
             command = [sys.executable, "-P", "-m", "quire.engine.process.child", str(theirs.fileno())]
             try:
-                self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+                # With a session of its own it gets no interrupt that is typed at the terminal.
+                self._process = subprocess.Popen(
+                    command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+                )
             except OSError:
                 ours.close()
                 raise
@@ -103,7 +108,7 @@ class EngineClient:
         """Connect to the engine at the other end of a socket. Raises: as `start`."""
         loop = asyncio.get_running_loop()
         self._starting = loop.create_future()
-        self._transport, _ = await loop.create_connection(lambda: _EngineProtocol(self), sock=connection)
+        self._transport, _ = await loop.create_connection(lambda: self, sock=connection)
         self._send(Start(options, is_replacement))
         try:
             self.ready = await self._starting
@@ -234,10 +239,15 @@ class EngineClient:
         if self._transport is not None:
             self._transport.write(frame(message))
 
-    # --- Called by the protocol ----------------------------------------------------------------
+    # --- Called by the event loop --------------------------------------------------------------
 
-    def received(self, message: FromEngine) -> None:
-        """Handle one message from the engine."""
+    def data_received(self, data: bytes) -> None:
+        """Handle the messages that `data` completes."""
+        self.last_heard_s = asyncio.get_running_loop().time()
+        for body in self._reader.feed(data):
+            self._received(self._decoder.decode(body))
+
+    def _received(self, message: FromEngine) -> None:
         if isinstance(message, Updates):
             self.statistics = message.statistics
             self.prefixes.apply(message.cached, message.evicted)
@@ -262,7 +272,7 @@ class EngineClient:
             else:
                 self._starting.set_exception(message.failure.revive())
 
-    def disconnected(self) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         """Fail all waiting coroutines: the process has ended, or was told to."""
         what = "was shut down" if self._is_stopping else "ended unexpectedly"
         error = self.dead_error = EngineDeadError(f"the engine process {what}; the request was not completed")
@@ -290,21 +300,3 @@ def describe_status(status: int) -> str:
         return f"exited with status {status}"
     hint = " (out of memory?)" if -status == signal.SIGKILL else ""
     return f"was killed by {signal.Signals(-status).name} ({-status}){hint}"
-
-
-class _EngineProtocol(asyncio.Protocol):
-    """Frames from the socket to the client."""
-
-    def __init__(self, client: EngineClient) -> None:
-        self._client = client
-        self._reader = FrameReader()
-        self._decoder = msgspec.msgpack.Decoder(FromEngine)
-        self._loop = asyncio.get_running_loop()
-
-    def data_received(self, data: bytes) -> None:
-        self._client.last_heard_s = self._loop.time()
-        for body in self._reader.feed(data):
-            self._client.received(self._decoder.decode(body))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._client.disconnected()

@@ -1,69 +1,91 @@
-"""Updates of one request on their way to one reader, which may be slow.
+"""Streams: what belongs to one request, on its way to one reader, which may be slow. Unread items are merged into one.
 
-Unread updates are merged into one, so that a slow reader loses nothing. Log-probabilities take a hundred times the
-memory of text: a reader that leaves more than `MAX_UNREAD_LOGPROBS` unread gets those and then an error. Knows no HTTP.
-Next to read: `client.py`.
+`AsyncLLM` has streams of outputs, the client of an engine process `RequestStream`s of updates. Knows no HTTP.
+Next to read: `client.py`, `../async_llm.py`.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Generic, Protocol, TypeVar
 
 from quire.engine.process.messages import ChoiceUpdate, RequestUpdate
-from quire.errors import QuireError, UnreadError
+from quire.errors import UnreadError
 
 MAX_UNREAD_LOGPROBS = 4096
 """Of one request: 680 tokens with five alternatives each, about 800 KiB."""
 
 
-class RequestStream:
-    """The updates of one request, for one reader.
+class Item(Protocol):
+    """Part of a request's answer; the last one has `finished`."""
 
-    Attributes: `has_ended`: the reader has seen the end; `is_cut`: the reader left too much unread, so the engine
-        need not go on.
-    """
+    finished: bool
 
-    def __init__(self, request_id: str) -> None:
-        self.request_id = request_id
+
+_Item = TypeVar("_Item", bound=Item)
+
+
+class Stream(Generic[_Item]):
+    """Items for one reader in this event loop. Attributes: `has_ended`: the reader has seen the end."""
+
+    def __init__(self, merge: Callable[[_Item, _Item], _Item]) -> None:
+        """`merge`: an unread item and the next one to one item."""
         self.has_ended = False
-        self.is_cut = False
-        self._waiting: RequestUpdate | None = None
-        self._num_logprobs = 0
-        self._error: QuireError | None = None
+        self._merge = merge
+        self._waiting: _Item | None = None
+        self._error: BaseException | None = None
         self._ready = asyncio.Event()
 
-    def put(self, update: RequestUpdate) -> None:
-        """Offer an update to the reader. Mutates: `is_cut`; after that updates are dropped."""
-        if self.is_cut:
-            return
-        self._waiting = update if self._waiting is None else merge(self._waiting, update)
-        self._num_logprobs += sum(len(position) for choice in update.choices for position in choice.logprobs or ())
-        # A finished request costs the engine nothing more: its end is better than an error.
-        if self._num_logprobs > MAX_UNREAD_LOGPROBS and not update.finished:
-            self.is_cut = True
-            self.fail(UnreadError(MAX_UNREAD_LOGPROBS))
+    def put(self, item: _Item) -> None:
+        """Offer an item to the reader."""
+        self._waiting = item if self._waiting is None else self._merge(self._waiting, item)
         self._ready.set()
 
-    def fail(self, error: QuireError) -> None:
-        """End the stream: the reader gets the unread updates, then the error."""
+    def fail(self, error: BaseException) -> None:
+        """End the stream: the reader gets the unread items, then the error."""
         self._error = error
         self._ready.set()
 
-    async def __aiter__(self) -> AsyncIterator[RequestUpdate]:
-        """Yield updates up to the one with `finished`. Raises: the error that ended the request."""
+    async def __aiter__(self) -> AsyncIterator[_Item]:
+        """Yield items up to the one with `finished`. Raises: the error that ended the request."""
         while not self.has_ended:
             await self._ready.wait()
-            update, self._waiting, self._num_logprobs = self._waiting, None, 0
-            if update is not None:
-                if update.failure is not None:
-                    self.has_ended = True
-                    raise update.failure.revive()
-                self.has_ended = update.finished
-                yield update
+            item, self._waiting = self._waiting, None
+            if item is not None:
+                self.has_ended = item.finished
+                yield item
             elif self._error is not None:
                 self.has_ended = True
                 raise self._error
             else:
                 self._ready.clear()
+
+
+class RequestStream(Stream[RequestUpdate]):
+    """The updates of one request; a slow reader loses nothing.
+
+    Log-probabilities take a hundred times the memory of text: a reader that leaves more than `MAX_UNREAD_LOGPROBS`
+    unread gets those and then an error. `is_cut`: this has happened, so the engine need not go on.
+    """
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(merge)
+        self.request_id = request_id
+        self.is_cut = False
+        self._num_logprobs = 0
+
+    def put(self, update: RequestUpdate) -> None:
+        """Offer an update to the reader. Mutates: `is_cut`; after that updates are dropped."""
+        if self.is_cut:
+            return
+        if update.failure is not None:
+            return self.fail(update.failure.revive())
+        self._num_logprobs = 0 if self._waiting is None else self._num_logprobs
+        self._num_logprobs += sum(len(position) for choice in update.choices for position in choice.logprobs or ())
+        super().put(update)
+        # A finished request costs the engine nothing more: its end is better than an error.
+        if self._num_logprobs > MAX_UNREAD_LOGPROBS and not update.finished:
+            self.is_cut = True
+            self.fail(UnreadError(MAX_UNREAD_LOGPROBS))
 
 
 def merge(first: RequestUpdate, second: RequestUpdate) -> RequestUpdate:
@@ -80,7 +102,6 @@ def merge(first: RequestUpdate, second: RequestUpdate) -> RequestUpdate:
         prompt_logprobs=first.prompt_logprobs or second.prompt_logprobs,
         embedding=second.embedding,
         metrics=second.metrics,
-        failure=second.failure,
     )
 
 

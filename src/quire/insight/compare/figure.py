@@ -9,43 +9,39 @@ from typing import Any
 
 from quire.byte_sizes import format_bytes
 from quire.insight.compare.results import Chart, Comparison
-from quire.insight.picture import page
+from quire.insight.picture import html_table, page
 
 WIDTH, HEIGHT = 760, 240
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "1 5")
 """Modes differ by dash and label too, not by colour alone."""
-CHART_STYLE = """
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+table { border-collapse: collapse } th, td { padding: .2rem .8rem; text-align: right }
+th:first-child, td:first-child { text-align: left } tr + tr { border-top: 1px solid #8886 }
+svg { width: 100%; height: auto }
+"""
+SVG_STYLE = """
 :root { color-scheme: light dark; --c0: #1f6fb2; --c1: #c2571a; --c2: #2f8a4c; --c3: #8a4fb5; --c4: #6b6b6b }
 @media (prefers-color-scheme: dark) {
   :root { --c0: #6db3ee; --c1: #f0a070; --c2: #7fd09a; --c3: #c79bea; --c4: #b5b5b5 }
 }
 text { font-size: 12px; fill: currentColor } .axis { stroke: currentColor; opacity: .5 }
-"""
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
-table { border-collapse: collapse } th, td { padding: .2rem .8rem; text-align: right }
-th:first-child, td:first-child { text-align: left } tr + tr { border-top: 1px solid #8886 }
-svg { width: 100%; height: auto } figure { margin: 1.5rem 0 } figcaption { font-weight: 600 }
-"""
-SVG_STYLE = CHART_STYLE + ":root { color: #111 } @media (prefers-color-scheme: dark) { :root { color: #eee } }"
+:root { color: #111 } @media (prefers-color-scheme: dark) { :root { color: #eee } }"""
 
 
 def html_page(comparison: Comparison) -> str:
     """Return the page. It names no other file and no address."""
-    columns = comparison.columns
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name, _ in columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row_texts(comparison, row)) + "</tr>"
-        for row in comparison.rows
+    table = html_table(
+        [name for name, _ in comparison.columns], [row_texts(comparison, row) for row in comparison.rows]
     )
     equal = "" if comparison.outputs_equal is None else f"<p>{escape(equal_text(comparison))}</p>"
+    sentences = "".join(f"<li>{escape(sentence)}</li>" for sentence in comparison.explanation)
     settings = ", ".join(f"{name}={value}" for name, value in comparison.settings.items() if value is not None)
     shown = (
-        f"<p>{escape(comparison.title)}</p>{equal}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><ul>"
-        + "".join(f"<li>{escape(sentence)}</li>" for sentence in comparison.explanation)
-        + f"</ul>{''.join(map(_figure, comparison.charts))}<p>{escape(settings)}</p>"
+        f"<p>{escape(comparison.title)}</p>{equal}{table}<ul>{sentences}</ul>{svg_image(comparison)}"
+        f"<p>{escape(settings)}</p>"
     )
-    return page(f"quire compare {comparison.name}", CHART_STYLE + STYLE, shown)
+    return page(f"quire compare {comparison.name}", STYLE, shown)
 
 
 def svg_image(comparison: Comparison) -> str:
@@ -87,17 +83,6 @@ def cell_text(value: Any, unit: str) -> str:
     if unit == "number":
         return f"{value:.3g}"
     return f"{value:.0f}" if isinstance(value, float) else str(value)
-
-
-def _figure(chart: Chart) -> str:
-    drawing, height = _drawing(chart)
-    if not drawing:
-        return ""
-    title = escape(chart.title)
-    return (
-        f'<figure><figcaption>{title}</figcaption><svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{title}">'
-        f"{drawing}</svg></figure>"
-    )
 
 
 def _drawing(chart: Chart) -> tuple[str, int]:

@@ -173,9 +173,10 @@ def _weights(rank: RankModel) -> Section:
 def _kv_cache(rank: RankModel, config: EngineConfig, settings: Settings) -> Section:
     section = Section("KV cache")
     groups = config.scheduler.kv_cache_groups
+    whole_specs = [groups[index].spec for index in config.scheduler.layer_groups]
     stored = [
         spec.stored_as(whole.dtype_bytes, whole.scale_bytes) if isinstance(whole, (PagedKV, LatentKV)) else spec
-        for spec, whole in zip(rank.cache_specs, _specs_by_layer(config), strict=True)
+        for spec, whole in zip(rank.cache_specs, whole_specs, strict=True)
     ]
     per_layer = sorted({spec.bytes_per_token for spec in stored})
     for spec in dict.fromkeys(stored):
@@ -208,11 +209,6 @@ def _kv_cache(rank: RankModel, config: EngineConfig, settings: Settings) -> Sect
     section.notes.append(f"{len(groups)} group{'s' * (len(groups) > 1)} of layers, blocks of "
                          f"{config.scheduler.block_size} tokens")  # fmt: skip
     return section
-
-
-def _specs_by_layer(config: EngineConfig) -> list[object]:
-    found = {layer: group.spec for group in config.scheduler.kv_cache_groups for layer in group.layer_indices}
-    return [found[layer] for layer in sorted(found)]
 
 
 def _memory(rank: RankModel, config: EngineConfig, hardware: Hardware, settings: Settings) -> Section:

@@ -6,7 +6,7 @@ Next to read: `report.py`.
 from html import escape
 
 from quire.insight.explain.report import Report, Section
-from quire.insight.picture import page
+from quire.insight.picture import html_table, page
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --dim: #777; }
@@ -52,15 +52,7 @@ def _section(section: Section) -> str:
     )
     parts = [f"<h2>{escape(section.title)}</h2>", f"<table>{quantities}</table>" if quantities else ""]
     if section.rows:
-        head = "".join(f'<th scope="col">{escape(name)}</th>' for name in section.header)
-        body = "".join(
-            "<tr>" + "".join(_cell(cell, index in section.right_columns) for index, cell in enumerate(row)) + "</tr>"
-            for row in section.shown_rows()
-        )
-        parts.append(f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>')
+        table = html_table(section.header, section.shown_rows(), section.right_columns)
+        parts.append(f'<div class="wide">{table}</div>')
     parts += [f'<p class="note">{escape(note)}</p>' for note in section.notes]
     return "".join(parts)
-
-
-def _cell(text: str, is_number: bool) -> str:
-    return f'<td class="number">{escape(text)}</td>' if is_number else f"<td>{escape(text)}</td>"

@@ -33,7 +33,8 @@ def open_subject(name: str, progress: Progress | None = None) -> Checkpoint:
         return _of_config(name, PRESETS[presets[name.lower()]], "preset", path)
     if path.is_file() and path.suffix == ".json":
         return _of_config(name, read_json_object(path), "local", path)
-    if path.is_dir() and (path / "config.json").is_file() and not _has_weights(path):
+    has_weights = path.is_dir() and any(item.suffix in WEIGHT_SUFFIXES for item in path.iterdir())
+    if (path / "config.json").is_file() and not has_weights:
         return _of_config(name, read_json_object(path / "config.json"), "local", path)
     hub = None if path.exists() else parse_hub_id(name)
     if hub is not None and hub.file is None and hub.quantization is None:
@@ -49,10 +50,6 @@ def open_subject(name: str, progress: Progress | None = None) -> Checkpoint:
     except ModelNotFoundError as error:
         close = nearest(name.lower(), presets)
         raise ModelNotFoundError(f"{error}; or a preset of explain: {', '.join(PRESETS)}{close}") from None
-
-
-def _has_weights(path: Path) -> bool:
-    return any(item.suffix in WEIGHT_SUFFIXES for item in path.iterdir())
 
 
 def _of_config(name: str, config: Mapping[str, Any], origin: str, path: Path) -> Checkpoint:
