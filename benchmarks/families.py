@@ -181,7 +181,11 @@ def main() -> None:
     for family in (REFERENCE, *chosen):
         measured[family] = measure(family, device, with_ops=arguments.ops)
         gc.collect()
-        print(f"{family} is measured", file=sys.stderr)
+        found = measured[family][0]
+        shown = "".join(
+            f", {case} {values['seconds'] * 1e3:.1f} ms {values.get('ops_ms', '')}" for case, values in found.items()
+        )
+        print(f"{family}{shown}", file=sys.stderr, flush=True)
     # Other programs may have disturbed the first measurement of the limits.
     again = measure_device()
     rates = {name: max(rate, again.limits.flops_per_s[name]) for name, rate in device.limits.flops_per_s.items()}

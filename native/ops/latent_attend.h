@@ -115,6 +115,16 @@ inline void decode_inputs(const Weight& weight, const std::byte* tile, int64_t f
   }
 }
 
+// Fetches what decode_inputs reads of a tile from input `first` on: the lines after those of another tile are no stream
+// that the hardware would follow.
+inline void fetch_inputs(const Weight& weight, const std::byte* tile, int64_t first) {
+  const int64_t blocks = weight.num_inputs / kBlock, bytes = tile_bytes(weight.format, weight.num_inputs);
+  const bool has_scales = wanted_rows(weight.format) == RowType::q8;
+  const int64_t block_bytes = !has_scales ? bytes / blocks : weight.format == WeightFormat::q8 ? 512 : 256;
+  for (int64_t i = 0; i < block_bytes; i += 64) prefetch_l1(tile + first / kBlock * block_bytes + i);
+  if (has_scales) prefetch_l1(tile + blocks * block_bytes + first / kBlock * kTile * 2);
+}
+
 // work[t, h] = (U_h' q[t, h, C …], q[t, h, … C - 1]) for tokens first … first + count - 1: the query of the latents.
 inline void absorb_queries(const LatentStep& at, int64_t head, int64_t first, int64_t count) {
   const LatentSizes& sizes = at.sizes;
@@ -136,7 +146,9 @@ inline void absorb_queries(const LatentStep& at, int64_t head, int64_t first, in
   for (int64_t column = 0; column < sizes.rank; column += kBlock) {
     const int64_t columns = sizes.rank - column < kBlock ? sizes.rank - column : kBlock;
     for (int64_t i = 0; i < width; i += kTile) {
-      decode_inputs(up, up.data + (tile + i / kTile) * bytes, column, columns, rows + i, width);
+      const std::byte* data = up.data + (tile + i / kTile) * bytes;
+      if (column + kBlock < sizes.rank) fetch_inputs(up, data, column + kBlock);
+      decode_inputs(up, data, column, columns, rows + i, width);
     }
     dots({queries, width}, count, {rows, width}, columns, width, {results, kBlock});
     for (int64_t t = 0; t < count; ++t) {

@@ -40,32 +40,27 @@ inline LatentEntry latent_entry(const KvLayer& kv, const int32_t* table, int64_t
   return {block + offset * bytes, reinterpret_cast<float*>(block + kv.block_size * bytes) + offset};
 }
 
+inline F32x16 widen_values(KvFormat format, const std::byte* from, float scale) {
+  if (format == KvFormat::f32) return load(reinterpret_cast<const float*>(from));
+  if (format == KvFormat::f16) return widen_f16(reinterpret_cast<const uint16_t*>(from));
+  if (format == KvFormat::bf16) return widen_bf16(reinterpret_cast<const uint16_t*>(from));
+  if (format == KvFormat::e4m3) return widen_e4m3(reinterpret_cast<const uint8_t*>(from));
+  if (format == KvFormat::e5m2) return widen_e5m2(reinterpret_cast<const uint8_t*>(from));
+  int32_t wide[kLanes];
+  for (int lane = 0; lane < kLanes; ++lane) wide[lane] = reinterpret_cast<const int8_t*>(from)[lane];
+  return to_float(load(wide)) * broadcast(scale);
+}
+
 // An entry as fp32; past its end zeros up to whole vectors.
 inline void widen_entry(const KvLayer& kv, const LatentEntry& entry, float* out) {
-  const int64_t width = kv.head_size, bytes = kv_value_bytes(kv.format);
-  for (int64_t i = 0; i < width; i += kLanes) {
-    const std::byte* from = entry.values + i * bytes;
-    alignas(64) std::byte part[kLanes * 4] = {};
-    if (width - i < kLanes) {
-      memcpy(part, from, static_cast<size_t>((width - i) * bytes));
-      from = part;
-    }
-    if (kv.format == KvFormat::f32) {
-      store(out + i, load(reinterpret_cast<const float*>(from)));
-    } else if (kv.format == KvFormat::f16) {
-      store(out + i, widen_f16(reinterpret_cast<const uint16_t*>(from)));
-    } else if (kv.format == KvFormat::bf16) {
-      store(out + i, widen_bf16(reinterpret_cast<const uint16_t*>(from)));
-    } else if (kv.format == KvFormat::e4m3) {
-      store(out + i, widen_e4m3(reinterpret_cast<const uint8_t*>(from)));
-    } else if (kv.format == KvFormat::e5m2) {
-      store(out + i, widen_e5m2(reinterpret_cast<const uint8_t*>(from)));
-    } else {
-      int32_t wide[kLanes];
-      for (int lane = 0; lane < kLanes; ++lane) wide[lane] = reinterpret_cast<const int8_t*>(from)[lane];
-      store(out + i, to_float(load(wide)) * broadcast(*entry.scale));
-    }
-  }
+  const KvFormat format = kv.format;  // a copy: `out` may not change it
+  const int64_t width = kv.head_size, bytes = kv_value_bytes(format), whole = width - width % kLanes;
+  const float scale = format == KvFormat::i8 ? *entry.scale : 1.0f;
+  for (int64_t i = 0; i < whole; i += kLanes) store(out + i, widen_values(format, entry.values + i * bytes, scale));
+  if (whole == width) return;
+  alignas(64) std::byte rest[kLanes * 4] = {};
+  memcpy(rest, entry.values + whole * bytes, static_cast<size_t>((width - whole) * bytes));
+  store(out + whole, widen_values(format, rest, scale));
 }
 
 inline void write_latent(const WriteLatentOp& op, const Context& context) {

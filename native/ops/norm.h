@@ -8,7 +8,7 @@ namespace quire {
 
 // Layer norm if subtract_mean, else RMS norm, with 0 for the mean: out = (x - mean) * rsqrt(mean of (x - mean)^2 +
 // epsilon) * weight + bias. A null weight is 1, a null bias 0. Each row is `groups` (0: 1) such vectors, as heads are,
-// which share the weight or have one each.
+// which share the weight or have one each. add: out += that (f32 rows).
 struct NormOp {
   Rows x;    // f32
   Rows out;  // any type
@@ -19,6 +19,7 @@ struct NormOp {
   bool subtract_mean;
   int64_t groups;
   bool weight_per_group;
+  bool add;
   bool of_logit_rows;
 };
 
@@ -68,12 +69,17 @@ inline void norm(const NormOp& op, const Context& context) {
       normalise(x + i, op.weight + (op.weight_per_group ? i : 0), op.bias, values + i, op.width, op.epsilon,
                 op.subtract_mean);
     }
+    if (op.add) {
+      add_values(values, width, row<float>(op.out, t));
+      continue;
+    }
     write_columns(op.out, t, 0, width, values);
     finish_row(op.out, t, width);
   }
 }
 
-QUIRE_OP(norm, NormOp, x, out, weight, bias, width, epsilon, subtract_mean, groups, weight_per_group, of_logit_rows)
+QUIRE_OP(norm, NormOp, x, out, weight, bias, width, epsilon, subtract_mean, groups, weight_per_group, add,
+         of_logit_rows)
 
 }  // namespace
 }  // namespace quire

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from quire.cli import saved_chats
 from quire.errors import ModelNotFoundError
 from quire.outputs import RequestOutput
 from tests.cli.command_line import FakeEngine, call, parsed
@@ -52,6 +53,21 @@ def test_flags_reach_the_request(engines: list[FakeEngine]) -> None:
     call("run", "Once upon", "--raw")
     assert engines[1].prompts[0]["prompt"] == "system: Be brief.\nuser: Hi there\n"
     assert engines[2].prompts[0] == {"prompt": "Once upon"}
+
+
+def test_continue_goes_on_with_the_chat_saved_last(
+    engines: list[FakeEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    result = call("run", "--continue")
+    assert (result.exit_code, "no chat is saved yet" in result.stderr) == (2, True)
+    saved_chats.save("last", [{"role": "user", "content": "one"}, {"role": "assistant", "content": "1"}])
+    for more in (["Hi there"], ["--system", "x"], ["-f", "x"], ["--raw"]):
+        assert call("run", "--continue", *more).exit_code == 2
+    assert not engines
+    assert call("run", "--continue", stdin="two\n").exit_code == 0
+    assert engines[0].prompts[0]["prompt"] == "user: one\nassistant: 1\nuser: two\n"
+    assert [message["content"] for message in saved_chats.load("last")] == ["one", "1", "two", "Because."]
 
 
 def test_several_completions_are_numbered(engines: list[FakeEngine]) -> None:

@@ -30,6 +30,7 @@ from tests.models.tiny_configs import (
     DELTA_NET,
     GEMMA,
     GEMMA4,
+    GEMMA4_EXPERTS,
     LFM2,
     LLAMA,
     LONGROPE,
@@ -111,10 +112,27 @@ def _gemma4(writer: gguf.GGUFWriter) -> None:
 
 def _gemma4_keys_alone(writer: gguf.GGUFWriter, pattern: Sequence[bool] = (True, False, True, False)) -> None:
     writer.add_key_length_swa(12)
+    writer.add_value_length_swa(12)
+    writer.add_rope_dimension_count(16)
+    writer.add_rope_dimension_count_swa(12)
     writer.add_sliding_window(5)
     writer.add_sliding_window_pattern(list(pattern))
     writer.add_rope_freq_base_swa(10000.0)
     writer.add_tensor("rope_freqs.weight", np.array([1.0] * 2 + [1e30] * 6, np.float32))
+
+
+def _gemma4_experts(writer: gguf.GGUFWriter) -> None:
+    _gemma4_keys_alone(writer)
+    writer.add_shared_kv_layers(0)
+    writer.add_embedding_length_per_layer_input(0)
+    writer.add_expert_count(6)
+    writer.add_expert_used_count(3)
+    writer.add_expert_feed_forward_length(20)
+
+
+def _gpt_neox(writer: gguf.GGUFWriter, *, is_parallel: bool = True) -> None:
+    writer.add_rope_dimension_count(6 if is_parallel else 4)
+    writer.add_parallel_residual(is_parallel)
 
 
 def _ministral3(writer: gguf.GGUFWriter) -> None:
@@ -256,6 +274,12 @@ CASES: dict[str, tuple[str, dict[str, Any], MODEL_ARCH, Write]] = {
         **GEMMA4, "global_head_dim": 16, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
         "hidden_size_per_layer_input": 0,
     }, MODEL_ARCH.GEMMA4, _gemma4_keys_alone),
+    "gemma4, experts": ("gemma4_text", {**GEMMA4_EXPERTS, "global_head_dim": 16}, MODEL_ARCH.GEMMA4, _gemma4_experts),
+    "gpt2": ("gpt2", TINY_CONFIGS["gpt2"]["three heads"], MODEL_ARCH.GPT2,
+             lambda writer: writer.add_feed_forward_length(4 * 48)),
+    "gptneox": ("gpt_neox", TINY_CONFIGS["gpt_neox"]["side by side"], MODEL_ARCH.GPTNEOX, _gpt_neox),
+    "gptneox, one after the other": ("gpt_neox", TINY_CONFIGS["gpt_neox"]["one after the other, three heads"],
+                                     MODEL_ARCH.GPTNEOX, lambda writer: _gpt_neox(writer, is_parallel=False)),
     "glm4": ("glm4", TINY_CONFIGS["glm4"]["neighbouring pairs"], MODEL_ARCH.GLM4,
              lambda writer: writer.add_rope_dimension_count(8)),
     "starcoder2": ("starcoder2", TINY_CONFIGS["starcoder2"]["biases, window"], MODEL_ARCH.STARCODER2,
@@ -295,6 +319,13 @@ SIDE_BY_SIDE = (
     MODEL_ARCH.GRANITE_HYBRID,
 )
 """llama.cpp rotates neighbouring pairs of these, which Transformers does not."""
+GPTS = (MODEL_ARCH.GPT2, MODEL_ARCH.GPTNEOX)
+"""Without keys of heads."""
+LAYER_NORMS = {
+    MODEL_ARCH.STARCODER2: "norm_epsilon",
+    MODEL_ARCH.GPT2: "layer_norm_epsilon",
+    MODEL_ARCH.GPTNEOX: "layer_norm_eps",
+}
 WITH_STATE = (
     MODEL_ARCH.MAMBA2, MODEL_ARCH.GRANITE_HYBRID, MODEL_ARCH.QWEN3NEXT, MODEL_ARCH.QWEN35, MODEL_ARCH.QWEN35MOE,
 )  # fmt: skip
@@ -317,19 +348,20 @@ def write_gguf(path: Path, pair: Pair, arch: MODEL_ARCH, write: Write) -> None:
     if arch != MODEL_ARCH.QWEN35MOE:
         writer.add_feed_forward_length([width for width, _ in layers] or getattr(config, "intermediate_size", 0))
     writer.add_head_count(num_heads)
-    if arch != MODEL_ARCH.MAMBA2:
+    if arch not in (MODEL_ARCH.MAMBA2, *GPTS):
         writer.add_head_count_kv([layer.num_key_value_heads for _, layer in layers] or config.num_key_value_heads)
-    if arch not in (MODEL_ARCH.DEEPSEEK2, MODEL_ARCH.MAMBA2):
+    if arch not in (MODEL_ARCH.DEEPSEEK2, MODEL_ARCH.MAMBA2, *GPTS):
         writer.add_key_length(head_size)
         writer.add_value_length(head_size)
-    if arch == MODEL_ARCH.STARCODER2:
-        writer.add_layer_norm_eps(config.norm_epsilon)
+    if epsilon := LAYER_NORMS.get(arch):
+        writer.add_layer_norm_eps(getattr(config, epsilon))
     else:
         epsilon = {MODEL_ARCH.LFM2: "norm_eps", MODEL_ARCH.MAMBA2: "layer_norm_epsilon"}.get(arch, "rms_norm_eps")
         writer.add_layer_norm_rms_eps(getattr(config, epsilon))
     if rope := getattr(config, "rope_parameters", None):
         writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
-    if num_experts := getattr(config, "n_routed_experts", getattr(config, "num_experts", None)):
+    num_experts = getattr(config, "n_routed_experts", getattr(config, "num_experts", None))
+    if num_experts and arch != MODEL_ARCH.GEMMA4:
         writer.add_expert_count(num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
     write(writer)
@@ -347,6 +379,13 @@ def write_gguf(path: Path, pair: Pair, arch: MODEL_ARCH, write: Write) -> None:
             for part, values in with_state(config, name, tensor).items():
                 add(writer, names, part, values)
             continue
+        if ".router." in name and name.endswith("scale"):
+            part = "ffn_down_exps" if "per_expert" in name else "ffn_gate_inp"
+            writer.add_tensor(f"blk.{name.split('.')[2]}.{part}.scale", tensor.numpy())
+            continue
+        if ".experts." in name and arch == MODEL_ARCH.GEMMA4:
+            add(writer, names, f"{name}.weight", tensor.numpy())
+            continue
         if ".experts." in name:
             write_experts(writer, arch, name, tensor)
             continue
@@ -359,6 +398,11 @@ def write_gguf(path: Path, pair: Pair, arch: MODEL_ARCH, write: Write) -> None:
         if arch in SIDE_BY_SIDE and ("q_proj" in name or "k_proj" in name):
             halves = values.reshape(len(values) // head_size, 2, head_size // 2, -1)
             values = halves.swapaxes(1, 2).reshape(values.shape)
+        if arch == MODEL_ARCH.GPT2 and values.ndim == 2 and ".h." in name:
+            values = values.T
+        if "query_key_value" in name:
+            heads = values.reshape(num_heads, 3, -1, *values.shape[1:])
+            values = heads.swapaxes(0, 1).reshape(values.shape)
         if arch in (MODEL_ARCH.GEMMA2, MODEL_ARCH.GEMMA3) and name.endswith("norm.weight"):
             values = values + np.float32(1)
         add(writer, names, name, values)

@@ -90,6 +90,19 @@ async def test_call_behind_the_reasoning_is_a_call() -> None:
 
 
 @in_loop
+async def test_gemma4s_reasoning_and_call_are_read() -> None:
+    template = "{% if tools %}<|tool_call>call:…<tool_call|><|channel>thought…<channel|>{% endif %}" + THINKS
+    template = template.replace("<think>\n\n</think>\n\n", "")
+    call = '<|tool_call>call:weather{city:<|"|>Rome<|"|>,days:[1,2]}<tool_call|>'
+    for closing in ("<channel|>", ""):
+        found = await message({"tools": [TOOL]}, text=f"<|channel>thought\nRome?\n{closing}{call}", template=template)
+        ((name, arguments),) = (each["function"].values() for each in found["tool_calls"])
+        assert (found["reasoning_content"], name, json.loads(arguments)) == (
+            "Rome?", "weather", {"city": "Rome", "days": [1, 2]},
+        )  # fmt: skip
+
+
+@in_loop
 async def test_structured_output_is_all_content() -> None:
     found = await message({"response_format": {"type": "json_object"}}, text='{"a": "</think>"}')
     assert json.loads(found["content"]) == {"a": "</think>"}

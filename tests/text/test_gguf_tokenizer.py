@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from quire.errors import ModelFileError, UnsupportedModelError
-from quire.text.gguf_tokenizer import build_gguf_tokenizer
+from quire.text.gguf_tokenizer import build_gguf_tokenizer, merges_from_scores
 from quire.text.tokenizer import Tokenizer, load_tokenizer_gguf
 from quire.weights.gguf_file import read_gguf
 from tests.text.builders import (
@@ -17,6 +17,7 @@ from tests.text.builders import (
     byte_level_backend,
     byte_level_metadata,
     byte_level_tokenizer,
+    ggml,
     sentencepiece_metadata,
     sentencepiece_pieces,
     sentencepiece_tokenizer,
@@ -48,6 +49,36 @@ def test_sentencepiece_equals_transformers(llama_oracle: Any, text: str) -> None
     ids = tokenizer.encode(text)
     assert ids == llama_oracle(text)["input_ids"]
     assert tokenizer.decode(ids) == llama_oracle.decode(ids, skip_special_tokens=True)
+
+
+@pytest.fixture(scope="module")
+def gemma4_pair() -> tuple[Tokenizer, Any]:
+    """A tokenizer of Gemma 4's kind, and Transformers' of the same pieces and merges."""
+    gemma = pytest.importorskip("transformers.models.gemma.tokenization_gemma")
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+    pieces = [piece for piece, _, kind in sentencepiece_pieces() if kind in (1, 6)]
+    scores = {piece: score for piece, score, kind in sentencepiece_pieces() if kind == 1}
+    merges, tokens = merges_from_scores(scores), [*special, *pieces]
+    oracle = gemma.GemmaTokenizer({token: index for index, token in enumerate(tokens)}, merges)
+    types = [6 if token.startswith("<0x") else 3 if token in special else 1 for token in tokens]
+    ids = {"eos_token_id": 1, "bos_token_id": 2, "unknown_token_id": 3}
+    lines = [" ".join(merge) for merge in merges]
+    return load_tokenizer_gguf(
+        ggml({"model": "gemma4", "tokens": tokens, "token_type": types, "merges": lines, **ids})
+    ), oracle
+
+
+@given(text=TEXTS.filter(lambda text: "<" not in text))
+def test_gemma4_equals_transformers(gemma4_pair: tuple[Tokenizer, Any], text: str) -> None:
+    tokenizer, oracle = gemma4_pair
+    ids = tokenizer.encode(text)
+    assert ids == [2, *oracle(text, add_special_tokens=False)["input_ids"]]
+    assert tokenizer.decode(ids) == oracle.decode(ids, skip_special_tokens=True)
+
+
+def test_gemma4_needs_merges(gemma4_pair: tuple[Tokenizer, Any]) -> None:
+    with pytest.raises(ModelFileError, match=r"no tokenizer\.ggml\.merges"):
+        load_tokenizer_gguf(sentencepiece_metadata(model="gemma4"))
 
 
 def test_sentencepiece_adds_a_space_before_a_leading_space() -> None:

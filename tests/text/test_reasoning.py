@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from quire.text.reasoning import Piece, ReasoningFormat, ReasoningParser, find_reasoning
 
 THINK, OPEN = ReasoningFormat(), ReasoningFormat(is_open=True)
+CHANNEL = ReasoningFormat("<|channel>thought", "<channel|>", breaks_off="<|tool_call>")
 
 
 class Vocabulary:
@@ -43,6 +44,10 @@ def split(format: ReasoningFormat, *texts: str) -> tuple[str, str]:
         (OPEN, "\nHmm.\n</think>Four.", "Hmm.", "Four."),
         (OPEN, "cut", "cut", ""),
         (THINK, "", "", ""),
+        (CHANNEL, "<|channel>thought\nHmm.<channel|>Four.", "Hmm.", "Four."),
+        (CHANNEL, "<|channel>thought\n<channel|>Four.", "", "Four."),
+        (CHANNEL, "<|channel>thought\nHmm <|tool. <|tool_call>call:f{}", "Hmm <|tool.", "<|tool_call>call:f{}"),
+        (CHANNEL, "<|channel>thought\na<channel|>b<|tool_call>c", "a", "b<|tool_call>c"),
     ],
 )
 def test_text_is_reasoning_then_answer(format: ReasoningFormat, text: str, reasoning: str, answer: str) -> None:
@@ -51,9 +56,9 @@ def test_text_is_reasoning_then_answer(format: ReasoningFormat, text: str, reaso
 
 
 @given(st.lists(st.sampled_from(["<think>", "</think>", "<", "/th", "ink>", "a", " ", "\n", "<thi"]), max_size=12),
-       st.booleans())  # fmt: skip
-def test_cut_of_the_text_changes_nothing(parts: list[str], is_open: bool) -> None:
-    text, format = "".join(parts), ReasoningFormat(is_open=is_open)
+       st.booleans(), st.sampled_from(["", "<a", "<thina"]))  # fmt: skip
+def test_cut_of_the_text_changes_nothing(parts: list[str], is_open: bool, breaks_off: str) -> None:
+    text, format = "".join(parts), ReasoningFormat(is_open=is_open, breaks_off=breaks_off)
     assert split(format, *parts) == split(format, text) == split(format, *text)
 
 
@@ -65,4 +70,7 @@ def test_format_comes_from_the_template_and_the_prompt() -> None:
     assert find_reasoning(template, "user: hi", plain) == THINK
     assert find_reasoning(template, "user: hi\n<think>\n", plain) == OPEN
     assert find_reasoning(template, "user: hi\n<think>\n\n</think>\n\n", plain) is None
+    gemma = "{{ '<|channel>thought\n<channel|>' if not enable_thinking }}"
+    assert find_reasoning(gemma, "<|turn>model\n", plain) == CHANNEL
+    assert find_reasoning(gemma, "<|turn>model\n<|channel>thought\n<channel|>", plain) is None
     assert find_reasoning(template, "user: hi", Vocabulary({7})) == ReasoningFormat(has_special_marker=True)

@@ -72,6 +72,14 @@ def test_generation_config(tmp_path: Path) -> None:
     }
 
 
+def test_gemma4_ends_turns_with_tokens_of_known_names(tmp_path: Path) -> None:
+    tokens = [f"t{index}" for index in range(VOCAB_SIZE)]
+    tokens[7], tokens[4] = "<turn|>", "<|tool_response>"
+    changes = {"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.tokens": tokens}
+    TinyModel(changes=changes).write(tmp_path / "model.gguf")
+    assert translate_generation_config(read_gguf(tmp_path / "model.gguf"), VOCAB_SIZE) == {"eos_token_id": [2, 4, 7]}
+
+
 @pytest.mark.parametrize("absent", [None, 0xFFFFFFFF])
 def test_a_model_without_an_end_token(tmp_path: Path, absent: int | None) -> None:
     model = TinyModel(changes={"tokenizer.ggml.eos_token_id": absent})

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from quire.cli import saved_chats
+from quire.cli.command import option
 from quire.cli.options import parse_sampling_value
 from quire.cli.output import Output, format_seconds
 from quire.errors import QuireError, nearest
@@ -72,6 +73,23 @@ def statistics_line(
         used = num_prompt + num_new if num_used is None else num_used
         parts.append(f"ctx {used}/{max_model_len} ({100 * used / max_model_len:.0f}%)")
     return " · ".join(parts)
+
+
+continue_option = option(
+    "--continue", "continues", is_flag=True, help="go on with the chat that was saved last (/save)"
+)
+
+
+def chat_to_continue(*, has_more: bool) -> str:
+    """Return the name of the chat that was saved last. `has_more`: a prompt or a system message was given, too.
+
+    Raises: click.UsageError.
+    """
+    if has_more:
+        raise click.UsageError("--continue goes on with a saved chat: leave the prompt and --system out")
+    if not (names := saved_chats.names()):
+        raise click.UsageError("no chat is saved yet: /save NAME in a chat saves it")
+    return names[0]
 
 
 class Chat:

@@ -11,9 +11,16 @@ from typing import Any
 
 import click
 
-from quire.cli import saved_chats
 from quire.cli.arguments import read_prompt
-from quire.cli.chat import DEFAULT_MAX_TOKENS, Chat, Message, Reply, statistics_line
+from quire.cli.chat import (
+    DEFAULT_MAX_TOKENS,
+    Chat,
+    Message,
+    Reply,
+    chat_to_continue,
+    continue_option,
+    statistics_line,
+)
 from quire.cli.command import option, output_of, verb
 from quire.cli.exit_codes import ExitCode
 from quire.cli.options import chosen_options, option_flags
@@ -52,7 +59,7 @@ EXAMPLES = (
 @url_option
 @served_model_option
 @option("--system", metavar="TEXT", help="system message of the chat")
-@option("--continue", "continues", is_flag=True, help="go on with the chat that was saved last (/save)")
+@continue_option
 @option_flags(SamplingParams, defaults={"max_tokens": str(DEFAULT_MAX_TOKENS)})
 def chat_command(
     prompt: str | None, url: str | None, model: str | None, system: str | None, continues: bool, **values: Any
@@ -63,11 +70,7 @@ def chat_command(
     chosen = chosen_options(values, SamplingParams)
     defaults = {"max_tokens": max(DEFAULT_MAX_TOKENS, chosen.get("min_tokens", 0))}
     params = SamplingParams(**{**defaults, **chosen})  # a bad value must not wait for a server
-    if continues and (system or prompt is not None):
-        raise click.UsageError("--continue goes on with a saved chat: leave the prompt and --system out")
-    saved_name = next(iter(saved_chats.names()), None) if continues else None
-    if continues and saved_name is None:
-        raise click.UsageError("no chat is saved yet: /save NAME in a chat saves it")
+    saved_name = chat_to_continue(has_more=bool(system) or prompt is not None) if continues else None
     text = None if continues else read_prompt(prompt, missing="no prompt was given")
     if text is None and output.json:
         raise click.UsageError("--json needs a prompt: give one, or pipe it in")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quire.cli.arguments import prompt_form, read_prompt, split_arguments
-from quire.cli.chat import DEFAULT_MAX_TOKENS, Chat
+from quire.cli.chat import DEFAULT_MAX_TOKENS, Chat, chat_to_continue, continue_option
 from quire.cli.command import option, output_of, verb
 from quire.cli.exit_codes import ExitCode
 from quire.cli.options import OF_REPLICAS, chosen_options, option_flags
@@ -36,8 +36,8 @@ HELP = f"""Answer one prompt, or chat.
 A single argument is a MODEL if it is one plain word, a path or a hub id (org/name), and otherwise the PROMPT for
 the default model. Of several GGUF files, org/name:Q4_K_M or DIRECTORY:Q4_K_M chooses one. Piped input is a prompt, too:
 given both, the request is the input, a blank line and the PROMPT. -f FILE takes the place of piped input. Without any
-of them, on a terminal, a chat starts. PROMPT "-" is piped input alone. The answer has at most {DEFAULT_MAX_TOKENS}
-tokens unless --max-tokens says otherwise.
+of them, on a terminal, a chat starts; /save NAME keeps it, and /load NAME or --continue goes on with it. PROMPT "-" is
+piped input alone. The answer has at most {DEFAULT_MAX_TOKENS} tokens unless --max-tokens says otherwise.
 """
 EXAMPLES = (
     'quire run "Why is the sky blue?"',
@@ -52,9 +52,12 @@ TIMINGS = ("time_to_first_token_s", "decode_s", "total_s", "decode_tokens_per_s"
 @option("--system", metavar="TEXT", help="system message of the chat")
 @option("-f", "--file", metavar="FILE", help="file with the prompt; - is standard input")
 @option("--raw", is_flag=True, help="continue the text itself, without the chat template")
+@continue_option
 @option_flags(SamplingParams, defaults={"max_tokens": str(DEFAULT_MAX_TOKENS)})
 @option_flags(EngineOptions, without=OF_REPLICAS | {"seed"})
-def run_command(words: tuple[str, ...], system: str | None, file: str | None, raw: bool, **values: Any) -> None:
+def run_command(
+    words: tuple[str, ...], system: str | None, file: str | None, raw: bool, continues: bool, **values: Any
+) -> None:
     """Decide between one answer and a chat, check the parameters, then load the model."""
     ctx = click.get_current_context()
     output = output_of(ctx)
@@ -66,14 +69,19 @@ def run_command(words: tuple[str, ...], system: str | None, file: str | None, ra
     SamplingParams(**{"max_tokens": None, **chosen})  # a bad value must not wait for the model to load
     if raw and system:
         raise click.UsageError("--system needs the chat template, --raw leaves it out: use one of them")
-    text = read_prompt(arguments.text, missing=arguments.missing_text, file=file)
+    has_more = bool(system or file or raw) or arguments.text is not None
+    saved_name = chat_to_continue(has_more=has_more) if continues else None
+    text = None if continues else read_prompt(arguments.text, missing=arguments.missing_text, file=file)
     if text is None and (output.json or raw):
         raise click.UsageError(f"{'--json' if output.json else '--raw'} needs a prompt: give one, or pipe it in")
     try:
         with open_engine(options, output) as engine:
             if text is None:
                 ask = functools.partial(ask_engine, engine)
-                Chat(ask, lambda some: vars(sampling_params_for(engine, some)), output, chosen, system=system).loop()
+                Chat(
+                    ask, lambda some: vars(sampling_params_for(engine, some)), output, chosen,
+                    system=system, saved_name=saved_name,
+                ).loop()  # fmt: skip
                 return
             messages = [{"role": "system", "content": system}] if system else []
             messages.append({"role": "user", "content": text})

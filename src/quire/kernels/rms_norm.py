@@ -33,7 +33,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> to
 
 @dataclass(eq=False, frozen=True, slots=True)
 class Norm(Instruction):
-    """RMS norm, or layer norm if `subtract_mean`, of each row or of each of its `groups`, such as heads."""
+    """RMS norm, or layer norm if `subtract_mean`, of each row or of each of its `groups`, such as heads.
+
+    `add`: onto what is in `out`.
+    """
 
     x: Columns
     out: Buffer
@@ -42,22 +45,24 @@ class Norm(Instruction):
     epsilon: float
     subtract_mean: bool
     groups: int = 1
+    add: bool = False
 
     def emit(self, to: Emitter) -> None:
         to.push(
             "norm", x=to.rows(self.x), out=to.rows(self.out), weight=to.vector(self.weight), bias=to.vector(self.bias),
             width=self.out.width // self.groups, epsilon=self.epsilon, subtract_mean=self.subtract_mean,
-            groups=self.groups,
+            groups=self.groups, add=self.add,
             weight_per_group=self.weight is not None and int(self.weight.shape[0]) * self.groups != self.out.width,
         )  # fmt: skip
 
     def cost(self, step: StepShape) -> Cost:
         vectors = sum(4 * int(vector.shape[0]) for vector in (self.weight, self.bias) if vector is not None)
-        return Cost((6 if self.subtract_mean else 4) * step.num_tokens * self.out.width, vectors)
+        return Cost((4 + 2 * self.subtract_mean + self.add) * step.num_tokens * self.out.width, vectors)
 
 
 @lowers("rms_norm")
 def _lower(to: Lowering, call: Call) -> None:
+    """Fused: the sum that alone reads the result, as behind a block that has norms around it."""
     x, weight, epsilon = call.arguments
     if (
         len(x.sizes) == 2
@@ -65,8 +70,11 @@ def _lower(to: Lowering, call: Call) -> None:
         and to.waits(call, ("rope", "rms_norm", "write_kv", "paged_attention"))
     ):
         return
-    out = to.result(call, takes_type=True)
-    to.append(Norm(to.columns(x), out, weight, None, epsilon, False, x.num_columns // x.sizes[-1]))
+    source, users = to.columns(x), to.users(call)
+    sums = to.add_in_place(call, users[0], source.buffer) if len(users) == 1 else None
+    out = to.result(call, takes_type=True) if sums is None else sums
+    groups = x.num_columns // x.sizes[-1]
+    to.append(Norm(source, out, weight, None, epsilon, False, groups, add=sums is not None))
 
 
 def _formula(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:

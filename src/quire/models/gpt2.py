@@ -108,6 +108,8 @@ class GPT2LMHeadModel(nn.Module):
     stacked_params: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     renames: ClassVar[Mapping[str, str]] = {"transformer.": ""}
     transposed_params: ClassVar[tuple[str, ...]] = ("c_attn", "c_proj", "c_fc")
+    renamed_segments: ClassVar[Mapping[str, str]] = {f"{name}_rows": name for name in transposed_params}
+    """GGUF files store a row per output, as layers here do."""
 
     def __init__(self, config: GPT2Config, group: Group = SINGLE) -> None:
         super().__init__()

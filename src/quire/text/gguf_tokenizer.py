@@ -1,8 +1,9 @@
 """A tokenizer from the metadata of a GGUF file (`tokenizer.ggml.*`).
 
-Two kinds: "gpt2", byte-level BPE with merges in the file, and "llama", SentencePiece BPE with merges that follow from
-the tokens' scores. Keys, token types and defaults are llama.cpp's; the rules that cut text are those of the models'
-original tokenizers (`pre_tokenization.py`). Must not know: GGUF's binary layout, tensors, the engine.
+Three kinds: "gpt2", byte-level BPE with merges in the file; "llama", SentencePiece BPE with merges that follow from
+the tokens' scores; "gemma4", SentencePiece BPE with merges in the file. Keys, token types and defaults are
+llama.cpp's; the rules that cut text are those of the models' original tokenizers (`pre_tokenization.py`). Must not
+know: GGUF's binary layout, tensors, the engine.
 Next to read: `pre_tokenization.py`, `tokenizer.py`.
 """
 
@@ -63,16 +64,20 @@ def build_gguf_tokenizer(metadata: Mapping[str, Any]) -> TokenizerParts:
         rules = _pre_tokenization(found.pre)
         backend = build_byte_level(vocab, _merges(found), rules)
         adds_bos = rules.adds_bos
+    elif found.model == "gemma4":
+        backend = _build_sentencepiece(found, vocab, _merges(found), ids["unk_token"], has_prefix=False)
+        adds_bos = True
     elif found.model == "llama":
         # Defaults of SentencePiece models, for older files.
         for name, default in (("unk_token", 0), ("bos_token", 1), ("eos_token", 2)):
             ids[name] = ids[name] if ids[name] is not None or default >= len(found.tokens) else default
-        backend = _build_sentencepiece(found, vocab, token_types, ids["unk_token"])
+        merges = merges_from_scores(_ordinary(found, token_types))
+        backend = _build_sentencepiece(found, vocab, merges, ids["unk_token"], has_prefix=found.add_space_prefix)
         adds_bos = True
     else:
         raise UnsupportedModelError(
-            f"tokenizer.ggml.model is '{printable(found.model)}'; supported are 'gpt2' (byte-level BPE) and 'llama' "
-            "(SentencePiece BPE)"
+            f"tokenizer.ggml.model is '{printable(found.model)}'; supported are 'gpt2' (byte-level BPE), 'llama' and "
+            "'gemma4' (SentencePiece BPE)"
         )
     _add_added_tokens(backend, found.tokens, token_types, ids)
     variables = {name: found.tokens[token_id] for name, token_id in ids.items() if token_id is not None}
@@ -116,7 +121,7 @@ def _vocabulary(tokens: list[str]) -> dict[str, int]:
     return vocab
 
 
-# --- The two kinds ----------------------------------------------------------------------------
+# --- The kinds ----------------------------------------------------------------------------
 
 
 def _pre_tokenization(name: str | None) -> PreTokenization:
@@ -144,27 +149,26 @@ def _merges(found: _Metadata) -> list[tuple[str, str]]:
     return merges
 
 
-def _build_sentencepiece(
-    found: _Metadata, vocab: dict[str, int], token_types: list[int], unknown_id: int | None
-) -> tokenizers.Tokenizer:
+def _ordinary(found: _Metadata, token_types: list[int]) -> dict[str, float]:
+    """The scores of the tokens that are pieces of text."""
     if found.scores is None:
         raise _missing("scores")
-    ordinary = {
+    return {
         token: score
         for token, score, token_type in zip(found.tokens, found.scores, token_types, strict=True)
         if token_type not in (_UNKNOWN, _CONTROL, _BYTE)
     }
-    model = models.BPE(
-        vocab=vocab,
-        merges=merges_from_scores(ordinary),
-        unk_token=None if unknown_id is None else found.tokens[unknown_id],
-        fuse_unk=True,
-        byte_fallback=True,
-    )
+
+
+def _build_sentencepiece(
+    found: _Metadata, vocab: dict[str, int], merges: list[tuple[str, str]], unknown_id: int | None, *, has_prefix: bool
+) -> tokenizers.Tokenizer:
+    unknown = None if unknown_id is None else found.tokens[unknown_id]
+    model = models.BPE(vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     backend = tokenizers.Tokenizer(model)
-    prefix = [normalizers.Prepend("▁")] if found.add_space_prefix else []
+    prefix = [normalizers.Prepend("▁")] if has_prefix else []
     backend.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
-    strip = [decoders.Strip(" ", 1, 0)] if found.add_space_prefix else []
+    strip = [decoders.Strip(" ", 1, 0)] if has_prefix else []
     backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
     return backend
 

@@ -1,9 +1,10 @@
 """Reasoning that a model writes between two markers before its answer, and the answer behind it.
 
-Qwen3, DeepSeek-R1, SmolLM3 and GLM write `<think>…</think>`. Some templates end the prompt with the first marker. Must
-not know: requests. Next to read: `tool_calls/parser.py`, which reads the answer.
+Qwen3, DeepSeek-R1, SmolLM3 and GLM write `<think>…</think>`, Gemma 4 `<|channel>thought…<channel|>`. Some templates end
+the prompt with the first marker. Must not know: requests. Next to read: `tool_calls/parser.py`, which reads the answer.
 """
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -20,15 +21,25 @@ class _Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """`is_open`: the prompt ends inside. `has_special_marker`: markers are special tokens, which text must keep."""
+    """Markers around reasoning.
+
+    `is_open`: the prompt ends inside. `has_special_marker`: markers are special tokens, which text must keep.
+    `breaks_off`: marker of the answer that ends reasoning, too, since models leave `end` out before it.
+    """
 
     start: str = "<think>"
     end: str = "</think>"
     is_open: bool = False
     has_special_marker: bool = False
+    breaks_off: str = ""
 
 
-FORMATS = (ReasoningFormat(), ReasoningFormat("<seed:think>", "</seed:think>"), ReasoningFormat("[THINK]", "[/THINK]"))
+FORMATS = (
+    ReasoningFormat(),
+    ReasoningFormat("<seed:think>", "</seed:think>"),
+    ReasoningFormat("[THINK]", "[/THINK]"),
+    ReasoningFormat("<|channel>thought", "<channel|>", breaks_off="<|tool_call>"),
+)
 
 
 def find_reasoning(chat_template: str | None, prompt: str, tokenizer: _Tokenizer) -> ReasoningFormat | None:
@@ -103,13 +114,15 @@ class ReasoningParser:
     def _inside(self, ends: bool) -> list[Piece]:
         if self._is_first and not self._skip_blanks():
             return []
-        end = self._held.find(self._format.end)
-        size = end if end >= 0 else len(self._held) - (0 if ends else begun_len(self._held, self._format.end))
+        markers = [marker for marker in (self._format.end, self._format.breaks_off) if marker]
+        end, marker = min(((self._held.find(marker), marker) for marker in markers), key=_place)
+        held = 0 if ends else max(begun_len(self._held, marker) for marker in markers)
+        size = end if end >= 0 else len(self._held) - held
         text = self._held[:size].rstrip()
         found = self._take(len(text), is_reasoning=True)
         self._is_first = self._is_first and not found
         if end >= 0:
-            self._take(end - len(text) + len(self._format.end), gives=False)
+            self._take(end - len(text) + (len(marker) if marker == self._format.end else 0), gives=False)
             self._read = self._gap
         elif ends:
             self._take(len(self._held), gives=False)
@@ -122,3 +135,8 @@ class ReasoningParser:
 
     def _answer(self, ends: bool) -> list[Piece]:
         return self._take(len(self._held))
+
+
+def _place(found: tuple[int, str]) -> float:
+    """The place of a marker in a text; behind all others if it is not there."""
+    return found[0] if found[0] >= 0 else math.inf

@@ -86,11 +86,12 @@ def _open_gguf(files: ModelFiles, *, with_tensors: bool) -> Checkpoint:
 def _named_tensors(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, WeightTensor]:
     architecture = architecture_of(file.metadata)
     metadata = Metadata(file.path, file.metadata, file.metadata["general.architecture"])
+    num_layers = metadata.integer("block_count") - metadata.value("nextn_predict_layers", 0)
     sizes = StateSizes.read(metadata) if architecture.has_value_heads_in_turns else None
     tensors: dict[str, WeightTensor] = {}
     for stored in file.tensors.values():
         name = huggingface_name(stored.name, architecture.names)
-        if name and not predicts_further(stored.name, config["num_hidden_layers"]):
+        if name and not predicts_further(stored.name, num_layers):
             is_reordered = architecture.reorders_pairs and is_rotary_projection(stored.name)
             row_order = rotary_row_order(stored.shape[0], config["head_dim"]) if is_reordered else None
             has_offset = name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")

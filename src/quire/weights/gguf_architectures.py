@@ -12,6 +12,7 @@ from quire.weights.gguf_names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
 MLP = ("ffn_gate", "ffn_up", "ffn_down")
 EXPERTS = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+GPT_PARTS = ("attn_norm", "attn_qkv", "attn_output", "ffn_norm", "ffn_up", "ffn_down")
 LLAMA_PARTS = ("attn_norm", *ATTENTION, "ffn_norm", *MLP)
 NORMS_AROUND = {
     "ffn_norm": "pre_feedforward_layernorm",
@@ -45,7 +46,7 @@ class Architecture:
         rotates_part: the first dimensions of a head may be rotated alone.
         fuses_gate: `ffn_up` has the rows of gates, then those of ups.
         has_experts: each layer has a router and experts instead of an MLP.
-        expert_count: the config's name of the number of experts.
+        expert_count, expert_used_count: the config's names of the number of experts, and of those that a token uses.
         has_latents: attention caches latents; the first layers may have an MLP.
         hybrid_parts: of layers without attention, instead of `attention_parts`; empty if all layers are equal.
         attention_parts: of the other layers.
@@ -57,6 +58,9 @@ class Architecture:
         norm_offset: stored weights of norms are Hugging Face's plus this.
         epsilon_key: of the norms.
         factor_tensors: tensors of rotary divisors that may be there.
+        has_positions: learned embeddings of positions.
+        config_names: the config's names of sizes, where they are not Llama's.
+        is_written: `quire quantize` writes it from Hugging Face's tensors.
     """
 
     hf_class: str
@@ -71,6 +75,7 @@ class Architecture:
     fuses_gate: bool = False
     has_experts: bool = False
     expert_count: str = "num_experts"
+    expert_used_count: str = "num_experts_per_tok"
     has_latents: bool = False
     hybrid_parts: tuple[str, ...] = ()
     attention_parts: tuple[str, ...] = ()
@@ -82,6 +87,9 @@ class Architecture:
     norm_offset: float = 0.0
     epsilon_key: str = "attention.layer_norm_rms_epsilon"
     factor_tensors: tuple[str, ...] = (ROPE_FACTORS,)
+    has_positions: bool = False
+    config_names: Mapping[str, str] = field(default_factory=dict)
+    is_written: bool = True
 
     @property
     def has_state(self) -> bool:
@@ -256,6 +264,41 @@ ARCHITECTURES = {
         optional_biases=((*ATTENTION, "ffn_up", "ffn_down"),),
         epsilon_key="attention.layer_norm_epsilon",
     ),
+    "gpt2": Architecture(
+        hf_class="GPT2LMHeadModel",
+        model_type="gpt2",
+        parts=GPT_PARTS,
+        names={
+            "blk": "transformer.h", "token_embd": "transformer.wte", "position_embd": "transformer.wpe",
+            "output_norm": "transformer.ln_f", "attn_norm": "ln_1", "attn_qkv": "attn.c_attn_rows",
+            "attn_output": "attn.c_proj_rows", "ffn_norm": "ln_2", "ffn_up": "mlp.c_fc_rows",
+            "ffn_down": "mlp.c_proj_rows",
+        },
+        keys=frozenset({"attention.layer_norm_epsilon"}),
+        biases=GPT_PARTS,
+        epsilon_key="attention.layer_norm_epsilon",
+        has_positions=True,
+        config_names={
+            "hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
+            "max_position_embeddings": "n_positions", "intermediate_size": "n_inner",
+        },
+        is_written=False,
+    ),
+    "gptneox": Architecture(
+        hf_class="GPTNeoXForCausalLM",
+        model_type="gpt_neox",
+        parts=GPT_PARTS,
+        names={
+            "blk": "gpt_neox.layers", "token_embd": "gpt_neox.embed_in", "output_norm": "gpt_neox.final_layer_norm",
+            "attn_qkv": "attention.qkv_rows", "attn_output": "attention.dense", "ffn_up": "mlp.dense_h_to_4h",
+            "ffn_down": "mlp.dense_4h_to_h",
+        },
+        keys=frozenset({"attention.layer_norm_epsilon", "use_parallel_residual"}),
+        biases=GPT_PARTS,
+        rotates_part=True,
+        epsilon_key="attention.layer_norm_epsilon",
+        is_written=False,
+    ),
     "deepseek2": Architecture(
         hf_class="DeepseekV2ForCausalLM",
         model_type="deepseek_v2",
@@ -337,7 +380,21 @@ GRANITE4_MOE = replace(
     has_experts=True,
     expert_count="num_local_experts",
 )
-WITH_EXPERTS = {"llama": MIXTRAL, "granitehybrid": GRANITE4_MOE}
+GEMMA4_MOE = replace(
+    ARCHITECTURES["gemma4"],
+    names={
+        **ARCHITECTURES["gemma4"].names,
+        "ffn_gate_inp": "router.proj", "ffn_gate_inp.scale": "router.scale",
+        "ffn_down_exps.scale": "router.per_expert_scale",
+        "ffn_gate_up_exps": "experts.gate_up_proj", "ffn_down_exps": "experts.down_proj",
+        "post_ffw_norm_1": "post_feedforward_layernorm_1", "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+        "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    },
+    keys=ARCHITECTURES["gemma4"].keys | {"expert_feed_forward_length"},
+    has_experts=True,
+    expert_used_count="top_k_experts",
+)  # fmt: skip
+WITH_EXPERTS = {"llama": MIXTRAL, "granitehybrid": GRANITE4_MOE, "gemma4": GEMMA4_MOE}
 
 
 def architecture_of(metadata: Mapping[str, Any]) -> Architecture:

@@ -32,6 +32,8 @@ _UNDERSTOOD_KEYS = frozenset({
     "vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "pooling_type",
 })  # fmt: skip
 
+_TURN_ENDS = {"gemma4": ("<turn|>", "<|tool_response>")}
+"""Tokens that end a turn, of tokenizers whose files name one end only."""
 _SAMPLING_DEFAULTS = {
     "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
 }  # fmt: skip
@@ -80,13 +82,15 @@ def translate_config(file: GGUFFile) -> dict[str, Any]:
     config["rope_scaling"] = None if by_layer else rope_scaling(file, metadata, config)
     add_fields(file, metadata, config)
     _check_tensors(file, metadata, config)
-    return config
+    return {architecture.config_names.get(name, name): value for name, value in config.items()}
 
 
 def translate_generation_config(file: GGUFFile, vocab_size: int) -> dict[str, Any]:
     """generation_config.json: every token that ends a turn, and the sampling defaults if the file has any."""
     metadata = Metadata(file.path, file.metadata, "")
     ends = [metadata.token_id(name, vocab_size) for name in ("eos_token_id", "eot_token_id", "eom_token_id")]
+    if names := _TURN_ENDS.get(str(file.metadata.get("tokenizer.ggml.model"))):
+        ends += [index for index, token in enumerate(file.metadata["tokenizer.ggml.tokens"]) if token in names]
     config: dict[str, Any] = {"eos_token_id": list(dict.fromkeys(end for end in ends if end is not None))}
     for gguf_name, name in _SAMPLING_DEFAULTS.items():
         value = file.metadata.get(f"general.sampling.{gguf_name}")
@@ -199,7 +203,7 @@ def _expected_shapes(file: GGUFFile, metadata: Metadata, config: dict[str, Any])
     num_heads = config["num_attention_heads"] if architecture.attends else 1
     head_size = config.get("head_dim", width // num_heads)
     query_rows = num_heads * head_size
-    kv_rows = config.get("num_key_value_heads", 1) * head_size
+    kv_rows = config.get("num_key_value_heads", num_heads) * head_size
     norms_whole = architecture.norms_whole
     expert_width = config.get("moe_intermediate_size", mlp_width)
     num_experts = config.get(architecture.expert_count, 0)
@@ -256,6 +260,8 @@ def _expected_shapes(file: GGUFFile, metadata: Metadata, config: dict[str, Any])
         sparse = range(config["first_k_dense_replace"], config["num_hidden_layers"])
         shapes |= {f"blk.{index}.exp_probs_b.bias": (num_experts,) for index in sparse}
     shapes |= {"token_embd.weight": (vocab_size, width), f"{architecture.final_norm}.weight": (width,)}
+    if architecture.has_positions:
+        shapes["position_embd.weight"] = (config["max_position_embeddings"], width)
     shapes |= {"output_norm.bias": (width,)} if "attn_norm" in biased else {}
     return shapes if config["tie_word_embeddings"] else shapes | {"output.weight": (vocab_size, width)}
 

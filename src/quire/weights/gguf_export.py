@@ -44,7 +44,7 @@ def architecture_for(config: Mapping[str, Any]) -> tuple[str, Architecture]:
     name = SAME_FILES.get(model_type) or next(
         (name for name, found in ARCHITECTURES.items() if found.model_type == model_type), None
     )
-    if name is None or ARCHITECTURES[name].has_state:
+    if name is None or ARCHITECTURES[name].has_state or not ARCHITECTURES[name].is_written:
         raise UnsupportedModelError(
             f"model_type '{model_type}' has no GGUF names here; convert the model with llama.cpp's "
             "convert_hf_to_gguf.py, then quantise the result"

@@ -30,7 +30,7 @@ def add_fields(file: GGUFFile, metadata: Metadata, config: Config) -> None:
     if architecture_of(metadata.values).has_experts:
         config |= {
             architecture_of(metadata.values).expert_count: metadata.integer("expert_count"),
-            "num_experts_per_tok": metadata.integer("expert_used_count"),
+            architecture_of(metadata.values).expert_used_count: metadata.integer("expert_used_count"),
         }
 
 
@@ -188,6 +188,23 @@ def _starcoder2(file: GGUFFile, metadata: Metadata, config: Config) -> None:
     }
 
 
+def _gpt2(file: GGUFFile, metadata: Metadata, config: Config) -> None:
+    for name in ("num_key_value_heads", "head_dim", "hidden_act", "rope_theta", "rope_scaling"):
+        del config[name]
+    config |= {"layer_norm_epsilon": config.pop("rms_norm_eps"), "activation_function": "gelu_new"}
+
+
+def _gptneox(file: GGUFFile, metadata: Metadata, config: Config) -> None:
+    del config["num_key_value_heads"]
+    config |= {
+        "hidden_act": "gelu",
+        "layer_norm_eps": config.pop("rms_norm_eps"),
+        "rotary_emb_base": config.pop("rope_theta"),
+        "rotary_pct": rotated_share(metadata, config.pop("head_dim")),
+        "use_parallel_residual": metadata.value("use_parallel_residual", default=True),
+    }
+
+
 def _lfm2(file: GGUFFile, metadata: Metadata, config: Config) -> None:
     counts = metadata.counts("attention.head_count_kv", config["num_hidden_layers"])
     config |= {
@@ -328,7 +345,7 @@ def _deepseek2(file: GGUFFile, metadata: Metadata, config: Config) -> None:
 FIELDS: dict[str, Callable[[GGUFFile, Metadata, Config], None]] = {
     "llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3, "phi3": _phi3, "smollm3": _smollm3, "olmo2": _olmo2,
     "granite": _granite, "gemma2": _gemma2, "gemma3": _gemma3, "gemma4": gemma4_fields, "glm4": _glm4,
-    "starcoder2": _starcoder2,
+    "starcoder2": _starcoder2, "gpt2": _gpt2, "gptneox": _gptneox,
     "mistral3": _mistral3, "qwen3moe": _qwen3moe, "olmoe": _olmoe, "gpt-oss": _gpt_oss, "deepseek2": _deepseek2,
     "lfm2": _lfm2, "qwen2moe": _qwen2moe, "mamba2": _mamba2, "granitehybrid": _granitehybrid,
     **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), _delta_net),

@@ -66,6 +66,8 @@ def gemma4_fields(file: GGUFFile, metadata: Metadata, config: Config) -> None:
             },
         },
     }
+    if metadata.value("expert_count", 0):
+        config |= {"enable_moe_block": True, "moe_intermediate_size": metadata.integer("expert_feed_forward_length")}
     if metadata.has("final_logit_softcapping"):
         config["final_logit_softcapping"] = metadata.number("final_logit_softcapping")
     if config["num_global_key_value_heads"] != config["num_key_value_heads"] and not config["attention_k_eq_v"]:
@@ -80,6 +82,7 @@ def gemma4_shapes(file: GGUFFile, config: Config) -> dict[str, tuple[int, ...]]:
     """Return the shape of each tensor; layers that attend to an earlier layer's keys may have some of their own."""
     width, size, vocab_size = config["hidden_size"], config["hidden_size_per_layer_input"], config["vocab_size"]
     num_layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
+    num_experts = config.get("num_experts", 0)
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (vocab_size, width), "output_norm.weight": (width,)}
     if not config["tie_word_embeddings"]:
         shapes["output.weight"] = (vocab_size, width)
@@ -106,8 +109,24 @@ def gemma4_shapes(file: GGUFFile, config: Config) -> dict[str, tuple[int, ...]]:
             **{part: shape for part, shape in keys.items() if is_own or f"blk.{index}.{part}.weight" in file.tensors},
             **({"inp_gate": (size, width), "proj": (width, size), "post_norm": (width,)} if size else {}),
         }  # fmt: skip
-        shapes |= {f"blk.{index}.{part}.weight": shape for part, shape in parts.items()}
+        if num_experts:
+            parts |= _expert_shapes(num_experts, width, config["moe_intermediate_size"])
+        shapes |= {
+            f"blk.{index}.{part}" + ("" if part.endswith(".scale") else ".weight"): shape
+            for part, shape in parts.items()
+        }
     return shapes
+
+
+def _expert_shapes(num_experts: int, width: int, inner: int) -> dict[str, tuple[int, ...]]:
+    return {
+        **dict.fromkeys(("post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2"), (width,)),
+        "ffn_gate_inp": (num_experts, width),
+        "ffn_gate_inp.scale": (width,),
+        "ffn_gate_up_exps": (num_experts, 2 * inner, width),
+        "ffn_down_exps": (num_experts, width, inner),
+        "ffn_down_exps.scale": (num_experts,),
+    }
 
 
 def _rotated_share(file: GGUFFile, head_size: int) -> float:

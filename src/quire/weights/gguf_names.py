@@ -44,20 +44,22 @@ LAYER_PARTS = {
     "post_attention_norm": "post_attention_layernorm",
     "layer_output_scale": "layer_scalar",
 }
+NAMELESS_NAMES = ("experts.gate_up_proj", "experts.down_proj", "router.scale", "router.per_expert_scale")
+"""Hugging Face names of parts that are whole: all experts in one, and vectors of a router."""
 NAMELESS_PARTS = ("attn_sinks", "exp_probs_b", "layer_output_scale", "ssm_dt", "ssm_a", "ssm_d")
 """Parts whose Hugging Face names do not end with "weight" or "bias"."""
 TOP_PARTS = {
     "token_embd": "model.embed_tokens", "output_norm": "model.norm", "token_embd_norm": "model.norm",
     "output": "lm_head", "per_layer_token_embd": "model.embed_tokens_per_layer",
     "per_layer_model_proj": "model.per_layer_model_projection",
-    "per_layer_proj_norm": "model.per_layer_projection_norm",
+    "per_layer_proj_norm": "model.per_layer_projection_norm", "position_embd": "model.embed_positions",
 }  # fmt: skip
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 FACTOR_TENSORS = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 """Divisors of the rotary frequencies, which `gguf_rope.py` turns into `rope_scaling`."""
 _LAYER_TENSOR = re.compile(
-    r"blk\.(0|[1-9][0-9]{0,8})\.(?:(?P<bare>ssm_[ad])|(?P<part>[a-z_]+[0-9]?[a-z_]*(?:\.[a-z_]+)?)\.(?P<kind>weight|bias))",
+    r"blk\.(0|[1-9][0-9]{0,8})\.(?:(?P<bare>ssm_[ad]|ffn_(?:gate_inp|down_exps)\.scale)|(?P<part>[a-z_]+[0-9]?[a-z_]*(?:\.[a-z_]+)?)\.(?P<kind>weight|bias))",
     re.ASCII,
 )
 _TOP_TENSOR = re.compile(r"([a-z_]+)\.(weight|bias)", re.ASCII)
@@ -77,7 +79,9 @@ def huggingface_name(gguf_name: str, others: Mapping[str, str] | None = None) ->
         if name is None:
             return None
         layers = others.get("blk", "model.layers")
-        return f"{layers}.{match[1]}.{name}" + ("" if part in NAMELESS_PARTS else f".{match['kind']}")
+        return f"{layers}.{match[1]}.{name}" + (
+            "" if part in NAMELESS_PARTS or name in NAMELESS_NAMES else f".{match['kind']}"
+        )
     if match := _TOP_TENSOR.fullmatch(gguf_name):
         part, kind = match.groups()
         return f"{others.get(part, TOP_PARTS[part])}.{kind}" if part in TOP_PARTS else None

@@ -307,14 +307,20 @@ def attends_again(self: Any, x: Any, batch: Any) -> Any:
         (twice, None),
         (attends_again, None),
         (lambda self, x, batch: self.norm(x.view(-1, 2, 16)).flatten(1) + x, ["Embed", "Norm", "Add"]),
+        (lambda self, x, batch: x + self.others["wide"](self.others["up"](x)), ["Embed", "Gemm", "Norm"]),
+        (lambda self, x, batch: self.others["wide"](self.others["up"](x)) + x, ["Embed", "Gemm", "Norm"]),
+        (lambda self, x, batch: x + self.others["wide"](x), ["Embed", "Norm", "Add"]),
+        (lambda self, x, batch: (x + self.others["wide"](self.others["up"](x))) * x,
+         ["Embed", "Gemm", "Norm", "Add", "Multiply"]),
         (lambda self, x, batch: linear(self.qkv(x).split(WIDTH, 1)[1], self.others["up"].weight, None), None),
         (lambda self, x, batch: soft_cap(x * 3.0, 2.0) * x / 2, ["Embed", "Scale", "SoftCap", "Multiply", "Scale"]),
     ],
 )  # fmt: skip
 def test_any_preparation_of_heads_and_values_is_planned(body: Any, wanted_kinds: Any) -> None:
     model = custom(body)
-    model.others["up"] = Linear(WIDTH, WIDTH)
-    model.others["up"].weight.data.normal_()
+    model.others["up"], model.others["wide"] = Linear(WIDTH, WIDTH), RMSNorm(WIDTH, 1e-5)
+    for name in ("up", "wide"):
+        model.others[name].weight.data.normal_()
     check_values(model, wanted_kinds)
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from quire.text.tool_calls.formats import (
+    GEMMA,
     GENERIC,
     HERMES,
     LLAMA,
@@ -16,13 +17,15 @@ QWEN = '{%- if tools %}within <tools></tools> … return <tool_call>\\n{"name": 
 LLAMA_31 = "{%- if tools is not none %}{{- '<|python_tag|>' }}{% if message.role == 'ipython' %}{%- endif %}"
 LLAMA_32 = '{%- if tools %}{"name": function name, "parameters": dictionary}{% if role == "ipython" %}{%- endif %}'
 MISTRAL_V3 = "{% if tools %}[AVAILABLE_TOOLS]{{ tools }}[/AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS] ["
+GEMMA_4 = "{% if tools %}…{% endif %}<|tool_call>call:{{ name }}{…}<tool_call|>"
 PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
 @pytest.mark.parametrize(
     ("template", "chosen"),
     [
-        (QWEN, HERMES), (LLAMA_31, LLAMA), (LLAMA_32, LLAMA), (MISTRAL_V3, MISTRAL), (PLAIN, GENERIC), (None, GENERIC),
+        (QWEN, HERMES), (LLAMA_31, LLAMA), (LLAMA_32, LLAMA), (MISTRAL_V3, MISTRAL), (GEMMA_4, GEMMA),
+        (PLAIN, GENERIC), (None, GENERIC),
         ("{{ tools }}", GENERIC), ("{# <tool_call> #}", GENERIC),
     ],
 )  # fmt: skip

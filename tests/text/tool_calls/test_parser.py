@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.text.tool_calls.formats import FORMATS, GENERIC, HERMES, LLAMA, MISTRAL, ToolCallFormat
+from quire.text.tool_calls.formats import FORMATS, GEMMA, GENERIC, HERMES, LLAMA, MISTRAL, ToolCallFormat
 from quire.text.tool_calls.parser import ContentDelta, ToolArgumentsDelta, ToolCallParser, ToolCallStart, ToolEvent
 from tests.text.tool_calls.builders import Parsed, parse
 
@@ -46,6 +46,20 @@ CALLS: dict[str, tuple[ToolCallFormat, str, str, list[tuple[str, str]]]] = {
     "generic": (GENERIC, F, "", [("f", F_ARGUMENTS)]),
     "generic, list": (GENERIC, f"[{F},{G}]", "", [("f", F_ARGUMENTS), ("g", "{}")]),
     "generic, fenced": (GENERIC, f"```json\n{F}\n```\n", "", [("f", F_ARGUMENTS)]),
+    "gemma": (
+        GEMMA, """<|tool_call>call:f{a:[1,<|"|>}]<|"|>,{b:null}]}<tool_call|>""", "", [("f", F_ARGUMENTS)],
+    ),
+    "gemma, two": (
+        GEMMA, 'Sure.<|tool_call>call:a.b-c{}<tool_call|><|tool_call>call:g{ on : true , n:-1.5e3,}<tool_call|>\n',
+        "Sure.",
+        [("a.b-c", "{}"), ("g", '{"on": true, "n": -1.5e3}')],
+    ),
+    "gemma, strings": (
+        GEMMA, """<|tool_call>call:f{a:<|"|>"q"\\ <| é\n<|"|>,<|"|>b:c<|"|>:<|"|><|"|>,d:two words,e:None}""", "",
+        [("f", '{"a": "\\"q\\"\\\\ <| é\\n", "b:c": "", "d": "two words", "e": null}')],
+    ),
+    "gemma, text after": (GEMMA, "<|tool_call>call:g{}<tool_call|> Done. ", " Done. ", [("g", "{}")]),
+    "gemma, closing cut off": (GEMMA, "<|tool_call>call:g{}<tool_c", "", [("g", "{}")]),
 }  # fmt: skip
 CONTENT: dict[str, tuple[ToolCallFormat, str]] = {
     "hermes, plain": (HERMES, "Hello <b>world</b>.\n"),
@@ -76,6 +90,10 @@ CONTENT: dict[str, tuple[ToolCallFormat, str]] = {
     "generic, other key": (GENERIC, '{"name": "f", "arguments": "{}", "x": 1}'),
     "generic, no JSON": (GENERIC, "{]"),
     "hermes, deep": (HERMES, '<tool_call>{"x": ' + "[" * 10**4 + "]" * 10**4 + "}"),
+    "gemma, JSON": (GEMMA, f"<|tool_call>{F}<tool_call|>"),
+    "gemma, no name": (GEMMA, "<|tool_call>call:{}<tool_call|>"),
+    "gemma, no object": (GEMMA, "a <|tool_call>call:f(1)<tool_call|> b"),
+    "gemma, cut off": (GEMMA, "<|tool_call>call:f"),
     "empty": (HERMES, ""),
 }
 
@@ -116,6 +134,35 @@ def test_broken_call_keeps_its_arguments_and_rest_is_content(text: str, argument
     assert (found.calls, found.content) == ([("f", arguments)], content)
 
 
+BROKEN_BARE = [
+    ('{a:<|"|>x', '{"a": "x', ""),
+    ("{a:[1,2", '{"a": [1, 2', ""),
+    ("{a:1 {b:2}}<tool_call|>", '{"a": "1 {b:2"}', "}<tool_call|>"),
+    ("{a:1]} more", '{"a": 1', "]} more"),
+    ("{:1} more", "{", ":1} more"),
+    ("{a:{b:1}{} more", '{"a": {"b": 1}', "{} more"),
+    ("{a:1,,b:2} more", '{"a": 1, ', ",b:2} more"),
+]
+
+
+@pytest.mark.parametrize(("text", "arguments", "content"), BROKEN_BARE)
+def test_broken_bare_call_keeps_its_arguments_and_rest_is_content(text: str, arguments: str, content: str) -> None:
+    for pieces in (["<|tool_call>call:f" + text], list("<|tool_call>call:f" + text)):
+        found = parse(GEMMA, pieces)
+        assert (found.calls, found.content) == ([("f", arguments)], content)
+
+
+def as_template(value: Any) -> str:
+    """Write a value as Gemma 4's chat template does."""
+    if isinstance(value, str):
+        return f'<|"|>{value}<|"|>'
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{as_template(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(as_template, value)) + "]"
+    return json.dumps(value)
+
+
 def test_calls_after_a_broken_call_are_found() -> None:
     found = parse(HERMES, [f'<tool_call>{{"name": "f", "arguments": {{x <tool_call>{G}</tool_call>'])
     assert (found.calls, found.content) == ([("f", "{x "), ("g", "{}")], "")
@@ -144,6 +191,33 @@ def test_any_call_has_the_name_and_arguments_that_json_finds(
         for pieces in ([format.opening + text], list(text) if format is GENERIC else [format.opening, *text]):
             ((found, written),) = parse(format, pieces).calls
             assert (found, json.loads(written)) == (name, arguments)
+
+
+KEYS = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,6}", fullmatch=True)
+BARE = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(KEYS, BARE, max_size=4), KEYS)
+def test_arguments_written_as_gemma_writes_them_are_read_as_json(arguments: dict[str, Any], name: str) -> None:
+    text = f"{GEMMA.opening}call:{name}{as_template(arguments)}{GEMMA.closing}"
+    for pieces in ([text], list(text)):
+        found = parse(GEMMA, pieces)
+        ((called, written),) = found.calls
+        assert (called, json.loads(written), found.content) == (name, arguments, "")
+
+
+def test_bare_strings_are_streamed() -> None:
+    parser = ToolCallParser(GEMMA, make_id=lambda: "id")
+    assert parser.feed('<|tool_call>call:f{a:<|"|>x<|') == [
+        ToolCallStart(0, "id", "f"), ToolArgumentsDelta(0, '{"a": "x'),
+    ]  # fmt: skip
+    assert parser.feed('y<|"|>') == [ToolArgumentsDelta(0, '<|y"')]
+    assert parser.feed("}<tool_call|>") == [ToolArgumentsDelta(0, "}")]
+    assert parser.finish() == []
 
 
 def test_calls_of_unknown_tools_are_content() -> None:
@@ -184,7 +258,7 @@ FRAGMENTS = st.sampled_from(
         "<tool_call>", "</tool_call>", "<tool_", "<", "[TOOL_CALLS]", "[TOOL", "<|python_tag|>", "```json", "```", "`",
         F, G, '{"name": "f"', ', "arguments": ', '{"a": 1}', '"', "{", "}", "[", "]", ",", ";", " ", "\n", "x", "\\",
         '{"name": "f", "arguments": {"a": ', "1", "tru", "e", "é", '\\u00e9"', '{"arguments": {}, ', '"name": "f"}',
-        '"{\\"a\\": 1}"',
+        '"{\\"a\\": 1}"', "<|tool_call>", "<tool_call|>", "call:f{", "a:", '<|"|>', "<|", "null",
     ]
 )  # fmt: skip
 TEXTS = st.lists(FRAGMENTS, max_size=12).map("".join)
@@ -226,6 +300,9 @@ LONG: dict[str, str] = {
     "list": "[TOOL_CALLS][" + f"{G}," * (SIZE // 40),
     "separators": G + ";" * SIZE,
     "backticks": "`" * SIZE,
+    "bare strings": '<|tool_call>call:f{a:<|"|>' + "<|" * (SIZE // 2),
+    "bare objects": "<|tool_call>call:f{a:" + "{a:" * (SIZE // 3),
+    "bare calls": "<|tool_call>call:f{a:1}<tool_call|>" * (SIZE // 35),
 }
 
 
@@ -234,6 +311,14 @@ LONG: dict[str, str] = {
 def test_long_hostile_text_is_read_in_linear_time(name: str, size: int, piece_len: int) -> None:
     """Quadratic time would be hours."""
     text = LONG[name][:size]
-    format = MISTRAL if name == "list" else GENERIC if name in ("brackets", "separators", "backticks") else HERMES
+    format = (
+        GEMMA
+        if "bare" in name
+        else MISTRAL
+        if name == "list"
+        else GENERIC
+        if name in ("brackets", "separators", "backticks")
+        else HERMES
+    )
     found = parse(format, [text[start : start + piece_len] for start in range(0, len(text), piece_len)])
     assert found.calls or found.content == text

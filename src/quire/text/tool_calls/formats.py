@@ -18,6 +18,10 @@ class _Tokenizer(Protocol):
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
 
+BARE_CALL = "call:"
+"""Marker before the name of a call that is no JSON object."""
+
+
 def long_id() -> str:
     """Return an id like OpenAI's: `call_` and 24 characters."""
     return f"call_{uuid4().hex[:24]}"
@@ -30,7 +34,7 @@ def short_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFormat:
-    """Text around a call, which is a JSON object with a name and arguments, or a list of these.
+    """Text around a call: a JSON object with a name and arguments, a list of these, or with `quote` a bare object.
 
     Fields:
         name: of the format.
@@ -42,6 +46,8 @@ class ToolCallFormat:
         argument_keys: keys that hold the arguments.
         make_id: makes the ids of calls.
         has_special_marker: the markers are special tokens, which `skip_special_tokens` removes from the text.
+        quote: marker on both sides of a string. A call is then `call:name{key:value}`, see `bare_object.py`. Empty:
+            calls are JSON.
     """
 
     name: str
@@ -52,6 +58,7 @@ class ToolCallFormat:
     argument_keys: tuple[str, ...] = ("arguments", "parameters")
     make_id: Callable[[], str] = long_id
     has_special_marker: bool = False
+    quote: str = ""
 
 
 HERMES = ToolCallFormat("hermes", "<tool_call>", True, closing="</tool_call>")
@@ -60,9 +67,11 @@ LLAMA = ToolCallFormat("llama", "<|python_tag|>", False, separators=";")
 """Llama 3.1 and later, except calls of built-in tools, which are Python."""
 MISTRAL = ToolCallFormat("mistral", "[TOOL_CALLS]", True, make_id=short_id)
 """Mistral, with a list of objects."""
+GEMMA = ToolCallFormat("gemma", "<|tool_call>", True, closing="<tool_call|>", quote='<|"|>')
+"""Gemma 4."""
 GENERIC = ToolCallFormat("generic", "```json", False, closing="```", separators=",;")
 """The format of `tools_system_prompt` and `tool_choice_schema`: nothing but JSON, fenced or not."""
-FORMATS = {item.name: item for item in (HERMES, LLAMA, MISTRAL, GENERIC)}
+FORMATS = {item.name: item for item in (HERMES, LLAMA, MISTRAL, GEMMA, GENERIC)}
 
 
 def uses_tools(chat_template: str | None) -> bool:
@@ -78,7 +87,7 @@ def choose_format(chat_template: str | None, tokenizer: _Tokenizer | None = None
     chosen = GENERIC
     if uses_tools(chat_template):
         text = chat_template or ""
-        chosen = next((item for item in (HERMES, MISTRAL, LLAMA) if item.opening in text), GENERIC)
+        chosen = next((item for item in (HERMES, MISTRAL, LLAMA, GEMMA) if item.opening in text), GENERIC)
         if chosen is GENERIC and "ipython" in text and '"parameters"' in text:
             chosen = LLAMA  # 3.2 asks for the object alone
     if tokenizer is None or chosen is GENERIC:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from quire.text.stop_strings import begun_len
-from quire.text.tool_calls.formats import ToolCallFormat
+from quire.text.tool_calls.bare_object import BareObject
+from quire.text.tool_calls.formats import BARE_CALL, ToolCallFormat
 
 Reading = Generator[None, None, Any]
 """Reads text from where the reader before it stopped, and yields when it needs more."""
@@ -24,6 +25,7 @@ _VALUE = re.compile(r"\S", re.ASCII)
 _STRUCTURE = re.compile(r'["{}:]|[^\s\w,\[\].+-]', re.ASCII)
 """Outside strings: a character that matters here, or one that JSON does not have."""
 _STRING_END = re.compile(r'["\\]')
+_NAME_END = re.compile(r"[^\w.-]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,9 @@ class ToolCallParser:
         while True:
             character = yield from self._hold_until(_NON_BLANK)
             is_call = False
-            if character == "{":
+            if self._format.quote:
+                is_call = yield from self._read_bare_call()
+            elif character == "{":
                 is_call = yield from self._read_call()
             elif character == "[":
                 is_call = yield from self._read_list()
@@ -258,6 +262,29 @@ class ToolCallParser:
         if not isinstance(name, str) or not name or not _is_unicode(name):
             return False
         return self._tool_names is None or name in self._tool_names
+
+    def _read_bare_call(self) -> Reading:
+        """Read `call:name{…}`. Return False if it is none; a call that breaks off is one, and the rest is content."""
+        first = len(self._held)
+        if not (yield from self._is_at(BARE_CALL)):
+            return False
+        self._hold(self._position + len(BARE_CALL))
+        if (yield from self._hold_until(_NAME_END)) != "{":
+            return False
+        name = "".join(self._held[first:]).removeprefix(BARE_CALL)
+        if not self._is_tool(name):
+            return False
+        self._start_call(name)
+        self._is_streaming, reader = True, BareObject(self._format.quote)
+        while True:
+            text, size = reader.feed(self._text[self._position :], ends=self._is_ended)
+            self._position += size
+            if text:
+                self._held.append(text)
+            if reader.is_done:
+                self._end_streaming()
+                return reader.is_whole or (self._is_ended and self._position == len(self._text))
+            yield
 
     # --- Characters -------------------------------------------------------------------------
 
