@@ -127,10 +127,10 @@ def replicas_between(before: Metrics, after: Metrics) -> list[ReplicaLoad]:
     """
     seconds = max(after.time_s - before.time_s, 1e-9)
     found = []
+    telling = frozenset(after.values_of(f"{REPLICA}_generation_tokens", "replica"))
     for name in after.values_of(f"{REPLICA}_up", "replica"):
         change = partial(change_between, before, after, replica=name)
         prompt_tokens = change("quire_router_prompt_tokens_total")
-        tells_tokens = name in after.values_of(f"{REPLICA}_generation_tokens", "replica")
         found.append(ReplicaLoad(
             name=name,
             is_ready=bool(after.value(f"{REPLICA}_up", replica=name)),
@@ -138,7 +138,7 @@ def replicas_between(before: Metrics, after: Metrics) -> list[ReplicaLoad]:
             waiting=int(after.value(f"{REPLICA}_waiting", replica=name)),
             cache_hit_ratio=change("quire_router_hit_tokens_total") / prompt_tokens if prompt_tokens else None,
             prompt_tokens_per_s=prompt_tokens / seconds,
-            generation_tokens_per_s=change(f"{REPLICA}_generation_tokens") / seconds if tells_tokens else None,
+            generation_tokens_per_s=change(f"{REPLICA}_generation_tokens") / seconds if name in telling else None,
             failures=int(after.value("quire_router_failures_total", replica=name)),
         ))  # fmt: skip
     return found
