@@ -353,7 +353,7 @@ TINIER_CPU = cpu(base=OLD_CPU, left_bytes=100_000_000)
             MemoryCapacityError,
             ["--kv-cache-memory-bytes"],
         ),
-        (CPU, {"tensor_parallel_size": 65}, ConfigError, ["--tensor-parallel-size 64"]),
+        (CPU, {"tensor_parallel_size": 65}, ConfigError, ["the limit of 64 ranks", "--tensor-parallel-size 9"]),
         (CPU, {"pipeline_parallel_size": 31}, ConfigError, ["the model's 30 layers", "--pipeline-parallel-size 30"]),
         (CPU, {"tensor_parallel_size": 3, "pipeline_parallel_size": 22}, ConfigError, ["--pipeline-parallel-size 21"]),
         (CPU, {"distributed_executor_backend": "ray"}, ConfigError, ["--pipeline-parallel-size 2"]),
