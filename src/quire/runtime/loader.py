@@ -338,7 +338,8 @@ def _place(target: str, parts: list[WeightTensor], partition: Partition) -> Iter
                     yield Placement(part, target, first_row)
                 else:
                     cut = part.part(slice(start - above, stop - above), partition.column_slice)
-                    yield Placement(cut, target, first_row, part, (start - above, stop - above))
+                    columns = partition.columns and (partition.columns.start, partition.columns.stop)
+                    yield Placement(cut, target, first_row, part, (start - above, stop - above), columns)
                 first_row += stop - start
             above += part.shape[0]
 
