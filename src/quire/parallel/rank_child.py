@@ -94,13 +94,13 @@ def _serve(start: StartRank, memory_fd: int, messages: "queue.SimpleQueue[ToRank
     while isinstance(message := messages.get(), Step):
         result = worker.follow(message.output, message.yielded)
         if result.transfers is not None:
-            with contextlib.suppress(ConnectionError):  # rank 0 may have closed its end after a `Stop`
-                _send(connection, BlocksMoved(result.step_id, result.transfers))
+            _send(connection, BlocksMoved(result.step_id, result.transfers))
     worker.cache.close()
 
 
 def _send(connection: socket.socket, message: FromRank) -> None:
-    connection.sendall(frame(message))
+    with contextlib.suppress(ConnectionError):  # rank 0 may have closed its end
+        connection.sendall(frame(message))
 
 
 if __name__ == "__main__":
