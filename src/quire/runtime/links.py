@@ -185,8 +185,8 @@ def stage_of(rank: int, num_stages: int, group_size: int) -> tuple[int, int]:
     return (rank // group_size - 1) % num_stages, rank % group_size
 
 
-def measure_all_reduce(num_ranks: int, width: int = 1024, num_sums: int = 200) -> float:
-    """Return the microseconds of a sum of one row over ranks that are threads here, each on its own cores."""
+def measure_all_reduce(num_ranks: int, num_rows: int = 1, width: int = 1024, num_sums: int = 200) -> float:
+    """Return the microseconds of a sum of rows over ranks that are threads here, each on its own cores."""
     memory, cpus = RankMemory(1, num_ranks, 1), cpus_of_ranks(num_ranks)
 
     def run(rank: int) -> float:
@@ -194,12 +194,13 @@ def measure_all_reduce(num_ranks: int, width: int = 1024, num_sums: int = 200) -
             os.sched_setaffinity(0, cpus[rank])  # of this thread
         exchange = memory.links(rank, NUM_SPINS).exchange
         assert exchange is not None
-        x, out = np.ones((1, width), np.float32), np.empty((1, width), np.float32)
+        x, out = np.ones((num_rows, width), np.float32), np.empty((num_rows, width), np.float32)
         sides = [_native.Rows(values.ctypes.data, 4 * width, _native.RowType.f32) for values in (x, out)]
-        plan, zero, one = _native.Plan(1, 1, 1), np.zeros(1, np.int32), np.ones(1, np.int32)
+        plan, zeros, count = _native.Plan(1, num_rows, 1), np.zeros(num_rows, np.int32), np.array([num_rows], np.int32)
         for _ in range(num_sums):
             plan.all_reduce(*sides, width, exchange.address)
-        step = (zero.ctypes.data, zero.ctypes.data, one.ctypes.data, 0, zero.ctypes.data, 1, 0, 0, 0)
+        none = zeros.ctypes.data
+        step = (none, none, count.ctypes.data, 0, none, num_rows, 0, 0, 0)
         times = []
         for _ in range(5):
             started = time.perf_counter()
