@@ -38,18 +38,17 @@ class TorchGroup:
         device: torch.device,
         vocab_size: int,
         *,
-        host: str = LOOPBACK,
         uses_nccl: bool | None = None,
     ) -> None:
         """Join the group; returns when all ranks have. Raises: EngineDeadError if they do not.
 
-        `store`: where the ranks find each other. `host`: the address at which gloo listens. `uses_nccl`: None, if the
-        device is a GPU; each rank must then have another one.
+        `store`: where the ranks find each other. `uses_nccl`: None, if the device is a GPU; each rank must then have
+        another one.
         """
         self.rank, self.size, self._vocab_size, self._keeps_shares = rank, size, vocab_size, False
         uses_nccl = device.type == "cuda" and dist.is_nccl_available() if uses_nccl is None else uses_nccl
         options = dist.ProcessGroupGloo._Options()
-        options._timeout, options._devices = TIMEOUT, [dist.ProcessGroupGloo.create_device(hostname=host)]
+        options._timeout, options._devices = TIMEOUT, [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
         with lost_rank():
             self._of_cpus = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, options)
             self._of_tensors = self._of_cpus
