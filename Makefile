@@ -63,7 +63,7 @@ soak: $(VENV)/.installed-dev  ## what a server bears: ten minutes of mixed clien
 faults: $(VENV)/.installed-dev  ## what a server survives: signals, kills, exceptions, cut connections
 	$(BIN)/python -m benchmarks.soak --only F $(ARGS)
 
-inputs: $(VENV)/.installed-dev  ## what it is given: bad bytes, bodies, keys, schemas, numbers, ids, by the thousand
+inputs: $(VENV)/.installed-dev  ## what it is given: bad bytes, bodies, schemas, numbers, ids, by the thousand
 	$(BIN)/python -m benchmarks.soak --only B $(ARGS)
 
 docs: $(VENV)/.installed-dev  ## regenerate the generated pages

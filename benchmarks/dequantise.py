@@ -1,19 +1,15 @@
 """A GGUF file as a Hugging Face directory in a plain dtype: the model for peers that cannot read GGUF.
 
-    python -m benchmarks.dequantise [MODEL] [--dtype bfloat16] [--to DIRECTORY] [--check]
-
-Every weight is decoded to float32 by Quire's reader and rounded once. `--check` compares each tensor with what
-Transformers decodes from the same file, an independent reader.
+Every weight is decoded to float32 by Quire's reader and rounded once.
 """
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from quire.text.gguf_tokenizer import build_gguf_tokenizer
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
@@ -59,39 +55,3 @@ def _write_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
     if template := found.get("tokenizer.chat_template"):
         config["chat_template"] = template
     (directory / TOKENIZER).write_text(json.dumps(config, indent=1))
-
-
-def largest_difference(directory: Path, model: str, dtype: str = "bfloat16") -> float:
-    """Between the directory's weights and those of Transformers' GGUF reader, rounded alike. 0 is expected.
-
-    Raises: ValueError when one side has a weight that the other has not.
-    """
-    import transformers
-
-    files = resolve_source(model)
-    reference = transformers.AutoModelForCausalLM.from_pretrained(
-        files.path.parent, gguf_file=files.path.name, dtype=torch.float32
-    ).state_dict()
-    ours = load_file(directory / WEIGHTS)
-    if missing := (reference.keys() ^ ours.keys()) - {"lm_head.weight"}:
-        raise ValueError(f"only one side has {', '.join(sorted(missing))}")
-    rounded = {name: tensor.to(getattr(torch, dtype)) for name, tensor in reference.items()}
-    return max(float((rounded[name].float() - tensor.float()).abs().max()) for name, tensor in ours.items())
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", nargs="?", default="smollm2", help="alias or GGUF file")
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
-    parser.add_argument("--to", type=Path, help="directory to write; the default is in the user's cache")
-    parser.add_argument("--check", action="store_true", help="compare with Transformers' reader")
-    arguments = parser.parse_args()
-    directory = dequantised(arguments.model, arguments.dtype, arguments.to)
-    print(directory)
-    if arguments.check:
-        difference = largest_difference(directory, arguments.model, arguments.dtype)
-        print(f"largest difference to Transformers' reading of the same file: {difference:g}")
-
-
-if __name__ == "__main__":
-    main()

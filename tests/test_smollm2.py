@@ -103,7 +103,7 @@ def test_logits_of_a_plan_equal_transformers(smollm2_path: Path, reference_logit
     for length in (1, 2, 33, 620):
         check(runner.run(runner.add(text_ids[:length]), chunk=512), length)
     decoding, fresh = runner.add(text_ids[:280]), runner.add(text_ids[:300])
-    runner.run_until(decoding, 278)
+    runner.run(decoding, 512, until=278)
     parts = [runner.step([(decoding, 1), (fresh, 200)]), runner.step([(decoding, 1), (fresh, 100)])]
     check(torch.cat([part[0] for part in parts]), 280, 278)
     check(torch.cat([part[1] for part in parts]), 300)

@@ -18,7 +18,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 
-from benchmarks.soak import attacks, clocks, faults, files, hogs, invariance, loads, long, memory, overload
+import httpx2
+
+from benchmarks.soak import attacks, clocks, faults, files, hogs, loads, long, memory, overload
 from benchmarks.soak.inputs import table as inputs
 from benchmarks.soak.row import Row
 from benchmarks.soak.server import Server, serving
@@ -56,7 +58,6 @@ def checks(arguments: argparse.Namespace) -> dict[str, Callable[[], Awaitable[Ro
         "L6": lambda: on_server(loads.connections),
         "L7": lambda: on_server(lambda server: attacks.slow_attacks(server.url, duration_s=min(duration_s, 240))),
         "L8": lambda: loads.pool_pressure(model),
-        "L9": lambda: invariance.batch_invariance(model, count=arguments.repeat or 200),
         "F1": lambda: faults.sigterm(model, repeat=repeat("F1")),
         "F2": lambda: faults.kill_engine(model, repeat=repeat("F2")),
         "F3": lambda: faults.failing_row(model, repeat=repeat("F3")),
@@ -111,7 +112,7 @@ def _measured(row_id: str, check: Callable[[], Awaitable[Row]]) -> Row:
     start_s = time.monotonic()
     try:
         row = asyncio.run(run())
-    except (RuntimeError, OSError, TimeoutError) as error:
+    except (RuntimeError, OSError, TimeoutError, httpx2.HTTPError) as error:
         row = Row(row_id, "could not be measured")
         row.check(f"{type(error).__name__}:", str(error)[:300].replace("\n", " "), passes=False)
     print(f"{row_id}: {time.monotonic() - start_s:.0f} s", file=sys.stderr, flush=True)

@@ -28,7 +28,7 @@ ENTER_CGROUP = (
 )
 
 
-async def limited_memory(model: str, *, pool_bytes: int = POOL_BYTES, num_rounds: int = 3) -> Row:
+async def limited_memory(model: str, *, pool_bytes: int = POOL_BYTES, num_rounds: int = 4) -> Row:
     """F7: a cgroup at 0.8 of the need, then a pool of the size that the refusal names."""
     row = Row("F7", f"memory limited to {SHARE:g} × the need")
     options = ["--max-num-seqs", str(SLOTS), "--max-model-len", str(MODEL_LEN)]

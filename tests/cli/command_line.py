@@ -11,6 +11,7 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 
+from quire.cache_spec import CacheGroup, PagedKV
 from quire.cli.command import LEVEL_VARIABLE
 from quire.cli.main import cli
 from quire.config import Decision, EngineOptions
@@ -112,7 +113,13 @@ class FakeEngine:
                 head_size=16,
                 hf_config={},
             ),
-            scheduler=SimpleNamespace(max_model_len=options.max_model_len or 2048, kv_cache_groups=()),
+            scheduler=SimpleNamespace(
+                max_model_len=options.max_model_len or 2048,
+                block_size=32,
+                num_blocks=9,
+                max_num_batched_tokens=64,
+                kv_cache_groups=(CacheGroup((0, 1), PagedKV(1, 16, 4)),),
+            ),
             decisions=(Decision("block_size", "32", "a CPU reads long runs"),),
         )
 

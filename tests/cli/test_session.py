@@ -60,6 +60,9 @@ def test_open_engine_describes_it_and_always_shuts_down(
     assert engine.was_shut_down
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "smollm2 · FakeForCausalLM · float32 · cpu · 2 threads · in-process · batch_invariant off" in captured.err
+    assert (
+        "smollm2 · FakeForCausalLM · float32 · cpu · 2 threads · in-process · batch_invariant off · 72 KiB of KV cache"
+        in captured.err
+    )
     assert "weights: 250 ms" in captured.err
     assert "block_size = 32: a CPU reads long runs" in captured.err

@@ -10,7 +10,7 @@ from quire.engine.recorder import Recorder
 from quire.insight.chrome import to_chrome
 from quire.insight.trace import Trace
 from quire.sampling_params import SamplingParams
-from tests.engine.builders import make_engine
+from tests.engine.builders import make_engine, run
 
 
 @pytest.fixture(scope="module")
@@ -19,8 +19,7 @@ def trace() -> Trace:
     recorder = Recorder(engine)
     for index in range(6):
         engine.add_request(str(index), list(range(40, 52 + index)), SamplingParams(max_tokens=9, ignore_eos=True))
-    while engine.has_unfinished_requests():
-        engine.step()
+    run(engine)
     return Trace.parse(recorder.take().decode())
 
 

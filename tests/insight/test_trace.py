@@ -10,7 +10,7 @@ from quire.engine.llm_engine import LLMEngine
 from quire.engine.recorder import Recorder
 from quire.insight.trace import State, Trace, TraceError
 from quire.sampling_params import SamplingParams
-from tests.engine.builders import make_engine
+from tests.engine.builders import make_engine, run
 
 SHARED = list(range(40, 60))
 
@@ -69,8 +69,7 @@ def test_step_lines_say_what_each_request_computed() -> None:
     engine, _ = make_engine(max_num_batched_tokens=8)
     recorder = Recorder(engine, with_text=True)
     add(engine, "a", SHARED[:12], max_tokens=2)
-    while engine.has_unfinished_requests():
-        engine.step()
+    run(engine)
     trace = Trace.parse(recorder.take().decode())
     shares = [(share["start"], share["count"], len(share["new"])) for step in trace.steps for share in step["requests"]]
     assert shares == [(0, 8, 0), (8, 4, 1), (12, 1, 1)]
@@ -93,8 +92,7 @@ def recording(tmp_path: Path) -> Path:
     engine, _ = make_engine()
     recorder = Recorder(engine)
     add(engine, "a", SHARED)
-    while engine.has_unfinished_requests():
-        engine.step()
+    run(engine)
     path = tmp_path / "a.jsonl"
     path.write_bytes(recorder.take())
     return path

@@ -12,7 +12,7 @@ from quire.insight.trace import Trace
 from quire.insight.view import VIEWS, view_ops, view_step
 from quire.sampling_params import SamplingParams
 from tests.cli.command_line import call
-from tests.engine.builders import make_engine
+from tests.engine.builders import make_engine, run
 
 PROMPT = list(range(40, 50))
 
@@ -23,8 +23,7 @@ def record(*prompts: list[int], max_tokens: int = 4, **scheduler: int) -> tuple[
     for name, prompt in zip("abcdef", prompts, strict=False):
         engine.add_request(name, prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True))
         engine.step()
-    while engine.has_unfinished_requests():
-        engine.step()
+    run(engine)
     data = recorder.take()
     return Trace.parse(data.decode()), data
 

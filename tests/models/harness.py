@@ -5,7 +5,7 @@ It stands in for the scheduler and the runtime, so that a model's test fails onl
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import gguf
@@ -13,7 +13,7 @@ import torch
 from gguf.quants import quantize
 from torch import nn
 
-from quire.cache_spec import make_groups
+from quire.cache_spec import CacheGroup, make_groups
 from quire.layers.forward_batch import ForwardBatch
 from quire.runtime.loader import make_model, plan_placements
 from quire.weights.weight_tensor import WeightTensor
@@ -56,8 +56,45 @@ class Stream:
     num_computed: int = 0
 
 
+class Steps:
+    """Requests of a model that is run by hand, and the blocks that they own."""
+
+    block_size: int
+    groups: Sequence[CacheGroup]
+    free: list[int]
+    streams: list[Stream]
+
+    def step(self, work: Sequence[tuple[Stream, int]]) -> list[torch.Tensor]:
+        """Compute the next tokens of each request: (request, how many). Returns logits [tokens, V] per request."""
+        raise NotImplementedError
+
+    def copy_state(self, group_index: int, source_id: int, target_id: int) -> None:
+        """Copy the page of a state group."""
+        raise NotImplementedError
+
+    def add(self, token_ids: Sequence[int], shares: Stream | None = None, num_shared_blocks: int = 0) -> Stream:
+        """A new request, which may start with the computed blocks of another."""
+        blocks = [[] for _ in self.groups] if shares is None else [ids[:num_shared_blocks] for ids in shares.block_ids]
+        for index, (group, ids) in enumerate(zip(self.groups, blocks, strict=True)):
+            if group.spec.is_state and ids:
+                assert shares is not None
+                assert shares.num_computed == num_shared_blocks * self.block_size
+                source, ids[0] = ids[0], self.free.pop()
+                self.copy_state(index, source, ids[0])
+        self.streams.append(Stream(list(token_ids), blocks, num_shared_blocks * self.block_size))
+        return self.streams[-1]
+
+    def run(self, stream: Stream, chunk: int | None = None, until: int | None = None) -> torch.Tensor:
+        """A request's remaining tokens, or those up to a number, in chunks. Returns logits [tokens, V]."""
+        logits, end = [], until or len(stream.token_ids)
+        while stream.num_computed < end:
+            left = end - stream.num_computed
+            logits += self.step([(stream, min(chunk or left, left))])
+        return torch.cat(logits)
+
+
 @dataclass
-class Runner:
+class Runner(Steps):
     """A model with a KV pool of NaN. `scatter` seeds the order in which blocks are given out.
 
     `num_ranks`: the size of the group that the model is one rank of.
@@ -68,10 +105,9 @@ class Runner:
     num_blocks: int = 128
     scatter: int = 0
     num_ranks: int = 1
-    sequences: list[Stream] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        config = self.model.config
+        config, self.streams = self.model.config, []
         dtype = next(self.model.parameters()).dtype
         specs = [spec.on_rank(self.num_ranks) for spec in config.kv_specs()]
         self.kv_caches = tuple(
@@ -85,22 +121,11 @@ class Runner:
             torch.randperm(self.num_blocks - 1, generator=torch.Generator().manual_seed(self.scatter)) + 1
         ).tolist()
 
-    def add(self, token_ids: Sequence[int], shares: Stream | None = None, num_shared_blocks: int = 0) -> Stream:
-        """A new request, which may start with the computed blocks of another."""
-        blocks = [[] for _ in self.groups] if shares is None else [ids[:num_shared_blocks] for ids in shares.block_ids]
-        for group, ids in zip(self.groups, blocks, strict=True):
-            if group.spec.is_state and ids:
-                assert shares is not None
-                assert shares.num_computed == num_shared_blocks * self.block_size
-                source, ids[0] = ids[0], self.free.pop()
-                for layer in group.layer_indices:
-                    self.kv_caches[layer][ids[0]] = self.kv_caches[layer][source]
-        sequence = Stream(list(token_ids), blocks, num_shared_blocks * self.block_size)
-        self.sequences.append(sequence)
-        return sequence
+    def copy_state(self, group_index: int, source_id: int, target_id: int) -> None:
+        for layer in self.groups[group_index].layer_indices:
+            self.kv_caches[layer][target_id] = self.kv_caches[layer][source_id]
 
     def step(self, work: Sequence[tuple[Stream, int]]) -> list[torch.Tensor]:
-        """Compute the next tokens of each request: (request, how many). Returns logits [tokens, V] per request."""
         order = sorted(range(len(work)), key=lambda index: work[index][1] > 1)
         scheduled = [work[index] for index in order]
         batch = self.make_batch(scheduled)
@@ -147,14 +172,6 @@ class Runner:
             query_lens_list=tuple(counts),
             seq_lens_list=tuple(seq_lens),
         )
-
-    def run(self, sequence: Stream, chunk: int | None = None) -> torch.Tensor:
-        """All of a request's remaining tokens, in chunks. Returns logits [tokens, V]."""
-        logits = []
-        while sequence.num_computed < len(sequence.token_ids):
-            left = len(sequence.token_ids) - sequence.num_computed
-            logits += self.step([(sequence, min(chunk or left, left))])
-        return torch.cat(logits)
 
 
 def random_tokens(length: int, vocab_size: int, seed: int = 0) -> list[int]:

@@ -1,5 +1,6 @@
 """`Pair`: a tiny random model of Transformers, and the same weights in our model, planned and op by op."""
 
+import copy
 from typing import Any
 
 import torch
@@ -56,6 +57,12 @@ class Pair:
     def expected(self, token_ids: list[int]) -> torch.Tensor:
         with torch.inference_mode():
             return self.oracle(torch.tensor([token_ids]), use_cache=False).logits[0]
+
+    def error(self, token_ids: list[int]) -> float:
+        """Largest error of Transformers' own logits in fp32, relative to the largest logit."""
+        with torch.inference_mode():
+            exact = copy.deepcopy(self.oracle).double()(torch.tensor([token_ids]), use_cache=False).logits[0]
+        return float((self.expected(token_ids) - exact).abs().max() / exact.abs().max())
 
     def eager(self, dtype: torch.dtype = torch.float32, max_model_len: int | None = None, **options: Any) -> Runner:
         """Our own model, op by op."""

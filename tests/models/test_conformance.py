@@ -89,7 +89,10 @@ def test_ragged_steps_of_prompts_chunks_and_decodes(pair: Pair) -> None:
 
 
 def test_shared_prefix_blocks_and_blocks_left_behind(pair: Pair) -> None:
-    """A shared prefix is not computed again; what a window has left becomes the null block, which holds NaN."""
+    """A shared prefix is not computed again; what a window has left becomes the null block, which holds NaN.
+
+    Recurrent states may enlarge errors with each token: then Transformers' own in fp32 is the measure.
+    """
     prefix = random_tokens(32, 53)
     for runner in pair.runners():
         first = runner.add(prefix + random_tokens(5, 53, seed=1))
@@ -103,7 +106,9 @@ def test_shared_prefix_blocks_and_blocks_left_behind(pair: Pair) -> None:
                 num_left = max(second.num_computed - group.spec.window + 1, 0) // runner.block_size
                 ids[:num_left] = [0] * num_left
         found.append(runner.run(second, 1))
-        assert_close(torch.cat(found), pair.expected(second.token_ids)[32:])
+        has_state = any(group.spec.is_state for group in runner.groups)
+        tolerance = max(TOLERANCE, 2 * pair.error(second.token_ids)) if has_state else TOLERANCE
+        assert_close(torch.cat(found), pair.expected(second.token_ids)[32:], tolerance)
 
 
 def test_the_plan_is_no_further_from_the_truth_than_op_by_op(pair: Pair) -> None:

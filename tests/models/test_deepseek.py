@@ -10,10 +10,12 @@ import torch
 from quire.cache_spec import LatentKV
 from quire.config import EngineOptions, Hardware
 from quire.engine.llm_engine import LLMEngine
+from quire.events import EventKind
 from quire.models.registry import ModelRegistry
 from quire.resolve import resolve
 from quire.runtime.cache_engine import CacheEngine
 from quire.sampling_params import SamplingParams
+from tests.engine.builders import finals, run
 from tests.insight.explain.test_explanation import explain
 from tests.models.harness import random_tokens
 from tests.models.oracle import Pair
@@ -59,15 +61,8 @@ def generated(engine: LLMEngine, num_tokens: int) -> list[list[list[int]]]:
     params = SamplingParams(top_k=1, max_tokens=num_tokens, ignore_eos=True, n=2)
     for index, length in enumerate(LENGTHS):
         engine.add_request(str(index), {"prompt_token_ids": random_tokens(length, VOCAB_SIZE)}, params)
-    found: dict[str, list[list[int]]] = {}
-    preemptions = 0
-    while engine.has_unfinished_requests():
-        for output in engine.step():
-            found[output.request_id] = [list(completion.token_ids) for completion in output.outputs]
-            if output.finished:
-                preemptions += output.metrics.num_preemptions
-    engine.preemptions = preemptions  # type: ignore[attr-defined]
-    return [found[str(index)] for index in range(len(LENGTHS))]
+    found = finals(run(engine))
+    return [[completion.token_ids for completion in found[str(index)].outputs] for index in range(len(LENGTHS))]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +78,7 @@ def generated(engine: LLMEngine, num_tokens: int) -> list[list[list[int]]]:
 def test_tokens_are_those_of_transformers(expected: list[list[int]], directory: Path, options: dict[str, Any]) -> None:
     engine = build(directory, **options)
     found = generated(engine, 30)
-    assert (engine.preemptions > 0) == ("num_blocks_override" in options)  # type: ignore[attr-defined]
+    assert bool(engine.events.of(EventKind.PREEMPT)) == ("num_blocks_override" in options)
     assert found == [[tokens, tokens] for tokens in expected]
 
 

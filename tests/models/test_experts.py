@@ -26,6 +26,7 @@ from quire.sampling_params import SamplingParams
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.sources import ModelFiles
 from tests.cli.tiny_directory import make_tiny_directory
+from tests.engine.builders import run
 from tests.models.harness import build_model, random_tokens, stored
 from tests.models.oracle import Pair
 from tests.models.test_conformance import assert_close
@@ -254,8 +255,7 @@ def test_recorded_steps_hold_the_load_of_each_expert(tmp_path: Path, monkeypatch
         str(directory), load_format="dummy", dtype="float32", num_blocks_override=16, device="cpu"
     )
     engine.add_request("a", {"prompt_token_ids": [5, 9, 2]}, SamplingParams(temperature=0, max_tokens=2))
-    while engine.has_unfinished_requests():
-        engine.step()
+    run(engine)
     prefill, *_ = engine.events.of(EventKind.OPS)
     loads = [op.expert_loads for op in prefill.data["ops"] if op.expert_loads]
     assert [(len(load), sum(load)) for load in loads] == [(6, 9), (6, 9)]

@@ -25,6 +25,7 @@ from quire.runtime.forward import EagerForward, PlannedForward
 from quire.runtime.loader import make_model
 from quire.sampling_params import SamplingParams
 from tests.cli.tiny_directory import make_tiny_directory
+from tests.engine.builders import run
 from tests.models.harness import Runner, build_model, random_tokens
 from tests.models.tiny_configs import LLAMA, full_config
 from tests.runtime.plan.harness import PlanRunner, make_checkpoint, make_config
@@ -181,10 +182,7 @@ def forward_of(engine: LLMEngine) -> Any:
 
 def greedy_tokens(engine: LLMEngine) -> list[int]:
     engine.add_request("a", {"prompt_token_ids": TOKENS}, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))
-    outputs = []
-    while engine.has_unfinished_requests():
-        outputs += engine.step()
-    token_ids: list[int] = outputs[-1].outputs[0].token_ids
+    token_ids: list[int] = run(engine)[-1].outputs[0].token_ids
     return token_ids
 
 

@@ -23,6 +23,7 @@ from quire.runtime.forward import EagerForward
 from quire.sampling_params import SamplingParams
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.sources import resolve_source
+from tests.engine.builders import finals, run
 from tests.models.harness import Runner, random_tokens
 from tests.models.oracle import Pair
 from tests.models.test_conformance import assert_close
@@ -192,9 +193,7 @@ def generate(engine: LLMEngine, prompts: list[list[int]]) -> tuple[list[list[int
     ids = [str(next(REQUEST_IDS)) for _ in prompts]
     for request_id, token_ids in zip(ids, prompts, strict=True):
         engine.add_request(request_id, token_ids, params)
-    outputs = {}
-    while engine.has_unfinished_requests():
-        outputs |= {output.request_id: output for output in engine.step() if output.finished}
+    outputs = finals(run(engine))
     num_preemptions = sum(output.metrics.num_preemptions for output in outputs.values() if output.metrics)
     return [list(outputs[request_id].outputs[0].token_ids) for request_id in ids], num_preemptions
 

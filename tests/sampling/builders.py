@@ -15,6 +15,10 @@ CPU = "cpu"
 EXAMPLE = torch.tensor([0.40, 0.30, 0.15, 0.10, 0.05])
 
 
+def gaussian(rows: int, vocab_size: int, *, seed: int = 0, scale: float = 2.0) -> torch.Tensor:
+    return torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * scale
+
+
 def params(**fields: Any) -> SamplingParams:
     return SamplingParams(**{"max_tokens": None, **fields})
 

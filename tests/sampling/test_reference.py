@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from quire.sampling.reference import draw_from_nucleus, fixed_point, tempered_probabilities
-from tests.sampling.builders import filtered_probabilities, params
+from tests.sampling.builders import filtered_probabilities, gaussian, params
 
 COMBINATIONS: list[dict[str, Any]] = [
     {},
@@ -25,10 +25,6 @@ COMBINATIONS: list[dict[str, Any]] = [
     {"temperature": 0.6, "min_p": 0.02, "top_p": 0.9},
     {"temperature": 1.3, "min_p": 0.05, "top_k": 20, "top_p": 0.7},
 ]
-
-
-def gaussian(rows: int, vocab_size: int, *, seed: int = 0, scale: float = 2.0) -> torch.Tensor:
-    return torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * scale
 
 
 def by_definition(logits: torch.Tensor, **fields: Any) -> list[float]:

@@ -14,6 +14,7 @@ from tests.sampling.builders import (
     EXAMPLE,
     draw_many,
     filtered_probabilities,
+    gaussian,
     new_request,
     params,
     sample_all,
@@ -31,10 +32,6 @@ def row_sampler(request: pytest.FixtureRequest) -> Iterator[None]:
         if request.param == "torch":
             patch.setattr("quire.sampling.sampler.NativeRowSampler", lambda *_: ReferenceRowSampler())
         yield
-
-
-def gaussian(rows: int, vocab_size: int, *, seed: int = 0, scale: float = 2.0) -> torch.Tensor:
-    return torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * scale
 
 
 # --- Distributions -----------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from quire.errors import EngineDeadError, ModelNotFoundError
 from quire.server import supervisor
 from quire.server.errors import ApiError
 from quire.server.supervisor import Supervisor
+from tests.engine.builders import make_config
 
 LIMIT_S = 60
 
@@ -26,7 +27,7 @@ class StandInClient:
 
     async def start(self, options: EngineOptions, *, is_replacement: bool = False) -> Any:
         self.is_replacement = is_replacement
-        return SimpleNamespace(config=None)
+        return SimpleNamespace(config=make_config())
 
     async def stop(self) -> None:
         """Nothing runs."""

@@ -1,7 +1,7 @@
 """B6: every numeric field of every route at its limits and beyond, with the exact answer to each value.
 
 The limits stand here a second time, as docs/api.md and OpenAI's reference have them, and are not read from the server.
-Next to read: `plain_http.py`.
+Next to read: `processes.py`.
 """
 
 import json
@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.soak.inputs.plain_http import Client, share
+import httpx2
+
+from benchmarks.soak.inputs.processes import share
 from benchmarks.soak.row import Row
 from benchmarks.soak.server import Server
 
@@ -151,9 +153,9 @@ async def numeric_fields(server: Server) -> Row:
     wrong: list[str] = []
     items = list(cells())
 
-    async def ask(client: Client, cell: Cell) -> None:
-        answer = await client.ask("POST", cell.route, cell.body())
-        found = answer.status, answer.error.get("param")
+    async def ask(client: httpx2.AsyncClient, cell: Cell) -> None:
+        answer = await client.post(cell.route, content=cell.body(), headers={"Content-Type": "application/json"})
+        found = answer.status_code, (answer.json().get("error") or {}).get("param")
         if found != cell.expected():
             wrong.append(f"{cell}: {found}, not {cell.expected()}")
 

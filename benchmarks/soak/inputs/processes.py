@@ -1,13 +1,20 @@
-"""Peak memory of a server, read from /proc. Next to read: `../server.py`."""
+"""Peak memory of a server, read from /proc, and clients for many small requests. Next to read: `../server.py`."""
 
+import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+import httpx2
 
 from benchmarks.soak.server import Server
 
+_T = TypeVar("_T")
+Work = Callable[[httpx2.AsyncClient, _T], Awaitable[None]]
 MIB = 1 << 20
+NUM_CLIENTS = 8
 _RESET_PEAK = "5"
 """Value for /proc/PID/clear_refs that resets the peak: proc_pid_clear_refs(5)."""
 
@@ -45,3 +52,15 @@ def _peak_bytes(pid: int) -> int:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     raise RuntimeError(f"process {pid} has no VmHWM: it has ended")
+
+
+async def share(url: str, items: Iterable[_T], work: Work[_T]) -> None:
+    """Work through the items with several clients at once, each with a connection of its own."""
+    waiting = iter(items)
+
+    async def one() -> None:
+        async with httpx2.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
+            for item in waiting:
+                await work(client, item)
+
+    await asyncio.gather(*(one() for _ in range(NUM_CLIENTS)))

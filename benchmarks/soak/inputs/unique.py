@@ -7,9 +7,10 @@ import asyncio
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
+import httpx2
+
 from benchmarks.soak.client import get
-from benchmarks.soak.inputs.plain_http import Client, share
-from benchmarks.soak.inputs.processes import MIB, growth_of
+from benchmarks.soak.inputs.processes import MIB, NUM_CLIENTS, Work, growth_of, share
 from benchmarks.soak.row import Row
 from benchmarks.soak.server import Server
 
@@ -18,7 +19,6 @@ TEXT = "the river runs to the sea and the wind carries the rain over the hills a
 """More than one block, so that each salt has something in the prefix cache."""
 NUM_WARM_UP = 1000
 PIPELINED = 10
-NUM_CLIENTS = 8
 
 
 async def unique_values(server: Server, *, num_ids: int = 1_000_000) -> Row:
@@ -27,17 +27,17 @@ async def unique_values(server: Server, *, num_ids: int = 1_000_000) -> Row:
     row = Row("B9", f"{num_schemas} unique schemas, {num_salts} cache salts, {num_ids} request ids")
     failed: list[int] = []
     schemas, salts = _asking(_schema_body, failed), _asking(_salt_body, failed)
-    await share(url, range(-min(NUM_WARM_UP, num_schemas), 0), schemas, num_clients=NUM_CLIENTS)
-    await share(url, range(-min(NUM_WARM_UP, num_salts), 0), salts, num_clients=NUM_CLIENTS)
+    await share(url, range(-min(NUM_WARM_UP, num_schemas), 0), schemas)
+    await share(url, range(-min(NUM_WARM_UP, num_salts), 0), salts)
     await _send_ids(url, range(-min(NUM_WARM_UP, num_ids), 0))
     labels = await _num_labels(url)
     # A line of the log each: they are not what is measured here.
     forgetting = asyncio.create_task(_forget_lines(server))
     before_bytes = server.resident_bytes()
     with growth_of(server) as growth:
-        await share(url, range(num_schemas), schemas, num_clients=NUM_CLIENTS)
+        await share(url, range(num_schemas), schemas)
         row.note("after the schemas +MiB", (server.resident_bytes() - before_bytes) / MIB)
-        await share(url, range(num_salts), salts, num_clients=NUM_CLIENTS)
+        await share(url, range(num_salts), salts)
         row.note("after the salts +MiB", (server.resident_bytes() - before_bytes) / MIB)
         num_answers = await _send_ids(url, range(num_ids))
         row.note("after the ids +MiB", (server.resident_bytes() - before_bytes) / MIB)
@@ -61,12 +61,12 @@ def _salt_body(number: int) -> dict[str, object]:
     return {"cache_salt": f"salt{number}" + "s" * 200, "prompt": TEXT, "request_id": f"mine{number}"}
 
 
-def _asking(body: Callable[[int], dict[str, object]], failed: list[int]) -> Callable[[Client, int], object]:
-    async def ask(client: Client, number: int) -> None:
+def _asking(body: Callable[[int], dict[str, object]], failed: list[int]) -> Work[int]:
+    async def ask(client: httpx2.AsyncClient, number: int) -> None:
         fields = {"model": "soak", "max_tokens": 1, **body(number)}
-        answer = await client.ask("POST", "/v1/completions", fields, {"User-Agent": f"agent-{number}"})
-        if answer.status != 200:
-            failed.append(answer.status)
+        answer = await client.post("/v1/completions", json=fields, headers={"User-Agent": f"agent-{number}"})
+        if answer.status_code != 200:
+            failed.append(answer.status_code)
 
     return ask
 

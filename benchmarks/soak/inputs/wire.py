@@ -12,9 +12,10 @@ from collections import Counter
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from benchmarks.soak.inputs.plain_http import connected
+from benchmarks.soak.client import ask
 from benchmarks.soak.inputs.processes import growth_of
 from benchmarks.soak.inputs.wire_cases import HUGE, MODEL, make_case
+from benchmarks.soak.loads import HELLO
 from benchmarks.soak.row import Row
 from benchmarks.soak.server import Server
 
@@ -31,17 +32,14 @@ async def wire_fuzz(
     """B2. The server's model must be called `wire_cases.MODEL`."""
     statuses: Counter[int] = Counter()
     choices = random.Random(seed)
-    cases = (make_case(choices) for _ in range(count))
-    await _throw_all(server.url, (next(cases) for _ in range(min(NUM_WARM_UP, count // 10))), num_clients, statuses)
+    await _throw_all(server.url, (make_case(choices) for _ in range(NUM_WARM_UP)), num_clients, statuses)
     with growth_of(server) as growth:
-        await _throw_all(server.url, cases, num_clients, statuses)
+        await _throw_all(server.url, (make_case(choices) for _ in range(count)), num_clients, statuses)
         for name in HUGE:
             for _ in range(num_huge):
                 statuses += await throw(server.url, HUGE[name](), HUGE_PATIENCE_S)
     idle_s = await server.seconds_until_idle(30)
-    async with connected(server.url) as client:
-        body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
-        after = await client.ask("POST", "/v1/chat/completions", body)
+    after = await ask(server.url, {**HELLO, "model": MODEL})
     row = Row("B2", f"wire fuzz: {count} damaged conversations and {num_huge} × {len(HUGE)} huge ones")
     row.note("statuses", " ".join(f"{status}:{number}" for status, number in sorted(statuses.items())))
     num_bad = sum(number for status, number in statuses.items() if status >= 500)

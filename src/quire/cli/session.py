@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from quire.byte_sizes import format_bytes
 from quire.cli.chat import DEFAULT_MAX_TOKENS, Message, Reply, statistics_line
 from quire.cli.output import Output, format_seconds
 from quire.cli.progress import show_progress
 from quire.config import EngineOptions
 from quire.engine.interrupts import interrupts_between_steps
 from quire.errors import EngineError
+from quire.memory_plan import kv_bytes
 from quire.outputs import RequestOutput
 from quire.sampling_params import SamplingParams
 from quire.weights.sources import resolve_source
@@ -92,7 +94,7 @@ def open_engine(options: EngineOptions, output: Output) -> Iterator["LLMEngine"]
             where += " · batch_invariant off"
         output.note(
             f"{options.model} · {config.model.architecture} · {config.dtype} · {config.device} · "
-            f"{where} · ready in {loaded}"
+            f"{where} · {format_bytes(kv_bytes(config))} of KV cache · ready in {loaded}"
         )
         for phase, seconds in engine.startup_times.items():
             output.detail(f"  {phase}: {format_seconds(seconds)}")

@@ -25,7 +25,8 @@ from quire.sampling_params import PoolingParams
 from quire.types import RequestResult, ScheduledRequest, SchedulerOutput, StepResult, TokenLogprobs, find_stop
 
 _BAD_EMBEDDING = (
-    "the embedding holds NaN or infinity: the model overflowed or its weights are damaged, try dtype='float32'"
+    "the embedding holds NaN or infinity: the model overflowed (try dtype='float32')"
+    " or its weights are damaged (`quire rm`, then `quire pull`)"
 )
 
 

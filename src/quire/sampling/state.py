@@ -22,7 +22,7 @@ Sampled = tuple[int | None, TokenLogprobs | None]
 """The token, None if the logits leave no choice, and its log-probabilities if asked for."""
 NO_CHOICE = (
     "no token can be chosen: the logits hold NaN or +inf, or are all -inf; "
-    "the model overflowed or its weights are damaged, try dtype='float32'"
+    "the model overflowed (try dtype='float32') or its weights are damaged (`quire rm`, then `quire pull`)"
 )
 """The error of a request that got no token for no other known reason."""
 NOT_ALLOWED = "structured_outputs allows none of allowed_token_ids here: leave one of the two out"

@@ -9,10 +9,12 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
+from quire.byte_sizes import format_bytes
 from quire.config import EngineOptions
 from quire.engine.process.client import EngineClient
 from quire.engine.tokenizer_source import read_chat_template
 from quire.errors import EngineDeadError, QuireError
+from quire.memory_plan import kv_bytes
 from quire.server.errors import ApiError
 from quire.server.front_end import FrontEnd
 
@@ -117,6 +119,7 @@ class Supervisor:
         client = self._client = EngineClient(self._on_death)
         ready = await client.start(self.options, is_replacement=self._front_end is not None)
         if self._front_end is None:
+            LOGGER.info("loaded %s: %s of KV cache", self.options.model, format_bytes(kv_bytes(ready.config)))
             front_end = await asyncio.to_thread(FrontEnd.load, ready.config, self._chat_template)
             await front_end.run(front_end.warm_up)
             self._front_end = front_end

@@ -3,20 +3,15 @@ from quire.engine.process.messages import RequestUpdate
 from quire.engine.process.stream import merge
 from quire.outputs import RequestOutput
 from quire.sampling_params import PoolingParams, SamplingParams
-from tests.engine.builders import make_engine, saying
+from tests.engine.builders import make_engine, run, saying
 
 
 def updates_and_last(params: SamplingParams) -> tuple[list[RequestUpdate], RequestOutput]:
     engine, _ = make_engine(next_token=saying("Grüße, World"))
     encoder = DeltaEncoder()
     engine.add_request("r", "hello", params)
-    updates, last = [], None
-    while engine.has_unfinished_requests():
-        for output in engine.step():
-            updates.append(encoder.encode(output))
-            last = output
-    assert last is not None
-    return updates, last
+    outputs = run(engine)
+    return [encoder.encode(output) for output in outputs], outputs[-1]
 
 
 def test_the_sum_of_the_differences_is_the_output() -> None:
@@ -49,9 +44,8 @@ def test_nothing_is_remembered_of_finished_requests() -> None:
     encoder = DeltaEncoder()
     for index in range(3):
         engine.add_request(str(index), "hello", SamplingParams(max_tokens=10))
-    while engine.has_unfinished_requests():
-        for output in engine.step():
-            encoder.encode(output)
+    for output in run(engine):
+        encoder.encode(output)
     assert encoder._sent == {}
 
 
@@ -60,9 +54,7 @@ def test_embeddings_and_their_errors() -> None:
     executor.errors["bad"] = "NaN in the prompt"
     for request_id in ("good", "bad"):
         engine.add_request(request_id, "hello", PoolingParams())
-    updates = {}
-    while engine.has_unfinished_requests():
-        updates |= {output.request_id: DeltaEncoder().encode(output) for output in engine.step()}
+    updates = {output.request_id: DeltaEncoder().encode(output) for output in run(engine)}
     assert updates["good"].embedding
     assert updates["good"].finished
     assert updates["bad"].embedding is None

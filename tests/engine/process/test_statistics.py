@@ -7,7 +7,7 @@ from quire.engine.process.messages import Histogram, Statistics
 from quire.engine.process.statistics import Meter
 from quire.events import EventKind
 from quire.sampling_params import SamplingParams
-from tests.engine.builders import make_engine
+from tests.engine.builders import make_engine, run
 
 
 def drive(engine, meter: Meter, *, check=lambda statistics: None, max_steps: int = 10_000) -> Statistics:
@@ -93,8 +93,7 @@ def test_what_fell_out_of_the_log_is_counted_as_lost() -> None:
     engine, _ = make_engine(options={"max_num_events": 4})
     meter = Meter(engine)
     add(engine, "r", [1] * 9, max_tokens=10)
-    while engine.has_unfinished_requests():
-        engine.step()
+    run(engine)
     assert meter.take([]).num_lost_events == engine.events.num_recorded - 4
 
 

@@ -19,6 +19,7 @@ from quire.insight.explain.subject import PRESETS, open_subject
 from quire.runtime.machine_limits import MachineLimits
 from quire.sampling_params import SamplingParams
 from tests.cli.tiny_directory import CONFIG, make_tiny_directory
+from tests.engine.builders import run
 from tests.models.oracle import make_oracle, num_language_parameters
 from tests.models.tiny_configs import TINY_CONFIGS, full_config
 
@@ -105,8 +106,7 @@ def test_flops_are_those_of_the_events_of_a_real_step(tmp_path: Path, monkeypatc
     monkeypatch.setenv("QUIRE_TRACE", "events")
     engine = LLMEngine.from_options(str(directory), num_blocks_override=16, device="cpu", max_model_len=64)
     engine.add_request("a", {"prompt_token_ids": [5, 9, 2, 4]}, SamplingParams(temperature=0, max_tokens=1))
-    while engine.has_unfinished_requests():
-        engine.step()
+    run(engine)
     (event,) = engine.events.of(EventKind.OPS)
     monkeypatch.setattr(explanation, "find_device", lambda name: this_cpu())
     prefill = explain(str(directory), device="cpu", batches=(1,), ctx=4).phases[0]

@@ -211,6 +211,49 @@ def split(tokens: torch.Tensor, shape: Shape) -> tuple[torch.Tensor, torch.Tenso
     return q, k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
 
 
+def attention(tokens: torch.Tensor, shape: Shape, extras: Extras, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """[T, H D] of one request, over keys and values as the pool's format holds them."""
+    q, k, v = split(tokens, shape)
+    k, v = as_stored(k, shape.format).to(dtype), as_stored(v, shape.format).to(dtype)
+    scores = q.to(dtype) @ k.transpose(1, 2) * shape.head_size**-0.5
+    if extras.soft_cap:
+        scores = extras.soft_cap * torch.tanh(scores / extras.soft_cap)
+    scores = scores.masked_fill(~visible(len(tokens), extras.window), -torch.inf)
+    if extras.sinks is not None:
+        scores = torch.cat([scores, extras.sinks.to(dtype)[:, None, None].expand(-1, len(tokens), 1)], -1)
+    return (scores.softmax(-1)[..., : len(tokens)] @ v).transpose(0, 1).flatten(1)
+
+
+def check_nan_stays(
+    outputs: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]], shape: Shape, lengths: Sequence[int], where: str
+) -> None:
+    """A NaN in token 20 of the first of two requests reaches the rows that see it, and no others."""
+    tokens = random_tokens(shape, lengths)
+    good = outputs(tokens)
+    # Keys and values of halves and int8 may be a NaN of any payload.
+    bits = 0x7FC0_0000 if shape.format == "f32" or where == "query" else 0x7FFF_FFFF
+    tokens[0].view(torch.int32)[20, {"query": 16 + 3, "key": 32 + 3, "value": 48 + 3}[where]] = bits
+    bad = outputs(tokens)
+    first = bad[0].view(torch.float32)
+    if where == "query":
+        assert first[20, 16:].isnan().all()
+        assert torch.equal(first[20, :16], good[0].view(torch.float32)[20, :16])
+    else:
+        columns = first[20:] if where == "key" or shape.format == "i8" else first[20:, [3, 19]]
+        assert columns.isnan().all()
+    assert torch.equal(bad[0][:12], good[0][:12])
+    assert torch.equal(bad[1], good[1])
+
+
+def rising_tokens(shape: Shape, length: int, most: float) -> torch.Tensor:
+    """Queries, keys and values whose scores rise from the first position to the last; they fall if `most` < 0."""
+    (tokens,) = random_tokens(shape, [length])
+    q, k, _ = (part.unflatten(1, (-1, shape.head_size)) for part in tokens.split(shape.widths, 1))
+    q[..., 0] = abs(most)
+    k[:, 0, 0] = torch.linspace(-most, most, length)
+    return tokens
+
+
 def visible(length: int, window: int) -> torch.Tensor:
     """[T, T]: whether a position sees another."""
     distance = torch.arange(length)[:, None] - torch.arange(length)

@@ -22,7 +22,10 @@ from tests.kernels.native.kv_steps import (
     Runner,
     Shape,
     as_stored,
+    attention,
+    check_nan_stays,
     random_tokens,
+    rising_tokens,
     run_steps,
     split,
     visible,
@@ -117,13 +120,7 @@ def test_scores_are_held_within_a_soft_cap(kv_format: str, tolerance: float) -> 
         extras = Extras(soft_cap=soft_cap)
         return torch.cat(floats(run_steps(Pool(shape, lengths), tokens, in_chunks(lengths, [7, 50]), extras)))
 
-    expected = []
-    for rows in tokens:
-        q, k, v = split(rows, shape)
-        k, v = as_stored(k, kv_format), as_stored(v, kv_format)
-        scores = 3.0 * torch.tanh(q.double() @ k.transpose(1, 2) / 8.0 / 3.0)
-        weights = scores.masked_fill(~visible(len(rows), 0), -torch.inf).softmax(-1)
-        expected.append((weights @ v).transpose(0, 1).flatten(1))
+    expected = [attention(rows, shape, Extras(soft_cap=3.0)) for rows in tokens]
     found = []
     for isa in ISAS:
         _native.set_isa(isa)
@@ -141,13 +138,7 @@ def test_sinks_take_their_share_of_the_weights(kv_format: str, tolerance: float,
     tokens = random_tokens(shape, lengths)
     sinks = torch.tensor([-200.0, -1.0, 0.0, 1.0, 4.0, 200.0])
     extras = Extras(window=window, sinks=sinks)
-    expected = []
-    for rows in tokens:
-        q, k, v = split(rows, shape)
-        k, v = as_stored(k, kv_format), as_stored(v, kv_format)
-        scores = (q.double() @ k.transpose(1, 2) / 8.0).masked_fill(~visible(len(rows), window), -torch.inf)
-        scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, len(rows), 1)], -1)
-        expected.append((scores.softmax(-1)[..., :-1] @ v).transpose(0, 1).flatten(1))
+    expected = [attention(rows, shape, extras) for rows in tokens]
     found = []
     for isa in ISAS:
         _native.set_isa(isa)
@@ -163,10 +154,7 @@ def test_sinks_take_their_share_of_the_weights(kv_format: str, tolerance: float,
 def test_scores_that_rise_or_fall_from_tile_to_tile(kv_format: str, rising: int) -> None:
     """Each tile's highest score is another, to which all results before it are brought."""
     shape, length = Shape(2, 1, 64, 16, kv_format), 700
-    (tokens,) = random_tokens(shape, [length])
-    q, k, _ = (part.unflatten(1, (-1, 64)) for part in tokens.split(shape.widths, 1))
-    q[..., 0] = 4
-    k[:, 0, 0] = rising * torch.linspace(-4, 4, length)
+    tokens = rising_tokens(shape, length, 4 * rising)
     (output,) = floats(run_steps(Pool(shape, [length]), [tokens], whole([length]), num_threads=2))
     expected = oracle(tokens, shape)
     allowed = (plain(tokens, shape).double() - expected).abs().max()
@@ -342,22 +330,8 @@ def test_rows_of_other_types_are_the_fp32_rows_rounded(
 @pytest.mark.parametrize("where", ["query", "key", "value"])
 def test_nan_reaches_the_rows_that_see_it_and_no_other_request(isa: str, kv_format: str, where: str) -> None:
     _native.set_isa(isa)
-    shape = Shape(2, 1, 16, 16, kv_format)
-    lengths = [40, 40]
-    tokens = random_tokens(shape, lengths)
-    good = run_steps(Pool(shape, lengths), tokens, whole(lengths))
-    # Keys and values of halves and int8 may be a NaN of any payload.
-    bits = 0x7FC0_0000 if kv_format == "f32" or where == "query" else 0x7FFF_FFFF
-    tokens[0].view(torch.int32)[20, {"query": 16 + 3, "key": 32 + 3, "value": 48 + 3}[where]] = bits
-    bad = run_steps(Pool(shape, lengths), tokens, whole(lengths))
-    first = floats(bad)[0]
-    if where == "query":
-        assert first[20, 16:].isnan().all()
-    else:
-        columns = first[20:] if where == "key" or kv_format == "i8" else first[20:, [3, 19]]
-        assert columns.isnan().all()
-    assert torch.equal(bad[0][:12], good[0][:12])
-    assert torch.equal(bad[1], good[1])
+    shape, lengths = Shape(2, 1, 16, 16, kv_format), [40, 40]
+    check_nan_stays(lambda tokens: run_steps(Pool(shape, lengths), tokens, whole(lengths)), shape, lengths, where)
 
 
 def test_blocks_far_into_a_large_pool() -> None:

@@ -16,7 +16,10 @@ from tests.kernels.native.kv_steps import (
     Requests,
     Shape,
     as_stored,
+    attention,
+    check_nan_stays,
     random_tokens,
+    rising_tokens,
     run_steps,
     split,
     visible,
@@ -46,19 +49,13 @@ def attended(
 
 
 def expected(rows: torch.Tensor, shape: Shape, extras: Extras, dtype: torch.dtype) -> torch.Tensor:
-    """[T, H D] of one request; in bf16 without soft cap and sinks, which PyTorch's own attention has not."""
+    """[T, H D] of one request; in bf16 PyTorch's own attention, which has neither soft cap nor sinks."""
+    if dtype != torch.bfloat16:
+        return attention(rows, shape, extras, dtype)
     q, k, v = split(rows, shape)
     k, v = as_stored(k, shape.format).to(dtype), as_stored(v, shape.format).to(dtype)
     mask = visible(len(rows), extras.window)
-    if dtype == torch.bfloat16:
-        return scaled_dot_product_attention(q.to(dtype), k, v, attn_mask=mask).transpose(0, 1).flatten(1)
-    scores = q.to(dtype) @ k.transpose(1, 2) * shape.head_size**-0.5
-    if extras.soft_cap:
-        scores = extras.soft_cap * torch.tanh(scores / extras.soft_cap)
-    scores = scores.masked_fill(~mask, -torch.inf)
-    if extras.sinks is not None:
-        scores = torch.cat([scores, extras.sinks.to(dtype)[:, None, None].expand(-1, len(rows), 1)], -1)
-    return (scores.softmax(-1)[..., : len(rows)] @ v).transpose(0, 1).flatten(1)
+    return scaled_dot_product_attention(q.to(dtype), k, v, attn_mask=mask).transpose(0, 1).flatten(1)
 
 
 SHAPES = [
@@ -105,10 +102,7 @@ def test_error_is_at_most_twice_that_of_torch_in_bf16(
 def test_scores_that_rise_or_fall_from_tile_to_tile(rising: int) -> None:
     """Rows' references are raised again and again, or never; the last segment's are merged with the first's."""
     shape, length = Shape(2, 1, 64, 16), 1500
-    (tokens,) = random_tokens(shape, [length])
-    q, k, _ = (part.unflatten(1, (-1, 64)) for part in tokens.split(shape.widths, 1))
-    q[..., 0] = 16
-    k[:, 0, 0] = rising * torch.linspace(-16, 16, length)
+    tokens = rising_tokens(shape, length, 16 * rising)
     (output,) = attended(shape, [tokens], whole([length]), threads=2)
     exact = expected(tokens, shape, TILES, torch.float64)
     allowed = (expected(tokens, shape, TILES, torch.bfloat16).double() - exact).abs().max()
@@ -167,16 +161,4 @@ def test_what_is_in_unwritten_slots_and_left_of_the_window_does_not_matter(kv_fo
 @pytest.mark.parametrize("where", ["query", "key", "value"])
 def test_nan_reaches_the_rows_that_see_it_and_no_other_request(kv_format: str, where: str) -> None:
     shape, lengths = Shape(2, 1, 16, 16, kv_format), [60, 40]
-    tokens = random_tokens(shape, lengths)
-    good = attended(shape, tokens, whole(lengths))
-    bits = 0x7FC0_0000 if where == "query" else 0x7FFF_FFFF
-    tokens[0].view(torch.int32)[20, {"query": 16 + 3, "key": 32 + 3, "value": 48 + 3}[where]] = bits
-    bad = attended(shape, tokens, whole(lengths))
-    if where == "query":
-        assert bad[0][20, 16:].isnan().all()
-        assert torch.equal(bad[0][20, :16], good[0][20, :16])
-    else:
-        columns = bad[0][20:] if where == "key" or kv_format == "i8" else bad[0][20:, [3, 19]]
-        assert columns.isnan().all()
-    assert torch.equal(bad[0][:12], good[0][:12])
-    assert torch.equal(bad[1], good[1])
+    check_nan_stays(lambda tokens: attended(shape, tokens, whole(lengths)), shape, lengths, where)

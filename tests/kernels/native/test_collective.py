@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from quire import _native
-from quire._native import RowType
 from quire.runtime.links import RankMemory
+from tests.kernels.native.packed_weights import rows_of, run
 from tests.parallel.thread_ranks import exchanges, on_ranks
 
 FLOATS = NDArray[np.float32]
@@ -23,22 +23,11 @@ def values_of(rank: int, rows: int, width: int, seed: int = 0) -> FLOATS:
     return np.random.default_rng([rank, rows, width, seed]).standard_normal((rows, width), np.float32)
 
 
-def rows_of(values: FLOATS) -> _native.Rows:
-    return _native.Rows(values.ctypes.data, values.strides[0], RowType.f32)
-
-
-def run_plan(plan: _native.Plan, num_rows: int) -> None:
-    """One step of one request with this many tokens."""
-    zero, count = np.zeros(1, np.int32), np.array([num_rows], np.int32)
-    ids = np.zeros(num_rows, np.int32)
-    plan.run(1, 1, 0, zero.ctypes.data, zero.ctypes.data, count.ctypes.data, 0, ids.ctypes.data, num_rows, 0, 0, 0)
-
-
 def reduce_once(exchange: _native.Exchange, x: FLOATS, into: FLOATS | None = None) -> FLOATS:
     out = np.full_like(x, np.nan) if into is None else into.copy()
     plan = _native.Plan(exchange.num_threads, len(x), 1)
     plan.all_reduce(rows_of(x), rows_of(out), x.shape[1], exchange.address, add=into is not None)
-    run_plan(plan, len(x))
+    run(plan, np.zeros(len(x)))
     return out
 
 
@@ -47,7 +36,7 @@ def gather_once(views: list[_native.Exchange], parts: list[FLOATS], out_width: i
     out = np.full((len(x), out_width), np.nan, np.float32)
     plan = _native.Plan(2, len(x), 1)
     plan.all_gather(rows_of(x), rows_of(out), x.shape[1], out_width, views[rank].address)
-    run_plan(plan, len(x))
+    run(plan, np.zeros(len(x)))
     return out
 
 
@@ -56,7 +45,7 @@ def norm_once(views: list[_native.Exchange], parts: list[FLOATS], weights: list[
     out = np.full_like(x, np.nan)
     plan = _native.Plan(2, len(x), 1)
     plan.shared_norm(rows_of(x), rows_of(out), weight.ctypes.data, x.shape[1], 1e-5, views[rank].address)
-    run_plan(plan, len(x))
+    run(plan, np.zeros(len(x)))
     return out
 
 
@@ -113,16 +102,16 @@ def test_many_collectives_in_one_plan_do_not_mix_their_values() -> None:
     num_ranks, shapes = 3, [(5, 40 + 100 * (index % 4)) for index in range(60)]
     views = exchanges(num_ranks, 2)
 
-    def run(rank: int) -> list[FLOATS]:
+    def of_rank(rank: int) -> list[FLOATS]:
         plan = _native.Plan(2, 5, 1)
         inputs = [values_of(rank, *shape, seed=index) for index, shape in enumerate(shapes)]
         outputs = [np.full_like(x, np.nan) for x in inputs]
         for x, out in zip(inputs, outputs, strict=True):
             plan.all_reduce(rows_of(x), rows_of(out), x.shape[1], views[rank].address)
-        run_plan(plan, 5)
+        run(plan, np.zeros(5))
         return outputs
 
-    found = on_ranks(num_ranks, run)
+    found = on_ranks(num_ranks, of_rank)
     for index, shape in enumerate(shapes):
         expected = in_rank_order([values_of(rank, *shape, seed=index) for rank in range(num_ranks)])
         assert all(np.array_equal(outputs[index], expected) for outputs in found)
@@ -132,12 +121,12 @@ def test_many_collectives_in_one_plan_do_not_mix_their_values() -> None:
 def test_broadcast_gives_all_ranks_the_values_of_rank_0(count: int) -> None:
     views = exchanges(3)
 
-    def run(rank: int) -> list[NDArray[np.int32]]:
+    def of_rank(rank: int) -> list[NDArray[np.int32]]:
         rounds = [np.arange(count, dtype=np.int32) * (index + 1) + rank for index in range(5)]
         assert all(views[rank].broadcast(values.ctypes.data, count) for values in rounds)
         return rounds
 
-    for rounds in on_ranks(3, run):
+    for rounds in on_ranks(3, of_rank):
         for index, values in enumerate(rounds):
             assert np.array_equal(values, np.arange(count) * (index + 1))
 

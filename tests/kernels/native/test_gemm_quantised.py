@@ -156,33 +156,22 @@ def test_the_product_is_that_of_the_decoded_values(format_name: str, shape: tupl
     assert np.abs(found - wanted).max() < 1e-4 * np.abs(wanted).max()
 
 
-@pytest.mark.parametrize("format_name", ["q4k", "q5k", "q6k"])
-def test_extreme_integers_of_k_quants_do_not_overflow(format_name: str) -> None:
-    stored = STORED[format_name]
-    rows = np.full((32, BLOCK_FORMATS[stored].block_bytes), 0xFF, dtype=np.uint8)
-    rows[1::2] = 0
-    # A power of two, so that sums are exact; scales of 127 and -128 of Q6_K.
-    for column in (208,) if stored == "Q6_K" else (0, 2):
-        rows[:, column : column + 2] = np.array([2.0**-4], np.float16).view(np.uint8)
-    if stored == "Q6_K":
-        rows[:, 192:208] = np.where(np.arange(32) % 4 < 2, 0x7F, 0x80)[:, None]
-    packed = Packed(format_name, 32, 256).add_rows(stored, rows)
-    acts = quantised(np.array([[127.0], [-127.0]], np.float32) * np.ones((2, 256), np.float32))
-    wanted = dequantised(acts) @ packed.decoded().astype(np.float64).T
-    for found in each_isa(lambda: multiply(packed, acts)):
-        assert np.array_equal(found, wanted)
-
-
-@pytest.mark.parametrize("format_name", ["q4", "q4m", "q8"])
+@pytest.mark.parametrize("format_name", FORMATS)
 def test_extreme_integers_do_not_overflow(format_name: str) -> None:
-    packed = Packed(format_name, 32, 64)
-    raw = {"q4": 18, "q4m": 20, "q8": 34}[format_name]
-    rows = np.zeros((32, 2, raw), dtype=np.uint8)
-    rows[:, :, :2] = np.array([1.0], np.float16).view(np.uint8)
-    rows[::2, :, raw - (32 if format_name == "q8" else 16) :] = 0x80 if format_name == "q8" else 0xFF
-    rows[1::2, :, raw - (32 if format_name == "q8" else 16) :] = 0x7F if format_name == "q8" else 0
-    packed.add_rows(STORED[format_name], rows.reshape(32, -1))
-    acts = quantised(np.array([[127.0], [-127.0]], np.float32) * np.ones((2, 64), np.float32))
+    stored = STORED[format_name]
+    block = BLOCK_FORMATS[stored]
+    rows = np.full((32, 2 if block.block_len == 32 else 1, block.block_bytes), 0xFF, dtype=np.uint8)
+    rows[1::2] = 0
+    if stored == "Q8_0":
+        rows[::2], rows[1::2] = 0x80, 0x7F
+    # Powers of two, so that sums are exact; scales of 127 and -128 of Q6_K.
+    for column in {"Q6_K": (208,), "Q8_0": (0,), "Q4_0": (0,)}.get(stored, (0, 2)):
+        rows[..., column : column + 2] = np.array([2.0**-4], np.float16).view(np.uint8)
+    if stored == "Q6_K":
+        rows[..., 192:208] = np.where(np.arange(32) % 4 < 2, 0x7F, 0x80)[:, None, None]
+    num_inputs = rows.shape[1] * block.block_len
+    packed = Packed(format_name, 32, num_inputs).add_rows(stored, rows.reshape(32, -1))
+    acts = quantised(np.array([[127.0], [-127.0]], np.float32) * np.ones((2, num_inputs), np.float32))
     wanted = dequantised(acts) @ packed.decoded().astype(np.float64).T
     for found in each_isa(lambda: multiply(packed, acts)):
         assert np.array_equal(found, wanted)

@@ -29,6 +29,13 @@ def check_type(found: np.ndarray, exact: np.ndarray, width: int) -> None:
     assert (found[:, width:].view(np.uint8) == 0xFF).all()
 
 
+def run_for_logit_rows(plan: _native.Plan, logit_rows: np.ndarray) -> None:
+    """One request of four tokens, two of which need logits."""
+    arrays = [np.array(values, np.int32) for values in ([0], [0], [4], [[0] * 4])]
+    row, start, count, tokens = (array.ctypes.data for array in arrays)
+    plan.run(1, 1, 2, row, start, count, logit_rows.ctypes.data, tokens, 4, 0, 0, 0)
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("subtract_mean", [False, True])
 @pytest.mark.parametrize("has_weights", [False, True])
@@ -71,9 +78,7 @@ def test_activations_of_rows_that_are_shared_by_threads(width: int, gated: bool,
         plan.activate(
             rows_of(x), rows_of(out), width, _native.Activation.relu, gated, of_logit_rows=True, from_logit_rows=True
         )
-        arrays = [np.array(values, np.int32) for values in ([0], [0], [4], [[0] * 4])]
-        row, start, count, tokens = (array.ctypes.data for array in arrays)
-        plan.run(1, 1, 2, row, start, count, logit_rows.ctypes.data, tokens, 4, 0, 0, 0)
+        run_for_logit_rows(plan, logit_rows)
         return out
 
     wanted = np.maximum(x[logit_rows, :width], 0) * (x[logit_rows, width:] if gated else 1)
@@ -139,8 +144,6 @@ def test_rounding_to_bf16_is_torchs_for_every_kind_of_value() -> None:
 def test_elementwise_ops_are_their_formula_in_any_type_and_for_logit_rows(op: str, width: int) -> None:
     a, b = normal(4, 3 * width)[:, width : 2 * width], normal(4, width, seed=1) * 3
     logit_rows = np.array([3, 1], np.int32)
-    arrays = [np.array(values, np.int32) for values in ([0], [0], [4], [[0] * 4])]
-    row, start, count, tokens = (array.ctypes.data for array in arrays)
     wanted = {
         "scale": lambda: np.float32(0.3) * a,
         "multiply": lambda: a * b,
@@ -164,7 +167,7 @@ def test_elementwise_ops_are_their_formula_in_any_type_and_for_logit_rows(op: st
             plan.soft_cap(x=x, cap=2.0, **fields)
         else:
             plan.norm(x=x, **fields | {"width": 1, "groups": width, "epsilon": 0.1})
-        plan.run(1, 1, 2, row, start, count, logit_rows.ctypes.data, tokens, 4, 0, 0, 0)
+        run_for_logit_rows(plan, logit_rows)
         return out
 
     exact = compute("f32", False)

@@ -1,7 +1,4 @@
-"""Run a plan by hand: a checkpoint in memory, a KV pool of NaN, block tables, one native call per step.
-
-The same interface as `tests/models/harness.py` has for a model that runs op by op.
-"""
+"""Run a plan by hand: a checkpoint in memory, a KV pool of NaN, block tables, one native call per step."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,12 +19,13 @@ from quire.runtime.plan.load import plan_model
 from quire.runtime.plan.packed_weights import PackedWeights
 from quire.runtime.plan.record import planned_model
 from quire.runtime.worker import kv_layers
-from quire.transfers import Tier, Transfer
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.sources import ModelFiles
 from quire.weights.weight_tensor import WeightTensor
-from tests.models.harness import Stream, stored
+from tests.fakes import device_copy
+from tests.kernels.native.packed_weights import run
+from tests.models.harness import Steps, Stream, stored
 from tests.weights.gguf_builder import random_rows
 
 SCALE_OFFSETS = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
@@ -52,8 +50,7 @@ def decoded(weights: PackedWeights, parameter: nn.Parameter) -> torch.Tensor:
     values = torch.full((num_rows, width), torch.nan)
     plan = _native.Plan(1, num_rows, 1)
     plan.embed(weights.weight(parameter), _native.Rows(values.data_ptr(), 4 * width, RowType.f32))
-    ids, zero, count = np.arange(num_rows, dtype=np.int32), np.zeros(1, np.int32), np.array([num_rows], np.int32)
-    plan.run(1, 1, 0, zero.ctypes.data, zero.ctypes.data, count.ctypes.data, 0, ids.ctypes.data, num_rows, 0, 0, 0)
+    run(plan, np.arange(num_rows))
     return values
 
 
@@ -88,7 +85,7 @@ def make_config(hf_config: Mapping[str, Any], *, num_threads: int = 1, **options
     return resolve(EngineOptions(**chosen), hardware, ModelRegistry.make_model_config(hf_config))
 
 
-class PlanRunner:
+class PlanRunner(Steps):
     """A plan with a KV pool of NaN. `scatter` seeds the order in which blocks are given out."""
 
     def __init__(
@@ -117,21 +114,13 @@ class PlanRunner:
         self.streams: list[Stream] = []
 
     def add(self, token_ids: Sequence[int], shares: Stream | None = None, num_shared_blocks: int = 0) -> Stream:
-        """A new request, which may start with the computed blocks of another."""
-        blocks = [[] for _ in self.tables] if shares is None else [ids[:num_shared_blocks] for ids in shares.block_ids]
-        for index, (group, ids) in enumerate(zip(self.groups, blocks, strict=True)):
-            if group.spec.is_state and ids:
-                assert shares is not None
-                assert shares.num_computed == num_shared_blocks * self.block_size
-                source, ids[0] = ids[0], self.free.pop()
-                self.cache.transfer([Transfer(index, Tier.DEVICE, (source,), Tier.DEVICE, (ids[0],))])
-        stream = Stream(list(token_ids), blocks, num_shared_blocks * self.block_size)
         self.tokens[len(self.streams), : len(token_ids)] = token_ids
-        self.streams.append(stream)
-        return stream
+        return super().add(token_ids, shares, num_shared_blocks)
+
+    def copy_state(self, group_index: int, source_id: int, target_id: int) -> None:
+        self.cache.transfer([device_copy(group_index, source_id, target_id)])
 
     def step(self, work: Sequence[tuple[Stream, int]]) -> list[torch.Tensor]:
-        """Compute the next tokens of each request: (request, how many). Returns logits [tokens, V] per request."""
         counts = [count for _, count in work]
         for stream, count in work:
             row = self._row(stream)
@@ -159,19 +148,6 @@ class PlanRunner:
                 assert self.planned.best_ids[: len(rows)].tolist() == found.argmax(-1).tolist()
             parts.append(found)
         return torch.cat(parts)
-
-    def run(self, stream: Stream, chunk: int | None = None) -> torch.Tensor:
-        """All of a request's remaining tokens, in chunks. Returns logits [tokens, V]."""
-        logits = []
-        while stream.num_computed < len(stream.token_ids):
-            left = len(stream.token_ids) - stream.num_computed
-            logits += self.step([(stream, min(chunk or left, left))])
-        return torch.cat(logits)
-
-    def run_until(self, stream: Stream, num_tokens: int, chunk: int = 512) -> None:
-        """A request's tokens up to a number, in chunks."""
-        while stream.num_computed < num_tokens:
-            self.step([(stream, min(chunk, num_tokens - stream.num_computed))])
 
     def _row(self, stream: Stream) -> int:
         return next(row for row, other in enumerate(self.streams) if other is stream)

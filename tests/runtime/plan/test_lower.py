@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from quire import _native
 from quire._native import Activation, RowType
 from quire.cache_spec import PagedKV
 from quire.kernels.activations import gelu, relu, silu_and_mul
@@ -46,6 +45,7 @@ from tests.runtime.plan.graphs import (
     program_of,
     run_prompt,
 )
+from tests.runtime.plan.harness import decoded
 
 TOKENS = [7, 1, 18, 4, 4, 0, 11, 3, 9, 16, 2, 2, 5, 8, 13, 6, 10]
 
@@ -483,14 +483,4 @@ def use_packed_values(model: GraphModel, weight_format: Any) -> None:
     weights = packed(model, weight_format)
     for parameter in model.parameters():
         if parameter.ndim == 2:
-            num_rows = len(parameter)
-            values = torch.zeros(parameter.shape)
-            plan = _native.Plan(1, num_rows, 1)
-            plan.embed(
-                weights.weight(parameter),
-                _native.Rows(values.data_ptr(), 4 * parameter.shape[1], RowType.f32),
-                0,
-            )
-            ids, zero, count = (torch.tensor(v, dtype=torch.int32) for v in (range(num_rows), [0], [num_rows]))
-            plan.run(1, 1, 0, zero.data_ptr(), zero.data_ptr(), count.data_ptr(), 0, ids.data_ptr(), num_rows, 0, 0, 0)
-            parameter.data = values
+            parameter.data = decoded(weights, parameter)

@@ -19,6 +19,7 @@ from quire.runtime.plan.packed_weights import PackedWeights
 from quire.runtime.plan.trace import trace_model
 from quire.sampling_params import SamplingParams
 from tests.cli.tiny_directory import make_tiny_directory
+from tests.engine.builders import run
 from tests.runtime.plan.graphs import GraphModel, Op, planned
 
 MODEL = [Op("rms_norm", (0,)), Op("attention", (1,)), Op("linear", (2,)), Op("add", (0, 3)), Op("gated", (4,))]
@@ -61,10 +62,7 @@ def test_a_traced_engine_runs_its_plan_and_records_its_instructions(
         )
         engine.add_request("a", {"prompt_token_ids": [5, 9, 2]}, SamplingParams(temperature=0, max_tokens=4))
         with caplog.at_level(logging.INFO, logger="quire.kernels"):
-            outputs = []
-            while engine.has_unfinished_requests():
-                outputs += engine.step()
-        found.append(outputs[-1].outputs[0].token_ids)
+            found.append(run(engine)[-1].outputs[0].token_ids)
     assert found[0] == found[1]
     events = engine.events.of(EventKind.OPS)
     assert len(events) == (engine.events.of(EventKind.STEP).__len__() if setting else 0)

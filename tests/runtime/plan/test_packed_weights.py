@@ -16,8 +16,7 @@ from quire.weights.weight_tensor import WeightTensor
 from tests.runtime.plan.harness import decoded, k_quants, packed, stored
 
 DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
-SUPERS = {"Q4_K": "q4k", "Q5_K": "q5k", "Q6_K": "q6k"}
-EXACT = {"Q4_0": "q4", "Q4_1": "q4m", "Q8_0": "q8", **SUPERS}
+EXACT = {"Q4_0": "q4", "Q4_1": "q4m", "Q8_0": "q8", "Q4_K": "q4k", "Q5_K": "q5k", "Q6_K": "q6k"}
 OTHERS = ("Q5_0", "Q5_1", "Q2_K", "Q3_K")
 
 
@@ -83,12 +82,6 @@ def test_other_formats_are_within_half_a_step_of_8_bit(stored_format: str) -> No
     # Half a step, and the rounding of the step itself to fp16.
     assert ((found - expected).view(-1, 32).abs() <= largest * (0.5 / 127 + 1 / 2048) + 1e-6).all()
     assert not torch.equal(found, expected)
-
-
-@pytest.mark.parametrize(("stored_format", "name"), SUPERS.items())
-def test_k_quants_keep_their_values(stored_format: str, name: str) -> None:
-    found, expected = packed(name, k_quants("w", 17, 512, stored_format))
-    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("stored_format", ["F32", "Q3_K"])
