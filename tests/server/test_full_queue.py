@@ -65,7 +65,6 @@ async def test_refusal_has_the_headers_of_every_answer() -> None:
         assert answer.json["error"]["type"] == "rate_limit_error"
         assert int(answer.headers["retry-after"]) >= 1
         assert answer.headers["x-request-id"] == "mine-7"
-        assert answer.headers["x-ratelimit-remaining-requests"] == "48"
         assert answer.headers["access-control-allow-origin"] == page
         assert "retry-after" in answer.headers["access-control-expose-headers"]
         assert answer.headers["content-type"] == "application/json"

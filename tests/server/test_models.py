@@ -161,7 +161,7 @@ async def test_running_request_keeps_its_model_beyond_the_keep_alive_time() -> N
 @in_loop
 async def test_error_of_loading_reaches_every_request_and_the_next_load_may_succeed() -> None:
     pool = Pool(room=1)
-    supervisor: Any = pool.models.default.state.supervisor
+    supervisor: Any = pool.models.default.supervisor
     supervisor.error = ModelNotFoundError("it is gone")
     results = await asyncio.gather(pool.use("a"), pool.use("a"), return_exceptions=True)
     assert [type(result) for result in results] == [ModelNotFoundError] * 2
@@ -271,7 +271,7 @@ async def test_start_measures_the_models_and_loads_the_first(monkeypatch: pytest
     monkeypatch.setattr(models_module, "replace", lambda options, **values: options)
     pool = Pool(models_memory_bytes=150)
     for model in pool.models.by_name.values():
-        model.state.supervisor.options.num_blocks_override = None
+        model.supervisor.options.num_blocks_override = None
     await pool.models.start()
     assert pool.log == ["+a"]
     await pool.use("b")

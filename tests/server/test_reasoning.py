@@ -5,9 +5,10 @@ from typing import Any
 
 import openai
 import pytest
+from openai.types.chat import ChatCompletionChunk
 
 from quire.server.options import ServerOptions
-from quire.server.protocol.chat import ChatCompletion, ChatCompletionChunk
+from quire.server.protocol.chat import ChatCompletion
 from quire.server.protocol.responses import ResponseObject
 from tests.engine.builders import saying
 from tests.server.fake_engine import CHAT, chunks, in_loop, listening, make_server, post
@@ -46,9 +47,11 @@ async def test_message_has_reasoning_and_content() -> None:
 async def test_stream_has_the_same_deltas_apart() -> None:
     response = await post(server(), PATH, {**CHAT, "max_tokens": 200, "stream": True})
     found = chunks(response.text)
-    deltas = [ChatCompletionChunk.model_validate(chunk).choices[0].delta for chunk in found]
-    assert "".join(delta.reasoning_content or "" for delta in deltas) == "2 and 2."
-    assert "".join(delta.content or "" for delta in deltas) == "Four."
+    for chunk in found:
+        ChatCompletionChunk.model_validate(chunk, strict=True)
+    deltas = [chunk["choices"][0]["delta"] for chunk in found]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "2 and 2."
+    assert "".join(delta.get("content", "") for delta in deltas) == "Four."
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,9 @@ import json
 from typing import Any
 
 import pytest
+from openai.types.chat import ChatCompletionChunk
 
-from quire.server.protocol.chat import ChatCompletion, ChatCompletionChunk
+from quire.server.protocol.chat import ChatCompletion
 from quire.server.tools import messages_with_tools
 from tests.engine.builders import CHAT_TEMPLATE, saying
 from tests.server.fake_engine import CHAT, chunks, in_loop, make_server, requests_to
@@ -34,7 +35,7 @@ async def ask(text: str, **fields: Any) -> tuple[dict[str, Any], list[dict[str, 
         ChatCompletion.model_validate(whole.json())
         streamed = chunks((await client.post(PATH, json={**body, "stream": True})).text)
     for chunk in streamed:
-        ChatCompletionChunk.model_validate(chunk)
+        ChatCompletionChunk.model_validate(chunk, strict=True)
     return whole.json()["choices"][0], [chunk["choices"][0] for chunk in streamed], engine.submitted[0]
 
 

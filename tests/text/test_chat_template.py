@@ -169,6 +169,13 @@ def test_developer_becomes_system_for_templates_without_that_role(template: str,
     assert messages[0]["role"] == "developer"
 
 
+def test_parts_may_come_in_a_tuple() -> None:
+    parts = ({"type": "text", "text": "a"}, {"type": "text", "text": "b"})
+    message = {"role": "user", "content": parts}
+    assert render("{{ messages[0].content }}", [message], add_generation_prompt=False) == "a\nb"
+    assert render("{{ messages[0].content }}", [message], continue_final_message=True) == "a\nb"
+
+
 def test_callers_messages_are_not_changed() -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
     before = json.dumps(messages)
@@ -189,17 +196,17 @@ def test_template_gets_plain_data() -> None:
 # --- Refusals ---------------------------------------------------------------------------------
 
 BAD_MESSAGES: list[tuple[Any, str]] = [
-    ("hi", "messages must be a list"),
-    ([], "must not be empty"),
-    (["hi"], r"messages\[0\] must be an object"),
-    ([CHAT[0], {"content": "x"}], r"messages\[1\]\.role must be text such as 'user', got nothing"),
-    ([{"role": 1, "content": "x"}], r"role must be text such as 'user', got int"),
-    ([{"role": "user", "content": 3}], r"messages\[0\]\.content must be text, .* got int"),
-    ([{"role": "user", "content": ["x"]}], r"content\[0\] must be .* got 'str'"),
-    ([{"role": "user", "content": [{"type": "image_url"}]}], r"content\[0\] must be .* got 'image_url'"),
-    ([{"role": "user", "content": "x", "extra": object()}], r"messages\[0\]\.extra is object"),
-    ([{"role": "user", "content": b"x"}], r"messages\[0\]\.content is bytes"),
-    ([{"role": "user", "content": "x", 3: "y"}], "key that is not text"),
+    ("hi", "Expected `array`, got `str`; messages must be objects with a role and text"),
+    ([], "length >= 1"),
+    (["hi"], r"Expected `object`, got `str` - at `messages\[0\]`"),
+    ([CHAT[0], {"content": "x"}], r"missing required field `role` - at `messages\[1\]`"),
+    ([{"role": 1, "content": "x"}], r"Expected `str`, got `int` - at `messages\[0\].role`"),
+    ([{"role": "user", "content": 3}], r"got `int` - at `messages\[0\]\.content`"),
+    ([{"role": "user", "content": ["x"]}], r"got `str` - at `messages\[0\]\.content\[0\]`"),
+    ([{"role": "user", "content": [{"type": "image_url"}]}], r"'image_url' - at .*content\[0\]\.type`; .* text only"),
+    ([{"role": "user", "content": "x", "extra": object()}], "messages cannot be passed to the chat template.*: object"),
+    ([{"role": "user", "content": b"x"}], r"got `bytes` - at `messages\[0\]\.content`"),
+    ([{"role": "user", "content": "x", 3: "y"}], r"at `messages\[0\]`|key"),
 ]
 
 
@@ -211,15 +218,15 @@ def test_bad_message_is_refused_by_place(messages: Any, message: str) -> None:
 
 @pytest.mark.parametrize("tools", ["x", [1], {"a": 1}])
 def test_bad_tools_are_refused(tools: Any) -> None:
-    with pytest.raises(ChatTemplateError, match="tools must be a list of objects"):
+    with pytest.raises(ChatTemplateError, match="tools must be objects such as"):
         render(SMOLLM2, CHAT, tools=tools)
 
 
 def test_deep_nesting_is_refused() -> None:
     nested: Any = "x"
-    for _ in range(100):
+    for _ in range(100_000):
         nested = [nested]
-    with pytest.raises(ChatTemplateError, match="nested more than 64 deep"):
+    with pytest.raises(ChatTemplateError, match="recursion"):
         render(SMOLLM2, [{"role": "user", "content": "x", "extra": nested}])
 
 

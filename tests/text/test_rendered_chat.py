@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
+from quire.errors import ChatTemplateError
 from quire.text.rendered_chat import RenderedChat, SpecialTokenMarks
 from quire.text.tokenizer import Tokenizer
 from quire.text.tokenizer_parts import TokenizerParts, add_bos_and_eos
@@ -69,6 +70,14 @@ def test_any_message_keeps_its_characters_and_the_special_tokens_of_the_template
     assert chat.text == tokenizer.apply_chat_template(user(text))
     if not any(token in text for token in SPECIAL_TOKENS):
         assert chat.pieces == (chat.text,)
+
+
+def test_value_that_is_nested_too_deep_is_refused() -> None:
+    nested: Any = "<|end|>"
+    for _ in range(100_000):
+        nested = [nested]
+    with pytest.raises(ChatTemplateError, match="nested too deep"):
+        make_tokenizer().render_chat(user("a", extra=nested))
 
 
 def test_final_message_with_a_special_token_is_continued() -> None:

@@ -92,8 +92,8 @@ def try_operation(api: Any, method: str, path: str, *, is_good: bool, count: int
         found.statuses[response.status_code] += 1
         found.undocumented += str(response.status_code) not in documented
         found.accepted += not is_good and not 400 <= response.status_code < 500
-        # Schemathesis holds each event to the schema, which in OpenAPI 3.1 is that of the whole text; what an event's
-        # data are is `x-event-data`, and tests/server/routes/test_chat_stream.py reads them.
+        # Schemathesis holds each event to the schema, which in OpenAPI 3.1 is that of the whole text. Tests of the
+        # routes hold events to the types of OpenAI's client.
         is_stream = "text/event-stream" in str(response.headers.get("content-type"))
         unfit = [check for check in every if is_stream and check.__name__ == "response_schema_conformance"]
         try:

@@ -33,11 +33,8 @@ from quire.outputs import (
     ScoringRequestOutput,
 )
 from quire.sampling_params import BeamSearchParams, PoolingParams, SamplingParams
+from quire.text.chat_template import TEMPLATE_ARGUMENTS
 
-RESERVED_TEMPLATE_NAMES = frozenset(
-    {"messages", "add_generation_prompt", "continue_final_message", "tools", "chat_template"}
-)
-"""Template variables that `chat` sets itself, so `chat_template_kwargs` must not."""
 UseTqdm = bool | Callable[..., Any]
 """True or False, or a function with tqdm's arguments that makes a progress bar."""
 ASLEEP = "the model is asleep: wake_up() loads it again"
@@ -115,7 +112,7 @@ class LLM(EngineHandle):
         variables = {} if chat_template_kwargs is None else chat_template_kwargs
         if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
             raise RequestError("chat_template_kwargs must be a mapping from names to values")
-        for name in sorted(RESERVED_TEMPLATE_NAMES & set(variables)):
+        for name in sorted(TEMPLATE_ARGUMENTS & set(variables)):
             raise RequestError(f"chat_template_kwargs must not hold '{name}': it is an argument of its own")
         conversations = [messages] if isinstance(messages[0], Mapping) else messages
         tokenizer = self.get_tokenizer()

@@ -52,39 +52,25 @@ class Bucket:
 
 
 class RateLimits:
-    """Buckets of one key; None without a limit."""
+    """Buckets of one key, for the limits that there are."""
 
     def __init__(self, options: ServerOptions, clock: Callable[[], float]) -> None:
-        def bucket(per_minute: int | None) -> Bucket | None:
-            return None if per_minute is None else Bucket(per_minute, clock)
+        per_minute = {"requests": options.requests_per_minute, "tokens": options.tokens_per_minute}
+        self._buckets = {kind: Bucket(limit, clock) for kind, limit in per_minute.items() if limit is not None}
 
-        self.requests = bucket(options.requests_per_minute)
-        self.tokens = bucket(options.tokens_per_minute)
-
-    def wait_s(self, num_tokens: int) -> float:
-        """Return the seconds until a request with `num_tokens` prompt tokens is allowed; 0 for now."""
-        waits = [bucket.wait_s(amount) for bucket, amount in ((self.requests, 1), (self.tokens, num_tokens)) if bucket]
-        return max(waits, default=0.0)
+    def check(self, num_prompt_tokens: int) -> None:
+        """Raises: ApiError 429 with `Retry-After`, if a request of `num_prompt_tokens` must wait."""
+        amounts = {"requests": 1, "tokens": num_prompt_tokens}
+        wait_s = max((bucket.wait_s(amounts[kind]) for kind, bucket in self._buckets.items()), default=0.0)
+        if wait_s > 0:
+            message = f"this key has used what it may in a minute; try again in {wait_s:.0f} s"
+            raise ApiError(429, message, code="rate_limit_exceeded", retry_after_s=wait_s)
 
     def take(self, *, num_requests: int = 0, num_tokens: int = 0) -> None:
         """Use requests and tokens. Mutates: the buckets."""
-        if self.requests is not None and num_requests:
-            self.requests.take(num_requests)
-        if self.tokens is not None and num_tokens:
-            self.tokens.take(num_tokens)
-
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """Return OpenAI's `x-ratelimit-*` headers."""
-        found: list[tuple[bytes, bytes]] = []
-        for name, bucket in (("requests", self.requests), ("tokens", self.tokens)):
-            if bucket is not None:
-                left = max(0, int(bucket.level))
-                found += [
-                    (f"x-ratelimit-limit-{name}".encode(), str(bucket.per_minute).encode()),
-                    (f"x-ratelimit-remaining-{name}".encode(), str(left).encode()),
-                    (f"x-ratelimit-reset-{name}".encode(), f"{bucket.wait_s(bucket.per_minute):.3f}s".encode()),
-                ]
-        return found
+        amounts = {"requests": num_requests, "tokens": num_tokens}
+        for kind, bucket in self._buckets.items():
+            bucket.take(amounts[kind])
 
 
 class KeyRates:
@@ -104,18 +90,6 @@ class KeyRates:
         if limits is None:
             limits = self._limits[record.client_id] = RateLimits(self._options, self._clock)
         return limits
-
-    def check(self, record: RequestRecord, num_prompt_tokens: int) -> None:
-        """Raises: ApiError 429 with `Retry-After`."""
-        wait_s = self.of(record).wait_s(num_prompt_tokens)
-        if wait_s > 0:
-            message = f"this key has used what it may in a minute; try again in {wait_s:.0f} s"
-            raise ApiError(429, message, code="rate_limit_exceeded", retry_after_s=wait_s)
-
-    def headers(self, record: RequestRecord) -> list[tuple[bytes, bytes]]:
-        """Return the `x-ratelimit-*` headers of a key. This does not make it a known key."""
-        limits = self._limits.get(record.client_id) or RateLimits(self._options, self._clock)
-        return limits.headers()
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,10 +177,6 @@ class Admission:
         finally:
             self._hold(record, 0, -1)
 
-    def rate_limit_headers(self, record: RequestRecord) -> list[tuple[bytes, bytes]]:
-        """Return the `x-ratelimit-*` headers of a key. This does not make it a known key."""
-        return self.rates.headers(record)
-
     # --- The queue ------------------------------------------------------------------------------
 
     def _check_queue(self, record: RequestRecord, num_prompt_tokens: int, num_completions: int) -> None:
@@ -252,7 +222,7 @@ class Admission:
 
     def _check_rate(self, record: RequestRecord, num_prompt_tokens: int) -> None:
         try:
-            self.rates.check(record, num_prompt_tokens)
+            self.rates.of(record).check(num_prompt_tokens)
         except ApiError as error:
             raise self._refuse(error) from None
 

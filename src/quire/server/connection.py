@@ -35,9 +35,6 @@ RESET = struct.pack("ii", 1, 0)
 """SO_LINGER with no time: closing drops what the kernel still holds for a client that does not read."""
 
 MALFORMED = ApiError(400, "this is not valid HTTP/1.1", code="malformed_request")
-BAD_LENGTH = ApiError(
-    400, "a request has one Content-Length or one Transfer-Encoding, not both", code="malformed_request"
-)
 BAD_ENCODING = ApiError(400, "the only Transfer-Encoding understood here is chunked", code="malformed_request")
 BAD_HOST = ApiError(400, "a request has one Host header", code="malformed_request")
 TOO_MANY_CHUNKS = ApiError(400, "the body comes in too many small chunks: send larger ones", code="too_many_chunks")
@@ -166,11 +163,10 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Start the application, unless the headers are ambiguous."""
         names = [name for name, _ in self.headers]
-        num_lengths, num_encodings = names.count(b"content-length"), names.count(b"transfer-encoding")
+        encodings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
         version = self.parser.get_http_version()
-        if num_lengths + num_encodings > 1:
-            self._stop(BAD_LENGTH)
-        if num_encodings and dict(self.headers)[b"transfer-encoding"].strip().lower() != b"chunked":
+        # The parser itself refuses two lengths, and a length beside an encoding.
+        if encodings not in ([], [b"chunked"]):
             self._stop(BAD_ENCODING)
         if version not in ("1.0", "1.1") or len(self.pipeline) >= MAX_PIPELINED:
             self._stop(MALFORMED)

@@ -11,6 +11,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import Protocol
 
 from starlette.middleware.cors import CORSMiddleware
@@ -18,8 +19,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.server.errors import ApiError
 from quire.server.keys import ROUTER, KeyRing, check_exposure
+from quire.server.metrics import HttpMetrics
 from quire.server.options import ServerOptions
-from quire.server.request_record import ANONYMOUS, CLIENT_LEFT, RECORD_KEY, Caller, RequestRecord
+from quire.server.request_record import ANONYMOUS, CLIENT_LEFT, LEASES_KEY, RECORD_KEY, Caller, RequestRecord
 from quire.server.supervisor import asleep
 
 ACCESS_LOG = logging.getLogger("quire.access")
@@ -33,7 +35,7 @@ QUEUED_PATHS = frozenset(
     | {*SCORE_PATHS, *RERANK_PATHS}
 )
 """Routes whose requests take a place in the queue."""
-CORS_EXPOSED = ("x-request-id", "retry-after", "x-ratelimit-remaining-requests", "x-ratelimit-remaining-tokens")
+CORS_EXPOSED = ("x-request-id", "retry-after")
 MAX_TOKEN_BYTES = 1024
 MAX_PATH_CHARACTERS = 200
 REPEATS_S = 1.0
@@ -56,26 +58,6 @@ class Admits(Protocol):
     def check_room(self, record: RequestRecord, num_requests: int) -> None:
         """Raises: ApiError 429 if there is no room for more requests of the caller."""
 
-    def rate_limit_headers(self, record: RequestRecord) -> list[tuple[bytes, bytes]]:
-        """Return the `x-ratelimit-*` headers of the caller."""
-
-
-class Counts(Protocol):
-    """Metrics, as the gate sees them."""
-
-    def http_request(self, method: str, route: str | None, status: int, duration_s: float) -> None:
-        """Count a request."""
-
-    def watch_loop(self) -> None:
-        """Measure the event loop from now on."""
-
-
-class Ends(Protocol):
-    """Reader of the ends of requests."""
-
-    def note_end(self, record: RequestRecord) -> None:
-        """Take note of a request that is over."""
-
 
 class GatedState(Protocol):
     """State of a server behind a gate: a server of a model, or a router."""
@@ -93,12 +75,8 @@ class GatedState(Protocol):
         """Return the limits."""
 
     @property
-    def metrics(self) -> Counts:
+    def metrics(self) -> HttpMetrics:
         """Return the metrics."""
-
-    @property
-    def announcer(self) -> Ends:
-        """Return the reader of ends."""
 
 
 class Gate:
@@ -144,7 +122,7 @@ class Gate:
                 return
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                message["headers"] = [*message.get("headers", ()), *self._headers(scope)]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", record.request_id.encode())]
             elif not message.get("more_body", False):
                 has_ended = True
                 record.ended_s = time.perf_counter()
@@ -182,7 +160,8 @@ class Gate:
         except ApiError as error:
             return await error.response()(scope, receive, send)
         if body is not None:
-            await self._app(scope, _replayed(body, receive), send)
+            async with AsyncExitStack() as scope[LEASES_KEY]:
+                await self._app(scope, _replayed(body, receive), send)
 
     def _check_key(self, scope: Scope) -> None:
         """Identify the caller. Mutates: `scope`. Raises: ApiError 401."""
@@ -270,19 +249,12 @@ class Gate:
         record: RequestRecord = scope[RECORD_KEY]
         return record
 
-    def _headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:
-        """Return the headers of every answer; rate limits only after the check of the key."""
-        record = scope[RECORD_KEY]
-        limits = [] if record.caller is None else self._state.admission.rate_limit_headers(record)
-        return [(b"x-request-id", record.request_id.encode()), *limits]
-
     def _note(self, scope: Scope) -> None:
         """Count a request that is over and write its log line, once. Never content, never a key."""
         record = self._record(scope)
         if record.is_noted:
             return
         record.is_noted = True
-        self._state.announcer.note_end(record)
         status, duration_s = record.status, (record.ended_s or time.perf_counter()) - record.started_s
         route = getattr(scope.get("route"), "path", None)
         if route is None and record.caller is not None and scope["path"] in QUEUED_PATHS:

@@ -53,10 +53,7 @@ class KeyRing:
                 raise ConfigError(f"{VARIABLE} is set but empty: unset it, or put a key there")
             names |= dict.fromkeys((key for key in keys if key), None)
         if options.api_key_file is not None:
-            for key, name in _read_file(Path(options.api_key_file)):
-                if names.get(key) is not None:
-                    raise ConfigError(f"api_key_file={options.api_key_file!r} has one key twice")
-                names[key] = name
+            names |= _read_file(Path(options.api_key_file))
         return cls(names)
 
     def __len__(self) -> int:
@@ -72,7 +69,7 @@ class KeyRing:
         return found
 
 
-def _read_file(path: Path) -> list[tuple[str, str | None]]:
+def _read_file(path: Path) -> dict[str, str | None]:
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
@@ -97,7 +94,7 @@ def _read_file(path: Path) -> list[tuple[str, str | None]]:
         raise ConfigError(f"api_key_file={str(path)!r} has no key in it")
     if len({key for key, _ in found}) < len(found):
         raise ConfigError(f"api_key_file={str(path)!r} has one key twice")
-    return found
+    return dict(found)
 
 
 def check_exposure(options: ServerOptions, keys: KeyRing) -> None:

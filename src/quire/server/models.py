@@ -3,7 +3,7 @@
 A server of one model loads it at start and keeps it; `/sleep` ends its engine's process and `/wake_up` starts it. With
 several models, or a keep-alive time, models are loaded on demand: a request holds a lease on its model, which is loaded
 first if there is room. For room the model used least recently is unloaded, once it is idle.
-Knows no HTTP beyond the errors. Next to read: `model_choice.py`, `supervisor.py`.
+Knows no HTTP beyond the errors. Next to read: `supervisor.py`.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from fastapi import Request
@@ -21,9 +21,10 @@ from quire.config import EngineOptions
 from quire.engine.process.sizes import BUDGET_SHARE, measure
 from quire.errors import ConfigError, QuireError
 from quire.server.errors import ApiError
+from quire.server.generation import until_disconnect
 from quire.server.options import DEFAULT_KEEP_ALIVE, ServerOptions, parse_keep_alive
-from quire.server.request_record import RequestRecord
-from quire.server.state import ServerState
+from quire.server.request_record import LEASES_KEY, RequestRecord, record_of
+from quire.server.state import ServerState, state_of
 from quire.server.supervisor import Supervisor
 
 LOGGER = logging.getLogger("quire.server")
@@ -34,46 +35,6 @@ PATIENCE_S = 10.0
 """Time that a model waits for others to become idle. Then the one used least recently gets no further requests."""
 
 
-@dataclass(slots=True, eq=False)
-class ServedModel:
-    """A model of the server.
-
-    num_bytes: memory that its engine may use. num_leases: requests that use it. num_waiting: requests that wait for it
-    to be loaded. holds_memory: it is loaded, or is being
-    loaded or unloaded. is_leaving: it is unloaded when its last request ends. used_s: end of its last request, by the
-    event loop's clock.
-    """
-
-    state: ServerState
-    num_bytes: int = 0
-    num_leases: int = 0
-    num_waiting: int = 0
-    holds_memory: bool = False
-    is_leaving: bool = False
-    used_s: float = 0.0
-    loading: asyncio.Task[None] | None = None
-    unloading: asyncio.Task[None] | None = None
-    expiry: asyncio.TimerHandle | None = None
-
-    @property
-    def is_idle(self) -> bool:
-        """True if no request uses it, or is about to."""
-        return not self.num_leases and not self.num_waiting
-
-    @property
-    def is_open(self) -> bool:
-        """True if requests may use it: it is loaded, or its engine is being replaced."""
-        return self.holds_memory and not self.is_leaving and self.loading is None
-
-    @property
-    def status(self) -> str:
-        """State of the model as `/v1/models` shows it, in llama.cpp's words."""
-        supervisor = self.state.supervisor
-        if self.state.is_asleep:
-            return "sleeping"
-        return "loaded" if supervisor.is_ready else "unloaded" if supervisor.is_asleep else "loading"
-
-
 class Models:
     """The models of a server by name. For one event loop."""
 
@@ -82,7 +43,7 @@ class Models:
     ) -> None:
         """`states`: the first is the default. `keep_alive_s` None: one model, which stays loaded; else the time for
         which an idle model stays loaded."""
-        self.by_name = {state.model_name: ServedModel(state) for state in states}
+        self.by_name = {state.model_name: state for state in states}
         self.default = self.by_name[states[0].model_name]
         self.budget_bytes = budget_bytes
         self._keep_alive_s = keep_alive_s
@@ -101,12 +62,12 @@ class Models:
     @property
     def num_requests(self) -> int:
         """Completions in the server, those that wait for a model included."""
-        return sum(model.state.admission.num_requests for model in self.by_name.values())
+        return sum(model.admission.num_requests for model in self.by_name.values())
 
     @property
     def options(self) -> ServerOptions:
         """Return the server's options."""
-        return self.default.state.options
+        return self.default.options
 
     @property
     def backend(self) -> "Models":
@@ -116,13 +77,13 @@ class Models:
     @property
     def is_draining(self) -> bool:
         """True once the server takes no more requests."""
-        return self.default.state.is_draining
+        return self.default.is_draining
 
     @is_draining.setter
     def is_draining(self, value: bool) -> None:
-        self.default.state.is_draining = value
+        self.default.is_draining = value
 
-    def find(self, name: str | None) -> ServedModel:
+    def find(self, name: str | None) -> ServerState:
         """Return a model, the default one without a name. Raises: ApiError 404 for a model that is not served."""
         model = self.by_name.get(name) if name else self.default
         if model is None:
@@ -139,21 +100,21 @@ class Models:
             await self._measure()
             await self._until_open(self.default)
         else:
-            await self.default.state.supervisor.start()
+            await self.default.supervisor.start()
 
     async def _measure(self) -> None:
         """Set the budget and the memory of each model, which then stays as measured."""
-        chosen = self.default.state.options.models_memory_bytes
+        chosen = self.default.options.models_memory_bytes
         if chosen is None and len(self.by_name) == 1:
             return  # it has the machine's memory, as a model that stays loaded
-        supervisors = [model.state.supervisor for model in self.by_name.values()]
+        supervisors = [model.supervisor for model in self.by_name.values()]
         sizes = await measure([supervisor.options for supervisor in supervisors], chosen)
         self.budget_bytes = sizes.budget_bytes
         for model, size in zip(self.by_name.values(), sizes.models, strict=True):
             model.num_bytes = size.num_bytes
-            options = model.state.supervisor.options
+            options = model.supervisor.options
             if options.num_blocks_override is None:
-                model.state.supervisor.options = replace(options, kv_cache_memory_bytes=size.kv_bytes)
+                model.supervisor.options = replace(options, kv_cache_memory_bytes=size.kv_bytes)
         reason = "chosen" if chosen else f"{BUDGET_SHARE:.0%} of the memory that was available at start"
         LOGGER.info("models_memory_bytes = %s: %s", format_bytes(sizes.budget_bytes), reason)
 
@@ -161,7 +122,7 @@ class Models:
         """Ping silent engines until cancelled."""
         async with asyncio.TaskGroup() as group:
             for model in self.by_name.values():
-                group.create_task(model.state.health.watch(), name="quire-health")
+                group.create_task(model.health.watch(), name="quire-health")
 
     async def stop(self) -> None:
         """End all engines, and all requests with them."""
@@ -170,19 +131,19 @@ class Models:
                 model.loading.cancel()
             if model.expiry is not None:
                 model.expiry.cancel()
-        await asyncio.gather(*(model.state.supervisor.stop() for model in self.by_name.values()))
+        await asyncio.gather(*(model.supervisor.stop() for model in self.by_name.values()))
 
     def note_lost(self, name: str, error: QuireError) -> None:
         """Take note that a model's engine died too often: the next request loads it anew."""
         LOGGER.error("%s: %s; the next request loads the model again", name, error.message)
         model = self.by_name[name]
-        model.state.supervisor.rest()
+        model.supervisor.rest()
         model.holds_memory = model.is_leaving = False
         self._note_change()
 
     # --- Sleep ----------------------------------------------------------------------------------
 
-    async def sleep(self, model: ServedModel, timeout_s: float) -> None:
+    async def sleep(self, model: ServerState, timeout_s: float) -> None:
         """Let running requests finish for `timeout_s`, then free the model's memory; does nothing if it sleeps.
 
         Raises: ApiError 503 while the model is being loaded.
@@ -195,46 +156,45 @@ class Models:
                     await self._unload(model)
             return
         async with self._sleeping:
-            state = model.state
-            if not state.is_asleep:
-                _ = state.supervisor.client  # raises while there is none
-                state.is_asleep = True
+            if not model.is_asleep:
+                _ = model.supervisor.client  # raises while there is none
+                model.is_asleep = True
                 await self._until_idle(model, timeout_s)
-                await state.supervisor.sleep()
+                await model.supervisor.sleep()
 
-    async def wake_up(self, model: ServedModel) -> None:
+    async def wake_up(self, model: ServerState) -> None:
         """Load a model that sleeps; does nothing if it is awake. Raises: the error of loading it."""
         if self.is_on_demand:
             return await self._until_open(model)
         async with self._sleeping:
-            if model.state.is_asleep:
-                await model.state.supervisor.wake_up()
-                model.state.is_asleep = False
+            if model.is_asleep:
+                await model.supervisor.wake_up()
+                model.is_asleep = False
 
-    async def _until_idle(self, model: ServedModel, timeout_s: float) -> None:
+    async def _until_idle(self, model: ServerState, timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
         while loop.time() < deadline_s:
-            if not (model.num_leases if self.is_on_demand else model.state.admission.num_requests):
+            if not (model.num_leases if self.is_on_demand else model.admission.num_requests):
                 return
             await asyncio.sleep(DRAIN_CHECK_S)
 
     # --- Models on demand -----------------------------------------------------------------------
 
     @asynccontextmanager
-    async def lease(self, model: ServedModel, record: RequestRecord, keep_alive_s: float | None) -> AsyncIterator[None]:
+    async def lease(self, model: ServerState, record: RequestRecord, keep_alive_s: float | None) -> AsyncIterator[None]:
         """Hold a loaded model while the body runs; load it first. `keep_alive_s` None: the server's.
 
         Raises: ApiError 429 while its queue is full, 503 if it was not loaded in time; the error of loading it.
         """
         if not model.is_open:
-            timeout_s = model.state.options.queue_timeout_s
-            with model.state.admission.wait(record):
+            timeout_s = model.options.queue_timeout_s
+            with model.admission.wait(record):
                 try:
                     async with asyncio.timeout(timeout_s or None):
                         await self._until_open(model)
                 except TimeoutError:
-                    message = f'the model "{model.state.model_name}" could not be loaded within {timeout_s:g} s: other '
+                    message = f'the model "{model.model_name}" could not be loaded within {timeout_s:g} s: other '
                     raise ApiError(503, message + "models are in use, try again later", code="queue_timeout",
                                    retry_after_s=PATIENCE_S) from None  # fmt: skip
         model.num_leases += 1
@@ -249,7 +209,7 @@ class Models:
                 self._rest(model, keep_alive_s)
                 self._note_change()
 
-    def _rest(self, model: ServedModel, keep_alive_s: float | None) -> None:
+    def _rest(self, model: ServerState, keep_alive_s: float | None) -> None:
         """Unload an idle model when its time is over."""
         rest_s = self._keep_alive_s if keep_alive_s is None else keep_alive_s
         assert rest_s is not None
@@ -258,11 +218,11 @@ class Models:
         elif model.is_open and rest_s < math.inf:
             model.expiry = asyncio.get_running_loop().call_later(rest_s, self._expire, model)
 
-    def _expire(self, model: ServedModel) -> None:
+    def _expire(self, model: ServerState) -> None:
         if model.is_open and model.is_idle:
             self._unload(model)
 
-    async def _until_open(self, model: ServedModel) -> None:
+    async def _until_open(self, model: ServerState) -> None:
         model.num_waiting += 1
         try:
             while not model.is_open:
@@ -275,7 +235,7 @@ class Models:
             model.num_waiting -= 1
             self._note_change()
 
-    async def _load(self, model: ServedModel) -> None:
+    async def _load(self, model: ServerState) -> None:
         loop = asyncio.get_running_loop()
         try:
             async with self._making_room:
@@ -289,12 +249,12 @@ class Models:
                 model.holds_memory = True
             began_s = loop.time()
             try:
-                await model.state.supervisor.wake_up()
+                await model.supervisor.wake_up()
             except BaseException:
                 model.holds_memory = False
                 raise
             size = f", at most {format_bytes(model.num_bytes)}" if model.num_bytes else ""
-            LOGGER.info("loaded %s in %.2f s%s", model.state.model_name, loop.time() - began_s, size)
+            LOGGER.info("loaded %s in %.2f s%s", model.model_name, loop.time() - began_s, size)
         finally:
             model.loading = None
             model.used_s = loop.time()
@@ -302,13 +262,13 @@ class Models:
         assert self._keep_alive_s is not None
         self._rest(model, max(self._keep_alive_s, FIRST_USE_S))
 
-    def _missing_bytes(self, model: ServedModel) -> float:
+    def _missing_bytes(self, model: ServerState) -> float:
         held = sum(other.num_bytes for other in self.by_name.values() if other.holds_memory)
         return held + model.num_bytes - self.budget_bytes
 
     async def _make_room(self, deadline_s: float) -> None:
         """Unload the idle model that was used least recently, or wait until something changes."""
-        loaded = [model for model in self.by_name.values() if model.is_open and model.state.supervisor.is_ready]
+        loaded = [model for model in self.by_name.values() if model.is_open and model.supervisor.is_ready]
         loaded.sort(key=lambda model: model.used_s)
         idle = [model for model in loaded if model.is_idle]
         if idle:
@@ -323,18 +283,18 @@ class Models:
         except TimeoutError:
             return
 
-    def _unload(self, model: ServedModel) -> asyncio.Task[None]:
+    def _unload(self, model: ServerState) -> asyncio.Task[None]:
         if model.unloading is None:
             model.is_leaving = True
             model.unloading = asyncio.create_task(self._end_engine(model), name="quire-unload")
         return model.unloading
 
-    async def _end_engine(self, model: ServedModel) -> None:
+    async def _end_engine(self, model: ServerState) -> None:
         if model.expiry is not None:
             model.expiry.cancel()
         try:
-            await model.state.supervisor.sleep()
-            LOGGER.info("unloaded %s", model.state.model_name)
+            await model.supervisor.sleep()
+            LOGGER.info("unloaded %s", model.model_name)
         finally:
             model.holds_memory = model.is_leaving = False
             model.unloading = None
@@ -362,6 +322,20 @@ def make_models(
     keep_alive_s = parse_keep_alive(options.keep_alive or DEFAULT_KEEP_ALIVE) if is_on_demand else None
     models = Models(states, keep_alive_s=keep_alive_s)
     return models
+
+
+async def hold_model(request: Request, keep_alive: str | float | None) -> None:
+    """Load the request's model if that is left to requests, and hold it until the answer has ended.
+
+    `keep_alive`: the request's own, checked. Raises: as `Models.lease`; ClientDisconnected.
+    """
+    model, record = state_of(request), record_of(request)
+    if not model.is_on_demand or record.holds_model:
+        return
+    lease = models_of(request).lease(model, record, None if keep_alive is None else parse_keep_alive(keep_alive))
+    holding = request.scope[LEASES_KEY].enter_async_context(lease)
+    await (holding if model.is_open else until_disconnect(request.receive, holding))
+    record.holds_model = True
 
 
 def models_of(request: Request) -> Models:

@@ -15,7 +15,7 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from quire import __version__
 from quire.server.gate import OPEN_PATHS, QUEUED_PATHS, RERANK_PATHS, SCORE_PATHS
 from quire.server.protocol.answers import ErrorAnswer, ModelCard, ModelList, SleepAnswer, StatusAnswer, VersionAnswer
-from quire.server.protocol.chat import ChatCompletion, ChatCompletionChunk, ChatRequest
+from quire.server.protocol.chat import ChatCompletion, ChatRequest
 from quire.server.protocol.prompts import (
     Completion,
     CompletionRequest,
@@ -26,7 +26,7 @@ from quire.server.protocol.prompts import (
     TokenizeAnswer,
     TokenizeRequest,
 )
-from quire.server.protocol.responses import ResponseEvent, ResponseObject, ResponsesRequest
+from quire.server.protocol.responses import ResponseObject, ResponsesRequest
 from quire.server.protocol.scores import (
     ClassifyAnswer,
     ClassifyRequest,
@@ -54,8 +54,8 @@ ERRORS = {
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Description of a route. `chunk`: the data of an event, if the answer can be a stream. `query`: the parameter of
-    the URL, and its values.
+    """Description of a route. `streams`: the answer can be server-sent events, OpenAI's. `query`: the parameter of the
+    URL, and its values.
     """
 
     method: str
@@ -63,7 +63,7 @@ class Endpoint:
     summary: str
     body: type[BaseModel] | None
     answer: type[BaseModel] | None
-    chunk: type[BaseModel] | None = None
+    streams: bool = False
     media_type: str = "application/json"
     query: tuple[str, tuple[str, ...]] | None = None
 
@@ -86,10 +86,10 @@ class Endpoint:
 
 ENDPOINTS = (
     Endpoint("post", "/v1/chat/completions", "Answer a conversation", ChatRequest, ChatCompletion,
-             ChatCompletionChunk),
-    Endpoint("post", "/v1/completions", "Continue prompts", CompletionRequest, Completion, Completion),
+             streams=True),
+    Endpoint("post", "/v1/completions", "Continue prompts", CompletionRequest, Completion, streams=True),
     Endpoint("post", "/v1/responses", "Answer a text or a conversation", ResponsesRequest, ResponseObject,
-             ResponseEvent),
+             streams=True),
     Endpoint("post", "/v1/embeddings", "Turn texts into vectors", EmbeddingRequest, EmbeddingList),
     *(Endpoint("post", path, "Score pairs of texts", ScoreRequest, ScoreList) for path in SCORE_PATHS),
     *(Endpoint("post", path, "Sort documents by a query", RerankRequest, RerankAnswer) for path in RERANK_PATHS),
@@ -118,7 +118,7 @@ def build_document() -> dict[str, Any]:
     for endpoint in ENDPOINTS:
         if endpoint.body is not None:
             wanted.append((endpoint.body, "validation"))
-        wanted += [(kind, "serialization") for kind in (endpoint.answer, endpoint.chunk) if kind is not None]
+        wanted += [] if endpoint.answer is None else [(endpoint.answer, "serialization")]
     _, schemas = models_json_schema(list(dict.fromkeys(wanted)), ref_template=REF)
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in ENDPOINTS:
@@ -140,9 +140,8 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
     content: dict[str, Any] = {
         endpoint.media_type: {"schema": plain if endpoint.answer is None else _ref(endpoint.answer)}
     }
-    if endpoint.chunk is not None:
-        # A stream's schema is that of one event's data.
-        content["text/event-stream"] = {"schema": {"type": "string"}, "x-event-data": _ref(endpoint.chunk)}
+    if endpoint.streams:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
     name = endpoint.path.strip("/").replace("/", "_").replace("{", "").replace("}", "").replace(".", "_")
     operation: dict[str, Any] = {
         "operationId": f"{endpoint.method}_{name}",

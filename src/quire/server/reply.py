@@ -6,9 +6,9 @@ Next to read: `../text/reasoning.py` and `tools.py`; `routes/chat.py` and `route
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quire.server.tools import ToolReader, ToolUse
+from quire.server.tools import ToolUse
 from quire.text.reasoning import Piece, ReasoningFormat, ReasoningParser
-from quire.text.tool_calls.parser import ContentDelta, ToolCallStart, ToolEvent
+from quire.text.tool_calls.parser import ContentDelta, ToolCallParser, ToolCallStart, ToolEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,12 @@ class ReplyReader:
     def __init__(self, reasoning: ReasoningFormat | None, tool_use: ToolUse | None, *, keeps_reasoning: bool) -> None:
         """None: the text has no reasoning, or no calls. `keeps_reasoning`: False drops it."""
         self._reasoning = None if reasoning is None else ReasoningParser(reasoning)
-        self._tools = None if tool_use is None else ToolReader(tool_use)
+        self._tool_use = tool_use
+        self._calls = None if tool_use is None else ToolCallParser(tool_use.format, tool_names=tool_use.names)
         self._keeps_reasoning = keeps_reasoning
         self._num_chars = 0
         self._offset: int | None = None
-        """Place in the whole text of the first character that `_tools` reads."""
+        """Place in the whole text of the first character that `_calls` reads."""
 
     def events(self, text: str, *, ends: bool) -> list[ReplyEvent]:
         """Return the events of a piece of text; `ends`: it is the last one."""
@@ -46,8 +47,8 @@ class ReplyReader:
                 found += self._content(piece)
             elif self._keeps_reasoning:
                 found.append(ReasoningDelta(piece.text))
-        if ends and self._tools is not None:
-            found += self._placed(self._tools.events("", ends=True))
+        if ends and self._calls is not None:
+            found += self._wanted(self._calls.finish())
         return found
 
     def deltas(self, text: str, *, ends: bool) -> list[dict[str, Any]]:
@@ -55,8 +56,10 @@ class ReplyReader:
         return [_delta(event) for event in self.events(text, ends=ends)]
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """Return the finish reason for the client."""
-        return reason if self._tools is None else self._tools.finish_reason(reason)
+        """Return the finish reason for the client: "tool_calls" after calls, unless one tool was demanded by name."""
+        if self._tool_use is None or self._calls is None or self._tool_use.is_named or not self._calls.num_calls:
+            return reason
+        return "tool_calls" if reason == "stop" else reason
 
     def message(self, text: str, reason: str | None) -> tuple[dict[str, Any], str | None]:
         """Return content, reasoning and calls of a whole answer, and its finish reason."""
@@ -77,17 +80,24 @@ class ReplyReader:
         return found, self.finish_reason(reason)
 
     def _content(self, piece: Piece) -> list[ReplyEvent]:
-        if self._tools is None:
+        if self._calls is None:
             return [ContentDelta(piece.text, piece.start)] if piece.text else []
         if self._offset is None:
             self._offset = piece.start
-        return self._placed(self._tools.events(piece.text, ends=False))
+        return self._wanted(self._calls.feed(piece.text))
 
-    def _placed(self, events: list[ToolEvent]) -> list[ReplyEvent]:
-        offset = self._offset or 0
-        return [
-            replace(event, start=event.start + offset) if isinstance(event, ContentDelta) else event for event in events
-        ]
+    def _wanted(self, events: list[ToolEvent]) -> list[ReplyEvent]:
+        """Return the events that the client gets, with their place in the whole text."""
+        assert self._tool_use is not None
+        found: list[ReplyEvent] = []
+        for event in events:
+            if not isinstance(event, ContentDelta):
+                if self._tool_use.is_parallel or event.index == 0:
+                    found.append(event)
+            # Other text beside demanded calls is brackets, or a call that the length limit cut off.
+            elif self._tool_use.schema is None:
+                found.append(replace(event, start=event.start + (self._offset or 0)))
+        return found
 
 
 def _delta(event: ReplyEvent) -> dict[str, Any]:

@@ -14,6 +14,8 @@ CLIENT_LEFT = 499
 """Status of a request whose client left before its answer began."""
 RECORD_KEY = "quire.record"
 """Key of the record in the ASGI scope."""
+LEASES_KEY = "quire.leases"
+"""Key of the `AsyncExitStack` in the ASGI scope that releases models when the answer has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class RequestRecord:
     """A request. `trace_headers`: W3C headers of a distributed trace. `status`: of the answer.
 
     `caller`: None before the check of the key. `is_noted`: it is logged and counted. `started_s` and
-    `ended_s`, when the whole answer was sent: by `time.perf_counter()`.
+    `ended_s`, when the whole answer was sent: by `time.perf_counter()`. `holds_model`: it has a lease on its model.
     """
 
     request_id: str
@@ -58,6 +60,7 @@ class RequestRecord:
     started_s: float = field(default_factory=time.perf_counter)
     ended_s: float | None = None
     num_cached_tokens: int = 0
+    holds_model: bool = False
 
     @property
     def client_id(self) -> str:

@@ -18,7 +18,6 @@ from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import uvicorn
-from starlette.types import ASGIApp
 
 from quire.config import EngineOptions
 from quire.errors import ConfigError, QuireError
@@ -26,7 +25,6 @@ from quire.server.connection import ACCEPTED_AT_ONCE, Connection
 from quire.server.gate import Gate
 from quire.server.keys import KeyRing
 from quire.server.logs import use_format
-from quire.server.model_choice import ModelChoice
 from quire.server.models import make_models
 from quire.server.options import ServerOptions
 from quire.server.registration import registered
@@ -157,11 +155,8 @@ def model_server(
 
     def build(on_lost: Callable[[QuireError], None]) -> tuple[Served, Gate]:
         models = make_models(engine_options, options, on_lost)
-        state = models.default.state
-        app: ASGIApp = make_app(state, models)
-        if models.is_on_demand:
-            app = ModelChoice(app, models)
-        return models, Gate(app, state, keys)
+        state = models.default
+        return models, Gate(make_app(state, models), state, keys)
 
     return build
 

@@ -1,5 +1,6 @@
 """State that the routes of one server share. Routes get it with `state_of`."""
 
+import asyncio
 import os
 from dataclasses import dataclass, field
 
@@ -14,18 +15,20 @@ from quire.server.supervisor import Supervisor
 from quire.server.tracing import Tracer
 
 STATE_KEY = "quire.state"
-"""Key of the chosen model's state in the ASGI scope, where requests choose."""
-LEASE_KEY = "quire.lease"
-"""Key of the function that loads the chosen model, where models are loaded on demand."""
+"""Key of the chosen model's state in the ASGI scope, once the body has been read."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ServerState:
     """A server and its model; of several models each has one. Requests without a model get the first.
 
     `first`: the state whose metrics and rate limits this one shares. `is_draining`: the server was told to stop and
     refuses new requests. `is_asleep`: the model sleeps, or will when its requests have ended. `is_on_demand`: requests
     load it.
+
+    Of a model on demand: `num_bytes`: memory that its engine may use. `num_leases`: requests that use it.
+    `num_waiting`: requests that wait for it to be loaded. `holds_memory`: it is loaded, or is being loaded or unloaded.
+    `is_leaving`: it is unloaded when its last request ends. `used_s`: end of its last request, by the loop's clock.
     """
 
     options: ServerOptions
@@ -35,6 +38,15 @@ class ServerState:
     is_draining: bool = False
     is_asleep: bool = False
     is_on_demand: bool = False
+    num_bytes: int = 0
+    num_leases: int = 0
+    num_waiting: int = 0
+    holds_memory: bool = False
+    is_leaving: bool = False
+    used_s: float = 0.0
+    loading: asyncio.Task[None] | None = None
+    unloading: asyncio.Task[None] | None = None
+    expiry: asyncio.TimerHandle | None = None
     admission: Admission = field(init=False)
     announcer: Announcer = field(init=False)
     metrics: Metrics = field(init=False)
@@ -48,20 +60,26 @@ class ServerState:
         self.metrics.add_model(self.model_name, self.supervisor, self.admission)
         self.health = Health(self.supervisor)
 
+    @property
+    def is_idle(self) -> bool:
+        """True if no request uses the model, or is about to."""
+        return not self.num_leases and not self.num_waiting
 
-async def hold_model(request: Request, *, has_checked_prompt: bool) -> None:
-    """Load the request's model if that is left to requests, and hold it until the answer has ended.
+    @property
+    def is_open(self) -> bool:
+        """True if requests may use the model: it is loaded, or its engine is being replaced."""
+        return self.holds_memory and not self.is_leaving and self.loading is None
 
-    Without a checked prompt only a model whose tokenizer is not known yet is loaded. Raises: as `Models.lease`;
-    ClientDisconnected.
-    """
-    lease = request.scope.get(LEASE_KEY)
-    if lease is not None:
-        await lease(has_checked_prompt=has_checked_prompt)
+    @property
+    def status(self) -> str:
+        """State of the model as `/v1/models` shows it, in llama.cpp's words."""
+        if self.is_asleep:
+            return "sleeping"
+        return "loaded" if self.supervisor.is_ready else "unloaded" if self.supervisor.is_asleep else "loading"
 
 
 def state_of(request: Request) -> ServerState:
-    """Return the state of the model that a request chose; the only model's or the first one's else."""
+    """Return the state of the model that a request's body chose; the only model's or the first one's else."""
     state = request.scope.get(STATE_KEY) or request.app.state.quire
     assert isinstance(state, ServerState)
     return state

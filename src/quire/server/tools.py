@@ -1,8 +1,8 @@
-"""Tools of a conversation: their description in the prompt, the parser of calls, and the schema of a demanded call.
+"""Tools of a conversation: their description in the prompt, and the schema of a demanded call.
 
 A chat template that reads `tools` gets them, and the parser reads calls in the format of that template. For other
 templates the system message describes the tools, and earlier calls become text of their messages. A demanded call is
-structured output. Next to read: `quire/text/tool_calls/`.
+structured output. Next to read: `reply.py`, which finds calls in answers, and `quire/text/tool_calls/`.
 """
 
 import json
@@ -14,7 +14,6 @@ from quire.server.protocol.tools import Offer
 from quire.structured_outputs import StructuredOutputsParams
 from quire.text.tokenizer import Tokenizer
 from quire.text.tool_calls.formats import GENERIC, ToolCallFormat, choose_format, uses_tools
-from quire.text.tool_calls.parser import ContentDelta, ToolCallParser, ToolEvent
 from quire.text.tool_calls.requests import tool_choice_schema, tool_names, tools_system_prompt
 
 Messages = list[dict[str, Any]]
@@ -97,29 +96,3 @@ def _arguments(text: str) -> Any:
     except (ValueError, RecursionError):
         return text
     return value if isinstance(value, dict) else text
-
-
-class ToolReader:
-    """Parses one choice: from pieces of text to calls and the text beside them."""
-
-    def __init__(self, use: ToolUse) -> None:
-        self._use = use
-        self._parser = ToolCallParser(use.format, tool_names=use.names)
-
-    def events(self, text: str, *, ends: bool) -> list[ToolEvent]:
-        """Return the events of a piece of text; `ends`: it is the last one."""
-        events = self._parser.feed(text)
-        if ends:
-            events += self._parser.finish()
-        return [event for event in events if self._is_wanted(event)]
-
-    def finish_reason(self, reason: str | None) -> str | None:
-        """Return the finish reason for the client: "tool_calls" after calls, unless one tool was demanded by name."""
-        has_called = self._parser.num_calls > 0 and not self._use.is_named
-        return "tool_calls" if reason == "stop" and has_called else reason
-
-    def _is_wanted(self, event: ToolEvent) -> bool:
-        if isinstance(event, ContentDelta):
-            # Other text beside demanded calls is brackets, or a call that the length limit cut off.
-            return self._use.schema is None
-        return self._use.is_parallel or event.index == 0

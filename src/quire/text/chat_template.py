@@ -7,9 +7,11 @@ imported on first use. Next to read: `template_sandbox.py`.
 
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
 
 from quire.errors import ChatTemplateError
 
@@ -17,7 +19,10 @@ if TYPE_CHECKING:
     from quire.text.template_sandbox import TemplateEnvironment
 
 MAX_TEMPLATE_CHARACTERS = 1_000_000
-_MAX_DEPTH = 64
+TEMPLATE_ARGUMENTS = frozenset(
+    {"messages", "add_generation_prompt", "continue_final_message", "tools", "chat_template"}
+)
+"""Arguments of `Tokenizer.render_chat`, which no variable of a template may be named like."""
 _END_MARK = "\ue000end of the final message\ue001 "
 """Put after the final message to find it in the rendered text; the space shows whether the template trims."""
 
@@ -54,10 +59,10 @@ class ChatTemplate:
         """
         from quire.text.template_sandbox import render
 
-        chat = _check_messages(messages)
-        tool_list = _check_tools(tools)
+        chat = _checked(messages, "messages", _Messages, "objects with a role and text: this engine reads text only")
+        tool_list = _checked(tools, "tools", _Tools, "objects such as {'type': 'function', 'function': {...}}")
         for message in chat:
-            if not self._reads_parts and isinstance(message.get("content"), list):
+            if not self._reads_parts and isinstance(message.get("content"), list | tuple):
                 message["content"] = "\n".join(part["text"] for part in message["content"])
             if not self._names_developer and message["role"] == "developer":
                 message["role"] = "system"
@@ -110,72 +115,55 @@ def _one_line(error: Exception) -> str:
 # --- The messages -----------------------------------------------------------------------------
 
 
-def _check_messages(messages: Any) -> list[dict[str, Any]]:
-    if isinstance(messages, str) or not isinstance(messages, Sequence):
-        raise ChatTemplateError(f"messages must be a list of objects with role and content, got {_type_name(messages)}")
-    if not messages:
-        raise ChatTemplateError("messages must not be empty")
-    return [_check_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+class _TextPart(msgspec.Struct):
+    type: Literal["text"]
+    text: str
 
 
-def _check_message(message: Any, where: str) -> dict[str, Any]:
-    if not isinstance(message, Mapping):
-        raise ChatTemplateError(f"{where} must be an object with role and content, got {_type_name(message)}")
-    checked: dict[str, Any] = _plain(message, where)
-    role, content = checked.get("role"), checked.get("content")
-    if not isinstance(role, str) or not role:
-        raise ChatTemplateError(f"{where}.role must be text such as 'user', got {_type_name(message.get('role'))}")
-    if isinstance(content, list):
-        for index, part in enumerate(content):
-            is_text = isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
-            if not is_text:
-                kind = part.get("type") if isinstance(part, dict) else _type_name(part)
-                raise ChatTemplateError(
-                    f"{where}.content[{index}] must be {{'type': 'text', 'text': ...}}, got {kind!r}; this engine "
-                    f"reads text only"
-                )
-    elif content is not None and not isinstance(content, str):
-        raise ChatTemplateError(
-            f"{where}.content must be text, a list of text parts or null, got {_type_name(content)}"
-        )
-    return checked
+class _Message(msgspec.Struct):
+    """Keys that every message has, of types that templates expect."""
+
+    role: Annotated[str, msgspec.Meta(min_length=1)]
+    content: str | list[_TextPart] | None = None
 
 
-def _check_tools(tools: Any) -> list[Any] | None:
-    if tools is None:
-        return None
-    is_list = isinstance(tools, Sequence) and not isinstance(tools, str)
-    if not is_list or not all(isinstance(tool, Mapping) for tool in tools):
-        raise ChatTemplateError("tools must be a list of objects such as {'type': 'function', 'function': {...}}")
-    checked: list[Any] = _plain(tools, "tools")
-    return checked
+_Messages = Annotated[list[_Message], msgspec.Meta(min_length=1)]
+_Tools = list[dict[str, Any]] | None
 
 
-def _plain(value: Any, where: str, depth: int = 0) -> Any:
+def _checked(value: Any, name: str, kind: Any, expected: str) -> Any:
+    """Return a copy of JSON-like data, with all of its keys, if it is of the type `kind`."""
+    plain = _plain(value, name)
+    try:
+        msgspec.convert(plain, kind)
+    except msgspec.ValidationError as error:
+        raise ChatTemplateError(f"{str(error).replace('$', name)}; {name} must be {expected}") from None
+    return plain
+
+
+def _plain(value: Any, name: str) -> Any:
     """Copy JSON-like data in plain Python types: objects with methods must not reach a template."""
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, int):
-        return int.__int__(value)
-    if isinstance(value, float):
-        return float.__float__(value)
-    if depth >= _MAX_DEPTH:
-        raise ChatTemplateError(f"{where} is nested more than {_MAX_DEPTH} deep")
-    if isinstance(value, Mapping):
-        if not all(isinstance(key, str) for key in value):
-            raise ChatTemplateError(f"{where} has a key that is not text")
-        return {str.__str__(key): _plain(item, f"{where}.{key}", depth + 1) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
-        return [_plain(item, f"{where}[{index}]", depth + 1) for index, item in enumerate(value)]
-    raise ChatTemplateError(
-        f"{where} is {_type_name(value)}; only text, numbers, booleans, null, lists and objects can be in a chat"
-    )
+    try:
+        return msgspec.to_builtins(value, builtin_types=(bytes, bytearray), enc_hook=_plain_base)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ChatTemplateError(
+            f"{name} cannot be passed to the chat template, which takes text, numbers, booleans, null, lists and "
+            f"objects: {error}"
+        ) from None
 
 
-def _type_name(value: Any) -> str:
-    return "nothing" if value is None else type(value).__name__
+_BASES: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
+    (str, str.__str__), (int, int.__int__), (float, float.__float__), (Mapping, dict), (Sequence, list),
+)  # fmt: skip
+"""Types of plain data, and functions that make one of a subclass."""
+
+
+def _plain_base(value: Any) -> Any:
+    """Return a value of a subclass as one of its base class."""
+    for base, make in _BASES:
+        if isinstance(value, base):
+            return make(value)
+    raise TypeError(f"{type(value).__name__} is none of these")
 
 
 # --- Continuing the final message -------------------------------------------------------------
@@ -188,7 +176,7 @@ def _mark_final_message(chat: list[dict[str, Any]]) -> str:
     if isinstance(content, str):
         message["content"] = content + _END_MARK
         return content
-    if isinstance(content, list) and content:
+    if isinstance(content, list | tuple) and content:
         part = content[-1]
         text: str = part["text"]
         part["text"] = text + _END_MARK

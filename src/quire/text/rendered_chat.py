@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_MAX_DEPTH = 64
-"""Deeper values are not marked: `ChatTemplate` refuses them."""
+from quire.errors import ChatTemplateError
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +36,19 @@ class SpecialTokenMarks:
         self._pattern = re.compile(f"(?=(?:{'|'.join(map(re.escape, found))}))") if found else None
 
     def render(self, render: Callable[[Callable[[Any], Any]], str]) -> RenderedChat:
-        """Call `render` and cut its text. It must pass every value of the client through the function that it gets."""
+        """Call `render` and cut its text. It must pass every value of the client through the function that it gets.
+
+        Raises: ChatTemplateError for values that are nested too deep.
+        """
         mark = f"x{secrets.token_hex(16)}x"
-        text = render(lambda value: self._marked(value, mark, 0))
+        try:
+            text = render(lambda value: self._marked(value, mark))
+        except RecursionError:
+            raise ChatTemplateError("a message, tool or variable is nested too deep for the chat template") from None
         return RenderedChat(tuple(text.split(mark)))
 
-    def _marked(self, value: Any, mark: str, depth: int) -> Any:
-        if self._pattern is None or depth > _MAX_DEPTH:
+    def _marked(self, value: Any, mark: str) -> Any:
+        if self._pattern is None:
             return value
         if isinstance(value, str):
             places = [match.start() + 1 for match in self._pattern.finditer(value)]
@@ -51,9 +56,7 @@ class SpecialTokenMarks:
                 return value
             return mark.join(value[start:end] for start, end in zip([0, *places], [*places, None], strict=True))
         if isinstance(value, Mapping):
-            return {
-                self._marked(name, mark, depth + 1): self._marked(item, mark, depth + 1) for name, item in value.items()
-            }
+            return {self._marked(name, mark): self._marked(item, mark) for name, item in value.items()}
         if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
-            return [self._marked(item, mark, depth + 1) for item in value]
+            return [self._marked(item, mark) for item in value]
         return value

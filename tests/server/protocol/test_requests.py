@@ -57,7 +57,7 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
         (ChatRequest, {"stream_options": {"include_usage": True}}, "stream_options"),
         (ChatRequest, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         *((ChatRequest, {"chat_template_kwargs": {name: 1}}, "chat_template_kwargs")
-          for name in [*sorted(RESERVED_VARIABLES), "not a name", "", "x" * 65, "a.b"]),
+          for name in sorted(RESERVED_VARIABLES)),
     ],
 )  # fmt: skip
 def test_refused_field_is_named(kind: Any, fields: dict[str, Any], param: str) -> None:

@@ -43,8 +43,6 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
         ({"input": [{"type": "reasoning", "summary": []}]}, "invalid_parameter", "input.0.type"),
         ({"input": [TURN, {"type": "function_call", "call_id": "1", "name": "now"}]}, "invalid_parameter",
          "input.1.arguments"),
-        ({"input": [TURN, RESULT]}, "invalid_parameter", "input.1.call_id"),
-        ({"input": [TURN, RESULT, CALL]}, "invalid_parameter", "input.1.call_id"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
          "unsupported_content", "input.0.content.0.type"),
         ({"tools": [{"type": "web_search"}]}, "invalid_parameter", "tools.0.type"),

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
+from openai.types.chat import ChatCompletionChunk
 
 from quire.server.protocol.answers import FINGERPRINT
-from quire.server.protocol.chat import ChatCompletionChunk
 from tests.engine.builders import saying
 from tests.server.fake_engine import (
     CHAT,
@@ -22,7 +22,7 @@ PATH = "/v1/chat/completions"
 
 
 async def stream(fields: dict[str, Any], text: str = "Hello wörld", **settings: Any) -> list[dict[str, Any]]:
-    """The chunks of a good stream; each is held to its schema."""
+    """The chunks of a good stream; each is held to the type of OpenAI's client."""
     app, engine = make_server(next_token=saying(text), **settings)
     response = await post(app, PATH, {**CHAT, "stream": True, **fields})
     assert response.status_code == 200, response.text
@@ -30,7 +30,7 @@ async def stream(fields: dict[str, Any], text: str = "Hello wörld", **settings:
     assert response.headers["cache-control"] == "no-cache"
     found = chunks(response.text)
     for chunk in found:
-        ChatCompletionChunk.model_validate(chunk)
+        ChatCompletionChunk.model_validate(chunk, strict=True)
     assert {chunk["system_fingerprint"] for chunk in found} == {FINGERPRINT}
     assert len({(chunk["id"], chunk["created"]) for chunk in found}) == 1
     assert engine.num_requests == 0

@@ -6,31 +6,27 @@ Next to read: `routes/chat.py`.
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Field, model_validator
 
 from quire.server.protocol.answers import Answer, AnswerHead, ChosenLogprob, PromptLogprobs, Usage
-from quire.server.protocol.fields import MAX_INTEGER, MAX_LOGPROBS, Body, ChoiceFields, FieldError, text_or_list
+from quire.server.protocol.fields import MAX_INTEGER, MAX_LOGPROBS, Body, ChoiceFields, FieldError, TextOrList
 from quire.server.protocol.tools import (
     MAX_TOOLS,
     AnswerToolCall,
     Offer,
     ToolCall,
-    ToolCallDelta,
     ToolChoice,
     Tools,
     offer_of,
 )
+from quire.text.chat_template import TEMPLATE_ARGUMENTS
 
 MAX_MESSAGES = 2048
 MAX_PARTS = 1024
 MAX_DOCUMENTS = 256
 MAX_TEMPLATE_VARIABLES = 64
-RESERVED_VARIABLES = frozenset({
-    "add_generation_prompt", "chat", "chat_template", "continue_final_message", "conversation", "documents",
-    "max_length", "messages", "padding", "raise_exception", "return_assistant_tokens_mask", "return_dict",
-    "return_tensors", "self", "strftime_now", "tokenize", "tokenizer_kwargs", "tools", "truncation",
-})  # fmt: skip
-"""Variables of chat templates that `chat_template_kwargs` may not set."""
+RESERVED_VARIABLES = TEMPLATE_ARGUMENTS | {"documents", "self"}
+"""Variables of chat templates that `chat_template_kwargs` may not set: other fields do, or none can."""
 
 
 class TextPart(Body):
@@ -40,10 +36,7 @@ class TextPart(Body):
     text: str
 
 
-Content = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[TextPart], Field(max_length=MAX_PARTS), Tag("<list>")],
-    Discriminator(text_or_list),
-]
+Content = TextOrList[str, Annotated[list[TextPart], Field(max_length=MAX_PARTS)]]
 
 
 class Message(Body):
@@ -123,11 +116,9 @@ def check_template_fields(
             "continue_final_message", "continue_final_message and add_generation_prompt exclude each other"
         )
     for name in variables or {}:
-        if name in RESERVED_VARIABLES or not name.isidentifier() or len(name) > 64:
+        if name in RESERVED_VARIABLES:
             raise FieldError(
-                "chat_template_kwargs",
-                f"chat_template_kwargs cannot set {json.dumps(name[:64])}: "
-                + ("the name is reserved" if name in RESERVED_VARIABLES else "it is not a name of at most 64 letters"),
+                "chat_template_kwargs", f"chat_template_kwargs cannot set {json.dumps(name)}: it is reserved"
             )
 
 
@@ -169,32 +160,4 @@ class ChatCompletion(AnswerHead):
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: PromptLogprobs | None = None
-    prompt_token_ids: list[int] | None = None
-
-
-class Delta(Answer):
-    """New parts of a message."""
-
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[ToolCallDelta] | None = None
-
-
-class ChatChunkChoice(Answer):
-    """New parts of an answer among `n`."""
-
-    index: int
-    delta: Delta
-    logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length", "tool_calls"] | None
-    stop_reason: int | str | None = None
-    token_ids: list[int] | None = None
-
-
-class ChatCompletionChunk(AnswerHead):
-    """An event of a stream. With `include_usage` the last one has the usage and no choices."""
-
-    object: Literal["chat.completion.chunk"]
-    choices: list[ChatChunkChoice]
     prompt_token_ids: list[int] | None = None

@@ -9,7 +9,7 @@ so that openapi.json shows them; the engine's `InputProcessor` checks what needs
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -134,9 +134,13 @@ AlwaysTrue = Annotated[
 ]
 
 
-def text_or_list(value: Any) -> str:
-    """Return the tag of the union member to check: without it, errors would be about both."""
-    return "<list>" if isinstance(value, list) else "<text>"
+_Text = TypeVar("_Text")
+_List = TypeVar("_List")
+TextOrList = Annotated[
+    Annotated[_Text, Tag("<text>")] | Annotated[_List, Tag("<list>")],
+    Discriminator(lambda value: "<list>" if isinstance(value, list) else "<text>"),
+]
+"""A union whose errors are about one of its members: without the tags, they would be about both."""
 
 
 def _kind_of_prompt(value: Any) -> str:
@@ -161,11 +165,7 @@ StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
 # The first bad item is enough: a list of a million of them must not make a million errors.
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKEN_IDS, fail_fast=True)]
-Stop = Annotated[
-    Annotated[StopString, Tag("<text>")]
-    | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS), Tag("<list>")],
-    Discriminator(text_or_list),
-]
+Stop = TextOrList[StopString, Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)]]
 Prompts = Annotated[
     Annotated[Text, Tag("<text>")]
     | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("<texts>")]

@@ -91,10 +91,17 @@ class Completion(AnswerHead):
 # --- Embeddings ------------------------------------------------------------------------------
 
 
-class EmbeddingRequest(IgnoredFields):
-    """OpenAI's fields and a few of vLLM's."""
+class PooledFields(IgnoredFields):
+    """Fields of every route that computes no text. `request_id` is without effect."""
 
     model: ModelName | None = None
+    priority: int | None = Field(0, ge=-MAX_INTEGER, le=MAX_INTEGER)
+    request_id: RequestId | None = None
+
+
+class EmbeddingRequest(PooledFields):
+    """OpenAI's fields and a few of vLLM's."""
+
     input: Prompts
     encoding_format: Literal["float", "base64"] | None = "float"
     dimensions: int | None = Field(None, ge=1, le=MAX_INTEGER)
@@ -106,9 +113,6 @@ class EmbeddingRequest(IgnoredFields):
     normalize: bool | None = True
     use_activation: bool | None = True
     """vLLM's later name of `normalize`; false in either disables normalisation."""
-    priority: int | None = Field(0, ge=-MAX_INTEGER, le=MAX_INTEGER)
-    request_id: RequestId | None = None
-    """Without effect: these answers have no id."""
 
     @property
     def is_normalized(self) -> bool:

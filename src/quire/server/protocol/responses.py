@@ -30,7 +30,7 @@ from quire.server.protocol.fields import (
     SchemaDescription,
     SchemaName,
     StreamOptions,
-    text_or_list,
+    TextOrList,
 )
 from quire.server.protocol.tools import (
     MAX_TOOLS,
@@ -44,7 +44,6 @@ from quire.server.protocol.tools import (
     ToolCall,
     ToolChoice,
     ToolName,
-    check_tool,
     kind_of_choice,
 )
 
@@ -61,10 +60,7 @@ class InputPart(Body):
     logprobs: list[Any] | None = None
 
 
-InputContent = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[InputPart], Field(max_length=MAX_PARTS), Tag("<list>")],
-    Discriminator(text_or_list),
-]
+InputContent = TextOrList[str, Annotated[list[InputPart], Field(max_length=MAX_PARTS)]]
 
 
 class InputMessage(Body):
@@ -148,7 +144,7 @@ class AllowedFunctions(Body):
     tools: Annotated[list[FunctionChoice], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
-FunctionTools = Annotated[list[Annotated[FunctionTool, BeforeValidator(check_tool)]], Field(max_length=MAX_TOOLS)]
+FunctionTools = Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)]
 FunctionToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<text>")]
     | Annotated[FunctionChoice, Tag("<object>")]
@@ -196,20 +192,6 @@ def chat_tool_choice(choice: FunctionToolChoice | None) -> ToolChoice | None:
     return choice
 
 
-def check_results(items: list[InputItem]) -> None:
-    """Raises: FieldError for a result without its call before it: the server stores no earlier calls."""
-    known = set()
-    for index, item in enumerate(items):
-        if isinstance(item, InputFunctionCall):
-            known.add(item.call_id)
-        elif isinstance(item, InputFunctionResult) and item.call_id not in known:
-            raise FieldError(
-                f"input.{index}.call_id",
-                f'no function_call before this output has the call_id "{item.call_id[:100]}": nothing is stored here, '
-                "so send the whole conversation as input",
-            )
-
-
 # --- The request -----------------------------------------------------------------------------
 
 
@@ -243,10 +225,7 @@ class ResponsesRequest(SamplingFields):
     """OpenAI's fields, and the sampling fields of the other routes."""
 
     model: ModelName | None = None
-    input: Annotated[
-        Annotated[str, Field(min_length=1), Tag("<text>")] | Annotated[InputItems, Tag("<list>")],
-        Discriminator(text_or_list),
-    ]
+    input: TextOrList[Annotated[str, Field(min_length=1)], InputItems]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_INTEGER)
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
@@ -266,8 +245,6 @@ class ResponsesRequest(SamplingFields):
 
     @model_validator(mode="after")
     def _check(self) -> "ResponsesRequest":
-        if not isinstance(self.input, str):
-            check_results(self.input)
         self.chat_request().check()
         return self
 
@@ -417,24 +394,3 @@ class ResponseObject(Answer):
     truncation: str
     usage: ResponseUsage | None
     user: str | None
-
-
-class ResponseEvent(Answer):
-    """An event of a stream. The fields beside `type` and `sequence_number` depend on its type."""
-
-    type: str
-    sequence_number: int
-    response: ResponseObject | None = None
-    output_index: int | None = None
-    content_index: int | None = None
-    item_id: str | None = None
-    item: OutputMessage | OutputFunctionCall | OutputReasoning | None = None
-    part: OutputText | ReasoningText | None = None
-    delta: str | None = None
-    text: str | None = None
-    name: str | None = None
-    arguments: str | None = None
-    logprobs: list[ChosenLogprob] | None = None
-    code: str | None = None
-    message: str | None = None
-    param: str | None = None

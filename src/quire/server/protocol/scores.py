@@ -12,23 +12,12 @@ from quire.server.protocol.fields import (
     MAX_INTEGER,
     MAX_PROMPTS,
     Body,
-    IgnoredFields,
-    ModelName,
     Prompts,
-    RequestId,
     Text,
 )
-from quire.server.protocol.prompts import EmbeddingUsage
+from quire.server.protocol.prompts import EmbeddingUsage, PooledFields
 
 Texts = Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
-
-
-class PooledFields(IgnoredFields):
-    """Fields of every route here. `request_id` is without effect."""
-
-    model: ModelName | None = None
-    priority: int | None = Field(0, ge=-MAX_INTEGER, le=MAX_INTEGER)
-    request_id: RequestId | None = None
 
 
 class PairFields(PooledFields):

@@ -6,7 +6,7 @@ Next to read: `../tools.py`.
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
 from quire.server.protocol.answers import Answer
 from quire.server.protocol.fields import Body, FieldError
@@ -25,7 +25,7 @@ class FunctionDefinition(Body):
 
 
 class Tool(Body):
-    """A tool: always a function."""
+    """A function, which the client runs by itself: no tool runs in this server."""
 
     type: Literal["function"]
     function: FunctionDefinition
@@ -58,17 +58,6 @@ class AllowedTools(Body):
     allowed_tools: AllowedNames
 
 
-def check_tool(value: Any) -> Any:
-    """Raises: FieldError for tools that are not functions."""
-    kind = value.get("type", "function") if isinstance(value, dict) else "function"
-    if kind != "function":
-        raise FieldError(
-            "type", f"{str(kind)[:100]} is no tool of this server: the only tools are of the type function, "
-            "which the client runs by itself",
-        )  # fmt: skip
-    return value
-
-
 def kind_of_choice(value: Any) -> str:
     """Return the tag of the union member that a `tool_choice` is checked as."""
     if not isinstance(value, dict):
@@ -76,7 +65,7 @@ def kind_of_choice(value: Any) -> str:
     return "<allowed>" if value.get("type") == "allowed_tools" else "<object>"
 
 
-Tools = Annotated[list[Annotated[Tool, BeforeValidator(check_tool)]], Field(max_length=MAX_TOOLS)]
+Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<text>")]
     | Annotated[NamedTool, Tag("<object>")]
@@ -156,19 +145,3 @@ class AnswerToolCall(Answer):
     id: str
     type: Literal["function"]
     function: AnswerFunction
-
-
-class FunctionDelta(Answer):
-    """The name first, then pieces of the arguments."""
-
-    name: str | None = None
-    arguments: str
-
-
-class ToolCallDelta(Answer):
-    """New parts of a call."""
-
-    index: int
-    id: str | None = None
-    type: Literal["function"] | None = None
-    function: FunctionDelta

@@ -67,7 +67,9 @@ def _is_neutral(kind: type[Body], name: str, value: Any) -> bool:
 
 
 def _api_error(error: ValidationError, kind: type[Body]) -> ApiError:
-    first = error.errors(include_url=False)[0]
+    found = error.errors(include_url=False)
+    # An object of another `type` also lacks fields.
+    first = next((item for item in found if item["type"] == "literal_error" and item["loc"][-1] == "type"), found[0])
     path = [str(part)[:MAX_NAME_CHARACTERS] for part in first["loc"] if not _is_tag(part)]
     param = ".".join(path)[:200] or None
     name, given = path[-1] if path else "", first.get("input")

@@ -51,11 +51,7 @@ class RouterAdmission:
 
     def check_room(self, record: RequestRecord, num_requests: int) -> None:
         """Raises: ApiError 429 if the caller has used its limit."""
-        self.rates.check(record, 1)
-
-    def rate_limit_headers(self, record: RequestRecord) -> list[tuple[bytes, bytes]]:
-        """Return the `x-ratelimit-*` headers of the caller."""
-        return self.rates.headers(record)
+        self.rates.of(record).check(1)
 
 
 class Forwarding(Response):
@@ -139,7 +135,7 @@ class Forwarding(Response):
     def _take_limits(self, prompt: Prompt) -> None:
         """Use the caller's limits. Raises: ApiError 429."""
         self._num_counted = prompt.num_tokens if prompt.digests else 0
-        self._rates.check(self._record, max(1, self._num_counted))
+        self._rates.of(self._record).check(max(1, self._num_counted))
         self._rates.of(self._record).take(num_requests=1, num_tokens=self._num_counted)
 
     async def _pass_on(self, replica: Replica, answer: Answer, send: Send) -> None:

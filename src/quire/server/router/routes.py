@@ -14,7 +14,7 @@ from quire.server.errors import ApiError, JsonResponse, install_error_handlers
 from quire.server.keys import ADMIN
 from quire.server.metrics import CONTENT_TYPE
 from quire.server.options import ServerOptions
-from quire.server.request_record import ANONYMOUS, RequestRecord, record_of
+from quire.server.request_record import ANONYMOUS, record_of
 from quire.server.router.fleet import Fleet, check_url, unknown_model
 from quire.server.router.metrics import RouterMetrics
 from quire.server.router.proxy import Forwarding, RouterAdmission
@@ -54,14 +54,6 @@ class RouterState:
     async def watch(self) -> None:
         """Watch the replicas until cancelled."""
         await self.fleet.watch()
-
-    def note_end(self, record: RequestRecord) -> None:
-        """Do nothing: replicas announce the ends of requests."""
-
-    @property
-    def announcer(self) -> "RouterState":
-        """Return the reader of ends."""
-        return self
 
 
 def make_router_app(state: RouterState) -> FastAPI:

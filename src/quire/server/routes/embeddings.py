@@ -18,7 +18,7 @@ from quire.server.generation import new_id
 from quire.server.protocol.fields import prompt_list
 from quire.server.protocol.prompts import EmbeddingRequest
 from quire.server.request_record import Caller
-from quire.server.routes.exchange import answer, prepare, read_body
+from quire.server.routes.exchange import answer, prepare, prompt_usage, read_body
 from quire.server.state import ServerState, state_of
 from quire.types import Request as EngineRequest
 
@@ -58,7 +58,6 @@ def _written(
     model: str, body: EmbeddingRequest, requests: list[EngineRequest], results: list[RequestUpdate]
 ) -> dict[str, Any]:
     write = base64_of if body.encoding_format == "base64" else list
-    num_tokens = sum(request.num_prompt_tokens for request in requests)
     return {
         "object": "list",
         "data": [
@@ -66,7 +65,7 @@ def _written(
             for index, update in enumerate(results)
         ],
         "model": model,
-        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        "usage": prompt_usage(requests),
     }
 
 

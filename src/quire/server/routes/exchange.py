@@ -14,11 +14,11 @@ from fastapi import Request, Response
 from quire.engine.process.messages import RequestUpdate
 from quire.server.errors import ApiError, JsonResponse
 from quire.server.generation import collect, until_disconnect
-from quire.server.models import models_of
+from quire.server.models import hold_model, models_of
 from quire.server.protocol.fields import Body
 from quire.server.protocol.validation import parse_body
 from quire.server.request_record import Caller, record_of
-from quire.server.state import ServerState, hold_model, state_of
+from quire.server.state import STATE_KEY, ServerState, state_of
 from quire.types import Request as EngineRequest
 
 LARGE_BYTES = 64 << 10
@@ -29,7 +29,10 @@ _J = TypeVar("_J")
 
 
 async def read_body(request: Request, kind: type[_B]) -> _B:
-    """Return the checked request. Raises: ApiError 400, 404 for another model, or 415; as `hold_model`."""
+    """Return the checked request, whose `model` chooses the state of `state_of`.
+
+    Raises: ApiError 400, 404 for another model, or 415; as `hold_model`.
+    """
     media_type = request.headers.get("content-type", "")
     if media_type.partition(";")[0].strip().lower() != "application/json":
         given = json.dumps(media_type[:100]) if media_type else "none"
@@ -38,8 +41,10 @@ async def read_body(request: Request, kind: type[_B]) -> _B:
     data = await request.body()
     is_large = len(data) > LARGE_BYTES
     body = await asyncio.to_thread(parse_body, kind, data) if is_large else parse_body(kind, data)
-    models_of(request).find(getattr(body, "model", None))
-    await hold_model(request, has_checked_prompt=False)
+    state = models_of(request).find(getattr(body, "model", None))
+    request.scope[STATE_KEY] = state
+    if state.is_on_demand and not state.supervisor.has_front_end:  # without a tokenizer the prompt cannot be checked
+        await hold_model(request, getattr(body, "keep_alive", None))
     return body
 
 
@@ -54,7 +59,7 @@ async def prepare(
     assert record.caller is not None
     state.admission.check_room(record, state.admission.num_at_once(num_prompts, n) * n)
     prepared = await state.supervisor.front_end.run(prepare_body, state, body, record.caller)
-    await hold_model(request, has_checked_prompt=True)
+    await hold_model(request, getattr(body, "keep_alive", None))
     return prepared
 
 
@@ -75,3 +80,9 @@ async def answer(
         return JsonResponse(write(results))
 
     return await until_disconnect(request.receive, work())
+
+
+def prompt_usage(requests: Sequence[EngineRequest]) -> dict[str, int]:
+    """Return OpenAI's `usage` of requests that generate nothing."""
+    num_tokens = sum(request.num_prompt_tokens for request in requests)
+    return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}

@@ -7,29 +7,27 @@ that serves. Next to read: `../../page/app.js`, `xray.py`.
 
 import asyncio
 import contextlib
-import functools
-import hashlib
 import json
 import os
 import signal
 import sys
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
+from starlette.staticfiles import StaticFiles
 
 from quire.insight.trace_page import template
 from quire.server.errors import ApiError, JsonResponse
 from quire.server.generation import until_disconnect
 from quire.server.keys import VARIABLE as KEY_VARIABLE
+from quire.server.models import models_of
 from quire.server.protocol.fields import Body
 from quire.server.routes.exchange import read_body
 from quire.server.state import state_of
 
 router = APIRouter()
-MEDIA_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+FILES = StaticFiles(packages=[("quire", "page")])
 HEADERS = {
     "cache-control": "no-cache",
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -69,43 +67,25 @@ class ComparisonRequest(Body):
 @router.api_route("/", methods=["GET", "HEAD"])
 async def index(request: Request) -> Response:
     """Return the page."""
-    return _file(request, "index.html")
+    return await _file("index.html", request)
+
+
+@router.api_route("/page/trace.html", methods=["GET", "HEAD"])
+async def saved_trace() -> Response:
+    """Return a saved trace without its lines."""
+    return Response(template(), media_type="text/html", headers=HEADERS)
 
 
 @router.api_route("/page/{name:path}", methods=["GET", "HEAD"])
 async def file(request: Request) -> Response:
-    """Return a file of the page. `trace.html` is a saved trace without its lines."""
-    return _file(request, request.path_params["name"])
+    """Return a file of the page."""
+    return await _file(request.path_params["name"], request)
 
 
-def _file(request: Request, name: str) -> Response:
-    found = _files().get(name)
-    if found is None:
-        raise ApiError(404, f"the page has no file {json.dumps(name[:100])}", code="route_not_found")
-    data, media_type, tag = found
-    if request.headers.get("if-none-match") == tag:
-        return Response(status_code=304, headers={**HEADERS, "etag": tag})
-    return Response(data, media_type=media_type, headers={**HEADERS, "etag": tag})
-
-
-@functools.cache
-def _files() -> dict[str, tuple[bytes, str, str]]:
-    """Return content, type and ETag of each file, by its path below /page/: a closed list, read once."""
-
-    def walk(folder: Traversable, prefix: str) -> dict[str, bytes]:
-        found: dict[str, bytes] = {}
-        for item in folder.iterdir():
-            if item.is_dir():
-                found |= walk(item, f"{prefix}{item.name}/")
-            elif "." + item.name.rpartition(".")[2] in MEDIA_TYPES:
-                found[prefix + item.name] = item.read_bytes()
-        return found
-
-    contents = walk(files("quire") / "page", "") | {"trace.html": template().encode()}
-    return {
-        name: (data, MEDIA_TYPES["." + name.rpartition(".")[2]], f'"{hashlib.sha256(data).hexdigest()[:16]}"')
-        for name, data in contents.items()
-    }
+async def _file(name: str, request: Request) -> Response:
+    response = await FILES.get_response(name, request.scope)
+    response.headers.update(HEADERS)
+    return response
 
 
 # --- Commands ---------------------------------------------------------------------------------
@@ -114,7 +94,7 @@ def _files() -> dict[str, tuple[bytes, str, str]]:
 @router.get("/xray/explain")
 async def explain(request: Request) -> Response:
     """Return what `quire explain --json` prints for a served model."""
-    model = state_of(request).supervisor.options.model
+    model = models_of(request).find(request.query_params.get("model")).supervisor.options.model
     cached: dict[str, Any] = request.app.state.__dict__.setdefault("explained", {})
     if model not in cached:
         cached[model] = await _run(request, ["explain", model, "--json", "--quiet"])

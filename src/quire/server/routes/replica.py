@@ -20,10 +20,10 @@ from quire.server.request_record import Caller, record_of
 from quire.server.routes.chat import prepare_chat
 from quire.server.routes.completions import prepare_completion
 from quire.server.routes.exchange import read_body
-from quire.server.routes.responses import prepare_response
+from quire.server.routes.job import Job
+from quire.server.routes.responses import ResponseJob, prepare_response
 from quire.server.state import ServerState, state_of
 from quire.server.streaming import EventStream, EventWriter, event
-from quire.types import Request as EngineRequest
 
 router = APIRouter()
 
@@ -42,22 +42,10 @@ async def _stream(state: ServerState) -> AsyncGenerator[bytes, None]:
             yield event(announcement)
 
 
-def _of_chat(state: ServerState, body: Any, caller: Caller) -> EngineRequest:
-    return prepare_chat(state, body, caller).requests[0]
-
-
-def _of_completion(state: ServerState, body: Any, caller: Caller) -> EngineRequest:
-    return prepare_completion(state, body, caller).requests[0]
-
-
-def _of_response(state: ServerState, body: Any, caller: Caller) -> EngineRequest:
-    return prepare_response(state, body, caller).chat.requests[0]
-
-
-PREPARERS: dict[str, tuple[type[Body], Callable[[ServerState, Any, Caller], EngineRequest]]] = {
-    "v1/chat/completions": (ChatRequest, _of_chat),
-    "v1/completions": (CompletionRequest, _of_completion),
-    "v1/responses": (ResponsesRequest, _of_response),
+PREPARERS: dict[str, tuple[type[Body], Callable[[ServerState, Any, Caller], Job | ResponseJob]]] = {
+    "v1/chat/completions": (ChatRequest, prepare_chat),
+    "v1/completions": (CompletionRequest, prepare_completion),
+    "v1/responses": (ResponsesRequest, prepare_response),
 }
 
 
@@ -73,7 +61,7 @@ async def prefix(request: Request) -> Response:
     assert caller is not None
 
     def work() -> PromptPrefix:
-        prepared = prepare(state, body, caller)
+        prepared = prepare(state, body, caller).requests[0]
         block_size = state.supervisor.front_end.config.scheduler.block_size
         digests = prompt_digests(prepared, block_size).hex() if prepared.reads_prefix_cache else ""
         return PromptPrefix(block_size, prepared.num_prompt_tokens, digests)

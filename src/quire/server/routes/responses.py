@@ -25,6 +25,7 @@ from quire.server.state import ServerState
 from quire.server.streaming import EventWriter, event, stream_answer
 from quire.text.detokenizer import IncrementalDetokenizer
 from quire.text.tool_calls.parser import ContentDelta, ToolArgumentsDelta, ToolCallStart
+from quire.types import Request as EngineRequest
 
 router = APIRouter()
 
@@ -35,8 +36,8 @@ async def create_response(request: Request) -> Response:
     body = await read_body(request, ResponsesRequest)
     job = await prepare(request, body, prepare_response, n=1)
     if body.stream:
-        return stream_answer(request, job.chat.requests, _ResponseEvents(job))
-    return await answer(request, job.chat.requests, lambda results: _written(job, results))
+        return stream_answer(request, job.requests, _ResponseEvents(job))
+    return await answer(request, job.requests, lambda results: _written(job, results))
 
 
 def prepare_response(state: ServerState, body: ResponsesRequest, caller: Caller) -> "ResponseJob":
@@ -59,9 +60,14 @@ class ResponseJob:
     chat: ChatJob
     response_id: str
 
+    @property
+    def requests(self) -> list[EngineRequest]:
+        """Return the request to the engine."""
+        return self.chat.requests
+
     def response(self, status: str, **changes: Any) -> dict[str, Any]:
         """Return the response object in one of its states."""
-        body, sampling = self.body, self.chat.requests[0].sampling
+        body, sampling = self.body, self.requests[0].sampling
         assert sampling is not None
         text, choice = body.text, body.tool_choice
         text_format = None if text is None else text.format

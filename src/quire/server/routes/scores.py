@@ -16,7 +16,7 @@ from quire.server.generation import new_id, timestamp
 from quire.server.protocol.fields import prompt_list
 from quire.server.protocol.scores import ClassifyRequest, PairFields, RerankRequest, ScoreRequest
 from quire.server.request_record import Caller
-from quire.server.routes.exchange import answer, prepare, read_body
+from quire.server.routes.exchange import answer, prepare, prompt_usage, read_body
 from quire.server.state import ServerState, state_of
 from quire.types import Request as EngineRequest
 
@@ -35,7 +35,7 @@ async def create_scores(request: Request) -> Response:
     def write(results: list[RequestUpdate]) -> dict[str, Any]:
         scores = scoring.scores(_vectors(results))
         data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
-        return {**_list_head(request, "score"), "data": data, "usage": _usage(requests)}
+        return {**_list_head(request, "score"), "data": data, "usage": prompt_usage(requests)}
 
     return await answer(request, requests, write)
 
@@ -57,7 +57,7 @@ async def create_rerank(request: Request) -> Response:
         if body.return_documents is not False:
             ranked = [{**item, "document": {"text": texts[item["index"]]}} for item in ranked]
         head = {"id": new_id("rerank"), "model": state_of(request).model_name}
-        return {**head, "results": ranked, "usage": _usage(requests)}
+        return {**head, "results": ranked, "usage": prompt_usage(requests)}
 
     return await answer(request, requests, write)
 
@@ -76,7 +76,7 @@ async def create_classification(request: Request) -> Response:
             probs = probabilities(vector)
             label = labels[probs.index(max(probs))]
             data.append({"index": index, "label": label, "probs": probs, "num_classes": len(probs)})
-        return {**_list_head(request, "classify"), "data": data, "usage": _usage(requests)}
+        return {**_list_head(request, "classify"), "data": data, "usage": prompt_usage(requests)}
 
     return await answer(request, requests, write)
 
@@ -111,8 +111,3 @@ def _vectors(results: list[RequestUpdate]) -> list[list[float]]:
 
 def _list_head(request: Request, kind: str) -> dict[str, Any]:
     return {"id": new_id(kind), "object": "list", "created": timestamp(), "model": state_of(request).model_name}
-
-
-def _usage(requests: list[EngineRequest]) -> dict[str, int]:
-    num_tokens = sum(request.num_prompt_tokens for request in requests)
-    return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}

@@ -6,7 +6,8 @@ Both end with an answer once it is done. Next to read: `../models.py`.
 from fastapi import APIRouter, Request, Response
 
 from quire.server.errors import ApiError, JsonResponse, shown
-from quire.server.models import ServedModel, models_of
+from quire.server.models import models_of
+from quire.server.state import ServerState
 
 router = APIRouter()
 
@@ -21,7 +22,7 @@ async def sleep(request: Request) -> Response:
     if level not in ("1", "2"):
         raise ApiError(400, f"level must be 1 or 2, got {shown(level)}", code="invalid_parameter", param="level")
     for model in _chosen(request):
-        await models_of(request).sleep(model, model.state.options.drain_timeout_s)
+        await models_of(request).sleep(model, model.options.drain_timeout_s)
     return JsonResponse({"is_sleeping": True})
 
 
@@ -33,7 +34,7 @@ async def wake_up(request: Request) -> Response:
         raise ApiError(400, message, code="invalid_parameter", param="tags")
     chosen = _chosen(request)
     if len(chosen) > 1:
-        names = ", ".join(model.state.model_name for model in chosen)
+        names = ", ".join(model.model_name for model in chosen)
         raise ApiError(400, f"name the model to load, as ?model=NAME: {names}", code="invalid_parameter", param="model")
     await models_of(request).wake_up(chosen[0])
     return JsonResponse({"is_sleeping": False})
@@ -42,10 +43,10 @@ async def wake_up(request: Request) -> Response:
 @router.get("/is_sleeping")
 async def is_sleeping(request: Request) -> Response:
     """Return whether the model, or all of them, are asleep."""
-    return JsonResponse({"is_sleeping": all(model.state.supervisor.is_asleep for model in _chosen(request))})
+    return JsonResponse({"is_sleeping": all(model.supervisor.is_asleep for model in _chosen(request))})
 
 
-def _chosen(request: Request) -> list[ServedModel]:
+def _chosen(request: Request) -> list[ServerState]:
     """Return the model of the query, else all. Raises: ApiError 404."""
     name = request.query_params.get("model")
     models = models_of(request)

@@ -13,9 +13,9 @@ from quire import __version__
 from quire.server.errors import ApiError, JsonResponse
 from quire.server.generation import timestamp
 from quire.server.metrics import CONTENT_TYPE
-from quire.server.models import ServedModel, models_of
+from quire.server.models import models_of
 from quire.server.openapi import build_document
-from quire.server.state import state_of
+from quire.server.state import ServerState, state_of
 from quire.server.supervisor import asleep
 
 router = APIRouter()
@@ -27,7 +27,7 @@ STARTED = timestamp()
 @router.api_route("/health/live", methods=PROBE_METHODS)
 async def live(request: Request) -> Response:
     """Answer 200 while the server makes progress, also while it starts or drains. A platform restarts it otherwise."""
-    stalled = [model.state.health for model in models_of(request).by_name.values() if model.state.health.is_stalled()]
+    stalled = [model.health for model in models_of(request).by_name.values() if model.health.is_stalled()]
     if stalled:
         health = stalled[0]
         message = f"requests are under way, but no step of the engine has ended for {health.stall_s():.0f} s"
@@ -46,7 +46,7 @@ async def ready(request: Request) -> Response:
     name = request.query_params.get("model")
     if models.is_on_demand and name is None:
         return JsonResponse({"status": "ready"})
-    state = models.find(name).state
+    state = models.find(name)
     if state.is_asleep:
         raise asleep()
     if not state.supervisor.is_ready:
@@ -89,17 +89,16 @@ async def openapi() -> Response:
     return Response(_document(), media_type="application/json")
 
 
-def _card(model: ServedModel) -> dict[str, Any]:
-    state = model.state
-    is_known = not state.is_on_demand or state.supervisor.has_front_end
+def _card(model: ServerState) -> dict[str, Any]:
+    is_known = not model.is_on_demand or model.supervisor.has_front_end
     return {
-        "id": state.model_name,
+        "id": model.model_name,
         "object": "model",
         "created": STARTED,
         "owned_by": "quire",
-        "root": state.model_name,
+        "root": model.model_name,
         "parent": None,
-        "max_model_len": state.supervisor.front_end.config.scheduler.max_model_len if is_known else None,
+        "max_model_len": model.supervisor.front_end.config.scheduler.max_model_len if is_known else None,
         "status": {"value": model.status},
     }
 
