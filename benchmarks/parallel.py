@@ -10,26 +10,18 @@ machine may change that from run to run.
 
 import argparse
 import json
-import mmap
-import os
 import random
 import statistics
-import subprocess
-import sys
-import time
 from pathlib import Path
 
-import numpy as np
-
-from quire import _native
-from quire._native import RowType
 from quire.cli.bench_cases import BenchCase, measure, random_prompts
 from quire.config import EngineOptions
 from quire.engine.llm_engine import LLMEngine
 from quire.models.registry import ModelRegistry
 from quire.parallel.tensor_parallel import create_executor
 from quire.resolve import resolve
-from quire.runtime.hardware import cpus_of_ranks, detect_hardware
+from quire.runtime.hardware import detect_hardware
+from quire.runtime.links import measure_all_reduce
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.sources import ModelFiles
 
@@ -41,45 +33,15 @@ LLAMA = {
 }  # fmt: skip
 CASES = (BenchCase(64, 128, 1), BenchCase(64, 64, 8), BenchCase(64, 64, 32), BenchCase(512, 0), BenchCase(1984, 0))
 SHAPES = ((1, 576), (32, 576), (512, 576))
-SUMS_PER_STEP, STEPS = 100, 60
+SUMS_PER_STEP, STEPS = 100, 12
 
 
-def reduce_often(rank: int, num_ranks: int, memory_fd: int, num_bytes: int) -> None:
-    """Run the measurement on one rank; rank 0 prints it."""
-    if cpus := cpus_of_ranks(num_ranks)[rank]:
-        os.sched_setaffinity(0, cpus)
-    memory = np.frombuffer(mmap.mmap(memory_fd, num_bytes), np.uint8)
-    exchange = _native.Exchange(memory.ctypes.data, rank, num_ranks, 1, 400)
+def show_sums(num_ranks: int) -> None:
+    """Measure the all-reduces."""
     for rows, width in SHAPES:
-        x, out = np.ones((rows, width), np.float32), np.empty((rows, width), np.float32)
-        plan = _native.Plan(1, rows, 1)
-        for _ in range(SUMS_PER_STEP):
-            sides = (_native.Rows(values.ctypes.data, 4 * width, RowType.f32) for values in (x, out))
-            plan.all_reduce(*sides, width, exchange.address)
-        zero, count, ids = np.zeros(1, np.int32), np.array([rows], np.int32), np.zeros(rows, np.int32)
-        step = (zero.ctypes.data, zero.ctypes.data, count.ctypes.data, 0, ids.ctypes.data, rows, 0, 0, 0)
-        samples = []
-        for _ in range(STEPS):
-            started = time.perf_counter()
-            plan.run(1, 1, 0, *step)
-            samples.append((time.perf_counter() - started) / SUMS_PER_STEP * 1e6)
-        assert (out == num_ranks).all()
-        if rank == 0:
-            found = {"rows": rows, "width": width, "ranks": num_ranks, "median_us": statistics.median(samples)}
-            print(json.dumps({"what": "all_reduce", **found, "least_us": min(samples)}), flush=True)
-
-
-def measure_sums(num_ranks: int) -> None:
-    """Start all ranks and wait for them."""
-    num_bytes = _native.exchange_bytes(num_ranks, 1)
-    fd = os.memfd_create("benchmark")
-    os.ftruncate(fd, num_bytes)
-    module = ("-m", "benchmarks.parallel", "--sums")
-    words = [[sys.executable, *module, *map(str, (rank, num_ranks, fd, num_bytes))] for rank in range(num_ranks)]
-    ranks = [subprocess.Popen(line, pass_fds=[fd]) for line in words]
-    statuses = [rank.wait() for rank in ranks]
-    if any(statuses):
-        raise SystemExit("a rank failed")
+        samples = [measure_all_reduce(num_ranks, rows, width, SUMS_PER_STEP) for _ in range(STEPS)]
+        found = {"rows": rows, "width": width, "ranks": num_ranks, "median_us": statistics.median(samples)}
+        print(json.dumps({"what": "all_reduce", **found, "least_us": min(samples)}), flush=True)
 
 
 def build(num_ranks: int, num_stages: int) -> LLMEngine:
@@ -99,13 +61,9 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2, help="ranks of a layer, and stages  [2]")
     parser.add_argument("--only", action="append", choices=[case.name for case in CASES], help="some of the cases")
     parser.add_argument("--repetitions", type=int, default=5, help="of each measurement  [5]")
-    parser.add_argument("--sums", type=int, nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.sums:
-        reduce_often(*arguments.sums)
-        return
     if not arguments.only:
-        measure_sums(arguments.ranks)
+        show_sums(arguments.ranks)
     engines = [build(*sizes) for sizes in ((1, 1), (arguments.ranks, 1), (1, arguments.ranks))]
     try:
         for case in CASES:

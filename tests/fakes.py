@@ -94,7 +94,7 @@ class FakeExecutor:
         self.num_iterations: Callable[[int], int] = lambda most: 1 + self.num_steps % most
         """Decode iterations of a step that may have `most`."""
         self.fails: Callable[[str, int], bool] = lambda request_id, num_tokens: False
-        """Whether no token can be chosen for a request that has this many."""
+        """Return True if no token can be chosen for a request that has this many."""
         self._block_size = config.block_size
         self._num_blocks = config.num_blocks
         self._max_tokens = config.max_num_batched_tokens

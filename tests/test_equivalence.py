@@ -142,7 +142,7 @@ def test_requests_have_the_tokens_and_bits_they_have_alone(alone: Alone) -> None
 
 
 def test_the_likeliest_token_without_its_logprob_is_the_same(alone: Alone) -> None:
-    """Where nothing else is wanted the head compares logits without writing them."""
+    """The head compares logits without writing them in steps of greedy requests alone."""
     params, expected = alone[2][0]
     tokens = [[item if params.logprobs is None else item[0] for item in completions] for completions in expected]
     assert tokens_of(engine_with(alone[1], max_num_batched_tokens=48), PROMPTS, GREEDY) == tokens

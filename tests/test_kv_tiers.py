@@ -76,7 +76,7 @@ def generate(engine: LLMEngine, prompts: list[list[int]], max_tokens: int = 6) -
 
 
 def one_by_one(engine: LLMEngine, prompts: list[list[int]]) -> tuple[list[Any], list[int]]:
-    """What each prompt gets alone, and its cached tokens; then the engine ends in an orderly way."""
+    """Return each prompt's tokens alone, and its cached tokens; the engine then ends in an orderly way."""
     found = [generate(engine, [token_ids])[0] for token_ids in prompts]
     engine.shutdown()
     return [texts for texts, _ in found], [num_cached for _, num_cached in found]

@@ -14,6 +14,7 @@ from quire.memory_plan import (
     MAX_DEFAULT_CPU_KV_BYTES,
     PROMPT_LOGPROB_ROWS,
     bytes_beside,
+    engine_bytes,
 )
 from quire.resolve import CPU_BLOCK_SIZE, resolve
 
@@ -244,6 +245,9 @@ def test_each_rank_has_a_gpu() -> None:
     assert reason(shared, "tensor_parallel_size") == "chosen; each rank is a process with a GPU of its own"
     assert [shared.on_rank(rank).device for rank in range(3)] == ["cuda:0", "cuda:1", "cuda:2"]
     assert resolved().on_rank(1).device == "cpu"
+    usable = int(0.9 * GPU.total_memory_bytes)
+    for config in (whole, shared):  # a server of several models counts what its engine needs of one GPU
+        assert usable - config.scheduler.num_blocks * BLOCK_BYTES < engine_bytes(config) <= usable
 
 
 def test_stages_compute_short_steps_of_one_iteration() -> None:
@@ -349,7 +353,7 @@ TINIER_CPU = cpu(base=OLD_CPU, left_bytes=100_000_000)
             MemoryCapacityError,
             ["--kv-cache-memory-bytes"],
         ),
-        (CPU, {"tensor_parallel_size": 65}, ConfigError, ["--tensor-parallel-size 64"]),
+        (CPU, {"tensor_parallel_size": 65}, ConfigError, ["the limit of 64 ranks", "--tensor-parallel-size 9"]),
         (CPU, {"pipeline_parallel_size": 31}, ConfigError, ["the model's 30 layers", "--pipeline-parallel-size 30"]),
         (CPU, {"tensor_parallel_size": 3, "pipeline_parallel_size": 22}, ConfigError, ["--pipeline-parallel-size 21"]),
         (CPU, {"distributed_executor_backend": "ray"}, ConfigError, ["--pipeline-parallel-size 2"]),

@@ -77,10 +77,12 @@ void exchange_rows(const Exchange& ranks, const Rows& x, int64_t width, int64_t 
     const int64_t end = mine.end - begin < kUnitsOfPiece ? mine.end : begin + kUnitsOfPiece;
     const uint32_t piece = next_piece(ranks, context.thread);
     auto* to = reinterpret_cast<float*>(slot_of(ranks, ranks.rank, context.thread, piece));
+    int64_t bytes = 0;
     for_parts(begin, end, width, [&](const RowPart& part) {
       std::memcpy(to + part.at, row<float>(x, part.row) + part.first, static_cast<size_t>(4 * part.count));
+      bytes += 4 * part.count;
     });
-    if (!meet(ranks, context.thread, piece)) return;
+    if (!meet(ranks, context.thread, piece, bytes)) return;
     for (int64_t rank = 0; rank < ranks.num_ranks; ++rank) {
       slots[rank] = reinterpret_cast<const float*>(slot_of(ranks, rank, context.thread, piece));
     }
@@ -152,7 +154,7 @@ inline void shared_norm(const SharedNormOp& op, const Context& context) {
     for (int64_t t = begin; t < end; ++t) {
       means[t - begin] = mean_of_squares(row<float>(op.x, t), op.width);
     }
-    if (!meet(ranks, context.thread, piece)) return;
+    if (!meet(ranks, context.thread, piece, 4 * (end - begin))) return;
     for (int64_t t = begin; t < end; ++t) {
       float total = 0.0f;
       for (int64_t rank = 0; rank < ranks.num_ranks; ++rank) {

@@ -106,7 +106,7 @@ inline void argmax_of_ranks(const ArgmaxOp& op, const Context& context) {
       if (best.id >= 0) best.id += static_cast<int32_t>(op.first_id);
       mine[r - begin] = best;
     }
-    if (!meet(ranks, 0, piece)) return;
+    if (!meet(ranks, 0, piece, (end - begin) * static_cast<int64_t>(sizeof(Best)))) return;
     for (int64_t r = begin; r < end; ++r) {
       Best best{-__builtin_inff(), -1};
       for (int64_t rank = 0; rank < ranks.num_ranks; ++rank) {

@@ -25,6 +25,7 @@ void bind_ranks(nb::module_& m) {
       .def_ro("num_ranks", &Exchange::num_ranks)
       .def_ro("num_threads", &Exchange::num_threads)
       .def_prop_ro("address", [](const Exchange& self) { return reinterpret_cast<uintptr_t>(&self); })
+      .def_prop_ro("bytes_sent", &bytes_sent, "Bytes that this rank has given to collectives; read between steps.")
       .def_prop_ro("has_given_up", &has_given_up, "True when a rank is lost: no call waits any more.")
       .def(
           "give_up", [](const Exchange& self) { give_up(self); }, "End all waiting, on every rank.")

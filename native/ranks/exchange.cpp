@@ -18,6 +18,10 @@ uint32_t* broadcast_word(const Exchange& e, int64_t rank) {
 uint32_t* piece_word(const Exchange& e, int64_t rank, int64_t thread) {
   return reinterpret_cast<uint32_t*>(e.memory + kLine * (1 + e.num_ranks + rank * e.num_threads + thread));
 }
+// Beside the thread's piece word, in a cache line that the thread writes with each piece anyway.
+int64_t* bytes_word(const Exchange& e, int64_t thread) {
+  return reinterpret_cast<int64_t*>(piece_word(e, e.rank, thread) + 2);
+}
 std::byte* broadcast_values(const Exchange& e) {
   const int64_t words = kLine * (1 + e.num_ranks + e.num_ranks * e.num_threads);
   return e.memory + (words + 4095) / 4096 * 4096;
@@ -41,12 +45,19 @@ std::byte* slot_of(const Exchange& e, int64_t rank, int64_t thread, uint32_t pie
   return broadcast_values(e) + kBroadcastBytes + slot * kSlotBytes;
 }
 
-bool meet(const Exchange& e, int64_t thread, uint32_t piece) {
+bool meet(const Exchange& e, int64_t thread, uint32_t piece, int64_t bytes) {
+  *bytes_word(e, thread) += bytes;
   write_word(piece_word(e, e.rank, thread), piece);
   for (int64_t rank = 0; rank < e.num_ranks; ++rank) {
     if (rank != e.rank && !wait_for(e, piece_word(e, rank, thread), piece)) return false;
   }
   return true;
+}
+
+int64_t bytes_sent(const Exchange& e) {
+  int64_t total = 0;
+  for (int64_t thread = 0; thread < e.num_threads; ++thread) total += *bytes_word(e, thread);
+  return total;
 }
 
 bool broadcast(const Exchange& e, int32_t* values, int64_t count) {

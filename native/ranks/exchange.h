@@ -28,8 +28,11 @@ int64_t exchange_bytes(int64_t num_ranks, int64_t num_threads);
 // The number of this thread's next piece.
 uint32_t next_piece(const Exchange& exchange, int64_t thread);
 std::byte* slot_of(const Exchange& exchange, int64_t rank, int64_t thread, uint32_t piece);
-// Publishes this thread's piece; returns when that of every rank is there. False: the ranks have given up.
-bool meet(const Exchange& exchange, int64_t thread, uint32_t piece);
+// Publishes this thread's piece of `bytes` bytes; returns when that of every rank is there. False: the ranks have given
+// up.
+bool meet(const Exchange& exchange, int64_t thread, uint32_t piece, int64_t bytes);
+// Bytes of the pieces that this rank has published.
+int64_t bytes_sent(const Exchange& exchange);
 
 // Rank 0's values become those of all ranks. Calls of one rank come one after another. False: the ranks have given up.
 bool broadcast(const Exchange& exchange, int32_t* values, int64_t count);

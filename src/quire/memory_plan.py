@@ -107,7 +107,7 @@ def split_memory(
         # Each rank has a GPU. Replicas that have started already have taken their shares of what is available.
         usable = min(usable, int(options.gpu_memory_utilization * hardware.total_memory_bytes) // num_replicas)
     beside = num_stages * bytes_beside(options, model, hardware.device, dtype, num_tokens)
-    weights += _copied_parameters(options, model) * weights // max(1, model.num_parameters)
+    weights += _copied_bytes(options, model, weights)
     if options.distributed_executor_backend == "ray":
         usable *= num_stages  # each has a node like this one
     return Memory(hardware, usable, -(-weights // num_ranks), beside, num_ranks)
@@ -118,13 +118,14 @@ def num_sharing(options: EngineOptions) -> int:
     return 1 if options.device.startswith("cuda:") else options.data_parallel_size
 
 
-def _copied_parameters(options: EngineOptions, model: ModelConfig) -> int:
-    """Parameters that several ranks hold: KV heads of which there are fewer than ranks, and a table of tokens that is
-    the head of the last stage too."""
+def _copied_bytes(options: EngineOptions, model: ModelConfig, weights: int) -> int:
+    """Of all `weights` bytes those that several ranks hold: KV heads of which there are fewer than ranks, and a table
+    of tokens that is the head of the last stage too."""
     num_copies = max(0, options.tensor_parallel_size - model.num_kv_heads)
     of_heads = 2 * model.num_layers * num_copies * model.head_size * model.hidden_size
     is_tied = options.pipeline_parallel_size > 1 and model.hf_config.get("tie_word_embeddings") is not False
-    return of_heads + (model.vocab_size * model.hidden_size if is_tied else 0)
+    num_copied = of_heads + (model.vocab_size * model.hidden_size if is_tied else 0)
+    return num_copied * weights // max(1, model.num_parameters)
 
 
 def bytes_beside(options: EngineOptions, model: ModelConfig, device: str, dtype: str, num_tokens: int) -> int:
@@ -184,16 +185,19 @@ def kv_bytes(config: EngineConfig) -> int:
 
 
 def engine_bytes(config: EngineConfig) -> int:
-    """Bytes that an engine may use in all its ranks: weights, KV cache, host blocks, a step and what processes need."""
-    options, num_tokens = config.options, config.scheduler.max_num_batched_tokens
+    """Bytes that an engine may use of a device: weights, KV cache, a step and what processes need.
+
+    The CPU's memory holds all ranks and the host blocks; a GPU holds one rank.
+    """
+    options, scheduler = config.options, config.scheduler
+    num_tokens, num_ranks = scheduler.max_num_batched_tokens, options.tensor_parallel_size
     beside = bytes_beside(options, config.model, config.device, config.dtype, num_tokens)
-    kv = (
-        kv_bytes(config)
-        * (config.scheduler.num_blocks + config.scheduler.num_host_blocks)
-        // config.scheduler.num_blocks
-    )
-    of_stages = options.tensor_parallel_size * (kv + options.pipeline_parallel_size * beside)
-    return config.weight_bytes + of_stages + (options.num_ranks - 1) * RANK_RESERVE_BYTES
+    weights = config.weight_bytes + _copied_bytes(options, config.model, config.weight_bytes)
+    if config.device != "cpu":
+        return -(-weights // num_ranks) + kv_bytes(config) + beside
+    kv = kv_bytes(config) * (scheduler.num_blocks + scheduler.num_host_blocks) // scheduler.num_blocks
+    of_stages = num_ranks * (kv + options.pipeline_parallel_size * beside)
+    return weights + of_stages + (options.num_ranks - 1) * RANK_RESERVE_BYTES
 
 
 def plan_blocks(

@@ -27,14 +27,15 @@ def check_sizes(options: EngineOptions, model: ModelConfig, hardware: Hardware) 
             f"tensor_parallel_size={options.tensor_parallel_size} is above the {there}, and each rank needs its own:"
             f" --tensor-parallel-size {hardware.num_devices} fits"
         )
-    for name, most, limit in (
-        ("pipeline_parallel_size", model.num_layers, f"the model's {model.num_layers} layers"),
-        ("tensor_parallel_size", MAX_RANKS, f"the limit of {MAX_RANKS} ranks on a machine"),
-        ("pipeline_parallel_size", MAX_RANKS // options.tensor_parallel_size, f"the limit of {MAX_RANKS} ranks in all"),
+    most_ranks = max(size for size in range(1, MAX_RANKS + 1) if model.num_heads % size == 0)
+    for name, most, fitting, limit in (
+        ("pipeline_parallel_size", model.num_layers, None, f"the model's {model.num_layers} layers"),
+        ("tensor_parallel_size", MAX_RANKS, most_ranks, f"the limit of {MAX_RANKS} ranks on a machine"),
+        ("pipeline_parallel_size", MAX_RANKS // options.tensor_parallel_size, None, f"the limit of {MAX_RANKS} ranks"),
     ):
         if getattr(options, name) > most:
             flag = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{name}={getattr(options, name)} is above {limit}: {flag} {most} fits")
+            raise ConfigError(f"{name}={getattr(options, name)} is above {limit}: {flag} {fitting or most} fits")
 
 
 def explain_ranks(options: EngineOptions, hardware: Hardware, decisions: list[Decision]) -> None:

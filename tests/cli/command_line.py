@@ -35,7 +35,7 @@ def call_process(*arguments: str, **settings: Any) -> subprocess.CompletedProces
 
 
 def parsed(result: Result) -> dict[str, Any]:
-    """The one JSON object on stdout."""
+    """Return the JSON object on stdout; there must be exactly one."""
     value = json.loads(result.stdout)
     assert isinstance(value, dict)
     return value
@@ -49,7 +49,7 @@ class Terminal(io.StringIO):
 
 
 class FakeTokenizer:
-    """One token per character."""
+    """Tokenizer with a token per character."""
 
     vocab_size = 256
     special_token_ids = frozenset({0})

@@ -1,4 +1,4 @@
-"""Which word is the model and which the text."""
+"""Division of the words of a command line into model and text."""
 
 import io
 import sys

@@ -119,6 +119,7 @@ def test_log_level(verbosity: int, variable: str | None, level: str, monkeypatch
     ("arguments", "named"),
     [
         (["versoin"], "did you mean 'version'?"),
+        (["cache", "--help"], "there are cache ls, cache verify, cache clear"),
         (["version", "--jsn"], "'--json'"),
         (["run", "--temprature", "1", "hi there"], "'--temperature'"),
     ],

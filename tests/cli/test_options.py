@@ -26,7 +26,7 @@ Chosen = tuple[dict[str, Any], dict[str, Any]]
 
 
 def parse(*arguments: str, env: dict[str, str] | None = None) -> Chosen:
-    """What the flags of a verb become."""
+    """Return the options that the flags of a verb become."""
     seen: list[Chosen] = []
 
     @click.command()

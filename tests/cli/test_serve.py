@@ -1,4 +1,4 @@
-"""Which model `quire serve` takes, before anything is started."""
+"""Choice of the model by `quire serve`, before anything is started."""
 
 import json
 

@@ -37,7 +37,7 @@ Logprobs = Callable[[list[int]], list[float]]
 
 
 def byte_tokenizer() -> Tokenizer:
-    """One token per UTF-8 byte, token id = byte, so that most characters beyond ASCII are several tokens."""
+    """A token per UTF-8 byte, token id = byte, so that most characters beyond ASCII are several tokens."""
     backend = tokenizers.Tokenizer(models.BPE(vocab=_byte_alphabet(), merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -46,7 +46,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """How byte-level BPE writes each byte as a visible character."""
+    """Return the visible character that byte-level BPE writes for each byte."""
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [value for value in range(256) if value not in visible]
     return {chr(value): value for value in visible} | {chr(256 + rank): value for rank, value in enumerate(hidden)}

@@ -74,7 +74,7 @@ def sampled(max_tokens: int = 8, **params: Any) -> SamplingParams:
 
 
 def undisturbed(requests: dict[str, tuple[list[int], Params]]) -> dict[str, Any]:
-    """What each request gets in a roomy engine that never fails."""
+    """Return the tokens of each request in a roomy engine that never fails."""
     engine, _ = make(num_blocks=2000)
     for name, (prompt, params) in requests.items():
         engine.add_request(name, prompt, params)

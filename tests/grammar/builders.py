@@ -32,7 +32,7 @@ def feed(matcher: TokenMatcher, text: str) -> None:
 
 
 def accepts(matcher: TokenMatcher, text: str) -> bool:
-    """Whether the whole text is complete: it can be followed to its end, and the end token may come there."""
+    """Return True if the whole text is complete: it can be followed to its end, and the end token may come there."""
     for byte in text.encode():
         if byte not in matcher.allowed():
             return False

@@ -1,4 +1,4 @@
-"""What the package imports, what it declares, what CONTRIBUTING.md justifies and what is pinned are the same."""
+"""Imports of the package, its declared dependencies, CONTRIBUTING.md's table and the pinned versions agree."""
 
 import ast
 import re

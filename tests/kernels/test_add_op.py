@@ -37,7 +37,7 @@ class Double(Instruction):
 
 @pytest.fixture
 def doubled() -> Iterator[Any]:
-    """What one module of an op does when it is imported: a kernel, the sizes of its result, how it is lowered."""
+    """Register a kernel, the sizes of its result and its lowering, as the import of an op's module does."""
     SIZES["double"] = same_sizes
 
     @kernel

@@ -56,7 +56,7 @@ def prepare(check: Check, case: str, dtype: torch.dtype, device: torch.device) -
 
 
 def outcome(check: Check, run: Any, arguments: Arguments) -> torch.Tensor:
-    """What a version returns, or leaves in the argument it mutates."""
+    """Return a version's result, or the argument that it mutates."""
     with torch.inference_mode():
         returned = run(**arguments)
     return returned if check.mutated is None else arguments[check.mutated].clone()
@@ -67,7 +67,7 @@ def outcome(check: Check, run: Any, arguments: Arguments) -> torch.Tensor:
 def test_version_errs_at_most_twice_as_much_as_its_formula(
     check: Check, version: str, case: str, dtype: torch.dtype
 ) -> None:
-    """And a second run gives the same bits."""
+    """A second run gives the same bits."""
     found = verify(check, version, case, dtype, torch.device("cpu"))
     again = outcome(check, check.kernel.versions[version], prepare(check, case, dtype, torch.device("cpu")))
     assert torch.equal(again.nan_to_num(), found.nan_to_num())

@@ -1,4 +1,4 @@
-"""Which version of a kernel runs, and the trace of calls (`kernels/registry.py`)."""
+"""Choice of a kernel's version, and the trace of calls (`kernels/registry.py`)."""
 
 import logging
 from collections.abc import Iterator

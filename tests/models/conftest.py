@@ -1,4 +1,4 @@
-"""One thread of torch: tiny models compute no faster on several, and much slower beside other processes."""
+"""Set torch to one thread: tiny models compute no faster on several, and much slower beside other processes."""
 
 from collections.abc import Iterator
 

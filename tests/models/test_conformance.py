@@ -67,7 +67,7 @@ def test_prompts_whole_and_in_chunks(pair: Pair) -> None:
 
 
 def test_ragged_steps_of_prompts_chunks_and_decodes(pair: Pair) -> None:
-    """And every request of a plan has the bits that it has alone."""
+    """Each request of a plan has the bits that it has alone."""
     prompts = [random_tokens(length, 53, seed) for seed, length in enumerate((21, 9, 14, 60, 2))]
     expected = [pair.expected(token_ids) for token_ids in prompts]
     alone = pair.runner(scatter=5)

@@ -194,6 +194,41 @@ def test_rank_that_ends_before_it_joins_ends_the_start(monkeypatch: pytest.Monke
     with pytest.raises(EngineDeadError, match="rank 1 of 2 "):
         create_executor(*tiny_llama(**OP_BY_OP))
     assert rank_pids() == []
+    for thread in threading.enumerate():
+        if thread.name == "quire-join":
+            thread.join(LIMIT_S)
+            assert not thread.is_alive(), "rank 0 still waits for the lost rank"
+
+
+_STUBS = """
+import os, signal, socket, sys, time
+from quire.errors import EngineDeadError
+from quire.parallel.frames import Failure, frame
+from quire.parallel.rank_messages import RankFailed
+
+connection = socket.socket(fileno=int(sys.argv[1]))
+if RANK < 3 or not DIES:
+    connection.sendall(frame(RankFailed(Failure.of(EngineDeadError("a rank of the model is lost")))))
+else:
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(("dies", "message"), [(True, "rank 3 of 4 was killed by SIGKILL"), (False, "a rank of the")])
+def test_rank_that_lost_another_one_is_not_named_for_it(
+    dies: bool, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks tell of the loss first. Where no rank's end explains it, it is the failure."""
+    start, ranks = subprocess.Popen, iter((1, 2, 3))
+
+    def start_stub(command: list[str], **settings: Any) -> subprocess.Popen[bytes]:
+        stub = _STUBS.replace("RANK", str(next(ranks))).replace("DIES", str(dies))
+        return start([command[0], "-c", stub, *command[4:]], **settings)
+
+    monkeypatch.setattr(subprocess, "Popen", start_stub)
+    with pytest.raises(EngineDeadError, match=message):
+        create_executor(*tiny_llama(block_size=16, **TENSOR, **PIPELINE))
 
 
 def test_sizes_that_do_not_divide_name_the_nearest_and_start_no_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,16 @@ import msgspec
 import pytest
 import torch
 
+from quire._native import KvFormat
 from quire.config import EngineConfig
 from quire.grammar.matcher import TokenMatcher
+from quire.insight.explain.device import Device
+from quire.insight.explain.phases import Phase
+from quire.insight.explain.rank_model import trace_rank
+from quire.kernels.instruction import StepShape
 from quire.models.registry import model_types
 from quire.parallel.executor import Executor, InProcessExecutor
+from quire.runtime.machine_limits import MachineLimits
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.scheduler.scheduler import Scheduler
 from quire.structured_outputs import StructuredOutputsParams
@@ -189,7 +195,10 @@ def test_logits_without_a_choice_are_an_error_on_every_rank(
 
 
 def test_step_sums_twice_a_layer_and_once_for_the_embedding() -> None:
-    config, ranks = make(full_config("llama", WIDE), 2)
+    """The bytes that the ranks exchange are those that `quire explain` predicts."""
+    hf_config = full_config("llama", WIDE)
+    config, ranks = make(hf_config, 2)
+    assert isinstance(ranks, ThreadRanks)
     scheduler = Scheduler(config.scheduler)
     for request in requests(temperature=1.0):
         scheduler.add_request(request)
@@ -202,6 +211,11 @@ def test_step_sums_twice_a_layer_and_once_for_the_embedding() -> None:
         f"AllReduce: x [{rows}, {width}] f32, out [{rows}, {width}] f32": sums,
         f"AllGather: x [{len(LENGTHS)}, 27] f32, out [{len(LENGTHS)}, 53] f32": gathers,
     }
+    step = StepShape(tuple((0, count) for count in LENGTHS), len(LENGTHS), KvFormat.f32)
+    rank = trace_rank(make_config(hf_config), random_checkpoint(hf_config), 2)
+    predicted = Phase("", step, config, rank, Device(config.hardware, MachineLimits(0.0, {}), ""))
+    sent = [each.exchange.bytes_sent for each in ranks.links if each.exchange]
+    assert sent == [predicted.bytes_sent] * 2 == [4 * (sums * rows * width + len(LENGTHS) * 27)] * 2
 
 
 def test_lost_steps_are_computed_again(alone: dict[str, list[int]]) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch.distributed import HashStore
 
@@ -24,10 +23,9 @@ from quire.weights.checkpoint import Checkpoint
 
 def exchanges(num_ranks: int, num_threads: int = 1, num_spins: int = 0) -> list[_native.Exchange]:
     """The views of all ranks. The memory is kept for the process's life: an `Exchange` does not hold it."""
-    memory = np.zeros(_native.exchange_bytes(num_ranks, num_threads) + 128, np.uint8)
+    memory = RankMemory(1, num_ranks, num_threads)
     KEPT.append(memory)
-    address = memory.ctypes.data + -memory.ctypes.data % 128
-    return [_native.Exchange(address, rank, num_ranks, num_threads, num_spins) for rank in range(num_ranks)]
+    return [exchange for rank in range(num_ranks) if (exchange := memory.links(rank, num_spins).exchange)]
 
 
 KEPT: list[Any] = []
@@ -52,16 +50,13 @@ class _Threads(Ranks):
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint) -> None:
         super().__init__()
-        self._layout = RankMemory.of(config)
-        memory = np.zeros(self._layout.num_bytes + 128, np.uint8)
-        KEPT.append(memory)
-        self._address = memory.ctypes.data + -memory.ctypes.data % 128
+        self._memory = RankMemory.of(config)
         if config.uses_plan:
-            links = [self._layout.links(self._address, rank, 0) for rank in range(config.num_ranks)]
+            self.links = [self._memory.links(rank, 0) for rank in range(config.num_ranks)]
         else:
             joined = groups(config.num_ranks, config.model.vocab_size, config.device)
-            links = [Links(group=group) for group in joined]
-        self.workers = [Worker(config, checkpoint, links=each) for each in links]
+            self.links = [Links(group=group) for group in joined]
+        self.workers = [Worker(config, checkpoint, links=each) for each in self.links]
         self._pools = [ThreadPoolExecutor(1) for _ in self.workers[1:]]
         self.futures: deque[list[Future[StepResult]]] = deque()
 
@@ -80,7 +75,7 @@ class _Threads(Ranks):
         return result
 
     def _end_all(self) -> None:
-        self._layout.give_up(self._address)
+        self._memory.give_up()
 
     def stop(self) -> None:
         self._end_all()
@@ -94,7 +89,7 @@ class ThreadRanks(RankExecutor):
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint, grammars: GrammarCompiler | None = None) -> None:
         self._threads = _Threads(config, checkpoint)
-        self.workers = self._threads.workers
+        self.workers, self.links = self._threads.workers, self._threads.links
         self.workers[0].sampler.grammars = grammars
         self.results: list[StepResult] = []
         super().__init__(self.workers[0], self._threads)  # type: ignore[arg-type]

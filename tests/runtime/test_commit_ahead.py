@@ -15,7 +15,7 @@ from quire.runtime.huge_pages import HUGE_PAGE_BYTES, allocate
 
 
 def resident_pages(memory: NDArray[np.uint8]) -> list[bool]:
-    """Whether each page has memory (mincore(2))."""
+    """Return for each page whether it has memory (mincore(2))."""
     num_pages = -(-len(memory) // mmap.PAGESIZE)
     found = (ctypes.c_ubyte * num_pages)()
     mincore = ctypes.CDLL(None).mincore

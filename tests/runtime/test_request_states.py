@@ -1,4 +1,4 @@
-"""What the runner remembers of requests: tokens and tables follow the schedule's updates."""
+"""The runner's record of requests: tokens and tables follow the schedule's updates."""
 
 from typing import Any
 

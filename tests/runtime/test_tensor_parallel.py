@@ -182,7 +182,7 @@ def wide_checkpoint(stored_format: str) -> Checkpoint:
 
 
 def expected_slices(whole: dict[str, torch.Tensor], head_size: int, rank: int, size: int) -> dict[str, torch.Tensor]:
-    """What a rank of the wide model must hold, from the whole tensors by their stored names."""
+    """Return the slices that a rank of the wide model holds, cut from the whole tensors by their stored names."""
 
     def rows(name: str, unit: int = 1) -> torch.Tensor:
         units = whole[name].split(unit)

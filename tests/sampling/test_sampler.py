@@ -1,4 +1,4 @@
-"""What requests want has its effect, by the native sampler as by PyTorch's."""
+"""Sampling parameters have their effect, by the native sampler as by PyTorch's."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -123,7 +123,7 @@ class Driver:
         return {item.request_id: item.num_tokens for item in self.outputs[-1].scheduled}
 
     def run(self, max_steps: int = 1000) -> None:
-        """Until all requests have ended."""
+        """Step until all requests have ended."""
         for _ in range(max_steps):
             if not self.scheduler.has_unfinished and not self.in_flight:
                 return

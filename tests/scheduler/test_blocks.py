@@ -9,7 +9,7 @@ from tests.scheduler.integrity import check_blocks
 
 
 def computed(blocks: BlockManager, request: Request, num_tokens: int) -> None:
-    """What a step does: allocate, compute, register."""
+    """Do a step's work: allocate, compute, register."""
     assert blocks.allocate(request, num_tokens) is not None
     request.num_computed_tokens += num_tokens
     blocks.register(request, request.num_computed_tokens)

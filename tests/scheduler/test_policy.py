@@ -6,7 +6,7 @@ from tests.scheduler.builders import Driver, make_config, make_request
 
 
 def admission_order(config: SchedulerConfig, requests: list[Request]) -> list[str]:
-    """One request at a time, so that the order of admission is the order of the queue."""
+    """Limit the scheduler to one request at a time: the order of admission is the order of the queue."""
     driver = Driver(config)
     driver.add(*requests)
     driver.run()

@@ -133,7 +133,7 @@ class FakeEngine:
 
 
 class FakeSupervisor:
-    """What routes ask of a supervisor."""
+    """The part of a supervisor that routes use."""
 
     def __init__(self, client: FakeEngine) -> None:
         self.client = client

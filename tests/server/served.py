@@ -67,7 +67,7 @@ class ThreadedEngineClient(EngineClient):
 
 
 class StandInSupervisor:
-    """What the server sees of a supervisor."""
+    """The part of a supervisor that the server uses."""
 
     def __init__(self, client: ThreadedEngineClient) -> None:
         self.the_client = client
@@ -138,7 +138,7 @@ class Served:
         return await self.answer("POST", CHAT, headers=headers, body=chat_body(text=text, **fields))
 
     async def until_idle(self) -> None:
-        """Until the engine has nothing to do and has said so."""
+        """Wait until the engine has nothing to do and has said so."""
         for _ in range(500):
             client = self.supervisor.the_client
             if not client.num_requests and not client.engine.has_unfinished_requests() and not self.server_requests():

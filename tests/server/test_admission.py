@@ -155,7 +155,7 @@ def test_place_is_given_back_after_any_exception(error: type[BaseException]) -> 
 
 
 def slowly(step_s: float):
-    """What a scripted engine does in each step."""
+    """The actions of a scripted engine in each step."""
     return lambda step: time.sleep(step_s)
 
 

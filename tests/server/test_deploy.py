@@ -38,7 +38,7 @@ def queries() -> Iterator[str]:
 
 
 def sample_lines() -> list[str]:
-    """What /metrics shows after something of every kind has happened."""
+    """Return /metrics after an event of every kind."""
     state = make_state()
     client = state.supervisor.client
     client.statistics = Statistics(num_finished={"stop": 1})

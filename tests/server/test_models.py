@@ -1,4 +1,4 @@
-"""Which models are loaded: `Models` with supervisors that have no engine."""
+"""Loading and unloading by `Models`, with supervisors that have no engine."""
 
 import asyncio
 import math

@@ -41,7 +41,7 @@ def empty_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @dataclass
 class FakePip:
-    """What `python -m pip` does from now on; `wheel` is what it delivers."""
+    """Stub of `python -m pip` that delivers `wheel`."""
 
     wheel: Path
     log: Path

@@ -94,12 +94,14 @@ class RootGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As Click's, but the error for an unknown verb names the nearest one."""
+        """As Click's, but the error for an unknown verb names the nearest one, and for half of one the whole ones."""
         if " ".join(args[:2]) in VERBS:
             args = [" ".join(args[:2]), *args[2:]]
         name = args[0]
         if name not in VERBS and not name.startswith("-") and not ctx.resilient_parsing:
-            raise click.UsageError(f"no such command '{name}'{nearest(name, VERBS)}", ctx=ctx)
+            longer = ", ".join(verb for verb in VERBS if verb.startswith(f"{name} "))
+            there = f": there are {longer}" if longer else nearest(name, VERBS)
+            raise click.UsageError(f"no such command '{name}'{there}", ctx=ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -59,7 +59,7 @@ class AllReduce(Instruction):
 
 
 class AllGather(AllReduce):
-    """out = the columns of all ranks, in the order of the ranks."""
+    """out = the columns of all ranks, in the order of the ranks, without the padding of the last ones."""
 
     __slots__ = ()
 
@@ -69,8 +69,8 @@ class AllGather(AllReduce):
         to.push("all_gather", x=x, out=out, width=self.x.width, out_width=self.out.width, exchange=to.exchange())
 
     def cost(self, step: StepShape) -> Cost:
-        """See `Instruction`. A ring sends each value but the rank's own once."""
-        return Cost(bytes_sent=(self.num_ranks - 1) * self.num_bytes(step) // self.num_ranks)
+        """See `Instruction`. A ring sends each share but one once per rank."""
+        return Cost(bytes_sent=(self.num_ranks - 1) * step.num_tokens * self.x.width * self.value_bytes)
 
 
 @dataclass(eq=False, frozen=True, slots=True)

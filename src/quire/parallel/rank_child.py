@@ -9,14 +9,12 @@ Next to read: `rank_processes.py`, the other end.
 import contextlib
 import ctypes
 import logging
-import mmap
 import os
 import queue
 import signal
 import socket
 import sys
 import threading
-import time
 
 import msgspec
 
@@ -26,7 +24,6 @@ from quire.parallel.rank_messages import BlocksMoved, FromRank, RankFailed, Rank
 
 logger = logging.getLogger("quire.parallel")
 RECEIVE_BYTES = 1 << 18
-RANK_0_KNOWS_S = 2.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -44,11 +41,9 @@ def main() -> int:
     assert isinstance(start, StartRank)
     try:
         _serve(start, memory_fd, messages, connection)
-    except EngineDeadError:
-        time.sleep(RANK_0_KNOWS_S)  # another rank is lost: rank 0 should notice that one's end before this one's
-        return 0
     except Exception as error:
-        logger.error("rank %d fails", start.rank, exc_info=error)
+        if not isinstance(error, EngineDeadError):  # which says that another rank is lost
+            logger.error("rank %d fails", start.rank, exc_info=error)
         if not isinstance(error, QuireError):
             error = EngineError(f"rank {start.rank} failed with {type(error).__name__}: {error}")
         _send(connection, RankFailed(Failure.of(error)))
@@ -84,32 +79,28 @@ def _receive(connection: socket.socket, parent: int) -> "queue.SimpleQueue[ToRan
 def _serve(start: StartRank, memory_fd: int, messages: "queue.SimpleQueue[ToRank]", connection: socket.socket) -> None:
     if start.cpus:
         os.sched_setaffinity(0, start.cpus)  # before any thread of the libraries
-    import numpy as np
-
     from quire.runtime.links import RankMemory
     from quire.runtime.worker import Worker
 
-    config = start.config
+    config, memory = start.config, RankMemory.of(start.config, memory_fd)
     if start.port:
         from quire.runtime.torch_group import join
 
         links = join(config, start.rank, start.port)
     else:
-        layout = RankMemory.of(config)
-        memory = np.frombuffer(mmap.mmap(memory_fd, layout.num_bytes), np.uint8)
-        links = layout.links(memory.ctypes.data, start.rank, start.num_spins)
+        links = memory.links(start.rank, start.num_spins)
     worker = Worker(config, start.open_checkpoint(), links=links)
     _send(connection, RankLoaded(worker.cache.stored_blocks))
     while isinstance(message := messages.get(), Step):
         result = worker.follow(message.output, message.yielded)
         if result.transfers is not None:
-            with contextlib.suppress(ConnectionError):  # rank 0 may have closed its end after a `Stop`
-                _send(connection, BlocksMoved(result.step_id, result.transfers))
+            _send(connection, BlocksMoved(result.step_id, result.transfers))
     worker.cache.close()
 
 
 def _send(connection: socket.socket, message: FromRank) -> None:
-    connection.sendall(frame(message))
+    with contextlib.suppress(ConnectionError):  # rank 0 may have closed its end
+        connection.sendall(frame(message))
 
 
 if __name__ == "__main__":

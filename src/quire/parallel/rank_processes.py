@@ -6,7 +6,6 @@ ends, however it ends. The first failure of a rank ends all others. Next to read
 
 import contextlib
 import logging
-import mmap
 import os
 import selectors
 import signal
@@ -18,7 +17,6 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from quire.config import EngineConfig
 from quire.errors import EngineDeadError, QuireError
@@ -41,6 +39,7 @@ class _RankProcess:
         """Start the process. Raises: OSError if memory or files are short."""
         self.rank = rank
         self.loaded: RankLoaded | None = None
+        self.has_lost_others = False
         self.connection, theirs = socket.socketpair()
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
         self.reader, self.decoder = FrameReader(), msgspec.msgpack.Decoder(FromRank)
@@ -151,21 +150,16 @@ class RankProcesses(Ranks):
         cpus = cpus_of_ranks(self._num_ranks)
         self.cpus = cpus[0]
         num_spins = spins_of(self._num_ranks * config.threads_per_rank)
-        self._memory_fd = os.memfd_create("quire-ranks")
-        self.links, port = ONE_RANK, 0
-        self._give_up: Callable[[], None] = lambda: None
-        if config.uses_plan:
-            layout = RankMemory.of(config)
-            os.ftruncate(self._memory_fd, layout.num_bytes)
-            memory = np.frombuffer(mmap.mmap(self._memory_fd, layout.num_bytes), np.uint8)
-            self.links = layout.links(memory.ctypes.data, 0, num_spins)
-            self._give_up = lambda: layout.give_up(memory.ctypes.data)
-        else:
+        self._memory = RankMemory.of(config)
+        self.links, port = self._memory.links(0, num_spins), 0
+        self._store: Any = None
+        if not config.uses_plan:
             from quire.runtime.torch_group import make_store
 
-            store = make_store()
-            port = store.port
+            self.links, self._store = ONE_RANK, make_store()
+            port = self._store.port
         self._ranks: list[_RankProcess] = []
+        self._lost: QuireError | None = None
         self._thread = threading.Thread(target=self._start_and_watch, name="quire-ranks", daemon=True)
         self._thread.start()
         with self._changed:
@@ -178,7 +172,7 @@ class RankProcesses(Ranks):
             ))  # fmt: skip
         if port:
             # Not by this thread, which a rank that ends before it has joined must not hold up.
-            threading.Thread(target=self._join, args=(config, store), name="quire-join", daemon=True).start()
+            threading.Thread(target=self._join, args=(config, port), name="quire-join", daemon=True).start()
             with self._changed:
                 self._changed.wait_for(lambda: self.links.group is not None or self._failure is not None)
             self._raise_failure()
@@ -194,17 +188,16 @@ class RankProcesses(Ranks):
             self.stop()
             raise self._failure
 
-    def _join(self, config: EngineConfig, store: Any) -> None:
+    def _join(self, config: EngineConfig, port: int) -> None:
         from quire.runtime.torch_group import join
 
         try:
-            links = join(config, 0, store)
+            links = join(config, 0, port)
         except QuireError as error:
             self.fail(error)
             return
-        assert links.group is not None
         with self._changed:
-            self.links, self._give_up = links, links.group.give_up
+            self.links = links
             self._changed.notify_all()
 
     def send(self, step: Step) -> None:
@@ -238,7 +231,10 @@ class RankProcesses(Ranks):
             self._thread.join()
 
     def _end_all(self) -> None:
-        self._give_up()
+        self._memory.give_up()
+        if self.links.group is not None:
+            self.links.group.give_up()
+        self._store = None  # ends `_join` if it waits there for a rank
         for item in self._ranks:
             item.hang_up()
 
@@ -254,7 +250,7 @@ class RankProcesses(Ranks):
     def _start_and_watch(self) -> None:
         try:
             for rank in range(1, self._num_ranks):
-                item = _RankProcess(rank, self._memory_fd)
+                item = _RankProcess(rank, self._memory.fd)
                 with self._changed:
                     self._ranks.append(item)
                     self._changed.notify_all()
@@ -266,23 +262,34 @@ class RankProcesses(Ranks):
             for item in self._ranks:
                 item.reap()
                 item.connection.close()
-            os.close(self._memory_fd)
 
     def _watch(self) -> None:
-        """Take messages until a rank fails or all are told to end."""
+        """Take messages until a rank fails or all are told to end.
+
+        A rank that has lost another one is not at fault: the end of that one, which may be noticed later, is the cause.
+        """
         with selectors.DefaultSelector() as selector:
             for item in self._ranks:
                 selector.register(item.connection, selectors.EVENT_READ, item)
             while not self._is_stopping and self._failure is None:
-                for key, _ in selector.select():
+                found = selector.select(KILL_AFTER_S if self._lost else None)
+                for key, _ in found:
                     self._take(key.data)
+                    if key.data.has_lost_others:
+                        selector.unregister(key.fileobj)
+                if self._lost and not (found and selector.get_map()):
+                    self.fail(self._lost)
 
     def _take(self, item: _RankProcess) -> None:
         with contextlib.suppress(ConnectionError):
             if data := item.connection.recv(RECEIVE_BYTES):
                 for message in map(item.decoder.decode, item.reader.feed(data)):
                     if isinstance(message, RankFailed):
-                        self.fail(message.failure.revive())
+                        failure = message.failure.revive()
+                        if isinstance(failure, EngineDeadError):
+                            self._lost, item.has_lost_others = failure, True
+                        else:
+                            self.fail(failure)
                     elif isinstance(message, BlocksMoved):
                         self.note_moved(message)
                     else:

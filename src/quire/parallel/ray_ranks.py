@@ -7,9 +7,7 @@ files at the same path. Ray ends actors whose driver has died.
 Next to read: `rank_processes.py`, which has the same methods for processes of this machine.
 """
 
-import datetime
 import importlib
-import mmap
 import os
 import queue
 import socket
@@ -22,17 +20,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from quire import _native
 from quire.config import EngineConfig
 from quire.errors import ConfigError, EngineDeadError, EngineError, QuireError
 from quire.parallel.frames import Failure
 from quire.parallel.rank_messages import StartRank, Step
 from quire.parallel.rank_processes import Ranks
-from quire.runtime.links import Channel, Links, RankMemory, lost_rank, spins_of, stage_of
+from quire.runtime.links import TIMEOUT, Channel, Links, RankMemory, lost_rank, spins_of, stage_of
 from quire.weights.sources import ModelFiles
 
-TIMEOUT = datetime.timedelta(minutes=5)
-"""Longest wait for a stage to join, and for the values of a step."""
 PING_S = 0.2
 """Pause between two looks at actors that compute nothing."""
 
@@ -65,28 +60,7 @@ class GlooChannel:
         rows[...] = values.numpy()
 
 
-class StageMemory:
-    """Memory that the ranks of a stage share. Attributes: `path`: where the other processes of the node find it."""
-
-    def __init__(self, config: EngineConfig, path: str | None = None) -> None:
-        """Open the memory at a path, or make it: then it is gone with the last process that has it."""
-        self._layout = RankMemory(1, config.options.tensor_parallel_size, config.threads_per_rank)
-        fd = os.memfd_create("quire-stage") if path is None else os.open(path, os.O_RDWR)
-        self.path = path or f"/proc/{os.getpid()}/fd/{fd}"
-        if path is None:
-            os.ftruncate(fd, self._layout.num_bytes)
-        self._memory = np.frombuffer(mmap.mmap(fd, self._layout.num_bytes), np.uint8)
-
-    def exchange(self, place: int, num_spins: int) -> _native.Exchange | None:
-        """Return the exchange of a rank of the stage."""
-        return self._layout.links(self._memory.ctypes.data, place, num_spins).exchange
-
-    def give_up(self) -> None:
-        """End all waiting."""
-        self._layout.give_up(self._memory.ctypes.data)
-
-
-def join(address: str, rank: int, config: EngineConfig, memory: StageMemory | None, num_spins: int) -> Links:
+def join(address: str, rank: int, config: EngineConfig, memory: RankMemory | None, num_spins: int) -> Links:
     """Join the process group, which waits for all ranks, and return a rank's links.
 
     `address`: of rank 0. `memory`: of the rank's stage; None if it has no other rank.
@@ -101,7 +75,7 @@ def join(address: str, rank: int, config: EngineConfig, memory: StageMemory | No
         peer = (other + 1) % num_stages * group_size + place
         return GlooChannel(peer, num_stages) if 0 <= other < num_stages else None
 
-    exchange = None if memory is None else memory.exchange(place, num_spins)
+    exchange = None if memory is None else memory.links(place, num_spins).exchange
     return Links(stage, num_stages, exchange, channel(stage - 1), channel(stage + 1))
 
 
@@ -109,11 +83,11 @@ class RankActor:
     """A rank in a process of Ray's. It returns failures, since Ray would pickle errors, and runs nothing after one."""
 
     _has_failed = False
-    _memory: StageMemory | None = None
+    _memory: RankMemory | None = None
 
     def share(self, start: bytes) -> str:
         """Make the memory of the rank's stage. Returns: its path."""
-        self._memory = StageMemory(msgspec.msgpack.decode(start, type=StartRank).config)
+        self._memory = RankMemory.of(msgspec.msgpack.decode(start, type=StartRank).config, num_stages=1)
         return self._memory.path
 
     def load(self, start: bytes, address: str, path: str | None) -> bytes | None:
@@ -132,7 +106,7 @@ class RankActor:
         from quire.runtime.worker import Worker
 
         if path is not None and self._memory is None:
-            self._memory = StageMemory(start.config, path)
+            self._memory = RankMemory.of(start.config, os.open(path, os.O_RDWR), num_stages=1)
         links = join(address, start.rank, start.config, self._memory, start.num_spins)
         self._worker = Worker(start.config, start.open_checkpoint(), links=links)
 
@@ -167,7 +141,7 @@ class RayRanks(Ranks):
         group_size = config.options.tensor_parallel_size
         _check_nodes(ray, config)
         self.cpus: list[int] = []
-        self._memory = StageMemory(config) if group_size > 1 else None
+        self._memory = RankMemory.of(config, num_stages=1) if group_size > 1 else None
         self._bundles: list[Any] = []
         self._actors = [actor for stage in range(config.options.pipeline_parallel_size)
                         for actor in self._start_actors(config, stage)]  # fmt: skip

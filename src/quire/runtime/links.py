@@ -1,12 +1,15 @@
-"""`Links`: a rank's connections to the other ranks of a model, and the layout of the memory they share.
+"""`Links`: a rank's connections to the other ranks of a model; `RankMemory`: the memory that they share.
 
 Stages divide the layers of a model, and the ranks of a stage divide each layer. Rank 0 is of the last stage, which
 samples; the first stage follows it. Next to read: `ranks.py` for the steps, `parallel/rank_processes.py`.
 """
 
 import contextlib
+import datetime
+import mmap
 import os
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from quire.runtime.torch_group import TorchGroup
 
 RANK_LOST = "a rank of the model is lost"
+TIMEOUT = datetime.timedelta(minutes=5)
+"""Longest wait of torch.distributed for a rank to join, and for the values of a step."""
 PAGE_BYTES = 4096
 NUM_SPINS = 400
 """Looks at another rank's progress before the core is offered to others: about 20 µs."""
@@ -122,54 +127,56 @@ ONE_RANK = Links()
 """Those of the only rank of a model."""
 
 
-@dataclass(frozen=True, slots=True)
 class RankMemory:
-    """Layout of the memory that all ranks of a machine share. It begins as zeros, at the start of a page."""
+    """Memory that the ranks of `num_stages` stages share on one machine: an exchange per stage, then the channels.
 
-    num_stages: int
-    group_size: int
-    num_threads: int
+    Attributes: `fd`: its file descriptor, open as long as this object lives; `path`: where other processes may open it.
+    """
+
+    def __init__(self, num_stages: int, group_size: int, num_threads: int, fd: int | None = None) -> None:
+        """Map the memory of `fd`, or make some: pages are committed when they are first used, and begin as zeros."""
+        self._num_stages, self._group_size, self._num_threads = num_stages, group_size, num_threads
+        exchange_bytes = _native.exchange_bytes(group_size, num_threads) if group_size > 1 else 0
+        self._exchange_bytes = -(-exchange_bytes // PAGE_BYTES) * PAGE_BYTES
+        channels_bytes = (num_stages - 1) * group_size * _native.channel_bytes()
+        num_bytes = num_stages * self._exchange_bytes + channels_bytes
+        self.fd = os.memfd_create("quire-ranks") if fd is None else fd
+        self.path = f"/proc/{os.getpid()}/fd/{self.fd}"
+        weakref.finalize(self, os.close, self.fd)
+        os.ftruncate(self.fd, num_bytes)
+        self._mapped = np.frombuffer(mmap.mmap(self.fd, num_bytes), np.uint8)
+        self._address = self._mapped.ctypes.data
 
     @classmethod
-    def of(cls, config: EngineConfig) -> "RankMemory":
-        """Return the layout for a configuration."""
+    def of(cls, config: EngineConfig, fd: int | None = None, *, num_stages: int | None = None) -> "RankMemory":
+        """Return the memory for the stages of a configuration, or for `num_stages` of them."""
         options = config.options
-        return cls(options.pipeline_parallel_size, options.tensor_parallel_size, config.threads_per_rank)
+        num_stages = num_stages or options.pipeline_parallel_size
+        return cls(num_stages, options.tensor_parallel_size, config.threads_per_rank, fd)
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes in all; pages are committed when they are first used."""
-        channels = (self.num_stages - 1) * self.group_size * _native.channel_bytes()
-        return self.num_stages * self._exchange_bytes + channels
-
-    def links(self, address: int, rank: int, num_spins: int) -> Links:
-        """Return the links of a rank. `num_spins`: see `native/ranks/exchange.h`."""
-        stage, place = stage_of(rank, self.num_stages, self.group_size)
-        exchange = None
-        if self.group_size > 1:
-            exchange = _native.Exchange(
-                address + stage * self._exchange_bytes, place, self.group_size, self.num_threads, num_spins
-            )
-        channels = self._channels(address, num_spins)[place :: self.group_size]
+    def links(self, rank: int, num_spins: int) -> Links:
+        """Return the links of a rank, which need this object. `num_spins`: see `native/ranks/exchange.h`."""
+        stage, place = stage_of(rank, self._num_stages, self._group_size)
+        exchange = self._exchange(stage, place, num_spins) if self._group_size > 1 else None
+        channels = self._channels(num_spins)[place :: self._group_size]
         before, after = (MemoryChannel(channels[at]) if 0 <= at < len(channels) else None for at in (stage - 1, stage))
-        return Links(stage, self.num_stages, exchange, before, after)
+        return Links(stage, self._num_stages, exchange, before, after)
 
-    def give_up(self, address: int) -> None:
+    def give_up(self) -> None:
         """End all waiting, now and later, on every rank."""
-        for channel in self._channels(address, 0):
+        for channel in self._channels(0):
             channel.give_up()
-        for stage in range(self.num_stages if self.group_size > 1 else 0):
-            _native.Exchange(address + stage * self._exchange_bytes, 0, self.group_size, self.num_threads, 0).give_up()
+        for stage in range(self._num_stages if self._group_size > 1 else 0):
+            self._exchange(stage, 0, 0).give_up()
 
-    @property
-    def _exchange_bytes(self) -> int:
-        num_bytes = _native.exchange_bytes(self.group_size, self.num_threads) if self.group_size > 1 else 0
-        return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
+    def _exchange(self, stage: int, place: int, num_spins: int) -> _native.Exchange:
+        address = self._address + stage * self._exchange_bytes
+        return _native.Exchange(address, place, self._group_size, self._num_threads, num_spins)
 
-    def _channels(self, address: int, num_spins: int) -> list[_native.Channel]:
+    def _channels(self, num_spins: int) -> list[_native.Channel]:
         """Return the channels of all ranks to the next stage, in the order of the stages."""
-        first = address + self.num_stages * self._exchange_bytes
-        count = (self.num_stages - 1) * self.group_size
+        first = self._address + self._num_stages * self._exchange_bytes
+        count = (self._num_stages - 1) * self._group_size
         return [_native.Channel(first + index * _native.channel_bytes(), num_spins) for index in range(count)]
 
 
@@ -178,24 +185,22 @@ def stage_of(rank: int, num_stages: int, group_size: int) -> tuple[int, int]:
     return (rank // group_size - 1) % num_stages, rank % group_size
 
 
-def measure_all_reduce(num_ranks: int, width: int = 1024, num_sums: int = 200) -> float:
-    """Return the microseconds of a sum of one row over ranks that are threads here, each on its own cores."""
-    layout = RankMemory(1, num_ranks, 1)
-    memory = np.zeros(layout.num_bytes + PAGE_BYTES, np.uint8)
-    address = memory.ctypes.data + -memory.ctypes.data % PAGE_BYTES
-    cpus = cpus_of_ranks(num_ranks)
+def measure_all_reduce(num_ranks: int, num_rows: int = 1, width: int = 1024, num_sums: int = 200) -> float:
+    """Return the microseconds of a sum of rows over ranks that are threads here, each on its own cores."""
+    memory, cpus = RankMemory(1, num_ranks, 1), cpus_of_ranks(num_ranks)
 
     def run(rank: int) -> float:
         if cpus[rank]:
             os.sched_setaffinity(0, cpus[rank])  # of this thread
-        exchange = layout.links(address, rank, NUM_SPINS).exchange
+        exchange = memory.links(rank, NUM_SPINS).exchange
         assert exchange is not None
-        x, out = np.ones((1, width), np.float32), np.empty((1, width), np.float32)
+        x, out = np.ones((num_rows, width), np.float32), np.empty((num_rows, width), np.float32)
         sides = [_native.Rows(values.ctypes.data, 4 * width, _native.RowType.f32) for values in (x, out)]
-        plan, zero, one = _native.Plan(1, 1, 1), np.zeros(1, np.int32), np.ones(1, np.int32)
+        plan, zeros, count = _native.Plan(1, num_rows, 1), np.zeros(num_rows, np.int32), np.array([num_rows], np.int32)
         for _ in range(num_sums):
             plan.all_reduce(*sides, width, exchange.address)
-        step = (zero.ctypes.data, zero.ctypes.data, one.ctypes.data, 0, zero.ctypes.data, 1, 0, 0, 0)
+        none = zeros.ctypes.data
+        step = (none, none, count.ctypes.data, 0, none, num_rows, 0, 0, 0)
         times = []
         for _ in range(5):
             started = time.perf_counter()

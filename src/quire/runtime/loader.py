@@ -327,7 +327,8 @@ def _check_blocks(parts: list[WeightTensor], partition: Partition, quantization_
 
 def _place(target: str, parts: list[WeightTensor], partition: Partition) -> Iterator[Placement]:
     """Place the overlaps of this rank's rows with the stored tensors, which lie one below another."""
-    first_row = 0
+    first_row, share = 0, partition.columns
+    columns = None if share is None else (share.start, share.stop)
     for rows in partition.row_ranges(sum(part.shape[0] for part in parts)):
         above = 0
         for part in parts:
@@ -338,7 +339,7 @@ def _place(target: str, parts: list[WeightTensor], partition: Partition) -> Iter
                     yield Placement(part, target, first_row)
                 else:
                     cut = part.part(slice(start - above, stop - above), partition.column_slice)
-                    yield Placement(cut, target, first_row, part, (start - above, stop - above))
+                    yield Placement(cut, target, first_row, part, (start - above, stop - above), columns)
                 first_row += stop - start
             above += part.shape[0]
 

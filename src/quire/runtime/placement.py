@@ -14,10 +14,10 @@ FLOATS = frozenset(("F32", "F16", "BF16"))
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A stored tensor, or some of its rows, becomes rows `first_row` … of a parameter.
+    """A stored tensor, or a part of it, becomes rows `first_row` … of a parameter.
 
     Fields:
-        whole, rows: the tensor that `tensor` was cut from, and the first and last row; None if it was not.
+        whole, rows, columns: the tensor that `tensor` was cut from, and where; None if it was not, and for all columns.
     """
 
     tensor: WeightTensor
@@ -25,6 +25,7 @@ class Placement:
     first_row: int
     whole: WeightTensor | None = None
     rows: tuple[int, int] | None = None
+    columns: tuple[int, int] | None = None
 
 
 def fill(

@@ -5,7 +5,6 @@ one, so that a process can have several engines.
 Next to read: `layers/group.py` for the protocol, `ranks.py` for the steps.
 """
 
-import datetime
 import math
 import socket
 from collections.abc import Callable
@@ -18,10 +17,8 @@ from numpy.typing import NDArray
 
 from quire.config import EngineConfig
 from quire.layers.group import share_vocabulary
-from quire.runtime.links import Links, lost_rank
+from quire.runtime.links import TIMEOUT, Links, lost_rank
 
-TIMEOUT = datetime.timedelta(minutes=5)
-"""Longest wait for a rank to join, and for the values of a step."""
 LOOPBACK = "127.0.0.1"
 dist: Any = torch.distributed
 """Of which PyTorch types only a part."""
@@ -41,18 +38,17 @@ class TorchGroup:
         device: torch.device,
         vocab_size: int,
         *,
-        host: str = LOOPBACK,
         uses_nccl: bool | None = None,
     ) -> None:
         """Join the group; returns when all ranks have. Raises: EngineDeadError if they do not.
 
-        `store`: where the ranks find each other. `host`: the address at which gloo listens. `uses_nccl`: None, if the
-        device is a GPU; each rank must then have another one.
+        `store`: where the ranks find each other. `uses_nccl`: None, if the device is a GPU; each rank must then have
+        another one.
         """
         self.rank, self.size, self._vocab_size, self._keeps_shares = rank, size, vocab_size, False
         uses_nccl = device.type == "cuda" and dist.is_nccl_available() if uses_nccl is None else uses_nccl
         options = dist.ProcessGroupGloo._Options()
-        options._timeout, options._devices = TIMEOUT, [dist.ProcessGroupGloo.create_device(hostname=host)]
+        options._timeout, options._devices = TIMEOUT, [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
         with lost_rank():
             self._of_cpus = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, options)
             self._of_tensors = self._of_cpus
@@ -110,21 +106,19 @@ class TorchGroup:
             self._of_tensors.abort()
 
 
-def make_store(host: str = LOOPBACK) -> Any:
-    """Return the store of rank 0, which serves the others at this address of the machine."""
-    listener = socket.create_server((host, 0))
+def make_store() -> Any:
+    """Return the store at which all ranks of this machine join; ranks that wait there fail when it is dropped."""
+    listener = socket.create_server((LOOPBACK, 0))
     port = listener.getsockname()[1]
-    return dist.TCPStore(
-        host, port, is_master=True, wait_for_workers=False, timeout=TIMEOUT, master_listen_fd=listener.detach()
-    )
+    return dist.TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
-def join(config: EngineConfig, rank: int, store: Any) -> Links:
-    """Return a rank's links to the others of this machine. `store`: that of rank 0, or its port.
+def join(config: EngineConfig, rank: int, port: int) -> Links:
+    """Return a rank's links to the others of this machine. `port`: of the store.
 
     Raises: EngineDeadError if the others do not join.
     """
     size, device = config.options.tensor_parallel_size, torch.device(config.device)
     with lost_rank():
-        joined = dist.TCPStore(LOOPBACK, store, timeout=TIMEOUT) if isinstance(store, int) else store
-    return Links(group=TorchGroup(joined, rank, size, device, config.model.vocab_size))
+        store = dist.TCPStore(LOOPBACK, port, timeout=TIMEOUT)
+    return Links(group=TorchGroup(store, rank, size, device, config.model.vocab_size))

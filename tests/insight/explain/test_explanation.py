@@ -57,6 +57,15 @@ def test_every_architecture_is_explained_alone_and_on_two_ranks(model_type: str,
     assert alone.phases[0].bytes_sent == 0
 
 
+def test_embeddings_sums_are_not_those_of_layers(tmp_path: Path) -> None:
+    """Gemma 4 looks up two tables, and its later layers have no cache of their own."""
+    fields = full_config("gemma4_text", next(iter(TINY_CONFIGS["gemma4_text"].values())))
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    report = explain(str(tmp_path), batches=(1,), ctx=8, tp=2).report
+    found = report.quantity("Prefill of 8 tokens", "all-reduces per layer")
+    assert (found.value, found.values) == (2, "(12 - 2) / 5")
+
+
 def test_deepseek_reads_only_the_routed_experts() -> None:
     decode = explain("DeepSeek-V3", batches=(1,), ctx=1, dtype="bfloat16").phases[1]
     # 37 billion parameters are active per token (DeepSeek-V3, sec. 1); the embedding is looked up.

@@ -39,7 +39,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Extras:
-    """What `write_kv` does to queries and keys, how far `attend` looks back, and the type of its rows."""
+    """Work of `write_kv` on queries and keys, the window of `attend`, and the type of its rows."""
 
     window: int = 0
     q_norm: torch.Tensor | None = None

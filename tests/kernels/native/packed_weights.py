@@ -17,7 +17,7 @@ ACT_BLOCK = np.dtype([("q", "i1", 32), ("scale", "f4"), ("scaled_sum", "f4"), ("
 
 
 STORED = {"q4": "Q4_0", "q4m": "Q4_1", "q8": "Q8_0", "q4k": "Q4_K", "q5k": "Q5_K", "q6k": "Q6_K"}
-"""What a quantised format is packed from without loss."""
+"""Return values from which a quantised format is packed without loss."""
 FLOATS_STORED = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
 
 
@@ -79,7 +79,7 @@ class Packed:
         return _native.Weight(self.data.ctypes.data, self.num_outputs, self.num_inputs, self.format)
 
     def decoded(self) -> np.ndarray:
-        """What the embedding op reads back: fp32 `[outputs, inputs]`."""
+        """Return the values that the embedding op reads back: fp32 `[outputs, inputs]`."""
         return embedded(self, np.arange(self.num_outputs))
 
 

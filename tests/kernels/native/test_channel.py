@@ -10,18 +10,16 @@ from quire.runtime.links import Links, RankMemory
 from tests.parallel.thread_ranks import KEPT
 
 
-def stages(num_stages: int, group_size: int = 1) -> tuple[RankMemory, int, list[Links]]:
-    """The layout, its address, and the links of each rank."""
-    layout = RankMemory(num_stages, group_size, 1)
-    memory = np.zeros(layout.num_bytes + 128, np.uint8)
+def stages(num_stages: int, group_size: int = 1) -> tuple[RankMemory, list[Links]]:
+    """The memory, and the links of each rank."""
+    memory = RankMemory(num_stages, group_size, 1)
     KEPT.append(memory)
-    address = memory.ctypes.data + -memory.ctypes.data % 128
-    return layout, address, [layout.links(address, rank, 0) for rank in range(num_stages * group_size)]
+    return memory, [memory.links(rank, 0) for rank in range(num_stages * group_size)]
 
 
 @pytest.mark.parametrize(("num_rows", "width"), [(1, 1), (3, 576), (2000, 576), (5, 70_000), (0, 8)])
 def test_rows_arrive_in_order_also_beyond_the_ring(num_rows: int, width: int) -> None:
-    _, _, (last, first) = stages(2)
+    _, (last, first) = stages(2)
     assert first.after is not None
     assert last.before is not None
     sent = [np.random.default_rng(step).standard_normal((num_rows, width + 3)).astype(np.float32) for step in range(4)]
@@ -41,7 +39,7 @@ def test_rows_arrive_in_order_also_beyond_the_ring(num_rows: int, width: int) ->
 
 def test_steps_are_sent_before_they_are_received() -> None:
     """The stage before goes on with the next step."""
-    _, _, (last, first) = stages(2)
+    _, (last, first) = stages(2)
     for step in range(3):
         first.after.send(np.full((8, 64), step, np.float32))  # type: ignore[union-attr]
     for step in range(3):
@@ -51,7 +49,7 @@ def test_steps_are_sent_before_they_are_received() -> None:
 
 
 def test_each_rank_is_linked_to_the_same_rank_of_the_next_stage() -> None:
-    _, _, links = stages(3, 2)
+    _, links = stages(3, 2)
     assert [(each.stage, each.is_last) for each in links] == [(2, True)] * 2 + [(0, False)] * 2 + [(1, False)] * 2
     for rank in (2, 3):
         rows = np.full((1, 4), rank, np.float32)
@@ -62,7 +60,7 @@ def test_each_rank_is_linked_to_the_same_rank_of_the_next_stage() -> None:
 
 
 def test_waiting_ends_when_the_ranks_give_up() -> None:
-    layout, address, (last, _) = stages(2)
+    memory, (last, _) = stages(2)
     raised: list[BaseException] = []
 
     def receive() -> None:
@@ -73,6 +71,6 @@ def test_waiting_ends_when_the_ranks_give_up() -> None:
 
     waiting = threading.Thread(target=receive)
     waiting.start()
-    layout.give_up(address)
+    memory.give_up()
     waiting.join(60)
     assert len(raised) == 1

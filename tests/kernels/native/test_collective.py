@@ -1,7 +1,5 @@
 """Collectives in shared memory against numpy: ranks in threads, and once in processes, more than there are cores."""
 
-import mmap
-import os
 import subprocess
 import sys
 import threading
@@ -12,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from quire import _native
+from quire.runtime.links import RankMemory
 from tests.kernels.native.packed_weights import rows_of, run
 from tests.parallel.thread_ranks import exchanges, on_ranks
 
@@ -152,37 +151,27 @@ def test_no_such_rank_is_refused() -> None:
 
 
 _CHILD = """
-import mmap, sys
+import sys
 import numpy as np
-from quire import _native
+from quire.runtime.links import RankMemory
+from tests.kernels.native.test_collective import reduce_once
 
-rank, num_ranks, fd, num_bytes, steps = map(int, sys.argv[1:])
-memory = np.frombuffer(mmap.mmap(fd, num_bytes), np.uint8)
-exchange = _native.Exchange(memory.ctypes.data, rank, num_ranks, 1, 0)
-zero = np.zeros(1, np.int32)
+rank, num_ranks, fd, steps = map(int, sys.argv[1:])
+memory = RankMemory(1, num_ranks, 1, fd)
 for step in range(1, steps):
-    x, out = np.full((step, 576), rank + 0.1, np.float32), np.empty((step, 576), np.float32)
-    plan = _native.Plan(1, step, 1)
-    sides = [_native.Rows(values.ctypes.data, 4 * 576, _native.RowType.f32) for values in (x, out)]
-    plan.all_reduce(*sides, 576, exchange.address)
-    count, ids = np.array([step], np.int32), np.zeros(step, np.int32)
-    step_of = (zero.ctypes.data, zero.ctypes.data, count.ctypes.data, 0, ids.ctypes.data, step)
-    plan.run(1, 1, 0, *step_of, 0, 0, 0)
+    reduce_once(memory.links(rank, 0).exchange, np.full((step, 576), rank + 0.1, np.float32))
 """
 
 
 def test_processes_share_sums_also_on_fewer_cores() -> None:
-    num_ranks = 4
-    num_bytes = _native.exchange_bytes(num_ranks, 1)
-    fd = os.memfd_create("test")
-    os.ftruncate(fd, num_bytes)
-    children, steps = [], 50
+    num_ranks, steps = 4, 50
+    memory = RankMemory(1, num_ranks, 1)
+    children = []
     for rank in range(1, num_ranks):
-        words = [sys.executable, "-c", _CHILD, *map(str, (rank, num_ranks, fd, num_bytes, steps))]
-        children.append(subprocess.Popen(words, pass_fds=[fd]))
-    memory = np.frombuffer(mmap.mmap(fd, num_bytes), np.uint8)
-    os.close(fd)
-    exchange = _native.Exchange(memory.ctypes.data, 0, num_ranks, 1, 400)
+        words = [sys.executable, "-c", _CHILD, *map(str, (rank, num_ranks, memory.fd, steps))]
+        children.append(subprocess.Popen(words, pass_fds=[memory.fd]))
+    exchange = memory.links(0, 400).exchange
+    assert exchange is not None
     expected = in_rank_order([np.float32(rank + 0.1) for rank in range(num_ranks)])
     try:
         for step in range(1, steps):

@@ -1,4 +1,4 @@
-"""What the compiler made of native/: nothing that every processor runs may need more than x86-64.
+"""Objects of native/: code that every processor runs needs no more than x86-64.
 
 The sources of native/isa/ are compiled with flags of their own. An inline function that one of them shared with the
 others would be linked once, perhaps as the version that this processor cannot run.
@@ -16,7 +16,7 @@ BUILD = Path(__file__).parents[3] / "build"
 WITH_FLAGS = {"avx2", "avx512", "avx512_bf16", "amx", "amx_emulated"}
 """Sources of native/isa/ that CMakeLists.txt compiles for one instruction set."""
 FROM_BASE = tuple(f"quire::{name}(" for name in ("wait_for_all", "next_piece", "slot_of", "meet"))
-"""What ops call of code without flags: threads/pool.cpp, ranks/exchange.cpp."""
+"""Symbols that ops call in code without flags: threads/pool.cpp, ranks/exchange.cpp."""
 
 pytestmark = [
     pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="objects of x86-64 only"),
@@ -34,7 +34,7 @@ def objects() -> dict[str, Path]:
 
 
 def vector_instructions(path: Path) -> list[str]:
-    """Those of AVX and later: their names start with v, whatever the width of their registers."""
+    """Return the instructions of AVX and later: their names start with v, whatever the width of their registers."""
     text = subprocess.run(["objdump", "-d", str(path)], capture_output=True, text=True, check=True).stdout
     return re.findall(r"\tv[a-z0-9]+ .*%[xyz]mm.*", text)
 

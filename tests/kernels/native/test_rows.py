@@ -89,7 +89,7 @@ def test_activations_of_rows_that_are_shared_by_threads(width: int, gated: bool,
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "silu"])
 def test_activations_of_extreme_values(activation: str) -> None:
-    """What is far below zero vanishes, what is far above stays itself, and no infinity comes of a finite value."""
+    """Values far below zero vanish, values far above stay, and no finite value becomes infinite."""
     x = np.array([[-1e30, -200.0, -90.0, 0.0, 90.0, 200.0, 1e12, np.inf, np.nan]], np.float32)
 
     def activate() -> np.ndarray:

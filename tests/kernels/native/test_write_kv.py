@@ -1,4 +1,4 @@
-"""What `write_kv` leaves in queries, keys and the pool, which is read by the layout of native/ops/kv_cache.h."""
+"""Results of `write_kv` in queries, keys and the pool, which is read by the layout of native/ops/kv_cache.h."""
 
 import numpy as np
 import pytest
@@ -114,7 +114,7 @@ def test_nothing_else_is_written(kv_format: str) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(("head_size", "half"), [(6, 3), (16, 8), (80, 40), (64, 32), (80, 10), (12, 1)])
 def test_queries_and_keys_are_rotated_by_pairs(isa: str, head_size: int, half: int) -> None:
-    """Those of the first 2 · half dimensions; the op `rope` does the same to rows of their own."""
+    """Rotate the first 2 · half dimensions; the op `rope` does the same to rows of their own."""
     _native.set_isa(isa)
     shape = Shape(head_size=head_size, format="f32")
     extras = Extras(frequencies=torch.linspace(1.0, 0.01, half))

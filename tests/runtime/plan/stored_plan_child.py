@@ -1,6 +1,6 @@
 """Answers of models in a process of its own, as JSON: `python -m tests.runtime.plan.stored_plan_child`.
 
-Arguments: the models, as JSON a list of [name, directory, options], and "without-torch" to make its import an error.
+Argument: the models, as JSON a list of [name, directory, options].
 """
 
 import json
@@ -39,8 +39,6 @@ def answers(directory: str, options: dict[str, Any]) -> list[Any]:
 
 def main() -> None:
     cases = json.loads(sys.argv[1])
-    if "without-torch" in sys.argv:
-        sys.modules["torch"] = None  # type: ignore[assignment]
     found = {name: answers(directory, options) for name, directory, options in cases}
     models = [name for name in sys.modules if name.startswith("quire.models.") and name != "quire.models.registry"]
     print(json.dumps({"answers": found, "has_torch": bool(sys.modules.get("torch")), "models": models}))

@@ -385,7 +385,7 @@ def test_what_has_no_instruction_is_refused(body: Any, words: str) -> None:
     ],
 )
 def test_a_head_of_several_operations_gives_its_logits(compute_logits: Any, has_likeliest: bool) -> None:
-    """And the likeliest of them where these need no logits; where a cap makes several equal, the first."""
+    """The likeliest token needs no logits; where a cap makes several equal, it is the first."""
     model = custom(lambda self, x, batch: x, compute_logits=compute_logits)
     model.others["norm"] = RMSNorm(WIDTH, 1e-5)
     plan = planned(model)
@@ -400,7 +400,7 @@ def test_a_head_of_several_operations_gives_its_logits(compute_logits: Any, has_
 
 
 def test_caps_and_multiples_are_written_over_what_nothing_else_reads() -> None:
-    """So that capped logits take no second matrix of the vocabulary's width."""
+    """Capped logits take no second matrix of the vocabulary's width."""
     program = program_of(
         custom(
             lambda self, x, batch: x * 2.0 + (x * 3.0) * 4.0,
@@ -422,7 +422,7 @@ def test_a_head_without_a_linear_layer_is_refused() -> None:
 
 
 def test_formats_of_each_weight_decide_alone() -> None:
-    """One product in fp32, the next in 4 bit: each gets its own type of rows."""
+    """A product in fp32 and one in 4 bit get rows of different types."""
     model = graph(("rms_norm", 0), ("linear", 1), ("linear", 1), ("add", 2, 3))
     formats = {id(model.weight_1): Format.bf16, id(model.weight_2): Format.q4m}
     program = lower(trace_model(model, (0,)), lambda parameter: formats.get(id(parameter), Format.f32))
@@ -466,7 +466,7 @@ def as_bfloat16(x: torch.Tensor) -> torch.Tensor:
 def test_random_models_have_the_values_that_they_have_op_by_op(
     weight_format: Any, rounded: Any, tolerance: float
 ) -> None:
-    """Whatever was fused, converted and placed where: an old value read too late would be wrong by its own size."""
+    """Random graphs give the values of op-by-op execution; a value read too late would be wrong by its own size."""
 
     @settings(max_examples=60)
     @given(graphs())

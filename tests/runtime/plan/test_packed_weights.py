@@ -1,4 +1,4 @@
-"""Which format each weight gets, and that packed values are the stored ones within the bounds of the table there."""
+"""Formats of the weights, and that packed values are the stored ones within the bounds of the table there."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -159,7 +159,7 @@ def test_a_model_without_matrices_packs() -> None:
 
 
 def test_kept_bytes_counts_packed_and_plain_weights() -> None:
-    """What `resolve` counts: packed tiles of what is quantised, the file's bytes of the rest."""
+    """Return the bytes that `resolve` counts: packed tiles of what is quantised, the file's bytes of the rest."""
     tensors = [
         stored("a", random(32, 64), "Q4_1"), stored("b", random(16, 64), "Q5_0"), stored("c", random(8, 3), "BF16"),
         stored("d", torch.zeros(5)),

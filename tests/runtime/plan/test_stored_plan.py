@@ -56,9 +56,10 @@ def write_tokenizer(path: Path) -> None:
     tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "0")).save(str(path / "tokenizer.json"))
 
 
-def child(cases: list[tuple[str, Path, dict[str, Any]]], *words: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tests.runtime.plan.stored_plan_child", json.dumps(cases, default=str), *words]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3], env=os.environ)
+def child(cases: list[tuple[str, Path, dict[str, Any]]], **environment: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "tests.runtime.plan.stored_plan_child", json.dumps(cases, default=str)]
+    variables = {**os.environ, **environment}
+    result = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3], env=variables)
     assert result.returncode == 0, result.stderr[-3000:]
     return json.loads(result.stdout)
 
@@ -72,6 +73,7 @@ def test_every_family_answers_the_same_without_torch(tmp_path: Path, plans: Path
     options: list[dict[str, Any]] = [
         {"kv_cache_dtype": "int8"}, {"quantization": "int8"}, {"quantization": "int4"}, {"dtype": "float32"},
         {"dtype": "float16", "block_size": 32}, {"max_model_len": 64}, {"enable_prefix_caching": False},
+        {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
     ]  # fmt: skip
     cases += [(str(chosen), wide, chosen) for chosen in options]
     check_second_start(cases, plans)
@@ -86,10 +88,12 @@ def test_every_quantised_format_answers_the_same_without_torch(tmp_path: Path, p
 
 
 def check_second_start(cases: list[tuple[str, Path, dict[str, Any]]], plans: Path) -> None:
+    """In the second start, torch cannot be imported in any of its processes."""
     first = child(cases)
     assert first["has_torch"]
     num_files = len(list(plans.iterdir()))
-    second = child(cases, "without-torch")
+    plans.with_name("sitecustomize.py").write_text("import sys; sys.modules['torch'] = None")
+    second = child(cases, PYTHONPATH=f"{plans.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     assert second["answers"] == first["answers"]
     assert second["models"] == []
     assert len(list(plans.iterdir())) == num_files
@@ -200,6 +204,7 @@ def test_options_are_in_the_key_unless_they_are_listed(checkpoint: Any) -> None:
     assert len(keys) == 1 + len(names - INDIFFERENT)
     assert plan_key(make_config(CONFIG, max_model_len=40), checkpoint, (0, 0)) not in keys
     assert plan_key(make_config(CONFIG, max_num_seqs=3), checkpoint, (0, 0)) in keys
+    assert plan_key(config, checkpoint, (0, 0), 1) not in keys
 
 
 def test_models_formats_and_code_are_in_the_key(checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What comes out of a parser, put together."""
+"""Merged output of a parser."""
 
 import itertools
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Which format a chat template teaches."""
+"""The tool-call format that a chat template teaches."""
 
 import pytest
 

@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 from quire.config import EngineConfig
 from quire.errors import UnsupportedModelError
@@ -16,6 +17,7 @@ from quire.insight.explain.device import Device, arithmetic_of, interpolate
 from quire.insight.explain.rank_model import RankModel, split_name, trace_rank
 from quire.insight.explain.report import Quantity, Section, format_value
 from quire.kernels.collective import AllReduce
+from quire.kernels.embedding import Embed
 from quire.kernels.experts import ExpertGemm
 from quire.kernels.instruction import Cost, Instruction, StepShape
 from quire.kernels.latent_attention import LatentAttend
@@ -256,12 +258,14 @@ def _collectives(phase: Phase) -> Sequence[Quantity]:
     one, step = sums[-1]
     assert isinstance(one, AllReduce)
     width = one.out.width
-    num_layers = len(phase.rank.cache_specs)
+    num_layers = phase.config.model.num_layers
+    of_embeddings = sum(isinstance(before, Embed) and type(item) is AllReduce
+                        for (before, _), (item, _) in pairwise(phase.instructions))  # fmt: skip
     found = [
         Quantity("all-reduce", one.num_bytes(step), "B", "tokens · width · bytes",
                  f"{step.num_tokens} · {width} · {one.value_bytes}"),
-        Quantity("all-reduces per layer", (len(sums) - 1) // num_layers, "", "(all-reduces - the embedding's) / layers",
-                 f"({len(sums)} - 1) / {num_layers}"),
+        Quantity("all-reduces per layer", (len(sums) - of_embeddings) / num_layers, "",
+                 "(all-reduces - the embedding's) / layers", f"({len(sums)} - {of_embeddings}) / {num_layers}"),
         Quantity("sent per rank", phase.bytes_sent, "B", "Σ 2 (N - 1) / N · all-reduce + (N - 1) / N · logits",
                  f"N = {one.num_ranks}"),
     ]  # fmt: skip

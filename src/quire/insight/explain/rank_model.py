@@ -26,6 +26,7 @@ from quire.runtime.plan.emit import place_buffers
 from quire.runtime.plan.lower import lower
 from quire.runtime.plan.packed_weights import choose_formats
 from quire.runtime.plan.trace import trace_model
+from quire.runtime.ranks import VALUE_BYTES
 from quire.weights.checkpoint import Checkpoint
 
 _LAYER = re.compile(r"(^|\.)(\d+)(?=\.)")
@@ -109,7 +110,8 @@ def trace_rank(config: EngineConfig, checkpoint: Checkpoint, tp: int) -> RankMod
     Raises: ConfigError if `tp` does not divide the model; UnsupportedModelError for a model that cannot be traced.
     """
     model_config = config.model
-    group: Group = SINGLE if tp == 1 else RecordingGroup(0, tp, DTYPES[config.dtype], model_config.vocab_size)
+    value_bytes = VALUE_BYTES if config.uses_plan else DTYPES[config.dtype]
+    group: Group = SINGLE if tp == 1 else RecordingGroup(0, tp, value_bytes, model_config.vocab_size)
     check_split(config, checkpoint, group)
     with torch.device("meta"):
         model = make_model(model_config.hf_config, group, config.scheduler.max_model_len)

@@ -74,7 +74,7 @@ class StoredPlacement(msgspec.Struct, frozen=True, array_like=True):
         stored_rows: the first of the tensor's stored rows, and their number: of a stack they are one part; None if all
             are read as one (`WeightTensor.taps_first`).
         has_own_order: rows are in `row_order`, int64, or None for as stored; else in the order of the checkpoint's.
-        rows: see `Placement`.
+        rows, columns: see `Placement`.
     """
 
     parameter_name: str
@@ -87,6 +87,7 @@ class StoredPlacement(msgspec.Struct, frozen=True, array_like=True):
     has_own_order: bool
     row_order: bytes | None
     rows: tuple[int, int] | None
+    columns: tuple[int, int] | None
 
 
 class Parameter(msgspec.Struct, frozen=True, array_like=True):
@@ -116,7 +117,7 @@ def load_plan(
 
     Raises: as `plan_model`.
     """
-    key = None if config.num_ranks > 1 else plan_key(config, checkpoint, layer_groups)
+    key = plan_key(config, checkpoint, layer_groups, links.rank)
     stored = None if key is None else read("plan", key, StoredPlan)
 
     def recording() -> "Recording":
@@ -164,8 +165,8 @@ def make_model_config(
     return config
 
 
-def plan_key(config: EngineConfig, checkpoint: Checkpoint, layer_groups: tuple[int, ...]) -> str | None:
-    """Return the key of a plan; None where plans are not kept: random weights, chosen kernels, or switched off."""
+def plan_key(config: EngineConfig, checkpoint: Checkpoint, layer_groups: tuple[int, ...], rank: int = 0) -> str | None:
+    """Return the key of a rank's plan; None where plans are not kept: random weights, chosen kernels, switched off."""
     if config.options.load_format == "dummy" or os.environ.get("QUIRE_KERNELS"):
         return None
     options = {name: value for name, value in asdict(config.options).items() if name not in INDIFFERENT}
@@ -173,7 +174,7 @@ def plan_key(config: EngineConfig, checkpoint: Checkpoint, layer_groups: tuple[i
     scheduler = config.scheduler
     return make_key(
         config.model.hf_config, options, tensors, config.dtype, config.kv_dtype, config.keeps_stored_weights,
-        scheduler.max_model_len, scheduler.block_size, layer_groups,
+        scheduler.max_model_len, scheduler.block_size, layer_groups, rank,
     )  # fmt: skip
 
 
@@ -211,6 +212,12 @@ def write(kind: str, key: str, value: Any) -> None:
             old.unlink(missing_ok=True)
     except (OSError, msgspec.MsgspecError, TypeError, ValueError) as error:
         logger.debug("the plan is not kept in %s: %s", path, error)
+
+
+def has_plan(config: EngineConfig, checkpoint: Checkpoint) -> bool:
+    """Return whether the plan of rank 0 is kept: the model was split so before."""
+    key = plan_key(config, checkpoint, config.scheduler.layer_groups) if config.uses_plan else None
+    return key is not None and _path("plan", key).exists()
 
 
 def forget(kind: str, key: str) -> None:
@@ -267,14 +274,15 @@ def _described(placement: Placement, tensors: Mapping[str, WeightTensor]) -> Sto
     described = StoredPlacement(
         placement.parameter_name, placement.first_row, tensor.name, tensor.shape,
         None if is_flat else (first, len(tensor.stored)),
-        tensor.is_transposed, tensor.offset, has_own_order, order, placement.rows,
+        tensor.is_transposed, tensor.offset, has_own_order, order, placement.rows, placement.columns,
     )  # fmt: skip
     return described if _memory(_tensor_of(described, tensors)) == _memory(tensor) else None
 
 
 def _restored(item: StoredPlacement, tensors: Mapping[str, WeightTensor]) -> Placement:
     tensor = _tensor_of(item, tensors)
-    part = tensor if item.rows is None else tensor.part(slice(*item.rows), slice(None))
+    columns = slice(None) if item.columns is None else slice(*item.columns)
+    part = tensor if item.rows is None else tensor.part(slice(*item.rows), columns)
     return Placement(part, item.parameter_name, item.first_row)
 
 
