@@ -6,6 +6,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from benchmarks.server_process import ServerProcess, quire_serve
@@ -144,6 +145,7 @@ def test_served_alone_with_keep_alive_a_model_is_loaded_on_demand(directory: Pat
     with serving(directory, "--keep-alive", "0", **plans) as server:
         assert server.chat(1)[0] == 200
         server.wait_until("/health?model=tiny", 503)
+        psutil.wait_procs(engines(server.process.pid), timeout=10)
         assert engines(server.process.pid) == []
         assert server.chat(1)[0] == 200
         server.wait_until("/health?model=tiny", 503)
