@@ -63,25 +63,28 @@ inline void multiply(const Weight& weight, const Rows& x, int64_t first, int64_t
   }
 }
 
-// A product is cut into panels of 32 outputs and these into blocks of rows. A thread's share are consecutive pieces,
-// panel by panel: it streams its own weights, and shares at most two panels with others. Products that dequantise go
-// block of rows by block of rows, each of which stays in L2 for all of its panels.
+// A product is cut into panels of 32 outputs and these into blocks of rows. A thread's share are consecutive pieces.
+// With few rows they go panel by panel: a thread streams its own weights, and shares at most two panels with others.
+// With many they go block of rows by block of rows, each of which stays in L2 for all of its panels, and the next op of
+// this thread finds most of its rows there.
 struct Pieces {
   int64_t num_rows, row_blocks, num_outputs;
-  bool by_rows;
   int64_t panels, count;
+  bool by_rows;
 
   // `dequantises`: each piece dequantises its weights.
   Pieces(int64_t rows, int64_t outputs, int64_t num_threads, bool dequantises)
-      : num_rows(rows), num_outputs(outputs), by_rows(dequantises), panels((outputs + kPanelWidth - 1) / kPanelWidth) {
-    const int64_t lowest = dequantises ? kPanelRows : 4;
-    int64_t height = dequantises ? kMostPieceRows / 2 : kPanelRows;
+      : num_rows(rows), num_outputs(outputs), panels((outputs + kPanelWidth - 1) / kPanelWidth) {
     // Eight pieces for each thread, so that none has an eighth more than another; but rows share a panel's weights.
-    while (height > lowest && panels * blocks_of(height) < 8 * num_threads) height /= 2;
+    const int64_t fewest = 8 * num_threads;
+    by_rows = dequantises || (rows >= 2 * kPanelRows && panels * (rows / kPanelRows) >= fewest);
+    const int64_t lowest = by_rows ? kPanelRows : 4;
+    int64_t height = dequantises ? kMostPieceRows / 2 : kPanelRows;
+    while (height > lowest && panels * blocks_of(height) < fewest) height /= 2;
     row_blocks = blocks_of(height);
     count = rows == 0 ? 0 : panels * row_blocks;
   }
-  // Of at most `height` rows; where each dequantises, of at least as many, as far as there are.
+  // Of at most `height` rows; where blocks come first, of at least as many, as far as there are.
   int64_t blocks_of(int64_t height) const {
     if (by_rows) return num_rows < height ? 1 : num_rows / height;
     return (num_rows + height - 1) / height;

@@ -93,6 +93,8 @@ SHAPES = [(1, 1, 1), (2, 16, 2), (1, 40, 300), (3, 17, 31), (4, 33, 129), (5, 48
 SHAPES += [(8, 31, 128), (9, 64, 255), (17, 16, 256), (70, 33, 301)]
 # With this many outputs a thread multiplies up to 64 rows at once; the others are cut into fewer rows.
 SHAPES += [(31, 273, 35), (34, 280, 259), (70, 273, 301)]
+# A block of rows goes through all outputs before the next one.
+SHAPES += [(150, 273, 35)]
 
 
 @pytest.mark.parametrize("weight_format", FLOATS)

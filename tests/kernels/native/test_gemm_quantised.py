@@ -215,7 +215,7 @@ def test_a_row_alone_is_the_row_in_a_batch(format_name: str, isa: str) -> None:
     assert len(list(each_isa(all_ways, [isa]))) == 1
 
 
-@pytest.mark.parametrize("shape", [(1, 576), (6, 960), (11, 40), (64, 50), (70, 96), (200, 32)])
+@pytest.mark.parametrize("shape", [(1, 576), (6, 960), (11, 40), (64, 50), (70, 96), (200, 32), (150, 700)])
 @pytest.mark.parametrize("options", [{}, {"out": "q8", "gated": True, "activation": "silu"}, {"out": "bf16"}])
 def test_the_number_of_threads_changes_nothing(shape: tuple[int, int], options: dict[str, Any]) -> None:
     num_rows, num_outputs = shape

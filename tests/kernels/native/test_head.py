@@ -46,7 +46,7 @@ def logits_of(packed: Packed, acts: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("format_name", [*STORED, "f32"])
-@pytest.mark.parametrize("shape", [(1, 49), (2, 1), (3, 700), (9, 96), (70, 200)])
+@pytest.mark.parametrize("shape", [(1, 49), (2, 1), (3, 700), (9, 96), (70, 200), (150, 700)])
 def test_the_largest_logit_wins(format_name: str, shape: tuple[int, int]) -> None:
     num_rows, num_outputs = shape
     width = whole_blocks(format_name, 64)
