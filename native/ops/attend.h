@@ -59,8 +59,7 @@ int64_t make_runs(const KvLayer& kv, const AttendRows& rows, const TileKeys& til
 }
 
 // All rows' scores to weights; int8: and the weights' scales to `factors`. Where seen_of(row) is constant, as in most
-// tiles of a long prompt, loops over groups have no ends to compute: attention of 2,048 tokens takes 4 to 5 % less
-// time.
+// tiles of a long prompt, loops over groups have no ends to compute.
 template <class Kv, class SeenOf>
 void soften_rows(const AttendOp& op, const AttendRows& rows, const Stream& stream, const TileKeys& tile, float* factors,
                  SeenOf seen_of) {
