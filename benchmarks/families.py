@@ -4,7 +4,7 @@
 
 Each model has about 0.5 billion parameters: Llama's width and layers as far as its structure allows, with head sizes
 of published models. *Share* is the time of the roofline (`quire explain`) divided by the measured time; *of Llama* is
-that share divided by Llama's. Llama is measured in every run. Next to read: `insight/explain/phases.py`.
+that share divided by Llama's, which is measured by turns with each family. Next to read: `insight/explain/phases.py`.
 """
 
 import argparse
@@ -12,8 +12,7 @@ import gc
 import importlib
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +36,10 @@ from quire.weights.sources import ModelFiles
 
 CONTEXT, PROMPT, STREAMS = 128, 512, (1, 8)
 REFERENCE = "llama"
-NUM_DECODED, ROUNDS = 32, 2
-"""Tokens per stream, and measurements of a case, of which the faster one counts."""
+NUM_DECODED, ROUNDS = 32, 4
+"""Tokens per stream, and turns of a case, of which the fastest counts."""
+CASES = {f"tg@{count}": ((CONTEXT - 1, 1),) * count for count in STREAMS} | {f"pp{PROMPT}": ((0, PROMPT),)}
+"""Per case the tokens already computed and those of the step, of each request."""
 SIZES = {"vocab_size": 32000, "hidden_size": 1536, "num_hidden_layers": 16, "max_position_embeddings": 2048}
 LLAMA = {
     **SIZES, "intermediate_size": 4608, "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 128,
@@ -112,34 +113,85 @@ FAMILIES: dict[str, dict[str, Any]] = {
 """`model_type` → config. Models that see images have the language model of another family, and are left out."""
 
 
-def measure(family: str, device: Device, *, with_ops: bool) -> tuple[dict[str, Any], dict[str, Phase]]:
-    """Return per case the measured seconds, with `with_ops` those of each kind of op too, and the work of its step."""
-    (architecture,) = importlib.import_module(f"quire.models.{family}").ARCHITECTURES
-    fields = {"model_type": family, "architectures": [architecture], **FAMILIES[family]}
-    streams, length = max(STREAMS), max(PROMPT + 1, CONTEXT + NUM_DECODED)
-    options = EngineOptions.from_kwargs(
-        family, load_format="dummy", device="cpu", quantization="int8", max_model_len=length, max_num_seqs=streams,
-        kv_cache_memory_bytes=1 << 30, enable_prefix_caching=False, max_num_batched_tokens=PROMPT * 2,
-    )  # fmt: skip
-    config = resolve(options, detect_hardware("cpu"), ModelRegistry.make_model_config(fields))
-    checkpoint = Checkpoint(ModelFiles(family, Path(family), "hf", family), "config", fields, {}, {}, {})
-    rank = trace_rank(config, checkpoint, 1)
-    engine = LLMEngine(config, InProcessExecutor.create(config, checkpoint))
-    found, phases = dict[str, Any](), {}
-    cases = {f"tg@{count}": ((CONTEXT - 1, 1),) * count for count in STREAMS} | {f"pp{PROMPT}": ((0, PROMPT),)}
-    for name, requests in cases.items():
-        step = StepShape(requests, len(requests), KV_FORMATS[config.kv_dtype], config.tile_rows)
-        tokens = sum(count for _, count in requests)
-        seconds = min(_time(engine, requests) for _ in range(ROUNDS))
-        found[name] = {"tok_per_s": tokens / seconds, "seconds": seconds, "parameters": config.model.num_parameters}
-        phases[name] = Phase("", step, config, rank, device)
-        if with_ops:
-            engine.op_period, seen = 1, engine.events.num_recorded
-            _time(engine, requests)
-            engine.op_period = 0
-            found[name]["ops_ms"] = _op_times(engine, seen, len(requests), is_prompt=len(requests) * PROMPT == tokens)
-    engine.shutdown()
-    return found, phases
+class Family:
+    """A model in the structure of a family, with an engine that stays loaded until it is closed."""
+
+    def __init__(self, family: str) -> None:
+        (architecture,) = importlib.import_module(f"quire.models.{family}").ARCHITECTURES
+        fields = {"model_type": family, "architectures": [architecture], **FAMILIES[family]}
+        streams, length = max(STREAMS), max(PROMPT + 1, CONTEXT + NUM_DECODED)
+        options = EngineOptions.from_kwargs(
+            family, load_format="dummy", device="cpu", quantization="int8", max_model_len=length, max_num_seqs=streams,
+            kv_cache_memory_bytes=1 << 30, enable_prefix_caching=False, max_num_batched_tokens=PROMPT * 2,
+        )  # fmt: skip
+        self._config = resolve(options, detect_hardware("cpu"), ModelRegistry.make_model_config(fields))
+        checkpoint = Checkpoint(ModelFiles(family, Path(family), "hf", family), "config", fields, {}, {}, {})
+        self._rank = trace_rank(self._config, checkpoint, 1)
+        self._engine = LLMEngine(self._config, InProcessExecutor.create(self._config, checkpoint))
+        self.num_parameters = self._config.model.num_parameters
+
+    def close(self) -> None:
+        """Free the model."""
+        self._engine.shutdown()
+
+    def seconds(self, case: str) -> float:
+        """Return the seconds of one step of a case."""
+        requests = CASES[case]
+        start, count = requests[0]
+        if count > 1:
+            return prefill_seconds(self._engine, count)
+        return decode_seconds(self._engine, len(requests), start + 1 - NUM_DECODED // 2, NUM_DECODED)
+
+    def phase(self, case: str, device: Device) -> Phase:
+        """Return the work of a case's step on a device."""
+        requests = CASES[case]
+        step = StepShape(requests, len(requests), KV_FORMATS[self._config.kv_dtype], self._config.tile_rows)
+        return Phase("", step, self._config, self._rank, device)
+
+    def op_times(self, case: str) -> dict[str, float]:
+        """Return milliseconds per kind of op of an average step: the prompt's, or one in which all requests decode."""
+        wanted = len(CASES[case]), CASES[case][0][1] > 1
+        self._engine.op_period, seen = 1, self._engine.events.num_recorded
+        self.seconds(case)
+        self._engine.op_period = 0
+        ops, totals, num_steps = dict[Any, Any](), defaultdict[str, float](float), 0
+        for event in self._engine.events.since(seen):
+            if event.kind is EventKind.OPS:
+                ops[event.data["step_id"]] = event.data["ops"]
+            elif event.kind is EventKind.STEP and (event.data["num_requests"], event.data["has_prompts"]) == wanted:
+                num_steps += event.data["num_iterations"]
+                for op in ops[event.data["step_id"]]:
+                    totals[op.name.split(":")[0]] += op.microseconds / 1000
+        by_time = sorted(totals.items(), key=lambda x: -x[1])
+        return {name: round(total / max(num_steps, 1), 3) for name, total in by_time}
+
+
+@dataclass(slots=True)
+class Measured:
+    """Seconds of a family's step, those of Llama's in the turns between, and the work of both."""
+
+    seconds: float
+    reference_seconds: float
+    phase: Phase
+    reference_phase: Phase
+
+    def share(self, device: Device) -> float:
+        """Return the roofline's time divided by the measured one."""
+        return replace(self.phase, device=device).floor_s / self.seconds
+
+    def of_reference(self, device: Device) -> float:
+        """Return the share divided by Llama's."""
+        return self.share(device) * self.reference_seconds / replace(self.reference_phase, device=device).floor_s
+
+
+def measure(family: Family, reference: Family, device: Device) -> dict[str, Measured]:
+    """Time each case of a family by turns with Llama's, of which the fastest count."""
+    found = {}
+    for case in CASES:
+        turns = [(reference.seconds(case), family.seconds(case)) for _ in range(ROUNDS)]
+        of_reference, seconds = (min(times) for times in zip(*turns, strict=True))
+        found[case] = Measured(seconds, of_reference, family.phase(case, device), reference.phase(case, device))
+    return found
 
 
 def measure_device() -> Device:
@@ -147,45 +199,27 @@ def measure_device() -> Device:
     return Device(detect_hardware("cpu"), measure_limits("cpu", ("int8", "bf16", "fp32")), "measured now")
 
 
-def _time(engine: LLMEngine, requests: Sequence[tuple[int, int]]) -> float:
-    start, count = requests[0]
-    if count > 1:
-        return prefill_seconds(engine, count)
-    return decode_seconds(engine, len(requests), start + 1 - NUM_DECODED // 2, NUM_DECODED)
-
-
-def _op_times(engine: LLMEngine, seen: int, num_requests: int, *, is_prompt: bool) -> dict[str, float]:
-    """Return milliseconds per kind of op of an average step: the prompt's, or one in which all requests decode."""
-    ops, totals, num_steps, wanted = dict[Any, Any](), defaultdict[str, float](float), 0, (num_requests, is_prompt)
-    for event in engine.events.since(seen):
-        if event.kind is EventKind.OPS:
-            ops[event.data["step_id"]] = event.data["ops"]
-        elif event.kind is EventKind.STEP and (event.data["num_requests"], event.data["has_prompts"]) == wanted:
-            num_steps += event.data["num_iterations"]
-            for op in ops[event.data["step_id"]]:
-                totals[op.name.split(":")[0]] += op.microseconds / 1000
-    return {name: round(total / max(num_steps, 1), 3) for name, total in sorted(totals.items(), key=lambda x: -x[1])}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--families", default=",".join(FAMILIES), help="separated by commas  [all]")
     parser.add_argument("--ops", action="store_true", help="print milliseconds per kind of operation too")
     arguments = parser.parse_args()
-    chosen = [name for name in arguments.families.split(",") if name != REFERENCE]
+    chosen = arguments.families.split(",")
     unknown = set(chosen) - FAMILIES.keys()
     if unknown:
         parser.error(f"no family is named {', '.join(sorted(unknown))}; known are {', '.join(FAMILIES)}")
     device = measure_device()
-    measured = {}
-    for family in (REFERENCE, *chosen):
-        measured[family] = measure(family, device, with_ops=arguments.ops)
+    reference = Family(REFERENCE)
+    measured, num_parameters = {}, {}
+    for name in chosen:
+        family = Family(name)
+        measured[name], num_parameters[name] = measure(family, reference, device), family.num_parameters
+        for case, found in measured[name].items():
+            ops = family.op_times(case) if arguments.ops else ""
+            print(f"{name} {case} {found.seconds * 1e3:.1f} ms {ops}", file=sys.stderr, flush=True)
+        family.close()
+        del family
         gc.collect()
-        found = measured[family][0]
-        shown = "".join(
-            f", {case} {values['seconds'] * 1e3:.1f} ms {values.get('ops_ms', '')}" for case, values in found.items()
-        )
-        print(f"{family}{shown}", file=sys.stderr, flush=True)
     # Other programs may have disturbed the first measurement of the limits.
     again = measure_device()
     rates = {name: max(rate, again.limits.flops_per_s[name]) for name, rate in device.limits.flops_per_s.items()}
@@ -193,16 +227,13 @@ def main() -> None:
     device = replace(device, limits=MachineLimits(read, rates))
     shown = ", ".join(f"{rate / 1e9:.0f} GFLOP/s in {name}" for name, rate in rates.items())
     print(f"{cpu_name()}, {device.hardware.num_threads} cores; {read / 1e9:.1f} GB/s read; {shown}")
-    for family, (found, phases) in measured.items():
+    for name, cases in measured.items():
         cells = []
-        for case, values in found.items():
-            values["floor_s"] = replace(phases[case], device=device).floor_s
-            values["share"] = values["floor_s"] / values["seconds"]
-            values["of_llama"] = values["share"] / measured[REFERENCE][0][case]["share"]
-            cells += [f"{values['tok_per_s']:.4g}", f"{values['share']:.2f}", f"{values['of_llama']:.2f}"]
-            if arguments.ops:
-                print(f"  {family} {case} {values['seconds'] * 1e3:.1f} ms: {values['ops_ms']}")
-        print(f"| `{family}` | {values['parameters'] / 1e6:.0f} M | {' | '.join(cells)} |")
+        for case, found in cases.items():
+            num_tokens = sum(count for _, count in CASES[case])
+            cells += [f"{num_tokens / found.seconds:.4g}", f"{found.share(device):.2f}"]
+            cells += [f"{found.of_reference(device):.2f}"]
+        print(f"| `{name}` | {num_parameters[name] / 1e6:.0f} M | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":
