@@ -126,18 +126,18 @@ def replicas_between(before: Metrics, after: Metrics) -> list[ReplicaLoad]:
     replica is.
     """
     names = after.values_of(f"{REPLICA}_up", "replica")
-    replicas = [_replica_between(before, after, name, replica=name) for name in names]
-    return [*replicas, _replica_between(before, after, f"all {len(names)}")]
+    telling = frozenset(after.values_of(f"{REPLICA}_generation_tokens", "replica"))
+    replicas = [_replica_between(before, after, name, name in telling, replica=name) for name in names]
+    return [*replicas, _replica_between(before, after, f"all {len(names)}", True)]
 
 
-def _replica_between(before: Metrics, after: Metrics, name: str, **labels: str) -> ReplicaLoad:
+def _replica_between(before: Metrics, after: Metrics, name: str, tells_tokens: bool, **labels: str) -> ReplicaLoad:
     seconds = max(after.time_s - before.time_s, 1e-9)
 
     def change(metric: str) -> float:
         return change_between(before, after, metric, **labels)
 
     prompt_tokens = change("quire_router_prompt_tokens_total")
-    tells_tokens = labels.get("replica", "") in ("", *after.values_of(f"{REPLICA}_generation_tokens", "replica"))
     return ReplicaLoad(
         name=name,
         is_ready=bool(after.value(f"{REPLICA}_up", **labels)),
