@@ -250,34 +250,6 @@ inline float largest(F32x16 a) {
 }
 #endif
 
-// out[r * stride + t] = sum(a[r][t]), the same bits.
-inline void store_sums(const F32x16 (&a)[4][4], float* out, int64_t stride) {
-#if defined(__AVX512F__)
-  // The halves, quarters and pairs that `sum` adds, of two vectors at once. Quarters hold rows 0, 2, 1 and 3.
-  __m512 eight[8], four[4], two[2];
-  QUIRE_UNROLL for (int i = 0; i < 8; ++i) {
-    const __m512 x = a[i / 4][i % 4].v, y = a[i / 4 + 2][i % 4].v;
-    eight[i] = _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x44), _mm512_shuffle_f32x4(x, y, 0xee));
-  }
-  QUIRE_UNROLL for (int i = 0; i < 4; ++i) {
-    const __m512 x = eight[i], y = eight[i + 4];
-    four[i] = _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xdd));
-  }
-  QUIRE_UNROLL for (int i = 0; i < 2; ++i) {
-    two[i] = _mm512_add_ps(_mm512_unpacklo_ps(four[i], four[i + 2]), _mm512_unpackhi_ps(four[i], four[i + 2]));
-  }
-  const __m512 sums = _mm512_add_ps(_mm512_unpacklo_ps(two[0], two[1]), _mm512_unpackhi_ps(two[0], two[1]));
-  _mm_storeu_ps(out, _mm512_castps512_ps128(sums));
-  _mm_storeu_ps(out + 2 * stride, _mm512_extractf32x4_ps(sums, 1));
-  _mm_storeu_ps(out + stride, _mm512_extractf32x4_ps(sums, 2));
-  _mm_storeu_ps(out + 3 * stride, _mm512_extractf32x4_ps(sums, 3));
-#else
-  for (int r = 0; r < 4; ++r) {
-    for (int t = 0; t < 4; ++t) out[r * stride + t] = sum(a[r][t]);
-  }
-#endif
-}
-
 // fp32 to bf16: nearest, ties to even; NaN stays NaN.
 inline uint16_t to_bf16(float value) {
   uint32_t bits;

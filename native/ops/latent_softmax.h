@@ -40,7 +40,6 @@ void dot_block(Matrix<const float> q, Matrix<const float> k, int64_t width, Matr
       QUIRE_UNROLL for (int t = 0; t < kTokens; ++t) sums[r][t] = fma(query, keys[t], sums[r][t]);
     }
   }
-  if constexpr (kRows == 4 && kTokens == 4) return store_sums(sums, out.data, out.stride);
   QUIRE_UNROLL for (int r = 0; r < kRows; ++r) {
     QUIRE_UNROLL for (int t = 0; t < kTokens; ++t) out.row(r)[t] = sum(sums[r][t]);
   }
