@@ -13,7 +13,7 @@ import numpy as np
 
 from quire.errors import ModelFileError, UnsupportedModelError
 from quire.weights.gguf_architectures import ARCHITECTURES, MIXTRAL, Architecture
-from quire.weights.gguf_names import huggingface_name, is_rotary_projection, rotary_row_order
+from quire.weights.gguf_names import LAYER_PARTS, TOP_PARTS, huggingface_name, is_rotary_projection, rotary_row_order
 from quire.weights.gguf_rope import llama3_factors
 from quire.weights.weight_tensor import WeightTensor
 
@@ -44,7 +44,7 @@ def architecture_for(config: Mapping[str, Any]) -> tuple[str, Architecture]:
     name = SAME_FILES.get(model_type) or next(
         (name for name, found in ARCHITECTURES.items() if found.model_type == model_type), None
     )
-    if name is None or ARCHITECTURES[name].has_state or not ARCHITECTURES[name].is_written:
+    if name is None or not ARCHITECTURES[name].is_written:
         raise UnsupportedModelError(
             f"model_type '{model_type}' has no GGUF names here; convert the model with llama.cpp's "
             "convert_hf_to_gguf.py, then quantise the result"
@@ -116,10 +116,11 @@ def name_tensors(
     """
     _, architecture = architecture_for(config)
     head_size: int = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    parts: list[tuple[int | None, str]] = [(None, part) for part in ("token_embd", architecture.final_norm, "output")]
-    parts += [(layer, part) for layer in range(config["num_hidden_layers"]) for part in architecture.parts]
+    parts: list[tuple[int | None, str]] = [(None, part) for part in TOP_PARTS]
+    by_layer = {**LAYER_PARTS, **architecture.names}
+    parts += [(layer, part) for layer in range(config["num_hidden_layers"]) for part in by_layer]
     found: dict[str, tuple[str | None, list[WeightTensor]]] = {}
-    used = set()
+    used: set[str] = set()
     for layer, part in parts:
         for kind in ("weight", "bias"):
             name = f"{part}.{kind}" if layer is None else f"blk.{layer}.{part}.{kind}"
@@ -127,7 +128,7 @@ def name_tensors(
             if hf_name is None or (part == "output" and config.get("tie_word_embeddings")):
                 continue
             names = [hf_name.replace("*", str(index)) for index in range(_count(hf_name, tensors))]
-            if not all(name in tensors for name in names):
+            if not names or used.intersection(names) or not all(name in tensors for name in names):
                 continue
             used |= set(names)
             stored = [_in_file_order(tensors[each], name, architecture, head_size) for each in names]

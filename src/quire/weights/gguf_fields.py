@@ -27,10 +27,11 @@ SIGMOID = 2
 def add_fields(file: GGUFFile, metadata: Metadata, config: Config) -> None:
     """Add to `config`, or replace in it, what the architecture needs. Raises: ModelFileError, UnsupportedModelError."""
     FIELDS[metadata.architecture](file, metadata, config)
-    if architecture_of(metadata.values).has_experts:
+    if metadata.value("expert_count", 0):
+        architecture = architecture_of(metadata.values)
         config |= {
-            architecture_of(metadata.values).expert_count: metadata.integer("expert_count"),
-            architecture_of(metadata.values).expert_used_count: metadata.integer("expert_used_count"),
+            architecture.expert_count: metadata.integer("expert_count"),
+            architecture.expert_used_count: metadata.integer("expert_used_count"),
         }
 
 
@@ -267,7 +268,7 @@ def _mamba2(file: GGUFFile, metadata: Metadata, config: Config) -> None:
 
 def _granitehybrid(file: GGUFFile, metadata: Metadata, config: Config) -> None:
     _granite(file, metadata, config)
-    sizes, has_experts = StateSizes.read(metadata), architecture_of(metadata.values).has_experts
+    sizes, has_experts = StateSizes.read(metadata), metadata.value("expert_count", 0) != 0
     counts = metadata.counts("attention.head_count_kv", config["num_hidden_layers"])
     shared = "expert_shared_feed_forward_length" if has_experts else "feed_forward_length"
     config |= {
