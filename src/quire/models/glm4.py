@@ -19,25 +19,20 @@ from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_rope import read_rope
 from quire.models.llama import LlamaForCausalLM, LlamaLayer
 
-DEFAULT_HEAD_SIZE = 128
 DEFAULT_ROTATED_SHARE = 0.5
-DEFAULT_EPSILON = 1.5625e-7
 
 
 @dataclass(frozen=True, kw_only=True)
 class GLM4Config(LlamaConfig):
     """Llama's fields."""
 
+    defaults: ClassVar[Mapping[str, Any]] = {"head_dim": 128, "rms_norm_eps": 1.5625e-7, "attention_bias": True}
+    required: ClassVar[Mapping[str, Any]] = {"mlp_bias": False}
+
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
         """See `LlamaConfig.read`."""
-        reader.require("mlp_bias", False)
-        return super().read(reader) | {
-            "head_size": reader.integer("head_dim", DEFAULT_HEAD_SIZE),
-            "rms_norm_epsilon": reader.number("rms_norm_eps", DEFAULT_EPSILON),
-            "qkv_bias": reader.flag("attention_bias", True),
-            "output_bias": False,
-        }
+        return super().read(reader) | {"output_bias": False}
 
     @classmethod
     def read_rope(cls, reader: HFConfigReader) -> RopeConfig:

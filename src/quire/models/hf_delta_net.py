@@ -3,8 +3,9 @@
 Next to read: `qwen3_next.py`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from quire.cache_spec import CacheSpec, PagedKV, RecurrentState
 from quire.kernels.recurrence import MAX_TAPS
@@ -15,11 +16,8 @@ from quire.models.hf_hybrid import read_recurrent_layers
 from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_rope import read_rope
 
-DEFAULT_HEAD_SIZE = 256
 DEFAULT_ROTATED_SHARE = 0.25
 DEFAULT_INTERVAL = 4
-FIELDS_OF_OTHER_PARTS = ("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
-"""Of the heads that predict further tokens, which are not loaded, and of the state's type, which is fp32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,17 +30,15 @@ class DeltaNetConfig(LlamaConfig):
     key_size: int
     value_size: int
     num_taps: int
+    defaults: ClassVar[Mapping[str, Any]] = {"head_dim": 256}
+    required: ClassVar[Mapping[str, Any]] = {"attn_output_gate": True, "use_sliding_window": False, "mlp_bias": False}
+    unused = ("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
+    """Of the heads that predict further tokens, which are not loaded, and of the state's type, which is fp32."""
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
         """See `LlamaConfig.read`."""
-        for name in FIELDS_OF_OTHER_PARTS:
-            reader.raw(name)
-        reader.require("attn_output_gate", True)
-        reader.require("use_sliding_window", False)
-        reader.require("mlp_bias", False)
-        head_size = reader.integer("head_dim", DEFAULT_HEAD_SIZE)
-        fields = super().read(reader) | {"head_size": head_size}
+        fields = super().read(reader)
         sizes = {
             "num_key_heads": reader.integer("linear_num_key_heads", 16),
             "num_value_heads": reader.integer("linear_num_value_heads", 32),

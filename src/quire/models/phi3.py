@@ -21,15 +21,15 @@ OLD_NAMES_OF_LONGROPE = ("su", "yarn")
 class Phi3Config(LlamaConfig):
     """Llama's fields, with one window in all layers."""
 
+    required: ClassVar[Mapping[str, Any]] = {
+        **dict.fromkeys(("attention_bias", "mlp_bias", "lm_head_bias"), False), "full_attn_mod": 1,
+        "interpolate_factor": 1,
+    }  # fmt: skip
+    unused = ("resid_pdrop", "embd_pdrop")
+
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
         """See `LlamaConfig.read`."""
-        for name in ("attention_bias", "mlp_bias", "lm_head_bias"):
-            reader.require(name, False)
-        for name in ("full_attn_mod", "interpolate_factor"):
-            reader.require(name, 1)
-        for name in ("resid_pdrop", "embd_pdrop"):
-            reader.raw(name)
         fields = super().read(reader)
         return fields | {"windows": (reader.optional_integer("sliding_window"),) * fields["num_layers"]}
 
