@@ -150,8 +150,8 @@ def name_tensors(
             used |= set(names)
             stored = [_in_file_order(tensors[each], name, architecture, head_size) for each in names]
             found[name] = (None if "*" in hf_name else hf_name, stored)
-    harmless = ("inv_freq", ".attn.bias", ".masked_bias", "attention.bias")  # masks, of old files
-    harmless += ("lm_head.weight", "embed_out.weight") if config.get("tie_word_embeddings") else ()
+    heads = ("lm_head.weight", "embed_out.weight") if config.get("tie_word_embeddings") else ()
+    harmless = ("inv_freq", ".attn.bias", ".masked_bias", "attention.bias", *heads)  # biases: masks, of old files
     left = [name for name in tensors if name not in used and not name.endswith(harmless)]
     if left:
         raise UnsupportedModelError(f"tensor {left[0]} has no GGUF name here; use llama.cpp's converter")

@@ -193,7 +193,8 @@ class RoundedTensor(WeightTensor):
         values = self.source.to_numpy()
         scales = np.abs(values).max(axis=1, keepdims=True) / np.float32(E4M3_LARGEST)
         with np.errstate(invalid="ignore"):  # a row with a NaN or an infinity becomes NaN
-            return (round_to_e4m3(values / np.where(scales == 0, 1, scales)) * scales)[:, self.columns]
+            rounded: np.ndarray = round_to_e4m3(values / np.where(scales == 0, 1, scales)) * scales
+        return rounded[:, self.columns]
 
     def release(self) -> None:
         """Unmap the pages of the file until they are read again."""
