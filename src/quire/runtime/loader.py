@@ -176,7 +176,7 @@ def plan_placements(model: Any, tensors: Mapping[str, WeightTensor], quantizatio
     segments: Mapping[str, str] = getattr(model, "renamed_segments", {})
     unexpected = []
     for name, tensor in tensors.items():
-        named = _renamed(name, segments)
+        named = renamed(name, segments)
         target, part = target_of(named, model.renames, stacked)
         if target in parts_of and named.endswith(target) and part_names(target, stacked) != [target]:
             is_stack = len(tensor.shape) == parameters[target].ndim + 1
@@ -212,8 +212,8 @@ def stacked_params(model: Any) -> dict[str, tuple[str, ...]]:
     return found | dict(model.stacked_params)
 
 
-def _renamed(name: str, segments: Mapping[str, str]) -> str:
-    """A stored name with these parts of it, one segment or several, replaced."""
+def renamed(name: str, segments: Mapping[str, str]) -> str:
+    """Return a stored name with these parts of it, one segment or several, replaced."""
     for stored, ours in segments.items():
         name = f".{name}.".replace(f".{stored}.", f".{ours}.")[1:-1]
     return name

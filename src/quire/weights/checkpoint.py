@@ -107,6 +107,8 @@ def _named_tensors(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Weigh
         values = file.rows(stored)
         tensor = WeightTensor(name, stored.shape, stored.format.name, values, row_order, offset=offset)
         tensor = as_huggingface(tensor, sizes)
+        if name.endswith("shared_expert_gate.weight") and len(tensor.shape) == 1:  # as old files have it
+            tensor = replace(tensor, shape=(1, *tensor.shape))
         if "*" in name and tensor.shape[0] != num_experts:
             raise ModelFileError(f"{file.path}: '{shown}' is {tensor.shape}, which are not {num_experts} experts")
         matrices = tensor.unstacked() if "*" in name else [tensor]
