@@ -234,7 +234,17 @@ def in_model_order(model: Any, name: str, tensor: WeightTensor) -> WeightTensor:
     if len(tensor.shape) == 2 and any(segment in getattr(model, "transposed_params", ()) for segment in segments):
         return tensor.transposed()
     orders = getattr(model, "row_orders", {})
-    return next((tensor.with_rows(orders[segment]) for segment in segments if segment in orders), tensor)
+    return next((_with_rows(tensor, orders[segment]) for segment in segments if segment in orders), tensor)
+
+
+def _with_rows(tensor: WeightTensor, order: NDArray[np.int64]) -> WeightTensor:
+    """The rows in another order. Raises: ModelFileError if the model's configuration makes more or fewer of them."""
+    if len(order) != tensor.shape[0]:
+        raise ModelFileError(
+            f"the checkpoint has {tensor.name} {list(tensor.shape)}, but the model's configuration makes {len(order)} "
+            "rows: configuration and weights do not belong together"
+        )
+    return tensor.with_rows(order)
 
 
 def _unstacked(model: Any, target: str, tensor: WeightTensor) -> Iterator[WeightTensor]:
@@ -247,7 +257,7 @@ def _unstacked(model: Any, target: str, tensor: WeightTensor) -> Iterator[Weight
     order, is_transposed = getattr(model, "stack_orders", {}).get(name), name in getattr(model, "transposed_stacks", ())
     for part in tensor.unstacked():
         matrix = part.transposed() if is_transposed and part.format in FLOATS else part
-        yield matrix if order is None else matrix.with_rows(order)
+        yield matrix if order is None else _with_rows(matrix, order)
 
 
 def target_of(name: str, renames: Mapping[str, str], stacked: Mapping[str, tuple[str, ...]]) -> tuple[str, int]:

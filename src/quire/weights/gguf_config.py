@@ -69,6 +69,8 @@ def translate_config(file: GGUFFile) -> dict[str, Any]:
         "rms_norm_eps": metadata.number(architecture.epsilon_key),
         "rope_theta": metadata.number("rope.freq_base", 10000.0),
         "rope_scaling": None,
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "bos_token_id": metadata.token_id("bos_token_id", vocab_size),
         "eos_token_id": metadata.token_id("eos_token_id", vocab_size),

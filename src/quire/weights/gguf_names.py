@@ -55,7 +55,6 @@ TOP_PARTS = {
 }  # fmt: skip
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
-FACTOR_TENSORS = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 """Divisors of the rotary frequencies, which `gguf_rope.py` turns into `rope_scaling`."""
 _LAYER_TENSOR = re.compile(
     r"blk\.(0|[1-9][0-9]{0,8})\.(?:(?P<bare>ssm_[ad]|ffn_(?:gate_inp|down_exps)\.scale)|(?P<part>[a-z_]+[0-9]?[a-z_]*(?:\.[a-z_]+)?)\.(?P<kind>weight|bias))",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire.errors import ModelFileError, UnsupportedModelError
+from quire.errors import UnsupportedModelError
 from quire.weights.block_formats import BLOCK_FORMATS, BlockFormat, row_bytes
 
 if TYPE_CHECKING:
@@ -131,15 +131,7 @@ class WeightTensor:
         return replace(self, shape=(len(order),), stored=self.stored.reshape(1, -1), row_order=order)
 
     def with_rows(self, row_order: np.ndarray) -> "WeightTensor":
-        """The rows, or elements of a vector, in another order; nothing is read.
-
-        Raises: ModelFileError unless it has as many.
-        """
-        if len(row_order) != self.shape[0]:
-            raise ModelFileError(
-                f"weight '{self.name}' has {self.shape[0]} rows where the model's configuration makes {len(row_order)}:"
-                " configuration and weights do not belong together"
-            )
+        """The rows, or elements of a vector, in another order; nothing is read."""
         return replace(self, row_order=row_order if self.row_order is None else self.row_order[row_order])
 
     def plus(self, offset: float) -> "WeightTensor":
