@@ -22,7 +22,6 @@ class DeepseekV3Config(DeepseekV2Config):
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
         is_interleaved = reader.flag("rope_interleave", True)
         return super().read(reader) | {"is_interleaved": is_interleaved}
 

@@ -35,7 +35,6 @@ class Gemma2Config(LlamaConfig):
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
         fields = super().read(reader)
         window = reader.optional_integer("sliding_window") if reader.has("sliding_window") else DEFAULT_WINDOW
         scores, logits = cls.default_caps

@@ -3,10 +3,12 @@
 Next to read: `hf_wrapper.py`.
 """
 
+from typing import Any
+
 from quire.models.gemma3_text import Gemma3ForCausalLM
 from quire.models.hf_wrapper import without_images
 
-DEFAULTS = {
+DEFAULTS: dict[str, Any] = {
     "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 131072,
 }  # fmt: skip
 """Of Gemma 3; the configs name what differs."""

@@ -32,7 +32,6 @@ class Gemma3Config(Gemma2Config):
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
         local = read_rope_of_type(reader, SLIDING, theta_name="rope_local_base_freq", theta=DEFAULT_LOCAL_THETA)
         return super().read(reader) | {"local_rope": local}
 
@@ -60,7 +59,6 @@ class Gemma3ForCausalLM(Gemma2ForCausalLM):
         self.local_rotary = RotaryEmbedding.of(config.local_rope, config.head_size)
 
     def rotations(self, positions: torch.Tensor) -> Sequence[Rotation | None]:
-        """See `LlamaForCausalLM.rotations`."""
         local, full = self.local_rotary(positions), self.rotary(positions)
         return [full if window is None else local for window in self.config.windows]
 

@@ -155,7 +155,6 @@ class Gemma4ForCausalLM(Gemma2ForCausalLM):
         return RotaryEmbedding.of(config.rope, self.config.full_head_size)
 
     def rotations(self, positions: torch.Tensor) -> Sequence[Rotation | None]:
-        """See `LlamaForCausalLM.rotations`."""
         local, full = self.local_rotary(positions), self.rotary(positions)
         return [full if window is None else local for window in self.config.windows]
 

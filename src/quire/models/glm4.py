@@ -13,31 +13,25 @@ import torch
 from torch import nn
 
 from quire.layers.forward_batch import ForwardBatch
-from quire.layers.rotary import RopeConfig, Rotation
+from quire.layers.rotary import Rotation
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_llama import LlamaConfig
-from quire.models.hf_rope import read_rope
 from quire.models.llama import LlamaForCausalLM, LlamaLayer
-
-DEFAULT_ROTATED_SHARE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class GLM4Config(LlamaConfig):
     """Llama's fields."""
 
-    defaults: ClassVar[Mapping[str, Any]] = {"head_dim": 128, "rms_norm_eps": 1.5625e-7, "attention_bias": True}
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "head_dim": 128, "rms_norm_eps": 1.5625e-7, "attention_bias": True, "partial_rotary_factor": 0.5,
+    }  # fmt: skip
+    rope_options: ClassVar[Mapping[str, Any]] = {"rotates_part": True}
     required: ClassVar[Mapping[str, Any]] = {"mlp_bias": False}
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
         return super().read(reader) | {"output_bias": False}
-
-    @classmethod
-    def read_rope(cls, reader: HFConfigReader) -> RopeConfig:
-        """Read the angles of the first half of each head, or of another share."""
-        return read_rope(reader, share=DEFAULT_ROTATED_SHARE)
 
 
 class GLM4Layer(LlamaLayer):

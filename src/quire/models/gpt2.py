@@ -36,7 +36,6 @@ class GPT2Config(DecoderConfig):
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `DecoderConfig.read`."""
         fields = read_sizes(reader, hidden="n_embd", layers="n_layer", heads="n_head", context="n_positions", ties=True)
         scale = fields["head_size"] ** -0.5 if reader.flag("scale_attn_weights", True) else 1.0
         by_layer = reader.flag("scale_attn_by_inverse_layer_idx", False)

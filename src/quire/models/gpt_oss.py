@@ -36,7 +36,6 @@ class GptOssConfig(LlamaConfig):
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
         fields, window = super().read(reader), reader.optional_integer("sliding_window")
         windows = read_windows(reader, fields["num_layers"], window, lambda index: index % 2 == 0)
         return fields | read_experts(reader) | {"windows": windows}

@@ -43,7 +43,6 @@ class Granite4Config(GraniteConfig):
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
         check_time_steps(reader)
         fields = super().read(reader)
         num_experts = reader.optional_integer("num_local_experts", minimum=0, maximum=MAX_EXPERTS)
@@ -158,7 +157,6 @@ class Granite4ForCausalLM(GraniteForCausalLM):
         return super().build_attention(config, layer_index)
 
     def rotations(self, positions: torch.Tensor) -> Sequence[Rotation | None]:
-        """See `LlamaForCausalLM.rotations`."""
         return super().rotations(positions) if self.config.rotates else [None] * len(self.layers)
 
 

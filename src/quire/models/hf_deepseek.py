@@ -48,7 +48,6 @@ class DeepseekV2Config(LlamaConfig):
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
         cls.check_activation(reader)
         rank, rotary = reader.integer("kv_lora_rank"), reader.integer("qk_rope_head_dim")
         check_divides("2, the size of a rotated pair", 2, "qk_rope_head_dim", rotary)

@@ -66,7 +66,6 @@ class Gemma4Config(LlamaConfig):
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
         # "vision" lets the tokens of an image attend to each other; text is causal.
         reader.choice("use_bidirectional_attention", "vision", ["vision"])
         fields = super().read(reader)

@@ -72,6 +72,7 @@ def without_images(model_class: Any, *model_types: str, refuses_head: bool = Fal
 
         Config = LanguageConfig
         renames: ClassVar[Mapping[str, str]] = RENAMES
+        ignored_tensors: tuple[str, ...]
 
         def __init__(self, config: Any, *args: Any) -> None:
             super().__init__(config, *args)

@@ -47,7 +47,6 @@ class LFM2Config(LlamaConfig):
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
         fields, num_taps = super().read(reader), reader.integer("conv_L_cache", 3, maximum=MAX_TAPS)
         if num_taps < 2:
             raise ModelFileError("the model's config has conv_L_cache=1, which is less than 2 tokens")

@@ -39,7 +39,6 @@ class Mamba2Config(DecoderConfig):
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `DecoderConfig.read`."""
         check_time_steps(reader)
         hidden_size, num_heads = reader.integer("hidden_size", 4096), reader.integer("num_heads", 128)
         head_size, expand = reader.integer("head_dim", 64), reader.integer("expand", 2)

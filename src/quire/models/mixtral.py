@@ -27,7 +27,6 @@ class MixtralConfig(LlamaConfig):
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
         fields = super().read(reader)
         windows = (reader.optional_integer("sliding_window"),) * fields["num_layers"]
         return fields | read_experts(reader) | {"windows": windows}

@@ -29,7 +29,6 @@ class OLMoEConfig(LlamaConfig):
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
         return super().read(reader) | read_experts(reader) | {"renormalise": reader.flag("norm_topk_prob", False)}
 
 

@@ -39,7 +39,6 @@ class OPTConfig(DecoderConfig):
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `DecoderConfig.read`."""
         fields = read_sizes(reader, ties=True)
         norm_before = reader.flag("do_layer_norm_before", True)
         removes_final_norm = reader.flag("_remove_final_layer_norm", False)

@@ -25,7 +25,6 @@ class Qwen2Config(LlamaConfig):
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
         fields = super().read(reader)
         return fields | {
             "qkv_bias": True,

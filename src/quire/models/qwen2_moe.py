@@ -34,7 +34,6 @@ class Qwen2MoeConfig(Qwen2Config):
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
         has_bias, fields = reader.flag("qkv_bias", True), super().read(reader)
         return fields | read_experts(reader) | {
             "qkv_bias": has_bias,

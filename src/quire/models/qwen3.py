@@ -28,7 +28,6 @@ class Qwen3Config(LlamaConfig):
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
         fields = super().read(reader)
         return fields | {"windows": read_windows(reader, fields["num_layers"])}
 

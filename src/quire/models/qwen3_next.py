@@ -42,7 +42,6 @@ class Qwen3NextConfig(DeltaNetConfig):
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
         fields = super().read(reader)
         return fields | read_experts(reader) | {
             "renormalise": reader.flag("norm_topk_prob", True),

@@ -29,7 +29,6 @@ class SmolLM3Config(LlamaConfig):
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
         fields = super().read(reader)
         num_layers = fields["num_layers"]
         rotates = _read_rotates(reader, num_layers)
@@ -73,7 +72,6 @@ class SmolLM3ForCausalLM(LlamaForCausalLM):
     attention_class = SmolLM3Attention
 
     def rotations(self, positions: torch.Tensor) -> Sequence[Rotation | None]:
-        """See `LlamaForCausalLM.rotations`."""
         rotation = self.rotary(positions)
         return [rotation if rotates else None for rotates in self.config.rotates]
 

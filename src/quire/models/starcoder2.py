@@ -31,7 +31,6 @@ class StarCoder2Config(LlamaConfig):
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
         bias = reader.flag("use_bias", True)
         for name in ("attention_bias", "mlp_bias"):
             reader.require(name, bias)
