@@ -199,27 +199,49 @@ def test_logits_without_a_choice_are_an_error_on_every_rank(
 @pytest.mark.parametrize("top_k", [0, 5])
 def test_step_sums_twice_a_layer_and_once_for_the_embedding(top_k: int) -> None:
     """The bytes that the ranks exchange are those that `quire explain` predicts; with top_k, keys instead of logits."""
-    hf_config = full_config("llama", WIDE)
+    items = [*requests(temperature=1.0, top_k=top_k)[:-1], *requests(top_k=top_k)[-1:]]
+    names, sent, predicted = traffic(full_config("llama", WIDE), items)
+    rows, width, num_layers = sum(LENGTHS), WIDE["hidden_size"], 3
+    sums = 2 * num_layers + 1
+    gathers = {} if top_k else {f"AllGather: x [{len(LENGTHS)}, 27] f32, out [{len(LENGTHS)}, 53] f32": 1}
+    assert names == {f"AllReduce: x [{rows}, {width}] f32, out [{rows}, {width}] f32": sums, **gathers}
+    of_logits = 4 * len(LENGTHS) * 27
+    assert predicted == 4 * sums * rows * width + of_logits
+    # Three rows have five keys, the greedy one has one.
+    assert sent == [predicted - of_logits + 8 * (3 * 5 + 1) if top_k else predicted] * 2
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v2", "granitemoehybrid", "qwen2_moe", "qwen3_next"])
+def test_experts_and_shared_ones_are_summed_together(model_type: str) -> None:
+    """One sum for a layer's attention or state, and one for all that follows it."""
+    fields = next(each for each in TINY_CONFIGS[model_type].values() if fits(full_config(model_type, each), 2))
+    hf_config = full_config(model_type, fields)
+    names, sent, predicted = traffic(hf_config, requests(temperature=1.0))
+    sums = {name: count for name, count in names.items() if name.startswith("AllReduce")}
+    rows, width = sum(LENGTHS), hf_config["hidden_size"]
+    assert sums == {
+        f"AllReduce: x [{rows}, {width}] f32, out [{rows}, {width}] f32": 2 * hf_config["num_hidden_layers"] + 1
+    }
+    assert sent == [predicted] * 2
+
+
+def traffic(hf_config: dict[str, Any], items: list[Request]) -> tuple[Counter[str], list[int], int]:
+    """Compute all prompts in one step of two ranks.
+
+    Returns: names of the collectives that ran, the bytes that each rank sent, and the bytes predicted if it gathers.
+    """
     config, ranks = make(hf_config, 2)
     assert isinstance(ranks, ThreadRanks)
     scheduler = Scheduler(config.scheduler)
-    for request in (*requests(temperature=1.0, top_k=top_k)[:-1], *requests(top_k=top_k)[-1:]):
+    for request in items:
         scheduler.add_request(request)
     ranks.submit(msgspec.structs.replace(output := scheduler.schedule(), times_ops=True))
     names = Counter(op.name for op in ranks.collect().op_times if op.name.startswith("All"))
-    rows, width, num_layers = sum(LENGTHS), config.model.hidden_size, 3
-    sums = 2 * num_layers + 1
-    assert output.num_tokens == rows
-    gathers = {} if top_k else {f"AllGather: x [{len(LENGTHS)}, 27] f32, out [{len(LENGTHS)}, 53] f32": 1}
-    assert names == {f"AllReduce: x [{rows}, {width}] f32, out [{rows}, {width}] f32": sums, **gathers}
+    assert output.num_tokens == sum(LENGTHS)
     step = StepShape(tuple((0, count) for count in LENGTHS), len(LENGTHS), KvFormat.f32)
     rank = trace_rank(make_config(hf_config), random_checkpoint(hf_config), 2)
     predicted = Phase("", step, config, rank, Device(config.hardware, MachineLimits(0.0, {}), ""))
-    sent = [each.exchange.bytes_sent for each in ranks.links if each.exchange]
-    of_logits = 4 * len(LENGTHS) * 27
-    assert predicted.bytes_sent == 4 * sums * rows * width + of_logits
-    # Three rows have five keys, the greedy one has one.
-    assert sent == [predicted.bytes_sent - of_logits + 8 * (3 * 5 + 1) if top_k else predicted.bytes_sent] * 2
+    return names, [each.exchange.bytes_sent for each in ranks.links if each.exchange], predicted.bytes_sent
 
 
 def test_lost_steps_are_computed_again(alone: dict[str, list[int]]) -> None:
