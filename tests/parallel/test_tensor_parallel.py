@@ -215,7 +215,11 @@ def test_step_sums_twice_a_layer_and_once_for_the_embedding(top_k: int) -> None:
 def test_experts_and_shared_ones_are_summed_together(model_type: str) -> None:
     """One sum for a layer's attention or state, and one for all that follows it."""
     fields = next(each for each in TINY_CONFIGS[model_type].values() if fits(full_config(model_type, each), 2))
-    hf_config = full_config(model_type, fields)
+    of_granite = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32}
+    hf_config = full_config(model_type, {**fields, **(of_granite if model_type == "granitemoehybrid" else {})})
+    expected = tokens(generate(*make(hf_config, 1), requests()))
+    for sizes in ((2, 1), (2, 1, True)):
+        assert tokens(generate(*make(hf_config, *sizes), requests())) == expected
     names, sent, predicted = traffic(hf_config, requests(temperature=1.0))
     sums = {name: count for name, count in names.items() if name.startswith("AllReduce")}
     rows, width = sum(LENGTHS), hf_config["hidden_size"]
