@@ -135,6 +135,17 @@ def test_sampled_tokens_equal_one_worker(params: dict[str, Any], sizes: tuple[in
             assert other.logprobs == pytest.approx(item.logprobs, abs=1e-4)
 
 
+@pytest.mark.parametrize("params", [{"temperature": 0.7, "logprobs": 3, "prompt_logprobs": 2}, {"top_k": 5}])
+@pytest.mark.parametrize("sizes", [(2, 1), (4, 1), (1, 3), (2, 2)])
+def test_same_schedule_gives_the_same_bits(params: dict[str, Any], sizes: tuple[int, int]) -> None:
+    """With any number of threads."""
+    hf_config, found = full_config("llama", WIDE), []
+    for num_threads in (4, 4, 8):
+        items = requests(**{"temperature": 1.0, **params})
+        found.append(generate(*make(hf_config, *sizes, num_threads=num_threads, multi_step_decode=1), items))
+    assert found[0] == found[1] == found[2]
+
+
 def test_forks_and_drafts_equal_one_worker() -> None:
     hf_config = full_config("llama", WIDE)
     found = []
