@@ -66,22 +66,22 @@ def plan_apart(config: EngineConfig, checkpoint: Checkpoint) -> None:
         return
     files = checkpoint.files
     start = StartRank(0, config, [], 0, str(files.path.absolute()), files.kind, files.name)
-    _run(PlanRanks(start, missing))
-    if missing := missing_plans(config, checkpoint):
+    if _run(PlanRanks(start, missing)) and (missing := missing_plans(config, checkpoint)):
         logger.warning(_NOT_KEPT, len(missing), cache_directory() / "plans")
 
 
-def _run(message: DescribeModel | PlanRanks) -> None:
-    """Run a task in a process of its own, and wait for it. Raises: the error that it raised.
+def _run(message: DescribeModel | PlanRanks) -> bool:
+    """Run a task in a process of its own, and wait for it. Returns: True if it ended well. Raises: its QuireError.
 
-    A process that is killed has kept nothing: this one then does the work.
+    After a process that was killed, or failed otherwise, the ranks do the work, and raise what it raised.
     """
     command = [sys.executable, "-P", "-m", "quire.parallel.plan_process", str(os.getpid())]
     done = subprocess.run(command, input=msgspec.msgpack.encode(message), stdout=subprocess.PIPE, check=False)
     if done.returncode:
-        logger.warning("the process that traces the model ended with status %d", done.returncode)
+        logger.warning("the process that traces the model ended with status %d: each rank traces it", done.returncode)
     elif done.stdout:
         raise msgspec.msgpack.decode(done.stdout, type=Failure).revive()
+    return not done.returncode
 
 
 def main() -> int:
@@ -89,6 +89,7 @@ def main() -> int:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(sys.argv[1]):
         return 0  # it died before
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller gets it too, and ends this process
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print is no answer
     task = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=DescribeModel | PlanRanks)
@@ -97,6 +98,8 @@ def main() -> int:
     except QuireError as error:
         answer.write(msgspec.msgpack.encode(Failure.of(error)))
         answer.flush()
+    except Exception:
+        return 1
     return 0
 
 
