@@ -224,7 +224,7 @@ def test_step_sums_twice_a_layer_and_once_for_the_embedding(top_k: int) -> None:
 
 @pytest.mark.parametrize("model_type", ["deepseek_v2", "granitemoehybrid", "qwen2_moe", "qwen3_next"])
 def test_experts_and_shared_ones_are_summed_together(model_type: str) -> None:
-    """One sum for a layer's attention or state, and one for all that follows it."""
+    """One sum for a layer's attention or state, and one for its MLPs."""
     fields = next(each for each in TINY_CONFIGS[model_type].values() if fits(full_config(model_type, each), 2))
     of_granite = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32}
     hf_config = full_config(model_type, {**fields, **(of_granite if model_type == "granitemoehybrid" else {})})
