@@ -287,6 +287,8 @@ def resident_bytes(path: Path) -> int:
         ({"num_attention_heads": 6, "num_key_value_heads": 6, "intermediate_size": 96}, 2 * 2,
          "tensor_parallel_size=4 does not divide 6 attention heads; "
          "the nearest that fits: --tensor-parallel-size 3 or 6"),
+        ({"num_attention_heads": 4, "num_key_value_heads": 2}, 8,
+         "tensor_parallel_size=8 does not divide 4 attention heads; the nearest that fits: --tensor-parallel-size 4$"),
         ({"intermediate_size": 42}, 4, "does not divide 42 MLP columns; .* 2$"),
         ({"num_attention_heads": 12, "num_key_value_heads": 2}, 3,
          "exceeds 2 KV heads and is not a multiple of them; .* 2 or 4$"),

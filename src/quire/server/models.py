@@ -76,12 +76,13 @@ class Models:
 
     @property
     def is_draining(self) -> bool:
-        """True once the server takes no more requests."""
+        """True once the server takes no more requests, of any model."""
         return self.default.is_draining
 
     @is_draining.setter
     def is_draining(self, value: bool) -> None:
-        self.default.is_draining = value
+        for model in self.by_name.values():
+            model.is_draining = value
 
     def find(self, name: str | None) -> ServerState:
         """Return a model, the default one without a name. Raises: ApiError 404 for a model that is not served."""
