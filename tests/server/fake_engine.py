@@ -28,6 +28,7 @@ from quire.server.options import ServerOptions
 from quire.server.request_record import RECORD_KEY, Caller, RequestRecord
 from quire.server.routes import make_app
 from quire.server.state import ServerState
+from quire.server.supervisor import EngineState, Supervisor
 from tests.engine.builders import byte_tokenizer, make_engine
 
 MODEL = "tiny"
@@ -132,26 +133,28 @@ class FakeEngine:
             stream.put(update)
 
 
-class FakeSupervisor:
-    """The part of a supervisor that routes use."""
+class ReadySupervisor(Supervisor):
+    """Supervisor of an engine that runs in this process, from the beginning and also while it sleeps."""
 
-    def __init__(self, client: FakeEngine) -> None:
-        self.client = client
-        self.front_end = FrontEnd(client.engine.config, byte_tokenizer(), None)
-        self.options = EngineOptions(max_num_seqs=client.engine.config.scheduler.max_num_seqs)
-        self.is_ready = True
-        self.is_asleep = False
-        self.num_deaths = 0
+    def __init__(self, client: Any) -> None:
+        """`client`: a `FakeEngine`, or another client with an `engine`."""
+        config = client.engine.config
+        super().__init__(EngineOptions(max_num_seqs=config.scheduler.max_num_seqs), lambda error: None)
+        self.the_client = self._client = client
+        self._front_end = FrontEnd(config, byte_tokenizer(), None)
+        self.state = EngineState.READY
 
     async def sleep(self) -> None:
-        """Its engine has no process and goes on."""
+        """Do nothing: there is no process to end."""
+
+    async def wake_up(self) -> None:
+        """Do nothing: the engine has gone on."""
 
 
 def make_server(engine: FakeEngine | None = None, **settings: Any) -> tuple[FastAPI, FakeEngine]:
     """The application and its engine; `settings` are `FakeEngine`'s."""
     engine = engine or FakeEngine(**settings)
-    supervisor: Any = FakeSupervisor(engine)
-    app = make_app(ServerState(ServerOptions(), MODEL, supervisor))
+    app = make_app(ServerState(ServerOptions(), MODEL, ReadySupervisor(engine)))
     app.add_middleware(Recorded)
     return app, engine
 

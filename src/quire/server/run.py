@@ -13,7 +13,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
@@ -140,9 +140,6 @@ class Served(Protocol):
     def num_requests(self) -> int:
         """Return the number of completions in the server."""
 
-    def watch(self) -> Coroutine[Any, Any, None]:
-        """Return the work beside the requests, which runs until it is cancelled."""
-
 
 Build = Callable[[Callable[[QuireError], None]], tuple[Served, Gate]]
 """Makes a server and its application; its argument is called with the error that ends the server."""
@@ -191,7 +188,6 @@ class Service:
         answering = asyncio.create_task(self._http.serve(sockets=[self._listener]))
         starting = asyncio.create_task(self._served.backend.start())
         stopping = asyncio.create_task(self._stop_wanted.wait())
-        watching = asyncio.create_task(self._served.watch())
         try:
             await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not self._stop_wanted.is_set():
@@ -201,11 +197,11 @@ class Service:
                 await stopping
             await self._drain()
         finally:
-            for task in (starting, stopping, watching):
+            for task in (starting, stopping):
                 task.cancel()
             await self._served.backend.stop()
             self._http.should_exit = True
-            await asyncio.gather(answering, starting, stopping, watching, return_exceptions=True)
+            await asyncio.gather(answering, starting, stopping, return_exceptions=True)
         if self._failure is not None:
             raise self._failure
 

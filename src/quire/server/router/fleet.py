@@ -74,10 +74,6 @@ class Fleet:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def watch(self) -> None:
-        """Wait until cancelled: each replica has a task of its own."""
-        await asyncio.Event().wait()
-
     @property
     def ready(self) -> list[Replica]:
         """The replicas that may get requests."""

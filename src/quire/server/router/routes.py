@@ -51,10 +51,6 @@ class RouterState:
         """Return the number of requests in the router."""
         return self.admission.num_requests
 
-    async def watch(self) -> None:
-        """Watch the replicas until cancelled."""
-        await self.fleet.watch()
-
 
 def make_router_app(state: RouterState) -> FastAPI:
     """Make the application of a router."""
