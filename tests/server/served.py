@@ -100,7 +100,7 @@ class Served:
     async def answer(
         self, method: str, path: str, *, headers: dict[str, str] | None = None, body: Any = None
     ) -> "Answer":
-        """One request and its whole answer."""
+        """Send one request. Returns: its whole answer."""
         given = {"Host": f"127.0.0.1:{self.port}", "Connection": "close"} | (headers or {})
         data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
         if body is not None:
@@ -171,7 +171,7 @@ async def serving(
     scheduler: dict[str, Any] | None = None,
     **options: Any,
 ) -> AsyncIterator[Served]:
-    """A server on a free port; `options` are fields of `ServerOptions`."""
+    """Start a server on a free port; `options` are fields of `ServerOptions`."""
     client = ThreadedEngineClient(next_token, **(scheduler or {}))
     await client.begin()
     state = make_state(client, **options)
@@ -191,5 +191,5 @@ async def serving(
 
 
 def quick(**times: float) -> type[Connection]:
-    """A `Connection` with other time limits."""
+    """Return a kind of `Connection` with other time limits."""
     return type("QuickConnection", (Connection,), times)

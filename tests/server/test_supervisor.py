@@ -30,7 +30,7 @@ class StandInClient:
         return SimpleNamespace(config=make_config())
 
     async def stop(self) -> None:
-        """Nothing runs."""
+        """Do nothing: no process runs."""
 
     async def describe_end(self) -> str:
         return "gone"
@@ -48,7 +48,7 @@ class StandInFrontEnd:
         work()
 
     def warm_up(self) -> None:
-        """Nothing to warm."""
+        """Do nothing."""
 
 
 def test_model_that_cannot_be_loaded_sleeps_on(monkeypatch: pytest.MonkeyPatch) -> None:

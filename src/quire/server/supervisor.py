@@ -66,7 +66,7 @@ class Supervisor:
 
     @property
     def client(self) -> EngineClient:
-        """The running engine. Raises: ApiError 503 while there is none."""
+        """Return the running engine. Raises: ApiError 503 while there is none."""
         if self.is_asleep:
             raise asleep()
         if self._client is None or not self.is_ready:
@@ -80,7 +80,7 @@ class Supervisor:
 
     @property
     def front_end(self) -> FrontEnd:
-        """The model's tokenizer and limits. Raises: ApiError 503 before the first start."""
+        """Return the model's tokenizer and limits. Raises: ApiError 503 before the first start."""
         if self._front_end is None:
             raise _not_ready("the model is being loaded")
         return self._front_end

@@ -138,5 +138,5 @@ class ReasoningParser:
 
 
 def _place(found: tuple[int, str]) -> float:
-    """The place of a marker in a text; behind all others if it is not there."""
+    """Return where a marker begins in a text; infinity if it is not there."""
     return found[0] if found[0] >= 0 else math.inf

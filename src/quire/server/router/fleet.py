@@ -76,7 +76,7 @@ class Fleet:
 
     @property
     def ready(self) -> list[Replica]:
-        """The replicas that may get requests."""
+        """Return the replicas that may get requests."""
         return [replica for replica in self.replicas if replica.is_ready]
 
     def unavailable(self, reasons: Sequence[str] = ()) -> ApiError:
