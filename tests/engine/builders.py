@@ -36,13 +36,13 @@ Logprobs = Callable[[list[int]], list[float]]
 """Known tokens → log-probability of each next token [V]."""
 
 
-def byte_tokenizer() -> Tokenizer:
+def byte_tokenizer(chat_template: str = CHAT_TEMPLATE) -> Tokenizer:
     """Return a tokenizer with a token per UTF-8 byte: most characters beyond ASCII are several tokens."""
     backend = tokenizers.Tokenizer(models.BPE(vocab=_byte_alphabet(), merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<eos>", "<user>", "<assistant>"])
-    return Tokenizer(TokenizerParts(backend, None, EOS, {}, {"default": CHAT_TEMPLATE}))
+    return Tokenizer(TokenizerParts(backend, None, EOS, {}, {"default": chat_template}))
 
 
 def _byte_alphabet() -> dict[str, int]:
