@@ -42,6 +42,12 @@ def record_of(client_id: str = "anonymous") -> RequestRecord:
     return RequestRecord("id", "POST", "/", Caller(client_id))
 
 
+async def until(condition: Callable[[], Any]) -> None:
+    """Wait until a condition holds."""
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """Run a test that is a coroutine in an event loop of its own."""
 

@@ -18,7 +18,7 @@ from quire.server.router.fleet import Fleet
 from quire.server.router.metrics import RouterMetrics
 from quire.server.router.routes import RouterState, make_router_app
 from quire.server.router.run import RemoteReplicas
-from tests.server.fake_engine import running
+from tests.server.fake_engine import running, until
 from tests.server.served import CHAT, Served
 
 
@@ -40,10 +40,6 @@ class Routed(Served):
             ]
             found.append(sum(values))
         return found
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 @contextlib.asynccontextmanager
@@ -67,7 +63,7 @@ async def routing(
         try:
             router = Routed(state, app, listener.getsockname()[1], server)  # type: ignore[arg-type]
             for replica in fleet.ready:
-                await router.until(lambda replica=replica: replica.load.block_size or replica.is_silent)
+                await until(lambda replica=replica: replica.load.block_size or replica.is_silent)
             yield router
         finally:
             await backend.stop()
