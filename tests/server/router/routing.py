@@ -10,6 +10,7 @@ from typing import Any
 
 import uvicorn
 
+from quire.cli.top_metrics import Metrics
 from quire.server.connection import Connection
 from quire.server.gate import Gate
 from quire.server.keys import KeyRing
@@ -31,15 +32,8 @@ class Routed(Served):
 
     async def counts(self, name: str) -> list[float]:
         """Return a metric of each replica, in order."""
-        lines = (await self.answer("GET", "/metrics")).body.decode().splitlines()
-        found = []
-        for replica in self.fleet.replicas:
-            mark = f'replica="{replica.name}"'
-            values = [
-                float(line.split()[-1]) for line in lines if line.startswith(f"quire_router_{name}") and mark in line
-            ]
-            found.append(sum(values))
-        return found
+        page = Metrics((await self.answer("GET", "/metrics")).body.decode(), 0.0)
+        return [page.value(f"quire_router_{name}", replica=replica.name) for replica in self.fleet.replicas]
 
 
 @contextlib.asynccontextmanager
