@@ -3,15 +3,11 @@
 import asyncio
 import contextlib
 import json
-import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-import uvicorn
-
 from quire.cli.top_metrics import Metrics
-from quire.server.connection import Connection
 from quire.server.gate import Gate
 from quire.server.keys import KeyRing
 from quire.server.options import ServerOptions
@@ -19,6 +15,7 @@ from quire.server.router.fleet import Fleet
 from quire.server.router.metrics import RouterMetrics
 from quire.server.router.routes import RouterState, make_router_app
 from quire.server.router.run import RemoteReplicas
+from quire.server.run import HttpServer
 from tests.server.fake_engine import running, until
 from tests.server.served import CHAT, Served
 
@@ -48,10 +45,7 @@ async def routing(
     app = make_router_app(state)
     gate = Gate(app, state, KeyRing({}) if keys is None else keys)
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(
-        gate, http=Connection, log_config=None, access_log=False, lifespan="off", ws="none", server_header=False,
-        proxy_headers=False, log_level=logging.WARNING,
-    ))  # fmt: skip
+    server = HttpServer(gate)
     async with running(server, [listener]):
         await backend.start()
         try:
