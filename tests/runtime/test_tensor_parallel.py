@@ -84,7 +84,7 @@ def on_ranks(size: int, run: Callable[[Group], Any]) -> list[Any]:
 
 
 def random_checkpoint(hf_config: dict[str, Any], make: Callable[..., WeightTensor] = stored) -> Checkpoint:
-    """All tensors that a model stores, from `make(name, values)`."""
+    """Make all tensors that a model stores with `make(name, values)`."""
     with torch.device("meta"):
         model: Any = make_model(hf_config)
     partitions, generator = partitions_of(model), torch.Generator().manual_seed(11)
@@ -160,7 +160,7 @@ def test_random_weights_of_a_rank_are_its_slice_of_the_whole(
 
 
 def wide_config(block: int, num_heads: int = 8) -> dict[str, Any]:
-    """A Llama of one layer whose row-parallel columns four ranks can share in such blocks."""
+    """Return a Llama of one layer whose row-parallel columns four ranks can share in such blocks."""
     return full_config(
         "llama",
         {**LLAMA, "hidden_size": block, "num_attention_heads": num_heads, "head_dim": block // 2,

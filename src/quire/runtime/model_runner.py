@@ -98,8 +98,7 @@ class ModelRunner:
             self.cache.transfer(output.transfers, may_wait=output.awaits_transfers)
         if not output.num_tokens:
             return StepResult(output.step_id, (), transfers=self.cache.report(waits=output.awaits_transfers))
-        with self.cache.in_use(self.states.highest_block):
-            return self._compute(output, lay_out(output, states))
+        return self._compute(output, lay_out(output, states))
 
     def _compute(self, output: SchedulerOutput, layout: StepLayout) -> StepResult:
         started = time.monotonic()

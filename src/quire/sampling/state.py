@@ -141,7 +141,7 @@ class SamplingState:
 
     @property
     def allowed(self) -> npt.NDArray[np.int64] | None:
-        """The only tokens that may be chosen now, ascending; None: all. If it is empty, `failure` says why."""
+        """Return the only tokens that may be chosen now, ascending; None: all. If it is empty, `failure` says why."""
         if self._matcher is None:
             return self._only
         if self._allowed is None:

@@ -119,12 +119,6 @@ class Models:
         reason = "chosen" if chosen else f"{BUDGET_SHARE:.0%} of the memory that was available at start"
         LOGGER.info("models_memory_bytes = %s: %s", format_bytes(sizes.budget_bytes), reason)
 
-    async def watch(self) -> None:
-        """Ping silent engines until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for model in self.by_name.values():
-                group.create_task(model.health.watch(), name="quire-health")
-
     async def stop(self) -> None:
         """End all engines, and all requests with them."""
         for model in self.by_name.values():

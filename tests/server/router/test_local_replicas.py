@@ -26,7 +26,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def replicas(server: Serving) -> list[psutil.Process]:
-    """The processes of the replicas."""
+    """Return the processes of the replicas."""
     children = psutil.Process(server.process.pid).children()
     return [child for child in children if "quire.server.router.child" in child.cmdline()]
 
@@ -74,7 +74,7 @@ def test_killed_replica_loses_no_request_that_had_got_nothing_and_is_started_aga
 
 
 def engines_of(server: Serving) -> list[psutil.Process]:
-    """The engines of all replicas."""
+    """Return the engine processes of all replicas."""
     found = [child for replica in replicas(server) for child in replica.children()]
     return [process for process in found if "quire.engine.process.child" in process.cmdline()]
 

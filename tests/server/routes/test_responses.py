@@ -37,7 +37,7 @@ ORDER = [
 
 
 async def ask(text: str = "Hello wörld", **fields: Any) -> tuple[dict[str, Any], list[dict[str, Any]], Any]:
-    """A whole answer, the events of a streamed one, and the engine's first request; all held to their schemas."""
+    """Return a whole answer, the events of a streamed one, and the engine's first request; checks all schemas."""
     app, engine = make_server(next_token=saying(text), **LONG)
     async with requests_to(app) as client:
         body = {"model": MODEL, "input": "hi", **fields}
@@ -218,7 +218,7 @@ def shown(items: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
 
 
 def rebuilt(found: list[Event]) -> list[dict[str, Any]]:
-    """The items as a client builds them from the events, which must come in OpenAI's order."""
+    """Build the items from the events as a client does; checks that they come in OpenAI's order."""
     items: list[dict[str, Any]] = []
     text = ""
     state = "done"
