@@ -15,7 +15,7 @@ from quire.errors import ConfigError
 from quire.layers.group import SINGLE, Group, LocalGroup
 from quire.models.registry import model_types
 from quire.runtime import loader
-from quire.runtime.loader import load_model, make_model, part_names, partitions_of
+from quire.runtime.loader import load_model, make_model, part_names, partitions_of, stacked_params
 from quire.runtime.plan.load import plan_model, plan_weights
 from quire.runtime.plan.packed_weights import rounded_placements
 from quire.weights.block_formats import BLOCK_FORMATS
@@ -90,7 +90,7 @@ def random_checkpoint(hf_config: dict[str, Any], make: Callable[..., WeightTenso
     partitions, generator = partitions_of(model), torch.Generator().manual_seed(11)
     checkpoint = make_checkpoint(hf_config, {})
     for target, parameter in model.named_parameters():
-        names = part_names(target, model.stacked_params)
+        names = part_names(target, stacked_params(model))
         sizes = [part.whole for part in partitions[target].rows] if len(names) > 1 else [len(parameter)]
         num_first = len(sizes) - len(names) + 1  # a stored tensor may have several parts: queries and their gates
         for name, num_rows in zip(names, [sum(sizes[:num_first]), *sizes[num_first:]], strict=True):

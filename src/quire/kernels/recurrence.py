@@ -199,7 +199,6 @@ class CausalConv(StateInstruction):
 
     @property
     def state_bytes(self) -> int:
-        """See `StateInstruction`."""
         return 4 * (self.num_taps - 1) * self.out.width
 
 
@@ -244,7 +243,6 @@ class Recurrence(StateInstruction):
 
     @property
     def state_bytes(self) -> int:
-        """See `StateInstruction`."""
         return recurrent_state_bytes(self.num_heads, *self.sizes)
 
 
