@@ -221,10 +221,7 @@ void multiply_q_by(const Weight& weight, const Rows& x, int64_t first, int64_t n
   const bool is_near = groups == 1 && kTiles == 1;
   for (int64_t c = 0; c < num_tiles; c += kTiles) {
     const std::byte* tiles[kTiles];
-    for (int i = 0; i < kTiles; ++i) {
-      // A lone last tile is taken twice.
-      tiles[i] = weight.data + (tile + (c + i < num_tiles ? c + i : c)) * bytes;
-    }
+    for (int i = 0; i < kTiles; ++i) tiles[i] = weight.data + (tile + c + i) * bytes;
     const std::byte* next = tiles[0] + (is_near ? kNearBytes : kTiles * bytes);
     const int64_t step = is_near ? bytes / blocks : num_lines * 64;
     for (int64_t g = 0; g < groups; ++g) {
@@ -241,11 +238,12 @@ void multiply_q_by(const Weight& weight, const Rows& x, int64_t first, int64_t n
 template <WeightFormat kFormat>
 void multiply_q_as(const Weight& weight, const Rows& x, int64_t first, int64_t num_rows, int64_t tile,
                    int64_t num_tiles, KvFetch& fetch, float* out, int64_t out_stride) {
-  const auto by = num_rows > kRowsAtOnce ? multiply_q_by<kFormat, kTilesAtOnce> : multiply_q_by<kFormat, 1>;
+  const bool at_once = num_rows > kRowsAtOnce && num_tiles % kTilesAtOnce == 0;
+  const auto by = at_once ? multiply_q_by<kFormat, kTilesAtOnce> : multiply_q_by<kFormat, 1>;
   by(weight, x, first, num_rows, tile, num_tiles, fetch, out, out_stride);
 }
 
-// See gemm.h: the order of operations. out has room for an even number of tiles.
+// See gemm.h: the order of operations.
 inline void multiply_q(const Weight& weight, const Rows& x, int64_t first, int64_t num_rows, int64_t tile,
                        int64_t num_tiles, KvFetch& fetch, float* out, int64_t out_stride) {
   const auto multiply_as = weight.format == WeightFormat::q4    ? multiply_q_as<WeightFormat::q4>

@@ -128,10 +128,9 @@ inline void fetch_inputs(const Weight& weight, const std::byte* tile, int64_t fi
 // work[t, h] = (U_h' q[t, h, C …], q[t, h, … C - 1]) for tokens first … first + count - 1: the query of the latents.
 inline void absorb_queries(const LatentStep& at, int64_t head, int64_t first, int64_t count) {
   const LatentSizes& sizes = at.sizes;
-  const Weight& up = at.op.up;
   // The head's keys may begin within a tile of outputs: the queries have zeros for outputs of others.
   const int64_t tile = at.first_output(head) / kTile, offset = at.first_output(head) % kTile;
-  const int64_t width = whole_lanes(offset + sizes.nope), bytes = tile_bytes(up.format, sizes.rank);
+  const int64_t width = whole_lanes(offset + sizes.nope);
   auto* queries = reinterpret_cast<float*>(at.context.scratch);  // [kLatentTile][width]
   float* rows = queries + kLatentTile * width;                   // [kBlock][width]
   float* results = rows + kBlock * width;                        // [kLatentTile][kBlock]
@@ -146,9 +145,9 @@ inline void absorb_queries(const LatentStep& at, int64_t head, int64_t first, in
   for (int64_t column = 0; column < sizes.rank; column += kBlock) {
     const int64_t columns = sizes.rank - column < kBlock ? sizes.rank - column : kBlock;
     for (int64_t i = 0; i < width; i += kTile) {
-      const std::byte* data = up.data + (tile + i / kTile) * bytes;
-      if (column + kBlock < sizes.rank) fetch_inputs(up, data, column + kBlock);
-      decode_inputs(up, data, column, columns, rows + i, width);
+      const WeightTile from = tile_of(at.op.up, tile + i / kTile);
+      if (column + kBlock < sizes.rank) fetch_inputs(from.weight, from.data, column + kBlock);
+      decode_inputs(from.weight, from.data, column, columns, rows + i, width);
     }
     dots({queries, width}, count, {rows, width}, columns, width, {results, kBlock});
     for (int64_t t = 0; t < count; ++t) {

@@ -243,7 +243,7 @@ def test_packed_weights_of_a_rank_are_its_slices_of_the_packed_ones(
         loader.fill(weights.put, placements)
         of_layers, of_tables = model.layers[0].mlp.down_proj.weight, model.embed_tokens.weight
         for name, tensor in checkpoint.tensors.items() if not whole else ():
-            chosen = weights.format_of(of_tables if "embed" in name or "head" in name else of_layers).name
+            chosen = weights.packing_of(of_tables if "embed" in name or "head" in name else of_layers).name
             is_matrix = len(tensor.shape) == 2
             whole[name] = packed(chosen, tensor)[0] if is_matrix else tensor.to_torch(torch.float32)
         expected = expected_slices(whole, config.model.head_size, rank, size)
