@@ -12,7 +12,7 @@ ISAS = [isa for isa in ("scalar", "avx2", "avx512", "avx512_bf16", "amx_emulated
 FORMATS = {
     name: getattr(_native.WeightFormat, name) for name in ("f32", "f16", "bf16", "q4", "q4m", "q8", "q4k", "q5k", "q6k")
 }
-ACT_BLOCK = np.dtype([("q", "i1", 32), ("scale", "f4"), ("scaled_sum", "f4"), ("sum", "i4"), ("unused", "i4")])
+ACT_BLOCK = np.dtype([("q", "i1", 32), ("scale", "f4"), ("scaled_sum", "f4"), ("sum", "i4"), ("first_sum", "i4")])
 """`ActBlock` of native/plan/types.h."""
 
 
@@ -120,6 +120,7 @@ def quantised(values: np.ndarray) -> np.ndarray:
     acts["q"] = np.rint(blocks * inverse[:, :, None])
     acts["scale"] = highest / np.float32(127)
     acts["sum"] = acts["q"].sum(2, dtype=np.int32)
+    acts["first_sum"] = acts["q"][..., :16].sum(2, dtype=np.int32)
     acts["scaled_sum"] = acts["scale"] * acts["sum"].astype(np.float32)
     return acts
 

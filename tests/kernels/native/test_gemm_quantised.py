@@ -396,3 +396,4 @@ def test_blocks_that_are_not_finite_hold_no_garbage() -> None:
         assert np.isnan(found[~good]["scaled_sum"]).all()
         assert (found[~good]["q"] == 0).all()
         assert (found[~good]["sum"] == 0).all()
+        assert (found[~good]["first_sum"] == 0).all()
