@@ -71,7 +71,8 @@ def test_every_family_answers_the_same_without_torch(tmp_path: Path, plans: Path
         cases.append((model_type, write_model(tmp_path / model_type, model_type, fields), {}))
     wide = write_model(tmp_path / "wide", "qwen3_moe", {**next(iter(TINY_CONFIGS["qwen3_moe"].values()))})
     options: list[dict[str, Any]] = [
-        {"kv_cache_dtype": "int8"}, {"quantization": "int8"}, {"quantization": "int4"}, {"dtype": "float32"},
+        {"kv_cache_dtype": "int8"}, {"quantization": "int8"}, {"quantization": "int4"}, {"quantization": "fp8"},
+        {"dtype": "float32"},
         {"dtype": "float16", "block_size": 32}, {"max_model_len": 64}, {"enable_prefix_caching": False},
         {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
     ]  # fmt: skip

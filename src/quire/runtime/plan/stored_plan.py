@@ -30,7 +30,7 @@ from quire.models.registry import ModelRegistry
 from quire.runtime.links import ONE_RANK, Links
 from quire.runtime.placement import Placement, fill
 from quire.runtime.plan.emit import NativeOps
-from quire.runtime.plan.packed_weights import PackedWeights
+from quire.runtime.plan.packed_weights import PackedWeights, rounded_placements
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.model_cache import cache_directory
 from quire.weights.progress import Progress
@@ -134,7 +134,8 @@ def load_plan(
             for name, item in stored.parameters.items()
         }
         weights = PackedWeights(stored.parameters, packings, config.threads_per_rank)
-        fill(weights.put, [_restored(item, checkpoint.tensors) for item in stored.placements], progress)
+        weights.placements = [_restored(item, checkpoint.tensors) for item in stored.placements]
+        fill(weights.put, rounded_placements(config, weights), progress)
         return stored.ops, weights, recording
     from quire.runtime.plan.load import plan_model
     from quire.runtime.plan.record import record
@@ -291,7 +292,7 @@ def _restored(item: StoredPlacement, tensors: Mapping[str, WeightTensor]) -> Pla
     tensor = _tensor_of(item, tensors)
     columns = slice(None) if item.columns is None else slice(*item.columns)
     part = tensor if item.rows is None else tensor.part(slice(*item.rows), columns)
-    return Placement(part, item.parameter_name, item.first_row)
+    return Placement(part, item.parameter_name, item.first_row, tensor, item.rows, item.columns)
 
 
 def _tensor_of(item: StoredPlacement, tensors: Mapping[str, WeightTensor]) -> WeightTensor:
