@@ -84,7 +84,7 @@ def on_ranks(size: int, run: Callable[[Group], Any]) -> list[Any]:
 
 
 def random_checkpoint(hf_config: dict[str, Any], make: Callable[..., WeightTensor] = stored) -> Checkpoint:
-    """All tensors that a model stores, from `make(name, values)`."""
+    """Make all tensors that a model stores with `make(name, values)`."""
     with torch.device("meta"):
         model: Any = make_model(hf_config)
     partitions, generator = partitions_of(model), torch.Generator().manual_seed(11)
@@ -160,7 +160,7 @@ def test_random_weights_of_a_rank_are_its_slice_of_the_whole(
 
 
 def wide_config(block: int, num_heads: int = 8) -> dict[str, Any]:
-    """A Llama of one layer whose row-parallel columns four ranks can share in such blocks."""
+    """Return a Llama of one layer whose row-parallel columns four ranks can share in such blocks."""
     return full_config(
         "llama",
         {**LLAMA, "hidden_size": block, "num_attention_heads": num_heads, "head_dim": block // 2,
@@ -287,6 +287,8 @@ def resident_bytes(path: Path) -> int:
         ({"num_attention_heads": 6, "num_key_value_heads": 6, "intermediate_size": 96}, 2 * 2,
          "tensor_parallel_size=4 does not divide 6 attention heads; "
          "the nearest that fits: --tensor-parallel-size 3 or 6"),
+        ({"num_attention_heads": 4, "num_key_value_heads": 2}, 8,
+         "tensor_parallel_size=8 does not divide 4 attention heads; the nearest that fits: --tensor-parallel-size 4$"),
         ({"intermediate_size": 42}, 4, "does not divide 42 MLP columns; .* 2$"),
         ({"num_attention_heads": 12, "num_key_value_heads": 2}, 3,
          "exceeds 2 KV heads and is not a multiple of them; .* 2 or 4$"),

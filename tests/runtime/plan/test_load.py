@@ -43,7 +43,7 @@ def load(checkpoint: Checkpoint, progress: Any = None, **options: Any) -> Any:
 
 
 def formats_of(checkpoint: Checkpoint, **options: Any) -> dict[str, str]:
-    """Of each matrix of the first layer, the table and the head."""
+    """Return the format of each matrix of the first layer, of the embedding and of the head."""
     program, weights = load(checkpoint, **options)
     del program
     return {name: packing.name for name, packing in weights.packings.items() if "layers.1" not in name}
