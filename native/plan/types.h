@@ -16,8 +16,8 @@ enum class RowType : int32_t { f32, bf16, q8 };
 
 constexpr int kBlock = 32;  // values that share a scale
 
-// 32 activations as int8: value[i] = scale * q[i], scale = max|value| / 127. `sum` is that of q, `first_sum` that of its
-// first half, and `scaled_sum` = scale * float(sum). A row of width I (a multiple of 32) is I / 32 of these.
+// 32 activations as int8: value[i] = scale * q[i], scale = max|value| / 127. `sum` is that of q, `first_sum` that of
+// its first half, and `scaled_sum` = scale * float(sum). A row of width I (a multiple of 32) is I / 32 of these.
 struct ActBlock {
   int8_t q[kBlock];
   float scale;
