@@ -247,7 +247,7 @@ def test_packed_weights_of_a_rank_are_its_slices_of_the_packed_ones(
         loader.fill(weights.put, rounded_placements(config, weights))
         of_layers, of_tables = model.layers[0].mlp.down_proj.weight, model.embed_tokens.weight
         for name, tensor in checkpoint.tensors.items() if not whole else ():
-            chosen = weights.format_of(of_tables if "embed" in name or "head" in name else of_layers).name
+            chosen = weights.packing_of(of_tables if "embed" in name or "head" in name else of_layers).name
             is_matrix, is_table = len(tensor.shape) == 2, "embed" in name or "head" in name
             if quantization == "fp8" and is_matrix and not is_table:
                 tensor = stored(name, torch.from_numpy(RoundedTensor.of(tensor).to_numpy()))

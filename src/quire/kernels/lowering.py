@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from quire._native import RowType, WeightFormat, wanted_rows
-from quire.kernels.instruction import Buffer, Columns, Convert, Instruction
+from quire._native import RowType
+from quire.kernels.instruction import Buffer, Columns, Convert, Instruction, Packing
 from quire.kernels.tracing import Call, NotTraceableError, Symbol
 
 Lower = Callable[["Lowering", Call], None]
@@ -42,12 +42,12 @@ class Lowering:
         notes: what the lowering of one operation leaves for another's, by any key.
     """
 
-    def __init__(self, format_of: Callable[[Any], WeightFormat]) -> None:
-        """`format_of`: how a parameter is packed."""
+    def __init__(self, packing_of: Callable[[Any], Packing]) -> None:
+        """`packing_of`: how a parameter is packed."""
         self.instructions: list[Instruction] = []
         self.num_fused: dict[str, int] = {}
         self.notes: dict[Any, Any] = {}
-        self.format_of = format_of
+        self.packing_of = packing_of
         self._buffers: dict[Call, Buffer] = {}
         self._converted: dict[tuple[Buffer, int, RowType], Buffer] = {}
         self._done: set[Call] = set()
@@ -192,4 +192,4 @@ class Lowering:
         x = user.arguments[0]
         if user.operation not in WEIGHT_ARGUMENTS or x.call is not call or not x.is_whole:
             return RowType.f32
-        return wanted_rows(self.format_of(user.arguments[WEIGHT_ARGUMENTS[user.operation]]))
+        return self.packing_of(user.arguments[WEIGHT_ARGUMENTS[user.operation]]).rows

@@ -14,7 +14,7 @@ from quire._native import Activation, RowType
 from quire.cache_spec import PagedKV
 from quire.kernels.activations import gelu, relu, silu_and_mul
 from quire.kernels.elementwise import Scale, SoftCap, soft_cap
-from quire.kernels.instruction import Columns
+from quire.kernels.instruction import Columns, Packing
 from quire.kernels.linear import Gemm, linear
 from quire.kernels.paged_attention import paged_attention
 from quire.kernels.paged_attention.instructions import Attend, WriteKv
@@ -425,7 +425,11 @@ def test_formats_of_each_weight_decide_alone() -> None:
     """A product in fp32 and one in 4 bit get rows of different types."""
     model = graph(("rms_norm", 0), ("linear", 1), ("linear", 1), ("add", 2, 3))
     formats = {id(model.weight_1): Format.bf16, id(model.weight_2): Format.q4m}
-    program = lower(trace_model(model, (0,)), lambda parameter: formats.get(id(parameter), Format.f32))
+
+    def packing_of(parameter: torch.Tensor) -> Packing:
+        return Packing.whole(len(parameter), formats.get(id(parameter), Format.f32))
+
+    program = lower(trace_model(model, (0,)), packing_of)
     types = {item.weight: item.x.buffer.type for item in program.body if isinstance(item, Gemm)}
     assert types == {model.weight_1: RowType.bf16, model.weight_2: RowType.q8}
     norm = next(item for item in program.body if isinstance(item, Norm))
