@@ -12,7 +12,7 @@ from torch import nn
 
 from quire._native import Activation, RowType
 from quire.cache_spec import PagedKV
-from quire.kernels.activations import gelu, relu, silu_and_mul
+from quire.kernels.activations import gelu, relu, silu, silu_and_mul
 from quire.kernels.elementwise import Scale, SoftCap, soft_cap
 from quire.kernels.instruction import Columns
 from quire.kernels.linear import Gemm, linear
@@ -211,6 +211,38 @@ def check_values(model: Custom, wanted_kinds: list[str] | None = None) -> None:
     if wanted_kinds is not None:
         assert kinds(program_of(model)) == wanted_kinds
     torch.testing.assert_close(run_prompt(planned(model), TOKENS), expected(model, TOKENS))  # type: ignore[arg-type]
+
+
+def gated_norm(self: Any, a: Any, gates: Any) -> Any:
+    return self.norm((a * gates).view(-1, 2, HEAD_SIZE)).flatten(1)
+
+
+def norm_gated(self: Any, a: Any, gates: Any) -> Any:
+    return gates * self.norm(a.view(-1, 2, HEAD_SIZE)).flatten(1)
+
+
+@pytest.mark.parametrize("body", [gated_norm, norm_gated])
+def test_gates_become_part_of_the_norm_that_alone_reads_them(body: Any) -> None:
+    def of_parts(self: Any, x: Any, batch: Any) -> Any:
+        a, z = self.qkv(x).split([WIDTH, WIDTH], 1)
+        return body(self, a, silu(z))
+
+    def also_read(self: Any, x: Any, batch: Any) -> Any:
+        a, z = self.qkv(x).split([WIDTH, WIDTH], 1)
+        gates = silu(z)
+        return body(self, a, gates) + gates
+
+    def product_also_read(self: Any, x: Any, batch: Any) -> Any:
+        a, z = self.qkv(x).split([WIDTH, WIDTH], 1)
+        product = a * silu(z)
+        return body(self, product, silu(z)) + product
+
+    check_values(custom(of_parts), ["Embed", "Gemm", "Norm"])
+    (norm,) = [item for item in program_of(custom(of_parts)).body if isinstance(item, Norm)]
+    assert (norm.gates_first, norm.activation, norm.groups) == (body is gated_norm, Activation.silu, 2)
+    assert {"Activate", "Multiply"} < set(kinds(program_of(custom(also_read))))
+    check_values(custom(also_read))
+    check_values(custom(product_also_read))
 
 
 def test_norms_of_heads_and_rotation_become_part_of_the_write() -> None:
