@@ -175,6 +175,18 @@ class Sampler:
         top_logprobs: int = 0,
         top_stride: int = 0,
     ) -> None: ...
+    def merge_best(
+        self,
+        logits: int,
+        stride: int,
+        count: int,
+        first_id: int,
+        sizes: int,
+        num_rows: int,
+        exchange: Exchange,
+        keys: int,
+    ) -> bool: ...
+    def sample_best(self, keys: int, num_keys: int, rows: list[RowOptions], token_ids: int) -> None: ...
     def logprobs(
         self,
         logits: int,

@@ -21,7 +21,7 @@ from tests.cli.tiny_directory import make_tiny_directory
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A tiny model; what is found for it is kept."""
+    """Make a tiny model, and a directory that keeps what is found for it."""
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("QUIRE_PLAN_CACHE", raising=False)
     monkeypatch.setattr(ModelRegistry, "_registered", {})

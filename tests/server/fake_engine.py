@@ -28,6 +28,7 @@ from quire.server.options import ServerOptions
 from quire.server.request_record import RECORD_KEY, Caller, RequestRecord
 from quire.server.routes import make_app
 from quire.server.state import ServerState
+from quire.server.supervisor import EngineState, Supervisor
 from tests.engine.builders import byte_tokenizer, make_engine
 
 MODEL = "tiny"
@@ -37,12 +38,12 @@ CHAT = {"model": MODEL, "messages": MESSAGES}
 
 
 def record_of(client_id: str = "anonymous") -> RequestRecord:
-    """The gate's record of a request."""
+    """Return a request's record, as the gate makes it."""
     return RequestRecord("id", "POST", "/", Caller(client_id))
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A test that is a coroutine runs in an event loop of its own."""
+    """Run a test that is a coroutine in an event loop of its own."""
 
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -56,7 +57,7 @@ def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
 
 
 class FakeEngine:
-    """One engine in this event loop.
+    """An engine with `EngineClient`'s interface that runs in this event loop.
 
     submitted: all requests, in order. aborted: ids whose reader left before their end.
     gate: while cleared, no step is computed. num_ahead: steps that are still let through while it is cleared.
@@ -132,26 +133,28 @@ class FakeEngine:
             stream.put(update)
 
 
-class FakeSupervisor:
-    """The part of a supervisor that routes use."""
+class ReadySupervisor(Supervisor):
+    """Supervisor of an engine that runs in this process, from the beginning and also while it sleeps."""
 
-    def __init__(self, client: FakeEngine) -> None:
-        self.client = client
-        self.front_end = FrontEnd(client.engine.config, byte_tokenizer(), None)
-        self.options = EngineOptions(max_num_seqs=client.engine.config.scheduler.max_num_seqs)
-        self.is_ready = True
-        self.is_asleep = False
-        self.num_deaths = 0
+    def __init__(self, client: Any) -> None:
+        """`client`: a `FakeEngine`, or another client with an `engine`."""
+        config = client.engine.config
+        super().__init__(EngineOptions(max_num_seqs=config.scheduler.max_num_seqs), lambda error: None)
+        self.the_client = self._client = client
+        self._front_end = FrontEnd(config, byte_tokenizer(), None)
+        self.state = EngineState.READY
 
     async def sleep(self) -> None:
-        """Its engine has no process and goes on."""
+        """Do nothing: there is no process to end."""
+
+    async def wake_up(self) -> None:
+        """Do nothing: the engine has gone on."""
 
 
 def make_server(engine: FakeEngine | None = None, **settings: Any) -> tuple[FastAPI, FakeEngine]:
-    """The application and its engine; `settings` are `FakeEngine`'s."""
+    """Return the application and its engine; `settings` are `FakeEngine`'s."""
     engine = engine or FakeEngine(**settings)
-    supervisor: Any = FakeSupervisor(engine)
-    app = make_app(ServerState(ServerOptions(), MODEL, supervisor))
+    app = make_app(ServerState(ServerOptions(), MODEL, ReadySupervisor(engine)))
     app.add_middleware(Recorded)
     return app, engine
 
@@ -167,13 +170,13 @@ class Recorded:
 
 
 def requests_to(app: FastAPI, **headers: str) -> httpx2.AsyncClient:
-    """A client of the application, without a socket. A stream's body comes as a whole."""
+    """Return a client of the application, without a socket. A stream's body comes as a whole."""
     transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
     return httpx2.AsyncClient(transport=transport, base_url="http://quire", headers=headers, timeout=60)
 
 
 async def post(app: FastAPI, path: str, body: Any) -> httpx2.Response:
-    """One request to the application."""
+    """Send one request to the application."""
     async with requests_to(app) as client:
         return await client.post(path, json=body)
 
@@ -218,14 +221,14 @@ def events(body: str) -> Iterator[tuple[str | None, str]]:
 
 
 def chunks(body: str) -> list[dict[str, Any]]:
-    """The events of an OpenAI stream as JSON, after a look at its end."""
+    """Return the events of an OpenAI stream as JSON; checks that it ends with [DONE]."""
     data = [item for _, item in events(body)]
     assert data[-1] == "[DONE]"
     return [json.loads(item) for item in data[:-1]]
 
 
 def assert_error(response: httpx2.Response, status: int, code: str | None, param: str | None = None) -> str:
-    """The answer is this error, in OpenAI's shape. Returns its message."""
+    """Check that the answer is this error, in OpenAI's shape. Returns its message."""
     assert response.status_code == status, response.text
     (key, error), *others = response.json().items()
     assert (key, others) == ("error", [])

@@ -172,7 +172,7 @@ async def test_upgrade_is_answered_as_an_ordinary_request() -> None:
 
 
 async def unread(served: Served, data: bytes) -> socket.socket:
-    """A client that sends requests and reads nothing."""
+    """Connect a client that sends requests and reads nothing."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.setblocking(False)

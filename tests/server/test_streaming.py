@@ -16,7 +16,7 @@ Message = dict[str, Any]
 
 
 class Exchange:
-    """One request by hand: `gone` disconnects the client; while `reads` is cleared, `send` blocks in a stream."""
+    """A request without a server. `gone` disconnects the client; while `reads` is cleared, streams block in `send`."""
 
     def __init__(self, body: bytes = b"") -> None:
         self.sent: list[Message] = []

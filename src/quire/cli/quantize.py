@@ -80,6 +80,7 @@ def open_source(files: "ModelFiles") -> "Source":
     same from the file.
     """
     from quire.models.registry import ModelRegistry
+    from quire.runtime.loader import renamed
     from quire.text.gguf_export import describe_tokenizer
     from quire.weights.checkpoint import open_checkpoint
     from quire.weights.gguf_config import sampling_keys
@@ -95,10 +96,13 @@ def open_source(files: "ModelFiles") -> "Source":
     config = completed(checkpoint.hf_config, expected)
     keys, factors = describe_config(config)
     ends = checkpoint.generation_config.get("eos_token_id", checkpoint.hf_config.get("eos_token_id"))
-    end_ids = [end for end in (ends if isinstance(ends, list) else [ends]) if isinstance(end, int)]
+    ids = ends if isinstance(ends, list) else [ends]
+    end_ids = [end for end in ids if isinstance(end, int) and 0 <= end < config["vocab_size"]]
     keys |= {"general.name": files.path.name, **describe_tokenizer(files.path, config["vocab_size"], end_ids)}
     keys |= sampling_keys(checkpoint.generation_config)
-    source = from_tensors(keys, name_tensors(config, checkpoint.tensors), factors)
+    segments = getattr(model, "renamed_segments", {})
+    tensors = {renamed(name, segments): tensor for name, tensor in checkpoint.tensors.items()}
+    source = from_tensors(keys, name_tensors(config, tensors), factors)
     found = read_back(source, keys)
     other = ModelRegistry.resolve(found)
     read = other.Config.from_hf(found)

@@ -17,7 +17,7 @@ from quire.engine.tokenizer_source import load_tokenizer
 from quire.errors import ConfigError, UnsupportedModelError
 from quire.layers.linear import Linear
 from quire.parallel.executor import InProcessExecutor
-from quire.runtime.loader import target_of
+from quire.runtime.loader import renamed, target_of
 from quire.runtime.worker import Worker
 from quire.sampling_params import SamplingParams
 from quire.weights.checkpoint import open_checkpoint
@@ -70,8 +70,9 @@ def measure_importance(
     num_tokens = len(windows) * WINDOW_LEN
     found = {}
     for tensor in tensors:
-        if tensor.hf_name is not None:
-            target, _ = target_of(tensor.hf_name, model.renames, model.stacked_params)
+        if tensor.hf_name is not None and tensor.name != "output.weight":  # the head sees a window's last token alone
+            name = renamed(tensor.hf_name, getattr(model, "renamed_segments", {}))
+            target, _ = target_of(name, model.renames, model.stacked_params)
             total = sums.get(target.removesuffix(".weight"))
             if total is not None and total.shape == tensor.shape[-1:]:
                 found[tensor.name] = (total / num_tokens).float().numpy()

@@ -30,7 +30,7 @@ class Routed(Served):
         return self.state.fleet  # type: ignore[attr-defined, no-any-return]
 
     async def counts(self, name: str) -> list[float]:
-        """A metric of each replica, in order."""
+        """Return a metric of each replica, in order."""
         lines = (await self.answer("GET", "/metrics")).body.decode().splitlines()
         found = []
         for replica in self.fleet.replicas:
@@ -50,7 +50,7 @@ class Routed(Served):
 async def routing(
     *urls: str, keys: KeyRing | None = None, upstream_key: str | None = None, **options: Any
 ) -> AsyncIterator[Routed]:
-    """A router on a free port; `options` are fields of `ServerOptions`."""
+    """Start a router on a free port; `options` are fields of `ServerOptions`."""
     chosen = ServerOptions(**options)
     fleet = Fleet(chosen.router_policy, RouterMetrics(chosen.router_policy))
     backend = RemoteReplicas(fleet, urls, upstream_key)
@@ -88,7 +88,7 @@ def response(status: int, body: bytes, *headers: str) -> bytes:
 
 @contextlib.asynccontextmanager
 async def failing(script: Script, models: tuple[str, ...] = ("scripted",)) -> AsyncIterator[str]:
-    """A replica that is healthy and announces nothing, whose chats run a script; yields its URL."""
+    """Start a replica that is healthy and announces nothing, whose chats run a script; yields its URL."""
     lists = {**HEALTHY, "/v1/models": {"object": "list", "data": [{"id": name} for name in models]}}
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -33,7 +33,7 @@ def writes(data: bytes) -> Script:
 
 
 async def two(stack: AsyncExitStack, **options: object) -> tuple[Routed, list[Served]]:
-    """A router in front of two servers."""
+    """Start a router in front of two servers."""
     servers = [await stack.enter_async_context(serving()) for _ in range(2)]
     return await stack.enter_async_context(routing(*map(url_of, servers), **options)), servers
 
