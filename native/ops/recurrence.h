@@ -19,9 +19,8 @@ namespace quire {
 // are divided by their lengths (squares + 1e-6) and q by sqrt(key_size) too.
 //
 // With D = key_size and V = value_size, each rounded up to 16 floats, a state is, in f32:
-//   matrices  [num_heads]: that of S before the chunk, in groups of 32 columns as [key_size][32], so that it is read
-//   and
-//             written in one piece; the last group may be narrower, [key_size][16]. Zero before the first token.
+//   matrices  [num_heads]: those before the chunk, zero before the first token, in groups of 32 columns as
+//             [key_size][32], so that one is read and written in one piece; the last may be [key_size][16]
 //   added     [num_heads, kChunkTokens, V]: u of the chunk's tokens
 //   factors   [num_heads, 16]: after the last token, per token j of the chunk the decay of all after it, then (in lane
 //             kChunkTokens) that of all
