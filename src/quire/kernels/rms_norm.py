@@ -94,15 +94,16 @@ def _lower(to: Lowering, call: Call) -> None:
 
 
 def _gated(to: Lowering, call: Call) -> tuple[Call, Symbol] | None:
-    """The product of a result with the activation of a value that is known already, where nothing else reads either."""
+    """The product of a result with a later activation of a known value, where nothing else reads either."""
     users = to.users(call)
     product = users[0] if len(users) == 1 and users[0].operation == "multiply" else None
     if product is None or product.sizes != (math.prod(call.sizes),):
         return None
     a, b = product.arguments
     gates = b if a.call is call else a
-    is_free = gates.call.operation == "activate" and to.users(gates.call) == [product] and gates.is_whole
-    return (product, gates) if is_free and to.has_values(gates.call.arguments[0]) else None
+    if gates.call.operation != "activate" or to.users(gates.call) != [product] or to.has_values(gates):
+        return None
+    return (product, gates) if gates.is_whole and to.has_values(gates.call.arguments[0]) else None
 
 
 def lower_gated_input(to: Lowering, gates: Call) -> bool:
