@@ -101,6 +101,11 @@ class Lowering:
             raise NotTraceableError(f"a use of the result of {symbol.call.operation}")
         return Columns(buffer, symbol.start, symbol.num_columns)
 
+    def has_values(self, symbol: Symbol) -> bool:
+        """Return whether the fp32 values of a symbol are already computed."""
+        buffer = self._buffers.get(symbol.call)
+        return buffer is not None and buffer.type == RowType.f32 and symbol.call not in self._waiting
+
     def typed(self, symbol: Symbol, wanted: RowType) -> Columns:
         """A symbol in the type wanted; converts it, once, where its maker did not write that."""
         buffer = self._buffers.get(symbol.call)

@@ -55,7 +55,7 @@ class DeltaNetConfig(LlamaConfig):
     def kv_specs(self) -> list[CacheSpec]:
         """See `DecoderConfig.kv_specs`."""
         num_channels = 2 * self.num_key_heads * self.key_size + self.num_value_heads * self.value_size
-        matrices = self.num_value_heads, self.key_size, self.value_size
+        matrices = self.num_key_heads, self.num_value_heads, self.key_size, self.value_size
         state = RecurrentState(state_bytes(num_channels, self.num_taps, *matrices))
         attention = PagedKV(self.num_kv_heads, self.head_size, 1)
         return [state if is_recurrent else attention for is_recurrent in self.recurrent_layers]
