@@ -188,10 +188,12 @@ class Hardware:
     """True if the kernels in use multiply bf16 in AMX's tile registers."""
     tile_rows: int = TILE_ROWS
     """Tokens of a step from which on tiles are the faster."""
+    kv_ahead_bytes: int | None = None
+    """KV that products fetch in each thread for the next attention; None: as the size of the last cache says."""
     num_devices: int = 1
     """GPUs from `device` on, for ranks."""
     tuned: str = ""
-    """The findings of `quire tune`, if threads or tile rows come from it."""
+    """The findings of `quire tune`, if some of these settings come from it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ def _importance(
 
     if text is None:
         return None if path is None else read_importance(path)
-    from quire.insight.importance import WINDOW_LEN, measure_importance
+    from quire.insight.importance import measure_importance
 
     if path is not None and path.exists():
         raise ConfigError(f"{path} exists: give --imatrix alone to read it, or another name to write")
@@ -132,7 +132,7 @@ def _importance(
     except OSError as error:
         raise ConfigError(f"--imatrix-text {text}: {error.strerror}") from error
     with show_progress(output) as progress:
-        importance, num_tokens = measure_importance(files, source.tensors, content, progress=progress)
+        importance, num_tokens, window_len = measure_importance(files, source.tensors, content, progress=progress)
     if path is not None:
-        write_importance(path, importance, text.name, num_tokens=num_tokens, window_len=WINDOW_LEN)
+        write_importance(path, importance, text.name, num_tokens=num_tokens, window_len=window_len)
     return importance

@@ -112,6 +112,8 @@ def _log_decisions(config: EngineConfig) -> None:
     """Log each decision, and a warning for each option that has no effect."""
     for decision in config.decisions:
         logger.debug("%s = %s: %s", decision.name, decision.value, decision.reason)
+    if config.hardware.tuned:
+        logger.info("settings of `quire tune` are used: %s", config.hardware.tuned)
     model, quantization = config.model, config.options.quantization
     if quantization and model.stored_bytes and model.stored_bytes < model.num_parameters * DTYPES[config.dtype]:
         logger.warning(

@@ -33,12 +33,16 @@ the logits of this rank's share of the vocabulary."""
 
 @dataclass(frozen=True, slots=True)
 class PlanLimits:
-    """The largest step: tokens, requests, and rows of logits computed at once. `tile_rows`: `EngineConfig`'s."""
+    """The largest step: tokens, requests, and rows of logits computed at once.
+
+    `tile_rows`: `EngineConfig`'s. `kv_ahead_bytes`: `Hardware`'s.
+    """
 
     max_tokens: int
     max_requests: int
     max_logit_rows: int
     tile_rows: int = 0
+    kv_ahead_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +235,8 @@ class PlannedModel:
         self.gives_likeliest = ops.gives_likeliest
         self.native = _native.Plan(pool, limits.max_tokens, max(limits.max_requests, limits.max_logit_rows))
         self.native.set_tile_rows(limits.tile_rows)
+        if limits.kv_ahead_bytes is not None:
+            self.native.set_ahead_bytes(limits.kv_ahead_bytes)
         self._make_recording = recording
         self._recording: Recording | None = None
         self._weights, self._kv_layers, self._exchange = weights, kv_layers, exchange

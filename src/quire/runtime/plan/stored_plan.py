@@ -256,6 +256,16 @@ def write(kind: str, key: str, value: Any) -> None:
         logger.debug("the plan is not kept in %s: %s", path, error)
 
 
+def read_all(kind: str, value_type: type[T]) -> list[T]:
+    """Return every value of a kind, of any key."""
+    found = []
+    for path in sorted((cache_directory() / "plans").glob(f"{kind}-*.json")):
+        with suppress(OSError, msgspec.MsgspecError):
+            header = msgspec.json.decode(path.read_bytes().partition(b"\n")[0], type=Header)
+            found.append(read(kind, header.key, value_type))
+    return [value for value in found if value is not None]
+
+
 def has_plan(config: EngineConfig, checkpoint: Checkpoint) -> bool:
     """Return whether the plan of rank 0 is kept: the model was split so before."""
     key = plan_key(config, checkpoint, config.scheduler.layer_groups) if config.uses_plan else None
