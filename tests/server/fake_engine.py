@@ -1,6 +1,6 @@
 """The server without a model: `FakeEngine` is a real scheduler and output processor around a scripted executor.
 
-It has `EngineClient`'s interface and runs in the test's event loop, so that a test can stop it between two steps, look
+It is an `EngineClient` and runs in the test's event loop, so that a test can stop it between two steps, look
 at what it was sent, and let it die. `make_server` puts the application around it; `requests_to` talks to that.
 """
 
@@ -18,10 +18,10 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.config import EngineOptions
+from quire.engine.process.client import EngineClient
 from quire.engine.process.deltas import DeltaEncoder
-from quire.engine.process.messages import RequestUpdate, Statistics, Submit
-from quire.engine.process.stream import RequestStream
-from quire.errors import EngineDeadError, QuireError
+from quire.engine.process.messages import Abort, Ready, RequestUpdate, Submit, Updates
+from quire.errors import QuireError
 from quire.parallel.frames import Failure
 from quire.server.front_end import FrontEnd
 from quire.server.options import ServerOptions
@@ -42,6 +42,12 @@ def record_of(client_id: str = "anonymous") -> RequestRecord:
     return RequestRecord("id", "POST", "/", Caller(client_id))
 
 
+async def until(condition: Callable[[], Any]) -> None:
+    """Wait until a condition holds."""
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """Run a test that is a coroutine in an event loop of its own."""
 
@@ -56,64 +62,49 @@ def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
     return run
 
 
-class FakeEngine:
-    """An engine with `EngineClient`'s interface that runs in this event loop.
+class FakeEngine(EngineClient):
+    """A client whose engine runs in this event loop, not in a process.
 
     submitted: all requests, in order. aborted: ids whose reader left before their end.
     gate: while cleared, no step is computed. num_ahead: steps that are still let through while it is cleared.
     """
 
     def __init__(self, **engine: Any) -> None:
+        super().__init__()
         self.engine, self.executor = make_engine(**engine)
+        self.ready = Ready(self.engine.config, {})
+        self.last_heard_s = float("inf")
         self.submitted: list[Submit] = []
         self.aborted: list[str] = []
         self.gate = asyncio.Event()
         self.gate.set()
         self.num_ahead = 0
-        self.statistics = Statistics()
-        self.last_heard_s = self.progress_s = float("inf")
-        self.dead_error: EngineDeadError | None = None
-        self._streams: dict[str, RequestStream] = {}
         self._deltas = DeltaEncoder()
         self._task: asyncio.Task[None] | None = None
 
-    @property
-    def num_requests(self) -> int:
-        return len(self._streams)
-
-    def submit(self, request: Submit) -> RequestStream:
-        if self.dead_error is not None:
-            raise EngineDeadError(self.dead_error.message)
-        self.submitted.append(request)
-        stream = self._streams[request.request_id] = RequestStream(request.request_id)
+    def _send(self, message: Any) -> None:
+        if isinstance(message, Abort):
+            self.aborted += message.request_ids
+            return self.engine.abort_request(message.request_ids)
+        self.submitted.append(message)
         try:
             prepared = self.engine.input_processor.prepare(
-                request.request_id,
-                request.prompt_token_ids,
-                request.sampling or request.pooling,
-                cache_salt=request.cache_salt,
-                arrival_time_s=request.arrival_time_s,
-                streams=request.streams,
-                checked_grammar=request.checked_grammar,
+                message.request_id,
+                message.prompt_token_ids,
+                message.sampling or message.pooling,
+                cache_salt=message.cache_salt,
+                arrival_time_s=message.arrival_time_s,
+                streams=message.streams,
+                checked_grammar=message.checked_grammar,
             )
             self.engine.submit(prepared)
         except QuireError as error:
-            self._put(RequestUpdate(request.request_id, finished=True, failure=Failure.of(error)))
+            self._put(RequestUpdate(message.request_id, finished=True, failure=Failure.of(error)))
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
-        return stream
-
-    def abort(self, stream: RequestStream) -> None:
-        if self._streams.get(stream.request_id) is stream:
-            del self._streams[stream.request_id]
-            self.aborted.append(stream.request_id)
-            self.engine.abort_request([stream.request_id])
 
     def die(self) -> None:
-        self.dead_error = EngineDeadError("the engine process ended unexpectedly; the request was not completed")
-        for stream in self._streams.values():
-            stream.fail(self.dead_error)
-        self._streams.clear()
+        self.connection_lost(None)
 
     async def _run(self) -> None:
         while self.engine.has_unfinished_requests() and self.dead_error is None:
@@ -121,16 +112,11 @@ class FakeEngine:
                 self.num_ahead -= 1
             else:
                 await self.gate.wait()
-            for output in self.engine.step():
-                self._put(self._deltas.encode(output))
+            self._put(*map(self._deltas.encode, self.engine.step()))
             await asyncio.sleep(0)
 
-    def _put(self, update: RequestUpdate) -> None:
-        stream = self._streams.get(update.request_id)
-        if stream is not None:
-            if update.finished:
-                del self._streams[update.request_id]
-            stream.put(update)
+    def _put(self, *updates: RequestUpdate) -> None:
+        self._received(Updates(list(updates), self.statistics))
 
 
 class ReadySupervisor(Supervisor):

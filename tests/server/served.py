@@ -6,7 +6,6 @@ The engine's loop runs in a thread instead of a process, on a scripted executor.
 import asyncio
 import contextlib
 import json
-import logging
 import socket
 import threading
 from collections.abc import AsyncIterator
@@ -23,6 +22,7 @@ from quire.server.gate import Gate
 from quire.server.keys import KeyRing
 from quire.server.options import ServerOptions
 from quire.server.routes import make_app
+from quire.server.run import HttpServer
 from quire.server.state import ServerState
 from tests.engine.builders import NextToken, ScriptedExecutor, make_engine, mixing
 from tests.server.fake_engine import ReadySupervisor, running
@@ -177,12 +177,7 @@ async def serving(
     state = make_state(client, **options)
     app = make_app(state)
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
-    config = uvicorn.Config(
-        Gate(app, state, KeyRing({}) if keys is None else keys), log_config=None, access_log=False, lifespan="off",
-        http=connection, ws="none", server_header=False, proxy_headers=False,
-        log_level=logging.WARNING,
-    )  # fmt: skip
-    server = uvicorn.Server(config)
+    server = HttpServer(Gate(app, state, KeyRing({}) if keys is None else keys), connection)
     try:
         async with running(server, [listener]):
             yield Served(state, app, listener.getsockname()[1], server)

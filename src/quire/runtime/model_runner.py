@@ -152,8 +152,8 @@ class ModelRunner:
             return
         logits, sample = None, self.sampler.sample
         if likeliest is None:
-            states = [taken.sampling for taken in yields]
-            if self.forward.gives_shares and self.sampler.takes_shares(states):
+            gives_shares = self.forward.gives_shares  # never with one rank
+            if gives_shares and self.sampler.takes_shares([taken.sampling for taken in yields]):
                 logits, sample = self.forward.shares(layout.logit_rows), self.sampler.sample_shares
             else:
                 logits = self.forward.logits(layout.logit_rows)

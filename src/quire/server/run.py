@@ -101,8 +101,17 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-class _HttpServer(uvicorn.Server):
-    """uvicorn without its own handling of signals."""
+class HttpServer(uvicorn.Server):
+    """uvicorn with Quire's settings, and without its own handling of signals."""
+
+    def __init__(self, gate: Gate, connection: type[Connection] = Connection) -> None:
+        """`connection`: the class that speaks HTTP."""
+        config = uvicorn.Config(
+            gate, http=connection, ws="none", lifespan="off", log_config=None,
+            access_log=False, server_header=False, proxy_headers=False, backlog=ACCEPTED_AT_ONCE,
+            timeout_graceful_shutdown=LAST_WORDS_S, log_level=logging.WARNING,
+        )  # fmt: skip
+        super().__init__(config)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -142,12 +151,7 @@ class Service:
         """`signals`: those that end it."""
         self._listener, self._signals = listener, signals
         self._served, gate = build(self._on_engine_lost)
-        config = uvicorn.Config(
-            gate, http=Connection, ws="none", lifespan="off", log_config=None,
-            access_log=False, server_header=False, proxy_headers=False, backlog=ACCEPTED_AT_ONCE,
-            timeout_graceful_shutdown=LAST_WORDS_S, log_level=logging.WARNING,
-        )  # fmt: skip
-        self._http = _HttpServer(config)
+        self._http = HttpServer(gate)
         self._failure: QuireError | None = None
         self._num_signals = 0
         self._next_files_warning_s = 0.0
