@@ -58,7 +58,6 @@ bench: $(VENV)/.installed-dev  ## speed beside other engines, quality, host time
 
 soak: $(VENV)/.installed-dev  ## what a server bears: ten minutes of mixed clients, overload, hang-ups, and more
 	$(BIN)/python -m benchmarks.soak --only L $(ARGS)
-	QUIRE_TEST_KILLS=500 $(BIN)/python -m pytest -q tests/runtime/test_block_files.py -k killed
 
 faults: $(VENV)/.installed-dev  ## what a server survives: signals, kills, exceptions, cut connections
 	$(BIN)/python -m benchmarks.soak --only F $(ARGS)

@@ -119,7 +119,7 @@ def alone(request: pytest.FixtureRequest, directory: Path) -> Alone:
 
 
 def test_requests_have_the_tokens_and_bits_they_have_alone(alone: Alone) -> None:
-    """In batches that requests join and leave, in chunks, with cached prefixes and after preemption."""
+    """They run in batches that requests join and leave, in chunks, with cached prefixes and after preemption."""
     single, planned, all_expected = alone
     settings: list[tuple[LLMEngine, dict[str, Any], int]] = [
         (single, {"max_num_batched_tokens": 48}, 2),
@@ -168,7 +168,7 @@ def test_without_batch_invariance_a_schedule_has_its_bits_and_is_as_exact(direct
 
 
 def mean_error(found: list[Any], exact: list[Any]) -> float:
-    """Of the log-probabilities of the first token's likeliest ids."""
+    """Return the mean error of the log-probabilities of the first token's likeliest ids."""
     errors = []
     for completions, others in zip(found, exact, strict=True):
         (_, (one,)), (_, (other,)) = completions[0], others[0]

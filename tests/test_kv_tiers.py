@@ -2,6 +2,8 @@
 
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -122,6 +124,36 @@ def test_blocks_that_leave_the_memory_are_read_back(llama: Path, tmp_path: Path)
     fetched = engine.events.of(EventKind.FETCHED)
     assert sum(event.data["num_disk_tokens"] for event in fetched) >= 2 * 96
     assert engine.reset_prefix_cache()
+
+
+GENERATOR = """
+import sys
+from pathlib import Path
+from tests.test_kv_tiers import BLOCK_SIZE, build, generate, prompt
+
+engine = build(Path(sys.argv[1]), block_size=BLOCK_SIZE, num_blocks_override=15, kv_disk=sys.argv[2])
+while True:
+    for number in range(40):
+        generate(engine, [prompt(number, 97)])
+        print(number, flush=True)
+"""
+
+
+def test_engines_killed_while_they_write_change_no_token(llama: Path, tmp_path: Path) -> None:
+    """Each request takes the memory of an earlier one, which is written meanwhile."""
+    rng = random.Random(9)
+    for _ in range(4):
+        command = [sys.executable, "-c", GENERATOR, str(llama), str(tmp_path / "kv")]
+        with subprocess.Popen(command, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE) as engine:
+            assert engine.stdout is not None
+            for _ in range(rng.randrange(5, 40)):
+                assert engine.stdout.readline(), "the engine ended by itself"
+            engine.kill()
+    prompts = [prompt(number, 97) for number in range(40)]
+    expected, _ = one_by_one(build(llama, block_size=BLOCK_SIZE), prompts)
+    found, num_cached = one_by_one(build(llama, block_size=BLOCK_SIZE, kv_disk=str(tmp_path / "kv")), prompts)
+    assert found == expected
+    assert sum(count > 0 for count in num_cached) >= 3
 
 
 def test_damaged_and_missing_files_change_no_token(llama: Path, tmp_path: Path) -> None:

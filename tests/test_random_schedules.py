@@ -50,7 +50,7 @@ FORMS = [
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One request, when it comes and when it is aborted."""
+    """A request, when it comes and when it is aborted."""
 
     token_ids: list[int]
     params: SamplingParams | PoolingParams

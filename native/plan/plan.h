@@ -31,6 +31,9 @@ class Plan {
   // those of gemm_amx.h. 0: no step does. Only for instruction sets that have tiles.
   void set_tile_rows(int64_t num_rows) { tile_rows_ = num_rows; }
 
+  // Bytes of keys and values that each thread may fetch for the next attention, instead of a share of the last cache.
+  void set_ahead_bytes(int64_t num_bytes) { ahead_bytes_ = num_bytes; }
+
   int num_threads() const { return pool_->num_threads(); }
 
  private:
@@ -50,7 +53,7 @@ class Plan {
   std::vector<int32_t> derived_;
   std::unique_ptr<std::byte[]> scratch_memory_;
   std::byte* scratch_;
-  const int64_t ahead_bytes_;
+  int64_t ahead_bytes_;
   int64_t tile_rows_ = 0;
   Step step_{};
   uint32_t parts_ = 0;

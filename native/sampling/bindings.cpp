@@ -27,18 +27,36 @@ void set_values(RowOptions& self, Address ids, Address values, int64_t count) {
   self.*kList = {at<int64_t>(ids), at<float>(values), count};
 }
 
-void sample(Sampler& self, Address logits, int64_t stride, nb::list rows, Address token_ids, Address logprobs,
-            Address ranks, Address top_ids, Address top_logprobs, int64_t top_stride) {
+std::vector<const RowOptions*> options_of(nb::list rows) {
   std::vector<const RowOptions*> options;
   options.reserve(rows.size());
-  for (nb::handle row : rows) {
-    options.push_back(nb::cast<const RowOptions*>(row));
-    if (options.back()->num_top > top_stride) throw nb::value_error("num_top is larger than a row of results");
+  for (nb::handle row : rows) options.push_back(nb::cast<const RowOptions*>(row));
+  return options;
+}
+
+void sample(Sampler& self, Address logits, int64_t stride, nb::list rows, Address token_ids, Address logprobs,
+            Address ranks, Address top_ids, Address top_logprobs, int64_t top_stride) {
+  const std::vector<const RowOptions*> options = options_of(rows);
+  for (const RowOptions* row : options) {
+    if (row->num_top > top_stride) throw nb::value_error("num_top is larger than a row of results");
   }
   nb::gil_scoped_release release;
   self.sample({at<float>(logits), stride, static_cast<int64_t>(options.size()), at<int32_t>(token_ids),
                at<float>(logprobs), at<int64_t>(ranks), at<int32_t>(top_ids), at<float>(top_logprobs), top_stride},
               options);
+}
+
+bool merge_best(Sampler& self, Address logits, int64_t stride, int64_t count, int64_t first_id, Address sizes,
+                int64_t num_rows, const Exchange& exchange, Address keys) {
+  nb::gil_scoped_release release;
+  return self.merge_best({at<float>(logits), stride, count, num_rows, first_id, at<int64_t>(sizes)}, exchange,
+                         at<uint64_t>(keys));
+}
+
+void sample_best(Sampler& self, Address keys, Address num_keys, nb::list rows, Address token_ids) {
+  const std::vector<const RowOptions*> options = options_of(rows);
+  nb::gil_scoped_release release;
+  self.sample_best(at<uint64_t>(keys), at<int64_t>(num_keys), options, at<int32_t>(token_ids));
 }
 
 void logprobs(Sampler& self, Address logits, int64_t stride, int64_t count, Address token_ids, Address logprobs,
@@ -74,6 +92,11 @@ void bind_sampling(nb::module_& m) {
       .def("sample", &sample, "logits"_a, "stride"_a, "rows"_a, "token_ids"_a, "logprobs"_a = 0, "ranks"_a = 0,
            "top_ids"_a = 0, "top_logprobs"_a = 0, "top_stride"_a = 0,
            "Choose a token for each row of fp32 logits; -1 where they leave no choice.")
+      .def("merge_best", &merge_best, "logits"_a, "stride"_a, "count"_a, "first_id"_a, "sizes"_a, "num_rows"_a,
+           "exchange"_a, "keys"_a,
+           "Give rank 0 the keys of the largest logits of all ranks' shares; False if the ranks have given up.")
+      .def("sample_best", &sample_best, "keys"_a, "num_keys"_a, "rows"_a, "token_ids"_a,
+           "Choose a token for each row of merged keys; -1 where they leave no choice.")
       .def("logprobs", &logprobs, "logits"_a, "stride"_a, "count"_a, "token_ids"_a, "logprobs"_a, "ranks"_a,
            "top_ids"_a, "top_logprobs"_a, "num_top"_a, "Log-probabilities of given tokens, one per row of logits.");
 }

@@ -135,6 +135,30 @@ int64_t RowSampler::sample(float* logits, const RowOptions& options, Logprob* lo
   return token_id;
 }
 
+void RowSampler::best_of_share(const float* logits, int64_t count, int64_t first_id, int64_t size, uint64_t* keys) {
+  std::fill_n(keys, size, uint64_t{0});
+  if (count == 0) return;
+  const ScannedRow row = scan(logits, count, 0);
+  if (row.max == -kInfinity) return;
+  if (row.max != row.max) {
+    keys[0] = make_key(row.max, first_id);
+    return;
+  }
+  const int64_t found = collect_best(row, std::min(size, count), 0.0f, 0.0f);
+  for (int64_t i = 0; i < found; ++i) keys[i] = make_key(value_of(keys_[i]), first_id + id_of(keys_[i]));
+}
+
+int64_t RowSampler::sample_best(uint64_t* keys, int64_t count, const RowOptions& options) {
+  count = std::remove(keys, keys + count, uint64_t{0}) - keys;
+  if (count == 0) return -1;
+  // In the order of the whole row, in which equal values rank.
+  std::sort(keys, keys + count, [](uint64_t a, uint64_t b) { return id_of(a) < id_of(b); });
+  for (int64_t i = 0; i < count; ++i) gathered_[i] = value_of(keys[i]);
+  ScannedRow row = scan(gathered_.get(), count, 1);
+  const int64_t index = choose(row, options);
+  return index < 0 ? -1 : id_of(keys[index]);
+}
+
 Logprob RowSampler::logprob_of(const float* logits, int64_t token_id, const TopTokens& top) {
   return report(scan(logits, vocab_size_, 0), token_id, top);
 }

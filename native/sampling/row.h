@@ -65,6 +65,14 @@ class RowSampler {
   // there is a token. While this runs the logits are edited in place.
   int64_t sample(float* logits, const RowOptions& options, Logprob* logprob, const TopTokens& top);
 
+  // Keys of the `size` largest of a rank's `count` logits, of which the first is token `first_id`, in no order: 0 for
+  // those that there are not. If a logit is NaN, one key is.
+  void best_of_share(const float* logits, int64_t count, int64_t first_id, int64_t size, uint64_t* keys);
+
+  // `sample` from the `count` keys of all ranks, if these have the best tokens that the options leave: the token is
+  // that of the whole row. Orders the keys.
+  int64_t sample_best(uint64_t* keys, int64_t count, const RowOptions& options);
+
   // What is known of one token given the logits before it.
   Logprob logprob_of(const float* logits, int64_t token_id, const TopTokens& top);
 

@@ -1,9 +1,9 @@
 // Rows of a step spread over the engine's threads.
 #pragma once
-#include <atomic>
 #include <memory>
 #include <vector>
 
+#include "ranks/exchange.h"
 #include "sampling/row.h"
 #include "threads/pool.h"
 
@@ -23,6 +23,14 @@ struct LogitRows {
   int64_t top_stride;
 };
 
+// Rows of a rank's share of the vocabulary. Shapes: logits [S, count] at `stride` elements. `sizes` [S]: how many of
+// the largest logits of a row each rank gives; `first_id`: the token of the first logit.
+struct ShareRows {
+  const float* logits;
+  int64_t stride, count, num_rows, first_id;
+  const int64_t* sizes;
+};
+
 class Sampler {
  public:
   // Without a pool everything runs on the calling thread, as does a single row: handing out a part of 20 µs costs more
@@ -32,22 +40,29 @@ class Sampler {
   // One token per row: options has one per row.
   void sample(const LogitRows& rows, const std::vector<const RowOptions*>& options);
 
+  // Gives rank 0 the keys of the largest logits of all ranks: `keys`, of each row those of one rank after another. All
+  // ranks call it at once. False: the ranks have given up.
+  bool merge_best(const ShareRows& rows, const Exchange& exchange, uint64_t* keys);
+
+  // One token per row, of merged keys: `num_keys` of each row.
+  void sample_best(uint64_t* keys, const int64_t* num_keys, const std::vector<const RowOptions*>& options,
+                   int32_t* token_ids);
+
   // Log-probabilities of given tokens, and the `num_top` likeliest of each row.
   void logprobs(const LogitRows& rows, int64_t num_top);
 
  private:
   void run(const LogitRows& rows, const RowOptions* const* options, int64_t num_top);
-  void run_thread(int thread);
-  void run_row(RowSampler& sampler, int64_t index) const;
+  // work(sampler, index) for each row.
+  template <typename Work>
+  void for_rows(int64_t count, Work work);
+  static void run_row(RowSampler& sampler, const LogitRows& rows, int64_t index, const RowOptions* options,
+                      int64_t num_top);
 
   std::shared_ptr<ThreadPool> pool_;
   ThreadPool alone_{1};
   std::vector<RowSampler> samplers_;
-  // Of the call that runs:
-  LogitRows rows_{};
-  const RowOptions* const* options_ = nullptr;
-  int64_t num_top_ = 0;
-  std::atomic<int64_t> next_row_{0};
+  std::vector<uint64_t> keys_;
 };
 
 }  // namespace quire

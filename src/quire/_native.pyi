@@ -94,6 +94,7 @@ class Plan:
         nanoseconds: int = 0,
     ) -> None: ...  # fmt: skip
     def set_tile_rows(self, num_rows: int) -> None: ...
+    def set_ahead_bytes(self, num_bytes: int) -> None: ...
     @property
     def num_threads(self) -> int: ...
 
@@ -175,6 +176,18 @@ class Sampler:
         top_logprobs: int = 0,
         top_stride: int = 0,
     ) -> None: ...
+    def merge_best(
+        self,
+        logits: int,
+        stride: int,
+        count: int,
+        first_id: int,
+        sizes: int,
+        num_rows: int,
+        exchange: Exchange,
+        keys: int,
+    ) -> bool: ...
+    def sample_best(self, keys: int, num_keys: int, rows: list[RowOptions], token_ids: int) -> None: ...
     def logprobs(
         self,
         logits: int,

@@ -12,7 +12,7 @@ def request(custom_id: Any, **fields: Any) -> dict[str, Any]:
 
 
 def write_lines(path: Path, *lines: Any) -> Path:
-    """Each is a JSON value, or text as it is."""
+    """Write a line for each value: JSON, or a string as it is."""
     path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
     return path
 

@@ -15,7 +15,7 @@ from tests.cli.tiny_directory import make_tiny_directory
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No setting of the developer's shell reaches a test, and the caches are empty."""
+    """Hide the settings of the developer's shell, and use empty caches."""
     for name in list(os.environ):
         if name.startswith("QUIRE_") or name in ("NO_COLOR", "FORCE_COLOR", "HF_HUB_OFFLINE", "HF_TOKEN"):
             monkeypatch.delenv(name)
@@ -41,5 +41,5 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[FakeEngine]:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A tiny model's directory, which no test changes."""
+    """Make a tiny model's directory, which no test changes."""
     return str(make_tiny_directory(tmp_path_factory.mktemp("models") / "tiny"))

@@ -40,7 +40,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def send_events(self, events: list[Any], *, cut: int = 0, gap_s: float = 0.0) -> None:
-        """A stream of events in chunks of `cut` bytes (0: one chunk per event)."""
+        """Send a stream of events in chunks of `cut` bytes (0: one chunk per event)."""
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
         self.send_header("Transfer-Encoding", "chunked")
@@ -67,7 +67,7 @@ class StubServer(ThreadingHTTPServer):
         self.requests: list[tuple[str, dict[str, str], dict[str, Any]]] = []
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that leaves is no error here."""
+        """Do nothing: a client that leaves is no error here."""
 
     @property
     def url(self) -> str:
@@ -76,7 +76,7 @@ class StubServer(ThreadingHTTPServer):
 
 @contextmanager
 def stub_server(answer: Answer, *, models: Sequence[str] = ()) -> Iterator[StubServer]:
-    """A running stub. `models`: it lists these by itself."""
+    """Start a stub. `models`: it lists these by itself."""
     with StubServer(answer, models) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         try:
@@ -86,7 +86,7 @@ def stub_server(answer: Answer, *, models: Sequence[str] = ()) -> Iterator[StubS
 
 
 def chunks(*texts: str, num_prompt_tokens: int = 7, num_cached_tokens: int = 2) -> list[Any]:
-    """The events of a streamed chat completion."""
+    """Return the events of a streamed chat completion."""
     head = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "tiny"}
     deltas = [{"role": "assistant", "content": ""}, *({"content": text} for text in texts)]
     events: list[Any] = [{**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]

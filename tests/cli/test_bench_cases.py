@@ -25,7 +25,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def engine_with(clock: Clock, *durations_s: float) -> FakeEngine:
-    """An engine whose steps take these times; the last one repeats."""
+    """Return an engine whose steps take these times; the last one repeats."""
     engine = FakeEngine(EngineOptions())
     left = list(durations_s)
 

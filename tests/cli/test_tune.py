@@ -5,14 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.sides.quire import prompt_logits
 from quire.cli import tuner
 from quire.cli.bench_cases import BenchCase
+from quire.cli.doctor import check_tuning
 from quire.cli.tuner import Ratio, enough_streams, first_faster, thread_counts
 from quire.config import EngineOptions
-from quire.engine.build import resolve_config
+from quire.engine.build import build_engine, resolve_config
 from quire.models.registry import ModelRegistry
 from quire.runtime.hardware import detect_hardware
-from quire.runtime.tuning import Tuning, keep_tuning
+from quire.runtime.tuning import SETTINGS, Tuning, keep_tuning, kept_tunings
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.sources import resolve_source
 from tests.cli.command_line import call, parsed
@@ -21,7 +23,7 @@ from tests.cli.tiny_directory import make_tiny_directory
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A tiny model; what is found for it is kept."""
+    """Make a tiny model, and a directory that keeps what is found for it."""
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("QUIRE_PLAN_CACHE", raising=False)
     monkeypatch.setattr(ModelRegistry, "_registered", {})
@@ -35,35 +37,51 @@ def opened(model: str) -> tuple[EngineOptions, Checkpoint]:
 def test_later_starts_use_what_was_kept_and_say_so(model: str) -> None:
     options, checkpoint = opened(model)
     hardware = detect_hardware("cpu")
-    tuning = Tuning(1, 20, "1 threads 1.10 × as fast as 2")
+    tuning = Tuning(1, 20, 3 << 20, "1 threads 1.10 × as fast", model)
     assert keep_tuning(tuning, hardware, options, checkpoint)
     config = resolve_config(options, checkpoint)
-    assert (config.hardware.num_threads, config.hardware.tile_rows) == (1, 20)
+    assert [getattr(config.hardware, name) for name in SETTINGS] == [1, 20, 3 << 20]
     assert config.tile_rows == (0 if config.batch_invariant else 20)
     (decision,) = [item for item in config.decisions if item.name == "num_threads"]
-    assert decision.reason == "quire tune: 1 threads 1.10 × as fast as 2"
+    assert decision.reason == "quire tune: 1 threads 1.10 × as fast"
+    assert f"{model}: 1 threads 1.10 × as fast" in check_tuning().found
+    assert " 1 thread (tuned) " in call("run", model, "hi", "--max-tokens", "1").stderr
+    # Of another version of the code, or another machine.
+    assert kept_tunings(replace(hardware, name="other")) == []
     other = resolve_config(replace(options, dtype="float32"), checkpoint)
     assert not other.hardware.tuned  # measured with other products
     result = call("tune", model, "--clear")
     assert (result.exit_code, "the defaults hold again" in result.output) == (0, True)
     assert not resolve_config(options, checkpoint).hardware.tuned
+    assert check_tuning().found == "defaults"
+
+
+def test_bytes_fetched_ahead_change_no_bit(model: str) -> None:
+    options = EngineOptions(model=model, max_model_len=128, block_size=16)
+    answers = []
+    for num_bytes in (None, 0, 8 << 20):
+        engine = build_engine(options, hardware=replace(detect_hardware("cpu"), kv_ahead_bytes=num_bytes))
+        answers.append(list(prompt_logits(engine, [*b"The quick brown fox jumps over the lazy dog"]).ravel()))
+        engine.shutdown()
+    assert answers[0] == answers[1] == answers[2]
 
 
 def test_tuning_of_more_threads_than_there_are_is_not_used(model: str) -> None:
     options, checkpoint = opened(model)
     hardware = detect_hardware("cpu")
-    assert keep_tuning(Tuning(hardware.num_threads + 1, 8, ""), hardware, options, checkpoint)
+    assert keep_tuning(Tuning(hardware.num_threads + 1, 8, None, ""), hardware, options, checkpoint)
     assert resolve_config(options, checkpoint).hardware.num_threads == hardware.num_threads
 
 
 def test_nothing_is_kept_where_the_cache_is_switched_off(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_PLAN_CACHE", "0")
     options, checkpoint = opened(model)
-    assert not keep_tuning(Tuning(1, 8, "found"), detect_hardware("cpu"), options, checkpoint)
+    assert not keep_tuning(Tuning(1, 8, None, "found"), detect_hardware("cpu"), options, checkpoint)
 
 
 def test_verb_measures_a_model_and_prints_what_it_found(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuner, "THREAD_CASES", (BenchCase(8, 0), BenchCase(4, 3), BenchCase(512, 0)))
+    monkeypatch.setattr(tuner, "AHEAD_CASES", (BenchCase(8, 2, 2),))
     monkeypatch.setattr(tuner, "BLOCK_CASES", (BenchCase(8, 0),))
     monkeypatch.setattr(tuner, "TILE_ROWS", (2, 4))
     monkeypatch.setattr(tuner, "STREAMS", (1, 2))
@@ -72,6 +90,7 @@ def test_verb_measures_a_model_and_prints_what_it_found(model: str, monkeypatch:
     assert [name for name in settings if "threads" in name] == [
         f"{number} threads" for number in thread_counts(detect_hardware("cpu").num_threads)
     ]
+    assert f"{max(tuner.AHEAD_BYTES) >> 20} MiB of KV fetched ahead" in settings
     assert all(ratio["median"] > 0 for ratio in found["ratios"])
     assert [number for number, _ in found["advice"]["curve"]] == [1, 2]
     assert found["advice"]["num_streams"] in (1, 2)

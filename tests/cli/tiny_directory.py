@@ -52,7 +52,7 @@ def make_tiny_directory(path: Path, **config: Any) -> Path:
 
 
 def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """By name, for the sizes of a config.json."""
+    """Return the shape of each tensor by name, for the sizes of a config.json."""
     width, mlp_width = config["hidden_size"], config["intermediate_size"]
     kv_width = width // config["num_attention_heads"] * config["num_key_value_heads"]
     shapes: dict[str, tuple[int, ...]] = {

@@ -36,13 +36,13 @@ Logprobs = Callable[[list[int]], list[float]]
 """Known tokens → log-probability of each next token [V]."""
 
 
-def byte_tokenizer() -> Tokenizer:
-    """A token per UTF-8 byte, token id = byte, so that most characters beyond ASCII are several tokens."""
+def byte_tokenizer(chat_template: str = CHAT_TEMPLATE) -> Tokenizer:
+    """Return a tokenizer with a token per UTF-8 byte: most characters beyond ASCII are several tokens."""
     backend = tokenizers.Tokenizer(models.BPE(vocab=_byte_alphabet(), merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<eos>", "<user>", "<assistant>"])
-    return Tokenizer(TokenizerParts(backend, None, EOS, {}, {"default": CHAT_TEMPLATE}))
+    return Tokenizer(TokenizerParts(backend, None, EOS, {}, {"default": chat_template}))
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -64,7 +64,7 @@ def saying(text: str, *, then: int = EOS) -> NextToken:
 
 
 def mixing(known: list[int], num_prompt_tokens: int, seed: int) -> int:
-    """A letter that depends on all tokens and the seed."""
+    """Return a letter that depends on all tokens and the seed."""
     value = seed & 0xFFFF
     for token_id in known:
         value = (value * 31 + token_id + 7) % 65521
@@ -109,7 +109,7 @@ class ScriptedExecutor(FakeExecutor):
 
 
 def make_config(options: dict[str, Any] | None = None, **scheduler: Any) -> EngineConfig:
-    """A config of few small blocks; keyword arguments are fields of `SchedulerConfig`, `options` of `EngineOptions`."""
+    """Return a config of few small blocks from fields of `SchedulerConfig`; `options`: fields of `EngineOptions`."""
     groups = (CacheGroup((0,), PagedKV(1, 8, 4)),)
     model = ModelConfig(
         architecture="ScriptedModel", hf_config={}, vocab_size=VOCAB_SIZE, hidden_size=8, num_layers=1, num_heads=1,
@@ -137,7 +137,7 @@ def make_engine(
     records: bool = False,
     **scheduler: Any,
 ) -> tuple[LLMEngine, ScriptedExecutor]:
-    """An engine and its executor. `wrap`: what stands between the two; `records`: its scheduler records its calls."""
+    """Return an engine and its executor. `wrap` may change the executor; `records`: the scheduler records its calls."""
     config = make_config(options, **scheduler)
     executor = ScriptedExecutor(config.scheduler, next_token, logprobs)
     if has_tokenizer and tokenizer is None:
@@ -158,7 +158,7 @@ def run(engine: LLMEngine, max_steps: int = 10_000) -> list[Output]:
 
 
 def finals(outputs: Sequence[Output]) -> dict[str, Any]:
-    """The terminal output of each request; fails if one has two."""
+    """Return the last output of each request; fails if one has two."""
     found: dict[str, Output] = {}
     for output in outputs:
         if output.finished:
@@ -168,7 +168,7 @@ def finals(outputs: Sequence[Output]) -> dict[str, Any]:
 
 
 def assert_all_home(engine: LLMEngine) -> None:
-    """Nothing runs, nothing waits, no request owns a block."""
+    """Check that nothing runs, nothing waits, and no request owns a block."""
     assert not engine.has_unfinished_requests()
     assert not engine.scheduler.has_unfinished
     check_integrity(engine.scheduler)
@@ -176,7 +176,7 @@ def assert_all_home(engine: LLMEngine) -> None:
 
 
 def assert_forgotten(engine: LLMEngine, executor: ScriptedExecutor) -> None:
-    """With the next step that computes something, the executor hears of the requests that ended."""
+    """Check that the next step that computes something tells the executor of the requests that ended."""
     engine.add_request("the only one", [1], SamplingParams(max_tokens=1))
     run(engine)
     assert executor.known_ids == {"the only one"}

@@ -24,7 +24,7 @@ QUERY, DOCUMENTS = "what is ah", ["ah is a pair of letters", "nothing", "of agi"
 
 
 def write(path: Path, kind: str, model_type: str, **fields: Any) -> tuple[Path, Any, Any]:
-    """A random model of Transformers on disk, the model and its tokenizer, which puts <s> before each text."""
+    """Save a random model of Transformers. Returns: it and its tokenizer, which puts <s> before each text."""
     path.mkdir(exist_ok=True)
     config = transformers.CONFIG_MAPPING[model_type](**FIELDS, **fields)
     torch.manual_seed(1)
@@ -65,7 +65,7 @@ def test_classify_and_score_with_a_classification_head(tmp_path: Path, model_typ
 
 
 def test_reranker_compares_the_logits_of_yes_and_no(tmp_path: Path) -> None:
-    """Of one-token words; the query of a client that writes the template itself is taken as it is."""
+    """The words are one token each; the query of a client that writes the template itself is taken as it is."""
     path, oracle, tokenizer = write(tmp_path / "Qwen3-Reranker-0.6B", "CausalLM", "qwen3")
     no, yes = (tokenizer.token_to_id(word) for word in ("ah", "bi"))
     overrides = {"architectures": ["Qwen3ForSequenceClassification"], "classifier_from_token": ["ah", "bi"],

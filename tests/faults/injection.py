@@ -45,7 +45,7 @@ class InjectedError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault, by its name in `KNOWN_FAULTS`."""
+    """A fault to cause: its name in `KNOWN_FAULTS`, and the value of its argument."""
 
     name: str
     value: int
@@ -64,7 +64,7 @@ def parse_faults(setting: str) -> list[Fault]:
 
 
 class FaultyExecutor:
-    """An executor that fails as it was told, and is the wrapped one otherwise."""
+    """Executor that passes its calls on to another one, and causes the faults."""
 
     def __init__(self, executor: "Executor", faults: Sequence[Fault]) -> None:
         self._executor = executor
@@ -164,7 +164,7 @@ class FaultyExecutor:
 
 
 class FaultyTokenizer(Tokenizer):
-    """A tokenizer that cannot decode some tokens, and is the given one otherwise. It encodes all."""
+    """Tokenizer that raises when it decodes one of some tokens; otherwise it does what the given one does."""
 
     def __init__(self, tokenizer: Tokenizer, faults: Sequence[Fault]) -> None:
         # In place of the base class's: nothing is read anew.

@@ -15,7 +15,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def checks_of(operation: str) -> tuple[Check, ...]:
-    """Of a module its own, of a folder those in `cases.py`."""
+    """Return the checks of a module, or of a folder those in its `cases.py`."""
     module = importlib.import_module(f"quire.kernels.{operation}")
     if hasattr(module, "__path__"):
         module = importlib.import_module(f"quire.kernels.{operation}.cases")
@@ -33,7 +33,7 @@ ALL = [
 
 
 def cast(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """The same values and strides in another dtype on another device; integers keep their dtype."""
+    """Return the same values and strides in another dtype on another device; integers keep their dtype."""
     dtype = dtype if tensor.is_floating_point() else tensor.dtype
     size = tensor.untyped_storage().nbytes() // tensor.element_size()
     flat = tensor.as_strided((size,), (1,), 0).to(dtype=dtype, device=device, copy=True)
@@ -41,7 +41,7 @@ def cast(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torc
 
 
 def prepare(check: Check, case: str, dtype: torch.dtype, device: torch.device) -> Arguments:
-    """The case's inputs in this dtype, on this device."""
+    """Return the case's inputs in this dtype, on this device."""
     arguments: Arguments = {}
     for name, value in check.cases[case]().items():
         if isinstance(value, torch.Tensor):
@@ -139,7 +139,7 @@ class Shapes:
 
 
 def documented_shapes(function: Any) -> Shapes:
-    """The brackets of the function's `Shapes:` section."""
+    """Return the brackets of the function's `Shapes:` section."""
     section = re.search(r"Shapes: (.*?)(?=\n\s*(?:Dtypes|Units|Mutates|Raises):|\Z| Dtypes:)", function.__doc__, re.S)
     assert section is not None, f"{function.__name__} documents no shapes"
     inputs, _, output = section.group(1).partition("->")

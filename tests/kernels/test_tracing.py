@@ -120,6 +120,6 @@ def test_what_a_plan_cannot_hold_is_refused_in_words(action: Any, words: str) ->
     ],
 )  # fmt: skip
 def test_other_operators_fail_too(action: Any) -> None:
-    """With any error: `trace_model` makes one kind of them."""
+    """Any error will do: `trace_model` makes one kind of them."""
     with pytest.raises((TypeError, IndexError, NotTraceableError)):
         action(symbol(12))

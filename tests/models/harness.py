@@ -22,7 +22,7 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def stored(name: str, values: torch.Tensor, format_name: str = "F32") -> WeightTensor:
-    """A tensor as a file has it; vectors are always fp32."""
+    """Return a tensor as a file has it; vectors are always fp32."""
     if format_name in DTYPES or values.ndim == 1:
         plain = values.to(DTYPES.get(format_name, torch.float32)).contiguous()
         raw = plain.view(torch.uint8).numpy().reshape(math.prod(values.shape[:-1]), -1)
@@ -46,7 +46,7 @@ def build_model(
 
 @dataclass
 class Stream:
-    """One request: its tokens, how many of them are in the cache, and its blocks per KV cache group.
+    """A request: its tokens, how many of them are in the cache, and its blocks per KV cache group.
 
     A state group has one, whose content a request that shares a prefix copies.
     """
@@ -73,7 +73,7 @@ class Steps:
         raise NotImplementedError
 
     def add(self, token_ids: Sequence[int], shares: Stream | None = None, num_shared_blocks: int = 0) -> Stream:
-        """A new request, which may start with the computed blocks of another."""
+        """Add a request, which may start with the computed blocks of another."""
         blocks = [[] for _ in self.groups] if shares is None else [ids[:num_shared_blocks] for ids in shares.block_ids]
         for index, (group, ids) in enumerate(zip(self.groups, blocks, strict=True)):
             if group.spec.is_state and ids:
@@ -85,7 +85,7 @@ class Steps:
         return self.streams[-1]
 
     def run(self, stream: Stream, chunk: int | None = None, until: int | None = None) -> torch.Tensor:
-        """A request's remaining tokens, or those up to a number, in chunks. Returns logits [tokens, V]."""
+        """Compute a request's remaining tokens, or those up to a number, in chunks. Returns logits [tokens, V]."""
         logits, end = [], until or len(stream.token_ids)
         while stream.num_computed < end:
             left = end - stream.num_computed

@@ -20,11 +20,15 @@ from quire.runtime.loader import make_model
 from quire.runtime.plan.lower import lower
 from quire.runtime.plan.packed_weights import BY_DTYPE
 from quire.runtime.plan.trace import trace_model
+from tests.models.test_gguf_export import CASES as WRITTEN
 from tests.models.test_gguf_families import CASES
 from tests.models.tiny_configs import TINY_CONFIGS, full_config
 
 PAGE = Path("docs/models.md")
-HEADER = ("`model_type`", "models", "architectures", "GGUF", "planned", "configs compared with Transformers")
+HEADER = (
+    "`model_type`", "models", "architectures", "GGUF", "`quire quantize`", "planned",
+    "configs compared with Transformers",
+)  # fmt: skip
 
 
 def render() -> str:
@@ -50,10 +54,12 @@ def _row(model_type: str) -> tuple[str, ...]:
     summary = str(module.__doc__).partition("\n")[0]
     configs = TINY_CONFIGS[model_type].values()
     formats = dict.fromkeys(gguf.MODEL_ARCH_NAMES[arch] for of, _, arch, _ in CASES.values() if of == model_type)
+    is_written = model_type in {written for written, _ in WRITTEN.values()}
     planned = all(is_planned(full_config(model_type, fields)) for fields in configs)
     return (
         f"`{model_type}`", summary.rstrip("."), ", ".join(f"`{name}`" for name in module.ARCHITECTURES),
-        ", ".join(f"`{name}`" for name in formats) or "–", "yes" if planned else "no", str(len(configs)),
+        ", ".join(f"`{name}`" for name in formats) or "–", "yes" if is_written else "–", "yes" if planned else "no",
+        str(len(configs)),
     )  # fmt: skip
 
 

@@ -119,7 +119,7 @@ def test_the_plan_is_no_further_from_the_truth_than_op_by_op(pair: Pair) -> None
         return runner.run(runner.add(token_ids)).float()
 
     def error(runner: PlanRunner | Runner) -> float:
-        """Of most tokens: rounding may choose other experts for some."""
+        """Return the error of most tokens: rounding may choose other experts for some."""
         return float((run(runner) - expected).square().mean(-1).sqrt().median())
 
     assert_close(run(pair.runner()), run(pair.eager()), 1e-5)

@@ -209,7 +209,7 @@ def test_routers_are_not_quantised(pair: Pair) -> None:
 
 
 def timed(runner: PlanRunner, num_tokens: int) -> list[tuple[Any, OpTime]]:
-    """Each instruction of a step with a new request, and its measured work."""
+    """Yield each instruction of a step with a new request, and its measured work."""
     stream = runner.add(random_tokens(num_tokens, 53))
     for ids in stream.block_ids:
         ids += [runner.free.pop() for _ in range(-(-num_tokens // runner.block_size))]

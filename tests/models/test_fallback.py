@@ -188,7 +188,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def generate(engine: LLMEngine, prompts: list[list[int]]) -> tuple[list[list[int]], int]:
-    """The tokens of each prompt, and the number of preemptions."""
+    """Return the tokens of each prompt, and the number of preemptions."""
     params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
     ids = [str(next(REQUEST_IDS)) for _ in prompts]
     for request_id, token_ids in zip(ids, prompts, strict=True):

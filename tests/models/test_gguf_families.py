@@ -178,7 +178,7 @@ def _deepseek3(writer: gguf.GGUFWriter) -> None:
 
 
 def _apart(writer: gguf.GGUFWriter) -> None:
-    """As llama.cpp writes it now: keys and values projected apart, and sizes of the cache beside those of heads."""
+    """Write keys and values projected apart, and sizes of the cache beside those of heads, as llama.cpp does now."""
     _deepseek2(writer)
     writer.add_head_count_kv(1)
     writer.add_key_length(24 + 8)
@@ -227,7 +227,7 @@ def _qwen3next(writer: gguf.GGUFWriter) -> None:
 
 
 def _qwen35(writer: gguf.GGUFWriter) -> None:
-    """With a layer that predicts further tokens, which is passed over."""
+    """Add a layer that predicts further tokens, which is passed over."""
     _ssm(writer, 4, 8 * 16, 12, 8, 4)
     writer.add_rope_dimension_count(4)
     writer.add_rope_dimension_sections([2, 1, 1, 0])
@@ -239,7 +239,7 @@ def _qwen35(writer: gguf.GGUFWriter) -> None:
 
 
 def nothing(writer: gguf.GGUFWriter) -> None:
-    """The common keys say it all."""
+    """Add nothing: the common keys say it all."""
 
 
 CASES: dict[str, tuple[str, dict[str, Any], MODEL_ARCH, Write]] = {
@@ -419,7 +419,7 @@ def add(writer: gguf.GGUFWriter, names: gguf.TensorNameMap, name: str, values: A
 
 
 def with_state(config: Any, name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The tensors that llama.cpp's converter makes of one of Mamba 2, Granite 4, Qwen3-Next or Qwen3.5."""
+    """Return the tensors that llama.cpp's converter makes of Mamba 2, Granite 4, Qwen3-Next or Qwen3.5."""
     is_delta, is_qwen35 = "linear_key_head_dim" in dir(config), config.model_type.startswith("qwen3_5")
     name = name.replace("router.weight", "router.layer.weight")
     module, _, part = name.rpartition(".")

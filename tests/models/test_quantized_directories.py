@@ -4,6 +4,7 @@ Packers and decoders here follow the formats' definitions value by value and sha
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,13 @@ from quire.layers.group import LocalGroup
 from quire.runtime.loader import load_model
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.dequantize import decode
-from quire.weights.quantized import QuantizedTensor, e4m3_values, e5m2_values
+from quire.weights.quantized import QuantizedTensor, RoundedTensor, e4m3_values, e5m2_values, round_to_e4m3
 from quire.weights.sources import ModelFiles
-from tests.models.harness import random_tokens
+from tests.models.harness import random_tokens, stored
 from tests.models.oracle import Pair
 from tests.models.test_conformance import assert_close
 from tests.models.tiny_configs import LLAMA, TINY_CONFIGS
-from tests.runtime.plan.harness import PlanRunner, make_config
+from tests.runtime.plan.harness import PlanRunner, make_checkpoint, make_config
 
 FIELDS = {**LLAMA, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2}
 Packed = tuple[dict[str, torch.Tensor], torch.Tensor]
@@ -306,6 +307,48 @@ def test_ranks_hold_rows_and_columns_of_the_whole(
 def test_8_bit_floats_are_those_of_torch(dtype: torch.dtype, values: np.ndarray) -> None:
     expected = torch.arange(256, dtype=torch.uint8).view(dtype).float().numpy()
     np.testing.assert_array_equal(values, expected)
+
+
+# --- FP8 at load --------------------------------------------------------------------------------
+
+
+def test_values_rounded_at_load_are_those_of_torch() -> None:
+    rows = torch.randn(64, 512, generator=torch.Generator().manual_seed(0)) * torch.logspace(-12, 2, 64)[:, None]
+    rows[3] = 0
+    rows[4, ::2] *= 2.0**-10  # most of a row's values are below the smallest normal number
+    ties = torch.arange(-448, 448, 448 / 4096)  # between any two values of E4M3 lie some, and the middle
+    for values in (rows, ties[None]):
+        expected = float8(values, scales="channel", name="")[1].nan_to_num(0)
+        found = RoundedTensor.of(stored("w", values)).to_numpy()
+        np.testing.assert_array_equal(found, expected.numpy())
+    np.testing.assert_array_equal(round_to_e4m3(ties.numpy()), ties.to(torch.float8_e4m3fn).float().numpy())
+    assert np.isnan(RoundedTensor.of(stored("w", torch.tensor([[1.0, float("inf")]]))).to_numpy()).all()
+
+
+FP8_SIZES = {"hidden_size": 64, "n_embd": 64, "n_head": 4, "moe_intermediate_size": 64, "intermediate_size": 96}
+ROUNDED = re.compile(r"(_proj|\.c_attn|\.c_proj|\.c_fc|\.wpe)(\.weight)?$")
+"""Names of the matrices that are rounded at load, in all of these models: all but routers, tokens' table and head."""
+INPUTS_FIRST = (("gpt2", 2), ("gpt_oss", 3))
+"""Models, and the dimensions of those of their matrices that have inputs as rows."""
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "gpt2", "qwen3_moe", "gpt_oss"])
+def test_fp8_at_load_computes_with_the_weights_that_torch_rounds(model_type: str) -> None:
+    """The bits of int8 of the weights that torch rounded, and near Transformers' logits of these."""
+    written = next(iter(TINY_CONFIGS[model_type].values())) if model_type != "qwen2" else FIELDS
+    pair = Pair(model_type, written | {name: size for name, size in FP8_SIZES.items() if name in written})
+    options, token_ids = {"dtype": "bfloat16", "kv_cache_dtype": "float32"}, random_tokens(9, 53)
+    runner = pair.runner(**options, quantization="fp8")
+    found, original = runner.run(runner.add(token_ids)), pair.expected(token_ids)
+    for name, values in pair.oracle.state_dict().items():
+        rows = values.mT if (model_type, values.ndim) in INPUTS_FIRST and "wpe" not in name else values
+        if ROUNDED.search(name) and rows.shape[-1] % 32 == 0:
+            rows.copy_(float8(rows.flatten(0, -2), scales="channel", name="")[1].view(rows.shape))
+    pair.checkpoint = make_checkpoint(pair.hf_config, pair.oracle.state_dict())
+    other = pair.runner(**options, quantization="int8")
+    assert torch.equal(found, other.run(other.add(token_ids)))
+    errors = [float((found - logits).norm() / logits.norm()) for logits in (pair.expected(token_ids), original)]
+    assert errors[0] < min(0.04, 0.6 * errors[1]), errors
 
 
 # --- Errors -----------------------------------------------------------------------------------------

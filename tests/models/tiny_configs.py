@@ -467,6 +467,6 @@ TINY_CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def full_config(model_type: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields as a `config.json` has them."""
+    """Return the fields as a `config.json` has them."""
     (architecture,) = importlib.import_module(f"quire.models.{model_type}").ARCHITECTURES
     return {"model_type": model_type, "architectures": [architecture], **fields}

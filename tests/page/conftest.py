@@ -58,5 +58,5 @@ def open_page(browser: Browser) -> Iterator[OpenPage]:
 
 @pytest.fixture(scope="session")
 def axe() -> str:
-    """The source of axe-core, which finds faults of accessibility."""
+    """Return the source of axe-core, which finds faults of accessibility."""
     return (Path(__file__).parent / "vendor" / "axe.min.js").read_text()

@@ -25,7 +25,7 @@ STATES = """() => {
 
 
 def recorded_trace() -> Trace:
-    """A trace with shared prefixes, chunks of prompts, preemptions and evictions: few blocks for many requests."""
+    """Record a trace with shared prefixes, chunked prefill, preemptions and evictions: few blocks for many requests."""
     engine, _ = make_engine(num_blocks=14, block_size=4, max_num_seqs=5, max_num_batched_tokens=16, max_model_len=48)
     recorder = Recorder(engine, with_text=True)
     data = recorder.take()

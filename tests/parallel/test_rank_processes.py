@@ -9,11 +9,14 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import torch
+from torch.distributed import HashStore
 
 from quire.engine.driver import EngineDriver
 from quire.engine.llm import LLM
@@ -22,6 +25,8 @@ from quire.errors import ConfigError, EngineDeadError, ModelFileError
 from quire.parallel import rank_processes
 from quire.parallel.rank_messages import Step
 from quire.parallel.tensor_parallel import RankExecutor, create_executor
+from quire.runtime import torch_group
+from quire.runtime.torch_group import TorchGroup
 from quire.sampling_params import SamplingParams
 from quire.scheduler.scheduler import Scheduler
 from quire.structured_outputs import StructuredOutputsParams
@@ -198,6 +203,30 @@ def test_rank_that_ends_before_it_joins_ends_the_start(monkeypatch: pytest.Monke
         if thread.name == "quire-join":
             thread.join(LIMIT_S)
             assert not thread.is_alive(), "rank 0 still waits for the lost rank"
+
+
+def test_rank_that_dies_before_it_connects_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 has published its address, and never hears of rank 0's."""
+    monkeypatch.setattr(torch_group, "CONNECT", timedelta(seconds=1))
+    ours, theirs = HashStore(), HashStore()
+    theirs.set("rank 0", "is there")
+    lost: list[int] = []
+
+    def join(store: HashStore, rank: int) -> None:
+        with pytest.raises(EngineDeadError, match="a rank of the model is lost"):
+            TorchGroup(store, rank, 2, torch.device("cpu"), 97)
+        lost.append(rank)
+
+    dying = threading.Thread(target=join, args=(theirs, 1))
+    dying.start()
+    theirs.wait(["gloo/0/1"], timedelta(seconds=LIMIT_S))
+    for key in ("rank 1", "gloo/0/1"):
+        ours.set(key, theirs.get(key))
+    waiting = threading.Thread(target=join, args=(ours, 0))
+    waiting.start()
+    for thread in (waiting, dying):
+        thread.join(LIMIT_S)
+    assert sorted(lost) == [0, 1]
 
 
 _STUBS = """

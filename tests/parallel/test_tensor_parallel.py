@@ -117,6 +117,8 @@ def test_chunked_preempted_and_single_steps_equal_one_worker(
         {"temperature": 1.0},
         {"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.2, "logprobs": 2, "prompt_logprobs": 1},
         {"min_tokens": 4, "logit_bias": {3: 5.0}},
+        {"temperature": 1.0, "top_k": 5},
+        {"temperature": 0.7, "top_k": 13, "top_p": 0.8, "min_p": 0.02, "min_tokens": 4, "stop_token_ids": [3, 7]},
     ],
 )
 @pytest.mark.parametrize("sizes", SIZES)
@@ -131,6 +133,17 @@ def test_sampled_tokens_equal_one_worker(params: dict[str, Any], sizes: tuple[in
         assert [item.token_ids for item in others] == [item.token_ids for item in logprobs]
         for item, other in zip(logprobs, others, strict=True):
             assert other.logprobs == pytest.approx(item.logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0.7, "logprobs": 3, "prompt_logprobs": 2}, {"top_k": 5}])
+@pytest.mark.parametrize("sizes", [(2, 1), (4, 1), (1, 3), (2, 2)])
+def test_same_schedule_gives_the_same_bits(params: dict[str, Any], sizes: tuple[int, int]) -> None:
+    """With any number of threads."""
+    hf_config, found = full_config("llama", WIDE), []
+    for num_threads in (4, 4, 8):
+        items = requests(**{"temperature": 1.0, **params})
+        found.append(generate(*make(hf_config, *sizes, num_threads=num_threads, multi_step_decode=1), items))
+    assert found[0] == found[1] == found[2]
 
 
 def test_forks_and_drafts_equal_one_worker() -> None:
@@ -162,7 +175,7 @@ def test_embeddings_equal_one_worker() -> None:
 def test_ranks_without_tokens_of_the_vocabulary_choose_none(vocab_size: int) -> None:
     """Five tokens on four ranks: two, two, one and padding."""
     hf_config = full_config("llama", {**LLAMA, "num_key_value_heads": 4, "vocab_size": vocab_size})
-    for params in ({}, {"temperature": 1.0}):
+    for params in ({}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 1}):
         expected = tokens(generate(*make(hf_config, 1), requests(vocab_size, **params)))
         for eager in (False, True):
             assert tokens(generate(*make(hf_config, 4, 1, eager), requests(vocab_size, **params))) == expected
@@ -180,7 +193,7 @@ def test_ranks_merge_the_first_of_the_largest_finite_logits() -> None:
 
 
 @pytest.mark.parametrize(("size", "num_stages", "eager"), [(2, 1, False), (1, 2, False), (2, 1, True)])
-@pytest.mark.parametrize("params", [{}, {"temperature": 1.0}])
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 2}])
 def test_logits_without_a_choice_are_an_error_on_every_rank(
     params: dict[str, Any], size: int, num_stages: int, eager: bool
 ) -> None:
@@ -194,28 +207,56 @@ def test_logits_without_a_choice_are_an_error_on_every_rank(
     assert not any(item.error is None for result in ranks.results for item in result.results)
 
 
-def test_step_sums_twice_a_layer_and_once_for_the_embedding() -> None:
-    """The bytes that the ranks exchange are those that `quire explain` predicts."""
-    hf_config = full_config("llama", WIDE)
+@pytest.mark.parametrize("top_k", [0, 5])
+def test_step_sums_twice_a_layer_and_once_for_the_embedding(top_k: int) -> None:
+    """The bytes that the ranks exchange are those that `quire explain` predicts; with top_k, keys instead of logits."""
+    items = [*requests(temperature=1.0, top_k=top_k)[:-1], *requests(top_k=top_k)[-1:]]
+    names, sent, predicted = traffic(full_config("llama", WIDE), items)
+    rows, width, num_layers = sum(LENGTHS), WIDE["hidden_size"], 3
+    sums = 2 * num_layers + 1
+    gathers = {} if top_k else {f"AllGather: x [{len(LENGTHS)}, 27] f32, out [{len(LENGTHS)}, 53] f32": 1}
+    assert names == {f"AllReduce: x [{rows}, {width}] f32, out [{rows}, {width}] f32": sums, **gathers}
+    of_logits = 4 * len(LENGTHS) * 27
+    assert predicted == 4 * sums * rows * width + of_logits
+    # Three rows have five keys, the greedy one has one.
+    assert sent == [predicted - of_logits + 8 * (3 * 5 + 1) if top_k else predicted] * 2
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v2", "granitemoehybrid", "qwen2_moe", "qwen3_next"])
+def test_experts_and_shared_ones_are_summed_together(model_type: str) -> None:
+    """One sum for a layer's attention or state, and one for its MLPs."""
+    fields = next(each for each in TINY_CONFIGS[model_type].values() if fits(full_config(model_type, each), 2))
+    of_granite = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32}
+    hf_config = full_config(model_type, {**fields, **(of_granite if model_type == "granitemoehybrid" else {})})
+    expected = tokens(generate(*make(hf_config, 1), requests()))
+    for sizes in ((2, 1), (2, 1, True)):
+        assert tokens(generate(*make(hf_config, *sizes), requests())) == expected
+    names, sent, predicted = traffic(hf_config, requests(temperature=1.0))
+    sums = {name: count for name, count in names.items() if name.startswith("AllReduce")}
+    rows, width = sum(LENGTHS), hf_config["hidden_size"]
+    assert sums == {
+        f"AllReduce: x [{rows}, {width}] f32, out [{rows}, {width}] f32": 2 * hf_config["num_hidden_layers"] + 1
+    }
+    assert sent == [predicted] * 2
+
+
+def traffic(hf_config: dict[str, Any], items: list[Request]) -> tuple[Counter[str], list[int], int]:
+    """Compute all prompts in one step of two ranks.
+
+    Returns: names of the collectives that ran, the bytes that each rank sent, and the bytes predicted if it gathers.
+    """
     config, ranks = make(hf_config, 2)
     assert isinstance(ranks, ThreadRanks)
     scheduler = Scheduler(config.scheduler)
-    for request in requests(temperature=1.0):
+    for request in items:
         scheduler.add_request(request)
     ranks.submit(msgspec.structs.replace(output := scheduler.schedule(), times_ops=True))
     names = Counter(op.name for op in ranks.collect().op_times if op.name.startswith("All"))
-    rows, width, num_layers = sum(LENGTHS), config.model.hidden_size, 3
-    sums, gathers = 2 * num_layers + 1, 1
-    assert output.num_tokens == rows
-    assert names == {
-        f"AllReduce: x [{rows}, {width}] f32, out [{rows}, {width}] f32": sums,
-        f"AllGather: x [{len(LENGTHS)}, 27] f32, out [{len(LENGTHS)}, 53] f32": gathers,
-    }
+    assert output.num_tokens == sum(LENGTHS)
     step = StepShape(tuple((0, count) for count in LENGTHS), len(LENGTHS), KvFormat.f32)
     rank = trace_rank(make_config(hf_config), random_checkpoint(hf_config), 2)
     predicted = Phase("", step, config, rank, Device(config.hardware, MachineLimits(0.0, {}), ""))
-    sent = [each.exchange.bytes_sent for each in ranks.links if each.exchange]
-    assert sent == [predicted.bytes_sent] * 2 == [4 * (sums * rows * width + len(LENGTHS) * 27)] * 2
+    return names, [each.exchange.bytes_sent for each in ranks.links if each.exchange], predicted.bytes_sent
 
 
 def test_lost_steps_are_computed_again(alone: dict[str, list[int]]) -> None:
@@ -253,6 +294,7 @@ class Raising:
 CAUSES = {
     "NaN logits": ({}, "logits hold NaN", 0),
     "sampling": ({}, "could not be sampled (RuntimeError)", 3),
+    "sampling from merged logits": ({"top_k": 5}, "could not be sampled (RuntimeError)", 3),
     "a grammar": ({"structured_outputs": StructuredOutputsParams(regex="a")}, "no such luck", 1),
     "prompt logprobs": ({"prompt_logprobs": 1}, "could not be sampled (RuntimeError)", 1),
 }
@@ -264,21 +306,27 @@ CAUSES = {
 def test_failing_request_ends_alone(cause: str, size: int, num_stages: int) -> None:
     hf_config = full_config("llama", WIDE)
     params, message, num_tokens = CAUSES[cause]
-    expected = tokens(generate(*make(hf_config, 1), half_greedy()))
+    others = {name: value for name, value in params.items() if name == "top_k"}
+    expected = tokens(generate(*make(hf_config, 1), half_greedy(**others)))
     sizes = {"tensor_parallel_size": size, "pipeline_parallel_size": num_stages, "max_num_batched_tokens": 16}
     config, checkpoint = make_config(hf_config, **sizes), random_checkpoint(hf_config)
     bad = requests(temperature=1.0, **params)[2]
     bad.request_id = "bad"
     if cause == "NaN logits":
-        used = {token_id for item in half_greedy() for token_id in (*item.prompt_token_ids, *expected[item.request_id])}
+        used = {
+            token_id
+            for item in half_greedy(**others)
+            for token_id in (*item.prompt_token_ids, *expected[item.request_id])
+        }
         bad.prompt_token_ids[5] = min(set(range(53)) - used)
         checkpoint.tensors["embed_tokens.weight"].stored[bad.prompt_token_ids[5]] = 0xFF
     ranks = ThreadRanks(config, checkpoint, cast(Any, Raising()))
     rows = ranks.workers[0].sampler.rows
-    if (name := {"sampling": "sample", "prompt logprobs": "logprobs"}.get(cause)) is not None:
+    raising = {"sampling": ("sample",), "prompt logprobs": ("logprobs",)}
+    for name in raising.get(cause, ("sample", "sample_best") if "top_k" in params else ()):
         raise_for(rows, name)
-    first, *others = half_greedy()
-    found = generate(config, ranks, [first, bad, *others])
+    first, *rest = half_greedy(**others)
+    found = generate(config, ranks, [first, bad, *rest])
     results = found.pop("bad")
     assert message in (results[-1].error or "")
     assert len(tokens_of(results)) == num_tokens
@@ -286,18 +334,19 @@ def test_failing_request_ends_alone(cause: str, size: int, num_stages: int) -> N
     assert not any("bad" in worker.runner.states.by_id for worker in ranks.workers)
 
 
-def half_greedy() -> list[Request]:
-    return [*requests()[:2], *requests(temperature=1.0)[2:]]
+def half_greedy(**params: Any) -> list[Request]:
+    return [*requests()[:2], *requests(temperature=1.0, **params)[2:]]
 
 
 def raise_for(rows: Any, name: str) -> None:
     """Make the row sampler raise for the request "bad" once it has three tokens, and for all prompt logprobs."""
     original = getattr(rows, name)
 
-    def raising(logits: Any, states: Any, *others: Any) -> Any:
-        if others or any(state.request_id == "bad" and state.num_tokens > 42 for state in states):
+    def raising(*arguments: Any) -> Any:
+        states = arguments[-1]
+        if name == "logprobs" or any(state.request_id == "bad" and state.num_tokens > 42 for state in states):
             raise RuntimeError("no such luck")
-        return original(logits, states)
+        return original(*arguments)
 
     setattr(rows, name, raising)
 

@@ -23,7 +23,7 @@ def make_config(
     enable_prefix_caching: bool = True,
     multi_step_decode: int = 3,
 ) -> EngineConfig:
-    """An `EngineConfig` that never went through `resolve`."""
+    """Return an `EngineConfig` that never went through `resolve`."""
     model = ModelConfig(
         architecture="LlamaForCausalLM", hf_config=hf_config or {}, vocab_size=vocab_size, hidden_size=8, num_layers=1,
         num_heads=1, num_kv_heads=1, head_size=8, context_len=max_model_len, num_parameters=1,

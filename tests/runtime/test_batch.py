@@ -25,7 +25,7 @@ GROUPS = (
 
 @dataclass
 class Case:
-    """One request of a step: known tokens, tokens computed before, tokens to compute, blocks per group."""
+    """A request of a step: known tokens, tokens computed before, tokens to compute, blocks per group."""
 
     tokens: list[int]
     start: int

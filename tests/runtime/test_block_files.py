@@ -5,7 +5,6 @@ import functools
 import hashlib
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -31,8 +30,7 @@ FINGERPRINT = hashlib.sha256(b"model").digest()
 BLOCK_BYTES = 700
 FILE_BYTES = HEADER_BYTES + BLOCK_BYTES
 NUM_DAMAGES = 1000
-NUM_KILLS = int(os.environ.get("QUIRE_TEST_KILLS", "3"))
-"""Pairs of writers that are killed; `make soak` kills 500."""
+NUM_KILLS = 1000
 
 
 def digest_of(number: int) -> bytes:
@@ -119,33 +117,45 @@ def test_damaged_file_is_never_used(tmp_path: Path) -> None:
     assert num_refused > 0.9 * NUM_DAMAGES
 
 
-WRITER = """
-import hashlib, random, sys
+KILLER = """
+import gc, hashlib, itertools, os, random, signal, sys, time
 from quire.runtime.block_files import BlockFiles
-files = BlockFiles(sys.argv[1], hashlib.sha256(b"model").digest(), {}, 120 * 828)
+
 digests = [hashlib.sha256(b"%d" % number).digest() for number in range(400)]
 blocks = [memoryview(random.Random(digest + bytes(1)).randbytes(700)) for digest in digests]
-print("ready", flush=True)
-while True:
-    for digest, block in zip(digests, blocks):
-        files.write(0, digest, block)
+
+
+def start(seed):
+    # A process that writes blocks in an order of its own until it is killed, and tells of each one.
+    ours, theirs = os.pipe()
+    if child := os.fork():
+        os.close(theirs)
+        return child, ours
+    files = BlockFiles(sys.argv[1], hashlib.sha256(b"model").digest(), {}, 120 * 828)
+    while True:
+        for number in random.Random(seed).sample(range(400), 400):
+            files.write(0, digests[number], blocks[number])
+            os.write(theirs, b"x")
+
+
+rng = random.Random(4)
+gc.disable()
+for round in range(int(sys.argv[2]) // 2):
+    writers = [start(2 * round + index) for index in range(2)]  # two at a time share the directory
+    for _, ours in writers:
+        for _ in range(rng.randrange(1, 40)):
+            assert os.read(ours, 1) == b"x", "a writer ended by itself"
+    time.sleep(rng.random() / 1000)  # the next writes are under way
+    for child, ours in writers:
+        os.kill(child, signal.SIGKILL)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        os.close(ours)
 """
 
 
 def test_killed_writers_leave_only_whole_blocks(tmp_path: Path) -> None:
-    rng = random.Random(4)
-    for _ in range(NUM_KILLS):
-        # Two at a time share the directory.
-        writers = [
-            subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE) for _ in range(2)
-        ]
-        for writer in writers:
-            assert writer.stdout is not None
-            assert writer.stdout.readline() == b"ready\n"
-        time.sleep(rng.random() / 10)
-        for writer in writers:
-            writer.send_signal(signal.SIGKILL)
-            writer.communicate()
+    """Writers are killed after some blocks, however long these take."""
+    subprocess.run([sys.executable, "-c", KILLER, str(tmp_path), str(NUM_KILLS)], check=True)
     files = open_files(tmp_path)
     known = {digest_of(number): number for number in range(400)}
     assert len(files.keys()) > 50

@@ -38,7 +38,7 @@ class Requests:
         self._known: set[str] = set()
 
     def step(self, *work: tuple[str, int, int, bool]) -> StepLayout:
-        """Of (request, first position, number of tokens, samples)."""
+        """Return a step of parts (request, first position, number of tokens, samples)."""
         new, items = [], []
         for name, start, count, samples in work:
             first = self._first_blocks[name]

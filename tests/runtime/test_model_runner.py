@@ -69,7 +69,7 @@ def pooling_request(name: str, token_ids: list[int], **params: Any) -> Request:
 
 
 def joined(items: list[RequestResult]) -> list[RequestResult]:
-    """One result per token, however many came in a step."""
+    """Split each step's results into one per token."""
     found = []
     for item in items:
         for index, token_id in enumerate(item.token_ids):

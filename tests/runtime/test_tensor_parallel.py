@@ -17,9 +17,11 @@ from quire.models.registry import model_types
 from quire.runtime import loader
 from quire.runtime.loader import load_model, make_model, part_names, partitions_of
 from quire.runtime.plan.load import plan_model, plan_weights
+from quire.runtime.plan.packed_weights import rounded_placements
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.model_files import map_file
+from quire.weights.quantized import RoundedTensor
 from quire.weights.weight_tensor import WeightTensor
 from tests.models.harness import DTYPES, Runner, random_tokens, stored
 from tests.models.tiny_configs import LLAMA, TINY_CONFIGS, full_config
@@ -82,7 +84,7 @@ def on_ranks(size: int, run: Callable[[Group], Any]) -> list[Any]:
 
 
 def random_checkpoint(hf_config: dict[str, Any], make: Callable[..., WeightTensor] = stored) -> Checkpoint:
-    """All tensors that a model stores, from `make(name, values)`."""
+    """Make all tensors that a model stores with `make(name, values)`."""
     with torch.device("meta"):
         model: Any = make_model(hf_config)
     partitions, generator = partitions_of(model), torch.Generator().manual_seed(11)
@@ -158,7 +160,7 @@ def test_random_weights_of_a_rank_are_its_slice_of_the_whole(
 
 
 def wide_config(block: int, num_heads: int = 8) -> dict[str, Any]:
-    """A Llama of one layer whose row-parallel columns four ranks can share in such blocks."""
+    """Return a Llama of one layer whose row-parallel columns four ranks can share in such blocks."""
     return full_config(
         "llama",
         {**LLAMA, "hidden_size": block, "num_attention_heads": num_heads, "head_dim": block // 2,
@@ -228,7 +230,9 @@ def test_weights_of_a_rank_are_its_slices_of_the_stored_ones(
             assert torch.equal(parameter[: len(expected[name])], expected[name]), name
 
 
-@pytest.mark.parametrize(("stored_format", "quantization"), [*((name, None) for name in FORMATS), ("F32", "int4")])
+@pytest.mark.parametrize(
+    ("stored_format", "quantization"), [*((name, None) for name in FORMATS), ("F32", "int4"), ("BF16", "fp8")]
+)
 def test_packed_weights_of_a_rank_are_its_slices_of_the_packed_ones(
     stored_format: str, quantization: str | None
 ) -> None:
@@ -239,12 +243,14 @@ def test_packed_weights_of_a_rank_are_its_slices_of_the_packed_ones(
     for rank, size in RANKS:
         with torch.device("meta"):
             model: Any = make_model(checkpoint.hf_config, LocalGroup(rank, size))
-        weights, placements = plan_weights(config, checkpoint, model)
-        loader.fill(weights.put, placements)
+        weights, weights.placements = plan_weights(config, checkpoint, model)
+        loader.fill(weights.put, rounded_placements(config, weights))
         of_layers, of_tables = model.layers[0].mlp.down_proj.weight, model.embed_tokens.weight
         for name, tensor in checkpoint.tensors.items() if not whole else ():
             chosen = weights.format_of(of_tables if "embed" in name or "head" in name else of_layers).name
-            is_matrix = len(tensor.shape) == 2
+            is_matrix, is_table = len(tensor.shape) == 2, "embed" in name or "head" in name
+            if quantization == "fp8" and is_matrix and not is_table:
+                tensor = stored(name, torch.from_numpy(RoundedTensor.of(tensor).to_numpy()))
             whole[name] = packed(chosen, tensor)[0] if is_matrix else tensor.to_torch(torch.float32)
         expected = expected_slices(whole, config.model.head_size, rank, size)
         for name, parameter in model.named_parameters():
@@ -281,6 +287,8 @@ def resident_bytes(path: Path) -> int:
         ({"num_attention_heads": 6, "num_key_value_heads": 6, "intermediate_size": 96}, 2 * 2,
          "tensor_parallel_size=4 does not divide 6 attention heads; "
          "the nearest that fits: --tensor-parallel-size 3 or 6"),
+        ({"num_attention_heads": 4, "num_key_value_heads": 2}, 8,
+         "tensor_parallel_size=8 does not divide 4 attention heads; the nearest that fits: --tensor-parallel-size 4$"),
         ({"intermediate_size": 42}, 4, "does not divide 42 MLP columns; .* 2$"),
         ({"num_attention_heads": 12, "num_key_value_heads": 2}, 3,
          "exceeds 2 KV heads and is not a multiple of them; .* 2 or 4$"),

@@ -18,7 +18,7 @@ TINY_LLAMA: dict[str, Any] = {
 
 
 def tiny_llama(**options: Any) -> tuple[EngineConfig, Checkpoint]:
-    """A resolved configuration and a checkpoint without tensors: weights are dummies."""
+    """Return a resolved configuration and a checkpoint without tensors: weights are dummies."""
     chosen = {"load_format": "dummy", "dtype": "float32", "block_size": 4, "num_blocks_override": 128, **options}
     chosen.setdefault("max_num_seqs", min(16, chosen.get("max_num_batched_tokens", 16)))
     device = chosen.get("device", "cpu")

@@ -53,7 +53,7 @@ class TinyModel(nn.Module):
         return torch.stack([self.embedding @ row for row in hidden])
 
     def hidden_of(self, token_ids: list[int]) -> torch.Tensor:
-        """The same without pages, chunks or batches. Shapes: [T, E]."""
+        """Compute the hidden states without pages, chunks or batches. Shapes: [T, E]."""
         x = self.embedding[token_ids] + self.positions[: len(token_ids)]
         for weights in self.weights:
             q, k, v = (torch.stack([row @ weight for row in x]) for weight in weights)
@@ -63,7 +63,7 @@ class TinyModel(nn.Module):
 
 
 def tokens_of(results: list[RequestResult]) -> list[int]:
-    """All tokens of a request's results."""
+    """Return all tokens of a request's results."""
     return [token_id for item in results for token_id in item.token_ids]
 
 

@@ -28,7 +28,7 @@ COMBINATIONS: list[dict[str, Any]] = [
 
 
 def by_definition(logits: torch.Tensor, **fields: Any) -> list[float]:
-    """The kept tokens by a plain sort, in fp64, of one row."""
+    """Return the kept tokens of one row, by a plain sort in fp64."""
     wanted = params(**fields)
     probabilities = (logits.double() / wanted.temperature).softmax(-1)
     probabilities[probabilities < wanted.min_p * probabilities.max()] = 0

@@ -44,7 +44,7 @@ def test_penalties_equal_the_definition(
 
 
 def banned_by_definition(sequences: list[list[int]], output: list[int]) -> set[int]:
-    """Every token after which the output would end with a bad sequence."""
+    """Return the tokens after which the output would end with a bad sequence."""
     return {
         token_id for token_id in range(3) for sequence in sequences if [*output, token_id][-len(sequence) :] == sequence
     }

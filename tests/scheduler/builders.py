@@ -17,7 +17,7 @@ VOCAB_SIZE = 50
 
 
 def make_groups(windows: Sequence[int | None] = (None,)) -> tuple[CacheGroup, ...]:
-    """One group per entry; None is full attention."""
+    """Return a cache group for each window; a window of None is full attention."""
     return tuple(CacheGroup((index,), PagedKV(1, 1, 1, window)) for index, window in enumerate(windows))
 
 
@@ -94,7 +94,7 @@ class Driver:
     def step(
         self, between: Callable[[SchedulerOutput], None] | None = None, alone: str | None = None
     ) -> list[SequenceUpdate]:
-        """One step; `between` is called after `schedule` and before `update`."""
+        """Run one step; `between` is called after `schedule` and before `update`."""
         output = self.submit(alone)
         if between is not None:
             between(output)
@@ -118,7 +118,7 @@ class Driver:
         return updates
 
     def shares(self) -> dict[str, int]:
-        """One step; request id → tokens it was given."""
+        """Run one step. Returns: request id → number of tokens that were scheduled for it."""
         self.step()
         return {item.request_id: item.num_tokens for item in self.outputs[-1].scheduled}
 
@@ -136,7 +136,7 @@ class Driver:
 
 
 def run_alone(request: Request, max_model_len: int, vocab_size: int = VOCAB_SIZE) -> list[int]:
-    """The tokens of a request by the definition of sampling and stopping: no scheduler, no blocks."""
+    """Return the tokens of a request by the definition of sampling and stopping: no scheduler, no blocks."""
     sampling, output = request.sampling, []
     assert sampling is not None
     digest = chain_all(request.prompt_token_ids)

@@ -18,7 +18,7 @@ def check_integrity(scheduler: Scheduler) -> None:
 
 
 def _request_problems(scheduler: Scheduler) -> list[str]:
-    """Every request is in exactly one place, and exactly the running ones own blocks."""
+    """Find requests that are in no queue or in two, and requests that own blocks without running, or the reverse."""
     table, owner_ids = scheduler.requests, set(scheduler.blocks.owned)
     in_flight = [request for step in scheduler._in_flight for request in step.requests.values()]
     problems = []

@@ -87,7 +87,7 @@ def test_a_big_request_gets_its_blocks_in_spite_of_small_ones(policy: str) -> No
 
 @pytest.mark.parametrize(("num_blocks", "is_beside"), [(195, True), (196, False)])
 def test_a_few_blocks_stay_free_for_decodes(num_blocks: int, is_beside: bool) -> None:
-    """Two of 200, beside the three it has: else its next tokens would preempt the request just admitted."""
+    """Two of 200 blocks, beside the three it has: else its next tokens would preempt the request just admitted."""
     driver = Driver(make_config(num_blocks=201, max_num_batched_tokens=1024, max_model_len=1024))
     driver.add(make_request("generates", 8, 4))
     driver.step()

@@ -37,7 +37,7 @@ MAX_TICKS = 4000
 
 
 class Job:
-    """One random request, when it arrives, and when it is aborted."""
+    """A random request, when it arrives, and when it is aborted."""
 
     def __init__(self, rng: random.Random, index: int, *, is_crowded: bool) -> None:
         self.index = index
@@ -247,7 +247,7 @@ class Workload:
         self.counts["lost"] += 1
 
     def _alone(self) -> str | None:
-        """The first suspect that lives and has not yet computed what it had."""
+        """Return the first suspect that lives and has not yet computed what it had."""
         while self.suspects and not self.driver.in_flight:
             request, num_tokens = self.suspects[0]
             if self.scheduler.get(request.request_id) is request and request.num_computed_tokens < num_tokens:
@@ -312,7 +312,7 @@ class Workload:
                     beams[name] = result.token_ids[0]
 
     def _advance_beams(self) -> None:
-        """As in beam search: when all beams of a job have reported, each goes on; some fork, the worst ends."""
+        """Continue the beams of a job, as beam search does, once all have reported: some fork, the worst ends."""
         scheduler = self.scheduler
         for index, beams in list(self.beams.items()):
             if any(token_id is None for token_id in beams.values()):

@@ -12,7 +12,7 @@ from tests.scheduler.recording import RECORDED, RecordingScheduler, replay
 
 
 def record(config: SchedulerConfig) -> tuple[RecordingScheduler, Driver]:
-    """A run that uses every input: n, beams, pooling, stop rules, aborts, stop strings, a reset, an error."""
+    """Record a run that uses every input: n, beams, pooling, stop rules, aborts, stop strings, a reset, an error."""
     rng = random.Random(1)
     scheduler = RecordingScheduler(config, clock=lambda: 5.0)
     driver = Driver(config, scheduler)

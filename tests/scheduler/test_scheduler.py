@@ -154,7 +154,7 @@ def test_multi_step_decode_while_max_num_seqs_run_and_next_request_starts_at_onc
 
 
 def most_tokens_of_first(driver: Driver) -> list[tuple[str, int]]:
-    """Of each step that computed something, its first request and the most tokens it may yield."""
+    """Return, for each step that computed something, its first request and the most tokens it may yield."""
     return [
         (output.scheduled[0].request_id, output.scheduled[0].max_new_tokens)
         for output in driver.outputs

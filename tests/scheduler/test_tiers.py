@@ -22,7 +22,7 @@ def make_driver(**config: Any) -> Driver:
 
 
 def restarted(driver: Driver) -> Driver:
-    """A driver that begins with what the other one leaves on disk at its end."""
+    """Return a driver that starts with what the other one has left on disk."""
     driver.executor.execute(driver.scheduler.schedule_last())
     fresh = make_driver(**{"num_blocks": driver.scheduler.config.num_blocks})
     fresh.executor.disk = driver.executor.disk

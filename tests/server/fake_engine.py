@@ -1,6 +1,6 @@
 """The server without a model: `FakeEngine` is a real scheduler and output processor around a scripted executor.
 
-It has `EngineClient`'s interface and runs in the test's event loop, so that a test can stop it between two steps, look
+It is an `EngineClient` and runs in the test's event loop, so that a test can stop it between two steps, look
 at what it was sent, and let it die. `make_server` puts the application around it; `requests_to` talks to that.
 """
 
@@ -18,16 +18,17 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.config import EngineOptions
+from quire.engine.process.client import EngineClient
 from quire.engine.process.deltas import DeltaEncoder
-from quire.engine.process.messages import RequestUpdate, Statistics, Submit
-from quire.engine.process.stream import RequestStream
-from quire.errors import EngineDeadError, QuireError
+from quire.engine.process.messages import Abort, Ready, RequestUpdate, Submit, Updates
+from quire.errors import QuireError
 from quire.parallel.frames import Failure
 from quire.server.front_end import FrontEnd
 from quire.server.options import ServerOptions
 from quire.server.request_record import RECORD_KEY, Caller, RequestRecord
 from quire.server.routes import make_app
 from quire.server.state import ServerState
+from quire.server.supervisor import EngineState, Supervisor
 from tests.engine.builders import byte_tokenizer, make_engine
 
 MODEL = "tiny"
@@ -37,12 +38,18 @@ CHAT = {"model": MODEL, "messages": MESSAGES}
 
 
 def record_of(client_id: str = "anonymous") -> RequestRecord:
-    """The gate's record of a request."""
+    """Return a request's record, as the gate makes it."""
     return RequestRecord("id", "POST", "/", Caller(client_id))
 
 
+async def until(condition: Callable[[], Any]) -> None:
+    """Wait until a condition holds."""
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A test that is a coroutine runs in an event loop of its own."""
+    """Run a test that is a coroutine in an event loop of its own."""
 
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -55,64 +62,49 @@ def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
     return run
 
 
-class FakeEngine:
-    """One engine in this event loop.
+class FakeEngine(EngineClient):
+    """A client whose engine runs in this event loop, not in a process.
 
     submitted: all requests, in order. aborted: ids whose reader left before their end.
     gate: while cleared, no step is computed. num_ahead: steps that are still let through while it is cleared.
     """
 
     def __init__(self, **engine: Any) -> None:
+        super().__init__()
         self.engine, self.executor = make_engine(**engine)
+        self.ready = Ready(self.engine.config, {})
+        self.last_heard_s = float("inf")
         self.submitted: list[Submit] = []
         self.aborted: list[str] = []
         self.gate = asyncio.Event()
         self.gate.set()
         self.num_ahead = 0
-        self.statistics = Statistics()
-        self.last_heard_s = self.progress_s = float("inf")
-        self.dead_error: EngineDeadError | None = None
-        self._streams: dict[str, RequestStream] = {}
         self._deltas = DeltaEncoder()
         self._task: asyncio.Task[None] | None = None
 
-    @property
-    def num_requests(self) -> int:
-        return len(self._streams)
-
-    def submit(self, request: Submit) -> RequestStream:
-        if self.dead_error is not None:
-            raise EngineDeadError(self.dead_error.message)
-        self.submitted.append(request)
-        stream = self._streams[request.request_id] = RequestStream(request.request_id)
+    def _send(self, message: Any) -> None:
+        if isinstance(message, Abort):
+            self.aborted += message.request_ids
+            return self.engine.abort_request(message.request_ids)
+        self.submitted.append(message)
         try:
             prepared = self.engine.input_processor.prepare(
-                request.request_id,
-                request.prompt_token_ids,
-                request.sampling or request.pooling,
-                cache_salt=request.cache_salt,
-                arrival_time_s=request.arrival_time_s,
-                streams=request.streams,
-                checked_grammar=request.checked_grammar,
+                message.request_id,
+                message.prompt_token_ids,
+                message.sampling or message.pooling,
+                cache_salt=message.cache_salt,
+                arrival_time_s=message.arrival_time_s,
+                streams=message.streams,
+                checked_grammar=message.checked_grammar,
             )
             self.engine.submit(prepared)
         except QuireError as error:
-            self._put(RequestUpdate(request.request_id, finished=True, failure=Failure.of(error)))
+            self._put(RequestUpdate(message.request_id, finished=True, failure=Failure.of(error)))
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
-        return stream
-
-    def abort(self, stream: RequestStream) -> None:
-        if self._streams.get(stream.request_id) is stream:
-            del self._streams[stream.request_id]
-            self.aborted.append(stream.request_id)
-            self.engine.abort_request([stream.request_id])
 
     def die(self) -> None:
-        self.dead_error = EngineDeadError("the engine process ended unexpectedly; the request was not completed")
-        for stream in self._streams.values():
-            stream.fail(self.dead_error)
-        self._streams.clear()
+        self.connection_lost(None)
 
     async def _run(self) -> None:
         while self.engine.has_unfinished_requests() and self.dead_error is None:
@@ -120,38 +112,35 @@ class FakeEngine:
                 self.num_ahead -= 1
             else:
                 await self.gate.wait()
-            for output in self.engine.step():
-                self._put(self._deltas.encode(output))
+            self._put(*map(self._deltas.encode, self.engine.step()))
             await asyncio.sleep(0)
 
-    def _put(self, update: RequestUpdate) -> None:
-        stream = self._streams.get(update.request_id)
-        if stream is not None:
-            if update.finished:
-                del self._streams[update.request_id]
-            stream.put(update)
+    def _put(self, *updates: RequestUpdate) -> None:
+        self._received(Updates(list(updates), self.statistics))
 
 
-class FakeSupervisor:
-    """The part of a supervisor that routes use."""
+class ReadySupervisor(Supervisor):
+    """Supervisor of an engine that runs in this process, from the beginning and also while it sleeps."""
 
-    def __init__(self, client: FakeEngine) -> None:
-        self.client = client
-        self.front_end = FrontEnd(client.engine.config, byte_tokenizer(), None)
-        self.options = EngineOptions(max_num_seqs=client.engine.config.scheduler.max_num_seqs)
-        self.is_ready = True
-        self.is_asleep = False
-        self.num_deaths = 0
+    def __init__(self, client: Any) -> None:
+        """`client`: a `FakeEngine`, or another client with an `engine`."""
+        config = client.engine.config
+        super().__init__(EngineOptions(max_num_seqs=config.scheduler.max_num_seqs), lambda error: None)
+        self.the_client = self._client = client
+        self._front_end = FrontEnd(config, byte_tokenizer(), None)
+        self.state = EngineState.READY
 
     async def sleep(self) -> None:
-        """Its engine has no process and goes on."""
+        """Do nothing: there is no process to end."""
+
+    async def wake_up(self) -> None:
+        """Do nothing: the engine has gone on."""
 
 
 def make_server(engine: FakeEngine | None = None, **settings: Any) -> tuple[FastAPI, FakeEngine]:
-    """The application and its engine; `settings` are `FakeEngine`'s."""
+    """Return the application and its engine; `settings` are `FakeEngine`'s."""
     engine = engine or FakeEngine(**settings)
-    supervisor: Any = FakeSupervisor(engine)
-    app = make_app(ServerState(ServerOptions(), MODEL, supervisor))
+    app = make_app(ServerState(ServerOptions(), MODEL, ReadySupervisor(engine)))
     app.add_middleware(Recorded)
     return app, engine
 
@@ -167,13 +156,13 @@ class Recorded:
 
 
 def requests_to(app: FastAPI, **headers: str) -> httpx2.AsyncClient:
-    """A client of the application, without a socket. A stream's body comes as a whole."""
+    """Return a client of the application, without a socket. A stream's body comes as a whole."""
     transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
     return httpx2.AsyncClient(transport=transport, base_url="http://quire", headers=headers, timeout=60)
 
 
 async def post(app: FastAPI, path: str, body: Any) -> httpx2.Response:
-    """One request to the application."""
+    """Send one request to the application."""
     async with requests_to(app) as client:
         return await client.post(path, json=body)
 
@@ -218,14 +207,14 @@ def events(body: str) -> Iterator[tuple[str | None, str]]:
 
 
 def chunks(body: str) -> list[dict[str, Any]]:
-    """The events of an OpenAI stream as JSON, after a look at its end."""
+    """Return the events of an OpenAI stream as JSON; checks that it ends with [DONE]."""
     data = [item for _, item in events(body)]
     assert data[-1] == "[DONE]"
     return [json.loads(item) for item in data[:-1]]
 
 
 def assert_error(response: httpx2.Response, status: int, code: str | None, param: str | None = None) -> str:
-    """The answer is this error, in OpenAI's shape. Returns its message."""
+    """Check that the answer is this error, in OpenAI's shape. Returns its message."""
     assert response.status_code == status, response.text
     (key, error), *others = response.json().items()
     assert (key, others) == ("error", [])

@@ -6,7 +6,6 @@ The engine's loop runs in a thread instead of a process, on a scripted executor.
 import asyncio
 import contextlib
 import json
-import logging
 import socket
 import threading
 from collections.abc import AsyncIterator
@@ -14,22 +13,19 @@ from typing import Any
 
 import uvicorn
 
-from quire.config import EngineOptions
 from quire.engine.process.child import Channel, EngineLoop
 from quire.engine.process.client import EngineClient
 from quire.engine.process.messages import Ready
 from quire.errors import EngineDeadError
 from quire.server.connection import Connection
-from quire.server.errors import ApiError
-from quire.server.front_end import FrontEnd
 from quire.server.gate import Gate
 from quire.server.keys import KeyRing
 from quire.server.options import ServerOptions
 from quire.server.routes import make_app
+from quire.server.run import HttpServer
 from quire.server.state import ServerState
-from quire.server.supervisor import EngineState
-from tests.engine.builders import NextToken, ScriptedExecutor, byte_tokenizer, make_engine, mixing
-from tests.server.fake_engine import running
+from tests.engine.builders import NextToken, ScriptedExecutor, make_engine, mixing
+from tests.server.fake_engine import ReadySupervisor, running
 
 CHAT = "/v1/chat/completions"
 
@@ -66,28 +62,6 @@ class ThreadedEngineClient(EngineClient):
             await asyncio.to_thread(self._thread.join, 10)
 
 
-class StandInSupervisor:
-    """The part of a supervisor that the server uses."""
-
-    def __init__(self, client: ThreadedEngineClient) -> None:
-        self.the_client = client
-        config = client.engine.config
-        self.options = EngineOptions(max_num_seqs=config.scheduler.max_num_seqs)
-        self.state = EngineState.READY
-        self.num_deaths = 0
-        self.front_end = FrontEnd(config, byte_tokenizer(), None)
-
-    @property
-    def is_ready(self) -> bool:
-        return self.state is EngineState.READY
-
-    @property
-    def client(self) -> ThreadedEngineClient:
-        if not self.is_ready:
-            raise ApiError(503, "the engine is restarting", code="engine_not_ready", retry_after_s=2)
-        return self.the_client
-
-
 class Served:
     """A running server. `answer` asks it over a new connection each time."""
 
@@ -98,7 +72,7 @@ class Served:
         self.server = server
 
     @property
-    def supervisor(self) -> StandInSupervisor:
+    def supervisor(self) -> ReadySupervisor:
         return self.state.supervisor  # type: ignore[return-value]
 
     @property
@@ -126,7 +100,7 @@ class Served:
     async def answer(
         self, method: str, path: str, *, headers: dict[str, str] | None = None, body: Any = None
     ) -> "Answer":
-        """One request and its whole answer."""
+        """Send one request. Returns: its whole answer."""
         given = {"Host": f"127.0.0.1:{self.port}", "Connection": "close"} | (headers or {})
         data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
         if body is not None:
@@ -184,9 +158,8 @@ def dechunked(data: bytes) -> bytes:
 
 
 def make_state(client: ThreadedEngineClient | None = None, **options: Any) -> ServerState:
-    supervisor = StandInSupervisor(client or ThreadedEngineClient())
     name = options.get("served_model_name", "scripted")
-    return ServerState(ServerOptions(**options), name, supervisor)  # type: ignore[arg-type]
+    return ServerState(ServerOptions(**options), name, ReadySupervisor(client or ThreadedEngineClient()))
 
 
 @contextlib.asynccontextmanager
@@ -198,27 +171,20 @@ async def serving(
     scheduler: dict[str, Any] | None = None,
     **options: Any,
 ) -> AsyncIterator[Served]:
-    """A server on a free port; `options` are fields of `ServerOptions`."""
+    """Start a server on a free port; `options` are fields of `ServerOptions`."""
     client = ThreadedEngineClient(next_token, **(scheduler or {}))
     await client.begin()
     state = make_state(client, **options)
     app = make_app(state)
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
-    config = uvicorn.Config(
-        Gate(app, state, KeyRing({}) if keys is None else keys), log_config=None, access_log=False, lifespan="off",
-        http=connection, ws="none", server_header=False, proxy_headers=False,
-        log_level=logging.WARNING,
-    )  # fmt: skip
-    server = uvicorn.Server(config)
-    watching = asyncio.create_task(state.health.watch())
+    server = HttpServer(Gate(app, state, KeyRing({}) if keys is None else keys), connection)
     try:
         async with running(server, [listener]):
             yield Served(state, app, listener.getsockname()[1], server)
     finally:
-        watching.cancel()
         await client.stop()
 
 
 def quick(**times: float) -> type[Connection]:
-    """A `Connection` with other time limits."""
+    """Return a kind of `Connection` with other time limits."""
     return type("QuickConnection", (Connection,), times)

@@ -52,13 +52,13 @@ class Serving(ServerProcess):
             time.sleep(0.02)
 
     def wait(self) -> int:
-        """The exit code."""
+        """Wait for the end. Returns: the exit code."""
         return self.process.wait(LIMIT_S)
 
 
 @contextmanager
 def serving(model: Path | str, *arguments: str, name: str = "tiny", **environment: str) -> Iterator[Serving]:
-    """A server that is ready; killed at the end if it is still there."""
+    """Start a server and wait until it is ready; kills it at the end if it is still there."""
     server = Serving(model, *arguments, name=name, **environment)
     try:
         yield server
@@ -84,7 +84,7 @@ class RunningChat:
             self._lines += self._response
 
     def events(self) -> list[dict[str, Any]]:
-        """All events, once the answer has ended."""
+        """Return all events, once the answer has ended."""
         self._thread.join(LIMIT_S)
         assert not self._thread.is_alive()
         data = [line.removeprefix(b"data: ").strip() for line in self._lines]

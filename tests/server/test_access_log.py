@@ -36,7 +36,7 @@ BEARER = {"Authorization": f"Bearer {SECRET}"}
 
 @pytest.fixture
 def log(request: pytest.FixtureRequest) -> Iterator[io.StringIO]:
-    """The server's log at INFO."""
+    """Capture the server's log at INFO."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if getattr(request, "param", "text") == "json" else TextFormatter())

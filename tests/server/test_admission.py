@@ -155,7 +155,7 @@ def test_place_is_given_back_after_any_exception(error: type[BaseException]) -> 
 
 
 def slowly(step_s: float):
-    """The actions of a scripted engine in each step."""
+    """Return what makes a scripted engine's steps take this long."""
     return lambda step: time.sleep(step_s)
 
 

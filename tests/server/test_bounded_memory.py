@@ -46,7 +46,6 @@ async def test_unique_ids_and_salts_leave_nothing_behind() -> None:
         assert set(admission.rates._limits) <= {"ann", "anonymous"}
         assert not admission._held
         assert not client._streams
-        assert not client._pings
 
 
 @in_loop

@@ -73,7 +73,7 @@ KNOWS_TOOLS = (
 
 @asynccontextmanager
 async def calling() -> AsyncIterator[tuple[dict[str, Any], FakeEngine]]:
-    """The settings of a strict client, for a model that calls a function."""
+    """Return the settings of a strict client, for a model that calls a function."""
     app, engine = make_server(next_token=saying(SAYS), **LONG)
     app.state.quire.supervisor.front_end.chat_template = KNOWS_TOOLS
     async with listening(app) as url:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def api() -> Iterator[Any]:
-    """The description, with a server to send its requests to."""
+    """Load the API's description, with a server to send its requests to."""
     app, _ = make_server(next_token=saying("ok"))
     loop = asyncio.new_event_loop()
     stop = asyncio.Event()

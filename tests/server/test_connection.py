@@ -5,13 +5,12 @@ import json
 import re
 import socket
 import time
-from collections.abc import Callable
 
 import psutil
 import pytest
 
 from quire.server import connection as limits
-from tests.server.fake_engine import in_loop
+from tests.server.fake_engine import in_loop, until
 from tests.server.served import CHAT, Answer, Served, chat_body, quick, serving
 
 HEAD = b"GET /version HTTP/1.1\r\nHost: localhost\r\n"
@@ -20,12 +19,6 @@ HEAD = b"GET /version HTTP/1.1\r\nHost: localhost\r\n"
 def post(body: bytes, *headers: bytes, path: bytes = CHAT.encode()) -> bytes:
     lines = [b"POST " + path + b" HTTP/1.1", b"Host: localhost", *headers]
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def many_headers(number: int, num_bytes: int) -> bytes:
@@ -172,7 +165,7 @@ async def test_upgrade_is_answered_as_an_ordinary_request() -> None:
 
 
 async def unread(served: Served, data: bytes) -> socket.socket:
-    """A client that sends requests and reads nothing."""
+    """Connect a client that sends requests and reads nothing."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.setblocking(False)

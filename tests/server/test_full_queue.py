@@ -15,7 +15,7 @@ from tests.server.test_metrics import samples, value
 
 @contextlib.asynccontextmanager
 async def full(headers: dict[str, str] | None = None, **options: Any) -> AsyncIterator[Served]:
-    """A server without a free place: one request runs slowly, one waits; both are answered in the end."""
+    """Start a server and fill it: one request runs slowly, one waits; both are answered in the end."""
     async with serving(scheduler={"max_num_seqs": 1}, max_queued_requests=1, **options) as served:
         served.executor.in_step = lambda step: time.sleep(0.01)
         chats = [served.chat(headers=headers, max_tokens=100, ignore_eos=True) for _ in range(2)]

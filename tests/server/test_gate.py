@@ -67,7 +67,7 @@ WITHOUT_KEY: dict[str, list[tuple[bytes, bytes]]] = {
 async def ask(
     app: ASGIApp, method: str, path: str, headers: list[tuple[bytes, bytes]], body: bytes = b"{}", query: bytes = b""
 ) -> tuple[int, dict[str, str], bytes]:
-    """One request, straight into an ASGI application."""
+    """Send one request straight into an ASGI application."""
     messages = []
     given = headers if any(name == b"host" for name, _ in headers) else [(b"host", b"localhost"), *headers]
     scope = {
@@ -99,7 +99,7 @@ def status(
 
 
 async def tell(scope, receive, send) -> None:
-    """An application that answers with what it was told."""
+    """Answer, as an application, with the caller and the body that it got."""
     caller = scope[RECORD_KEY].caller
     message = await receive()
     assert not message["more_body"]

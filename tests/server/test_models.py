@@ -276,3 +276,11 @@ async def test_start_measures_the_models_and_loads_the_first(monkeypatch: pytest
     assert pool.log == ["+a"]
     await pool.use("b")
     assert pool.log == ["+a", "-a", "+b"]
+
+
+def test_every_model_drains_with_the_server() -> None:
+    """Streams of events of any model end then."""
+    models = Pool("abc").models
+    models.is_draining = True
+    assert [model.is_draining for model in models.by_name.values()] == [True] * 3
+    assert models.is_draining

@@ -122,7 +122,7 @@ def test_ranks_are_replaced_when_one_is_killed(directory: Path) -> None:
 
 
 def engines(server_pid: int) -> list[psutil.Process]:
-    """The engine processes of a server."""
+    """Return the engine processes of a server."""
     found = []
     with suppress(psutil.Error):
         for child in psutil.Process(server_pid).children():

@@ -30,7 +30,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def several(directory: Path, plans: dict[str, str]) -> Iterator[Serving]:
-    """Two names of one model, with memory for one at a time."""
+    """Serve two names of one model, with memory for one at a time."""
     server = Several(directory, "--models-memory-bytes", "100MiB", "--kv-cache-memory-bytes", "1MiB", **plans)
     yield server
     server.kill()
@@ -46,7 +46,7 @@ class Several(Serving):
             return response.read().decode()
 
     def states(self) -> dict[str, str]:
-        """The models and whether they are loaded."""
+        """Return the status of each model: "loaded", "unloaded" …"""
         return {card["id"]: card["status"]["value"] for card in self.request("/v1/models")[1]["data"]}
 
 

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from quire.server.streaming import TextEvent, event
 from tests.engine.builders import assert_all_home
-from tests.server.fake_engine import CHAT, in_loop, make_server
+from tests.server.fake_engine import CHAT, in_loop, make_server, until
 
 Message = dict[str, Any]
 
 
 class Exchange:
-    """One request by hand: `gone` disconnects the client; while `reads` is cleared, `send` blocks in a stream."""
+    """A request without a server. `gone` disconnects the client; while `reads` is cleared, streams block in `send`."""
 
     def __init__(self, body: bytes = b"") -> None:
         self.sent: list[Message] = []
@@ -45,11 +45,6 @@ def post(path: str) -> Message:
         "headers": [(b"content-type", b"application/json")], "http_version": "1.1", "scheme": "http", "root_path": "",
         "asgi": {"version": "3.0"},
     }  # fmt: skip
-
-
-async def until(condition: Any) -> None:
-    while not condition():
-        await asyncio.sleep(0.001)
 
 
 @given(st.text())

@@ -11,7 +11,7 @@ from quire.config import EngineOptions
 from quire.errors import EngineDeadError, ModelNotFoundError
 from quire.server import supervisor
 from quire.server.errors import ApiError
-from quire.server.supervisor import Supervisor
+from quire.server.supervisor import EngineState, Supervisor
 from tests.engine.builders import make_config
 
 LIMIT_S = 60
@@ -30,7 +30,7 @@ class StandInClient:
         return SimpleNamespace(config=make_config())
 
     async def stop(self) -> None:
-        """Nothing runs."""
+        """Do nothing: no process runs."""
 
     async def describe_end(self) -> str:
         return "gone"
@@ -48,7 +48,7 @@ class StandInFrontEnd:
         work()
 
     def warm_up(self) -> None:
-        """Nothing to warm."""
+        """Do nothing."""
 
 
 def test_model_that_cannot_be_loaded_sleeps_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,3 +93,19 @@ def test_only_an_engine_after_the_first_is_a_replacement(monkeypatch: pytest.Mon
 
     asyncio.run(asyncio.wait_for(scenario(), LIMIT_S))
     assert [client.is_replacement for client in started] == [False, True, True]
+
+
+def test_stall_and_silence_count_from_the_last_step_and_the_last_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = SimpleNamespace(s=1000.0)
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: now.s))
+    watched = Supervisor(EngineOptions(), lambda error: None)
+    client: Any = SimpleNamespace(num_requests=0, progress_s=900.0, last_heard_s=995.0)
+    watched._client = client
+    assert watched.stall_s() == 0, "the engine starts"
+    watched.state = EngineState.READY
+    assert (watched.stall_s(), watched.silence_s()) == (0, 5), "an engine without requests does not stall"
+    client.num_requests = 1
+    now.s += 1
+    assert (watched.stall_s(), watched.silence_s()) == (101, 6)
+    client.progress_s = client.last_heard_s = now.s
+    assert (watched.stall_s(), watched.silence_s()) == (0, 0)

@@ -26,7 +26,7 @@ LONG = {"num_blocks": 2000, "max_model_len": 2048, "max_num_batched_tokens": 204
 
 
 async def ask(text: str, **fields: Any) -> tuple[dict[str, Any], list[dict[str, Any]], Any]:
-    """The choice of a whole answer, those of a streamed one, and what the engine was sent."""
+    """Return the choice of a whole answer, those of a streamed one, and what the engine was sent."""
     app, engine = make_server(next_token=saying(text), **LONG)
     async with requests_to(app) as client:
         body = {**CHAT, "tools": TOOLS, **fields}

@@ -46,7 +46,7 @@ def byte_level_backend() -> tokenizers.Tokenizer:
 
 
 def byte_level_metadata(pre: str = "gpt-2", **changes: Any) -> dict[str, Any]:
-    """The same vocabulary as GGUF metadata. `changes`: keys below `tokenizer.ggml.`; None removes one."""
+    """Return the same vocabulary as GGUF metadata. `changes`: keys below `tokenizer.ggml.`; None removes one."""
     backend = byte_level_backend()
     state = backend.model.__getstate__()
     merges = [" ".join(merge) for merge in _json(state)["merges"]]
@@ -102,7 +102,7 @@ def sentencepiece_tokenizer() -> Tokenizer:
 
 @functools.cache
 def word_piece_tokenizer() -> Tokenizer:
-    """A kind with a decoder that does not work byte by byte."""
+    """Return a tokenizer whose decoder does not work byte by byte."""
     words = ["[UNK]", "un", "##believ", "##able", "the", "fox", ",", "!", "é", "##é", "🦙", "[SEP]"]
     backend = tokenizers.Tokenizer(
         models.WordPiece({word: index for index, word in enumerate(words)}, unk_token="[UNK]")

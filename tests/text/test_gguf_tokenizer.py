@@ -53,7 +53,7 @@ def test_sentencepiece_equals_transformers(llama_oracle: Any, text: str) -> None
 
 @pytest.fixture(scope="module")
 def gemma4_pair() -> tuple[Tokenizer, Any]:
-    """A tokenizer of Gemma 4's kind, and Transformers' of the same pieces and merges."""
+    """Return a tokenizer of Gemma 4's kind, and Transformers' of the same pieces and merges."""
     gemma = pytest.importorskip("transformers.models.gemma.tokenization_gemma")
     special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
     pieces = [piece for piece, _, kind in sentencepiece_pieces() if kind in (1, 6)]
@@ -224,7 +224,7 @@ def oracle(smollm2_path: Path, transformers_reads_once: None) -> tokenizers.Toke
 
 @pytest.fixture(scope="module")
 def oracle_with_single_digits(oracle: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """The oracle with the pre-tokenizer of the model's own tokenizer.json.
+    """Return the oracle with the pre-tokenizer of the model's own tokenizer.json.
 
     Transformers does not know the GGUF pre-tokenizer 'smollm' and cuts digits as GPT-2 does; the model was trained on
     single digits, which is also what llama.cpp does.

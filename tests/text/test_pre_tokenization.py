@@ -17,7 +17,7 @@ def backend_of(name: str) -> tokenizers.Tokenizer:
 
 
 def pieces(name: str, text: str) -> list[str]:
-    """The pieces that the rules `name` cut `text` into."""
+    """Return the pieces that the rules `name` cut `text` into."""
     backend = backend_of(name)
     normalized = backend.normalizer.normalize_str(text) if backend.normalizer else text
     return cut_by(backend.pre_tokenizer, normalized)

@@ -66,7 +66,7 @@ class BatchRequest:
 
     @property
     def body(self) -> Line | None:
-        """The body to send."""
+        """Return the body to send."""
         body: Line | None = json.loads(self.data).get("body") if self.problem is None else None
         return body
 

@@ -45,7 +45,7 @@ class GroupedOption(click.Option):
         super().__init__(*args, **kwargs)
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """As Click's, with a switch written short: `--[no-]ignore-eos`."""
+        """Return Click's record, with a switch written short: `--[no-]ignore-eos`."""
         record = super().get_help_record(ctx)
         if record is None or not self.secondary_opts:
             return record
@@ -75,7 +75,7 @@ class VerbCommand(click.Command):
         return super().invoke(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As Click's, but the error for an option of another engine names the option of this one."""
+        """Parse as Click does, but for another engine's option name this one's in the error."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:

@@ -121,6 +121,17 @@ def check_cpu() -> Finding:
     return Finding("cpu", OK, found)
 
 
+def check_tuning() -> Finding:
+    """List the models whose settings `quire tune` found here."""
+    from quire.runtime.hardware import detect_hardware
+    from quire.runtime.tuning import kept_tunings
+
+    found = [f"{tuning.model}: {tuning.found}" for tuning in kept_tunings(detect_hardware("cpu"))]
+    if found:
+        return Finding("tuning", OK, " | ".join(found), "quire tune MODEL --clear restores the defaults")
+    return Finding("tuning", OK, "defaults", "quire tune MODEL measures faster settings, on an idle machine")
+
+
 def check_native() -> Finding:
     """Check that the compiled extension loads and uses the instruction set of `QUIRE_ISA`."""
     if importlib.util.find_spec("quire._native") is None:
@@ -212,6 +223,7 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "transformers": check_transformers,
     "cpu": check_cpu,
     "native module": check_native,
+    "tuning": check_tuning,
     "memory": check_memory,
     "ranks": check_ranks,
     "cache": check_cache,

@@ -13,7 +13,7 @@ from quire.cli.options import environment_name
 from quire.cli.output import Output
 from quire.cli.progress import show_progress
 from quire.cli.values import LENGTH, LENGTHS
-from quire.config import DTYPE_ALIASES, DTYPES, KV_DTYPES, EngineOptions
+from quire.config import DTYPE_ALIASES, DTYPES, KV_DTYPES, QUANTIZED_BITS, EngineOptions
 
 if TYPE_CHECKING:
     from quire.insight.explain.report import Report
@@ -35,7 +35,7 @@ AUTO = "auto"
 @option("--chunk", type=LENGTH, help="add a step: a prompt's chunk beside the decodes")
 @option("--dtype", type=click.Choice((AUTO, *DTYPES, *DTYPE_ALIASES)), default=AUTO, help="compute type  [auto]")
 @option("--kv-dtype", type=click.Choice((AUTO, *KV_DTYPES)), default=AUTO, help="KV cache type  [the compute type]")
-@option("--quantization", type=click.Choice(("int8", "int4")), help="quantise the weights at load")
+@option("--quantization", type=click.Choice(tuple(QUANTIZED_BITS)), help="quantise the weights at load")
 @option("--device", default=AUTO, metavar="NAME", help="cpu, cuda, or one by its data sheet: A100-80GB, …  [auto]")
 @option("--ops", is_flag=True, help="list every operation of each phase")
 @option("--html", type=click.Path(dir_okay=False, path_type=Path), help="write a page that needs no other file")

@@ -88,7 +88,7 @@ class Load:
 
     @property
     def name(self) -> str:
-        """Its cell in the table."""
+        """Return its cell in the table."""
         if self.concurrency is None:
             return f"{self.rate:g} req/s"
         return f"{self.concurrency} client{'' if self.concurrency == 1 else 's'}"

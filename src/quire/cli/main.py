@@ -94,7 +94,7 @@ class RootGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As Click's, but the error for an unknown verb names the nearest one, and for half of one the whole ones."""
+        """Find the verb as Click does; the error for an unknown one names the nearest, or those that begin so."""
         if " ".join(args[:2]) in VERBS:
             args = [" ".join(args[:2]), *args[2:]]
         name = args[0]

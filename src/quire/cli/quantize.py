@@ -80,6 +80,7 @@ def open_source(files: "ModelFiles") -> "Source":
     same from the file.
     """
     from quire.models.registry import ModelRegistry
+    from quire.runtime.loader import renamed
     from quire.text.gguf_export import describe_tokenizer
     from quire.weights.checkpoint import open_checkpoint
     from quire.weights.gguf_config import sampling_keys
@@ -95,10 +96,13 @@ def open_source(files: "ModelFiles") -> "Source":
     config = completed(checkpoint.hf_config, expected)
     keys, factors = describe_config(config)
     ends = checkpoint.generation_config.get("eos_token_id", checkpoint.hf_config.get("eos_token_id"))
-    end_ids = [end for end in (ends if isinstance(ends, list) else [ends]) if isinstance(end, int)]
+    ids = ends if isinstance(ends, list) else [ends]
+    end_ids = [end for end in ids if isinstance(end, int) and 0 <= end < config["vocab_size"]]
     keys |= {"general.name": files.path.name, **describe_tokenizer(files.path, config["vocab_size"], end_ids)}
     keys |= sampling_keys(checkpoint.generation_config)
-    source = from_tensors(keys, name_tensors(config, checkpoint.tensors), factors)
+    segments = getattr(model, "renamed_segments", {})
+    tensors = {renamed(name, segments): tensor for name, tensor in checkpoint.tensors.items()}
+    source = from_tensors(keys, name_tensors(config, tensors), factors)
     found = read_back(source, keys)
     other = ModelRegistry.resolve(found)
     read = other.Config.from_hf(found)
@@ -119,7 +123,7 @@ def _importance(
 
     if text is None:
         return None if path is None else read_importance(path)
-    from quire.insight.importance import WINDOW_LEN, measure_importance
+    from quire.insight.importance import measure_importance
 
     if path is not None and path.exists():
         raise ConfigError(f"{path} exists: give --imatrix alone to read it, or another name to write")
@@ -128,7 +132,7 @@ def _importance(
     except OSError as error:
         raise ConfigError(f"--imatrix-text {text}: {error.strerror}") from error
     with show_progress(output) as progress:
-        importance, num_tokens = measure_importance(files, source.tensors, content, progress=progress)
+        importance, num_tokens, window_len = measure_importance(files, source.tensors, content, progress=progress)
     if path is not None:
-        write_importance(path, importance, text.name, num_tokens=num_tokens, window_len=WINDOW_LEN)
+        write_importance(path, importance, text.name, num_tokens=num_tokens, window_len=window_len)
     return importance

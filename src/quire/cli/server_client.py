@@ -305,7 +305,7 @@ class Answer:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """The server's measurement, else the rate after the first piece of text; None for a single piece."""
+        """Return the server's measurement, else the rate after the first piece of text; None for a single piece."""
         if self.server_tokens_per_s:
             return float(self.server_tokens_per_s)
         num_tokens = self.num_tokens or len(self.chunk_times)

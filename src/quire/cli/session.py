@@ -88,7 +88,7 @@ def open_engine(options: EngineOptions, output: Output) -> Iterator["LLMEngine"]
         config, num_ranks = engine.config, options.num_ranks
         num_threads = max(1, config.hardware.num_threads // num_ranks)
         loaded = format_seconds(time.perf_counter() - start)
-        threads = f"{num_threads} thread{'s' * (num_threads != 1)}"
+        threads = f"{num_threads} thread{'s' * (num_threads != 1)}" + " (tuned)" * bool(config.hardware.tuned)
         where = f"{options.describe_ranks()}, {threads} each" if num_ranks > 1 else f"{threads} · in-process"
         if not config.batch_invariant:
             where += " · batch_invariant off"

@@ -28,10 +28,10 @@ CHOICES = frozenset({"dtype", "quantization", "kv_cache_dtype", "revision", "max
 def tune_command(model: str | None, rounds: int, clear: bool, **values: Any) -> None:
     """Find the fastest settings of a model on this machine, and keep them.
 
-    Measures the number of threads, and with AMX the step length from which bf16 tiles are used, beside the defaults and
-    by turns. What is faster by more than the noise is kept in the cache directory; later starts use it, and -vv says
-    so. Block sizes and numbers of streams are measured and advised, not set. Other work on the machine spoils the
-    result.
+    Measures the number of threads, the KV that products fetch for the next attention, and with AMX the step length from
+    which bf16 tiles are used, beside the defaults and by turns. What is faster by more than the noise is kept in the
+    cache directory; later starts use it, and the start line and `quire doctor` say so. Block sizes and numbers of
+    streams are measured and advised, not set. Other work on the machine spoils the result.
     """
     from quire.runtime.hardware import detect_hardware
     from quire.runtime.tuning import keep_tuning

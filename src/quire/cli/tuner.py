@@ -21,6 +21,8 @@ from quire.runtime.tuning import Tuning
 MIN_GAIN = 0.02
 """Smallest gain that is kept, as a share."""
 THREAD_CASES = (BenchCase(512, 0), BenchCase(64, 32), BenchCase(64, 32, 8))
+AHEAD_CASES = (BenchCase(1024, 32, 8), BenchCase(128, 16, 64))
+AHEAD_BYTES = (1 << 20, 2 << 20, 4 << 20, 8 << 20)
 TILE_ROWS = (4, 6, 8, 10, 12, 14, 16, 20, 24, 32)
 BLOCK_SIZES = (16, 64)
 BLOCK_CASES = (BenchCase(512, 0), BenchCase(1024, 32, 8))
@@ -94,19 +96,25 @@ class Tuner:
     def run(self) -> Tuned:
         """Measure all settings; the next ones are measured with those that were found before."""
         best, ratios, found = self.hardware, [], []
-        for number in thread_counts(best.num_threads):
-            ratio = self._compare(f"{number} threads", THREAD_CASES, best, replace(best, num_threads=number))
-            ratios.append(ratio)
-            if ratio.is_faster:
-                best = replace(best, num_threads=number)
-                found.append(f"{number} threads {ratio.median:.2f} × as fast as {self.hardware.num_threads}")
+        settings = [
+            (f"{number} threads", THREAD_CASES, {"num_threads": number}) for number in thread_counts(best.num_threads)
+        ] + [
+            (f"{size >> 20} MiB of KV fetched ahead", AHEAD_CASES, {"kv_ahead_bytes": size}) for size in AHEAD_BYTES
+        ]  # fmt: skip
+        for name, cases, changes in settings:
+            candidate = replace(best, **changes)  # type: ignore[arg-type]
+            ratios.append(self._compare(name, cases, best, candidate))
+            if ratios[-1].is_faster:
+                best = candidate
+                found.append(f"{name} {ratios[-1].median:.2f} × as fast")
         of_tiles = list(self._compare_tiles(best))
         ratios += of_tiles
         rows = first_faster(dict(zip(TILE_ROWS, of_tiles, strict=False)), best.tile_rows)
         if rows != best.tile_rows:
             best = replace(best, tile_rows=rows)
             found.append(f"bf16 tiles from {rows} tokens on, not {self.hardware.tile_rows}")
-        tuning = Tuning(best.num_threads, best.tile_rows, "; ".join(found)) if found else None
+        kept = (best.num_threads, best.tile_rows, best.kv_ahead_bytes)
+        tuning = Tuning(*kept, "; ".join(found), self._options.model) if found else None
         return Tuned(tuning, tuple(ratios), self._advise(best))
 
     @contextmanager

@@ -163,7 +163,7 @@ class AsyncLLM(EngineHandle):
 
     @property
     def dead_error(self) -> EngineDeadError | None:
-        """The error that ended the engine."""
+        """Return the error that ended the engine."""
         return self.llm_engine.dead_error
 
     async def check_health(self) -> None:

@@ -119,7 +119,7 @@ class BeamSearch:
         self._engine.observers[beam.request.request_id] = report
 
     def _choose(self) -> list[_Continuation]:
-        """The best `beam_width` continuations that go on; those that end are moved to the completed set."""
+        """Return the best `beam_width` continuations that go on; those that end are moved to the completed set."""
         candidates: list[_Continuation] = []
         for beam in self._live:
             assert beam.report is not None

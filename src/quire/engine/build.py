@@ -21,6 +21,7 @@ from quire.engine.llm_engine import LLMEngine
 from quire.engine.tokenizer_source import load_tokenizer, read_chat_template
 from quire.errors import ConfigError
 from quire.grammar.compiler import GrammarCompiler
+from quire.parallel.plan_process import describe_apart
 from quire.parallel.tensor_parallel import create_executor
 from quire.resolve import resolve
 from quire.runtime.hardware import detect_hardware
@@ -70,6 +71,8 @@ def build_engine(
     with times.phase("checkpoint"):
         checkpoint = open_checkpoint(files, with_tensors=options.load_format != "dummy")
     with times.phase("decisions"):
+        if options.num_ranks > 1 and not options.enforce_eager:
+            describe_apart(options, checkpoint)
         config = resolve_config(options, checkpoint, hardware)
     _log_decisions(config)
     with ThreadPoolExecutor(1, "quire-tokenizer") as pool:
@@ -109,6 +112,8 @@ def _log_decisions(config: EngineConfig) -> None:
     """Log each decision, and a warning for each option that has no effect."""
     for decision in config.decisions:
         logger.debug("%s = %s: %s", decision.name, decision.value, decision.reason)
+    if config.hardware.tuned:
+        logger.info("settings of `quire tune` are used: %s", config.hardware.tuned)
     model, quantization = config.model, config.options.quantization
     if quantization and model.stored_bytes and model.stored_bytes < model.num_parameters * DTYPES[config.dtype]:
         logger.warning(

@@ -59,12 +59,12 @@ class InputProcessor:
 
     @property
     def default_sampling_params(self) -> SamplingParams:
-        """The recommendation of the model's generation_config.json over the defaults of `SamplingParams`."""
+        """Return the values of the model's generation_config.json over the defaults of `SamplingParams`."""
         return SamplingParams(**self._config.model.generation_defaults)
 
     @property
     def default_pooling_params(self) -> PoolingParams:
-        """The pooling that the model's files name over the defaults of `PoolingParams`."""
+        """Return the pooling that the model's files name over the defaults of `PoolingParams`."""
         return PoolingParams(**self._config.model.embedding_defaults)
 
     def prepare(
@@ -99,7 +99,7 @@ class InputProcessor:
         cache_salt: str = "",
         arrival_time_s: float | None = None,
     ) -> tuple[str | None, Request]:
-        """The prompt's text, if there is one, and the request. Whether its form can be followed is not checked here.
+        """Return the prompt's text, if there is one, and the request. Grammars are not compiled here.
 
         Raises: RequestError of the matching kind.
         """
@@ -281,7 +281,7 @@ def _is_time(value: Any) -> bool:
 
 
 def _sibling(leader: Request, index: int) -> Request:
-    """The same request with an id, a seed and outputs of its own."""
+    """Return the same request with an id, a seed and outputs of its own."""
     return replace(
         leader,
         request_id=f"{leader.request_id}/{index}",

@@ -168,7 +168,7 @@ class OutputProcessor:
         return list(self._records)
 
     def sequence_ids(self, request_id: str) -> list[str]:
-        """The scheduler's names of a request's sequences that have not ended."""
+        """Return the scheduler's names of a request's sequences that have not ended."""
         record = self._records[request_id]
         return [item.request.request_id for item in record.unfinished] if record.sequences else [request_id]
 
@@ -333,7 +333,7 @@ class _Record:
         return [sequence for sequence in self.sequences if sequence.finish_reason is None]
 
     def note_token(self, now_s: float) -> None:
-        """A token came at `now_s`."""
+        """Note that a token came at `now_s`."""
         if self.metrics.first_token_time_s is None:
             self.metrics.first_token_time_s = now_s
         self.metrics.last_token_time_s = now_s

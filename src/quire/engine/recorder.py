@@ -118,7 +118,7 @@ class Recorder:
         return [decode([token_id]) for token_id in token_ids]
 
     def _describe(self) -> dict[str, Any]:
-        """The header: format, model, settings, and the requests that are under way."""
+        """Return the header: format, model, settings, and the requests that are under way."""
         config, scheduler = self._engine.config, self._engine.scheduler
         model, settings, blocks = config.model, config.scheduler, scheduler.blocks
         running = [request for name in blocks.owned if (request := scheduler.get(name)) is not None]

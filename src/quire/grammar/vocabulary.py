@@ -33,7 +33,7 @@ class Vocabulary:
 
     @functools.cached_property
     def library_tokenizer(self) -> "llguidance.LLTokenizer":
-        """The vocabulary for llguidance: takes 0.1 s and 20 MB for 49,152 tokens."""
+        """Return the vocabulary for llguidance: takes 0.1 s and 20 MB for 49,152 tokens."""
         import llguidance
 
         eos_token_ids = list(self.eos_token_ids)

@@ -16,8 +16,9 @@ from quire.engine.llm_engine import LLMEngine
 from quire.engine.tokenizer_source import load_tokenizer
 from quire.errors import ConfigError, UnsupportedModelError
 from quire.layers.linear import Linear
+from quire.models.registry import ModelRegistry
 from quire.parallel.executor import InProcessExecutor
-from quire.runtime.loader import target_of
+from quire.runtime.loader import renamed, target_of
 from quire.runtime.worker import Worker
 from quire.sampling_params import SamplingParams
 from quire.weights.checkpoint import open_checkpoint
@@ -26,24 +27,27 @@ from quire.weights.quantize import SourceTensor
 from quire.weights.sources import ModelFiles
 
 WINDOW_LEN = 512
+"""Tokens of a window, where the model's context is longer."""
 
 
 def measure_importance(
     files: ModelFiles, tensors: Iterable[SourceTensor], text: str, *, progress: Progress = ignore_progress
-) -> tuple[dict[str, np.ndarray], int]:
-    """Return the means by the tensors' GGUF names, and the number of tokens; whole windows of 512 tokens count.
+) -> tuple[dict[str, np.ndarray], int, int]:
+    """Return the means by the tensors' GGUF names, the number of tokens, and that of a window; whole windows count.
 
     Shapes: per tensor fp32 `[columns]`.
     Raises: ConfigError for a text shorter than a window; UnsupportedModelError for a model of which no layer is seen.
     """
     checkpoint = open_checkpoint(files)
     token_ids = load_tokenizer(checkpoint).encode(text)
-    windows = [token_ids[at : at + WINDOW_LEN] for at in range(0, len(token_ids) - WINDOW_LEN + 1, WINDOW_LEN)]
+    context_len = ModelRegistry.make_model_config(checkpoint.hf_config, checkpoint.generation_config).context_len
+    window_len = min(WINDOW_LEN, context_len - 1)
+    windows = [token_ids[at : at + window_len] for at in range(0, len(token_ids) - window_len + 1, window_len)]
     if not windows:
-        raise ConfigError(f"the text has {len(token_ids)} tokens; an importance matrix needs {WINDOW_LEN} or more")
+        raise ConfigError(f"the text has {len(token_ids)} tokens; an importance matrix needs {window_len} or more")
     options = EngineOptions(
-        model=files.name, device="cpu", enforce_eager=True, max_model_len=WINDOW_LEN + 1, max_num_seqs=1,
-        max_num_batched_tokens=WINDOW_LEN + 1, enable_prefix_caching=False,
+        model=files.name, device="cpu", enforce_eager=True, max_model_len=window_len + 1, max_num_seqs=1,
+        max_num_batched_tokens=window_len + 1, enable_prefix_caching=False,
     )  # fmt: skip
     worker = Worker(resolve_config(options, checkpoint), checkpoint)
     model = worker.forward.model  # type: ignore[attr-defined]
@@ -67,14 +71,15 @@ def measure_importance(
             engine.step()
         progress("measuring activations", len(text) * (index + 1) // len(windows), len(text))
     engine.shutdown()
-    num_tokens = len(windows) * WINDOW_LEN
+    num_tokens = len(windows) * window_len
     found = {}
     for tensor in tensors:
-        if tensor.hf_name is not None:
-            target, _ = target_of(tensor.hf_name, model.renames, model.stacked_params)
+        if tensor.hf_name is not None and tensor.name != "output.weight":  # the head sees a window's last token alone
+            name = renamed(tensor.hf_name, getattr(model, "renamed_segments", {}))
+            target, _ = target_of(name, model.renames, model.stacked_params)
             total = sums.get(target.removesuffix(".weight"))
             if total is not None and total.shape == tensor.shape[-1:]:
                 found[tensor.name] = (total / num_tokens).float().numpy()
     if not found:
         raise UnsupportedModelError(f"{files.name}: no linear layer was seen; quantise without an importance matrix")
-    return found, num_tokens
+    return found, num_tokens, window_len

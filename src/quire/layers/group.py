@@ -50,6 +50,22 @@ SINGLE = LocalGroup()
 """The group of one rank."""
 
 
+@dataclass(frozen=True, slots=True)
+class PartOfSum:
+    """A rank for layers that return its part of a sum: the model adds those of several layers, then sums."""
+
+    rank: int
+    size: int
+
+    def all_reduce(self, x: "torch.Tensor") -> "torch.Tensor":
+        """Return `x`, which the caller sums."""
+        return x
+
+    def all_gather(self, x: "torch.Tensor") -> "torch.Tensor":
+        """Not for layers that gather."""
+        raise NotImplementedError
+
+
 class UnevenSplitError(ConfigError):
     """A size of the model cannot be split among the ranks. The loader adds which tensor-parallel sizes fit."""
 

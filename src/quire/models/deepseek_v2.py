@@ -14,7 +14,7 @@ from quire.kernels.latent_attention import latent_attention, write_latent
 from quire.kernels.rope import rope
 from quire.layers.experts import SparseMLP, stacked_experts
 from quire.layers.forward_batch import ForwardBatch
-from quire.layers.group import SINGLE, Group, Partition, Share, share
+from quire.layers.group import SINGLE, Group, Partition, PartOfSum, Share, share
 from quire.layers.linear import ColumnParallelLinear, Linear, RowParallelLinear
 from quire.layers.norms import RMSNorm
 from quire.layers.rotary import RotaryEmbedding, Rotation
@@ -73,15 +73,17 @@ class DeepseekMoE(SparseMLP):
     """Experts, and shared ones that all tokens use, which are one MLP. Shapes: x [T, E] -> [T, E]."""
 
     def __init__(self, config: DeepseekV2Config, group: Group) -> None:
+        part = PartOfSum(group.rank, group.size)
         super().__init__(
-            config.hidden_size, config.expert_size, config.num_experts, group, top_k=config.top_k,
+            config.hidden_size, config.expert_size, config.num_experts, part, top_k=config.top_k,
             renormalise=config.renormalise, scoring=config.scoring,
         )  # fmt: skip
-        self.shared_experts = LlamaMLP(replace(config, intermediate_size=config.shared_size), group)
+        self.shared_experts = LlamaMLP(replace(config, intermediate_size=config.shared_size), part)
+        self.group = group
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """See the class."""
-        return super().forward(x) + self.shared_experts(x)
+        return self.group.all_reduce(super().forward(x) + self.shared_experts(x))
 
 
 class DeepseekV2ForCausalLM(LlamaForCausalLM):

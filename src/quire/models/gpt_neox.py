@@ -121,7 +121,7 @@ class GPTNeoXForCausalLM(nn.Module):
     Config: ClassVar[type[GPTNeoXConfig]] = GPTNeoXConfig
     stacked_params: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     renames: ClassVar[Mapping[str, str]] = {"gpt_neox.": "", "embed_out.": "lm_head."}
-    renamed_segments: ClassVar[Mapping[str, str]] = {"qkv_rows": "query_key_value"}
+    renamed_segments: ClassVar[Mapping[str, str]] = {"query_key_value_rows": "query_key_value"}
     """GGUF files store all queries first, as layers here do."""
 
     def __init__(self, config: GPTNeoXConfig, group: Group = SINGLE) -> None:

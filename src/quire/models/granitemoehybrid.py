@@ -15,7 +15,7 @@ from quire.errors import ModelFileError
 from quire.kernels.activations import silu_and_mul
 from quire.kernels.recurrence import MAX_TAPS
 from quire.layers.experts import SparseMLP, stacked_experts
-from quire.layers.group import SINGLE, Group, share
+from quire.layers.group import SINGLE, Group, PartOfSum, share
 from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
 from quire.layers.rotary import Rotation
 from quire.models.granite import GraniteConfig, GraniteForCausalLM
@@ -121,17 +121,18 @@ class Granite4Layer(HybridLayer):
         del self.mlp
         self.block_sparse_moe = None
         if config.num_experts:
+            part = PartOfSum(model.group.rank, model.group.size)
+            self.shared_mlp, self.group = Granite4MLP(config, part), model.group
             self.block_sparse_moe = SparseMLP(
-                config.hidden_size, config.expert_size, config.num_experts, model.group, top_k=config.top_k,
-                renormalise=True,
-            )  # fmt: skip
+                config.hidden_size, config.expert_size, config.num_experts, part, top_k=config.top_k, renormalise=True
+            )
 
     def transform(self, x: torch.Tensor) -> torch.Tensor:
         """Shapes: x [T, E] -> [T, E]."""
         x = self.post_attention_layernorm(x)
         if self.block_sparse_moe is None:
             return self.shared_mlp(x)
-        return self.block_sparse_moe(x) + self.shared_mlp(x)
+        return self.group.all_reduce(self.block_sparse_moe(x) + self.shared_mlp(x))
 
 
 class Granite4ForCausalLM(GraniteForCausalLM):

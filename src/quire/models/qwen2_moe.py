@@ -11,7 +11,7 @@ from torch import nn
 
 from quire.kernels.elementwise import gate_rows
 from quire.layers.experts import Router, SparseMLP, stacked_experts
-from quire.layers.group import SINGLE, Group
+from quire.layers.group import SINGLE, Group, PartOfSum
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_moe import read_experts, read_sparse_layers
 from quire.models.llama import LlamaMLP
@@ -49,16 +49,19 @@ class SharedSparseMLP(SparseMLP):
     """Experts, and an MLP for all tokens that is multiplied by the sigmoid of one value of the token."""
 
     def __init__(self, config: Qwen2MoeConfig, group: Group) -> None:
+        part = PartOfSum(group.rank, group.size)
         super().__init__(
-            config.hidden_size, config.expert_size, config.num_experts, group, top_k=config.top_k,
+            config.hidden_size, config.expert_size, config.num_experts, part, top_k=config.top_k,
             renormalise=config.renormalise,
         )  # fmt: skip
-        self.shared_expert = LlamaMLP(replace(config, intermediate_size=config.shared_size), group)
+        self.shared_expert = LlamaMLP(replace(config, intermediate_size=config.shared_size), part)
+        self.group = group
         self.shared_expert_gate = Router(config.hidden_size, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Shapes: x [T, E] -> [T, E]."""
-        return super().forward(x) + gate_rows(self.shared_expert(x), self.shared_expert_gate(x))
+        shared = gate_rows(self.shared_expert(x), self.shared_expert_gate(x))
+        return self.group.all_reduce(super().forward(x) + shared)
 
 
 class Qwen2MoeForCausalLM(Qwen2ForCausalLM):

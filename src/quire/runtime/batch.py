@@ -43,7 +43,6 @@ class RequestStates:
         tokens: [rows, max_model_len + 1] int32; row r holds the known tokens of the request with that row.
         block_tables: [groups, rows, max_blocks] int32; entries after a table's end are stale but valid block ids.
         by_id: the record of each request.
-        highest_block: the highest block id of any table so far.
 
     The arrays are zero pages until used, so rows that no request needs cost nothing.
     """
@@ -52,7 +51,6 @@ class RequestStates:
         max_blocks = -(-max_model_len // block_size) + 1
         self.tokens: NDArray[np.int32] = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
         self.block_tables: NDArray[np.int32] = np.zeros((num_groups, max_num_seqs, max_blocks), np.int32)
-        self.highest_block = 0
         self.by_id: dict[str, RequestState] = {}
         self._free_rows = list(range(max_num_seqs))[::-1]
 
@@ -109,7 +107,6 @@ class RequestStates:
             if update.block_ids:
                 stop = update.start + len(update.block_ids)
                 self.block_tables[group_index, state.row, update.start : stop] = update.block_ids
-                self.highest_block = max(self.highest_block, *update.block_ids)
         return state
 
     def _grow(self) -> None:

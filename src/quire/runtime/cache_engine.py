@@ -1,11 +1,10 @@
 """`CacheEngine`: the memory of the cache blocks. The scheduler owns their numbers; nothing here decides.
 
 The pool is block-major: all layers of a block are contiguous, so that a block moves as one copy. Layer i of every
-group uses slice i of a page. Pages of memory are committed when first written, or shortly before (`commit_ahead.py`).
+group uses slice i of a page. Pages of memory are committed when first written.
 Next to read: `batch.py`, which turns block tables into slots of this pool.
 """
 
-import contextlib
 import functools
 import math
 import time
@@ -17,7 +16,6 @@ import numpy as np
 from quire.cache_spec import PoolShape
 from quire.config import EngineConfig
 from quire.errors import EngineError
-from quire.runtime.commit_ahead import CommitAhead
 from quire.runtime.disk_tier import CLOSE_S, DiskTier
 from quire.runtime.huge_pages import allocate
 from quire.transfers import Tier, Transfer, TransferReport
@@ -51,11 +49,10 @@ class CacheEngine:
             self._groups, self._block_size, scheduler.max_num_batched_tokens
         ).block_bytes
         num_bytes = scheduler.num_blocks * self.block_stride_bytes
-        self._ahead: CommitAhead | None = None
         memory: Any
         if config.device == "cpu":
             memory = allocate(num_bytes)
-            self._ahead, address = CommitAhead(memory), memory.ctypes.data
+            address = memory.ctypes.data
         else:
             import torch
 
@@ -104,18 +101,6 @@ class CacheEngine:
             start = offset // values.itemsize
             views.append(values[:, start : start + math.prod(shape)].view(len(values), *shape))
         return tuple(views)
-
-    @contextlib.contextmanager
-    def in_use(self, highest_block: int) -> Iterator[None]:
-        """Surround a step that uses blocks up to this one: between steps memory for more is made ready."""
-        if self._ahead is None:
-            yield
-            return
-        self._ahead.begin_step((highest_block + 1) * self.block_stride_bytes)
-        try:
-            yield
-        finally:
-            self._ahead.end_step()
 
     def transfer(self, transfers: Sequence[Transfer], *, may_wait: bool = False) -> None:
         """Copy blocks in all layers of their group. All sources in memory are read before any target is written.

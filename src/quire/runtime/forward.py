@@ -13,7 +13,7 @@ from quire.kernels.registry import trace_logger, trace_setting
 from quire.runtime.batch import RequestStates, StepLayout, build_batch
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.links import ONE_RANK, Channel, Links
-from quire.runtime.plan.emit import BODY, GREEDY, LOGITS, PlannedModel
+from quire.runtime.plan.emit import BODY, GREEDY, LOGITS, SHARES, PlannedModel
 
 if TYPE_CHECKING:
     import torch
@@ -25,10 +25,11 @@ class Forward(Protocol):
     """Computes one step after another; hidden states of a step stay until the next.
 
     Values are NumPy arrays on a CPU and tensors on other devices.
-    Attributes: `times_ops`: time each instruction of the next calls.
+    Attributes: `times_ops`: time each instruction of the next calls; `gives_shares`: `shares` may be called.
     """
 
     times_ops: bool
+    gives_shares: bool
 
     def run(self, layout: StepLayout, states: RequestStates, *, only_likeliest: bool) -> list[int | None] | None:
         """Compute hidden states and fill the KV cache.
@@ -47,9 +48,14 @@ class Forward(Protocol):
     def logits(self, rows: NDArray[np.int32]) -> Any:
         """Logits of rows of the step, which the caller may overwrite. Shapes: [S] -> [S, V]. Dtypes: fp32."""
 
+    def shares(self, rows: NDArray[np.int32]) -> Any:
+        """`logits` of the rank's share of the vocabulary alone. Shapes: [S] -> [S, columns of a rank]."""
+
 
 class EagerForward:
     """The model itself, on any device. It is the only user of torch here."""
+
+    gives_shares = False
 
     def __init__(
         self,
@@ -89,6 +95,9 @@ class EagerForward:
         with torch.inference_mode():
             return self._given(self._score(rows).float())
 
+    def shares(self, rows: NDArray[np.int32]) -> Any:
+        raise NotImplementedError
+
     def _score(self, rows: NDArray[np.int32]) -> "torch.Tensor":
         import torch
 
@@ -106,7 +115,7 @@ class PlannedForward:
     def __init__(self, planned: PlannedModel, links: Links = ONE_RANK) -> None:
         """`links`: to other stages, whose values are received before the layers run and sent after."""
         self._planned, self._links = planned, links
-        self._gives_likeliest = planned.gives_likeliest
+        self._gives_likeliest, self.gives_shares = planned.gives_likeliest, planned.shares is not None
         self._none: NDArray[np.int32] = np.zeros(0, np.int32)
         self._tables: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None
         setting = trace_setting()
@@ -134,17 +143,22 @@ class PlannedForward:
         return self._planned.hidden[first:last]
 
     def logits(self, rows: NDArray[np.int32]) -> NDArray[np.float32]:
-        limit = self._planned.limits.max_logit_rows
-        if len(rows) <= limit:
-            return self._logits(rows)
-        # Each part overwrites the last one's memory, so more rows than the limit cost a copy.
-        return np.concatenate(
-            [self._logits(rows[start : start + limit]).copy() for start in range(0, len(rows), limit)]
-        )
+        return self._of_head(LOGITS, self._planned.logits, rows)
 
-    def _logits(self, rows: NDArray[np.int32]) -> NDArray[np.float32]:
-        self._run(LOGITS, self._none, self._none, self._none, np.ascontiguousarray(rows))
-        return self._planned.logits[: len(rows)]
+    def shares(self, rows: NDArray[np.int32]) -> NDArray[np.float32]:
+        assert self._planned.shares is not None
+        return self._of_head(SHARES, self._planned.shares, rows)
+
+    def _of_head(self, part: int, result: NDArray[np.float32], rows: NDArray[np.int32]) -> NDArray[np.float32]:
+        limit, found = self._planned.limits.max_logit_rows, []
+        for start in range(0, max(len(rows), 1), limit):
+            some = np.ascontiguousarray(rows[start : start + limit])
+            self._run(part, self._none, self._none, self._none, some)
+            found.append(result[: len(some)])
+            # Each part overwrites the last one's memory, so more rows than the limit cost a copy.
+            if len(rows) > limit:
+                found[-1] = found[-1].copy()
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
     def take_op_times(self) -> tuple[OpTime, ...]:
         taken, self._op_times = tuple(self._op_times), []

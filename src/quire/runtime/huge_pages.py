@@ -1,6 +1,6 @@
 """`allocate`: memory for weights and KV pool, on huge pages where the system allows them; `trim` for smaller memory.
 
-Next to read: `cache_engine.py` (KV pool) and `plan/packed_weights.py` (weights), its two users.
+Next to read: `cache_engine.py` (KV pool) and `plan/packed_weights.py` (weights), which use it.
 """
 
 import ctypes

@@ -175,7 +175,7 @@ def plan_placements(model: Any, tensors: Mapping[str, WeightTensor], quantizatio
     segments: Mapping[str, str] = getattr(model, "renamed_segments", {})
     unexpected = []
     for name, tensor in tensors.items():
-        named = _renamed(name, segments)
+        named = renamed(name, segments)
         target, part = target_of(named, model.renames, model.stacked_params)
         if target in parts_of and named.endswith(target) and part_names(target, model.stacked_params) != [target]:
             is_stack = len(tensor.shape) == parameters[target].ndim + 1
@@ -203,8 +203,8 @@ def plan_placements(model: Any, tensors: Mapping[str, WeightTensor], quantizatio
     return placements
 
 
-def _renamed(name: str, segments: Mapping[str, str]) -> str:
-    """A stored name with these parts of it, one segment or several, replaced."""
+def renamed(name: str, segments: Mapping[str, str]) -> str:
+    """Return a stored name with these parts of it, one segment or several, replaced."""
     for stored, ours in segments.items():
         name = f".{name}.".replace(f".{stored}.", f".{ours}.")[1:-1]
     return name

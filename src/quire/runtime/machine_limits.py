@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from quire import _native
+from quire.runtime.huge_pages import allocate
 
 REPETITIONS = 5
 MATRIX_SIZE = 2048
@@ -40,10 +42,11 @@ def measure_limits(device: str, arithmetics: Collection[str], working_set: int =
     `working_set`: bytes that are read again and again, as the weights of a model, which a cache may hold.
     """
     num_bytes = min(max(working_set, MIN_READ_BYTES), READ_BYTES)
-    data = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
     if device != "cpu":
-        read_s = _best_time(lambda: data.sum(), device)
-        return MachineLimits(data.nbytes / read_s, {name: _product_rate(device, name) for name in arithmetics})
+        values = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
+        read_s = _best_time(lambda: values.sum(), device)
+        return MachineLimits(values.nbytes / read_s, {name: _product_rate(device, name) for name in arithmetics})
+    data = _ones(num_bytes)
     rates = {name: 2 * _native_rate(name, data) for name in arithmetics if name in NATIVE_KINDS}
     rates |= {name: _product_rate(device, name) for name in arithmetics if name not in NATIVE_KINDS}
     return MachineLimits(_native_rate("read", data), rates)
@@ -51,14 +54,21 @@ def measure_limits(device: str, arithmetics: Collection[str], working_set: int =
 
 def read_rate(working_set_bytes: int) -> float:
     """Bytes per second that all threads read from a working set of this size, which a cache may hold."""
-    return _native_rate("read", torch.ones(working_set_bytes // 4, dtype=torch.float32))
+    return _native_rate("read", _ones(working_set_bytes))
 
 
-def _native_rate(kind: str, data: torch.Tensor) -> float:
+def _ones(num_bytes: int) -> NDArray[np.float32]:
+    """Return memory on huge pages, as weights have: from small pages the same bytes are read more slowly."""
+    data = allocate(num_bytes // 4 * 4).view(np.float32)
+    data[:] = 1
+    return data
+
+
+def _native_rate(kind: str, data: NDArray[np.float32]) -> float:
     """Multiply-adds, or bytes read, per second of all threads."""
     plan = _native.Plan(torch.get_num_threads(), 1, 1)
     operations, times = np.zeros(plan.num_threads, np.int64), np.zeros(1, np.int64)
-    plan.peak(NATIVE_KINDS.index(kind), ROUNDS, data.data_ptr(), data.nbytes, operations.ctypes.data)
+    plan.peak(NATIVE_KINDS.index(kind), ROUNDS, data.ctypes.data, data.nbytes, operations.ctypes.data)
     best = 0.0
     for _ in range(REPETITIONS + 1):
         plan.run(1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, nanoseconds=times.ctypes.data)

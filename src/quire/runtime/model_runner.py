@@ -98,8 +98,7 @@ class ModelRunner:
             self.cache.transfer(output.transfers, may_wait=output.awaits_transfers)
         if not output.num_tokens:
             return StepResult(output.step_id, (), transfers=self.cache.report(waits=output.awaits_transfers))
-        with self.cache.in_use(self.states.highest_block):
-            return self._compute(output, lay_out(output, states))
+        return self._compute(output, lay_out(output, states))
 
     def _compute(self, output: SchedulerOutput, layout: StepLayout) -> StepResult:
         started = time.monotonic()
@@ -151,7 +150,13 @@ class ModelRunner:
         """
         if not yields:
             return
-        logits = self.forward.logits(layout.logit_rows) if likeliest is None else None
+        logits, sample = None, self.sampler.sample
+        if likeliest is None:
+            gives_shares = self.forward.gives_shares  # never with one rank
+            if gives_shares and self.sampler.takes_shares([taken.sampling for taken in yields]):
+                logits, sample = self.forward.shares(layout.logit_rows), self.sampler.sample_shares
+            else:
+                logits = self.forward.logits(layout.logit_rows)
         active, num_accepted = yields, 0
         while active:
             if likeliest is not None:
@@ -162,7 +167,7 @@ class ModelRunner:
                 if num_accepted or layout.logit_index is not None:
                     index = [taken.first_row + num_accepted for taken in active]
                     rows = logits[index]
-                sampled = self.sampler.sample(rows, [taken.sampling for taken in active])
+                sampled = sample(rows, [taken.sampling for taken in active])
             for taken, (token_id, logprobs) in zip(active, sampled, strict=True):
                 self._take(taken, token_id, logprobs)
             active = [

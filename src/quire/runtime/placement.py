@@ -4,9 +4,10 @@ Must not know models: `loader.py` plans the placements. Next to read: `plan/pack
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.weights.progress import Progress, ignore_progress
+from quire.weights.quantized import RoundedTensor
 from quire.weights.weight_tensor import WeightTensor
 
 FLOATS = frozenset(("F32", "F16", "BF16"))
@@ -26,6 +27,12 @@ class Placement:
     whole: WeightTensor | None = None
     rows: tuple[int, int] | None = None
     columns: tuple[int, int] | None = None
+
+    def rounded(self) -> "Placement":
+        """Return the same with values rounded to E4M3, with a scale for each row of the whole tensor."""
+        whole = RoundedTensor.of(self.whole or self.tensor)
+        columns = slice(None) if self.columns is None else slice(*self.columns)
+        return replace(self, tensor=whole if self.rows is None else whole.part(slice(*self.rows), columns))
 
 
 def fill(

@@ -3,10 +3,11 @@
 Every rank runs the same steps with its own `ModelRunner`. Sums of hidden states and the likeliest tokens are
 collectives of the plan. Rank 0 alone samples, since it alone has the grammars, and alone decides when a step ends,
 since that depends on the clock and on messages. Ranks of earlier stages sample nothing: they are told the tokens.
+Where all rows of a step sample from their `top_k` best logits, each rank sends its best, and no rank gathers logits.
 Next to read: `kernels/collective.py`, `links.py`; `parallel/tensor_parallel.py` for the processes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,19 +16,23 @@ from numpy.typing import NDArray
 
 from quire import _native
 from quire.config import EngineConfig
+from quire.errors import EngineDeadError
 from quire.kernels.collective import RecordingGroup
-from quire.layers.group import SINGLE, Group, LocalGroup
+from quire.layers.group import SINGLE, Group, LocalGroup, share_vocabulary
 from quire.runtime.batch import RequestState, StepLayout
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.forward import Forward
-from quire.runtime.links import ONE_RANK, Links
+from quire.runtime.links import ONE_RANK, RANK_LOST, Links
 from quire.runtime.model_runner import ModelRunner
 from quire.runtime.plan.stored_plan import has_plan
+from quire.sampling.native import NativeRowSampler
 from quire.sampling.sampler import Sampler
 from quire.sampling.state import Sampled, SamplingState
 from quire.types import NewRequest, SchedulerOutput, StepResult, TokenLogprobs
 from quire.weights.checkpoint import Checkpoint
 
+MAX_BEST = 1024
+"""Largest `top_k` for which ranks send their best logits instead of all: a row of keys fits a slot many times."""
 NO_TOKEN = -1
 """Sent for a request that gets no token, and ends: its logits leave no choice, or its sampling failed."""
 VALUE_BYTES = 4
@@ -79,9 +84,46 @@ def agree(links: Links, is_wanted: bool) -> bool:
     return bool(values[0])
 
 
+class Shares:
+    """A rank's share of the vocabulary, and the merging of the ranks' best logits.
+
+    The best `top_k` of a row are among the best `top_k` of each share, so that rank 0 draws the same token from them as
+    from the whole row: `RowSampler::sample_best`.
+    """
+
+    def __init__(self, vocab_size: int, rows: NativeRowSampler, exchange: _native.Exchange) -> None:
+        self._exchange, self._sampler = exchange, rows
+        self._rows, num_rows = share_vocabulary(vocab_size, LocalGroup(exchange.rank, exchange.num_ranks))
+        self._max_best = min(MAX_BEST, num_rows // 2)  # a key is as long as two logits
+
+    def suffice(self, states: Sequence[SamplingState]) -> bool:
+        """Return whether these rows need no other logits than their best, and these are fewer than all."""
+        return all(state.num_tokens >= state.best_from and state.num_best <= self._max_best for state in states)
+
+    def merge(self, logits: Any, states: Sequence[SamplingState]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """Return keys of the largest logits of each row of all shares, on rank 0, and their number in each row.
+
+        Shapes: logits [S, columns of a rank]. Raises: EngineDeadError if a rank is lost.
+        """
+        sizes = np.array([state.num_best for state in states], np.int64)
+        num_keys = sizes * self._exchange.num_ranks
+        keys = np.empty(num_keys.sum() if self._exchange.rank == 0 else 0, np.uint64)
+        if not self._sampler.native.merge_best(
+            logits.ctypes.data, logits.strides[0] // logits.itemsize, self._rows.size, self._rows.start,
+            sizes.ctypes.data, len(sizes), self._exchange, keys.ctypes.data,
+        ):  # fmt: skip
+            raise EngineDeadError(RANK_LOST)
+        return keys, num_keys
+
+
+def _shares(sampler: Sampler, links: Links) -> Shares | None:
+    if links.exchange is None or not isinstance(sampler.rows, NativeRowSampler):
+        return None
+    return Shares(sampler.vocab_size, sampler.rows, links.exchange)
+
+
 class LeadingSampler(Sampler):
     """The sampler of rank 0, which tells the tokens to all ranks of its stage, if there are others.
-
 
     An exception ends the request that it belongs to, with `NO_TOKEN` for the other ranks: they wait for this rank, so a
     step cannot be lost and repeated as with one worker.
@@ -89,23 +131,45 @@ class LeadingSampler(Sampler):
 
     def __init__(self, vocab_size: int, device: str, pool: _native.ThreadPool, links: Links) -> None:
         super().__init__(vocab_size, device, pool)
-        self._links = links
+        self._links, self._shares = links, _shares(self, links)
 
     def sample(self, logits: Any, states: Sequence[SamplingState]) -> list[Sampled]:
         """See `Sampler`. Raises: EngineDeadError if a rank is lost."""
+        # The native sampler leaves logits as they were, so that rows can be sampled again.
+        return self._tell(states, lambda first, end: self.rows.sample(logits[first:end], states[first:end]))
+
+    def takes_shares(self, states: Sequence[SamplingState]) -> bool:
+        """See `Sampler`."""
+        return self._shares is not None and self._shares.suffice(states)
+
+    def sample_shares(self, logits: Any, states: Sequence[SamplingState]) -> list[Sampled]:
+        """See `Sampler`. Raises: EngineDeadError if a rank is lost."""
+        assert self._shares is not None
+        assert isinstance(self.rows, NativeRowSampler)
+        rows = self.rows
+        keys, num_keys = self._shares.merge(logits, states)
+        starts = [0, *num_keys.cumsum().tolist()]
+
+        def choose(first: int, end: int) -> list[Sampled]:
+            ids = rows.sample_best(keys[starts[first] : starts[end]].copy(), num_keys[first:end], states[first:end])
+            return [(token_id, None) for token_id in ids]
+
+        return self._tell(states, choose)
+
+    def _tell(self, states: Sequence[SamplingState], choose: Callable[[int, int], list[Sampled]]) -> list[Sampled]:
+        """Tell the other ranks the tokens of `choose(first, end)`, which samples some of the rows, and return them."""
         try:
-            sampled = super().sample(logits, states)
+            sampled = choose(0, len(states))
         except Exception:
-            # The native sampler leaves logits as they were.
-            sampled = [self._sample_alone(logits[row : row + 1], state) for row, state in enumerate(states)]
+            sampled = [self._choose_alone(row, state, choose) for row, state in enumerate(states)]
         if self._links.place is not None:
             ids = [NO_TOKEN if token_id is None else token_id for token_id, _ in sampled]
             self._links.broadcast(np.array(ids, np.int32))
         return sampled
 
-    def _sample_alone(self, logits: Any, state: SamplingState) -> Sampled:
+    def _choose_alone(self, row: int, state: SamplingState, choose: Callable[[int, int], list[Sampled]]) -> Sampled:
         try:
-            return super().sample(logits, [state])[0]
+            return choose(row, row + 1)[0]
         except Exception as error:
             state.fail(error)
             return None, None
@@ -124,7 +188,7 @@ class FollowingSampler(Sampler):
 
     def __init__(self, vocab_size: int, device: str, pool: _native.ThreadPool, links: Links) -> None:
         super().__init__(vocab_size, device, pool)
-        self._links = links
+        self._links, self._shares = links, _shares(self, links)
 
     def start(self, new: NewRequest) -> SamplingState | None:
         """See `Sampler`. The state only counts tokens."""
@@ -132,7 +196,21 @@ class FollowingSampler(Sampler):
 
     def sample(self, logits: Any, states: Sequence[SamplingState]) -> list[Sampled]:
         """See `Sampler`. Raises: EngineDeadError if a rank is lost."""
-        ids = np.empty(len(states), np.int32)
+        return self._take(len(states))
+
+    def takes_shares(self, states: Sequence[SamplingState]) -> bool:
+        """See `Sampler`."""
+        return self._shares is not None and self._shares.suffice(states)
+
+    def sample_shares(self, logits: Any, states: Sequence[SamplingState]) -> list[Sampled]:
+        """See `Sampler`. Raises: EngineDeadError if a rank is lost."""
+        assert self._shares is not None
+        self._shares.merge(logits, states)
+        return self._take(len(states))
+
+    def _take(self, num_rows: int) -> list[Sampled]:
+        """Return the tokens that rank 0 tells."""
+        ids = np.empty(num_rows, np.int32)
         self._links.broadcast(ids)
         return [(None if token_id == NO_TOKEN else token_id, None) for token_id in ids.tolist()]
 

@@ -5,6 +5,7 @@ one, so that a process can have several engines.
 Next to read: `layers/group.py` for the protocol, `ranks.py` for the steps.
 """
 
+import datetime
 import math
 import socket
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from quire.layers.group import share_vocabulary
 from quire.runtime.links import TIMEOUT, Links, lost_rank
 
 LOOPBACK = "127.0.0.1"
+CONNECT = datetime.timedelta(seconds=20)
+"""Longest wait for the connection of a rank that is there: one that dies before it connects holds up no rank longer."""
 dist: Any = torch.distributed
 """Of which PyTorch types only a part."""
 
@@ -48,9 +51,12 @@ class TorchGroup:
         self.rank, self.size, self._vocab_size, self._keeps_shares = rank, size, vocab_size, False
         uses_nccl = device.type == "cuda" and dist.is_nccl_available() if uses_nccl is None else uses_nccl
         options = dist.ProcessGroupGloo._Options()
-        options._timeout, options._devices = TIMEOUT, [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+        options._timeout, options._devices = CONNECT, [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
         with lost_rank():
+            store.set(f"rank {rank}", "is there")
+            store.wait([f"rank {other}" for other in range(size)], TIMEOUT)
             self._of_cpus = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, options)
+            self._of_cpus._set_default_timeout(TIMEOUT)
             self._of_tensors = self._of_cpus
             if uses_nccl:
                 options = dist.ProcessGroupNCCL.Options()

@@ -2,7 +2,7 @@
 
 `tuned` applies it where the engine looks at the machine. It is keyed as stored plans are: another version of Quire,
 another model, data type, processor or number of cores has none.
-Next to read: `insight/tune.py`, which measures.
+Next to read: `cli/tuner.py`, which measures.
 """
 
 from dataclasses import replace
@@ -10,19 +10,26 @@ from dataclasses import replace
 import msgspec
 
 from quire.config import EngineOptions, Hardware
-from quire.runtime.plan.stored_plan import forget, make_key, read, write
+from quire.runtime.plan.stored_plan import forget, make_key, read, read_all, write
 from quire.weights.checkpoint import Checkpoint
+
+SETTINGS = ("num_threads", "tile_rows", "kv_ahead_bytes")
+"""Fields of `Hardware` that `quire tune` measures."""
 
 
 class Tuning(msgspec.Struct, frozen=True):
     """Settings that were faster than the defaults by more than the noise.
 
-    num_threads: threads that compute. tile_rows: see `Hardware`. found: the reasons, for people.
+    num_threads: threads that compute. tile_rows, kv_ahead_bytes: see `Hardware`. found: the reasons, for people.
+    model: as it was named. code: digest of the code and machine for which it holds.
     """
 
     num_threads: int
     tile_rows: int
+    kv_ahead_bytes: int | None
     found: str
+    model: str = ""
+    code: str | None = None
 
 
 def tuned(hardware: Hardware, options: EngineOptions, checkpoint: Checkpoint) -> Hardware:
@@ -31,7 +38,8 @@ def tuned(hardware: Hardware, options: EngineOptions, checkpoint: Checkpoint) ->
     tuning = None if key is None or hardware.device != "cpu" else read("tuning", key, Tuning)
     if tuning is None or not 1 <= tuning.num_threads <= hardware.num_threads:
         return hardware
-    return replace(hardware, num_threads=tuning.num_threads, tile_rows=tuning.tile_rows, tuned=tuning.found)
+    settings = {name: getattr(tuning, name) for name in SETTINGS}
+    return replace(hardware, **settings, tuned=tuning.found)
 
 
 def keep_tuning(tuning: Tuning | None, hardware: Hardware, options: EngineOptions, checkpoint: Checkpoint) -> bool:
@@ -42,8 +50,18 @@ def keep_tuning(tuning: Tuning | None, hardware: Hardware, options: EngineOption
     if tuning is None:
         forget("tuning", key)
     else:
+        tuning = msgspec.structs.replace(tuning, code=_code(hardware))
         write("tuning", key, tuning)
     return read("tuning", key, Tuning) == tuning
+
+
+def kept_tunings(hardware: Hardware) -> list[Tuning]:
+    """Return the tunings of all models that hold for this machine and this version of Quire."""
+    return [tuning for tuning in read_all("tuning", Tuning) if tuning.code == _code(hardware)]
+
+
+def _code(hardware: Hardware) -> str | None:
+    return make_key(hardware.name, hardware.num_threads)
 
 
 def tuning_key(hardware: Hardware, options: EngineOptions, checkpoint: Checkpoint) -> str | None:

@@ -99,6 +99,7 @@ class Worker:
                     max_requests=config.scheduler.max_num_seqs,
                     max_logit_rows=max(config.scheduler.max_num_seqs, PROMPT_LOGPROB_ROWS),
                     tile_rows=config.tile_rows,
+                    kv_ahead_bytes=config.hardware.kv_ahead_bytes,
                 )
                 ops, weights, recording = plan
                 if ops.layers is not None:

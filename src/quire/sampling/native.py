@@ -26,11 +26,11 @@ _MAX_REPORTED = 4 * 1024 * 1024
 
 
 class NativeRowSampler:
-    """Chooses tokens on the threads of a pool; without one, on the caller's."""
+    """Chooses tokens on the threads of a pool; without one, on the caller's. Attributes: `native`: what computes."""
 
     def __init__(self, vocab_size: int, pool: _native.ThreadPool | None = None) -> None:
         self._vocab_size = vocab_size
-        self._native = _native.Sampler(vocab_size, pool)
+        self.native = _native.Sampler(vocab_size, pool)
         self._make_room(32)
 
     def add(self, state: SamplingState) -> None:
@@ -55,14 +55,32 @@ class NativeRowSampler:
         if len(states) > len(self._token_ids):
             self._make_room(len(states))
         if num_top < 0:
-            self._native.sample(address, stride, options, self._token_ids_address)
+            self.native.sample(address, stride, options, self._token_ids_address)
             return list(zip(self._chosen(len(states)), repeat(None)))
         out = _Reported(len(states), num_top)
-        self._native.sample(address, stride, options, self._token_ids_address, *out.addresses, num_top)
+        self.native.sample(address, stride, options, self._token_ids_address, *out.addresses, num_top)
         return [
             (token_id, None if token_id is None or row.num_top < 0 else out.logprobs(index, token_id, row.num_top))
             for index, (token_id, row) in enumerate(zip(self._chosen(len(states)), rows, strict=True))
         ]
+
+    def sample_best(
+        self, keys: npt.NDArray[np.uint64], num_keys: npt.NDArray[np.int64], states: Sequence[SamplingState]
+    ) -> list[int | None]:
+        """Choose the next token of each row from keys of its largest logits, in any order; see `table.h`.
+
+        Each request must want no other tokens, and unchanged logits. Shapes: keys: `num_keys` [S] of each row, one row
+        after another. Mutates: keys.
+        """
+        if len(states) > len(self._token_ids):
+            self._make_room(len(states))
+        options = []
+        for state in states:
+            row: _Row = state.options
+            row.options.position = state.num_tokens
+            options.append(row.options)
+        self.native.sample_best(keys.ctypes.data, num_keys.ctypes.data, options, self._token_ids_address)
+        return self._chosen(len(states))
 
     def logprobs(self, logits: Any, token_ids: Sequence[int], num: int) -> list[TokenLogprobs]:
         """See `ReferenceRowSampler.logprobs`."""
@@ -74,7 +92,7 @@ class NativeRowSampler:
         for start in range(0, len(ids), num_rows):
             some, some_ids = values[start : start + num_rows], ids[start : start + num_rows]
             out = _Reported(len(some_ids), num_top)
-            self._native.logprobs(
+            self.native.logprobs(
                 some.ctypes.data,
                 some.strides[0] // some.itemsize,
                 len(some_ids),

@@ -70,6 +70,14 @@ class Sampler:
         """
         return self.rows.sample(logits, states)
 
+    def takes_shares(self, states: Sequence[SamplingState]) -> bool:
+        """Return whether these rows need only the rank's share of the logits: never without other ranks."""
+        return False
+
+    def sample_shares(self, logits: Any, states: Sequence[SamplingState]) -> list[Sampled]:
+        """`sample`, where each rank has the logits of its share of the vocabulary. Shapes: [S, columns of a rank]."""
+        raise NotImplementedError
+
     def prompt_logprobs(self, logits: Any, next_token_ids: Sequence[int], state: SamplingState) -> list[TokenLogprobs]:
         """Return the log-probability of each next prompt token, and the likeliest that the request asks for.
 

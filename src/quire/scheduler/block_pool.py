@@ -24,7 +24,7 @@ class BlockPool:
 
     @property
     def num_usable(self) -> int:
-        """All blocks but the null block."""
+        """Return the number of all blocks but the null block."""
         return self.num_blocks - 1
 
     @property
@@ -59,7 +59,7 @@ class BlockPool:
                 self._free.move_to_end(block_id, last=False)
 
     def free_ids(self) -> list[int]:
-        """The free list, next to be taken first."""
+        """Return the free list, next to be taken first."""
         return list(self._free)
 
 
@@ -91,7 +91,7 @@ class OwnedBlocks:
     """Checkpoints to register, and states to go back to if drafts are rejected; oldest first."""
 
     def block_ids(self) -> Iterator[int]:
-        """All blocks, one entry per reference; deepest first, so that the start of a prefix is evicted last."""
+        """Return all blocks, one entry per reference; deepest first, so that the start of a prefix is evicted last."""
         for kept in self.kept_states:
             yield from kept.block_ids.values()
         for at in range(max(map(len, self.tables)) - 1, -1, -1):

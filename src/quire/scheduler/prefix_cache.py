@@ -42,7 +42,7 @@ class PrefixChain:
             self.contents.append(content)
 
     def copy(self) -> "PrefixChain":
-        """An independent chain with the same blocks, for a fork."""
+        """Return an independent chain with the same blocks, for a fork."""
         return PrefixChain(self.hash_extras, self.digests.copy(), self.contents.copy())
 
 
@@ -105,7 +105,7 @@ class PrefixCache:
         return self._entries.get(block_id)
 
     def block_ids(self) -> tuple[int, ...]:
-        """All blocks that can be found."""
+        """Return all blocks that can be found."""
         return tuple(self._entries)
 
     def digest_of(self, block_id: int, group_index: int) -> bytes | None:

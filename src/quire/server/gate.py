@@ -12,17 +12,19 @@ import re
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.server.errors import ApiError
 from quire.server.keys import ROUTER, KeyRing, check_exposure
-from quire.server.metrics import HttpMetrics
-from quire.server.options import ServerOptions
 from quire.server.request_record import ANONYMOUS, CLIENT_LEFT, LEASES_KEY, RECORD_KEY, Caller, RequestRecord
 from quire.server.supervisor import asleep
+
+if TYPE_CHECKING:
+    from quire.server.router.routes import RouterState
+    from quire.server.state import ServerState
 
 ACCESS_LOG = logging.getLogger("quire.access")
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
@@ -50,39 +52,10 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _TRACE_HEADERS = (b"traceparent", b"tracestate")
 
 
-class Admits(Protocol):
-    """Limits of queue and keys, as the gate and the end of the server see them."""
-
-    num_requests: int
-
-    def check_room(self, record: RequestRecord, num_requests: int) -> None:
-        """Raises: ApiError 429 if there is no room for more requests of the caller."""
-
-
-class GatedState(Protocol):
-    """State of a server behind a gate: a server of a model, or a router."""
-
-    is_draining: bool
-    is_asleep: bool
-    is_on_demand: bool
-
-    @property
-    def options(self) -> ServerOptions:
-        """Return the options."""
-
-    @property
-    def admission(self) -> Admits:
-        """Return the limits."""
-
-    @property
-    def metrics(self) -> HttpMetrics:
-        """Return the metrics."""
-
-
 class Gate:
     """The application with its protection, as one ASGI application."""
 
-    def __init__(self, app: ASGIApp, state: GatedState, keys: KeyRing | None = None) -> None:
+    def __init__(self, app: ASGIApp, state: "ServerState | RouterState", keys: KeyRing | None = None) -> None:
         """`keys` None: those of the options and the environment.
 
         Raises: ConfigError for unreadable keys, and for a public address without a key.

@@ -76,12 +76,13 @@ class Models:
 
     @property
     def is_draining(self) -> bool:
-        """True once the server takes no more requests."""
+        """True once the server takes no more requests, of any model."""
         return self.default.is_draining
 
     @is_draining.setter
     def is_draining(self, value: bool) -> None:
-        self.default.is_draining = value
+        for model in self.by_name.values():
+            model.is_draining = value
 
     def find(self, name: str | None) -> ServerState:
         """Return a model, the default one without a name. Raises: ApiError 404 for a model that is not served."""
@@ -117,12 +118,6 @@ class Models:
                 model.supervisor.options = replace(options, kv_cache_memory_bytes=size.kv_bytes)
         reason = "chosen" if chosen else f"{BUDGET_SHARE:.0%} of the memory that was available at start"
         LOGGER.info("models_memory_bytes = %s: %s", format_bytes(sizes.budget_bytes), reason)
-
-    async def watch(self) -> None:
-        """Ping silent engines until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for model in self.by_name.values():
-                group.create_task(model.health.watch(), name="quire-health")
 
     async def stop(self) -> None:
         """End all engines, and all requests with them."""

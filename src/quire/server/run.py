@@ -13,9 +13,9 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import uvicorn
 
@@ -25,10 +25,13 @@ from quire.server.connection import ACCEPTED_AT_ONCE, Connection
 from quire.server.gate import Gate
 from quire.server.keys import KeyRing
 from quire.server.logs import use_format
-from quire.server.models import make_models
+from quire.server.models import Models, make_models
 from quire.server.options import ServerOptions
 from quire.server.registration import registered
 from quire.server.routes import make_app
+
+if TYPE_CHECKING:
+    from quire.server.router.routes import RouterState
 
 LOGGER = logging.getLogger("quire.server")
 BACKLOG = 2048
@@ -98,8 +101,17 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-class _HttpServer(uvicorn.Server):
-    """uvicorn without its own handling of signals."""
+class HttpServer(uvicorn.Server):
+    """uvicorn with Quire's settings, and without its own handling of signals."""
+
+    def __init__(self, gate: Gate, connection: type[Connection] = Connection) -> None:
+        """`connection`: the class that speaks HTTP."""
+        config = uvicorn.Config(
+            gate, http=connection, ws="none", lifespan="off", log_config=None,
+            access_log=False, server_header=False, proxy_headers=False, backlog=ACCEPTED_AT_ONCE,
+            timeout_graceful_shutdown=LAST_WORDS_S, log_level=logging.WARNING,
+        )  # fmt: skip
+        super().__init__(config)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -113,38 +125,7 @@ class _HttpServer(uvicorn.Server):
             listener.listen(BACKLOG)
 
 
-class Backend(Protocol):
-    """Source of the answers: the models of a server, or the replicas of a router."""
-
-    async def start(self) -> None:
-        """Return when requests can be taken. Raises: QuireError if they never can."""
-
-    async def stop(self) -> None:
-        """End everything."""
-
-
-class Served(Protocol):
-    """A server: what its life needs."""
-
-    is_draining: bool
-
-    @property
-    def options(self) -> ServerOptions:
-        """Return the options."""
-
-    @property
-    def backend(self) -> Backend:
-        """Return the source of the answers."""
-
-    @property
-    def num_requests(self) -> int:
-        """Return the number of completions in the server."""
-
-    def watch(self) -> Coroutine[Any, Any, None]:
-        """Return the work beside the requests, which runs until it is cancelled."""
-
-
-Build = Callable[[Callable[[QuireError], None]], tuple[Served, Gate]]
+Build: TypeAlias = "Callable[[Callable[[QuireError], None]], tuple[Models | RouterState, Gate]]"
 """Makes a server and its application; its argument is called with the error that ends the server."""
 
 
@@ -153,7 +134,7 @@ def model_server(
 ) -> Build:
     """Return the `Build` of a server of models, by their names. `keys` None: as options and environment say."""
 
-    def build(on_lost: Callable[[QuireError], None]) -> tuple[Served, Gate]:
+    def build(on_lost: Callable[[QuireError], None]) -> tuple[Models, Gate]:
         models = make_models(engine_options, options, on_lost)
         state = models.default
         return models, Gate(make_app(state, models), state, keys)
@@ -170,12 +151,7 @@ class Service:
         """`signals`: those that end it."""
         self._listener, self._signals = listener, signals
         self._served, gate = build(self._on_engine_lost)
-        config = uvicorn.Config(
-            gate, http=Connection, ws="none", lifespan="off", log_config=None,
-            access_log=False, server_header=False, proxy_headers=False, backlog=ACCEPTED_AT_ONCE,
-            timeout_graceful_shutdown=LAST_WORDS_S, log_level=logging.WARNING,
-        )  # fmt: skip
-        self._http = _HttpServer(config)
+        self._http = HttpServer(gate)
         self._failure: QuireError | None = None
         self._num_signals = 0
         self._next_files_warning_s = 0.0
@@ -191,7 +167,6 @@ class Service:
         answering = asyncio.create_task(self._http.serve(sockets=[self._listener]))
         starting = asyncio.create_task(self._served.backend.start())
         stopping = asyncio.create_task(self._stop_wanted.wait())
-        watching = asyncio.create_task(self._served.watch())
         try:
             await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not self._stop_wanted.is_set():
@@ -201,11 +176,11 @@ class Service:
                 await stopping
             await self._drain()
         finally:
-            for task in (starting, stopping, watching):
+            for task in (starting, stopping):
                 task.cancel()
             await self._served.backend.stop()
             self._http.should_exit = True
-            await asyncio.gather(answering, starting, stopping, watching, return_exceptions=True)
+            await asyncio.gather(answering, starting, stopping, return_exceptions=True)
         if self._failure is not None:
             raise self._failure
 

@@ -8,7 +8,6 @@ from fastapi import Request
 
 from quire.server.admission import Admission
 from quire.server.announcements import Announcer
-from quire.server.health import Health
 from quire.server.metrics import Metrics
 from quire.server.options import ServerOptions
 from quire.server.supervisor import Supervisor
@@ -50,7 +49,6 @@ class ServerState:
     admission: Admission = field(init=False)
     announcer: Announcer = field(init=False)
     metrics: Metrics = field(init=False)
-    health: Health = field(init=False)
 
     def __post_init__(self) -> None:
         rates = None if self.first is None else self.first.admission.rates
@@ -58,7 +56,6 @@ class ServerState:
         self.announcer = Announcer(self.supervisor, self.admission)
         self.metrics = Metrics(self.options) if self.first is None else self.first.metrics
         self.metrics.add_model(self.model_name, self.supervisor, self.admission)
-        self.health = Health(self.supervisor)
 
     @property
     def is_idle(self) -> bool:

@@ -1,11 +1,12 @@
 """Supervisor of the engine process: starts it, replaces it when it dies, gives up when it dies too often.
 
-Knows no HTTP. Next to read: `engine/process/client.py`.
+A platform should restart a server whose engine stalls. Knows no HTTP. Next to read: `engine/process/client.py`.
 """
 
 import asyncio
 import enum
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -21,6 +22,10 @@ from quire.server.front_end import FrontEnd
 LOGGER = logging.getLogger("quire.server")
 MAX_DEATHS = 5
 DEATHS_WITHIN_S = 60.0
+MAX_STALL_S = 30.0
+"""The engine hangs if it has requests and ends no step within this time."""
+MAX_SILENT_S = 8.0
+"""An engine that lives sends a message each second."""
 
 
 class EngineState(enum.Enum):
@@ -61,7 +66,7 @@ class Supervisor:
 
     @property
     def client(self) -> EngineClient:
-        """The running engine. Raises: ApiError 503 while there is none."""
+        """Return the running engine. Raises: ApiError 503 while there is none."""
         if self.is_asleep:
             raise asleep()
         if self._client is None or not self.is_ready:
@@ -75,10 +80,20 @@ class Supervisor:
 
     @property
     def front_end(self) -> FrontEnd:
-        """The model's tokenizer and limits. Raises: ApiError 503 before the first start."""
+        """Return the model's tokenizer and limits. Raises: ApiError 503 before the first start."""
         if self._front_end is None:
             raise _not_ready("the model is being loaded")
         return self._front_end
+
+    def stall_s(self) -> float:
+        """Return the seconds without a step while there are requests; 0 without requests or while the engine starts."""
+        if self._client is None or not self.is_ready or not self._client.num_requests:
+            return 0.0
+        return max(0.0, time.monotonic() - self._client.progress_s)
+
+    def silence_s(self) -> float:
+        """Return the seconds since the engine's last message. Raises: as `client`."""
+        return max(0.0, time.monotonic() - self.client.last_heard_s)
 
     async def start(self) -> None:
         """Start the first engine and the task that replaces it.

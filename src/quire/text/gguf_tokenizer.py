@@ -150,7 +150,7 @@ def _merges(found: _Metadata) -> list[tuple[str, str]]:
 
 
 def _ordinary(found: _Metadata, token_types: list[int]) -> dict[str, float]:
-    """The scores of the tokens that are pieces of text."""
+    """Return the scores of the tokens that are pieces of text."""
     if found.scores is None:
         raise _missing("scores")
     return {

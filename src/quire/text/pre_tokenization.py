@@ -67,7 +67,7 @@ PRE_TOKENIZATIONS: dict[str, PreTokenization] = {
     "falcon": PreTokenization((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
     "gpt-2": _GPT2_RULES,
     "phi-2": _GPT2_RULES,
-    "olmo": _GPT2_RULES,
+    "olmo": PreTokenization((_GPT2,), composes=True),  # GPT-NeoX's, which OLMo has
     "smollm": _SINGLE_DIGITS,
     "starcoder": _SINGLE_DIGITS,
     "refact": _SINGLE_DIGITS,

@@ -5,18 +5,13 @@ the prompt with the first marker. Must not know: requests. Next to read: `tool_c
 """
 
 import math
-from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from quire.text.stop_strings import begun_len
 
-
-class _Tokenizer(Protocol):
-    @property
-    def special_token_ids(self) -> Collection[int]: ...
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+if TYPE_CHECKING:
+    from quire.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +37,7 @@ FORMATS = (
 )
 
 
-def find_reasoning(chat_template: str | None, prompt: str, tokenizer: _Tokenizer) -> ReasoningFormat | None:
+def find_reasoning(chat_template: str | None, prompt: str, tokenizer: "Tokenizer") -> ReasoningFormat | None:
     """Return the format of a template's reasoning; None without any, or if the prompt has closed it already."""
     found = next((item for item in FORMATS if chat_template is not None and item.end in chat_template), None)
     if found is None or prompt.rstrip().endswith(found.end):
@@ -138,5 +133,5 @@ class ReasoningParser:
 
 
 def _place(found: tuple[int, str]) -> float:
-    """The place of a marker in a text; behind all others if it is not there."""
+    """Return where a marker begins in a text; infinity if it is not there."""
     return found[0] if found[0] >= 0 else math.inf

@@ -23,7 +23,7 @@ class RenderedChat:
 
     @property
     def text(self) -> str:
-        """The prompt."""
+        """Return the prompt."""
         return "".join(self.pieces)
 
 

@@ -34,7 +34,7 @@ class Tokenizer:
     """
 
     def __init__(self, parts: TokenizerParts, *, model_vocab_size: int | None = None) -> None:
-        """With `model_vocab_size`, `encode` refuses text with tokens the model has no embedding for."""
+        """`model_vocab_size`: `encode` then refuses text with tokens the model has no embedding for."""
         self._backend = parts.backend
         self._template_variables = parts.template_variables
         self._chat_templates = parts.chat_templates

@@ -177,6 +177,7 @@ ARCHITECTURES = {
         keys=frozenset({"expert_feed_forward_length"}),
         biases=(*ATTENTION, *EXPERTS),
         has_experts=True,
+        is_written=False,
     ),
     "phi3": Architecture(
         hf_class="Phi3ForCausalLM",
@@ -240,6 +241,7 @@ ARCHITECTURES = {
             "attention.shared_kv_layers", "embedding_length_per_layer_input", "final_logit_softcapping",
         },
         sizes_by_layer=True,
+        is_written=False,
     ),
     "glm4": Architecture(
         hf_class="Glm4ForCausalLM",
@@ -282,7 +284,6 @@ ARCHITECTURES = {
             "hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
             "max_position_embeddings": "n_positions", "intermediate_size": "n_inner",
         },
-        is_written=False,
     ),
     "gptneox": Architecture(
         hf_class="GPTNeoXForCausalLM",
@@ -290,14 +291,13 @@ ARCHITECTURES = {
         parts=GPT_PARTS,
         names={
             "blk": "gpt_neox.layers", "token_embd": "gpt_neox.embed_in", "output_norm": "gpt_neox.final_layer_norm",
-            "attn_qkv": "attention.qkv_rows", "attn_output": "attention.dense", "ffn_up": "mlp.dense_h_to_4h",
-            "ffn_down": "mlp.dense_4h_to_h",
+            "attn_qkv": "attention.query_key_value_rows", "attn_output": "attention.dense",
+            "ffn_up": "mlp.dense_h_to_4h", "ffn_down": "mlp.dense_4h_to_h",
         },
         keys=frozenset({"attention.layer_norm_epsilon", "use_parallel_residual"}),
         biases=GPT_PARTS,
         rotates_part=True,
         epsilon_key="attention.layer_norm_epsilon",
-        is_written=False,
     ),
     "deepseek2": Architecture(
         hf_class="DeepseekV2ForCausalLM",
@@ -312,6 +312,7 @@ ARCHITECTURES = {
         has_experts=True,
         expert_count="n_routed_experts",
         has_latents=True,
+        is_written=False,
     ),
     "lfm2": Architecture(
         hf_class="Lfm2ForCausalLM",
@@ -322,6 +323,7 @@ ARCHITECTURES = {
         hybrid_parts=("shortconv.conv", "shortconv.in_proj", "shortconv.out_proj"),
         attention_parts=(*ATTENTION, "attn_q_norm", "attn_k_norm"),
         final_norm="token_embd_norm",
+        is_written=False,
     ),
     "mistral3": Architecture(
         hf_class="Ministral3ForCausalLM",

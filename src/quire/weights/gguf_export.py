@@ -14,7 +14,7 @@ import numpy as np
 from quire.errors import ModelFileError, UnsupportedModelError
 from quire.weights.gguf_architectures import ARCHITECTURES, MIXTRAL, Architecture
 from quire.weights.gguf_names import huggingface_name, is_rotary_projection, rotary_row_order
-from quire.weights.gguf_rope import llama3_factors
+from quire.weights.gguf_rope import LOG_MULTIPLIER, llama3_factors
 from quire.weights.weight_tensor import WeightTensor
 
 SAME_FILES = {"mistral": "llama", "mixtral": "llama"}
@@ -26,7 +26,8 @@ NUMBERS = {
     "norm_epsilon": "attention.layer_norm_epsilon", "vocab_size": "vocab_size",
     "sliding_window": "attention.sliding_window",
     "num_experts": "expert_count", "num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
-    "moe_intermediate_size": "expert_feed_forward_length", "attention_multiplier": "attention.scale",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length", "attention_multiplier": "attention.scale",
     "embedding_multiplier": "embedding_scale", "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale",
     "attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping",
     "rope_local_base_freq": "rope.freq_base_swa",
@@ -37,6 +38,8 @@ YARN = {
     "beta_slow": "yarn_beta_slow", "attention_factor": "yarn_attn_factor",
 }  # fmt: skip
 
+MINISTRAL = {"llama_4_scaling_beta": "attention.temperature_scale", "mscale_all_dim": LOG_MULTIPLIER}
+
 
 def architecture_for(config: Mapping[str, Any]) -> tuple[str, Architecture]:
     """GGUF's name of a model, and what it stores. Raises: UnsupportedModelError."""
@@ -46,21 +49,27 @@ def architecture_for(config: Mapping[str, Any]) -> tuple[str, Architecture]:
     )
     if name is None or ARCHITECTURES[name].has_state or not ARCHITECTURES[name].is_written:
         raise UnsupportedModelError(
-            f"model_type '{model_type}' has no GGUF names here; convert the model with llama.cpp's "
+            f"model_type '{model_type}' is not written to GGUF here; convert the model with llama.cpp's "
             "convert_hf_to_gguf.py, then quantise the result"
         )
     return name, MIXTRAL if model_type == "mixtral" else ARCHITECTURES[name]
 
 
 def completed(config: Mapping[str, Any], read: Any) -> dict[str, Any]:
-    """Return the config with defaults of its model written out. `read`: the fields of `models.llama.LlamaConfig`."""
+    """Return the config with defaults of its model, and with Llama's names of sizes. `read`: the model's `Config`."""
+    _, architecture = architecture_for(config)
     attributes = {
         "tie_word_embeddings": "tie_word_embeddings", "num_key_value_heads": "num_kv_heads", "head_dim": "head_size",
-        "rms_norm_eps": "rms_norm_epsilon", "max_position_embeddings": "context_len",
+        "rms_norm_eps": "rms_norm_epsilon", "max_position_embeddings": "context_len", "hidden_size": "hidden_size",
+        "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads", "use_parallel_residual": "parallel",
+        "intermediate_size": "intermediate_size", "norm_epsilon": "layer_norm_epsilon",
     }  # fmt: skip
+    if architecture.epsilon_key in architecture.keys and not hasattr(read, "layer_norm_epsilon"):
+        attributes["norm_epsilon"] = attributes.pop("rms_norm_eps")
     known = {name: getattr(read, attribute) for name, attribute in attributes.items() if hasattr(read, attribute)}
-    theta = getattr(getattr(read, "rope", None), "theta", None)
-    return {**known, **({} if theta is None else {"rope_theta": theta}), **config}
+    if (rope := getattr(read, "rope", None)) is not None:
+        known |= {"rope_theta": rope.theta, "partial_rotary_factor": rope.rotated_share}
+    return {**known, **config}
 
 
 def describe_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], np.ndarray | None]:
@@ -85,6 +94,8 @@ def describe_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], np.ndarr
             keys[key] = float(value) if is_number else value
     if architecture is MIXTRAL:
         keys.setdefault("expert_count", 8)
+    if "use_parallel_residual" in architecture.keys:
+        keys["use_parallel_residual"] = bool(config["use_parallel_residual"])
     rotated = head_size * (config.get("partial_rotary_factor") or 1)
     keys |= {
         "attention.key_length": head_size,
@@ -100,6 +111,7 @@ def describe_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], np.ndarr
             for field, key in YARN.items()
             if kind == "yarn" and rope.get(field) is not None
         }
+        keys |= {key: float(rope[field]) for field, key in MINISTRAL.items() if rope.get(field)}
     elif kind == "llama3":
         factors = llama3_factors(float(rope["factor"]), head_size=head_size, theta=theta).astype(np.float32)
     elif kind != "default":
@@ -116,23 +128,30 @@ def name_tensors(
     """
     _, architecture = architecture_for(config)
     head_size: int = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    parts: list[tuple[int | None, str]] = [(None, part) for part in ("token_embd", architecture.final_norm, "output")]
+    whole = ("token_embd", architecture.final_norm, "output", *["position_embd"] * architecture.has_positions)
+    parts: list[tuple[int | None, str]] = [(None, part) for part in whole]
     parts += [(layer, part) for layer in range(config["num_hidden_layers"]) for part in architecture.parts]
     found: dict[str, tuple[str | None, list[WeightTensor]]] = {}
     used = set()
+    root = architecture.names.get("token_embd", "model.embed_tokens").partition(".")[0] + "."
+    is_rooted = any(name.startswith(root) for name in tensors)  # not where only the decoder was saved
     for layer, part in parts:
         for kind in ("weight", "bias"):
             name = f"{part}.{kind}" if layer is None else f"blk.{layer}.{part}.{kind}"
             hf_name = huggingface_name(name, architecture.names)
             if hf_name is None or (part == "output" and config.get("tie_word_embeddings")):
                 continue
+            hf_name = hf_name.replace("_rows.", ".") if is_rooted else hf_name.replace("_rows.", ".").removeprefix(root)
             names = [hf_name.replace("*", str(index)) for index in range(_count(hf_name, tensors))]
-            if not all(name in tensors for name in names):
+            if hf_name == "lm_head.weight" and "embed_out.weight" in tensors:  # GPT-NeoX
+                names = ["embed_out.weight"]
+            if not names or not all(name in tensors for name in names):
                 continue
             used |= set(names)
             stored = [_in_file_order(tensors[each], name, architecture, head_size) for each in names]
             found[name] = (None if "*" in hf_name else hf_name, stored)
-    harmless = ("lm_head.weight", "rotary_emb.inv_freq") if config.get("tie_word_embeddings") else ("inv_freq",)
+    heads = ("lm_head.weight", "embed_out.weight") if config.get("tie_word_embeddings") else ()
+    harmless = ("inv_freq", ".attn.bias", ".masked_bias", "attention.bias", *heads)  # biases: masks, of old files
     left = [name for name in tensors if name not in used and not name.endswith(harmless)]
     if left:
         raise UnsupportedModelError(f"tensor {left[0]} has no GGUF name here; use llama.cpp's converter")
@@ -146,7 +165,15 @@ def _count(hf_name: str, tensors: Mapping[str, WeightTensor]) -> int:
 
 
 def _in_file_order(tensor: WeightTensor, name: str, architecture: Architecture, head_size: int) -> WeightTensor:
-    """The rows of rotated heads with the elements of a pair side by side, and norms with their offset."""
+    """The rows of rotated heads with the elements of a pair side by side, and norms with their offset.
+
+    GPT-2's matrices are stored with inputs as rows, GPT-NeoX's queries, keys and values head by head.
+    """
+    if architecture.model_type == "gpt2" and name.startswith("blk.") and len(tensor.shape) == 2:
+        return tensor.transposed()
+    if architecture.model_type == "gpt_neox" and ".attn_qkv." in name:
+        rows = np.arange(tensor.shape[0]).reshape(-1, 3, head_size)
+        return tensor.with_rows(rows.swapaxes(0, 1).reshape(-1))
     if architecture.reorders_pairs and is_rotary_projection(name):
         tensor = tensor.with_rows(np.argsort(rotary_row_order(math.prod(tensor.shape[:1]), head_size)))
     if architecture.norm_offset and name.endswith("norm.weight"):

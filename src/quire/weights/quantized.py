@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 BLOCK = 32
 WEIGHTS_PER_PIECE = 1 << 16
 """Temporaries stay in the cache."""
+E4M3_LARGEST = 448
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Column of each nibble of a word, lowest bits first (AutoAWQ, `gemm`)."""
 
@@ -165,6 +166,41 @@ class QuantizedTensor(WeightTensor):
         return codes, scales, zeros, groups
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundedTensor(WeightTensor):
+    """Columns of a float matrix whose values are rounded to E4M3 times a scale of their row: max |row| / 448.
+
+    `source`: the same rows with all columns.
+    """
+
+    source: WeightTensor
+    columns: slice
+
+    @classmethod
+    def of(cls, source: WeightTensor) -> "RoundedTensor":
+        """The whole matrix; nothing is read."""
+        return cls(source.name, source.shape, "FP8", source.stored, source=source, columns=slice(0, source.shape[1]))
+
+    def part(self, rows: slice, columns: slice) -> "RoundedTensor":
+        """Some rows and columns; nothing is read."""
+        source = self.source.part(rows, slice(None))
+        left, right, _ = columns.indices(self.shape[1])
+        kept = slice(self.columns.start + left, self.columns.start + right)
+        return replace(self, shape=(source.shape[0], right - left), stored=source.stored, source=source, columns=kept)
+
+    def to_numpy(self) -> np.ndarray:
+        """Decode to fp32, and round."""
+        values = self.source.to_numpy()
+        scales = np.abs(values).max(axis=1, keepdims=True) / np.float32(E4M3_LARGEST)
+        with np.errstate(invalid="ignore"):  # a row with a NaN or an infinity becomes NaN
+            rounded: np.ndarray = round_to_e4m3(values / np.where(scales == 0, 1, scales)) * scales
+        return rounded[:, self.columns]
+
+    def release(self) -> None:
+        """Unmap the pages of the file until they are read again."""
+        self.source.release()
+
+
 def codes_down(words: np.ndarray, bits: int, first: int, last: int) -> np.ndarray:
     """Columns of int32 words [W, N], lowest bits first from top to bottom -> uint8 [last - first, W * 32 / bits]."""
     return codes_across(words[:, first:last].T, bits, 0, last - first)
@@ -196,6 +232,15 @@ def e4m3_values() -> np.ndarray:
     sizes = np.where(exponents == 0, fractions * 2.0**-6, (1 + fractions) * 2.0 ** (exponents - 7.0))
     values = np.where(codes & 127 == 127, np.nan, sizes) * np.where(codes < 128, 1, -1)
     return values.astype(np.float32)
+
+
+def round_to_e4m3(values: np.ndarray) -> np.ndarray:
+    """fp32 values of at most 448 to the nearest of E4M3, ties to even; NaN stays."""
+    bits = values.view(np.uint32)
+    # Three bits of the fraction stay. Below 2^-6 values are multiples of 2^-9, as fp32 is around 1.5 * 2^14.
+    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) & np.uint32(0xFFF00000)).view(np.float32)
+    small = values + np.float32(24576) - np.float32(24576)
+    return np.where(np.abs(values) < 2.0**-6, small, normal)
 
 
 def e5m2_values() -> np.ndarray:

@@ -15,7 +15,7 @@ from tests.engine.builders import make_engine
 
 @pytest.mark.parametrize("max_num_events", [65536, 20])
 def test_mirror_has_the_cached_blocks_after_every_step(max_num_events: int) -> None:
-    """With a log of 20 events, events are lost between two looks."""
+    """The event log holds only 20 events, so that some are lost between two looks."""
     engine, _ = make_engine(num_blocks=24, options={"max_num_events": max_num_events})
     meter, mirror, choose = Meter(engine), PrefixMirror(), random.Random(3)
     cache, num_evicted = engine.scheduler.blocks.cache, 0

@@ -29,7 +29,7 @@ class Shape:
 
     @property
     def widths(self) -> list[int]:
-        """Of one token's queries, keys and values."""
+        """Return the widths of one token's queries, keys and values."""
         return [self.num_heads * self.head_size] + 2 * [self.num_kv_heads * self.head_size]
 
     @property
@@ -227,7 +227,7 @@ def attention(tokens: torch.Tensor, shape: Shape, extras: Extras, dtype: torch.d
 def check_nan_stays(
     outputs: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]], shape: Shape, lengths: Sequence[int], where: str
 ) -> None:
-    """A NaN in token 20 of the first of two requests reaches the rows that see it, and no others."""
+    """Check that a NaN in token 20 of the first of two requests reaches the rows that see it, and no others."""
     tokens = random_tokens(shape, lengths)
     good = outputs(tokens)
     # Keys and values of halves and int8 may be a NaN of any payload.

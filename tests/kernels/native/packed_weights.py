@@ -137,7 +137,7 @@ def embedded(packed: Packed, ids: np.ndarray, num_threads: int = 1) -> np.ndarra
 
 
 def run(plan: _native.Plan, token_ids: np.ndarray, num_logit_rows: int = 0, start: int = 0) -> None:
-    """One request with these tokens from position `start` on."""
+    """Run one request with these tokens from position `start` on."""
     tokens = np.ascontiguousarray(np.concatenate([np.zeros(start), token_ids]), dtype=np.int32)
     row, starts, counts = np.zeros(1, np.int32), np.full(1, start, np.int32), np.full(1, len(token_ids), np.int32)
     logit_rows = np.arange(num_logit_rows, dtype=np.int32)

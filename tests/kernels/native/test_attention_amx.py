@@ -112,7 +112,7 @@ def test_scores_that_rise_or_fall_from_tile_to_tile(rising: int) -> None:
 @pytest.mark.parametrize("kv_format", ["bf16", "i8"])
 @pytest.mark.parametrize("window", [0, 50])
 def test_bits_depend_on_neither_large_chunks_nor_neighbours_nor_threads(kv_format: str, window: int) -> None:
-    """Of chunks with at least 16 rows per KV head, on AMX and its emulation; also a row's first segment of two."""
+    """Chunks have at least 16 rows per KV head, on AMX and its emulation; also a row's first segment of two."""
     shape, lengths = Shape(6, 2, 32, 16, kv_format), [1150, 64, 17]
     tokens = random_tokens(shape, lengths)
     extras = Extras(window=window, batch_invariant=False)

@@ -11,7 +11,7 @@ from tests.parallel.thread_ranks import KEPT
 
 
 def stages(num_stages: int, group_size: int = 1) -> tuple[RankMemory, list[Links]]:
-    """The memory, and the links of each rank."""
+    """Return the memory, and the links of each rank."""
     memory = RankMemory(num_stages, group_size, 1)
     KEPT.append(memory)
     return memory, [memory.links(rank, 0) for rank in range(num_stages * group_size)]

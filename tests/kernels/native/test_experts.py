@@ -78,7 +78,7 @@ class Experts:
         return out
 
     def expected(self, values: np.ndarray, logits: np.ndarray) -> np.ndarray:
-        """The results in float64, with activations rounded as the rows are."""
+        """Compute the results in float64, with activations rounded as the rows are."""
         x = self.rounded(values)
         up, down = self.up.decoded().astype(np.float64), self.down.decoded().astype(np.float64)
         out = np.zeros((len(values), self.width))

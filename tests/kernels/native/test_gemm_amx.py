@@ -30,7 +30,7 @@ NUM_OUTPUTS = 273
 
 
 def dequantised(format_name: str, num_outputs: int, num_inputs: int) -> np.ndarray:
-    """The bf16 weights of native/ops/gemm_amx.h of `random_weights`, as fp32; long doubles hold products exactly."""
+    """Return the bf16 weights that native/ops/gemm_amx.h makes of `random_weights`, as fp32."""
     d, m, integers = factors(format_name, (num_outputs, num_inputs))
     levels = {"q5k": 32, "q6k": 64, "q8": 256}.get(format_name, 16)
     has_minima = format_name in ("q4m", "q4k", "q5k")

@@ -52,7 +52,7 @@ def product(x: torch.Tensor, weight: torch.Tensor, weight_format: str, num_threa
 
 
 def expected(x: torch.Tensor, weight: torch.Tensor, weight_format: str) -> np.ndarray:
-    """The bits of fp32 [T, N] in the documented order."""
+    """Compute the product in the documented order. Returns: the bits of fp32 [T, N]."""
     wide_x, wide_weight = x.float().numpy().astype(np.longdouble), weight.float().numpy().astype(np.longdouble)
     order = list(range(weight.shape[1]))
     if weight_format == "bf16":

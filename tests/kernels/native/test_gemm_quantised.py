@@ -68,7 +68,7 @@ def widened(rows: np.ndarray) -> np.ndarray:
 
 
 def expected(packed: Packed, acts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The product in float64, and how far fp32 sums of blocks may be from it."""
+    """Compute the product in float64. Returns: it, and how far fp32 sums of blocks may be from it."""
     weights, x = packed.decoded().astype(np.float64), dequantised(acts)
     # Minimum and multiple of a block are summed apart and may cancel each other.
     sizes = np.abs(x) @ (np.abs(weights).max(1, keepdims=True) * np.ones_like(weights)).T * 16

@@ -19,7 +19,7 @@ Work = list[tuple[int, int, int]]
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a layer: heads, and R, C, U and O of native/ops/latent_work.h."""
+    """Sizes of a layer: heads, and R, C, U and O of native/ops/latent_work.h."""
 
     heads: int = 3
     rank: int = 64
@@ -80,7 +80,7 @@ class Layer:
         return out[:, : sizes.heads * sizes.value].reshape(count, sizes.heads, sizes.value)
 
     def expected(self, row: int, length: int) -> np.ndarray:
-        """The plain form in float64, of the weights as they are decoded."""
+        """Compute the plain form in float64, with the weights as they are decoded."""
         sizes = self.sizes
         up = self.up.decoded().astype(np.float64).reshape(sizes.heads, -1, sizes.rank)
         entries, q = self.entries[row, :length].astype(np.float64), self.inputs[row, :length].astype(np.float64)

@@ -21,7 +21,7 @@ def step(plan: _native.Plan, counts: list[int], num_logit_rows: int = 0, parts: 
 
 
 def doubling(num_threads: int, max_tokens: int, max_requests: int) -> tuple[_native.Plan, np.ndarray, np.ndarray]:
-    """A plan that adds ones to themselves, its input and its output."""
+    """Return a plan that doubles ones, with its input and its output."""
     ones, out = np.ones((max_tokens + 2, 5), np.float32), np.zeros((max_tokens + 2, 5), np.float32)
     plan = _native.Plan(num_threads, max_tokens, max_requests)
     plan.add(rows_of(ones), rows_of(ones), rows_of(out), 5)

@@ -293,7 +293,7 @@ def finish(process: "subprocess.Popen[str]") -> tuple[int, str]:
 
 
 def test_every_script_ends_well() -> None:
-    """Each in a fork of a process without threads."""
+    """Each script runs in a fork of a process without threads."""
     scripts = {name: textwrap.dedent(script) for name, script in SCRIPTS.items()}
     code, out = finish(start(RUN_SCRIPTS, json.dumps(scripts)))
     assert out.splitlines() == [f"end {name} 0" for name in SCRIPTS]

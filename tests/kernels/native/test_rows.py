@@ -30,7 +30,7 @@ def check_type(found: np.ndarray, exact: np.ndarray, width: int) -> None:
 
 
 def run_for_logit_rows(plan: _native.Plan, logit_rows: np.ndarray) -> None:
-    """One request of four tokens, two of which need logits."""
+    """Run one request of four tokens, two of which need logits."""
     arrays = [np.array(values, np.int32) for values in ([0], [0], [4], [[0] * 4])]
     row, start, count, tokens = (array.ctypes.data for array in arrays)
     plan.run(1, 1, 2, row, start, count, logit_rows.ctypes.data, tokens, 4, 0, 0, 0)

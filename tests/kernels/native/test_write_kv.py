@@ -64,7 +64,7 @@ def read_block(pool: Pool, block: int, head: int) -> tuple[np.ndarray, np.ndarra
 
 
 def check_pool(pool: Pool, runner: Runner, requests: Requests) -> None:
-    """The slots of the new tokens hold the runner's keys and values; all other bytes are as they were."""
+    """Check that the new tokens' slots hold the runner's keys and values, and that no other byte has changed."""
     shape = pool.shape
     _, keys, values = (part.unflatten(1, (-1, shape.head_size)) for part in runner.qkv.split(shape.widths, 1))
     expected_keys, expected_values = as_stored(keys, shape.format).numpy(), as_stored(values, shape.format).numpy()

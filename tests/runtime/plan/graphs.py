@@ -140,7 +140,7 @@ def packed(model: nn.Module, weight_format: Any) -> PackedWeights:
 
 
 def planned(model: nn.Module, weight_format: Any = Format.f32, *, max_tokens: int = 32, num_threads: int = 1) -> Any:
-    """A plan with a KV pool of NaN, and the engine that holds the pool."""
+    """Return a plan with a KV pool of NaN, and the engine that holds the pool."""
     group = CacheGroup(tuple(range(model.num_layers)), SPEC)
     config = make_config(kv_cache_groups=(group,), num_blocks=8, block_size=16)
     cache = CacheEngine(config)
@@ -161,7 +161,7 @@ def run_prompt(plan: PlannedModel, token_ids: Sequence[int]) -> torch.Tensor:
 
 
 def logits_of(plan: PlannedModel, rows: Sequence[int], part: int = LOGITS) -> torch.Tensor:
-    """Of rows of the last step; with GREEDY only the likeliest of them is computed."""
+    """Return the logits of rows of the last step; with GREEDY only the likeliest token is computed."""
     none, table = np.zeros(0, np.int32), np.zeros((1, 1, 1), np.int32)
     plan.run(part, none, none, none, np.array(rows, np.int32), np.zeros((1, 1), np.int32), table)
     return torch.tensor(plan.logits[: len(rows)])

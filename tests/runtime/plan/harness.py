@@ -136,7 +136,7 @@ class PlanRunner(Steps):
         return list(self.logits(sum(counts)).split(counts))
 
     def logits(self, num_rows: int) -> torch.Tensor:
-        """Of all rows of the last step, after a look at the likeliest tokens. Shapes: [num_rows, V]."""
+        """Return the logits of the last step; checks the likeliest tokens against them. Shapes: [num_rows, V]."""
         parts = []
         for first in range(0, num_rows, self.planned.limits.max_logit_rows):
             last = min(first + self.planned.limits.max_logit_rows, num_rows)

@@ -38,7 +38,7 @@ def load(checkpoint: Checkpoint, progress: Any = None, **options: Any) -> Any:
 
 
 def formats_of(checkpoint: Checkpoint, **options: Any) -> dict[str, str]:
-    """Of each matrix of the first layer, the table and the head."""
+    """Return the format of each matrix of the first layer, of the embedding and of the head."""
     program, weights = load(checkpoint, **options)
     del program
     names = weights._matrices

@@ -207,7 +207,7 @@ def test_an_activation_of_a_part_is_not_taken_for_one_of_all() -> None:
 
 
 def check_values(model: Custom, wanted_kinds: list[str] | None = None) -> None:
-    """A plan's hidden states are those that the model has op by op."""
+    """Check that a plan's hidden states are those that the model has op by op."""
     if wanted_kinds is not None:
         assert kinds(program_of(model)) == wanted_kinds
     torch.testing.assert_close(run_prompt(planned(model), TOKENS), expected(model, TOKENS))  # type: ignore[arg-type]

@@ -31,7 +31,7 @@ CONFIG = full_config("llama", {**LLAMA, "hidden_size": 64, "intermediate_size": 
 
 @pytest.fixture(autouse=True)
 def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory of the files; they are kept."""
+    """Set the directory of the plans' files."""
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("QUIRE_PLAN_CACHE")
     monkeypatch.setattr(ModelRegistry, "_registered", {})  # what other tests of this process may have registered
@@ -71,7 +71,8 @@ def test_every_family_answers_the_same_without_torch(tmp_path: Path, plans: Path
         cases.append((model_type, write_model(tmp_path / model_type, model_type, fields), {}))
     wide = write_model(tmp_path / "wide", "qwen3_moe", {**next(iter(TINY_CONFIGS["qwen3_moe"].values()))})
     options: list[dict[str, Any]] = [
-        {"kv_cache_dtype": "int8"}, {"quantization": "int8"}, {"quantization": "int4"}, {"dtype": "float32"},
+        {"kv_cache_dtype": "int8"}, {"quantization": "int8"}, {"quantization": "int4"}, {"quantization": "fp8"},
+        {"dtype": "float32"},
         {"dtype": "float16", "block_size": 32}, {"max_model_len": 64}, {"enable_prefix_caching": False},
         {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
     ]  # fmt: skip
@@ -88,7 +89,7 @@ def test_every_quantised_format_answers_the_same_without_torch(tmp_path: Path, p
 
 
 def check_second_start(cases: list[tuple[str, Path, dict[str, Any]]], plans: Path) -> None:
-    """In the second start, torch cannot be imported in any of its processes."""
+    """Check that the second start imports torch in none of its processes."""
     first = child(cases)
     assert first["has_torch"]
     num_files = len(list(plans.iterdir()))
@@ -111,7 +112,7 @@ def checkpoint() -> Any:
 
 @pytest.fixture
 def traces(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """An entry for each time that a model was traced."""
+    """Add an entry to a list each time that a model is traced."""
     from quire.runtime.plan import load as load_module
 
     found: list[None] = []
@@ -143,7 +144,7 @@ def damage_header(path: Path) -> None:
 
 
 def rename_other(path: Path) -> None:
-    """A sound file, made for another key."""
+    """Put a sound file that was made for another key in its place."""
     write("plan", "0" * 64, read("plan", key_of(path), stored_plan.StoredPlan))
     os.replace(path.parent / f"plan-{'0' * 32}.json", path)
 

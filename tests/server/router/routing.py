@@ -3,14 +3,11 @@
 import asyncio
 import contextlib
 import json
-import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-import uvicorn
-
-from quire.server.connection import Connection
+from quire.cli.top_metrics import Metrics
 from quire.server.gate import Gate
 from quire.server.keys import KeyRing
 from quire.server.options import ServerOptions
@@ -18,7 +15,8 @@ from quire.server.router.fleet import Fleet
 from quire.server.router.metrics import RouterMetrics
 from quire.server.router.routes import RouterState, make_router_app
 from quire.server.router.run import RemoteReplicas
-from tests.server.fake_engine import running
+from quire.server.run import HttpServer
+from tests.server.fake_engine import running, until
 from tests.server.served import CHAT, Served
 
 
@@ -30,27 +28,16 @@ class Routed(Served):
         return self.state.fleet  # type: ignore[attr-defined, no-any-return]
 
     async def counts(self, name: str) -> list[float]:
-        """A metric of each replica, in order."""
-        lines = (await self.answer("GET", "/metrics")).body.decode().splitlines()
-        found = []
-        for replica in self.fleet.replicas:
-            mark = f'replica="{replica.name}"'
-            values = [
-                float(line.split()[-1]) for line in lines if line.startswith(f"quire_router_{name}") and mark in line
-            ]
-            found.append(sum(values))
-        return found
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            await asyncio.sleep(0.005)
+        """Return a metric of each replica, in order."""
+        page = Metrics((await self.answer("GET", "/metrics")).body.decode(), 0.0)
+        return [page.value(f"quire_router_{name}", replica=replica.name) for replica in self.fleet.replicas]
 
 
 @contextlib.asynccontextmanager
 async def routing(
     *urls: str, keys: KeyRing | None = None, upstream_key: str | None = None, **options: Any
 ) -> AsyncIterator[Routed]:
-    """A router on a free port; `options` are fields of `ServerOptions`."""
+    """Start a router on a free port; `options` are fields of `ServerOptions`."""
     chosen = ServerOptions(**options)
     fleet = Fleet(chosen.router_policy, RouterMetrics(chosen.router_policy))
     backend = RemoteReplicas(fleet, urls, upstream_key)
@@ -58,16 +45,13 @@ async def routing(
     app = make_router_app(state)
     gate = Gate(app, state, KeyRing({}) if keys is None else keys)
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(
-        gate, http=Connection, log_config=None, access_log=False, lifespan="off", ws="none", server_header=False,
-        proxy_headers=False, log_level=logging.WARNING,
-    ))  # fmt: skip
+    server = HttpServer(gate)
     async with running(server, [listener]):
         await backend.start()
         try:
             router = Routed(state, app, listener.getsockname()[1], server)  # type: ignore[arg-type]
             for replica in fleet.ready:
-                await router.until(lambda replica=replica: replica.load.block_size or replica.is_silent)
+                await until(lambda replica=replica: replica.load.block_size or replica.is_silent)
             yield router
         finally:
             await backend.stop()
@@ -88,7 +72,7 @@ def response(status: int, body: bytes, *headers: str) -> bytes:
 
 @contextlib.asynccontextmanager
 async def failing(script: Script, models: tuple[str, ...] = ("scripted",)) -> AsyncIterator[str]:
-    """A replica that is healthy and announces nothing, whose chats run a script; yields its URL."""
+    """Start a replica that is healthy and announces nothing, whose chats run a script; yields its URL."""
     lists = {**HEALTHY, "/v1/models": {"object": "list", "data": [{"id": name} for name in models]}}
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

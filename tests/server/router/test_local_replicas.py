@@ -16,6 +16,8 @@ from tests.server.serving import LIMIT_S, RunningChat, Serving, serving
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two replicas need two cores")
 SLOW = {"QUIRE_FAULTS": "slow-step:ms=10"}
 NUM_CLIENTS, NUM_EACH = 6, 5
+NUM_LONG = 1000
+"""Tokens of streams that must not end before a replica is killed, also on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +26,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def replicas(server: Serving) -> list[psutil.Process]:
-    """The processes of the replicas."""
+    """Return the processes of the replicas."""
     children = psutil.Process(server.process.pid).children()
     return [child for child in children if "quire.server.router.child" in child.cmdline()]
 
@@ -48,7 +50,7 @@ def test_killed_replica_loses_no_request_that_had_got_nothing_and_is_started_aga
         clients = [threading.Thread(target=work) for _ in range(NUM_CLIENTS)]
         for client in clients:
             client.start()
-        streams = [RunningChat(server, 100) for _ in range(4)]
+        streams = [RunningChat(server, NUM_LONG) for _ in range(4)]
         wait_for(lambda: len(statuses) >= NUM_CLIENTS)
         first, second = replicas(server)
         engines = [process for item in (first, second) for process in item.children(recursive=True)]
@@ -59,7 +61,7 @@ def test_killed_replica_loses_no_request_that_had_got_nothing_and_is_started_aga
         ends = [stream.events()[-1] for stream in streams]
         lost = [end for end in ends if "error" in end]
         assert {end["error"]["code"] for end in lost} == {"replica_lost"}, "their first events had been sent"
-        assert all(end["usage"]["completion_tokens"] == 100 for end in ends if end not in lost)
+        assert all(end["usage"]["completion_tokens"] == NUM_LONG for end in ends if end not in lost)
         wait_for(lambda: len(server.request("/list_workers")[1]["workers"]) == 2 and
                  all(item["state"] == "ready" for item in server.request("/list_workers")[1]["workers"]))  # fmt: skip
         assert "replica-0" in server.stderr
@@ -72,7 +74,7 @@ def test_killed_replica_loses_no_request_that_had_got_nothing_and_is_started_aga
 
 
 def engines_of(server: Serving) -> list[psutil.Process]:
-    """The engines of all replicas."""
+    """Return the engine processes of all replicas."""
     found = [child for replica in replicas(server) for child in replica.children()]
     return [process for process in found if "quire.engine.process.child" in process.cmdline()]
 

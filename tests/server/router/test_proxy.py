@@ -9,7 +9,7 @@ import pytest
 
 from quire.cli.top_metrics import Metrics, replicas_between
 from quire.server.keys import ADMIN, ROUTER, KeyRing
-from tests.server.fake_engine import LIMIT_S, in_loop, record_of
+from tests.server.fake_engine import LIMIT_S, in_loop, record_of, until
 from tests.server.router.routing import Routed, Script, failing, response, routing, url_of
 from tests.server.served import CHAT, Served, chat_body, serving
 
@@ -33,7 +33,7 @@ def writes(data: bytes) -> Script:
 
 
 async def two(stack: AsyncExitStack, **options: object) -> tuple[Routed, list[Served]]:
-    """A router in front of two servers."""
+    """Start a router in front of two servers."""
     servers = [await stack.enter_async_context(serving()) for _ in range(2)]
     return await stack.enter_async_context(routing(*map(url_of, servers), **options)), servers
 
@@ -57,7 +57,7 @@ async def test_request_goes_where_its_prefix_is_cached() -> None:
         while sum(await router.counts("hit_tokens_total")) <= 8 * 50:
             await asyncio.sleep(0.01)
         cache = servers[0].supervisor.the_client.engine.scheduler.blocks.cache
-        await router.until(lambda: len(router.fleet.replicas[0].digests) == len(cache))
+        await until(lambda: len(router.fleet.replicas[0].digests) == len(cache))
         # Requests that come at once: the second follows the first, whose blocks are not cached yet.
         await asyncio.gather(*(router.chat(text=long_text(9)) for _ in range(2)))
         after = await router.counts("requests_total")
@@ -70,7 +70,7 @@ async def test_metrics_of_a_router_give_the_load_of_each_replica() -> None:
         router, _ = await two(stack, router_policy="round-robin")
         silent = await stack.enter_async_context(failing(writes(GOOD)))
         await router.answer("POST", f"/add_worker?url={silent}")
-        await router.until(lambda: len(router.fleet.ready) == 3)
+        await until(lambda: len(router.fleet.ready) == 3)
 
         async def page() -> Metrics:
             return Metrics((await router.answer("GET", "/metrics")).body.decode(), 0.0)
@@ -78,7 +78,7 @@ async def test_metrics_of_a_router_give_the_load_of_each_replica() -> None:
         before = await page()
         answers = [await router.chat(max_tokens=8) for _ in range(3)]
         assert [answer.status for answer in answers] == [200, 200, 200]
-        await router.until(lambda: all(replica.load.num_generated_tokens for replica in router.fleet.replicas[:2]))
+        await until(lambda: all(replica.load.num_generated_tokens for replica in router.fleet.replicas[:2]))
         seconds = 1e-9  # both pages have the same time
         *loads, total = replicas_between(before, await page())
         assert [(load.is_ready, load.running, load.waiting) for load in (*loads, total)] == [(True, 0, 0)] * 4
@@ -110,7 +110,7 @@ async def test_prefix_is_that_of_every_route_and_of_the_callers_key() -> None:
         assert found["key-a", CHAT] == found["key-a", "/v1/responses"]
         assert len(set(found.values())) == 4, "keys share no prefixes"
         known = router.fleet.replicas[0].digests
-        await router.until(lambda: all(set(digests) <= known for digests in found.values()))
+        await until(lambda: all(set(digests) <= known for digests in found.values()))
 
 
 @pytest.mark.parametrize(
@@ -208,17 +208,17 @@ async def test_client_that_leaves_ends_its_request_at_the_replica(stream: bool) 
             reader, writer = await router.connect()
             head = f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
             writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
-            await router.until(is_held.is_set)
+            await until(is_held.is_set)
             if stream:
                 await reader.readuntil(b"data: ")
             replica = router.fleet.replicas[0]
             assert (served.server_requests(), replica.num_in_flight) == (1, 1)
             writer.close()
-            await router.until(lambda: not served.server_requests())
+            await until(lambda: not served.server_requests())
         finally:
             may_go_on.set()
         await served.until_idle()
-        await router.until(lambda: not router.state.admission.num_requests)
+        await until(lambda: not router.state.admission.num_requests)
         assert (replica.num_in_flight, replica.num_own_tokens) == (0, 0)
         assert served.executor.num_steps < 10, "the engine has aborted it"
 
@@ -252,10 +252,10 @@ async def test_replicas_come_and_go() -> None:
         router, (_, second) = await two(stack, router_policy="round-robin")
         url = url_of(second)
         assert (await router.answer("POST", f"/remove_worker?url={url}")).json["status"] == "removed"
-        await router.until(lambda: len(router.fleet.replicas) == 1)
+        await until(lambda: len(router.fleet.replicas) == 1)
         assert (await router.chat()).status == 200
         assert (await router.answer("POST", f"/add_worker?url={url}")).json["status"] == "added"
-        await router.until(lambda: len(router.fleet.ready) == 2)
+        await until(lambda: len(router.fleet.ready) == 2)
         for path, status, message in (
             (f"/add_worker?url={url}", 400, "is there already"),
             ("/add_worker?url=host:1", 400, "http://host:1 works"),
@@ -266,10 +266,10 @@ async def test_replicas_come_and_go() -> None:
             assert answer.status == status
             assert message in answer.json["error"]["message"]
         second.state.is_draining = True
-        await router.until(lambda: len(router.fleet.ready) == 1)
+        await until(lambda: len(router.fleet.ready) == 1)
         assert [(await router.chat()).status for _ in range(3)] == [200] * 3
         second.state.is_draining = False
-        await router.until(lambda: len(router.fleet.ready) == 2)
+        await until(lambda: len(router.fleet.ready) == 2)
         for path in (
             "/replica/events",
             "/x/../replica/events",

@@ -17,7 +17,7 @@ ENDLESS = b"HTTP/1.1 200 OK\r\n\r\nabc"
 
 @contextlib.asynccontextmanager
 async def answering(data: bytes, closes: bool = False) -> AsyncIterator[tuple[Upstream, list[bytes]]]:
-    """A server that answers each request with these bytes; yields its `Upstream`, and the heads that it has got."""
+    """Start a server that answers each request with these bytes; yields its `Upstream`, and the heads that it gets."""
     heads: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -16,7 +16,7 @@ PATH = "/v1/chat/completions"
 
 
 async def ask(fields: dict[str, Any], text: str = "Hello wörld", **settings: Any) -> dict[str, Any]:
-    """A good answer to CHAT with these fields; held to its schema."""
+    """Send CHAT with these fields; checks that the answer is good and has its schema."""
     app, engine = make_server(next_token=saying(text), **settings)
     response = await post(app, PATH, {**CHAT, **fields})
     assert response.status_code == 200, response.text

@@ -22,7 +22,7 @@ PATH = "/v1/chat/completions"
 
 
 async def stream(fields: dict[str, Any], text: str = "Hello wörld", **settings: Any) -> list[dict[str, Any]]:
-    """The chunks of a good stream; each is held to the type of OpenAI's client."""
+    """Return the chunks of a good stream; checks each against the type of OpenAI's client."""
     app, engine = make_server(next_token=saying(text), **settings)
     response = await post(app, PATH, {**CHAT, "stream": True, **fields})
     assert response.status_code == 200, response.text

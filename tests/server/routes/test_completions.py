@@ -14,7 +14,7 @@ PATH = "/v1/completions"
 
 
 async def ask(fields: dict[str, Any], **settings: Any) -> dict[str, Any]:
-    """A good answer, held to its schema."""
+    """Return a good answer; checks it against its schema."""
     app, engine = make_server(**({"next_token": saying("Hello wörld")} | settings))
     response = await post(app, PATH, {"model": MODEL, **fields})
     assert response.status_code == 200, response.text

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openai.types.responses import ResponseStreamEvent
+from openai.types.responses import ResponseError, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from quire.engine.process.messages import ChoiceUpdate
@@ -37,7 +37,7 @@ ORDER = [
 
 
 async def ask(text: str = "Hello wörld", **fields: Any) -> tuple[dict[str, Any], list[dict[str, Any]], Any]:
-    """A whole answer, the events of a streamed one, and the engine's first request; all held to their schemas."""
+    """Return a whole answer, the events of a streamed one, and the engine's first request; checks all schemas."""
     app, engine = make_server(next_token=saying(text), **LONG)
     async with requests_to(app) as client:
         body = {"model": MODEL, "input": "hi", **fields}
@@ -94,7 +94,9 @@ async def test_error_is_an_answer_before_the_first_event_and_an_event_after_it()
         assert_error(response, 503, "engine_dead")
     last = json.loads(data)
     assert (name, last["response"]["status"]) == ("response.failed", "failed")
-    assert last["response"]["error"]["code"] == "engine_dead"
+    error = ResponseError.model_validate(last["response"]["error"])  # OpenAI's, of which codes are an enumeration
+    assert error.code == "server_error"
+    assert error.message.endswith("(engine_dead)")
     ResponseObject.model_validate(last["response"])
 
 
@@ -216,7 +218,7 @@ def shown(items: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
 
 
 def rebuilt(found: list[Event]) -> list[dict[str, Any]]:
-    """The items as a client builds them from the events, which must come in OpenAI's order."""
+    """Build the items from the events as a client does; checks that they come in OpenAI's order."""
     items: list[dict[str, Any]] = []
     text = ""
     state = "done"

@@ -11,7 +11,7 @@ SCORE, RERANK, CLASSIFY = "/v1/score", "/v1/rerank", "/classify"
 
 
 def with_model(**changes: Any) -> FakeEngine:
-    """An engine whose model has these fields. The scripted executor's vector is (number of tokens, last token)."""
+    """Return an engine whose model has these fields. The scripted vector is (number of tokens, last token)."""
     engine = FakeEngine()
     config = engine.engine.config
     engine.engine.input_processor._config = engine.engine.config = dataclasses.replace(

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from quire import __version__
 from quire.server.openapi import build_document
 from quire.server.protocol.answers import ModelCard, ModelList
-from quire.server.supervisor import EngineState
+from quire.server.supervisor import MAX_SILENT_S, EngineState
 from tests.server.fake_engine import MODEL, assert_error, in_loop, make_server, requests_to
 from tests.server.served import serving
 
@@ -55,8 +55,18 @@ async def test_server_without_an_engine_is_live_and_not_ready(state: EngineState
 
 
 @in_loop
+async def test_silent_engine_is_not_ready_until_its_next_heartbeat() -> None:
+    async with serving() as served:
+        served.supervisor.the_client.last_heard_s -= MAX_SILENT_S
+        answer = await served.answer("GET", "/health/ready")
+        assert (answer.status, answer.code) == (503, "engine_not_answering")
+        while (await served.answer("GET", "/health/ready")).status != 200:
+            await asyncio.sleep(0.05)
+
+
+@in_loop
 async def test_hanging_step_ends_liveness_though_the_process_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.server.health.MAX_STALL_S", 0.2)
+    monkeypatch.setattr("quire.server.supervisor.MAX_STALL_S", 0.2)
     async with serving() as served:
         hanging = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -69,11 +79,11 @@ async def test_hanging_step_ends_liveness_though_the_process_answers(monkeypatch
         chat = asyncio.create_task(served.chat())
         assert (await served.answer("GET", "/health/live")).status == 200
         async with asyncio.timeout(20):
-            while not served.state.health.is_stalled():
+            while served.supervisor.stall_s() < 0.2:
                 await asyncio.sleep(0.01)
         answer = await served.answer("GET", "/health/live")
         assert (answer.status, answer.code) == (503, "engine_stalled")
-        assert (await served.answer("GET", "/health/ready")).status == 200, "pings are answered beside a step"
+        assert (await served.answer("GET", "/health/ready")).status == 200, "heartbeats come beside a step"
         hanging.set()
         assert (await chat).status == 200
         assert (await served.answer("GET", "/health/live")).status == 200

@@ -1,7 +1,7 @@
 """Main program of the engine process: `python -m quire.engine.process.child FD`, where FD is its end of a socket pair.
 
-The main thread computes steps. A second thread receives messages, so that pings are answered while a step computes.
-The process ends when its parent closes the socket or dies. Knows no HTTP. Next to read: `client.py`, the other end.
+The main thread computes steps, a second thread receives messages, a third sends heartbeats. The process ends when its
+parent closes the socket or dies. Knows no HTTP. Next to read: `client.py`, the other end.
 """
 
 import contextlib
@@ -24,9 +24,8 @@ from quire.engine.process.deltas import DeltaEncoder
 from quire.engine.process.messages import (
     Abort,
     FromEngine,
+    Heartbeat,
     Lines,
-    Ping,
-    Pong,
     Ready,
     Refused,
     RequestUpdate,
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("quire.engine")
 RECEIVE_BYTES = 1 << 18
 WARM_UP_TOKENS = 512
+HEARTBEAT_S = 1.0
 LINES_EVERY_S = 0.05
 """Shortest time between two messages of event lines."""
 
@@ -96,17 +96,25 @@ class EngineLoop:
 
     def run(self) -> None:
         """Raises: EngineDeadError after the requests got it; ConnectionError if the other end is gone."""
+        has_ended = threading.Event()
         threading.Thread(target=self._receive, name="quire-receive", daemon=True).start()
-        self._driver.run()
+        threading.Thread(target=self._beat, args=(has_ended,), name="quire-heartbeat", daemon=True).start()
+        try:
+            self._driver.run()
+        finally:
+            has_ended.set()
         self._engine.check_health()
+
+    def _beat(self, has_ended: threading.Event) -> None:
+        with contextlib.suppress(OSError):
+            while not has_ended.wait(HEARTBEAT_S):
+                self._channel.send(Heartbeat())
 
     def _receive(self) -> None:
         try:
             with contextlib.suppress(ConnectionError):
                 while (message := self._channel.receive()) is not None:
-                    if isinstance(message, Ping):
-                        self._channel.send(Pong(message.ping_id))
-                    elif isinstance(message, Submit):
+                    if isinstance(message, Submit):
                         self._prepare(message)
                     elif isinstance(message, Abort):
                         self._driver.post(partial(self._abort, message.request_ids))

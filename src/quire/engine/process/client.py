@@ -6,7 +6,6 @@ Next to read: `stream.py`, `messages.py`, `child.py`.
 """
 
 import asyncio
-import itertools
 import signal
 import socket
 import subprocess
@@ -19,9 +18,8 @@ from quire.config import EngineOptions
 from quire.engine.process.messages import (
     Abort,
     FromEngine,
+    Heartbeat,
     Lines,
-    Ping,
-    Pong,
     Ready,
     Start,
     Statistics,
@@ -63,8 +61,6 @@ class EngineClient(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
         self._streams: dict[str, RequestStream] = {}
         self._watchers: set[asyncio.Queue[bytes]] = set()
-        self._pings: dict[int, asyncio.Future[None]] = {}
-        self._ping_ids = itertools.count()
         self._is_stopping = False
         self._reader = FrameReader()
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
@@ -217,17 +213,6 @@ class EngineClient(asyncio.Protocol):
             else:
                 queue.put_nowait(data)
 
-    async def ping(self) -> None:
-        """Wait for a sign of life. Raises: EngineDeadError."""
-        self.check_alive()
-        ping_id = next(self._ping_ids)
-        pong = self._pings[ping_id] = asyncio.get_running_loop().create_future()
-        self._send(Ping(ping_id))
-        try:
-            await pong
-        finally:
-            del self._pings[ping_id]
-
     def check_alive(self) -> None:
         """Raises: EngineDeadError if it takes no requests."""
         if self.dead_error is not None:
@@ -262,10 +247,8 @@ class EngineClient(asyncio.Protocol):
                         self.abort(stream)
         elif isinstance(message, Lines):
             self._received_lines(message.data)
-        elif isinstance(message, Pong):
-            pong = self._pings.get(message.ping_id)
-            if pong is not None and not pong.done():
-                pong.set_result(None)
+        elif isinstance(message, Heartbeat):
+            pass  # `last_heard_s` is set
         elif self._starting is not None and not self._starting.done():
             if isinstance(message, Ready):
                 self._starting.set_result(message)
@@ -285,9 +268,6 @@ class EngineClient(asyncio.Protocol):
             self._watchers.remove(queue)
             if queue.empty():
                 queue.put_nowait(b"")  # wakes its reader
-        for pong in self._pings.values():
-            if not pong.done():
-                pong.set_exception(EngineDeadError(error.message))
         if not self._is_stopping:
             self._reaping = asyncio.ensure_future(self._reap())  # held, or it could be collected before its end
             if self._on_death is not None:

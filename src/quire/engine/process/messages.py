@@ -51,12 +51,6 @@ class Abort(msgspec.Struct, tag="abort", array_like=True):
     request_ids: list[str]
 
 
-class Ping(msgspec.Struct, tag="ping", array_like=True):
-    """Liveness probe, answered at once by a `Pong` with the same number, also during a step."""
-
-    ping_id: int
-
-
 class Watch(msgspec.Struct, tag="watch", array_like=True):
     """Send `Lines` of the event log from now on, or no longer; the first begin with a new header. See `Recorder`."""
 
@@ -65,7 +59,7 @@ class Watch(msgspec.Struct, tag="watch", array_like=True):
     with_text: bool = False
 
 
-ToEngine = Start | Submit | Abort | Ping | Watch
+ToEngine = Start | Submit | Abort | Watch
 
 
 # --- From the engine --------------------------------------------------------------------------
@@ -177,10 +171,8 @@ class Updates(msgspec.Struct, tag="updates", array_like=True):
     evicted: bytes = b""
 
 
-class Pong(msgspec.Struct, tag="pong", array_like=True):
-    """The answer to a `Ping`."""
-
-    ping_id: int
+class Heartbeat(msgspec.Struct, tag="heartbeat", array_like=True):
+    """Sign of life, once a second, also during a step."""
 
 
 class Lines(msgspec.Struct, tag="lines", array_like=True):
@@ -189,4 +181,4 @@ class Lines(msgspec.Struct, tag="lines", array_like=True):
     data: bytes
 
 
-FromEngine = Ready | Refused | Updates | Pong | Lines
+FromEngine = Ready | Refused | Updates | Heartbeat | Lines

@@ -26,18 +26,23 @@ from quire.runtime.plan.packed_weights import PackedWeights
 if TYPE_CHECKING:
     from quire.runtime.plan.record import Recording
 
-BODY, LOGITS, GREEDY = 1, 2, 4
-"""Parts of a plan: hidden states; logits of the rows asked for; only the likeliest token of each of these rows."""
+BODY, LOGITS, GREEDY, SHARES = 1, 2, 4, 8
+"""Parts of a plan: hidden states; logits of the rows asked for; only the likeliest token of each of these rows; only
+the logits of this rank's share of the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanLimits:
-    """The largest step: tokens, requests, and rows of logits computed at once. `tile_rows`: `EngineConfig`'s."""
+    """The largest step: tokens, requests, and rows of logits computed at once.
+
+    `tile_rows`: `EngineConfig`'s. `kv_ahead_bytes`: `Hardware`'s.
+    """
 
     max_tokens: int
     max_requests: int
     max_logit_rows: int
     tile_rows: int = 0
+    kv_ahead_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +188,7 @@ class NativeOps(msgspec.Struct, frozen=True):
         gives_likeliest: True if `GREEDY` is a part.
         inputs, outputs: of a stage the values that it receives and sends, and their columns.
         layers: of a stage its first layer, and the first of the next; None: all.
+        shares: the rows of a rank's share of the logits, and their columns; None: `SHARES` is no part.
     """
 
     ops: list[NativeOp]
@@ -196,6 +202,7 @@ class NativeOps(msgspec.Struct, frozen=True):
     inputs: list[tuple[RowsAt, int]] = []
     outputs: list[tuple[RowsAt, int]] = []
     layers: tuple[int, int] | None = None
+    shares: tuple[RowsAt, int] | None = None
 
 
 class PlannedModel:
@@ -204,6 +211,7 @@ class PlannedModel:
     Attributes:
         hidden: fp32 [max_tokens, E]; rows of the last step's tokens.
         logits: fp32 [max_logit_rows, V].
+        shares: fp32 [max_logit_rows, columns of a rank]; None if `SHARES` is no part.
         best_ids: int32 [max_logit_rows]; -1 where logits leave no choice.
         inputs, outputs: of a stage, fp32 [max_tokens, width] each: written before it runs, and read then.
     """
@@ -227,6 +235,8 @@ class PlannedModel:
         self.gives_likeliest = ops.gives_likeliest
         self.native = _native.Plan(pool, limits.max_tokens, max(limits.max_requests, limits.max_logit_rows))
         self.native.set_tile_rows(limits.tile_rows)
+        if limits.kv_ahead_bytes is not None:
+            self.native.set_ahead_bytes(limits.kv_ahead_bytes)
         self._make_recording = recording
         self._recording: Recording | None = None
         self._weights, self._kv_layers, self._exchange = weights, kv_layers, exchange
@@ -244,6 +254,7 @@ class PlannedModel:
             self._values(*ops.hidden, limits.max_tokens),
             self._values(*ops.logits, limits.max_logit_rows),
         )
+        self.shares = None if ops.shares is None else self._values(*ops.shares, limits.max_logit_rows)
         self.inputs, self.outputs = (
             [self._values(*value, limits.max_tokens) for value in values] for values in (ops.inputs, ops.outputs)
         )

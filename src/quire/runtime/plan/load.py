@@ -16,7 +16,7 @@ from quire.layers.group import SINGLE, Group
 from quire.runtime.loader import check_split, make_model, partitions_of, plan_placements, random_weights
 from quire.runtime.placement import Placement, fill
 from quire.runtime.plan.lower import Program, lower
-from quire.runtime.plan.packed_weights import PackedWeights, choose_formats
+from quire.runtime.plan.packed_weights import PackedWeights, choose_formats, rounded_placements
 from quire.runtime.plan.record import record
 from quire.runtime.plan.stages import cut
 from quire.runtime.plan.trace import trace_model
@@ -39,7 +39,7 @@ def plan_model(
         for name, values in random_weights(parameters, config.options.seed, partitions, weights.shapes):
             weights.put_values(name, values)
     else:
-        fill(weights.put, weights.placements, progress)
+        fill(weights.put, rounded_placements(config, weights), progress)
     return program, weights
 
 

@@ -48,6 +48,12 @@ class Program:
         return max(index for index, instruction in enumerate(self.head) if isinstance(instruction, Gemm))
 
     @property
+    def shares(self) -> Columns | None:
+        """The logits of this rank's share of the vocabulary, if the head ends with their way to other ranks."""
+        last = self.head[-1] if self.head else None
+        return last.x if isinstance(last, AllGather) else None
+
+    @property
     def likeliest(self) -> "Likeliest | None":
         """The instruction that finds the likeliest tokens without logits.
 
@@ -109,7 +115,22 @@ def lower(traced: TracedModel, format_of: FormatOf) -> Program:
     logits = head.run(traced.head.calls, traced.logits)
     if not any(isinstance(instruction, Gemm) for instruction in head.instructions):
         raise NotTraceableError("a head without a linear layer")
-    return Program(body.instructions, hidden.buffer, head.instructions, logits.buffer, body.num_fused)
+    instructions = _cap_shares(head.instructions)
+    return Program(body.instructions, hidden.buffer, instructions, logits.buffer, body.num_fused)
+
+
+def _cap_shares(head: list[Instruction]) -> list[Instruction]:
+    """Cap the logits before they are sent to other ranks, not after: each rank caps its share, with the same result."""
+    gather, cap = head[-2:]
+    if not isinstance(gather, AllGather) or not isinstance(cap, SoftCap):
+        return head
+    capped = Buffer(gather.x.width)
+    columns = Columns(capped, 0, capped.width)
+    return [
+        *head[:-2],
+        SoftCap(gather.x, capped, cap.cap),
+        AllGather(columns, cap.out, gather.num_ranks, gather.value_bytes),
+    ]
 
 
 @lowers("hidden")

@@ -7,7 +7,7 @@ What a stored format becomes (layouts: `native/plan/types.h`):
     MXFP4              8 bit: the same values, where a block's scale is 2^-24 to 2^15
     IQ4_NL, IQ4_XS     8 bit: the same values, of IQ4_XS with scales rounded to 11 bits
     all others         8 bit per 32, from the decoded values: within 0.45 % of the largest of the 32
-    F32, F16, BF16     the compute dtype
+    F32, F16, BF16     the compute dtype, or as `quantization` says: fp8 are 8 bit per 32 of values rounded to E4M3
 
 GPTQ, AWQ and compressed-tensors are stored as Q4_0, Q4_1 or Q8_0 where these can hold them (`weights/quantized.py`).
 Parts stacked into one matrix share one format: 8 bit where they differ. Next to read: `emit.py`.
@@ -35,7 +35,7 @@ PACKED_DIRECTLY = {
     "IQ4_NL": WeightFormat.q8, "IQ4_XS": WeightFormat.q8,
 }  # fmt: skip
 BY_DTYPE = {"float32": WeightFormat.f32, "float16": WeightFormat.f16, "bfloat16": WeightFormat.bf16}
-BY_QUANTIZATION = {"int8": WeightFormat.q8, "int4": WeightFormat.q4m}
+BY_QUANTIZATION = {"int8": WeightFormat.q8, "int4": WeightFormat.q4m, "fp8": WeightFormat.q8}
 ALIGNMENT = 64
 PART_VALUES = 4 << 20
 """Weights that are packed at a time: decoded, where that must be, they are 16 MB."""
@@ -86,6 +86,19 @@ def choose_format(config: EngineConfig, stored: set[str], num_outputs: int, num_
         # `int4` leaves embeddings and heads at 8 bit.
         return WeightFormat.q8 if num_outputs == config.model.vocab_size else BY_QUANTIZATION[quantization]
     return PACKED_DIRECTLY.get(stored.pop(), WeightFormat.q8) if len(stored) == 1 else WeightFormat.q8
+
+
+def rounded_placements(config: EngineConfig, weights: "PackedWeights") -> list[Placement]:
+    """Return the placements of the weights; `quantization` fp8 rounds float matrices that are no tables or heads."""
+
+    def is_rounded(item: Placement) -> bool:
+        is_table = (item.whole or item.tensor).shape[0] == config.model.vocab_size
+        is_packed = weights.formats.get(item.parameter_name) == BY_QUANTIZATION["fp8"]
+        return is_packed and item.tensor.format in FLOATS and not is_table
+
+    if config.options.quantization != "fp8":
+        return weights.placements
+    return [item.rounded() if is_rounded(item) else item for item in weights.placements]
 
 
 def kept_bytes(tensors: Iterable[WeightTensor]) -> int:

@@ -16,6 +16,7 @@ from quire.runtime.plan.emit import (
     BODY,
     GREEDY,
     LOGITS,
+    SHARES,
     ActivationOf,
     AddressOf,
     AheadOf,
@@ -94,6 +95,7 @@ def record(program: Program, weights: PackedWeights, exchange: _native.Exchange 
         recorder.ops, num_body_ops, recorder.places, hidden, logits, recorder.constants, recorder.num_counters,
         gives_likeliest, passed[: len(program.inputs)], passed[len(program.inputs) :],
         None if program.layers is None else (program.layers.start, program.layers.stop),
+        None if program.shares is None else (recorder.rows(program.shares), program.shares.width),
     )  # fmt: skip
     return Recording(program, ops, recorder.instructions, recorder.counter_index)
 
@@ -115,8 +117,10 @@ def _record_head(to: "_Recorder", exchange: _native.Exchange | None) -> None:
     """Rows of the hidden states in the head's type, then either the logits or the likeliest tokens."""
     program = to.program
     likeliest, num_shared = program.likeliest, program.num_before_logits
-    to.emit(program.head[:num_shared], LOGITS | GREEDY if likeliest else LOGITS, of_logit_rows=True)
-    to.emit(program.head[num_shared:], LOGITS, of_logit_rows=True)
+    logits = LOGITS | SHARES if program.shares is not None else LOGITS
+    to.emit(program.head[:num_shared], logits | GREEDY if likeliest else logits, of_logit_rows=True)
+    to.emit(program.head[num_shared:-1], logits, of_logit_rows=True)
+    to.emit(program.head[-1:], LOGITS, of_logit_rows=True)
     if likeliest is None:
         return
     values, ids = (to.add_place(Buffer(0), Place(4, "max_logit_rows", True)) for _ in range(2))

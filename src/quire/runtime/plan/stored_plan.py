@@ -25,11 +25,11 @@ import numpy as np
 from quire import __version__, _native
 from quire._native import WeightFormat
 from quire.config import EngineConfig, ModelConfig
-from quire.models.registry import ModelRegistry
+from quire.models.registry import ModelRegistry, has_model_file
 from quire.runtime.links import ONE_RANK, Links
 from quire.runtime.placement import Placement, fill
 from quire.runtime.plan.emit import NativeOps
-from quire.runtime.plan.packed_weights import PackedWeights
+from quire.runtime.plan.packed_weights import PackedWeights, rounded_placements
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.model_cache import cache_directory
 from quire.weights.progress import Progress
@@ -130,20 +130,41 @@ def load_plan(
     if stored is not None:
         formats = {name: WeightFormat[item.format] for name, item in stored.parameters.items() if item.format}
         weights = PackedWeights(stored.parameters, formats, config.threads_per_rank)
-        fill(weights.put, [_restored(item, checkpoint.tensors) for item in stored.placements], progress)
+        weights.placements = [_restored(item, checkpoint.tensors) for item in stored.placements]
+        fill(weights.put, rounded_placements(config, weights), progress)
         return stored.ops, weights, recording
     from quire.runtime.plan.load import plan_model
     from quire.runtime.plan.record import record
 
     program, weights = plan_model(config, checkpoint, layer_groups, progress, group, links.stage)
     recorded = record(program, weights, links.exchange)
-    if key is not None and is_built_in(config.model.hf_config):
-        described = [_described(item, checkpoint.tensors) for item in weights.placements]
-        if all(described):
-            parameters = {name: Parameter(shape, weights.formats[name].name if name in weights.formats else None)
-                          for name, shape in weights.shapes.items()}  # fmt: skip
-            write("plan", key, StoredPlan(recorded.ops, parameters, described))  # type: ignore[arg-type]  # no None
+    _keep(key, config, checkpoint, recorded.ops, weights)
     return recorded.ops, weights, lambda: recorded
+
+
+def store_plan(
+    config: EngineConfig, checkpoint: Checkpoint, layer_groups: tuple[int, ...], group: "Group", links: Links
+) -> None:
+    """Trace a rank's share of the model and keep its plan, without its weights. Raises: as `trace_program`."""
+    from quire.runtime.plan.load import trace_program
+    from quire.runtime.plan.record import record
+
+    program, weights, _ = trace_program(config, checkpoint, layer_groups, group, links.stage)
+    key = plan_key(config, checkpoint, layer_groups, links.rank)
+    _keep(key, config, checkpoint, record(program, weights, links.exchange).ops, weights)
+
+
+def _keep(
+    key: str | None, config: EngineConfig, checkpoint: Checkpoint, ops: NativeOps, weights: PackedWeights
+) -> None:
+    """Write a plan, if it has a key, the model's code is Quire's own and its weights are rows of the checkpoint."""
+    if key is None or not is_built_in(config.model.hf_config):
+        return
+    described = [_described(item, checkpoint.tensors) for item in weights.placements]
+    if all(described):
+        parameters = {name: Parameter(shape, weights.formats[name].name if name in weights.formats else None)
+                      for name, shape in weights.shapes.items()}  # fmt: skip
+        write("plan", key, StoredPlan(ops, parameters, described))  # type: ignore[arg-type]  # no None
 
 
 def make_model_config(
@@ -153,9 +174,7 @@ def make_model_config(
     model_impl: str = "auto",
 ) -> ModelConfig:
     """`ModelRegistry.make_model_config`, from its file if there is one. Raises: as that."""
-    merged = {**hf_config, **(overrides or {})}
-    # A description of Quire's own code, which `model_impl` "quire" allows and "transformers" does not.
-    key = None if model_impl == "transformers" else make_key(merged, dict(generation_config))
+    merged, key = {**hf_config, **(overrides or {})}, _model_key(hf_config, generation_config, overrides, model_impl)
     found = None if key is None else read("model", key, ModelConfig)
     if found is not None:
         return found if found.labels or found.label_tokens else replace(found, hf_config=merged)
@@ -163,6 +182,29 @@ def make_model_config(
     if key is not None and config.implementation == "quire" and is_built_in(config.hf_config):
         write("model", key, config)
     return config
+
+
+def lacks_model(
+    hf_config: Mapping[str, Any],
+    generation_config: Mapping[str, Any],
+    overrides: Mapping[str, Any] | None,
+    model_impl: str = "auto",
+) -> bool:
+    """Return whether `make_model_config` would import a model of Quire's own, and keep what it found."""
+    key = _model_key(hf_config, generation_config, overrides, model_impl)
+    return key is not None and has_model_file({**hf_config, **(overrides or {})}) and not _path("model", key).exists()
+
+
+def _model_key(
+    hf_config: Mapping[str, Any],
+    generation_config: Mapping[str, Any],
+    overrides: Mapping[str, Any] | None,
+    model_impl: str,
+) -> str | None:
+    # A description of Quire's own code, which `model_impl` "quire" allows and "transformers" does not.
+    if model_impl == "transformers":
+        return None
+    return make_key({**hf_config, **(overrides or {})}, dict(generation_config))
 
 
 def plan_key(config: EngineConfig, checkpoint: Checkpoint, layer_groups: tuple[int, ...], rank: int = 0) -> str | None:
@@ -214,10 +256,31 @@ def write(kind: str, key: str, value: Any) -> None:
         logger.debug("the plan is not kept in %s: %s", path, error)
 
 
+def read_all(kind: str, value_type: type[T]) -> list[T]:
+    """Return every value of a kind, of any key."""
+    found = []
+    for path in sorted((cache_directory() / "plans").glob(f"{kind}-*.json")):
+        with suppress(OSError, msgspec.MsgspecError):
+            header = msgspec.json.decode(path.read_bytes().partition(b"\n")[0], type=Header)
+            found.append(read(kind, header.key, value_type))
+    return [value for value in found if value is not None]
+
+
 def has_plan(config: EngineConfig, checkpoint: Checkpoint) -> bool:
     """Return whether the plan of rank 0 is kept: the model was split so before."""
     key = plan_key(config, checkpoint, config.scheduler.layer_groups) if config.uses_plan else None
     return key is not None and _path("plan", key).exists()
+
+
+def missing_plans(config: EngineConfig, checkpoint: Checkpoint) -> list[int]:
+    """Return the ranks whose plans would be kept, and are not."""
+    if not config.uses_plan or not has_model_file(config.model.hf_config):
+        return []
+    keys = [
+        plan_key(config.on_rank(rank), checkpoint, config.scheduler.layer_groups, rank)
+        for rank in range(config.num_ranks)
+    ]
+    return [rank for rank, key in enumerate(keys) if key is not None and not _path("plan", key).exists()]
 
 
 def forget(kind: str, key: str) -> None:
@@ -283,7 +346,7 @@ def _restored(item: StoredPlacement, tensors: Mapping[str, WeightTensor]) -> Pla
     tensor = _tensor_of(item, tensors)
     columns = slice(None) if item.columns is None else slice(*item.columns)
     part = tensor if item.rows is None else tensor.part(slice(*item.rows), columns)
-    return Placement(part, item.parameter_name, item.first_row)
+    return Placement(part, item.parameter_name, item.first_row, tensor, item.rows, item.columns)
 
 
 def _tensor_of(item: StoredPlacement, tensors: Mapping[str, WeightTensor]) -> WeightTensor:

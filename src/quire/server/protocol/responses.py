@@ -357,9 +357,9 @@ class ResponseUsage(Answer):
 
 
 class ResponseError(Answer):
-    """An error in a stream that had begun."""
+    """An error in a stream that had begun. `code`: one of those that OpenAI's clients know."""
 
-    code: str
+    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
     message: str
 
 

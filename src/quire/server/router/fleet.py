@@ -74,13 +74,9 @@ class Fleet:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def watch(self) -> None:
-        """Wait until cancelled: each replica has a task of its own."""
-        await asyncio.Event().wait()
-
     @property
     def ready(self) -> list[Replica]:
-        """The replicas that may get requests."""
+        """Return the replicas that may get requests."""
         return [replica for replica in self.replicas if replica.is_ready]
 
     def unavailable(self, reasons: Sequence[str] = ()) -> ApiError:

@@ -6,7 +6,10 @@ the work that waits there. Knows no HTTP. Next to read: `fleet.py`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quire.server.router.replica import Replica
 
 RUNNING_TOKENS = 32
 """Prompt tokens that a request of a replica counts as, for its decodes."""
@@ -29,25 +32,7 @@ class Prompt:
     digests: Sequence[bytes] = ()
 
 
-class Placeable(Protocol):
-    """A replica, as placement sees it."""
-
-    @property
-    def num_requests(self) -> int:
-        """Return the requests that are waiting or running there."""
-
-    @property
-    def num_queued_tokens(self) -> int:
-        """Return the prompt tokens that wait there."""
-
-    def num_hit_tokens(self, prompt: Prompt) -> int:
-        """Return the tokens of a prompt's beginning that are cached there."""
-
-
-_Replica = TypeVar("_Replica", bound=Placeable)
-
-
-def choose(policy: str, replicas: Sequence[_Replica], prompt: Prompt, turn: int) -> _Replica:
+def choose(policy: str, replicas: Sequence["Replica"], prompt: Prompt, turn: int) -> "Replica":
     """Return the replica for a request, of at least one. `turn`: number of requests before; it also settles ties."""
     start = turn % len(replicas)
     rotated = [*replicas[start:], *replicas[:start]]
@@ -60,6 +45,6 @@ def choose(policy: str, replicas: Sequence[_Replica], prompt: Prompt, turn: int)
     return min(candidates, key=lambda replica: LOAD_WEIGHT * _load(replica) - replica.num_hit_tokens(prompt))
 
 
-def _load(replica: Placeable) -> int:
+def _load(replica: "Replica") -> int:
     """Return the work that waits at a replica, in prompt tokens."""
     return replica.num_queued_tokens + RUNNING_TOKENS * replica.num_requests

@@ -152,7 +152,7 @@ class LocalReplicas:
     async def _run(self, rank: int, replica: Replica, started: "asyncio.Future[None]") -> str:
         """Run one process of a replica to its end. Returns: how it ended. Raises: as `_Process.url`."""
         process = self._processes[rank] = await _Process.start(self._messages[rank])
-        await replica.connect(await process.url())
+        replica.connect(await process.url())
         await replica.check()
         if not started.done():
             started.set_result(None)

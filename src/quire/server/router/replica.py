@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx2
 import msgspec
@@ -21,7 +20,7 @@ from quire.errors import printable
 from quire.server.announcements import Announcement, Ended
 from quire.server.errors import ApiError
 from quire.server.router.placement import Prompt
-from quire.server.router.upstream import CONNECT_S, KEEP_ALIVE_S, SOCKET_OPTIONS, Answer, Upstream
+from quire.server.router.upstream import Answer, Upstream
 
 LOGGER = logging.getLogger("quire.router")
 CHECK_EVERY_S = 1.0
@@ -38,7 +37,6 @@ NOT_READY_CODES = frozenset({"engine_not_ready", "engine_dead", "draining"})
 """Codes of status 503 that are about the replica; others, such as too little KV memory, are about one request."""
 READY_PATHS = ("/health/ready", "/health")
 """Other servers have only the second."""
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class ReplicaState(enum.Enum):
@@ -99,7 +97,7 @@ class Carried:
 
 
 class Replica:
-    """A server, and the HTTP clients for it. `name` is for logs and metrics."""
+    """A server, and the connections to it. `name` is for logs and metrics."""
 
     def __init__(self, name: str, url: str, key: str | None = None, on_end: Callable[[Ended], None] | None = None):
         """`url` "": that of a process that is being started."""
@@ -124,28 +122,13 @@ class Replica:
         self._ready = asyncio.Event()
         self.was_checked = asyncio.Event()
         self.url = url.rstrip("/")
-        self._client = self._client_of(url)
         self._upstream = Upstream(url, key)
 
-    async def connect(self, url: str) -> None:
+    def connect(self, url: str) -> None:
         """Use this address from now on."""
-        self.url, before = url, self._client
-        self._client = self._client_of(url)
+        self.url = url
         self._upstream.close()
         self._upstream = Upstream(url, self._key)
-        await before.aclose()
-
-    def _client_of(self, url: str) -> httpx2.AsyncClient:
-        headers = {} if self._key is None else {"authorization": f"Bearer {self._key}"}
-        is_remote = urlsplit(url).hostname not in LOOPBACK
-        transport = httpx2.AsyncHTTPTransport(
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_ALIVE_S),
-            socket_options=SOCKET_OPTIONS, trust_env=is_remote,
-        )  # fmt: skip
-        return httpx2.AsyncClient(
-            base_url=url, headers=headers, transport=transport, trust_env=is_remote,
-            timeout=httpx2.Timeout(None, connect=CONNECT_S),
-        )  # fmt: skip
 
     # --- Placement --------------------------------------------------------------------------------
 
@@ -243,18 +226,28 @@ class Replica:
     async def ask(self, path: str, headers: list[tuple[bytes, bytes]], body: bytes) -> bytes | None:
         """Send a request whose answer is small; None if it fails, or its status is not 200."""
         try:
+            status, answer = await self._fetch("POST", path, headers, body)
+        except httpx2.ReadTimeout:
+            return None  # long prompts take time
+        except httpx2.TransportError as error:
+            self.note_failure(error)
+            return None
+        return answer if status == 200 else None
+
+    async def _fetch(
+        self, method: str, path: str, headers: list[tuple[bytes, bytes]] | None = None, body: bytes = b""
+    ) -> tuple[int, bytes]:
+        """Return the status and the body of a small answer. Raises: httpx2.TransportError."""
+        try:
             async with asyncio.timeout(CHECK_S):
-                answer = await self._begin("POST", path.encode(), headers, body)
+                answer = await self._begin(method, path.encode(), headers or [], body)
                 with closing(answer):
                     parts = [answer.first]
                     while not answer.is_read:
                         parts.append(await answer.read())
         except TimeoutError:
-            return None  # long prompts take time
-        except httpx2.TransportError as error:
-            self.note_failure(error)
-            return None
-        return b"".join(parts) if answer.status == 200 else None
+            raise httpx2.ReadTimeout(f"no answer within {CHECK_S:g} s") from None
+        return answer.status, b"".join(parts)
 
     def _authorized(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         """Return the headers of a request, with the router's key for the replica if there is one."""
@@ -289,7 +282,6 @@ class Replica:
             await asyncio.gather(self._check_always(), self._follow_always())
         finally:
             self._upstream.close()
-            await self._client.aclose()
 
     async def _check_always(self) -> None:
         while True:
@@ -300,29 +292,28 @@ class Replica:
 
     async def check(self) -> None:
         """Ask for its health once. Mutates: its state."""
-        client = self._client
         try:
             for path in READY_PATHS:
-                response = await client.get(path, timeout=httpx2.Timeout(CHECK_S, connect=CONNECT_S))
-                if response.status_code != 404:
+                status, _ = await self._fetch("GET", path)
+                if status != 404:
                     break
-            if response.status_code == 200 and not self.is_ready:
-                answer = await client.get("/v1/models", timeout=CHECK_S)
-                if answer.status_code == 401:
+            if status == 200 and not self.is_ready:
+                models_status, models = await self._fetch("GET", "/v1/models")
+                if models_status == 401:
                     return self._leave(ReplicaState.DOWN, "refuses the key: set QUIRE_UPSTREAM_API_KEY to one of its")
-                models = msgspec.json.decode(answer.content, type=_ModelList)
-                self.models = {str(card.get("id")): card for card in models.data}
+                cards = msgspec.json.decode(models, type=_ModelList).data
+                self.models = {str(card.get("id")): card for card in cards}
         except httpx2.TimeoutException as error:
             self._num_timeouts += 1
             if not self.is_ready or self._num_timeouts >= MAX_TIMEOUTS:
                 self.note_failure(error)
                 self._give_up()
-        except (httpx2.HTTPError, msgspec.MsgspecError) as error:
+        except (httpx2.TransportError, msgspec.MsgspecError) as error:
             self.note_failure(error)
         else:
             self._num_timeouts = 0
-            if response.status_code != 200:
-                self._leave(ReplicaState.DOWN, f"is not ready (status {response.status_code})")
+            if status != 200:
+                self._leave(ReplicaState.DOWN, f"is not ready (status {status})")
             elif self.state is not ReplicaState.LEAVING and not self.is_ready:
                 LOGGER.log(logging.INFO if self._is_noted else logging.DEBUG, "replica %s is ready", self.name)
                 self.state, self.reason = ReplicaState.READY, "is ready"
@@ -336,24 +327,30 @@ class Replica:
     async def _follow_always(self) -> None:
         while True:
             await self._ready.wait()
-            with suppress(httpx2.HTTPError, msgspec.MsgspecError):
+            with suppress(TimeoutError, httpx2.TransportError, msgspec.MsgspecError):
                 await self._follow()
             self.digests.clear()
             self.load = Announcement(0)
             await asyncio.sleep(CHECK_EVERY_S)
 
     async def _follow(self) -> None:
-        timeout = httpx2.Timeout(SILENT_S, connect=CONNECT_S)
-        async with self._client.stream("GET", "/replica/events", timeout=timeout) as response:
-            if response.status_code == 404:
+        async with asyncio.timeout(SILENT_S):
+            answer = await self._begin("GET", b"/replica/events", [], b"")
+        with closing(answer):
+            if answer.status == 404:
                 LOGGER.warning("replica %s announces no cached prefixes: its requests are placed by load", self.name)
                 self.is_silent = True
                 await asyncio.Event().wait()
-            if response.status_code != 200:
+            if answer.status != 200:
                 return
-            async for line in response.aiter_lines():
-                if line.startswith("data: "):
-                    self.hear(msgspec.json.decode(line[6:], type=Announcement))
+            rest, data = b"", answer.first
+            while data:
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    if line.startswith(b"data: "):
+                        self.hear(msgspec.json.decode(line[6:], type=Announcement))
+                async with asyncio.timeout(SILENT_S):
+                    data = await answer.read()
 
     def hear(self, announcement: Announcement) -> None:
         """Take over what it announces."""

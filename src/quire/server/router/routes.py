@@ -4,7 +4,7 @@
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 
@@ -18,7 +18,10 @@ from quire.server.request_record import ANONYMOUS, record_of
 from quire.server.router.fleet import Fleet, check_url, unknown_model
 from quire.server.router.metrics import RouterMetrics
 from quire.server.router.proxy import Forwarding, RouterAdmission
-from quire.server.run import Backend
+
+if TYPE_CHECKING:
+    from quire.server.router.processes import LocalReplicas
+    from quire.server.router.run import RemoteReplicas
 
 PROBE_METHODS = ["GET", "HEAD"]
 ALL_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
@@ -31,7 +34,7 @@ class RouterState:
 
     options: ServerOptions
     fleet: Fleet
-    backend: Backend
+    backend: "LocalReplicas | RemoteReplicas"
     upstream_key: str | None = None
     is_draining: bool = False
     is_asleep: bool = False
@@ -50,10 +53,6 @@ class RouterState:
     def num_requests(self) -> int:
         """Return the number of requests in the router."""
         return self.admission.num_requests
-
-    async def watch(self) -> None:
-        """Watch the replicas until cancelled."""
-        await self.fleet.watch()
 
 
 def make_router_app(state: RouterState) -> FastAPI:

@@ -17,13 +17,12 @@ from quire.server.router.fleet import Fleet, check_url
 from quire.server.router.metrics import RouterMetrics
 from quire.server.router.processes import LocalReplicas
 from quire.server.router.routes import RouterState, make_router_app
-from quire.server.run import Backend, Served, Service, bind, prepare_process, url_of
+from quire.server.run import Service, bind, prepare_process, url_of
 
 UPSTREAM_VARIABLE = "QUIRE_UPSTREAM_API_KEY"
 FIRST_CHECK_S = 3.0
 """Longest wait for the first answers of all replicas."""
 _KEY = re.compile(r"[!-~]{1,512}")
-_MakeBackend = Callable[[Fleet, Callable[[QuireError], None]], Backend]
 
 
 class RemoteReplicas:
@@ -51,7 +50,7 @@ def serve_replicas(
     if engine.device.startswith("cuda:"):
         raise ConfigError(f"device={engine.device!r} is one GPU: --device cuda gives each replica its own, or a share")
 
-    def make(fleet: Fleet, on_lost: Callable[[QuireError], None]) -> Backend:
+    def make(fleet: Fleet, on_lost: Callable[[QuireError], None]) -> LocalReplicas:
         return LocalReplicas(fleet, engine, options, on_lost)
 
     _run(options, options.model_name(engine), make, lambda url, num_ready: on_ready(url))
@@ -75,13 +74,14 @@ def route(
 
 
 def _run(
-    options: ServerOptions, name: str, make: _MakeBackend, on_ready: Callable[[str, int], None],
-    upstream_key: str | None = None,
+    options: ServerOptions, name: str,
+    make: Callable[[Fleet, Callable[[QuireError], None]], LocalReplicas | RemoteReplicas],
+    on_ready: Callable[[str, int], None], upstream_key: str | None = None,
 ) -> None:  # fmt: skip
     prepare_process(options)
     fleet = Fleet(options.router_policy, RouterMetrics(options.router_policy))
 
-    def build(on_lost: Callable[[QuireError], None]) -> tuple[Served, Gate]:
+    def build(on_lost: Callable[[QuireError], None]) -> tuple[RouterState, Gate]:
         state = RouterState(options, fleet, make(fleet, on_lost), upstream_key)
         return state, Gate(make_router_app(state), state)
 

@@ -280,8 +280,11 @@ class _ResponseEvents(EventWriter):
         return b""
 
     def failed(self, error: ApiError) -> bytes:
-        """Return the event for an error in a stream that has begun."""
-        content = {"code": error.code or "server_error", "message": error.message}
+        """Return the event for an error in a stream that has begun: clients know few codes, ours is in the message."""
+        code = (
+            "rate_limit_exceeded" if error.status == 429 else "invalid_prompt" if error.status < 500 else "server_error"
+        )
+        content = {"code": code, "message": f"{error.message} ({error.code})" if error.code else error.message}
         self._emit("response.failed", {"response": self._job.response("failed", error=content)})
         return self._taken()
 

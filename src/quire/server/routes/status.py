@@ -1,6 +1,6 @@
 """Routes about the server itself: probes, version, metrics, models, description of the API.
 
-Next to read: `../health.py`, `../metrics.py`, `../openapi.py`.
+Next to read: `../supervisor.py`, `../metrics.py`, `../openapi.py`.
 """
 
 import functools
@@ -10,13 +10,13 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from quire import __version__
+from quire.server import supervisor
 from quire.server.errors import ApiError, JsonResponse
 from quire.server.generation import timestamp
 from quire.server.metrics import CONTENT_TYPE
 from quire.server.models import models_of
 from quire.server.openapi import build_document
 from quire.server.state import ServerState, state_of
-from quire.server.supervisor import asleep
 
 router = APIRouter()
 PROBE_METHODS = ["GET", "HEAD"]
@@ -27,10 +27,9 @@ STARTED = timestamp()
 @router.api_route("/health/live", methods=PROBE_METHODS)
 async def live(request: Request) -> Response:
     """Answer 200 while the server makes progress, also while it starts or drains. A platform restarts it otherwise."""
-    stalled = [model.health for model in models_of(request).by_name.values() if model.health.is_stalled()]
-    if stalled:
-        health = stalled[0]
-        message = f"requests are under way, but no step of the engine has ended for {health.stall_s():.0f} s"
+    stall_s = max(model.supervisor.stall_s() for model in models_of(request).by_name.values())
+    if stall_s >= supervisor.MAX_STALL_S:
+        message = f"requests are under way, but no step of the engine has ended for {stall_s:.0f} s"
         raise ApiError(503, message, code="engine_stalled")
     return JsonResponse({"status": "live"})
 
@@ -48,12 +47,12 @@ async def ready(request: Request) -> Response:
         return JsonResponse({"status": "ready"})
     state = models.find(name)
     if state.is_asleep:
-        raise asleep()
+        raise supervisor.asleep()
     if not state.supervisor.is_ready:
         message = f"the engine is {state.supervisor.state.value}"
         raise ApiError(503, message, code="engine_not_ready", retry_after_s=RETRY_AFTER_S)
-    if not state.health.answers():
-        message = f"the engine has not answered for {state.health.silence_s():.0f} s"
+    if (silence_s := state.supervisor.silence_s()) >= supervisor.MAX_SILENT_S:
+        message = f"the engine has sent nothing for {silence_s:.0f} s"
         raise ApiError(503, message, code="engine_not_answering", retry_after_s=RETRY_AFTER_S)
     return JsonResponse({"status": "ready"})
 

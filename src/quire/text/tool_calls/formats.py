@@ -6,17 +6,11 @@ Must not know: the parser. Next to read: `parser.py`.
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
-
-class _Tokenizer(Protocol):
-    """The part of a tokenizer that is used here."""
-
-    special_token_ids: frozenset[int]
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
-
+if TYPE_CHECKING:
+    from quire.text.tokenizer import Tokenizer
 
 BARE_CALL = "call:"
 """Marker before the name of a call that is no JSON object."""
@@ -79,7 +73,7 @@ def uses_tools(chat_template: str | None) -> bool:
     return chat_template is not None and re.search(r"\btools\b", chat_template) is not None
 
 
-def choose_format(chat_template: str | None, tokenizer: _Tokenizer | None = None) -> ToolCallFormat:
+def choose_format(chat_template: str | None, tokenizer: "Tokenizer | None" = None) -> ToolCallFormat:
     """Return the format that a template describes; `GENERIC` for a template without tools or with another format.
 
     `tokenizer` shows if the markers are special tokens.

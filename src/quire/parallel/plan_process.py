@@ -1,0 +1,120 @@
+"""`describe_apart` and `plan_apart`: a model is traced in a process of its own, so that no rank needs PyTorch.
+
+PyTorch takes more memory than a rank of a small model. The process traces every rank's share and keeps the plans in the
+cache directory, where the ranks read them, as they do on a later start. Where plans are not kept each rank traces.
+Next to read: `runtime/plan/stored_plan.py` for the files, `rank_processes.py` for the ranks.
+"""
+
+import ctypes
+import logging
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import msgspec
+
+from quire.config import EngineConfig, EngineOptions
+from quire.errors import QuireError
+from quire.parallel.frames import Failure
+from quire.parallel.rank_messages import StartRank
+from quire.runtime.links import RankMemory
+from quire.runtime.plan.stored_plan import lacks_model, make_model_config, missing_plans, store_plan
+from quire.runtime.ranks import make_group
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.model_cache import cache_directory
+
+logger = logging.getLogger("quire.parallel")
+_PR_SET_PDEATHSIG = 1
+_NOT_KEPT = (
+    "the plans of %d ranks cannot be kept in %s: each rank imports PyTorch and traces the model, which takes some"
+    " 200 MB of memory more per rank; QUIRE_CACHE_DIR chooses another directory"
+)
+
+
+class DescribeModel(msgspec.Struct, tag="describe", array_like=True):
+    """Keep the `ModelConfig` of a model. Fields: see `make_model_config`."""
+
+    hf_config: dict[str, Any]
+    generation_config: dict[str, Any]
+    overrides: dict[str, Any] | None
+    model_impl: str
+
+
+class PlanRanks(msgspec.Struct, tag="plan", array_like=True):
+    """Keep the plans of these ranks. `start`: the message with which one of them would start."""
+
+    start: StartRank
+    ranks: list[int]
+
+
+def describe_apart(options: EngineOptions, checkpoint: Checkpoint) -> None:
+    """Keep the model's description, if it is to be kept and is not, without a model's code in this process.
+
+    Raises: as `make_model_config`.
+    """
+    overrides = None if options.hf_overrides is None else dict(options.hf_overrides)
+    hf_config, generation_config = dict(checkpoint.hf_config), dict(checkpoint.generation_config)
+    if lacks_model(hf_config, generation_config, overrides, options.model_impl):
+        _run(DescribeModel(hf_config, generation_config, overrides, options.model_impl))
+
+
+def plan_apart(config: EngineConfig, checkpoint: Checkpoint) -> None:
+    """Keep the plans of all ranks that are to be kept and are not. Raises: as `trace_program`."""
+    if not (missing := missing_plans(config, checkpoint)):
+        return
+    files = checkpoint.files
+    start = StartRank(0, config, [], 0, str(files.path.absolute()), files.kind, files.name)
+    if _run(PlanRanks(start, missing)) and (missing := missing_plans(config, checkpoint)):
+        logger.warning(_NOT_KEPT, len(missing), cache_directory() / "plans")
+
+
+def _run(message: DescribeModel | PlanRanks) -> bool:
+    """Run a task in a process of its own, and wait for it. Returns: True if it ended well. Raises: its QuireError.
+
+    After a process that was killed, or failed otherwise, the ranks do the work, and raise what it raised.
+    """
+    command = [sys.executable, "-P", "-m", "quire.parallel.plan_process", str(os.getpid())]
+    done = subprocess.run(command, input=msgspec.msgpack.encode(message), stdout=subprocess.PIPE, check=False)
+    if done.returncode:
+        logger.warning("the process that traces the model ended with status %d: each rank traces it", done.returncode)
+    elif done.stdout:
+        raise msgspec.msgpack.decode(done.stdout, type=Failure).revive()
+    return not done.returncode
+
+
+def main() -> int:
+    """Entry point: run the task on stdin; write a `Failure` to stdout if it raises. Returns: the exit code."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(sys.argv[1]):
+        return 0  # it died before
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller gets it too, and ends this process
+    answer = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print is no answer
+    task = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=DescribeModel | PlanRanks)
+    try:
+        _keep_model(task) if isinstance(task, DescribeModel) else _keep_plans(task)
+    except QuireError as error:
+        answer.write(msgspec.msgpack.encode(Failure.of(error)))
+        answer.flush()
+    except Exception:
+        return 1
+    return 0
+
+
+def _keep_model(task: DescribeModel) -> None:
+    make_model_config(task.hf_config, task.generation_config, task.overrides, task.model_impl)
+
+
+def _keep_plans(task: PlanRanks) -> None:
+    config, checkpoint = task.start.config, task.start.open_checkpoint()
+    memory = RankMemory.of(config)
+    for rank in task.ranks:
+        links = memory.links(rank, 0)
+        group = make_group(config.model.vocab_size, links.exchange)
+        store_plan(config.on_rank(rank), checkpoint, config.scheduler.layer_groups, group, links)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
