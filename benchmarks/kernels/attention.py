@@ -85,10 +85,11 @@ class Layers:
         self.tokens = torch.zeros(num_requests, start + count, dtype=torch.int32)
 
     def seconds(self, plan: _native.Plan) -> float:
+        rows, starts, counts = (array.data_ptr() for array in self.arrays)
         started = time.perf_counter()
         plan.run(
-            1, len(self.tables), 0, *[array.data_ptr() for array in self.arrays], 0, self.tokens.data_ptr(),
-            self.tokens.stride(0), self.tables.data_ptr(), self.tables.stride(0), self.tables.numel(),
+            1, len(self.tables), 0, rows, starts, counts, 0, self.tokens.data_ptr(), self.tokens.stride(0),
+            self.tables.data_ptr(), self.tables.stride(0), self.tables.numel(),
         )  # fmt: skip
         return time.perf_counter() - started
 
