@@ -15,6 +15,7 @@ from torch import nn
 
 from benchmarks.model_files import generated
 from quire._native import WeightFormat
+from quire.kernels.instruction import Packing
 from quire.runtime.hardware import count_threads
 from quire.runtime.plan.packed_weights import FLOATS, PACKED_DIRECTLY, PackedWeights
 from quire.weights.checkpoint import open_checkpoint
@@ -41,11 +42,12 @@ def main() -> None:
         name: WeightFormat.bf16 if tensor.format in FLOATS else PACKED_DIRECTLY.get(tensor.format, WeightFormat.q8)
         for name, tensor in tensors.items()
     }
+    packings = {name: Packing.whole(tensors[name].shape[0], each) for name, each in formats.items()}
     file_bytes, before = sum(tensor.num_bytes for tensor in tensors.values()), peak_bytes()
     rates, beside = [], 0
     for index in range(REPETITIONS):
         start = time.perf_counter()
-        weights = PackedWeights(parameters, formats, arguments.threads)
+        weights = PackedWeights(parameters, packings, arguments.threads)
         for name, tensor in tensors.items():
             weights.put(name, tensor, 0)
         rates.append(file_bytes / (time.perf_counter() - start) / 1e9)

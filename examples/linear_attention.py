@@ -26,7 +26,7 @@ class LinearConfig(LlamaConfig):
 
     def kv_specs(self) -> list[RecurrentState]:
         """The cache of each layer."""
-        size = state_bytes(0, 1, self.num_heads, self.head_size, self.head_size)
+        size = state_bytes(0, 1, self.num_heads, self.num_heads, self.head_size, self.head_size)
         return [RecurrentState(size)] * self.num_layers
 
 

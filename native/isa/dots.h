@@ -3,7 +3,7 @@
 // NibbleDots and ByteDots have the same face: `load` takes 64 bytes of a tile, `add` adds their products with the
 // activations from x on, `total` ends a block. The sums are integers and fit, so that any order gives the same result.
 // WideDots is NibbleDots for numbers of five and six bits: with_fifth and with_upper add the other bits to chunk
-// `chunk` of a block. first_sum is the sum of 16 activations.
+// `chunk` of a block.
 #pragma once
 #include "isa/simd.h"
 
@@ -253,18 +253,6 @@ inline F32x16 widen_i8(const uint8_t* p) {
 }
 
 #endif
-
-inline int32_t first_sum(const int8_t* x) {
-#if defined(__AVX2__)
-  const __m128i above = _mm_xor_si128(_mm_loadu_si128((const __m128i*)x), _mm_set1_epi8(-128));  // 128 more, unsigned
-  const __m128i two = _mm_sad_epu8(above, _mm_setzero_si128());
-  return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_unpackhi_epi64(two, two))) - 16 * 128;
-#else
-  int32_t total = 0;
-  for (int i = 0; i < 16; ++i) total += x[i];
-  return total;
-#endif
-}
 
 }  // namespace
 }  // namespace quire

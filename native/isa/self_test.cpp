@@ -223,7 +223,9 @@ std::string state_results(const OpTable& ops, bool delta) {
   Random random;
   Memory values(kTokens * kChannels * 4), mixed(kTokens * kChannels * 4), gates(kTokens * 2 * kStateHeads * 4);
   Memory weight(4 * kChannels * 4), vectors(3 * kStateHeads * 4), out(kTokens * kStateHeads * kValueSize * 4);
-  Memory past(3 * kChannels * 4), state(kStateHeads * kKeySize * 2 * kLanes * 4);
+  constexpr int64_t kColumns = 2 * kLanes;  // of keys and of values, whole vectors
+  Memory past(3 * kChannels * 4);
+  Memory state((kStateHeads * ((kKeySize + 8) * kColumns + kLanes) + 8 * kColumns) * 4);
   for (Memory* memory : {&values, &gates, &weight, &vectors, &past, &state}) memory->fill(random);
   SmallStep step(kTokens);
   const Rows wide = rows_of(mixed, RowType::f32, kChannels);

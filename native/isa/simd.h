@@ -258,14 +258,21 @@ inline uint16_t to_bf16(float value) {
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-// store_bf16: sixteen such. store_bytes: the low bytes of 32 lanes; returns their sum as signed bytes.
+// store_bf16: sixteen such. store_bytes: the low bytes of 32 lanes; returns the sums of the first 16 and of all of them
+// as signed bytes.
 // any_above: whether some lane is above `limit` or NaN.
+struct ByteSums {
+  int32_t first, all;
+};
 #if defined(__AVX2__)
-inline int32_t sum_of_bytes(__m256i bytes) {
+inline int32_t sum_of_halves(__m128i two) {
+  return _mm_cvtsi128_si32(_mm_add_epi64(two, _mm_unpackhi_epi64(two, two)));
+}
+inline ByteSums sums_of_bytes(__m256i bytes) {
   const __m256i above = _mm256_xor_si256(bytes, _mm256_set1_epi8(-128));  // 128 more, unsigned
   const __m256i four = _mm256_sad_epu8(above, _mm256_setzero_si256());
-  const __m128i two = _mm_add_epi64(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
-  return _mm_cvtsi128_si32(_mm_add_epi64(two, _mm_unpackhi_epi64(two, two))) - 32 * 128;
+  const int32_t first = sum_of_halves(_mm256_castsi256_si128(four)) - 16 * 128;
+  return {first, first + sum_of_halves(_mm256_extracti128_si256(four, 1)) - 16 * 128};
 }
 #endif
 #if defined(__AVX512F__)
@@ -277,10 +284,10 @@ inline void store_bf16(uint16_t* p, F32x16 a) {
   const __m512i result = _mm512_mask_or_epi32(rounded, nan, high, _mm512_set1_epi32(0x40));
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(result));
 }
-inline int32_t store_bytes(int8_t* p, I32x16 a, I32x16 b) {
+inline ByteSums store_bytes(int8_t* p, I32x16 a, I32x16 b) {
   const __m256i bytes = _mm256_set_m128i(_mm512_cvtepi32_epi8(b.v), _mm512_cvtepi32_epi8(a.v));
   _mm256_storeu_si256((__m256i*)p, bytes);
-  return sum_of_bytes(bytes);
+  return sums_of_bytes(bytes);
 }
 inline bool any_above(F32x16 a, float limit) {
   return _mm512_cmp_ps_mask(a.v, _mm512_set1_ps(limit), _CMP_NLE_UQ) != 0;
@@ -297,14 +304,14 @@ inline void store_bf16(uint16_t* p, F32x16 a) {
   const __m256i mixed = _mm256_packus_epi32(to8_bf16(a.lo), to8_bf16(a.hi));  // quarters 0, 2, 1, 3
   _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(mixed, 0xd8));
 }
-inline int32_t store_bytes(int8_t* p, I32x16 a, I32x16 b) {
+inline ByteSums store_bytes(int8_t* p, I32x16 a, I32x16 b) {
   const __m256i low = _mm256_set1_epi32(255);
   const __m256i first = _mm256_packus_epi32(_mm256_and_si256(a.lo, low), _mm256_and_si256(a.hi, low));
   const __m256i second = _mm256_packus_epi32(_mm256_and_si256(b.lo, low), _mm256_and_si256(b.hi, low));
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
   const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(first, second), order);
   _mm256_storeu_si256((__m256i*)p, bytes);
-  return sum_of_bytes(bytes);
+  return sums_of_bytes(bytes);
 }
 inline bool any_above(F32x16 a, float limit) {
   const __m256 limits = _mm256_set1_ps(limit);
@@ -315,14 +322,15 @@ inline bool any_above(F32x16 a, float limit) {
 inline void store_bf16(uint16_t* p, F32x16 a) {
   for (int i = 0; i < kLanes; ++i) p[i] = to_bf16(a.v[i]);
 }
-inline int32_t store_bytes(int8_t* p, I32x16 a, I32x16 b) {
-  int32_t total = 0;
+inline ByteSums store_bytes(int8_t* p, I32x16 a, I32x16 b) {
+  ByteSums sums{};
   for (int i = 0; i < kLanes; ++i) {
     p[i] = static_cast<int8_t>(a.v[i]);
     p[i + kLanes] = static_cast<int8_t>(b.v[i]);
-    total += p[i] + p[i + kLanes];
+    sums.first += p[i];
+    sums.all += p[i] + p[i + kLanes];
   }
-  return total;
+  return sums;
 }
 inline bool any_above(F32x16 a, float limit) {
   bool any = false;

@@ -44,8 +44,30 @@ inline void convolve(const CausalConvOp& op, const Step& step, int64_t r, int64_
   for (int64_t t = 0; t < num_tokens; ++t) {
     const float* inputs[kMostTaps];
     for (int64_t j = 0; j < op.taps; ++j) inputs[j] = input(t - past + j);
+    // Rows are pages apart, which no prefetcher of the processor follows.
+    for (int64_t i = 0; i < count && t + 1 < num_tokens; i += kLanes) {
+      prefetch_l1(input(t + 1) + i);
+      prefetch_to_write(row<float>(op.out, begin + t + 1) + first + i);
+    }
+    float* out = row<float>(op.out, begin + t) + first;
+    constexpr int64_t kWidth = kSideBySide * kLanes;
+    int64_t whole = 0;
+    for (; whole + kWidth <= count; whole += kWidth) {
+      F32x16 totals[kSideBySide];
+      QUIRE_UNROLL for (int k = 0; k < kSideBySide; ++k) {
+        totals[k] = op.bias != nullptr ? load(op.bias + first + whole + k * kLanes) : zero();
+      }
+      for (int64_t j = 0; j < op.taps; ++j) {
+        const float *weights = op.weight + j * op.channels + first + whole, *x = inputs[j] + whole;
+        QUIRE_UNROLL for (int k = 0; k < kSideBySide; ++k) {
+          totals[k] = fma(load(weights + k * kLanes), load(x + k * kLanes), totals[k]);
+        }
+      }
+      activate(op.activation, totals);
+      QUIRE_UNROLL for (int k = 0; k < kSideBySide; ++k) store(out + whole + k * kLanes, totals[k]);
+    }
     float values[kConvChannels];
-    int64_t i = 0;
+    int64_t i = whole;
     for (; i + kLanes <= count; i += kLanes) {
       F32x16 total = op.bias != nullptr ? load(op.bias + first + i) : zero();
       for (int64_t j = 0; j < op.taps; ++j) {
@@ -60,7 +82,7 @@ inline void convolve(const CausalConvOp& op, const Step& step, int64_t r, int64_
       }
       values[i] = total;
     }
-    apply(op.activation, values, nullptr, row<float>(op.out, begin + t) + first, count);
+    apply(op.activation, values + whole, nullptr, out + whole, count - whole);
   }
   for (int64_t j = 0; j < past; ++j) memcpy(state + j * op.channels, input(num_tokens - past + j), bytes);
 }

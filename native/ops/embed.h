@@ -127,16 +127,17 @@ inline void decode(const Weight& table, const std::byte* tile, int64_t lane, int
 
 inline void embed(const EmbedOp& op, const Context& context) {
   const Step& step = *context.step;
-  const int64_t bytes = tile_bytes(op.table.format, op.table.num_inputs), width = op.table.num_inputs;
+  const int64_t width = op.table.num_inputs;
   const Range mine = share(step.num_tokens, context);
   for (int64_t t = mine.begin; t < mine.end; ++t) {
     const int64_t id = (op.of_positions ? step.positions[t] : step.token_ids[t]) + op.offset;
     const bool is_here = id >= 0 && id < op.table.num_outputs;
+    const WeightTile tile = tile_of(op.table, is_here ? id / kTile : 0);
     float* out = row<float>(op.out, t);
     for (int64_t i = 0; i < width; i += kBlock) {
       const int64_t count = width - i < kBlock ? width - i : kBlock;
       float values[kBlock] = {};
-      if (is_here) decode(op.table, op.table.data + id / kTile * bytes, id % kTile, i, count, values);
+      if (is_here) decode(tile.weight, tile.data, id % kTile, i, count, values);
       if (op.add) {
         add_values(values, count, out + i);
       } else {

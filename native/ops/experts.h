@@ -61,8 +61,8 @@ inline void visit_blocks(const int32_t* counts, int64_t num_experts, int64_t mos
 // y, and the bias if there is one, of outputs first_output … first_output + count - 1 of a weight, at most a panel, for
 // num_rows rows from `first` on. Returns where they begin in a row of `out`, whose width is kPanelWidth or, if
 // first_output is no multiple of a tile, kUnalignedWidth.
-inline const float* multiply_outputs(const Weight& weight, const float* bias, const Rows& x, int64_t first,
-                                     int64_t num_rows, int64_t first_output, int64_t count, int64_t width, float* out) {
+inline float* multiply_outputs(const Weight& weight, const float* bias, const Rows& x, int64_t first, int64_t num_rows,
+                               int64_t first_output, int64_t count, int64_t width, float* out) {
   const int64_t tile = first_output / kTile, offset = first_output % kTile;
   const int64_t num_tiles = (offset + count + kTile - 1) / kTile;
   KvFetch fetch;
@@ -75,16 +75,32 @@ inline const float* multiply_outputs(const Weight& weight, const float* bias, co
   return out;
 }
 
-// out[i] = g' / (1 + exp(-alpha * g')) * (u' + 1): see ExpertUpOp. A whole panel, of which only `count` are wanted.
-inline void gate_clamped(const float* gates, const float* ups, float alpha, float limit, int64_t count, float* out) {
+// out[i] = g' / (1 + exp(-alpha * g')) * (u' + 1): see ExpertUpOp.
+template <int N>
+[[gnu::always_inline]] inline void gate_clamped(const float* gates, const float* ups, float alpha, float limit,
+                                                float* out) {
   const F32x16 high = broadcast(limit), low = broadcast(-limit), one = broadcast(1.0f);
-  for (int64_t i = 0; i < count; i += kLanes) {
+  F32x16 g[N], e[N];
+  QUIRE_UNROLL for (int i = 0; i < N; ++i) g[i] = min(high, load(gates + i * kLanes));
+  QUIRE_UNROLL for (int i = 0; i < N; ++i) e[i] = zero() - broadcast(alpha) * g[i];
+  exp(e);
+  QUIRE_UNROLL for (int i = 0; i < N; ++i) {
+    const F32x16 u = max(low, min(high, load(ups + i * kLanes)));
+    store(out + i * kLanes, g[i] / (one + e[i]) * (u + one));
+  }
+}
+
+inline void gate_clamped(const float* gates, const float* ups, float alpha, float limit, int64_t count, float* out) {
+  constexpr int64_t kWidth = kSideBySide * kLanes;
+  int64_t i = 0;
+  for (; i + kWidth <= count; i += kWidth) gate_clamped<kSideBySide>(gates + i, ups + i, alpha, limit, out + i);
+  for (; i < count; i += kLanes) {
     float lanes[2][kLanes] = {};
-    const int64_t left = count - i < kLanes ? count - i : kLanes;
-    memcpy(lanes[0], gates + i, static_cast<size_t>(left) * sizeof(float));
-    memcpy(lanes[1], ups + i, static_cast<size_t>(left) * sizeof(float));
-    const F32x16 g = min(high, load(lanes[0])), u = max(low, min(high, load(lanes[1])));
-    store(out + i, g / (one + exp(zero() - broadcast(alpha) * g)) * (u + one));
+    const size_t bytes = static_cast<size_t>(count - i < kLanes ? count - i : kLanes) * sizeof(float);
+    memcpy(lanes[0], gates + i, bytes);
+    memcpy(lanes[1], ups + i, bytes);
+    gate_clamped<1>(lanes[0], lanes[1], alpha, limit, lanes[0]);
+    memcpy(out + i, lanes[0], bytes);
   }
 }
 
@@ -128,16 +144,23 @@ inline void expert_up(const ExpertUpOp& op, const Context& context) {
     for (; panel < last; ++panel) {
       const int64_t column = panel * kPanelWidth, left = inner - column;
       const int64_t columns = left < kPanelWidth ? left : kPanelWidth, gate = 2 * inner * e + column;
-      const float* g = multiply_outputs(op.weight, op.bias, x, 0, count, gate, columns, width, values);
+      fetch_to_write(op.out, {first, first + count}, column, columns);
+      float* g = multiply_outputs(op.weight, op.bias, x, 0, count, gate, columns, width, values);
       const float* u = multiply_outputs(op.weight, op.bias, x, 0, count, gate + inner, columns, width, factors);
+      // All rows at once, with what lies between them.
+      const int64_t span = (count - 1) * width + columns;
+      if (op.limit > 0.0f) {
+        gate_clamped(g, u, op.alpha, op.limit, span, g);
+      } else {
+        apply(op.activation, g, u, g, span);
+      }
+      if (op.out.type == RowType::q8) {
+        std::byte* blocks = row<std::byte>(op.out, first) + bytes_of_columns(RowType::q8, column);
+        quantise(g, count, blocks, op.out.stride_bytes);
+        continue;
+      }
       for (int64_t r = 0; r < count; ++r) {
-        float result[kPanelWidth];
-        if (op.limit > 0.0f) {
-          gate_clamped(g + r * width, u + r * width, op.alpha, op.limit, columns, result);
-        } else {
-          apply(op.activation, g + r * width, u + r * width, result, columns);
-        }
-        write_columns(op.out, first + r, column, columns, result);
+        write_columns(op.out, first + r, column, columns, g + r * width);
         if (column + columns == inner) finish_row(op.out, first + r, inner);
       }
     }
@@ -174,6 +197,10 @@ inline void expert_down(const ExpertDownOp& op, const Context& context) {
     for (int64_t column = first_column; column < end_column; column += kPanelWidth) {
       const int64_t columns = end_column - column < kPanelWidth ? end_column - column : kPanelWidth;
       const int64_t output = outputs * e + column;
+      for (int64_t r = 0; r < count; ++r) {
+        const float* to = row<float>(op.out, op.routed[first + r].token) + column;
+        for (int64_t i = 0; i < columns; i += kLanes) prefetch_to_write(to + i);
+      }
       const float* y = multiply_outputs(op.weight, op.bias, op.x, first, count, output, columns, width, values);
       for (int64_t r = 0; r < count; ++r) {
         const RoutedRow& routed = op.routed[first + r];

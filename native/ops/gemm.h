@@ -47,10 +47,9 @@ inline bool dequantises(const Weight& weight, const Rows& x) {
   return wanted_rows(weight.format) == RowType::q8 && x.type == RowType::bf16;
 }
 
-// y of rows first … first + num_rows - 1 and of num_tiles tiles of 16 outputs from `tile` on, to out[row][16 * tiles].
-// out has room for kPanelTiles tiles.
-inline void multiply(const Weight& weight, const Rows& x, int64_t first, int64_t num_rows, int64_t tile,
-                     int64_t num_tiles, KvFetch& fetch, float* out, int64_t out_stride) {
+// `multiply` with tiles of one matrix.
+inline void multiply_part(const Weight& weight, const Rows& x, int64_t first, int64_t num_rows, int64_t tile,
+                          int64_t num_tiles, KvFetch& fetch, float* out, int64_t out_stride) {
 #if defined(QUIRE_TILES)
   if (dequantises(weight, x)) {
     return multiply_tiles(weight, x, first, num_rows, tile, num_tiles, fetch, out, out_stride);
@@ -61,6 +60,18 @@ inline void multiply(const Weight& weight, const Rows& x, int64_t first, int64_t
   } else {
     multiply_float(weight, x, first, num_rows, tile, num_tiles, fetch, out, out_stride);
   }
+}
+
+// y of rows first … first + num_rows - 1 and of num_tiles tiles of 16 outputs from `tile` on, to out[row][16 * tiles].
+inline void multiply(const Weight& weight, const Rows& x, int64_t first, int64_t num_rows, int64_t tile,
+                     int64_t num_tiles, KvFetch& fetch, float* out, int64_t out_stride) {
+  if (const int64_t own = weight.own_outputs() / kTile; weight.next != nullptr && tile + num_tiles > own) {
+    const int64_t here = tile < own ? own - tile : 0;
+    if (here > 0) multiply_part(weight, x, first, num_rows, tile, here, fetch, out, out_stride);
+    return multiply(*weight.next, x, first, num_rows, tile + here - own, num_tiles - here, fetch, out + here * kTile,
+                    out_stride);
+  }
+  multiply_part(weight, x, first, num_rows, tile, num_tiles, fetch, out, out_stride);
 }
 
 // A product is cut into panels of 32 outputs and these into blocks of rows. A thread's share are consecutive pieces.
@@ -154,14 +165,21 @@ inline void gemm_piece(const GemmOp& op, Range rows, int64_t column, int64_t cou
 
 inline void gemm(const GemmOp& op, const Context& context) {
   const int64_t count = num_rows(context, op.of_logit_rows);
-  const Pieces pieces(count, op.gated ? op.weight.num_outputs / 2 : op.weight.num_outputs, context.num_threads,
-                      dequantises(op.weight, op.x));
-  const Range mine = share(pieces.count, context);
   const TileSession session(op.x.type);
   KvFetch fetch(op.ahead, context);
-  for (int64_t i = mine.begin; i < mine.end; ++i) {
-    gemm_piece(op, pieces.rows(i), pieces.column(i), pieces.columns(i), pieces.num_outputs, fetch,
-               reinterpret_cast<float*>(context.scratch));
+  const auto multiply_columns = [&](int64_t first, int64_t width, int64_t num_outputs) {
+    const Pieces pieces(count, width, context.num_threads, dequantises(op.weight, op.x));
+    const Range mine = share(pieces.count, context);
+    for (int64_t i = mine.begin; i < mine.end; ++i) {
+      gemm_piece(op, pieces.rows(i), first + pieces.column(i), pieces.columns(i), num_outputs, fetch,
+                 reinterpret_cast<float*>(context.scratch));
+    }
+  };
+  const int64_t num_outputs = op.weight.num_outputs;
+  if (op.gated) return multiply_columns(0, num_outputs / 2, num_outputs / 2);
+  // Threads share each part of a stack evenly, since formats take different times.
+  for (const Weight* part = &op.weight; part != nullptr; part = part->next) {
+    multiply_columns(num_outputs - part->num_outputs, part->own_outputs(), num_outputs);
   }
 }
 

@@ -22,8 +22,9 @@ constexpr int kRowsAtOnce = 4, kTilesAtOnce = 1;
 constexpr int kRowsAtOnce = 1, kTilesAtOnce = 1;
 #endif
 
-// A tile of weights, block by block: `weights` are those of a chunk of its inputs, `product` makes the exact sum of
-// products about the weights' centre of the sums of part `part`, and `scale` and `minimum` belong to that.
+// A tile of weights, block by block: `weights` are those of a chunk of its inputs, sums of part `part` begin with
+// `start`, `product` makes of them the exact sum of products about the weights' centre, and `scale` and `minimum`
+// belong to that.
 template <WeightFormat kFormat>
 class QTile {
  public:
@@ -37,7 +38,8 @@ class QTile {
         m_(d_ + blocks * kTile) {}
   const uint8_t* low(int64_t block, int chunk) const { return u_ + block * 256 + chunk * 64; }
   Dots::Weights weights(int64_t block, int chunk) const { return Dots::load(low(block, chunk)); }
-  static I32x16 product(Dots::Sums sums, const ActBlock& x, int) {
+  static Dots::Sums start(const ActBlock&, int) { return Dots::zero(); }
+  static I32x16 product(Dots::Sums sums, const ActBlock& x) {
     return kHasMinima ? Dots::total(sums) : Dots::total(sums) - shift_left<3>(broadcast(x.sum));
   }
   F32x16 scale(int64_t block, int) const { return widen_f16(d_ + block * kTile); }
@@ -59,7 +61,8 @@ class QTile<WeightFormat::q8> {
       : u_(reinterpret_cast<const uint8_t*>(data)), d_(reinterpret_cast<const uint16_t*>(data + blocks * 512)) {}
   const uint8_t* low(int64_t block, int chunk) const { return u_ + block * 512 + chunk * 64; }
   Dots::Weights weights(int64_t block, int chunk) const { return Dots::load(low(block, chunk)); }
-  static I32x16 product(Dots::Sums sums, const ActBlock& x, int) { return Dots::total(sums, x.sum); }
+  static Dots::Sums start(const ActBlock&, int) { return Dots::zero(); }
+  static I32x16 product(Dots::Sums sums, const ActBlock& x) { return Dots::total(sums, x.sum); }
   F32x16 scale(int64_t block, int) const { return widen_f16(d_ + block * kTile); }
 
  private:
@@ -89,11 +92,12 @@ class SuperTile {
     if constexpr (kFormat == WeightFormat::q5k) return Dots::with_fifth(low, super + kAt.high + i * 64, chunk);
     return Dots::with_upper(low, super + kAt.high + i * 128, chunk);
   }
-  static I32x16 product(Dots::Sums sums, const ActBlock& x, int part) {
-    if constexpr (kFormat == WeightFormat::q5k) return Dots::total(sums);
-    const int32_t first = first_sum(x.q);
-    return Dots::total(sums) - shift_left<5>(broadcast(part == 0 ? first : x.sum - first));
+  static Dots::Sums start(const ActBlock& x, int part) {
+    if constexpr (kHasMinima) return Dots::zero();
+    const I32x16 first = broadcast(x.first_sum);
+    return zero_i() - shift_left<5>(part == 0 ? first : broadcast(x.sum) - first);
   }
+  static I32x16 product(Dots::Sums sums, const ActBlock&) { return Dots::total(sums); }
   F32x16 scale(int64_t block, int part) const {
     const uint8_t *super = at(block), *scales = super + kAt.scales + (block % kBlocks * kParts + part) * kTile;
     if constexpr (kHasMinima) return halves(super) * widen_u8(scales);
@@ -127,7 +131,8 @@ class QTile<WeightFormat::q4k> : public SuperTile<WeightFormat::q4k> {
   using Dots = NibbleDots;
   using SuperTile::SuperTile;
   Dots::Weights weights(int64_t block, int chunk) const { return Dots::load(low(block, chunk)); }
-  static I32x16 product(Dots::Sums sums, const ActBlock&, int) { return Dots::total(sums); }
+  static Dots::Sums start(const ActBlock&, int) { return Dots::zero(); }
+  static I32x16 product(Dots::Sums sums, const ActBlock&) { return Dots::total(sums); }
 };
 
 // With half of that attention waits longer, with twice as much products do.
@@ -170,7 +175,8 @@ void multiply_tiles(const std::byte* const* data, const std::byte* x, int64_t x_
     QUIRE_UNROLL for (int part = 0; part < Tile::kParts; ++part) {
       typename Dots::Sums sums[kRows][kTiles];
       QUIRE_UNROLL for (int r = 0; r < kRows; ++r) {
-        QUIRE_UNROLL for (int c = 0; c < kTiles; ++c) sums[r][c] = Dots::zero();
+        const auto start = Tile::start(*reinterpret_cast<const ActBlock*>(x + r * x_stride), part);
+        QUIRE_UNROLL for (int c = 0; c < kTiles; ++c) sums[r][c] = start;
       }
       QUIRE_UNROLL for (int i = part * kChunks; i < (part + 1) * kChunks; ++i) {
         typename Dots::Weights w[kTiles];
@@ -186,7 +192,7 @@ void multiply_tiles(const std::byte* const* data, const std::byte* x, int64_t x_
         if constexpr (Tile::kHasMinima) m = tiles[c].minimum(b);
         QUIRE_UNROLL for (int r = 0; r < kRows; ++r) {
           const auto& acts = *reinterpret_cast<const ActBlock*>(x + r * x_stride);
-          const F32x16 p = to_float(Tile::product(sums[r][c], acts, part));
+          const F32x16 p = to_float(Tile::product(sums[r][c], acts));
           y[r][c] = fma(p, d * broadcast(acts.scale), y[r][c]);
           if constexpr (Tile::kHasMinima) y[r][c] = fma(m, broadcast(acts.scaled_sum), y[r][c]);
         }
@@ -221,10 +227,7 @@ void multiply_q_by(const Weight& weight, const Rows& x, int64_t first, int64_t n
   const bool is_near = groups == 1 && kTiles == 1;
   for (int64_t c = 0; c < num_tiles; c += kTiles) {
     const std::byte* tiles[kTiles];
-    for (int i = 0; i < kTiles; ++i) {
-      // A lone last tile is taken twice.
-      tiles[i] = weight.data + (tile + (c + i < num_tiles ? c + i : c)) * bytes;
-    }
+    for (int i = 0; i < kTiles; ++i) tiles[i] = weight.data + (tile + c + i) * bytes;
     const std::byte* next = tiles[0] + (is_near ? kNearBytes : kTiles * bytes);
     const int64_t step = is_near ? bytes / blocks : num_lines * 64;
     for (int64_t g = 0; g < groups; ++g) {
@@ -241,11 +244,12 @@ void multiply_q_by(const Weight& weight, const Rows& x, int64_t first, int64_t n
 template <WeightFormat kFormat>
 void multiply_q_as(const Weight& weight, const Rows& x, int64_t first, int64_t num_rows, int64_t tile,
                    int64_t num_tiles, KvFetch& fetch, float* out, int64_t out_stride) {
-  const auto by = num_rows > kRowsAtOnce ? multiply_q_by<kFormat, kTilesAtOnce> : multiply_q_by<kFormat, 1>;
+  const bool at_once = num_rows > kRowsAtOnce && num_tiles % kTilesAtOnce == 0;
+  const auto by = at_once ? multiply_q_by<kFormat, kTilesAtOnce> : multiply_q_by<kFormat, 1>;
   by(weight, x, first, num_rows, tile, num_tiles, fetch, out, out_stride);
 }
 
-// See gemm.h: the order of operations. out has room for an even number of tiles.
+// See gemm.h: the order of operations.
 inline void multiply_q(const Weight& weight, const Rows& x, int64_t first, int64_t num_rows, int64_t tile,
                        int64_t num_tiles, KvFetch& fetch, float* out, int64_t out_stride) {
   const auto multiply_as = weight.format == WeightFormat::q4    ? multiply_q_as<WeightFormat::q4>

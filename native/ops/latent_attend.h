@@ -72,6 +72,27 @@ struct LatentStep {
   }
 };
 
+// Block `block` of a tile of a format with scales of scales as fp32 rows of its 16 outputs, `stride` elements apart.
+template <WeightFormat kFormat>
+inline void decode_super_block(const std::byte* tile, int64_t block, float* out, int64_t stride) {
+  using Tile = QTile<kFormat>;
+  const Tile from(tile, 0);
+  for (int i = 0; i < kBlock; ++i) {
+    const int chunk = i / 8, half = i % 8 / 4, part = i * Tile::kParts / kBlock;
+    const uint8_t *low = from.low(block, chunk) + i % 4, *upper = from.upper(block, chunk) + i % 4;
+    int32_t u[kTile];
+    for (int lane = 0; lane < kTile; ++lane) {
+      u[lane] = low[lane * 4] >> (4 * half) & 15;
+      if (kFormat == WeightFormat::q5k) u[lane] |= (upper[lane * 4] >> (2 * chunk + half) & 1) << 4;
+      if (kFormat == WeightFormat::q6k)
+        u[lane] = (u[lane] | (upper[lane * 4] >> (4 * (chunk % 2) + 2 * half) & 3) << 4) - 32;
+    }
+    F32x16 values = from.scale(block, part) * to_float(load(u));
+    if constexpr (Tile::kHasMinima) values = values + from.minimum(block);
+    store(out + i * stride, values);
+  }
+}
+
 // Inputs of a packed tile as fp32 rows of its 16 outputs, `stride` elements apart: inputs first … first + count - 1, at
 // most 32, from a multiple of 32 on.
 inline void decode_inputs(const Weight& weight, const std::byte* tile, int64_t first, int64_t count, float* out,
@@ -87,6 +108,9 @@ inline void decode_inputs(const Weight& weight, const std::byte* tile, int64_t f
     }
     return;
   }
+  if (weight.format == WeightFormat::q4k) return decode_super_block<WeightFormat::q4k>(tile, block, out, stride);
+  if (weight.format == WeightFormat::q5k) return decode_super_block<WeightFormat::q5k>(tile, block, out, stride);
+  if (weight.format == WeightFormat::q6k) return decode_super_block<WeightFormat::q6k>(tile, block, out, stride);
   uint32_t packed[kTile];
   if (weight.format == WeightFormat::bf16) {
     for (int64_t i = 0; i < count; i += 2) {
@@ -118,6 +142,12 @@ inline void decode_inputs(const Weight& weight, const std::byte* tile, int64_t f
 // Fetches what decode_inputs reads of a tile from input `first` on: the lines after those of another tile are no stream
 // that the hardware would follow.
 inline void fetch_inputs(const Weight& weight, const std::byte* tile, int64_t first) {
+  if (has_supers(weight.format)) {
+    const SuperLayout at = super_layout(weight.format);
+    const std::byte* super = tile + first / kSuper * at.bytes;
+    for (int64_t i = 0; i < 256; i += 64) prefetch_l1(super + first % kSuper / kBlock * 256 + i);
+    return prefetch_l1(super + at.scales);
+  }
   const int64_t blocks = weight.num_inputs / kBlock, bytes = tile_bytes(weight.format, weight.num_inputs);
   const bool has_scales = wanted_rows(weight.format) == RowType::q8;
   const int64_t block_bytes = !has_scales ? bytes / blocks : weight.format == WeightFormat::q8 ? 512 : 256;
@@ -128,10 +158,9 @@ inline void fetch_inputs(const Weight& weight, const std::byte* tile, int64_t fi
 // work[t, h] = (U_h' q[t, h, C …], q[t, h, … C - 1]) for tokens first … first + count - 1: the query of the latents.
 inline void absorb_queries(const LatentStep& at, int64_t head, int64_t first, int64_t count) {
   const LatentSizes& sizes = at.sizes;
-  const Weight& up = at.op.up;
   // The head's keys may begin within a tile of outputs: the queries have zeros for outputs of others.
   const int64_t tile = at.first_output(head) / kTile, offset = at.first_output(head) % kTile;
-  const int64_t width = whole_lanes(offset + sizes.nope), bytes = tile_bytes(up.format, sizes.rank);
+  const int64_t width = whole_lanes(offset + sizes.nope);
   auto* queries = reinterpret_cast<float*>(at.context.scratch);  // [kLatentTile][width]
   float* rows = queries + kLatentTile * width;                   // [kBlock][width]
   float* results = rows + kBlock * width;                        // [kLatentTile][kBlock]
@@ -146,9 +175,9 @@ inline void absorb_queries(const LatentStep& at, int64_t head, int64_t first, in
   for (int64_t column = 0; column < sizes.rank; column += kBlock) {
     const int64_t columns = sizes.rank - column < kBlock ? sizes.rank - column : kBlock;
     for (int64_t i = 0; i < width; i += kTile) {
-      const std::byte* data = up.data + (tile + i / kTile) * bytes;
-      if (column + kBlock < sizes.rank) fetch_inputs(up, data, column + kBlock);
-      decode_inputs(up, data, column, columns, rows + i, width);
+      const WeightTile from = tile_of(at.op.up, tile + i / kTile);
+      if (column + kBlock < sizes.rank) fetch_inputs(from.weight, from.data, column + kBlock);
+      decode_inputs(from.weight, from.data, column, columns, rows + i, width);
     }
     dots({queries, width}, count, {rows, width}, columns, width, {results, kBlock});
     for (int64_t t = 0; t < count; ++t) {

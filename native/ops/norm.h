@@ -1,6 +1,7 @@
 // RMS norm (Zhang & Sennrich 2019, eq. 4) and layer norm (Ba 2016, eq. 4) of fp32 rows, written in the type that the
 // next layer reads. Sums run over 16 lanes, then a fixed tree.
 #pragma once
+#include "ops/functions.h"
 #include "ops/rows.h"
 #include "plan/op.h"
 
@@ -8,7 +9,8 @@ namespace quire {
 
 // Layer norm if subtract_mean, else RMS norm, with 0 for the mean: out = (x - mean) * rsqrt(mean of (x - mean)^2 +
 // epsilon) * weight + bias. A null weight is 1, a null bias 0. Each row is `groups` (0: 1) such vectors, as heads are,
-// which share the weight or have one each. add: out += that (f32 rows).
+// which share the weight or have one each. add: out += that (f32 rows). With `gates` x, or without gates_first the
+// result, is multiplied by activation(gates) before it is added.
 struct NormOp {
   Rows x;    // f32
   Rows out;  // any type
@@ -21,6 +23,9 @@ struct NormOp {
   bool weight_per_group;
   bool add;
   bool of_logit_rows;
+  Rows gates;  // f32; null without
+  Activation activation;
+  bool gates_first;
 };
 
 namespace {
@@ -65,10 +70,16 @@ inline void norm(const NormOp& op, const Context& context) {
   float* values = reinterpret_cast<float*>(context.scratch);
   for (int64_t t = mine.begin; t < mine.end; ++t) {
     const float* x = row<float>(op.x, t);
+    const float* gates = op.gates.data != nullptr ? row<float>(op.gates, t) : nullptr;
+    if (gates != nullptr && op.gates_first) {
+      apply(op.activation, gates, x, values, width);
+      x = values;
+    }
     for (int64_t i = 0; i < width; i += op.width) {
       normalise(x + i, op.weight + (op.weight_per_group ? i : 0), op.bias, values + i, op.width, op.epsilon,
                 op.subtract_mean);
     }
+    if (gates != nullptr && !op.gates_first) apply(op.activation, gates, values, values, width);
     if (op.add) {
       add_values(values, width, row<float>(op.out, t));
       continue;
@@ -79,7 +90,7 @@ inline void norm(const NormOp& op, const Context& context) {
 }
 
 QUIRE_OP(norm, NormOp, x, out, weight, bias, width, epsilon, subtract_mean, groups, weight_per_group, add,
-         of_logit_rows)
+         of_logit_rows, gates, activation, gates_first)
 
 }  // namespace
 }  // namespace quire

@@ -28,11 +28,11 @@ template <int N>
     const F32x16 inverse = broadcast(inverses[i]);
     const I32x16 a = round_to_int(load(values + i * kBlock) * inverse);
     const I32x16 b = round_to_int(load(values + i * kBlock + kLanes) * inverse);
-    const int32_t total = store_bytes(block->q, a, b);
+    const ByteSums sums = store_bytes(block->q, a, b);
     block->scale = scales[i];
-    block->scaled_sum = scales[i] * static_cast<float>(total);
-    block->sum = total;
-    block->unused = 0;
+    block->scaled_sum = scales[i] * static_cast<float>(sums.all);
+    block->sum = sums.all;
+    block->first_sum = sums.first;
   }
 }
 

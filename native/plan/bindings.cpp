@@ -79,10 +79,19 @@ void bind_values(nb::module_& m) {
   nb::class_<Weight>(m, "Weight")
       .def(
           "__init__",
-          [](Weight* self, Address address, int64_t num_outputs, int64_t num_inputs, WeightFormat format) {
-            new (self) Weight{at<std::byte>(address), num_outputs, num_inputs, format};
+          [](Weight* self, Address address, int64_t num_outputs, int64_t num_inputs, WeightFormat format,
+             const Weight* next) {
+            if (next != nullptr) {
+              if (num_outputs % kBlock != 0) throw nb::value_error("a part's outputs are a multiple of 32");
+              if (num_inputs != next->num_inputs || wanted_rows(format) != wanted_rows(next->format)) {
+                throw nb::value_error("all parts have the same inputs and want the same rows");
+              }
+              num_outputs += next->num_outputs;
+            }
+            new (self) Weight{at<std::byte>(address), num_outputs, num_inputs, format, next};
           },
-          "address"_a, "num_outputs"_a, "num_inputs"_a, "format"_a);
+          nb::keep_alive<1, 6>(), "address"_a, "num_outputs"_a, "num_inputs"_a, "format"_a, "next"_a.none() = nullptr,
+          "A packed matrix; `next`: the outputs after these, which the caller keeps alive.");
   nb::class_<KvLayer>(m, "KvLayer")
       .def(
           "__init__",

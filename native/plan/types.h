@@ -16,14 +16,14 @@ enum class RowType : int32_t { f32, bf16, q8 };
 
 constexpr int kBlock = 32;  // values that share a scale
 
-// 32 activations as int8: value[i] = scale * q[i], scale = max|value| / 127. `sum` is that of q, and
-// `scaled_sum` = scale * float(sum). A row of width I (a multiple of 32) is I / 32 of these.
+// 32 activations as int8: value[i] = scale * q[i], scale = max|value| / 127. `sum` is that of q, `first_sum` that of
+// its first half, and `scaled_sum` = scale * float(sum). A row of width I (a multiple of 32) is I / 32 of these.
 struct ActBlock {
   int8_t q[kBlock];
   float scale;
   float scaled_sum;
   int32_t sum;
-  int32_t unused;
+  int32_t first_sum;
 };
 static_assert(sizeof(ActBlock) == 48);
 
@@ -59,11 +59,16 @@ static inline T* row(const Rows& rows, int64_t index) {
 // k + 1 and 4 k + 2, 4 k + 3 of that byte of line j / 2, with k = j % 2.
 enum class WeightFormat : int32_t { f32, f16, bf16, q4, q4m, q8, q4k, q5k, q6k };
 
+// A stack of matrices in different formats, which want the same rows, is a list: the outputs of `next` come after a
+// part's own, which are a multiple of 32.
 struct Weight {
   const std::byte* data;
-  int64_t num_outputs;  // N
+  int64_t num_outputs;  // N, those of `next` included
   int64_t num_inputs;   // I
   WeightFormat format;
+  const Weight* next;  // or null
+
+  int64_t own_outputs() const { return next == nullptr ? num_outputs : num_outputs - next->num_outputs; }
 };
 
 constexpr int kTile = 16;
@@ -112,6 +117,19 @@ static inline int64_t tile_bytes(WeightFormat format, int64_t num_inputs) {
       break;
   }
   return (bytes + 63) / 64 * 64;
+}
+
+// A tile of outputs, and the matrix it belongs to.
+struct WeightTile {
+  const Weight& weight;
+  const std::byte* data;
+};
+static inline WeightTile tile_of(const Weight& weight, int64_t tile) {
+  const Weight* part = &weight;
+  for (; part->next != nullptr && tile >= part->own_outputs() / kTile; part = part->next) {
+    tile -= part->own_outputs() / kTile;
+  }
+  return {*part, part->data + tile * tile_bytes(part->format, part->num_inputs)};
 }
 
 static inline RowType wanted_rows(WeightFormat format) {

@@ -2,7 +2,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
-#include <stdexcept>
 #include <string>
 
 #include "weights/pack.h"
@@ -12,26 +11,6 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace quire {
-namespace {
-
-StoredFormat stored_format(const std::string& name) {
-  if (name == "F32") return StoredFormat::f32;
-  if (name == "F16") return StoredFormat::f16;
-  if (name == "BF16") return StoredFormat::bf16;
-  if (name == "Q4_0") return StoredFormat::q4_0;
-  if (name == "Q4_1") return StoredFormat::q4_1;
-  if (name == "Q8_0") return StoredFormat::q8_0;
-  if (name == "MXFP4") return StoredFormat::mxfp4;
-  if (name == "IQ4_NL") return StoredFormat::iq4_nl;
-  if (name == "IQ4_XS") return StoredFormat::iq4_xs;
-  if (name == "Q4_K") return StoredFormat::q4_k;
-  if (name == "Q5_K") return StoredFormat::q5_k;
-  if (name == "Q6_K") return StoredFormat::q6_k;
-  throw std::invalid_argument("weights stored as " + name + " are not packed natively: decode them to F32 first");
-}
-
-}  // namespace
-
 void bind_weights(nb::module_& m) {
   m.def("packed_bytes", &packed_bytes, "format"_a, "num_outputs"_a, "num_inputs"_a,
         "Bytes of a packed matrix, which must start at a multiple of 64 bytes.");
@@ -39,7 +18,7 @@ void bind_weights(nb::module_& m) {
       "pack_rows",
       [](const std::string& stored, uintptr_t rows, int64_t num_rows, int64_t num_inputs, int64_t row_stride_bytes,
          uintptr_t packed, int64_t first_output, WeightFormat target, uintptr_t row_order, int num_threads) {
-        const PackedRows job{.stored = stored_format(stored),
+        const PackedRows job{.stored = stored,
                              .rows = reinterpret_cast<const std::byte*>(rows),
                              .row_stride_bytes = row_stride_bytes,
                              .row_order = reinterpret_cast<const int32_t*>(row_order),

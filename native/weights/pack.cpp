@@ -182,10 +182,10 @@ void copy_q6_k(const Lane& to, int64_t block, const std::byte* from) {
 
 // --- Floats -------------------------------------------------------------------------------------------------------
 
-void decode_floats(StoredFormat stored, const std::byte* from, int64_t count, float* out) {
-  if (stored == StoredFormat::f32) {
+void decode_floats(WeightFormat stored, const std::byte* from, int64_t count, float* out) {
+  if (stored == WeightFormat::f32) {
     std::memcpy(out, from, static_cast<size_t>(count) * sizeof(float));
-  } else if (stored == StoredFormat::bf16) {
+  } else if (stored == WeightFormat::bf16) {
     for (int64_t i = 0; i < count; ++i) out[i] = from_bf16(half(from + 2 * i));
   } else {
     for (int64_t i = 0; i < count; ++i) out[i] = from_f16(half(from + 2 * i));
@@ -282,80 +282,54 @@ void encode_floats(const Lane& to, WeightFormat target, int64_t first, int64_t c
 
 // --- Rows ---------------------------------------------------------------------------------------------------------
 
-bool is_float(StoredFormat stored) {
-  return stored == StoredFormat::f32 || stored == StoredFormat::f16 || stored == StoredFormat::bf16;
-}
-
-struct StoredBlock {
-  int64_t inputs, bytes;
-};
-StoredBlock stored_block(StoredFormat stored) {
-  switch (stored) {
-    case StoredFormat::f32:
-      return {1, 4};
-    case StoredFormat::f16:
-    case StoredFormat::bf16:
-      return {1, 2};
-    case StoredFormat::q4_0:
-      return {32, 18};
-    case StoredFormat::q4_1:
-      return {32, 20};
-    case StoredFormat::q8_0:
-      return {32, 34};
-    case StoredFormat::q4_k:
-      return {256, 144};
-    case StoredFormat::q5_k:
-      return {256, 176};
-    case StoredFormat::q6_k:
-      return {256, 210};
-    case StoredFormat::mxfp4:
-      return {32, 17};
-    case StoredFormat::iq4_nl:
-      return {32, 18};
-    case StoredFormat::iq4_xs:
-      return {256, 136};
-  }
-  return {1, 1};
-}
-
 using CopyBlock = void (*)(const Lane& to, int64_t block, const std::byte* from);
-template <CopyBlock kCopy>
-void copy_blocks(const Lane& to, int64_t first, int64_t count, StoredBlock size, const std::byte* from) {
-  for (int64_t i = 0; i < count; i += size.inputs) kCopy(to, (first + i) / kBlock, from + i / size.inputs * size.bytes);
+template <CopyBlock kCopy, int64_t kInputs, int64_t kBytes>
+void copy_blocks(const Lane& to, int64_t first, int64_t count, const std::byte* from) {
+  for (int64_t i = 0; i < count; i += kInputs) kCopy(to, (first + i) / kBlock, from + i / kInputs * kBytes);
+}
+
+// A format of rows, and the format that they are packed in without decoding.
+struct Stored {
+  const char* name;
+  int64_t inputs, bytes;  // of a block
+  WeightFormat target;
+  void (*copy)(const Lane& to, int64_t first, int64_t count, const std::byte* from);  // null for floats
+};
+template <CopyBlock kCopy, int64_t kInputs, int64_t kBytes>
+constexpr Stored blocks(const char* name, WeightFormat target) {
+  return {name, kInputs, kBytes, target, copy_blocks<kCopy, kInputs, kBytes>};
+}
+constexpr Stored kStored[] = {
+    {"F32", 1, 4, WeightFormat::f32, nullptr},
+    {"F16", 1, 2, WeightFormat::f16, nullptr},
+    {"BF16", 1, 2, WeightFormat::bf16, nullptr},
+    blocks<copy_q4_0, 32, 18>("Q4_0", WeightFormat::q4),
+    blocks<copy_q4_1, 32, 20>("Q4_1", WeightFormat::q4m),
+    blocks<copy_q8_0, 32, 34>("Q8_0", WeightFormat::q8),
+    blocks<copy_q45_k<WeightFormat::q4k>, 256, 144>("Q4_K", WeightFormat::q4k),
+    blocks<copy_q45_k<WeightFormat::q5k>, 256, 176>("Q5_K", WeightFormat::q5k),
+    blocks<copy_q6_k, 256, 210>("Q6_K", WeightFormat::q6k),
+    blocks<copy_mxfp4, 32, 17>("MXFP4", WeightFormat::q8),
+    blocks<copy_iq4_nl, 32, 18>("IQ4_NL", WeightFormat::q8),
+    blocks<copy_iq4_xs, 256, 136>("IQ4_XS", WeightFormat::q8),
+};
+
+const Stored& find_stored(const std::string& name) {
+  for (const Stored& stored : kStored) {
+    if (name == stored.name) return stored;
+  }
+  throw std::invalid_argument("weights stored as " + name + " are not packed natively: decode them to F32 first");
 }
 
 // Inputs first … first + count - 1 of one row.
-void pack_chunk(const PackedRows& job, const Lane& to, int64_t first, int64_t count, const std::byte* row) {
-  const StoredBlock size = stored_block(job.stored);
-  const std::byte* from = row + first / size.inputs * size.bytes;
-  switch (job.stored) {
-    case StoredFormat::q4_0:
-      return copy_blocks<copy_q4_0>(to, first, count, size, from);
-    case StoredFormat::q4_1:
-      return copy_blocks<copy_q4_1>(to, first, count, size, from);
-    case StoredFormat::q8_0:
-      return copy_blocks<copy_q8_0>(to, first, count, size, from);
-    case StoredFormat::q4_k:
-      return copy_blocks<copy_q45_k<WeightFormat::q4k>>(to, first, count, size, from);
-    case StoredFormat::q5_k:
-      return copy_blocks<copy_q45_k<WeightFormat::q5k>>(to, first, count, size, from);
-    case StoredFormat::q6_k:
-      return copy_blocks<copy_q6_k>(to, first, count, size, from);
-    case StoredFormat::mxfp4:
-      return copy_blocks<copy_mxfp4>(to, first, count, size, from);
-    case StoredFormat::iq4_nl:
-      return copy_blocks<copy_iq4_nl>(to, first, count, size, from);
-    case StoredFormat::iq4_xs:
-      return copy_blocks<copy_iq4_xs>(to, first, count, size, from);
-    default:
-      break;
-  }
-  const bool same = (job.stored == StoredFormat::f16 && job.target == WeightFormat::f16) ||
-                    (job.stored == StoredFormat::bf16 && job.target == WeightFormat::bf16);
-  if (same) return copy_halves(to, job.target, first, count, from);
+void pack_chunk(const Stored& stored, WeightFormat target, const Lane& to, int64_t first, int64_t count,
+                const std::byte* row) {
+  const std::byte* from = row + first / stored.inputs * stored.bytes;
+  if (stored.copy != nullptr) return stored.copy(to, first, count, from);
+  if (stored.target == target && target != WeightFormat::f32) return copy_halves(to, target, first, count, from);
   float values[kChunk];
-  decode_floats(job.stored, from, count, values);
-  encode_floats(to, job.target, first, count, values);
+  decode_floats(stored.target, from, count, values);
+  encode_floats(to, target, first, count, values);
 }
 
 // An output past the last one.
@@ -374,19 +348,13 @@ void pack_zeros(WeightFormat target, const Lane& to, int64_t first, int64_t coun
   }
 }
 
-void check(const PackedRows& job) {
-  const bool same = (job.stored == StoredFormat::q4_0 && job.target == WeightFormat::q4) ||
-                    (job.stored == StoredFormat::q4_1 && job.target == WeightFormat::q4m) ||
-                    (job.stored == StoredFormat::q8_0 && job.target == WeightFormat::q8) ||
-                    (job.stored == StoredFormat::q4_k && job.target == WeightFormat::q4k) ||
-                    (job.stored == StoredFormat::q5_k && job.target == WeightFormat::q5k) ||
-                    (job.stored == StoredFormat::q6_k && job.target == WeightFormat::q6k) ||
-                    (job.stored >= StoredFormat::mxfp4 && job.target == WeightFormat::q8);
-  if (!same && !(is_float(job.stored) && job.target != WeightFormat::q4 && !has_supers(job.target))) {
+void check(const PackedRows& job, const Stored& stored) {
+  const bool is_encoded = stored.copy == nullptr && job.target != WeightFormat::q4 && !has_supers(job.target);
+  if (stored.target != job.target && !is_encoded) {
     throw std::invalid_argument("these stored weights cannot be packed as the target format");
   }
   const int64_t target_block = wanted_rows(job.target) == RowType::q8 ? kBlock : 1;
-  if (job.num_inputs % std::max(stored_block(job.stored).inputs, target_block) != 0) {
+  if (job.num_inputs % std::max(stored.inputs, target_block) != 0) {
     throw std::invalid_argument("a row's inputs are not a whole number of blocks");
   }
 }
@@ -411,7 +379,7 @@ void in_pieces(const PackedRows& job, int num_threads, Pack pack) {
   for (std::thread& thread : threads) thread.join();
 }
 
-void pack_piece(const PackedRows& job) {
+void pack_piece(const PackedRows& job, const Stored& stored) {
   const int64_t bytes = tile_bytes(job.target, job.num_inputs), end = job.first_output + job.num_rows;
   for (int64_t output = job.first_output; output < end;) {
     const int64_t tile = output / kTile, tile_end = (tile + 1) * kTile;
@@ -424,8 +392,8 @@ void pack_piece(const PackedRows& job) {
           pack_zeros(job.target, to, first, count);
           continue;
         }
-        const int64_t r = o - job.first_output, stored = job.row_order == nullptr ? r : job.row_order[r];
-        pack_chunk(job, to, first, count, job.rows + stored * job.row_stride_bytes);
+        const int64_t r = o - job.first_output, at = job.row_order == nullptr ? r : job.row_order[r];
+        pack_chunk(stored, job.target, to, first, count, job.rows + at * job.row_stride_bytes);
       }
     }
     output = tile_end;
@@ -435,7 +403,8 @@ void pack_piece(const PackedRows& job) {
 }  // namespace
 
 void pack_rows(const PackedRows& job, int num_threads) {
-  check(job);
+  const Stored& stored = find_stored(job.stored);
+  check(job, stored);
   in_pieces(job, num_threads, [&](int64_t first, int64_t count) {
     PackedRows piece = job;
     piece.first_output += first;
@@ -445,7 +414,7 @@ void pack_rows(const PackedRows& job, int num_threads) {
     } else {
       piece.row_order += first;
     }
-    pack_piece(piece);
+    pack_piece(piece, stored);
   });
 }
 

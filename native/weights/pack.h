@@ -2,17 +2,15 @@
 // is mostly reading the file.
 #pragma once
 #include <cstdint>
+#include <string>
 
 #include "plan/types.h"
 
 namespace quire {
 
-// GGUF's names; a row is a sequence of blocks. safetensors' floats are the first three.
-enum class StoredFormat { f32, f16, bf16, q4_0, q4_1, q8_0, q4_k, q5_k, q6_k, mxfp4, iq4_nl, iq4_xs };
-
 // Output first_output + r of the packed matrix becomes stored row r, or row_order[r] if row_order is not null.
 struct PackedRows {
-  StoredFormat stored;
+  std::string stored;  // GGUF's name of the format; a row is a sequence of its blocks
   const std::byte* rows;
   int64_t row_stride_bytes;
   const int32_t* row_order;

@@ -50,7 +50,9 @@ class Rows:
     def __init__(self, address: int, stride_bytes: int, type: RowType) -> None: ...
 
 class Weight:
-    def __init__(self, address: int, num_outputs: int, num_inputs: int, format: WeightFormat) -> None: ...
+    def __init__(
+        self, address: int, num_outputs: int, num_inputs: int, format: WeightFormat, next: Weight | None = None
+    ) -> None: ...
 
 class KvLayer:
     format: KvFormat

@@ -11,7 +11,7 @@ from quire._native import KvFormat, RowType, WeightFormat, packed_bytes
 from quire.kernels.activations import Activate
 from quire.kernels.elementwise import Add
 from quire.kernels.embedding import Embed
-from quire.kernels.instruction import Buffer, Columns, Cost, StepShape
+from quire.kernels.instruction import Buffer, Columns, Cost, Packing, StepShape
 from quire.kernels.linear import Gemm
 from quire.kernels.paged_attention.instructions import Attend, WriteKv
 from quire.kernels.rms_norm import Norm
@@ -65,6 +65,8 @@ def test_scores_and_positions_of_a_step_with_and_without_a_window() -> None:
 
 
 WEIGHT = torch.empty(960, 576, device="meta")
+Q4M = Packing.whole(960, WeightFormat.q4m)
+Q4M_Q8 = Packing(((768, WeightFormat.q4m), (192, WeightFormat.q8)))
 HIDDEN, QKV = Buffer(576), Buffer(960)
 Q = Columns(QKV, 0, 576)
 HEAD_BYTES = 2 * 3 * 64  # keys and values of 3 heads of 64
@@ -74,14 +76,18 @@ HEAD_BYTES = 2 * 3 * 64  # keys and values of 3 heads of 64
     ("instruction", "cost"),
     [
         (
-            Gemm(WEIGHT, None, WeightFormat.q4m, Columns(HIDDEN, 0, 576), QKV),
+            Gemm(WEIGHT, None, Q4M, Columns(HIDDEN, 0, 576), QKV),
             Cost(2 * 6 * 576 * 960, 60 * 18 * (256 + 64), 0, "int8"),
         ),
         (
-            Gemm(WEIGHT, torch.empty(960), WeightFormat.bf16, Columns(HIDDEN, 0, 576), QKV),
+            Gemm(WEIGHT, None, Q4M_Q8, Columns(HIDDEN, 0, 576), QKV),
+            Cost(2 * 6 * 576 * 960, 48 * 18 * (256 + 64) + 12 * 18 * (512 + 32), 0, "int8"),
+        ),
+        (
+            Gemm(WEIGHT, torch.empty(960), Packing.whole(960, WeightFormat.bf16), Columns(HIDDEN, 0, 576), QKV),
             Cost(2 * 6 * 576 * 960, 2 * 576 * 960 + 4 * 960, 0, "bf16"),
         ),
-        (Embed(WEIGHT, WeightFormat.f32, HIDDEN, 0, False), Cost(0, 6 * 4 * 576)),
+        (Embed(WEIGHT, Packing.whole(960, WeightFormat.f32), HIDDEN, 0, False), Cost(0, 6 * 4 * 576)),
         (
             Attend(Q, HIDDEN, 9, 0.125, 0, 0, 3, 0.0),
             Cost(4 * 576 * (11 + 15), 16 * HEAD_BYTES * 2, 0, "bf16"),
@@ -99,7 +105,7 @@ def test_costs_are_those_made_by_hand(instruction: Any, cost: Cost) -> None:
 
 @pytest.mark.parametrize(("tile_rows", "arithmetic"), [(6, "bf16"), (7, "int8"), (0, "int8")])
 def test_products_in_tiles_count_as_bf16(tile_rows: int, arithmetic: str) -> None:
-    gemm = Gemm(WEIGHT, None, WeightFormat.q4m, Columns(HIDDEN, 0, 576), QKV)
+    gemm = Gemm(WEIGHT, None, Q4M, Columns(HIDDEN, 0, 576), QKV)
     assert gemm.cost(replace(STEP, tile_rows=tile_rows)).arithmetic == arithmetic
 
 
@@ -110,7 +116,9 @@ def test_int8_keys_and_values_have_a_scale_per_head() -> None:
 
 
 def test_a_description_names_shapes_and_types() -> None:
-    gemm = Gemm(WEIGHT, None, WeightFormat.q4m, Columns(Buffer(576, RowType.q8), 0, 576), QKV)
+    gemm = Gemm(WEIGHT, None, Q4M, Columns(Buffer(576, RowType.q8), 0, 576), QKV)
     assert gemm.describe(6) == "Gemm: x [6, 576] q8, out [6, 960] f32, weight [960, 576] q4m"
+    stack = Gemm(WEIGHT, None, Q4M_Q8, Columns(Buffer(576, RowType.q8), 0, 576), QKV)
+    assert stack.describe(6).endswith("weight [960, 576] q4m+q8")
     assert "out [6, 8] f32" in Activate(whole_a, b, None, False).describe(6)  # type: ignore[arg-type]
     assert packed_bytes(WeightFormat.q4m, 960, 576) == gemm.cost(STEP).bytes_read

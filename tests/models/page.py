@@ -13,6 +13,7 @@ import gguf
 import torch
 
 from quire.cli.reference import write_page
+from quire.kernels.instruction import Packing
 from quire.kernels.tracing import NotTraceableError
 from quire.models.hf_rope import PARAMETERS
 from quire.models.registry import model_types
@@ -43,10 +44,14 @@ def is_planned(hf_config: dict[str, Any]) -> bool:
     with torch.device("meta"):
         model: Any = make_model(hf_config)
     try:
-        lower(trace_model(model, (0,) * model.config.num_layers), lambda parameter: BY_DTYPE["float32"])
+        lower(trace_model(model, (0,) * model.config.num_layers), _packing_of)
     except NotTraceableError:
         return False
     return True
+
+
+def _packing_of(parameter: Any) -> Packing:
+    return Packing.whole(len(parameter), BY_DTYPE["float32"])
 
 
 def _row(model_type: str) -> tuple[str, ...]:

@@ -151,7 +151,7 @@ def test_mxfp4_experts_have_the_values_of_transformers(tmp_path: Path, dtype: st
     if dtype == "float32":
         assert_close(found, expected)
     assert functional.cosine_similarity(found.flatten(), expected.flatten(), dim=0) > 0.99
-    formats = {op.format.name for op in runner.planned.ops if isinstance(op, ExpertGemm)}
+    formats = {op.packing.name for op in runner.planned.ops if isinstance(op, ExpertGemm)}
     assert formats == {"f32" if dtype == "float32" else "q8"}
     stacks = [tensor for tensor in checkpoint.tensors.values() if tensor.format == "MXFP4"]
     num_values = sum(math.prod(tensor.shape) for tensor in stacks)
@@ -202,7 +202,7 @@ def test_routers_are_not_quantised(pair: Pair) -> None:
     formats = {name: op.describe(1).split()[-1] for op in runner.planned.ops
                for name in [type(op).__name__] if tuple(getattr(op, "weight", NO_ROWS).shape) == (8, 64)}  # fmt: skip
     assert formats == {"Gemm": "bf16"}
-    assert {op.format.name for op in runner.planned.ops if isinstance(op, ExpertGemm)} == {"q4m"}
+    assert {op.packing.name for op in runner.planned.ops if isinstance(op, ExpertGemm)} == {"q4m"}
 
 
 # --- Experts that a step reads --------------------------------------------------------------------

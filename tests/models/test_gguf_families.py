@@ -400,6 +400,8 @@ def write_gguf(path: Path, pair: Pair, arch: MODEL_ARCH, write: Write) -> None:
             values = halves.swapaxes(1, 2).reshape(values.shape)
         if arch == MODEL_ARCH.GPT2 and values.ndim == 2 and ".h." in name:
             values = values.T
+        if arch == MODEL_ARCH.QWEN2MOE and name.endswith("shared_expert_gate.weight"):
+            values = values[0]  # as old converters wrote it
         if "query_key_value" in name:
             heads = values.reshape(num_heads, 3, -1, *values.shape[1:])
             values = heads.swapaxes(0, 1).reshape(values.shape)

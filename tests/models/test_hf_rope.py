@@ -63,14 +63,8 @@ def check(rope: RopeConfig, parameters: dict[str, Any], positions: list[int]) ->
 def test_fixed_angles_are_those_of_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     parameters = FIXED[name]
     if "partial_rotary_factor" in parameters:
-        monkeypatch.setattr("quire.models.hf_llama.read_rope", lambda reader: read_part(reader))
+        monkeypatch.setattr(LlamaConfig, "rope_options", {"rotates_part": True})
     check(read(parameters), parameters, [0, 1, 77, ORIGINAL - 1, ORIGINAL, 3 * ORIGINAL, CONTEXT - 1])
-
-
-def read_part(reader: Any) -> RopeConfig:
-    from quire.models.hf_rope import read_rope
-
-    return read_rope(reader, share=1.0)
 
 
 @pytest.mark.parametrize(

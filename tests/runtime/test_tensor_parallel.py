@@ -15,7 +15,7 @@ from quire.errors import ConfigError
 from quire.layers.group import SINGLE, Group, LocalGroup
 from quire.models.registry import model_types
 from quire.runtime import loader
-from quire.runtime.loader import load_model, make_model, part_names, partitions_of
+from quire.runtime.loader import load_model, make_model, part_names, partitions_of, stacked_params
 from quire.runtime.plan.load import plan_model, plan_weights
 from quire.runtime.plan.packed_weights import rounded_placements
 from quire.weights.block_formats import BLOCK_FORMATS
@@ -90,7 +90,7 @@ def random_checkpoint(hf_config: dict[str, Any], make: Callable[..., WeightTenso
     partitions, generator = partitions_of(model), torch.Generator().manual_seed(11)
     checkpoint = make_checkpoint(hf_config, {})
     for target, parameter in model.named_parameters():
-        names = part_names(target, model.stacked_params)
+        names = part_names(target, stacked_params(model))
         sizes = [part.whole for part in partitions[target].rows] if len(names) > 1 else [len(parameter)]
         num_first = len(sizes) - len(names) + 1  # a stored tensor may have several parts: queries and their gates
         for name, num_rows in zip(names, [sum(sizes[:num_first]), *sizes[num_first:]], strict=True):
@@ -247,7 +247,7 @@ def test_packed_weights_of_a_rank_are_its_slices_of_the_packed_ones(
         loader.fill(weights.put, rounded_placements(config, weights))
         of_layers, of_tables = model.layers[0].mlp.down_proj.weight, model.embed_tokens.weight
         for name, tensor in checkpoint.tensors.items() if not whole else ():
-            chosen = weights.format_of(of_tables if "embed" in name or "head" in name else of_layers).name
+            chosen = weights.packing_of(of_tables if "embed" in name or "head" in name else of_layers).name
             is_matrix, is_table = len(tensor.shape) == 2, "embed" in name or "head" in name
             if quantization == "fp8" and is_matrix and not is_table:
                 tensor = stored(name, torch.from_numpy(RoundedTensor.of(tensor).to_numpy()))

@@ -9,9 +9,12 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from quire.errors import ModelFileError, UnsupportedModelError
+from quire.runtime.loader import make_model, plan_placements
+from quire.weights.checkpoint import open_checkpoint
 from quire.weights.gguf_config import translate_config, translate_generation_config
 from quire.weights.gguf_file import read_gguf
 from quire.weights.gguf_rope import llama3_factors
+from quire.weights.sources import ModelFiles
 from tests.weights.gguf_builder import VOCAB_SIZE, TinyModel
 
 
@@ -89,18 +92,10 @@ def test_a_model_without_an_end_token(tmp_path: Path, absent: int | None) -> Non
 
 BAD = {
     "experts without a number per token": ({"llama.expert_count": 8}, r"llama\.expert_used_count is missing"),
-    "experts that are not there": (
-        {"llama.expert_count": 8, "llama.expert_used_count": 2},
-        r"blk\.0\.ffn_gate_inp\.weight' is missing",
-    ),
     "missing": ({"llama.context_length": None}, r"llama\.context_length is missing"),
     "type": ({"llama.embedding_length": "64"}, "not a positive integer"),
     "zero": ({"llama.attention.head_count": 0}, "not a positive integer"),
-    "layers": ({"llama.block_count": 3}, r"blk\.2\.attn_norm\.weight' is missing"),
     "layers huge": ({"llama.block_count": 2**32 - 1}, "4,294,967,295 layers"),
-    "width": ({"llama.embedding_length": 128}, "token_embd.weight|shape"),
-    "mlp width": ({"llama.feed_forward_length": 97}, "ffn_gate.weight"),
-    "heads": ({"llama.attention.head_count": 2}, "attn_|shape|metadata"),
     "heads huge": ({"llama.attention.head_count": 2**32 - 1}, "multiple"),
     "kv heads": ({"llama.attention.head_count_kv": 3}, "4 query heads are not a multiple of 3"),
     "head size odd": ({"llama.attention.key_length": 15}, "odd"),
@@ -117,6 +112,43 @@ def test_metadata_that_contradict_the_tensors(tmp_path: Path, changes: dict[str,
         config_of(tmp_path, TinyModel(changes=changes))
     assert "model.gguf" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+MISFITS = {
+    "experts that are not there": (
+        {"llama.expert_count": 8, "llama.expert_used_count": 2},
+        r"lacks tensors layers\.0\.mlp\.gate\.weight",
+    ),
+    "layers": ({"llama.block_count": 3}, r"lacks tensors layers\.2\.input_layernorm\.weight"),
+    "width": ({"llama.embedding_length": 128}, r"embed_tokens\.weight \[40, 64\], .* \[40, 128\]"),
+    "mlp width": ({"llama.feed_forward_length": 97}, r"gate_proj\.weight \[96, 64\], .* \[194, 64\]"),
+    "heads": ({"llama.attention.head_count": 2}, r"k_proj\.weight \[32, 64\], .* \[192, 64\]"),
+    "key heads cut": (
+        {"llama.attention.key_length": 24},
+        r"rows of 'blk\.0\.attn_q\.weight' are not whole heads of 24",
+    ),
+}
+
+
+def place(path: Path, model: TinyModel) -> None:
+    """Compare the tensors of the file with the model that its metadata make."""
+    model.write(path / "model.gguf")
+    checkpoint = open_checkpoint(ModelFiles("tiny", path / "model.gguf", "gguf", "local"))
+    with torch.device("meta"):
+        built = make_model(checkpoint.hf_config)
+    plan_placements(built, checkpoint.tensors)
+
+
+def test_tensors_of_the_model_have_their_places(tmp_path: Path) -> None:
+    place(tmp_path, TinyModel(bias=True))
+
+
+@pytest.mark.parametrize(("changes", "message"), MISFITS.values(), ids=list(MISFITS))
+def test_metadata_that_the_tensors_do_not_fit(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    if "llama.attention.key_length" in changes:
+        changes = changes | {"llama.attention.value_length": 24, "llama.rope.dimension_count": 24}
+    with pytest.raises(ModelFileError, match=message):
+        place(tmp_path, TinyModel(changes=changes))
 
 
 UNSUPPORTED = {
@@ -145,17 +177,25 @@ def test_unknown_architecture_lists_the_supported_ones(tmp_path: Path) -> None:
 
 
 def test_tensors_without_a_place(tmp_path: Path) -> None:
-    unknown = np.zeros(4, np.float32)
-    with pytest.raises(UnsupportedModelError, match=r"blk\.0\.attn_rot_embd\.weight.*any supported"):
-        config_of(tmp_path, TinyModel(tensors={"blk.0.attn_rot_embd.weight": unknown}))
-    with pytest.raises(UnsupportedModelError, match=r"blk\.0\.attn_q_norm\.weight.*in this model"):
-        config_of(tmp_path, TinyModel(tensors={"blk.0.attn_q_norm.weight": np.ones(16, np.float32)}))
+    with pytest.raises(UnsupportedModelError, match=r"blk\.0\.attn_rot_embd\.weight' has no place in Quire's llama"):
+        place(tmp_path, TinyModel(tensors={"blk.0.attn_rot_embd.weight": np.zeros(4, np.float32)}))
+    with pytest.raises(ModelFileError, match=r"unexpected tensor model\.layers\.0\.self_attn\.q_norm\.weight"):
+        place(tmp_path, TinyModel(tensors={"blk.0.attn_q_norm.weight": np.ones(16, np.float32)}))
+    with pytest.raises(ModelFileError, match=r"lacks tensors? .*bias"):
+        place(tmp_path, TinyModel(bias=True, tensors={"blk.1.attn_v.bias": None}))
 
 
-@pytest.mark.parametrize("name", ["token_embd.weight", "output_norm.weight", "blk.1.ffn_up.weight"])
-def test_missing_tensors(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ModelFileError, match=name):
-        config_of(tmp_path, TinyModel(tensors={name: None}))
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("token_embd.weight", "token_embd.weight"),
+        ("output_norm.weight", r"lacks tensor norm\.weight"),
+        ("blk.1.ffn_up.weight", r"lacks tensor layers\.1\.mlp\.up_proj"),
+    ],
+)
+def test_missing_tensors(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(ModelFileError, match=message):
+        place(tmp_path, TinyModel(tensors={name: None}))
 
 
 def test_strange_rope_factors(tmp_path: Path) -> None:

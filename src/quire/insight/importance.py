@@ -18,7 +18,7 @@ from quire.errors import ConfigError, UnsupportedModelError
 from quire.layers.linear import Linear
 from quire.models.registry import ModelRegistry
 from quire.parallel.executor import InProcessExecutor
-from quire.runtime.loader import renamed, target_of
+from quire.runtime.loader import renamed, stacked_params, target_of
 from quire.runtime.worker import Worker
 from quire.sampling_params import SamplingParams
 from quire.weights.checkpoint import open_checkpoint
@@ -72,11 +72,11 @@ def measure_importance(
         progress("measuring activations", len(text) * (index + 1) // len(windows), len(text))
     engine.shutdown()
     num_tokens = len(windows) * window_len
-    found = {}
+    found, stacked = {}, stacked_params(model)
     for tensor in tensors:
         if tensor.hf_name is not None and tensor.name != "output.weight":  # the head sees a window's last token alone
             name = renamed(tensor.hf_name, getattr(model, "renamed_segments", {}))
-            target, _ = target_of(name, model.renames, model.stacked_params)
+            target, _ = target_of(name, model.renames, stacked)
             total = sums.get(target.removesuffix(".weight"))
             if total is not None and total.shape == tensor.shape[-1:]:
                 found[tensor.name] = (total / num_tokens).float().numpy()

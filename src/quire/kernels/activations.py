@@ -14,6 +14,7 @@ from quire.kernels.case import Arguments, Check, random
 from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, StepShape
 from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.registry import kernel
+from quire.kernels.rms_norm import lower_gated_input
 from quire.kernels.tracing import SIZES, TORCH_FUNCTIONS, Call, NotTraceableError, Symbol, same_sizes
 
 Function = Callable[[torch.Tensor], torch.Tensor]
@@ -83,6 +84,9 @@ class Activate(Instruction):
 
 @lowers("activate", "gate")
 def _lower(to: Lowering, call: Call) -> None:
+    """Fused: a norm of the product with a known value, as behind a state space."""
+    if call.operation == "activate" and lower_gated_input(to, call):
+        return
     x, name = call.arguments
     to.append(Activate(to.columns(x), to.result(call, takes_type=True), Activation[name], call.operation == "gate"))
 

@@ -44,7 +44,6 @@ class AllReduce(Instruction):
     add: bool = False
 
     def emit(self, to: Emitter) -> None:
-        """See `Instruction`."""
         x, out = to.rows(self.x), to.rows(self.out)
         to.push("all_reduce", x=x, out=out, width=self.x.width, exchange=to.exchange(), add=self.add)
 
@@ -64,7 +63,6 @@ class AllGather(AllReduce):
     __slots__ = ()
 
     def emit(self, to: Emitter) -> None:
-        """See `Instruction`."""
         x, out = to.rows(self.x), to.rows(self.out)
         to.push("all_gather", x=x, out=out, width=self.x.width, out_width=self.out.width, exchange=to.exchange())
 
@@ -83,7 +81,6 @@ class SharedNorm(Instruction):
     epsilon: float
 
     def emit(self, to: Emitter) -> None:
-        """See `Instruction`."""
         to.push(
             "shared_norm", x=to.rows(self.x), out=to.rows(self.out), weight=to.vector(self.weight), width=self.x.width,
             epsilon=self.epsilon, exchange=to.exchange(),

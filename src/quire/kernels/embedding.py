@@ -6,8 +6,7 @@ Next to read: `layers/embedding.py`.
 from dataclasses import dataclass
 from typing import Any
 
-from quire._native import WeightFormat, packed_bytes
-from quire.kernels.instruction import Buffer, Cost, Emitter, Instruction, StepShape
+from quire.kernels.instruction import Buffer, Cost, Emitter, Instruction, Packing, StepShape
 from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.tracing import TORCH_FUNCTIONS, Call, NotTraceableError, Symbol
 
@@ -20,7 +19,7 @@ class Embed(Instruction):
     """
 
     weight: Any
-    format: WeightFormat
+    packing: Packing
     out: Buffer
     offset: int
     of_positions: bool
@@ -30,7 +29,9 @@ class Embed(Instruction):
         to.push("embed", table=table, out=out, offset=self.offset, of_positions=self.of_positions)
 
     def cost(self, step: StepShape) -> Cost:
-        return Cost(bytes_read=step.num_tokens * packed_bytes(self.format, 16, self.weight.shape[1]) // 16)
+        num_rows, num_inputs = self.weight.shape
+        num_tiles = -(-num_rows // 16)
+        return Cost(bytes_read=step.num_tokens * self.packing.num_bytes(num_inputs) // (16 * num_tiles))
 
 
 def _record(ids: Any, table: Any, *_: Any, **options: Any) -> Symbol:
@@ -57,4 +58,4 @@ def _lower(to: Lowering, call: Call) -> None:
     of_positions = ids.call.operation == "positions"
     if not of_positions and ids.call.operation != "token_ids":
         raise NotTraceableError("an embedding of other things than token ids and positions")
-    to.append(Embed(table, to.format_of(table), to.result(call), offset, of_positions))
+    to.append(Embed(table, to.packing_of(table), to.result(call), offset, of_positions))

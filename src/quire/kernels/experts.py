@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from quire._native import Activation, WeightFormat, wanted_rows
+from quire._native import Activation
 from quire.kernels.activations import FORMULAS, OPERATORS
 from quire.kernels.case import Arguments, Check, random
-from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, StepShape, product_cost
+from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, Packing, StepShape, product_cost
 from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.registry import kernel
 from quire.kernels.tracing import SIZES, Call, NotTraceableError, Symbol
@@ -158,7 +158,7 @@ class ExpertGemm(Instruction):
 
     weight: Any
     bias: Any
-    format: WeightFormat
+    packing: Packing
     route: Route
     x: Columns
     routed: Buffer
@@ -187,7 +187,7 @@ class ExpertGemm(Instruction):
         return self._cost(step, int((counters(self.route) > 0).sum()))
 
     def _cost(self, step: StepShape, num_read: float) -> Cost:
-        whole = product_cost(step, tuple(self.weight.shape), self.format, self.bias)
+        whole = product_cost(step, tuple(self.weight.shape), self.packing, self.bias)
         flops = whole.flops * self.num_active // self.num_experts
         return replace(whole, flops=flops, bytes_read=round(num_read * whole.bytes_read / self.num_experts))
 
@@ -245,17 +245,17 @@ def _lower_experts(to: Lowering, call: Call) -> None:
     if weights.call not in to.notes or not weights.is_whole:
         raise NotTraceableError("experts whose weights are not the result of route")
     routing: Route = to.notes[weights.call]
-    up_format, down_format = to.format_of(gate_up), to.format_of(down)
-    source = to.typed(x, wanted_rows(up_format))
-    inner = Buffer(routing.top_k * (-(-down.shape[1] // ROW_MULTIPLE) * ROW_MULTIPLE), wanted_rows(down_format))
-    up = (gate_up, gate_up_bias, up_format, routing, source, routing.routed, inner)
+    up_packing, down_packing = to.packing_of(gate_up), to.packing_of(down)
+    source = to.typed(x, up_packing.rows)
+    inner = Buffer(routing.top_k * (-(-down.shape[1] // ROW_MULTIPLE) * ROW_MULTIPLE), down_packing.rows)
+    up = (gate_up, gate_up_bias, up_packing, routing, source, routing.routed, inner)
     is_clamped = name == CLAMPED
     to.append(ExpertUp(*up, Activation.silu if is_clamped else Activation[name], is_clamped))
     users = to.users(call)
     sums = to.add_in_place(call, users[0], inner) if len(users) == 1 else None
     out = to.result(call) if sums is None else sums
     rows = Columns(inner, 0, inner.width)
-    to.append(ExpertDown(down, down_bias, down_format, routing, rows, routing.routed, out, add=sums is not None))
+    to.append(ExpertDown(down, down_bias, down_packing, routing, rows, routing.routed, out, add=sums is not None))
 
 
 def _route_sizes(logits: Symbol, top_k: int, renormalise: bool, scoring: Scoring, *_: Any) -> tuple[int, ...]:

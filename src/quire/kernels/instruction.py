@@ -47,6 +47,35 @@ class Columns:
 
 
 @dataclass(frozen=True, slots=True)
+class Packing:
+    """The parts of a packed matrix [N, I], one below another, each with its number of outputs and its format.
+
+    All parts want the same rows (`native/plan/types.h`).
+    """
+
+    parts: tuple[tuple[int, WeightFormat], ...]
+
+    @classmethod
+    def whole(cls, num_outputs: int, weight_format: WeightFormat) -> "Packing":
+        """Return the packing of a matrix in one format."""
+        return cls(((num_outputs, weight_format),))
+
+    @property
+    def name(self) -> str:
+        """The formats from top to bottom, as "q4k+q6k"."""
+        return "+".join(weight_format.name for _, weight_format in self.parts)
+
+    @property
+    def rows(self) -> RowType:
+        """The type of rows that a product with it reads."""
+        return wanted_rows(self.parts[0][1])
+
+    def num_bytes(self, num_inputs: int) -> int:
+        """Bytes of the matrix, each part from a whole tile on."""
+        return sum(packed_bytes(weight_format, count, num_inputs) for count, weight_format in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
 class Cost:
     """Work of one instruction in one step.
 
@@ -171,9 +200,9 @@ class Instruction:
         for name, value in self._values():
             buffer = value.buffer if isinstance(value, Columns) else value
             shown.append(f"{name} [{num_rows}, {value.width}] {buffer.type.name}")
-        weight, weight_format = getattr(self, "weight", None), getattr(self, "format", None)
+        weight, packing = getattr(self, "weight", None), getattr(self, "packing", None)
         if weight is not None:
-            shown.append(f"weight {list(weight.shape)}{f' {weight_format.name}' if weight_format else ''}")
+            shown.append(f"weight {list(weight.shape)}{f' {packing.name}' if packing else ''}")
         return f"{type(self).__name__}: {', '.join(shown)}"
 
     def _values(self) -> Iterator[tuple[str, Buffer | Columns]]:
@@ -200,11 +229,11 @@ class Convert(Instruction):
         return Cost()
 
 
-def product_cost(step: StepShape, shape: tuple[int, ...], weight_format: WeightFormat, bias: Any) -> Cost:
+def product_cost(step: StepShape, shape: tuple[int, ...], packing: Packing, bias: Any) -> Cost:
     """The cost of a linear layer [N, I]: 2 · T · N · I operations, its weight and bias read once."""
     num_outputs, num_inputs = shape
-    num_bytes = packed_bytes(weight_format, num_outputs, num_inputs) + (0 if bias is None else 4 * num_outputs)
-    rows = wanted_rows(weight_format)
+    num_bytes = packing.num_bytes(num_inputs) + (0 if bias is None else 4 * num_outputs)
+    rows = packing.rows
     if rows == RowType.q8 and 0 < step.tile_rows <= step.num_tokens:
         rows = RowType.bf16
     return Cost(2 * step.num_tokens * num_outputs * num_inputs, num_bytes, 0, ROW_ARITHMETIC[rows])

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from quire._native import RowType, WeightFormat, latent_cost, packed_bytes
+from quire._native import RowType, latent_cost
 from quire.kernels.case import Arguments, Check, random
 from quire.kernels.instruction import (
     KV_BYTES,
@@ -22,6 +22,7 @@ from quire.kernels.instruction import (
     Cost,
     Emitter,
     Instruction,
+    Packing,
     StepShape,
 )
 from quire.kernels.lowering import Lowering, lowers
@@ -146,7 +147,7 @@ class LatentAttend(Instruction):
 
     q: Columns
     weight: Any
-    format: WeightFormat
+    packing: Packing
     out: Buffer
     work: Buffer
     num_heads: int
@@ -177,7 +178,7 @@ class LatentAttend(Instruction):
     @property
     def weight_bytes(self) -> int:
         """Bytes of the projection, which a step reads beside the cache."""
-        return packed_bytes(self.format, *self.weight.shape)
+        return self.packing.num_bytes(self.weight.shape[1])
 
 
 def entry_bytes(step: StepShape, size: int) -> int:
@@ -215,7 +216,7 @@ def _lower(to: Lowering, call: Call) -> None:
     work = Buffer(num_heads * max(-(-entry // 16) * 16, state))
     to.append(WriteLatent(place, to.columns(rotary), to.columns(latent), num_heads, rotation, cache.layer_index))
     to.append(
-        LatentAttend(place, up, to.format_of(up), out, work, num_heads, rotary_size, scale, cache.layer_index)
+        LatentAttend(place, up, to.packing_of(up), out, work, num_heads, rotary_size, scale, cache.layer_index)
     )  # fmt: skip
 
 

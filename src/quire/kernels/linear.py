@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from quire._native import Activation, WeightFormat, wanted_rows
+from quire._native import Activation
 from quire.kernels.case import Arguments, Check, random
-from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, StepShape, product_cost
+from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, Packing, StepShape, product_cost
 from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.registry import kernel
 from quire.kernels.tracing import SIZES, Call, NotTraceableError, Symbol
@@ -60,7 +60,7 @@ class Gemm(Instruction):
 
     weight: Any
     bias: Any
-    format: WeightFormat
+    packing: Packing
     x: Columns
     out: Buffer
     activation: Activation = Activation.none
@@ -74,15 +74,15 @@ class Gemm(Instruction):
         )  # fmt: skip
 
     def cost(self, step: StepShape) -> Cost:
-        return product_cost(step, tuple(self.weight.shape), self.format, self.bias)
+        return product_cost(step, tuple(self.weight.shape), self.packing, self.bias)
 
 
 @lowers("linear")
 def _lower(to: Lowering, call: Call) -> None:
     """Fused with the product: the activation or the sum that alone reads its result."""
     x, weight, bias = call.arguments
-    weight_format = to.format_of(weight)
-    source = to.typed(x, wanted_rows(weight_format))
+    packing = to.packing_of(weight)
+    source = to.typed(x, packing.rows)
     users = to.users(call)
     only = users[0] if len(users) == 1 and users[0].arguments[0].is_whole else None
     if only is not None and only.operation in ("activate", "gate"):
@@ -91,12 +91,12 @@ def _lower(to: Lowering, call: Call) -> None:
         if not gated or only.sizes[0] % TILE == 0:
             to.take_in(only)
             activation, out = Activation[only.arguments[1]], to.result(only, takes_type=True)
-            to.append(Gemm(weight, bias, weight_format, source, out, activation, gated))
+            to.append(Gemm(weight, bias, packing, source, out, activation, gated))
             return
     if len(users) == 1 and (sums := to.add_in_place(call, users[0], source.buffer)) is not None:
-        to.append(Gemm(weight, bias, weight_format, source, sums, add=True))
+        to.append(Gemm(weight, bias, packing, source, sums, add=True))
         return
-    to.append(Gemm(weight, bias, weight_format, source, to.result(call, takes_type=True)))
+    to.append(Gemm(weight, bias, packing, source, to.result(call, takes_type=True)))
 
 
 def _sizes(x: Symbol, weight: Any, bias: Any) -> tuple[int, ...]:

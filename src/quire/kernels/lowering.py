@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from quire._native import RowType, WeightFormat, wanted_rows
-from quire.kernels.instruction import Buffer, Columns, Convert, Instruction
+from quire._native import RowType
+from quire.kernels.instruction import Buffer, Columns, Convert, Instruction, Packing
 from quire.kernels.tracing import Call, NotTraceableError, Symbol
 
 Lower = Callable[["Lowering", Call], None]
@@ -42,12 +42,12 @@ class Lowering:
         notes: what the lowering of one operation leaves for another's, by any key.
     """
 
-    def __init__(self, format_of: Callable[[Any], WeightFormat]) -> None:
-        """`format_of`: how a parameter is packed."""
+    def __init__(self, packing_of: Callable[[Any], Packing]) -> None:
+        """`packing_of`: how a parameter is packed."""
         self.instructions: list[Instruction] = []
         self.num_fused: dict[str, int] = {}
         self.notes: dict[Any, Any] = {}
-        self.format_of = format_of
+        self.packing_of = packing_of
         self._buffers: dict[Call, Buffer] = {}
         self._converted: dict[tuple[Buffer, int, RowType], Buffer] = {}
         self._done: set[Call] = set()
@@ -100,6 +100,11 @@ class Lowering:
         if buffer is None or buffer.type != RowType.f32:
             raise NotTraceableError(f"a use of the result of {symbol.call.operation}")
         return Columns(buffer, symbol.start, symbol.num_columns)
+
+    def has_values(self, symbol: Symbol) -> bool:
+        """Return whether the fp32 values of a symbol are already computed."""
+        buffer = self._buffers.get(symbol.call)
+        return buffer is not None and buffer.type == RowType.f32 and symbol.call not in self._waiting
 
     def typed(self, symbol: Symbol, wanted: RowType) -> Columns:
         """A symbol in the type wanted; converts it, once, where its maker did not write that."""
@@ -192,4 +197,4 @@ class Lowering:
         x = user.arguments[0]
         if user.operation not in WEIGHT_ARGUMENTS or x.call is not call or not x.is_whole:
             return RowType.f32
-        return wanted_rows(self.format_of(user.arguments[WEIGHT_ARGUMENTS[user.operation]]))
+        return self.packing_of(user.arguments[WEIGHT_ARGUMENTS[user.operation]]).rows

@@ -1,8 +1,9 @@
 """Causal convolutions and linear recurrences, whose state is a page of the cache. Next to read: `layers/recurrent.py`.
 
 A layer's state is opaque bytes, fp32: the last inputs of its convolution, then one matrix per head. It is not read by
-the step that computes a request's position 0. A step's tokens are computed one after another, in plans too, so that
-results do not depend on how a prompt is cut into chunks.
+the step that computes a request's position 0. Op by op a step's tokens are computed one after another. Plans compute
+chunks of `CHUNK_TOKENS` positions, from multiples of that on, and keep beside a chunk's first matrices what its tokens
+add: results do not depend on how a prompt is cut into steps.
 """
 
 import math
@@ -24,6 +25,7 @@ from quire.kernels.registry import kernel
 from quire.kernels.tracing import SIZES, Call, NotTraceableError, Symbol
 
 LANES = 16
+CHUNK_TOKENS = 8
 MAX_TAPS = 16
 EPSILON = 1e-6
 
@@ -41,9 +43,14 @@ def conv_state_bytes(num_channels: int, num_taps: int) -> int:
     return -(-4 * (num_taps - 1) * num_channels // 64) * 64
 
 
-def recurrent_state_bytes(num_heads: int, key_size: int, value_size: int) -> int:
-    """Bytes of the matrices [key size, value size] of all heads in fp32, rows being padded to 16 values."""
-    return 4 * num_heads * key_size * (-(-value_size // LANES) * LANES)
+def recurrent_state_bytes(num_key_heads: int, num_heads: int, key_size: int, value_size: int) -> int:
+    """Bytes of the matrices [key size, value size] of all heads in fp32, and of what a chunk's tokens add to them.
+
+    Rows are padded to 16 values. Per token of a chunk a head keeps a value, a key head a key.
+    """
+    keys, values = (-(-size // LANES) * LANES for size in (key_size, value_size))
+    of_heads = num_heads * (key_size * values + CHUNK_TOKENS * values + LANES)
+    return 4 * (of_heads + num_key_heads * CHUNK_TOKENS * keys)
 
 
 @kernel
@@ -154,19 +161,9 @@ class StateInstruction(Instruction):
 
     __slots__ = ()
 
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of that part, which each request writes."""
-        raise NotImplementedError
-
     def state_bytes_read(self, step: StepShape) -> int:
-        """Bytes read by the requests that have earlier tokens."""
-        return sum(start > 0 for start, _ in step.requests) * self.state_bytes
-
-    def _cost(self, step: StepShape, flops: int, weights: int) -> Cost:
-        """`flops`: per token."""
-        num_read, num_written = self.state_bytes_read(step), len(step.requests) * self.state_bytes
-        return Cost(step.num_tokens * flops, weights + num_read, num_written)
+        """Bytes of that part which the requests read that have earlier tokens."""
+        raise NotImplementedError
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -195,17 +192,25 @@ class CausalConv(StateInstruction):
     def cost(self, step: StepShape) -> Cost:
         width, taps = self.out.width, self.num_taps
         vectors = 4 * width * (taps + (self.bias is not None))
-        return self._cost(step, (2 * taps + 10) * width, vectors)
+        written = len(step.requests) * self.state_bytes
+        return Cost(step.num_tokens * (2 * taps + 10) * width, vectors + self.state_bytes_read(step), written)
+
+    def state_bytes_read(self, step: StepShape) -> int:
+        """See `StateInstruction`."""
+        return sum(start > 0 for start, _ in step.requests) * self.state_bytes
 
     @property
     def state_bytes(self) -> int:
-        """See `StateInstruction`."""
+        """Return the bytes of the inputs that it keeps."""
         return 4 * (self.num_taps - 1) * self.out.width
 
 
 @dataclass(eq=False, frozen=True, slots=True)
 class Recurrence(StateInstruction):
-    """A linear recurrence. Each value of a state is multiplied twice and added to once more with `delta`."""
+    """A linear recurrence. Each token multiplies a state's values twice, with `delta` three times, and adds as often.
+
+    A state's matrices are written when a chunk is full.
+    """
 
     q: Columns
     k: Columns
@@ -238,14 +243,25 @@ class Recurrence(StateInstruction):
 
     def cost(self, step: StepShape) -> Cost:
         key_size, value_size = self.sizes
-        flops = (7 if self.delta else 5) * self.num_heads * key_size * value_size
+        flops = (6 if self.delta else 4) * self.num_heads * key_size * value_size
         vectors = sum(4 * self.num_heads for vector in self.vectors if vector is not None)
-        return self._cost(step, flops, vectors)
+        written = 0
+        for start, count in step.requests:
+            end = start + count
+            ends_chunk = end // CHUNK_TOKENS > start // CHUNK_TOKENS
+            written += self._bytes(ends_chunk, min(count, end % CHUNK_TOKENS))
+        return Cost(step.num_tokens * flops, vectors + self.state_bytes_read(step), written)
 
-    @property
-    def state_bytes(self) -> int:
+    def state_bytes_read(self, step: StepShape) -> int:
         """See `StateInstruction`."""
-        return recurrent_state_bytes(self.num_heads, *self.sizes)
+        return sum(self._bytes(True, start % CHUNK_TOKENS) for start, _ in step.requests if start > 0)
+
+    def _bytes(self, has_matrices: bool, num_tokens: int) -> int:
+        """Of a state's matrices, if they are read or written, and of so many tokens of its chunk."""
+        key_size, value_size = self.sizes
+        matrices = self.num_heads * key_size * value_size
+        tokens = num_tokens * (self.num_heads * value_size + self.num_key_heads * key_size)
+        return 4 * (has_matrices * matrices + tokens)
 
 
 @lowers("causal_conv")

@@ -1,5 +1,6 @@
 """RMS norm over the last axis, and the instruction of all norms. Next to read: `layer_norm.py`."""
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -7,11 +8,12 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from quire._native import Activation
 from quire.kernels.case import Arguments, Check, random
 from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, StepShape
 from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.registry import kernel
-from quire.kernels.tracing import SIZES, Call, norm_sizes
+from quire.kernels.tracing import SIZES, Call, Symbol, norm_sizes
 
 SIZES["rms_norm"] = norm_sizes
 
@@ -35,7 +37,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> to
 class Norm(Instruction):
     """RMS norm, or layer norm if `subtract_mean`, of each row or of each of its `groups`, such as heads.
 
-    `add`: onto what is in `out`.
+    `add`: onto what is in `out`. `gates`: their activation multiplies x, or without `gates_first` the result.
     """
 
     x: Columns
@@ -46,23 +48,29 @@ class Norm(Instruction):
     subtract_mean: bool
     groups: int = 1
     add: bool = False
+    gates: Columns | None = None
+    activation: Activation = Activation.none
+    gates_first: bool = False
 
     def emit(self, to: Emitter) -> None:
+        gates = {} if self.gates is None else {"gates": to.rows(self.gates)}
         to.push(
             "norm", x=to.rows(self.x), out=to.rows(self.out), weight=to.vector(self.weight), bias=to.vector(self.bias),
             width=self.out.width // self.groups, epsilon=self.epsilon, subtract_mean=self.subtract_mean,
-            groups=self.groups, add=self.add,
+            groups=self.groups, add=self.add, activation=self.activation, gates_first=self.gates_first,
             weight_per_group=self.weight is not None and int(self.weight.shape[0]) * self.groups != self.out.width,
+            **gates,
         )  # fmt: skip
 
     def cost(self, step: StepShape) -> Cost:
         vectors = sum(4 * int(vector.shape[0]) for vector in (self.weight, self.bias) if vector is not None)
-        return Cost((4 + 2 * self.subtract_mean + self.add) * step.num_tokens * self.out.width, vectors)
+        flops = 4 + 2 * self.subtract_mean + self.add + 11 * (self.gates is not None)
+        return Cost(flops * step.num_tokens * self.out.width, vectors)
 
 
 @lowers("rms_norm")
 def _lower(to: Lowering, call: Call) -> None:
-    """Fused: the sum that alone reads the result, as behind a block that has norms around it."""
+    """Fused: the gates that alone read the result, or the sum, as behind a block that has norms around it."""
     x, weight, epsilon = call.arguments
     if (
         len(x.sizes) == 2
@@ -70,11 +78,51 @@ def _lower(to: Lowering, call: Call) -> None:
         and to.waits(call, ("rope", "rms_norm", "write_kv", "paged_attention"))
     ):
         return
-    source, users = to.columns(x), to.users(call)
+    source, users, groups = to.columns(x), to.users(call), x.num_columns // x.sizes[-1]
+    gated = _gated(to, call)
+    if gated is not None:
+        product, gates = gated
+        for each in (product, gates.call):
+            to.take_in(each)
+        gated_by = to.columns(gates.call.arguments[0]), Activation[gates.call.arguments[1]]
+        out = to.result(product, takes_type=True)
+        to.append(Norm(source, out, weight, None, epsilon, False, groups, False, *gated_by))
+        return
     sums = to.add_in_place(call, users[0], source.buffer) if len(users) == 1 else None
     out = to.result(call, takes_type=True) if sums is None else sums
-    groups = x.num_columns // x.sizes[-1]
     to.append(Norm(source, out, weight, None, epsilon, False, groups, add=sums is not None))
+
+
+def _gated(to: Lowering, call: Call) -> tuple[Call, Symbol] | None:
+    """The product of a result with a later activation of a known value, where nothing else reads either."""
+    users = to.users(call)
+    product = users[0] if len(users) == 1 and users[0].operation == "multiply" else None
+    if product is None or product.sizes != (math.prod(call.sizes),):
+        return None
+    a, b = product.arguments
+    gates = b if a.call is call else a
+    if gates.call.operation != "activate" or to.users(gates.call) != [product] or to.has_values(gates):
+        return None
+    return (product, gates) if gates.is_whole and to.has_values(gates.call.arguments[0]) else None
+
+
+def lower_gated_input(to: Lowering, gates: Call) -> bool:
+    """Lower a norm of x times an activation where that is its only use and x is known already; False where not."""
+    users = to.users(gates)
+    product = users[0] if len(users) == 1 and users[0].operation == "multiply" else None
+    norms = [] if product is None else to.users(product)
+    if product is None or len(norms) != 1 or norms[0].operation != "rms_norm":
+        return False
+    norm, (a, b) = norms[0], product.arguments
+    x, (normed, weight, epsilon) = b if a.call is gates else a, norm.arguments
+    if x.call is gates or not to.has_values(x) or not normed.is_whole:
+        return False
+    for each in (product, norm):
+        to.take_in(each)
+    gated_by = to.columns(gates.arguments[0]), Activation[gates.arguments[1]], True
+    out, groups = to.result(norm, takes_type=True), normed.num_columns // normed.sizes[-1]
+    to.append(Norm(to.columns(x), out, weight, None, epsilon, False, groups, False, *gated_by))
+    return True
 
 
 def _formula(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:

@@ -24,6 +24,7 @@ class Router(Linear):
 class Experts(nn.Module):
     """The gated MLPs of X experts, one below the other in each parameter. A rank has some inner columns of each.
 
+    `stacked_params`: see `runtime/loader.py`; the stored names of each expert's matrices and biases.
     Shapes: x [T, E], weights [T, X] -> [T, E]; gate_up_proj [X · 2F, E], per expert gates, then ups; down_proj
     [X · E, F]; with `bias`, gate_up_proj_bias and down_proj_bias have a value per row.
     """
@@ -50,6 +51,12 @@ class Experts(nn.Module):
             "down_proj": Partition(rows=(whole,) * num_experts, columns=inner),
             "down_proj_bias": Partition(rows=(whole,) * num_experts),
         }
+        self.stacked_params: dict[str, tuple[str, ...]] = {}
+        names = [f"experts.{index}" for index in range(num_experts)]
+        for suffix, kind in (("", "weight"), ("_bias", "bias")):
+            gates_ups = tuple(f"{name}.{part}_proj.{kind}" for name in names for part in ("gate", "up"))
+            self.stacked_params[f"experts.gate_up_proj{suffix}"] = gates_ups
+            self.stacked_params[f"experts.down_proj{suffix}"] = tuple(f"{name}.down_proj.{kind}" for name in names)
 
     def forward(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         # Rank 0 adds the bias of all.
@@ -88,14 +95,3 @@ class SparseMLP(nn.Module):
         weights = route(self.gate(x), *self.rule, self.gate.e_score_correction_bias)
         results: torch.Tensor = self.experts(x, weights)
         return results
-
-
-def stacked_experts(num_experts: int) -> dict[str, tuple[str, ...]]:
-    """Return the `stacked_params` of `Experts`: the stored names of each expert's matrices and biases."""
-    names = [f"experts.{index}" for index in range(num_experts)]
-    found = {}
-    for suffix, kind in (("", "weight"), ("_bias", "bias")):
-        gates_ups = tuple(f"{name}.{part}_proj.{kind}" for name in names for part in ("gate", "up"))
-        found[f"experts.gate_up_proj{suffix}"] = gates_ups
-        found[f"experts.down_proj{suffix}"] = tuple(f"{name}.down_proj.{kind}" for name in names)
-    return found

@@ -13,9 +13,12 @@ from quire.layers.forward_batch import ForwardBatch
 from quire.layers.group import Partition, Share
 
 
-def state_bytes(num_channels: int, num_taps: int, num_heads: int = 0, key_size: int = 0, value_size: int = 0) -> int:
-    """Bytes of a layer's state: that of a convolution, then a matrix per head."""
-    return conv_state_bytes(num_channels, num_taps) + recurrent_state_bytes(num_heads, key_size, value_size)
+def state_bytes(
+    num_channels: int, num_taps: int, num_key_heads: int = 0, num_heads: int = 0, key_size: int = 0, value_size: int = 0
+) -> int:
+    """Bytes of a layer's state: that of a convolution, then those of a recurrence."""
+    recurrent_bytes = recurrent_state_bytes(num_key_heads, num_heads, key_size, value_size)
+    return conv_state_bytes(num_channels, num_taps) + recurrent_bytes
 
 
 class CausalConv(nn.Module):

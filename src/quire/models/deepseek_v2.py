@@ -4,7 +4,9 @@ Rotated values of a head are neighbouring pairs behind the others in a checkpoin
 brings them to the front, and pairs (2j, 2j + 1) to (j, j + C/2). Next to read: `kernels/latent_attention.py`.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -12,7 +14,7 @@ from torch import nn
 
 from quire.kernels.latent_attention import latent_attention, write_latent
 from quire.kernels.rope import rope
-from quire.layers.experts import SparseMLP, stacked_experts
+from quire.layers.experts import SparseMLP
 from quire.layers.forward_batch import ForwardBatch
 from quire.layers.group import SINGLE, Group, Partition, PartOfSum, Share, share
 from quire.layers.linear import ColumnParallelLinear, Linear, RowParallelLinear
@@ -91,11 +93,10 @@ class DeepseekV2ForCausalLM(LlamaForCausalLM):
 
     Config = DeepseekV2Config
     attention_class = LatentAttention
+    stacked_params: ClassVar[Mapping[str, tuple[str, ...]]] = {"gate_up_proj": ("gate_proj", "up_proj")}
 
     def __init__(self, config: DeepseekV2Config, group: Group = SINGLE) -> None:
         super().__init__(config, group)
-        parts = {"gate_up_proj": ("gate_proj", "up_proj")}
-        self.stacked_params = {**stacked_experts(config.num_experts), **parts}  # type: ignore[misc]  # of this config
         self.ignored_tensors = (*self.ignored_tensors, rf"^model\.layers\.{config.num_layers}\.")
         sizes = config.rotary_size, config.is_interleaved
         queries = rotated_first(config.num_heads, config.nope_size, *sizes)

@@ -3,6 +3,7 @@
 The layers that predict further tokens are not used. Next to read: `deepseek_v2.py`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -15,13 +16,12 @@ from quire.models.hf_deepseek import DeepseekV2Config, read_groups
 class DeepseekV3Config(DeepseekV2Config):
     """DeepSeek-V2's fields."""
 
+    required: ClassVar[Mapping[str, Any]] = {**DeepseekV2Config.required, "mlp_bias": False}
     default_dense_layers: ClassVar[int] = 3
     default_shared_experts: ClassVar[int] = 1
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
-        reader.require("mlp_bias", False)
         is_interleaved = reader.flag("rope_interleave", True)
         return super().read(reader) | {"is_interleaved": is_interleaved}
 

@@ -3,7 +3,7 @@
 Checkpoints store the weights of norms without their 1, which is added when they are loaded. Next to read: `llama.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,7 +19,6 @@ from quire.models.hf_decoder import read_windows
 from quire.models.hf_llama import LlamaConfig
 from quire.models.llama import LlamaForCausalLM, LlamaLayer, LlamaMLP
 
-DEFAULT_HEAD_SIZE = DEFAULT_QUERY_SCALAR = 256
 DEFAULT_WINDOW = 4096
 Pattern = Callable[[int], bool]
 
@@ -29,21 +28,18 @@ class Gemma2Config(LlamaConfig):
     """Llama's fields, with windows per layer. `logit_cap`: None for none."""
 
     logit_cap: float | None
+    defaults: ClassVar[Mapping[str, Any]] = {"head_dim": 256, "tie_word_embeddings": True}
+    required: ClassVar[Mapping[str, Any]] = {"use_bidirectional_attention": False, "mlp_bias": False}
     default_caps: ClassVar[tuple[float | None, float | None]] = (50.0, 30.0)
     """Of scores and logits, for a config without these fields; null means none."""
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
-        reader.require("use_bidirectional_attention", False)
-        reader.require("mlp_bias", False)
-        head_size = reader.integer("head_dim", DEFAULT_HEAD_SIZE)
-        fields = super().read(reader) | {"head_size": head_size}
+        fields = super().read(reader)
         window = reader.optional_integer("sliding_window") if reader.has("sliding_window") else DEFAULT_WINDOW
         scores, logits = cls.default_caps
         return fields | {
-            "tie_word_embeddings": reader.flag("tie_word_embeddings", True),
-            "score_scale": reader.number("query_pre_attn_scalar", DEFAULT_QUERY_SCALAR) ** -0.5,
+            "score_scale": reader.number("query_pre_attn_scalar", 256) ** -0.5,
             "score_cap": _read_cap(reader, "attn_logit_softcapping", scores),
             "logit_cap": _read_cap(reader, "final_logit_softcapping", logits),
             "windows": read_windows(reader, fields["num_layers"], window, cls.read_pattern(reader)),

@@ -3,7 +3,7 @@
 Next to read: `gemma2.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,19 +26,18 @@ class Gemma3Config(Gemma2Config):
     """Gemma 2's fields. `rope` is that of layers without a window, `local_rope` of those with one."""
 
     local_rope: RopeConfig
+    required: ClassVar[Mapping[str, Any]] = {**Gemma2Config.required, "attn_logit_softcapping": None}
+    unused = ("_sliding_window_pattern",)
     default_caps = (None, None)
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
-        reader.require("attn_logit_softcapping", None)
         local = read_rope_of_type(reader, SLIDING, theta_name="rope_local_base_freq", theta=DEFAULT_LOCAL_THETA)
         return super().read(reader) | {"local_rope": local}
 
     @classmethod
     def read_pattern(cls, reader: HFConfigReader) -> Pattern:
         """See `Gemma2Config.read_pattern`."""
-        reader.raw("_sliding_window_pattern")
         pattern = reader.integer("sliding_window_pattern", DEFAULT_PATTERN)
         return lambda index: (index + 1) % pattern != 0
 
@@ -60,7 +59,6 @@ class Gemma3ForCausalLM(Gemma2ForCausalLM):
         self.local_rotary = RotaryEmbedding.of(config.local_rope, config.head_size)
 
     def rotations(self, positions: torch.Tensor) -> Sequence[Rotation | None]:
-        """See `LlamaForCausalLM.rotations`."""
         local, full = self.local_rotary(positions), self.rotary(positions)
         return [full if window is None else local for window in self.config.windows]
 

@@ -16,7 +16,7 @@ from quire.kernels.rms_norm import rms_norm
 from quire.kernels.rope import rope
 from quire.layers.attention import Attention
 from quire.layers.embedding import VocabParallelEmbedding
-from quire.layers.experts import Experts, Router, stacked_experts
+from quire.layers.experts import Experts, Router
 from quire.layers.forward_batch import ForwardBatch
 from quire.layers.group import SINGLE, Group, share_heads
 from quire.layers.linear import ColumnParallelLinear, Linear, RowParallelLinear
@@ -144,10 +144,8 @@ class Gemma4ForCausalLM(Gemma2ForCausalLM):
             f"{name}.qkv_proj": tuple(f"{name}.{part}" for part in PROJECTIONS[: num_projections(config, index)])
             for index, name in enumerate(names)
         }
-        self.stacked_params = {  # type: ignore[misc]  # depends on the layers and the number of experts
-            **stacked, **(stacked_experts(config.num_experts) if config.num_experts else {}),
-            "gate_up_proj": ("gate_proj", "up_proj"),
-        }  # fmt: skip
+        parts = {"gate_up_proj": ("gate_proj", "up_proj")}
+        self.stacked_params = stacked | parts  # type: ignore[misc]  # depends on the layers
         # Checkpoints may have keys and values of layers that attend to others'.
         unused = "|".join(str(index) for index, source in enumerate(config.sources) if index != source)
         self.ignored_tensors += (rf"layers\.({unused})\.self_attn\.[kv]_(proj|norm)\.",)
@@ -157,7 +155,6 @@ class Gemma4ForCausalLM(Gemma2ForCausalLM):
         return RotaryEmbedding.of(config.rope, self.config.full_head_size)
 
     def rotations(self, positions: torch.Tensor) -> Sequence[Rotation | None]:
-        """See `LlamaForCausalLM.rotations`."""
         local, full = self.local_rotary(positions), self.rotary(positions)
         return [full if window is None else local for window in self.config.windows]
 

@@ -13,36 +13,25 @@ import torch
 from torch import nn
 
 from quire.layers.forward_batch import ForwardBatch
-from quire.layers.rotary import RopeConfig, Rotation
+from quire.layers.rotary import Rotation
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_llama import LlamaConfig
-from quire.models.hf_rope import read_rope
 from quire.models.llama import LlamaForCausalLM, LlamaLayer
-
-DEFAULT_HEAD_SIZE = 128
-DEFAULT_ROTATED_SHARE = 0.5
-DEFAULT_EPSILON = 1.5625e-7
 
 
 @dataclass(frozen=True, kw_only=True)
 class GLM4Config(LlamaConfig):
     """Llama's fields."""
 
-    @classmethod
-    def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
-        reader.require("mlp_bias", False)
-        return super().read(reader) | {
-            "head_size": reader.integer("head_dim", DEFAULT_HEAD_SIZE),
-            "rms_norm_epsilon": reader.number("rms_norm_eps", DEFAULT_EPSILON),
-            "qkv_bias": reader.flag("attention_bias", True),
-            "output_bias": False,
-        }
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "head_dim": 128, "rms_norm_eps": 1.5625e-7, "attention_bias": True, "partial_rotary_factor": 0.5,
+    }  # fmt: skip
+    rope_options: ClassVar[Mapping[str, Any]] = {"rotates_part": True}
+    required: ClassVar[Mapping[str, Any]] = {"mlp_bias": False}
 
     @classmethod
-    def read_rope(cls, reader: HFConfigReader) -> RopeConfig:
-        """Read the angles of the first half of each head, or of another share."""
-        return read_rope(reader, share=DEFAULT_ROTATED_SHARE)
+    def read(cls, reader: HFConfigReader) -> dict[str, Any]:
+        return super().read(reader) | {"output_bias": False}
 
 
 class GLM4Layer(LlamaLayer):

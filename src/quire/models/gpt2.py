@@ -20,12 +20,6 @@ from quire.layers.norms import LayerNorm
 from quire.models.hf_config import ACTIVATIONS, HFConfigReader
 from quire.models.hf_decoder import DecoderConfig, read_sizes
 
-HARMLESS_FIELDS = (
-    "n_ctx", "resid_pdrop", "embd_pdrop", "attn_pdrop", "reorder_and_upcast_attn", "summary_type", "summary_use_proj",
-    "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
-)  # fmt: skip
-"""Dropout, classification heads, and an order of operations that fp32 sums do not need."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class GPT2Config(DecoderConfig):
@@ -34,13 +28,15 @@ class GPT2Config(DecoderConfig):
     activation: str
     layer_norm_epsilon: float
     scales: tuple[float, ...]
+    unused = (
+        "n_ctx", "resid_pdrop", "embd_pdrop", "attn_pdrop", "reorder_and_upcast_attn", "summary_type",
+        "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
+    )  # fmt: skip
+    """Dropout, classification heads, and an order of operations that fp32 sums do not need."""
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `DecoderConfig.read`."""
         fields = read_sizes(reader, hidden="n_embd", layers="n_layer", heads="n_head", context="n_positions", ties=True)
-        for name in HARMLESS_FIELDS:
-            reader.raw(name)
         scale = fields["head_size"] ** -0.5 if reader.flag("scale_attn_weights", True) else 1.0
         by_layer = reader.flag("scale_attn_by_inverse_layer_idx", False)
         return fields | {

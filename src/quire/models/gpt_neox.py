@@ -35,13 +35,13 @@ class GPTNeoXConfig(DecoderConfig):
     rope: RopeConfig
     parallel: bool
     attention_bias: bool
+    defaults: ClassVar[Mapping[str, Any]] = {"rotary_pct": 0.25}
+    unused = ("classifier_dropout",)
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `DecoderConfig.read`."""
         fields = read_sizes(reader)
-        reader.raw("classifier_dropout")
-        rope_config = read_rope(reader, theta_name="rotary_emb_base", share_name="rotary_pct", share=0.25)
+        rope_config = read_rope(reader, theta_name="rotary_emb_base", share_name="rotary_pct", rotates_part=True)
         head_size = fields["head_size"]
         if int(head_size * rope_config.rotated_share) % 2:
             raise ModelFileError(

@@ -3,6 +3,7 @@
 Next to read: `llama.py`; `layers/experts.py`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,18 +12,15 @@ import torch
 from torch import nn
 
 from quire.kernels.experts import ALPHA, CLAMPED, LIMIT
-from quire.layers.experts import SparseMLP, stacked_experts
+from quire.layers.experts import SparseMLP
 from quire.layers.forward_batch import ForwardBatch
 from quire.layers.group import SINGLE, Group, Partition, share_heads
-from quire.layers.rotary import RopeConfig, Rotation
+from quire.layers.rotary import Rotation
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_decoder import read_windows
 from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_moe import read_experts
-from quire.models.hf_rope import read_rope
 from quire.models.llama import LlamaAttention, LlamaForCausalLM
-
-DEFAULT_THETA = 150000.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,30 +29,16 @@ class GptOssConfig(LlamaConfig):
 
     num_experts: int
     top_k: int
+    defaults: ClassVar[Mapping[str, Any]] = {"rms_norm_eps": 1e-5, "rope_theta": 150000.0, "attention_bias": True}
+    required: ClassVar[Mapping[str, Any]] = {"mlp_bias": False, "swiglu_alpha": ALPHA, "swiglu_limit": LIMIT}
+    unused = ("quantization_config", "initial_context_length", "experts_per_token")
+    """The tensors' formats tell of quantisation."""
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
-        reader.require("mlp_bias", False)
-        reader.require("swiglu_alpha", ALPHA)
-        reader.require("swiglu_limit", LIMIT)
-        reader.raw("quantization_config")  # the tensors' names tell
-        reader.raw("initial_context_length")
-        reader.raw("experts_per_token")
-        fields = super().read(reader)
-        window = reader.optional_integer("sliding_window")
-        has_bias = reader.flag("attention_bias", True)
-        return fields | read_experts(reader) | {
-            "windows": read_windows(reader, fields["num_layers"], window, lambda index: index % 2 == 0),
-            "rms_norm_epsilon": reader.number("rms_norm_eps", 1e-5),
-            "qkv_bias": has_bias,
-            "output_bias": has_bias,
-        }  # fmt: skip
-
-    @classmethod
-    def read_rope(cls, reader: HFConfigReader) -> RopeConfig:
-        """See `LlamaConfig.read_rope`."""
-        return read_rope(reader, theta=DEFAULT_THETA)
+        fields, window = super().read(reader), reader.optional_integer("sliding_window")
+        windows = read_windows(reader, fields["num_layers"], window, lambda index: index % 2 == 0)
+        return fields | read_experts(reader) | {"windows": windows}
 
 
 class GptOssAttention(LlamaAttention):
@@ -84,8 +68,6 @@ class GptOssForCausalLM(LlamaForCausalLM):
 
     def __init__(self, config: GptOssConfig, group: Group = SINGLE) -> None:
         super().__init__(config, group)
-        stacked = {**stacked_experts(config.num_experts), **type(self).stacked_params}
-        self.stacked_params = stacked  # type: ignore[misc]  # depends on the number of experts
         order = np.arange(2 * config.intermediate_size).reshape(-1, 2).T.reshape(-1)
         self.stack_orders = {"gate_up_proj": order, "gate_up_proj_bias": order}
 

@@ -26,7 +26,6 @@ class GraniteConfig(LlamaConfig):
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
         return super().read(reader) | {
             "score_scale": reader.number("attention_multiplier", 1.0),
             "embedding_multiplier": reader.number("embedding_multiplier", 1.0),

@@ -14,7 +14,7 @@ from quire.cache_spec import CacheSpec, PagedKV
 from quire.errors import ModelFileError
 from quire.kernels.activations import silu_and_mul
 from quire.kernels.recurrence import MAX_TAPS
-from quire.layers.experts import SparseMLP, stacked_experts
+from quire.layers.experts import SparseMLP
 from quire.layers.group import SINGLE, Group, PartOfSum, share
 from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
 from quire.layers.rotary import Rotation
@@ -27,8 +27,6 @@ from quire.models.hf_state_space import StateSpaceMixer, StateSpaceSizes, check_
 from quire.models.llama import LlamaForCausalLM
 from quire.models.smollm3 import SmolLM3Attention
 
-FIELDS_WITHOUT_USE = (*TRAINING_FIELDS, "mamba_chunk_size", "init_method", "rope_scaling")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Granite4Config(GraniteConfig):
@@ -40,14 +38,11 @@ class Granite4Config(GraniteConfig):
     num_experts: int
     top_k: int
     expert_size: int
+    required: ClassVar[Mapping[str, Any]] = {"mlp_bias": False, "normalization_function": "rmsnorm"}
+    unused = (*TRAINING_FIELDS, "mamba_chunk_size", "init_method", "rope_scaling")
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
-        for name in FIELDS_WITHOUT_USE:
-            reader.raw(name)
-        reader.require("mlp_bias", False)
-        reader.require("normalization_function", "rmsnorm")
         check_time_steps(reader)
         fields = super().read(reader)
         num_experts = reader.optional_integer("num_local_experts", minimum=0, maximum=MAX_EXPERTS)
@@ -155,11 +150,6 @@ class Granite4ForCausalLM(GraniteForCausalLM):
         "router": "gate",
     }
 
-    def __init__(self, config: Granite4Config, group: Group = SINGLE) -> None:
-        super().__init__(config, group)
-        experts = stacked_experts(config.num_experts) if config.num_experts else {}
-        self.stacked_params = {**experts, **type(self).stacked_params}  # type: ignore[misc]  # depends on the number of experts
-
     def build_attention(self, config: LlamaConfig, layer_index: int) -> nn.Module:
         """The state space or the attention of one layer."""
         assert isinstance(config, Granite4Config)
@@ -168,7 +158,6 @@ class Granite4ForCausalLM(GraniteForCausalLM):
         return super().build_attention(config, layer_index)
 
     def rotations(self, positions: torch.Tensor) -> Sequence[Rotation | None]:
-        """See `LlamaForCausalLM.rotations`."""
         return super().rotations(positions) if self.config.rotates else [None] * len(self.layers)
 
 

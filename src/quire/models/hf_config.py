@@ -52,8 +52,9 @@ class HFConfigReader:
     All methods raise ModelFileError where a value is missing, of the wrong type or out of range.
     """
 
-    def __init__(self, fields: Mapping[str, Any]) -> None:
-        self._fields = fields
+    def __init__(self, fields: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> None:
+        """`defaults`: of fields that are absent."""
+        self._fields, self._defaults = fields, defaults or {}
         self._read: set[str] = set()
         self.model_type = str(fields.get("model_type", "model"))
         for name in ("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder"):
@@ -64,9 +65,10 @@ class HFConfigReader:
         return name in self._fields
 
     def raw(self, name: str) -> Any:
-        """The value, or None if it is absent."""
+        """The value, or if it is absent the default, or None."""
         self._read.add(name)
-        return self._fields.get(name)
+        value = self._fields.get(name)
+        return self._defaults.get(name) if value is None else value
 
     def optional_integer(self, name: str, *, minimum: int = 1, maximum: int = MAX_SIZE) -> int | None:
         """An integer from `minimum` to `maximum`, or None if absent."""

@@ -5,7 +5,7 @@ Next to read: `LlamaConfig` in `llama.py`.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from quire.cache_spec import CacheSpec, PagedKV
 from quire.errors import UnsupportedModelError
@@ -17,7 +17,15 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """Sizes. `windows`: tokens that each layer attends to, the query's own included; None: all."""
+    """Sizes. `windows`: tokens that each layer attends to, the query's own included; None: all.
+
+    A model's config declares `defaults` of fields that a `config.json` may leave out, the value of fields that must
+    have this one (`required`), and fields that do not matter (`unused`).
+    """
+
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    required: ClassVar[Mapping[str, Any]] = {}
+    unused: ClassVar[tuple[str, ...]] = ()
 
     vocab_size: int
     hidden_size: int
@@ -33,7 +41,11 @@ class DecoderConfig:
     @classmethod
     def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
         """Read a `config.json`. Raises: ModelFileError, UnsupportedModelError."""
-        reader = HFConfigReader(hf_config)
+        reader = HFConfigReader(hf_config, cls.defaults)
+        for name in cls.unused:
+            reader.raw(name)
+        for name, value in cls.required.items():
+            reader.require(name, value)
         config = cls(**cls.read(reader))
         reader.finish()
         return config

@@ -1,6 +1,7 @@
 """`DeepseekV2Config`: the fields of DeepSeek's models in a `config.json`. Next to read: `deepseek_v2.py`."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -12,12 +13,6 @@ from quire.models.hf_decoder import read_sizes
 from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_moe import read_experts
 from quire.models.hf_rope import check_pairs, parameters_of, read_rope
-
-UNUSED = (
-    "head_dim", "qk_head_dim", "ep_size", "seq_aux", "aux_loss_alpha", "num_nextn_predict_layers",
-    "quantization_config",
-)  # fmt: skip
-"""Sums of other fields, of training, layers that predict further tokens, and what the tensors' formats tell."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,15 +37,17 @@ class DeepseekV2Config(LlamaConfig):
     shared_size: int
     num_dense_layers: int
     is_interleaved: bool = True
+    required: ClassVar[Mapping[str, Any]] = {"moe_layer_freq": 1}
+    unused = (
+        "head_dim", "qk_head_dim", "ep_size", "seq_aux", "aux_loss_alpha", "num_nextn_predict_layers",
+        "quantization_config",
+    )  # fmt: skip
+    """Sums of other fields, of training, layers that predict further tokens, and what the tensors' formats tell."""
     default_dense_layers: ClassVar[int] = 0
     default_shared_experts: ClassVar[int] = 2
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
-        for name in UNUSED:
-            reader.raw(name)
-        reader.require("moe_layer_freq", 1)
         cls.check_activation(reader)
         rank, rotary = reader.integer("kv_lora_rank"), reader.integer("qk_rope_head_dim")
         check_divides("2, the size of a rotated pair", 2, "qk_rope_head_dim", rotary)

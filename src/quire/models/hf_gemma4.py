@@ -5,7 +5,7 @@ Next to read: `gemma4_text.py`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from quire.cache_spec import CacheSpec, PagedKV
 from quire.errors import ModelFileError, UnsupportedModelError
@@ -57,18 +57,17 @@ class Gemma4Config(LlamaConfig):
     top_k: int
     expert_size: int
     logit_cap: float | None
+    required: ClassVar[Mapping[str, Any]] = {"mlp_bias": False}
 
     @classmethod
     def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
-        """See `DecoderConfig.from_hf`."""
+        """See `DecoderConfig.from_hf`. A field that is null has no default."""
         return super().from_hf({**DEFAULTS, **hf_config})
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
         # "vision" lets the tokens of an image attend to each other; text is causal.
         reader.choice("use_bidirectional_attention", "vision", ["vision"])
-        reader.require("mlp_bias", False)
         fields = super().read(reader)
         num_layers, num_heads = fields["num_layers"], fields["num_heads"]
         pattern = read_windows(

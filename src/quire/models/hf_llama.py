@@ -3,8 +3,9 @@
 Next to read: `llama.py`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from quire.layers.rotary import RopeConfig
 from quire.models.hf_config import HFConfigReader, check_divides
@@ -26,10 +27,11 @@ class LlamaConfig(DecoderConfig):
     mlp_bias: bool
     score_scale: float | None = None
     score_cap: float | None = None
+    rope_options: ClassVar[Mapping[str, Any]] = {}
+    """Of `hf_rope.read_rope`."""
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `DecoderConfig.read`."""
         fields = read_sizes(reader, head_size=reader.optional_integer("head_dim"))
         num_kv_heads = reader.integer("num_key_value_heads", fields["num_heads"])
         check_divides("num_key_value_heads", num_kv_heads, "num_attention_heads", fields["num_heads"])
@@ -50,8 +52,8 @@ class LlamaConfig(DecoderConfig):
 
     @classmethod
     def read_rope(cls, reader: HFConfigReader) -> RopeConfig:
-        """Read the angles of whole heads."""
-        return read_rope(reader)
+        """Read the angles of queries and keys."""
+        return read_rope(reader, **cls.rope_options)
 
     @classmethod
     def check_activation(cls, reader: HFConfigReader) -> None:

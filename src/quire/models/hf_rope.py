@@ -40,23 +40,22 @@ def read_rope(
     reader: HFConfigReader,
     *,
     theta_name: str = "rope_theta",
-    theta: float = 10000.0,
     share_name: str = "partial_rotary_factor",
-    share: float | None = None,
+    rotates_part: bool = False,
     default_original: int | None = None,
     renames: Mapping[str, str] | None = None,
     ignored: Collection[str] = (),
 ) -> RopeConfig:
     """Rotary angles: `rope_theta` and `rope_scaling` (transformers 4) or `rope_parameters` (5).
 
-    `theta_name`, `share_name`: transformers 4's fields; `theta`, `share`: their defaults, `share` None where whole
-    heads are rotated; `default_original`: tokens of the original context; `renames`: other names of a type;
-    `ignored`: parameters that the model reads itself.
+    `theta_name`, `share_name`: transformers 4's fields; `rotates_part`: a share of each head may be rotated alone;
+    `default_original`: tokens of the original context; `renames`: other names of a type; `ignored`: parameters that the
+    model does not need, or reads itself.
     Raises: UnsupportedModelError for angles that are not computed here; ModelFileError.
     """
     values: dict[str, Any] = {
-        "rope_theta": reader.number(theta_name, theta),
-        "partial_rotary_factor": reader.number(share_name, share or 1.0),
+        "rope_theta": reader.number(theta_name, 10000.0),
+        "partial_rotary_factor": reader.number(share_name, 1.0),
     }
     for name in ("rope_scaling", "rope_parameters"):
         values |= parameters_of(reader, name)
@@ -68,7 +67,7 @@ def read_rope(
     if default_original is not None:
         values.setdefault(ORIGINAL, default_original)
     config = make_rope(reader, values)
-    if share is None and config.rotated_share != 1:
+    if not rotates_part and config.rotated_share != 1:
         raise UnsupportedModelError(
             f"the model's config has partial_rotary_factor={config.rotated_share}; Quire's {reader.model_type} rotates"
             " whole heads"

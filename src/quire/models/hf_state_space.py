@@ -12,6 +12,7 @@ from torch import nn
 from quire.cache_spec import RecurrentState
 from quire.errors import UnsupportedModelError
 from quire.kernels.activations import silu
+from quire.kernels.recurrence import recurrent_state_bytes
 from quire.kernels.rms_norm import rms_norm
 from quire.layers.forward_batch import ForwardBatch
 from quire.layers.group import SINGLE, Group, Partition, Share, share
@@ -41,8 +42,10 @@ class StateSpaceSizes:
     def spec(self) -> RecurrentState:
         """The state of one layer. Where all heads share a key, every rank has it."""
         inner, keys = self.num_heads * self.head_size, 2 * self.num_groups * self.state_size
-        num_bytes = state_bytes(inner + keys, self.num_taps, self.num_heads, self.state_size, self.head_size)
-        whole_bytes = 4 * (self.num_taps - 1) * keys if self.num_groups == 1 else 0
+        matrices = self.num_groups, self.num_heads, self.state_size, self.head_size
+        num_bytes, whole_bytes = state_bytes(inner + keys, self.num_taps, *matrices), 0
+        if self.num_groups == 1:
+            whole_bytes = 4 * (self.num_taps - 1) * keys + recurrent_state_bytes(1, 0, self.state_size, 0)
         return RecurrentState(num_bytes, whole_bytes=whole_bytes)
 
 

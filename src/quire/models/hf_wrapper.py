@@ -1,15 +1,20 @@
-"""`language_config`: the language model in the config of a model that also sees images, which is run without images.
+"""`without_images`: the language model of a model that also sees images or hears, which is run without them.
 
 Next to read: `gemma3.py`.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from quire.errors import ModelFileError, UnsupportedModelError
 from quire.models.hf_config import HFConfigReader
 
-RENAMES = {"model.language_model.": "", "language_model.model.": "", "language_model.": "", "model.": ""}
+RENAMES: Mapping[str, str] = {
+    "model.language_model.": "",
+    "language_model.model.": "",
+    "language_model.": "",
+    "model.": "",
+}
 """Prefixes of the language model's tensors, in checkpoints of transformers 4 and 5."""
 VISION_TENSORS = (
     r"^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|audio_tower|embed_vision|embed_audio)\.",
@@ -45,3 +50,33 @@ def language_config(hf_config: Mapping[str, Any], model_types: tuple[str, ...], 
             f"{', '.join(model_types)}"
         )
     return fields if ties is None else fields | {"tie_word_embeddings": ties}
+
+
+def without_images(model_class: Any, *model_types: str, refuses_head: bool = False, **defaults: Any) -> Any:
+    """Return the class of the whole model that runs its language model alone, of class `model_class`.
+
+    `model_types`: of the language model; `refuses_head`: a stored head is an error where embeddings are tied, instead
+    of being ignored; `defaults`: of fields that `text_config` may leave out.
+    """
+
+    class LanguageConfig(model_class.Config):  # type: ignore[misc]
+        """The fields in `text_config`."""
+
+        @classmethod
+        def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
+            """See `DecoderConfig.from_hf`."""
+            return super().from_hf(language_config(hf_config, model_types, **defaults))
+
+    class LanguageModel(model_class):  # type: ignore[misc]
+        """The language model, under the names of the whole."""
+
+        Config = LanguageConfig
+        renames: ClassVar[Mapping[str, str]] = RENAMES
+        ignored_tensors: tuple[str, ...]
+
+        def __init__(self, config: Any, *args: Any) -> None:
+            super().__init__(config, *args)
+            kept = [pattern for pattern in self.ignored_tensors if not (refuses_head and "lm_head" in pattern)]
+            self.ignored_tensors = (*kept, *VISION_TENSORS)
+
+    return LanguageModel

@@ -17,20 +17,11 @@ from quire.layers.forward_batch import ForwardBatch
 from quire.layers.group import Group, share
 from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
 from quire.layers.recurrent import CausalConv, state_bytes
-from quire.layers.rotary import RopeConfig
 from quire.models.hf_config import HFConfigReader, check_positive
 from quire.models.hf_hybrid import HybridLayer, read_recurrent_layers
 from quire.models.hf_llama import LlamaConfig
-from quire.models.hf_rope import read_rope
 from quire.models.llama import LlamaForCausalLM
 from quire.models.qwen3 import Qwen3Attention
-
-DEFAULT_THETA = 1000000.0
-FIELDS_WITHOUT_USE = (
-    "block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_swiglu",
-    "block_use_xavier_init", "conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "use_pos_enc", "theta",
-)  # fmt: skip
-"""Fields of published configs that Transformers does not read either."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +31,14 @@ class LFM2Config(LlamaConfig):
     recurrent_layers: tuple[bool, ...]
     num_taps: int
     conv_bias: bool
+    defaults: ClassVar[Mapping[str, Any]] = {"rope_theta": 1000000.0}
+    required: ClassVar[Mapping[str, Any]] = {"attention_bias": False, "mlp_bias": False}
+    unused = (
+        "block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_swiglu",
+        "block_use_xavier_init", "conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "use_pos_enc",
+        "theta",
+    )  # fmt: skip
+    """Fields of published configs that Transformers does not read either."""
 
     @classmethod
     def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
@@ -48,11 +47,6 @@ class LFM2Config(LlamaConfig):
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
-        for name in FIELDS_WITHOUT_USE:
-            reader.raw(name)
-        reader.require("attention_bias", False)
-        reader.require("mlp_bias", False)
         fields, num_taps = super().read(reader), reader.integer("conv_L_cache", 3, maximum=MAX_TAPS)
         if num_taps < 2:
             raise ModelFileError("the model's config has conv_L_cache=1, which is less than 2 tokens")
@@ -69,11 +63,6 @@ class LFM2Config(LlamaConfig):
             "num_taps": num_taps,
             "conv_bias": reader.flag("conv_bias", False),
         }
-
-    @classmethod
-    def read_rope(cls, reader: HFConfigReader) -> RopeConfig:
-        """Read the angles of whole heads."""
-        return read_rope(reader, theta=DEFAULT_THETA)
 
     def kv_specs(self) -> list[CacheSpec]:
         """See `DecoderConfig.kv_specs`."""

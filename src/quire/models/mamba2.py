@@ -23,11 +23,6 @@ from quire.models.hf_state_space import StateSpaceMixer, StateSpaceSizes, check_
 
 CONTEXT_LEN = 2**20
 """Tokens of a context: a state has no limit."""
-FIELDS_WITHOUT_USE = (
-    "residual_in_fp32", "rescale_prenorm_residual", "time_step_rank", "time_step_min", "time_step_max",
-    "time_step_floor", "time_step_init_scheme", "time_step_scale", "chunk_size", "norm_before_gate",
-)  # fmt: skip
-"""Of initialisation, of computing in chunks, and those that Transformers does not read either."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +30,15 @@ class Mamba2Config(DecoderConfig):
     """Sizes of the decoder, of which those of attention have no use."""
 
     state_space: StateSpaceSizes
+    required: ClassVar[Mapping[str, Any]] = {"rms_norm": True, "hidden_act": "silu"}
+    unused = (
+        "residual_in_fp32", "rescale_prenorm_residual", "time_step_rank", "time_step_min", "time_step_max",
+        "time_step_floor", "time_step_init_scheme", "time_step_scale", "chunk_size", "norm_before_gate",
+    )  # fmt: skip
+    """Of initialisation, of computing in chunks, and those that Transformers does not read either."""
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `DecoderConfig.read`."""
-        for name in FIELDS_WITHOUT_USE:
-            reader.raw(name)
-        reader.require("rms_norm", True)
-        reader.require("hidden_act", "silu")
         check_time_steps(reader)
         hidden_size, num_heads = reader.integer("hidden_size", 4096), reader.integer("num_heads", 128)
         head_size, expand = reader.integer("head_dim", 64), reader.integer("expand", 2)

@@ -4,6 +4,7 @@ A query at position t is multiplied by 1 + beta · ln(1 + floor(t / original con
 that have this factor, keys by plain ones. Next to read: `llama.py`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,14 +12,13 @@ import torch
 
 from quire.errors import ModelFileError
 from quire.kernels.rope import rope
-from quire.layers.rotary import RopeConfig, RotaryEmbedding, Rotation
+from quire.layers.rotary import RotaryEmbedding, Rotation
 from quire.models.hf_config import HFConfigReader, check_positive
 from quire.models.hf_llama import LlamaConfig
-from quire.models.hf_rope import ORIGINAL, parameters_of, read_rope
+from quire.models.hf_rope import ORIGINAL, parameters_of
 from quire.models.llama import LlamaAttention, LlamaForCausalLM
 
 BETA = "llama_4_scaling_beta"
-DEFAULT_HEAD_SIZE = 128
 RotationOfBoth = tuple[Rotation, Rotation]
 """Of queries and of keys."""
 
@@ -29,28 +29,21 @@ class Ministral3Config(LlamaConfig):
 
     query_growth: float
     query_period: int
+    defaults: ClassVar[Mapping[str, Any]] = {"head_dim": 128, "rms_norm_eps": 1e-5}
+    required: ClassVar[Mapping[str, Any]] = {"attention_bias": False, "mlp_bias": False}
+    rope_options: ClassVar[Mapping[str, Any]] = {"ignored": (BETA, "max_position_embeddings")}
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
-        for name in ("attention_bias", "mlp_bias"):
-            reader.require(name, False)
         parameters = parameters_of(reader, "rope_scaling") | parameters_of(reader, "rope_parameters")
         if BETA not in parameters:
             raise ModelFileError(f"the model's config lacks {BETA} among its rope parameters")
         fields = super().read(reader)
         return fields | {
-            "head_size": reader.integer("head_dim", DEFAULT_HEAD_SIZE),
-            "rms_norm_epsilon": reader.number("rms_norm_eps", 1e-5),
             "query_growth": _check_growth(parameters[BETA]),
             "query_period": int(check_positive(ORIGINAL, parameters.get(ORIGINAL, fields["context_len"]))),
             "windows": (reader.optional_integer("sliding_window"),) * fields["num_layers"],
         }
-
-    @classmethod
-    def read_rope(cls, reader: HFConfigReader) -> RopeConfig:
-        """Read the angles of whole heads."""
-        return read_rope(reader, ignored=(BETA, "max_position_embeddings"))
 
 
 def _check_growth(value: Any) -> float:

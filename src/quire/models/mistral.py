@@ -20,7 +20,6 @@ class MistralConfig(LlamaConfig):
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
         fields = super().read(reader)
         window = reader.optional_integer("sliding_window")
         if not reader.has("sliding_window"):

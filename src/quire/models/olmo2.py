@@ -3,6 +3,7 @@
 Next to read: `llama.py`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,7 +14,6 @@ from quire.layers.forward_batch import ForwardBatch
 from quire.layers.group import SINGLE, Group, share_heads
 from quire.layers.norms import SharedRMSNorm
 from quire.layers.rotary import Rotation
-from quire.models.hf_config import HFConfigReader
 from quire.models.hf_llama import LlamaConfig
 from quire.models.llama import LlamaAttention, LlamaForCausalLM, LlamaLayer
 
@@ -22,11 +22,8 @@ from quire.models.llama import LlamaAttention, LlamaForCausalLM, LlamaLayer
 class OLMo2Config(LlamaConfig):
     """Llama's fields."""
 
-    @classmethod
-    def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
-        reader.require("mlp_bias", False)
-        return super().read(reader) | {"rms_norm_epsilon": reader.number("rms_norm_eps", 1e-5)}
+    defaults: ClassVar[Mapping[str, Any]] = {"rms_norm_eps": 1e-5}
+    required: ClassVar[Mapping[str, Any]] = {"mlp_bias": False}
 
 
 class OLMo2Attention(LlamaAttention):

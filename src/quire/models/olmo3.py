@@ -27,7 +27,6 @@ class OLMo3Config(OLMo2Config):
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
         fields = super().read(reader)
         window = reader.optional_integer("sliding_window")
         window = window if reader.has("sliding_window") else DEFAULT_WINDOW
@@ -52,7 +51,6 @@ class OLMo3ForCausalLM(OLMo2ForCausalLM):
         self.local_rotary = RotaryEmbedding.of(config.local_rope, config.head_size)
 
     def rotations(self, positions: torch.Tensor) -> Sequence[Rotation | None]:
-        """See `LlamaForCausalLM.rotations`."""
         local, full = self.local_rotary(positions), self.rotary(positions)
         return [full if window is None else local for window in self.config.windows]
 

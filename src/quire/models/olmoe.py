@@ -3,13 +3,13 @@
 Next to read: `olmo2.py`; `layers/experts.py`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
-from quire.layers.experts import SparseMLP, stacked_experts
-from quire.layers.group import SINGLE, Group
+from quire.layers.experts import SparseMLP
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_moe import read_experts
@@ -24,16 +24,12 @@ class OLMoEConfig(LlamaConfig):
     num_experts: int
     top_k: int
     renormalise: bool
+    defaults: ClassVar[Mapping[str, Any]] = {"rms_norm_eps": 1e-5}
+    required: ClassVar[Mapping[str, Any]] = {"mlp_bias": False, "clip_qkv": None}
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
-        reader.require("mlp_bias", False)
-        reader.require("clip_qkv", None)
-        return super().read(reader) | read_experts(reader) | {
-            "rms_norm_epsilon": reader.number("rms_norm_eps", 1e-5),
-            "renormalise": reader.flag("norm_topk_prob", False),
-        }  # fmt: skip
+        return super().read(reader) | read_experts(reader) | {"renormalise": reader.flag("norm_topk_prob", False)}
 
 
 class OLMoEForCausalLM(LlamaForCausalLM):
@@ -41,11 +37,6 @@ class OLMoEForCausalLM(LlamaForCausalLM):
 
     Config = OLMoEConfig
     attention_class = OLMo2Attention
-
-    def __init__(self, config: OLMoEConfig, group: Group = SINGLE) -> None:
-        super().__init__(config, group)
-        stacked = {**stacked_experts(config.num_experts), **type(self).stacked_params}
-        self.stacked_params = stacked  # type: ignore[misc]  # depends on the number of experts
 
     def build_mlp(self, config: OLMoEConfig, layer_index: int) -> nn.Module:  # type: ignore[override]
         """The experts of one layer."""

@@ -35,12 +35,11 @@ class OPTConfig(DecoderConfig):
     final_norm: bool
     norm_affine: bool
     bias: bool
+    unused = ("init_std",)
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `DecoderConfig.read`."""
         fields = read_sizes(reader, ties=True)
-        reader.raw("init_std")
         norm_before = reader.flag("do_layer_norm_before", True)
         removes_final_norm = reader.flag("_remove_final_layer_norm", False)
         return fields | {

@@ -7,37 +7,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from quire.layers.rotary import RopeConfig
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_llama import LlamaConfig
-from quire.models.hf_rope import read_rope
 from quire.models.llama import LlamaForCausalLM
-
-DEFAULT_ORIGINAL_CONTEXT = 4096
-OLD_NAMES_OF_LONGROPE = ("su", "yarn")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Phi3Config(LlamaConfig):
     """Llama's fields, with one window in all layers."""
 
-    @classmethod
-    def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
-        for name in ("attention_bias", "mlp_bias", "lm_head_bias"):
-            reader.require(name, False)
-        for name in ("full_attn_mod", "interpolate_factor"):
-            reader.require(name, 1)
-        for name in ("resid_pdrop", "embd_pdrop"):
-            reader.raw(name)
-        fields = super().read(reader)
-        return fields | {"windows": (reader.optional_integer("sliding_window"),) * fields["num_layers"]}
+    required: ClassVar[Mapping[str, Any]] = {
+        **dict.fromkeys(("attention_bias", "mlp_bias", "lm_head_bias"), False), "full_attn_mod": 1,
+        "interpolate_factor": 1,
+    }  # fmt: skip
+    unused = ("resid_pdrop", "embd_pdrop")
+    rope_options: ClassVar[Mapping[str, Any]] = {
+        "rotates_part": True, "default_original": 4096, "renames": {"su": "longrope", "yarn": "longrope"},
+    }  # fmt: skip
+    """Early configs have other names of LongRoPE."""
 
     @classmethod
-    def read_rope(cls, reader: HFConfigReader) -> RopeConfig:
-        """Read the angles; early configs call LongRoPE "su" or "yarn"."""
-        renames = dict.fromkeys(OLD_NAMES_OF_LONGROPE, "longrope")
-        return read_rope(reader, share=1.0, default_original=DEFAULT_ORIGINAL_CONTEXT, renames=renames)
+    def read(cls, reader: HFConfigReader) -> dict[str, Any]:
+        fields = super().read(reader)
+        return fields | {"windows": (reader.optional_integer("sliding_window"),) * fields["num_layers"]}
 
 
 class Phi3ForCausalLM(LlamaForCausalLM):

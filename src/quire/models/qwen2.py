@@ -3,6 +3,7 @@
 Next to read: `llama.py`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,12 +21,10 @@ DEFAULT_MAX_WINDOW_LAYERS = 28
 class Qwen2Config(LlamaConfig):
     """Llama's fields, with the biases fixed and windows per layer."""
 
+    required: ClassVar[Mapping[str, Any]] = {"attention_bias": True, "mlp_bias": False, "use_mrope": False}
+
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
-        reader.require("attention_bias", True)
-        reader.require("mlp_bias", False)
-        reader.require("use_mrope", False)
         fields = super().read(reader)
         return fields | {
             "qkv_bias": True,

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from quire.kernels.elementwise import gate_rows
-from quire.layers.experts import Router, SparseMLP, stacked_experts
-from quire.layers.group import SINGLE, Group, PartOfSum
+from quire.layers.experts import Router, SparseMLP
+from quire.layers.group import Group, PartOfSum
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_moe import read_experts, read_sparse_layers
 from quire.models.llama import LlamaMLP
@@ -34,7 +34,6 @@ class Qwen2MoeConfig(Qwen2Config):
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
         has_bias, fields = reader.flag("qkv_bias", True), super().read(reader)
         return fields | read_experts(reader) | {
             "qkv_bias": has_bias,
@@ -68,11 +67,6 @@ class Qwen2MoeForCausalLM(Qwen2ForCausalLM):
     """Qwen2 with experts."""
 
     Config = Qwen2MoeConfig
-
-    def __init__(self, config: Qwen2MoeConfig, group: Group = SINGLE) -> None:
-        super().__init__(config, group)
-        stacked = {**stacked_experts(config.num_experts), **type(self).stacked_params}
-        self.stacked_params = stacked  # type: ignore[misc]  # depends on the number of experts
 
     def build_mlp(self, config: Qwen2MoeConfig, layer_index: int) -> nn.Module:  # type: ignore[override]
         """The experts of one layer, or its MLP."""

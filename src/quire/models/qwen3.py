@@ -3,6 +3,7 @@
 Next to read: `llama.py`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,21 +18,18 @@ from quire.models.hf_llama import LlamaConfig
 from quire.models.llama import LlamaAttention, LlamaForCausalLM
 from quire.models.qwen2 import read_windows
 
-DEFAULT_HEAD_SIZE = 128
-"""Qwen3's head size for a config without `head_dim`; it is not hidden size / heads."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3Config(LlamaConfig):
-    """Llama's fields, with windows per layer."""
+    """Llama's fields, with windows per layer. A head is not hidden size / heads."""
+
+    defaults: ClassVar[Mapping[str, Any]] = {"head_dim": 128}
+    required: ClassVar[Mapping[str, Any]] = {"mlp_bias": False}
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
-        head_size = reader.integer("head_dim", DEFAULT_HEAD_SIZE)
-        reader.require("mlp_bias", False)
         fields = super().read(reader)
-        return fields | {"head_size": head_size, "windows": read_windows(reader, fields["num_layers"])}
+        return fields | {"windows": read_windows(reader, fields["num_layers"])}
 
 
 class Qwen3Attention(LlamaAttention):

@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from quire.layers.experts import SparseMLP, stacked_experts
-from quire.layers.group import SINGLE, Group
+from quire.layers.experts import SparseMLP
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_moe import read_experts, read_sparse_layers
 from quire.models.qwen3 import Qwen3Config, Qwen3ForCausalLM
@@ -27,7 +26,6 @@ class Qwen3MoeConfig(Qwen3Config):
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
         fields = super().read(reader)
         return fields | read_experts(reader) | {
             "renormalise": reader.flag("norm_topk_prob", False),
@@ -41,11 +39,6 @@ class Qwen3MoeForCausalLM(Qwen3ForCausalLM):
 
     Config = Qwen3MoeConfig
     config: Qwen3MoeConfig
-
-    def __init__(self, config: Qwen3MoeConfig, group: Group = SINGLE) -> None:
-        super().__init__(config, group)
-        stacked = {**stacked_experts(config.num_experts), **type(self).stacked_params}
-        self.stacked_params = stacked  # type: ignore[misc]  # depends on the number of experts
 
     def build_mlp(self, config: Qwen3MoeConfig, layer_index: int) -> nn.Module:  # type: ignore[override]
         """The experts of one layer, or its MLP."""

@@ -14,7 +14,6 @@ from torch import nn
 
 from quire.kernels.activations import silu
 from quire.kernels.elementwise import gate_rows
-from quire.layers.experts import stacked_experts
 from quire.layers.forward_batch import ForwardBatch
 from quire.layers.group import SINGLE, Group, Partition, share, share_heads
 from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
@@ -43,7 +42,6 @@ class Qwen3NextConfig(DeltaNetConfig):
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
         fields = super().read(reader)
         return fields | read_experts(reader) | {
             "renormalise": reader.flag("norm_topk_prob", True),
@@ -144,8 +142,6 @@ class Qwen3NextForCausalLM(DeltaNetForCausalLM):
 
     def __init__(self, config: Qwen3NextConfig, group: Group = SINGLE) -> None:
         super().__init__(config, group)
-        stacked = {**stacked_experts(config.num_experts), **type(self).stacked_params}
-        self.stacked_params = stacked  # type: ignore[misc]  # depends on the number of experts
         keys, ratio = config.num_key_heads, config.num_value_heads // config.num_key_heads
         values = ratio * config.value_size
         self.row_orders |= {

@@ -3,22 +3,20 @@
 Next to read: `llama.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from quire.errors import ModelFileError
-from quire.layers.rotary import RopeConfig, Rotation
+from quire.layers.rotary import Rotation
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_decoder import read_windows
 from quire.models.hf_llama import LlamaConfig
-from quire.models.hf_rope import read_rope
 from quire.models.llama import LlamaAttention, LlamaForCausalLM
 
 DEFAULT_INTERVAL = 4
-DEFAULT_THETA = 2000000.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,25 +24,19 @@ class SmolLM3Config(LlamaConfig):
     """Llama's fields. `rotates`: for each layer whether it has positions."""
 
     rotates: tuple[bool, ...]
+    defaults: ClassVar[Mapping[str, Any]] = {"tie_word_embeddings": True, "rope_theta": 2000000.0}
+    unused = ("max_window_layers",)
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
         fields = super().read(reader)
         num_layers = fields["num_layers"]
-        reader.raw("max_window_layers")
         rotates = _read_rotates(reader, num_layers)
         window = reader.optional_integer("sliding_window") if reader.flag("use_sliding_window", False) else None
         return fields | {
             "rotates": rotates,
-            "tie_word_embeddings": reader.flag("tie_word_embeddings", True),
             "windows": read_windows(reader, num_layers, window, lambda index: not rotates[index]),
         }
-
-    @classmethod
-    def read_rope(cls, reader: HFConfigReader) -> RopeConfig:
-        """Read the angles of whole heads."""
-        return read_rope(reader, theta=DEFAULT_THETA)
 
 
 def _read_rotates(reader: HFConfigReader, num_layers: int) -> tuple[bool, ...]:
@@ -80,7 +72,6 @@ class SmolLM3ForCausalLM(LlamaForCausalLM):
     attention_class = SmolLM3Attention
 
     def rotations(self, positions: torch.Tensor) -> Sequence[Rotation | None]:
-        """See `LlamaForCausalLM.rotations`."""
         rotation = self.rotary(positions)
         return [rotation if rotates else None for rotates in self.config.rotates]
 

@@ -18,23 +18,19 @@ from quire.models.hf_config import ACTIVATIONS, HFConfigReader
 from quire.models.hf_llama import LlamaConfig
 from quire.models.llama import LlamaForCausalLM
 
-HARMLESS_FIELDS = ("residual_dropout", "embedding_dropout", "layer_norm_epsilon", "activation_function")
-"""Dropout, and names of StarCoder 1 beside those that count."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class StarCoder2Config(LlamaConfig):
     """Llama's fields, with one bias for all layers; `rms_norm_epsilon` is that of the layer norms."""
 
     activation: str
+    defaults: ClassVar[Mapping[str, Any]] = {"tie_word_embeddings": True}
+    required: ClassVar[Mapping[str, Any]] = {"mlp_type": "default", "norm_type": "layer_norm"}
+    unused = ("residual_dropout", "embedding_dropout", "layer_norm_epsilon", "activation_function")
+    """Dropout, and names of StarCoder 1 beside those that count."""
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `LlamaConfig.read`."""
-        for name in HARMLESS_FIELDS:
-            reader.raw(name)
-        reader.require("mlp_type", "default")
-        reader.require("norm_type", "layer_norm")
         bias = reader.flag("use_bias", True)
         for name in ("attention_bias", "mlp_bias"):
             reader.require(name, bias)
@@ -42,7 +38,6 @@ class StarCoder2Config(LlamaConfig):
         return fields | {
             "activation": ACTIVATIONS[reader.choice("hidden_act", "gelu_pytorch_tanh", tuple(ACTIVATIONS))],
             "rms_norm_epsilon": reader.number("norm_epsilon", 1e-5),
-            "tie_word_embeddings": reader.flag("tie_word_embeddings", True),
             "windows": (reader.optional_integer("sliding_window"),) * fields["num_layers"],
             "qkv_bias": bias, "output_bias": bias, "mlp_bias": bias,
         }  # fmt: skip

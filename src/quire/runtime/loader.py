@@ -171,13 +171,14 @@ def plan_placements(model: Any, tensors: Mapping[str, WeightTensor], quantizatio
     # A classification head is the worker's own, beside the model.
     ignored = [re.compile(pattern) for pattern in (*getattr(model, "ignored_tensors", ()), rf"^{CLASSIFIER}$")]
     parts_of: dict[str, dict[int, WeightTensor]] = {name: {} for name in parameters}
+    stacked = stacked_params(model)
     stacks: dict[str, list[WeightTensor]] = {}
     segments: Mapping[str, str] = getattr(model, "renamed_segments", {})
     unexpected = []
     for name, tensor in tensors.items():
         named = renamed(name, segments)
-        target, part = target_of(named, model.renames, model.stacked_params)
-        if target in parts_of and named.endswith(target) and part_names(target, model.stacked_params) != [target]:
+        target, part = target_of(named, model.renames, stacked)
+        if target in parts_of and named.endswith(target) and part_names(target, stacked) != [target]:
             is_stack = len(tensor.shape) == parameters[target].ndim + 1
             whole = in_model_order(model, name, tensor)
             stacks[target] = list(_unstacked(model, target, tensor)) if is_stack else [whole]
@@ -190,7 +191,7 @@ def plan_placements(model: Any, tensors: Mapping[str, WeightTensor], quantizatio
     missing: list[str] = []
     placements: list[Placement] = []
     for target, found in parts_of.items():
-        expected = [] if target in stacks else part_names(target, model.stacked_params)
+        expected = [] if target in stacks else part_names(target, stacked)
         missing.extend(part for index, part in enumerate(expected) if index not in found)
         if len(found) == len(expected):
             parts = stacks.get(target) or [found[index] for index in range(len(expected))]
@@ -201,6 +202,14 @@ def plan_placements(model: Any, tensors: Mapping[str, WeightTensor], quantizatio
     _complain("lacks", missing)
     _complain("has unexpected", unexpected)
     return placements
+
+
+def stacked_params(model: Any) -> dict[str, tuple[str, ...]]:
+    """Return the stored parts of the model's stacked parameters: those that its experts have, then its own."""
+    found: dict[str, tuple[str, ...]] = {}
+    for module in model.modules():
+        found |= getattr(module, "stacked_params", {}) if module is not model else {}
+    return found | dict(model.stacked_params)
 
 
 def renamed(name: str, segments: Mapping[str, str]) -> str:
@@ -225,7 +234,17 @@ def in_model_order(model: Any, name: str, tensor: WeightTensor) -> WeightTensor:
     if len(tensor.shape) == 2 and any(segment in getattr(model, "transposed_params", ()) for segment in segments):
         return tensor.transposed()
     orders = getattr(model, "row_orders", {})
-    return next((tensor.with_rows(orders[segment]) for segment in segments if segment in orders), tensor)
+    return next((_with_rows(tensor, orders[segment]) for segment in segments if segment in orders), tensor)
+
+
+def _with_rows(tensor: WeightTensor, order: NDArray[np.int64]) -> WeightTensor:
+    """The rows in another order. Raises: ModelFileError if the model's configuration makes more or fewer of them."""
+    if len(order) != tensor.shape[0]:
+        raise ModelFileError(
+            f"the checkpoint has {tensor.name} {list(tensor.shape)}, but the model's configuration makes {len(order)} "
+            "rows: configuration and weights do not belong together"
+        )
+    return tensor.with_rows(order)
 
 
 def _unstacked(model: Any, target: str, tensor: WeightTensor) -> Iterator[WeightTensor]:
@@ -238,7 +257,7 @@ def _unstacked(model: Any, target: str, tensor: WeightTensor) -> Iterator[Weight
     order, is_transposed = getattr(model, "stack_orders", {}).get(name), name in getattr(model, "transposed_stacks", ())
     for part in tensor.unstacked():
         matrix = part.transposed() if is_transposed and part.format in FLOATS else part
-        yield matrix if order is None else matrix.with_rows(order)
+        yield matrix if order is None else _with_rows(matrix, order)
 
 
 def target_of(name: str, renames: Mapping[str, str], stacked: Mapping[str, tuple[str, ...]]) -> tuple[str, int]:

@@ -84,26 +84,44 @@ def _open_gguf(files: ModelFiles, *, with_tensors: bool) -> Checkpoint:
 
 
 def _named_tensors(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, WeightTensor]:
+    """The tensors by Hugging Face name. Raises: ModelFileError; UnsupportedModelError for a name that is not known."""
     architecture = architecture_of(file.metadata)
     metadata = Metadata(file.path, file.metadata, file.metadata["general.architecture"])
     num_layers = metadata.integer("block_count") - metadata.value("nextn_predict_layers", 0)
+    num_experts = metadata.value("expert_count", 0)
     sizes = StateSizes.read(metadata) if architecture.has_value_heads_in_turns else None
     tensors: dict[str, WeightTensor] = {}
     for stored in file.tensors.values():
-        name = huggingface_name(stored.name, architecture.names)
-        if name and not predicts_further(stored.name, num_layers):
-            is_reordered = architecture.reorders_pairs and is_rotary_projection(stored.name)
-            row_order = rotary_row_order(stored.shape[0], config["head_dim"]) if is_reordered else None
-            has_offset = name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
-            offset = -architecture.norm_offset if has_offset else 0.0
-            values = file.rows(stored)
-            tensor = WeightTensor(name, stored.shape, stored.format.name, values, row_order, offset=offset)
-            tensor = as_huggingface(tensor, sizes)
-            matrices = tensor.unstacked() if "*" in name else [tensor]
-            parts = [replace(matrix, name=name.replace("*", str(index))) for index, matrix in enumerate(matrices)]
-            tensors |= {part.name: part for part in parts}
+        name, shown = huggingface_name(stored.name, architecture.names), printable(stored.name)
+        if stored.name in architecture.factor_tensors or predicts_further(stored.name, num_layers):
+            continue
+        if name is None:
+            raise UnsupportedModelError(f"{file.path}: tensor '{shown}' has no place in Quire's {config['model_type']}")
+        row_order = None
+        if architecture.reorders_pairs and is_rotary_projection(stored.name):
+            if stored.shape[0] % config["head_dim"]:
+                raise ModelFileError(f"{file.path}: the rows of '{shown}' are not whole heads of {config['head_dim']}")
+            row_order = rotary_row_order(stored.shape[0], config["head_dim"])
+        has_offset = name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
+        offset = -architecture.norm_offset if has_offset else 0.0
+        values = file.rows(stored)
+        tensor = WeightTensor(name, stored.shape, stored.format.name, values, row_order, offset=offset)
+        tensor = as_huggingface(tensor, sizes)
+        if name.endswith("shared_expert_gate.weight") and len(tensor.shape) == 1:  # as old files have it
+            tensor = replace(tensor, shape=(1, *tensor.shape))
+        if "*" in name and tensor.shape[0] != num_experts:
+            raise ModelFileError(f"{file.path}: '{shown}' is {tensor.shape}, which are not {num_experts} experts")
+        matrices = tensor.unstacked() if "*" in name else [tensor]
+        for index, matrix in enumerate(matrices):
+            part = replace(matrix, name=name.replace("*", str(index)))
+            if part.name in tensors:
+                raise ModelFileError(f"{file.path}: '{shown}' and another tensor are both {part.name}")
+            tensors[part.name] = part
     for name in [name for name in tensors if name.endswith(".k_b_proj.weight")]:
-        joined_tensor = joined_latents(tensors.pop(name), tensors.pop(name.replace("k_b_proj", "v_b_proj")))
+        other = tensors.pop(name.replace("k_b_proj", "v_b_proj"), None)
+        if other is None:
+            raise ModelFileError(f"{file.path}: {name} lacks the projection to values beside it")
+        joined_tensor = joined_latents(tensors.pop(name), other)
         tensors[joined_tensor.name] = joined_tensor
     return tensors
 
@@ -113,8 +131,11 @@ def joined_latents(keys: WeightTensor, values: WeightTensor) -> WeightTensor:
     both are floats of one type.
 
     Shapes: keys [H, R, N], values [H, V, R] -> [H * (N + V), R], R the latents' size.
+    Raises: ModelFileError for others.
     """
     name = keys.name.replace("k_b_proj", "kv_b_proj")
+    if len(keys.shape) != 3 or len(values.shape) != 3 or keys.shape[:2] != values.shape[::2]:
+        raise ModelFileError(f"{keys.name} {keys.shape} and {values.name} {values.shape} do not belong together")
     kinds = {"F32": np.uint32, "F16": np.uint16, "BF16": np.uint16}
     if keys.format == values.format and keys.format in kinds:
         stored_format, parts = keys.format, [part.raw.view(kinds[part.format]) for part in (keys, values)]

@@ -13,7 +13,7 @@ import numpy as np
 
 from quire.errors import ModelFileError, UnsupportedModelError
 from quire.weights.gguf_architectures import ARCHITECTURES, MIXTRAL, Architecture
-from quire.weights.gguf_names import huggingface_name, is_rotary_projection, rotary_row_order
+from quire.weights.gguf_names import LAYER_PARTS, TOP_PARTS, huggingface_name, is_rotary_projection, rotary_row_order
 from quire.weights.gguf_rope import LOG_MULTIPLIER, llama3_factors
 from quire.weights.weight_tensor import WeightTensor
 
@@ -47,7 +47,7 @@ def architecture_for(config: Mapping[str, Any]) -> tuple[str, Architecture]:
     name = SAME_FILES.get(model_type) or next(
         (name for name, found in ARCHITECTURES.items() if found.model_type == model_type), None
     )
-    if name is None or ARCHITECTURES[name].has_state or not ARCHITECTURES[name].is_written:
+    if name is None or not ARCHITECTURES[name].is_written:
         raise UnsupportedModelError(
             f"model_type '{model_type}' is not written to GGUF here; convert the model with llama.cpp's "
             "convert_hf_to_gguf.py, then quantise the result"
@@ -64,7 +64,7 @@ def completed(config: Mapping[str, Any], read: Any) -> dict[str, Any]:
         "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads", "use_parallel_residual": "parallel",
         "intermediate_size": "intermediate_size", "norm_epsilon": "layer_norm_epsilon",
     }  # fmt: skip
-    if architecture.epsilon_key in architecture.keys and not hasattr(read, "layer_norm_epsilon"):
+    if architecture.epsilon_key == "attention.layer_norm_epsilon" and not hasattr(read, "layer_norm_epsilon"):
         attributes["norm_epsilon"] = attributes.pop("rms_norm_eps")
     known = {name: getattr(read, attribute) for name, attribute in attributes.items() if hasattr(read, attribute)}
     if (rope := getattr(read, "rope", None)) is not None:
@@ -94,7 +94,7 @@ def describe_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], np.ndarr
             keys[key] = float(value) if is_number else value
     if architecture is MIXTRAL:
         keys.setdefault("expert_count", 8)
-    if "use_parallel_residual" in architecture.keys:
+    if architecture.model_type == "gpt_neox":
         keys["use_parallel_residual"] = bool(config["use_parallel_residual"])
     rotated = head_size * (config.get("partial_rotary_factor") or 1)
     keys |= {
@@ -128,11 +128,11 @@ def name_tensors(
     """
     _, architecture = architecture_for(config)
     head_size: int = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    whole = ("token_embd", architecture.final_norm, "output", *["position_embd"] * architecture.has_positions)
-    parts: list[tuple[int | None, str]] = [(None, part) for part in whole]
-    parts += [(layer, part) for layer in range(config["num_hidden_layers"]) for part in architecture.parts]
+    parts: list[tuple[int | None, str]] = [(None, part) for part in TOP_PARTS]
+    by_layer = {**LAYER_PARTS, **architecture.names}
+    parts += [(layer, part) for layer in range(config["num_hidden_layers"]) for part in by_layer]
     found: dict[str, tuple[str | None, list[WeightTensor]]] = {}
-    used = set()
+    used: set[str] = set()
     root = architecture.names.get("token_embd", "model.embed_tokens").partition(".")[0] + "."
     is_rooted = any(name.startswith(root) for name in tensors)  # not where only the decoder was saved
     for layer, part in parts:
@@ -145,7 +145,7 @@ def name_tensors(
             names = [hf_name.replace("*", str(index)) for index in range(_count(hf_name, tensors))]
             if hf_name == "lm_head.weight" and "embed_out.weight" in tensors:  # GPT-NeoX
                 names = ["embed_out.weight"]
-            if not names or not all(name in tensors for name in names):
+            if not names or used.intersection(names) or not all(name in tensors for name in names):
                 continue
             used |= set(names)
             stored = [_in_file_order(tensors[each], name, architecture, head_size) for each in names]

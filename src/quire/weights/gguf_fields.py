@@ -18,6 +18,7 @@ Config = dict[str, Any]
 GEMMA2_WINDOW, GEMMA2_CAPS = 4096, (50.0, 30.0)
 LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}
 """Layers of the models of 27 B parameters, whose scores are scaled by hidden size / heads instead of the head size."""
+BIASES = ("attention_bias", "mlp_bias")
 NO_POSITIONS_EVERY = 4
 """SmolLM3: files do not say in which layers."""
 SIGMOID = 2
@@ -27,10 +28,11 @@ SIGMOID = 2
 def add_fields(file: GGUFFile, metadata: Metadata, config: Config) -> None:
     """Add to `config`, or replace in it, what the architecture needs. Raises: ModelFileError, UnsupportedModelError."""
     FIELDS[metadata.architecture](file, metadata, config)
-    if architecture_of(metadata.values).has_experts:
+    if metadata.value("expert_count", 0):
+        architecture = architecture_of(metadata.values)
         config |= {
-            architecture_of(metadata.values).expert_count: metadata.integer("expert_count"),
-            architecture_of(metadata.values).expert_used_count: metadata.integer("expert_used_count"),
+            architecture.expert_count: metadata.integer("expert_count"),
+            architecture.expert_used_count: metadata.integer("expert_used_count"),
         }
 
 
@@ -45,8 +47,6 @@ def _layer_types(metadata: Metadata, default_period: int, num_layers: int) -> li
 
 
 def _llama(file: GGUFFile, metadata: Metadata, config: Config) -> None:
-    config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
-    config["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
     window = _window(metadata)
     if architecture_of(metadata.values).has_experts:
         config["sliding_window"] = window
@@ -58,12 +58,7 @@ def _llama(file: GGUFFile, metadata: Metadata, config: Config) -> None:
 def _qwen2(file: GGUFFile, metadata: Metadata, config: Config) -> None:
     if config["head_dim"] == config["hidden_size"] // config["num_attention_heads"]:
         del config["head_dim"]
-    _qwen_window(metadata, config)
-
-
-def _qwen3(file: GGUFFile, metadata: Metadata, config: Config) -> None:
-    config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
-    _qwen_window(metadata, config)
+    _qwen3(file, metadata, config)
 
 
 def _qwen3moe(file: GGUFFile, metadata: Metadata, config: Config) -> None:
@@ -72,12 +67,11 @@ def _qwen3moe(file: GGUFFile, metadata: Metadata, config: Config) -> None:
 
 
 def _olmoe(file: GGUFFile, metadata: Metadata, config: Config) -> None:
-    config |= {"attention_bias": False, "norm_topk_prob": False}
+    config["norm_topk_prob"] = False
 
 
 def _gpt_oss(file: GGUFFile, metadata: Metadata, config: Config) -> None:
     config |= {
-        "attention_bias": True,
         "intermediate_size": metadata.integer("expert_feed_forward_length"),
         "sliding_window": _window(metadata),
     }
@@ -86,7 +80,7 @@ def _gpt_oss(file: GGUFFile, metadata: Metadata, config: Config) -> None:
         config["rope_scaling"]["truncate"] = False
 
 
-def _qwen_window(metadata: Metadata, config: Config) -> None:
+def _qwen3(file: GGUFFile, metadata: Metadata, config: Config) -> None:
     window = _window(metadata)
     config |= {"use_sliding_window": window is not None, "sliding_window": window}
     if window is not None:
@@ -101,15 +95,10 @@ def _phi3(file: GGUFFile, metadata: Metadata, config: Config) -> None:
 
 
 def _smollm3(file: GGUFFile, metadata: Metadata, config: Config) -> None:
-    config |= {
-        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
-        "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
-        "no_rope_layer_interval": NO_POSITIONS_EVERY,
-    }
+    config["no_rope_layer_interval"] = NO_POSITIONS_EVERY
 
 
 def _olmo2(file: GGUFFile, metadata: Metadata, config: Config) -> None:
-    config["attention_bias"] = False
     window = _window(metadata)
     if window is None:
         return
@@ -130,8 +119,6 @@ def _olmo2(file: GGUFFile, metadata: Metadata, config: Config) -> None:
 
 def _granite(file: GGUFFile, metadata: Metadata, config: Config) -> None:
     config |= {
-        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
-        "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
         "attention_multiplier": metadata.number("attention.scale", config["head_dim"] ** -0.5),
         "embedding_multiplier": metadata.number("embedding_scale", 1.0),
         "residual_multiplier": metadata.number("residual_scale", 1.0),
@@ -173,10 +160,7 @@ def _gemma3(file: GGUFFile, metadata: Metadata, config: Config) -> None:
 
 
 def _glm4(file: GGUFFile, metadata: Metadata, config: Config) -> None:
-    config |= {
-        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
-        "partial_rotary_factor": rotated_share(metadata, config["head_dim"]),
-    }
+    config["partial_rotary_factor"] = rotated_share(metadata, config["head_dim"])
 
 
 def _starcoder2(file: GGUFFile, metadata: Metadata, config: Config) -> None:
@@ -189,13 +173,15 @@ def _starcoder2(file: GGUFFile, metadata: Metadata, config: Config) -> None:
 
 
 def _gpt2(file: GGUFFile, metadata: Metadata, config: Config) -> None:
-    for name in ("num_key_value_heads", "head_dim", "hidden_act", "rope_theta", "rope_scaling"):
+    others = ("num_key_value_heads", "head_dim", "hidden_act", "rope_theta", "rope_scaling", *BIASES)
+    for name in others:
         del config[name]
     config |= {"layer_norm_epsilon": config.pop("rms_norm_eps"), "activation_function": "gelu_new"}
 
 
 def _gptneox(file: GGUFFile, metadata: Metadata, config: Config) -> None:
-    del config["num_key_value_heads"]
+    for name in ("num_key_value_heads", *BIASES):
+        del config[name]
     config |= {
         "hidden_act": "gelu",
         "layer_norm_eps": config.pop("rms_norm_eps"),
@@ -267,7 +253,7 @@ def _mamba2(file: GGUFFile, metadata: Metadata, config: Config) -> None:
 
 def _granitehybrid(file: GGUFFile, metadata: Metadata, config: Config) -> None:
     _granite(file, metadata, config)
-    sizes, has_experts = StateSizes.read(metadata), architecture_of(metadata.values).has_experts
+    sizes, has_experts = StateSizes.read(metadata), metadata.value("expert_count", 0) != 0
     counts = metadata.counts("attention.head_count_kv", config["num_hidden_layers"])
     shared = "expert_shared_feed_forward_length" if has_experts else "feed_forward_length"
     config |= {
@@ -293,7 +279,6 @@ def _delta_net(file: GGUFFile, metadata: Metadata, config: Config) -> None:
     interval = metadata.integer("full_attention_interval", 4)
     flags = metadata.pattern("attention.recurrent_layers", interval, num_blocks)[:num_layers]
     config |= {
-        "attention_bias": False,
         "partial_rotary_factor": rotated_share(metadata, config["head_dim"]),
         "layer_types": ["linear_attention" if is_recurrent else FULL for is_recurrent in flags],
         "linear_num_key_heads": sizes.num_groups,

@@ -1,4 +1,4 @@
-"""`gemma4_fields` and `gemma4_shapes`: Gemma 4 in GGUF, whose head size, KV heads and MLP columns differ by layer.
+"""`gemma4_fields`: Gemma 4 in GGUF, whose head size, KV heads and MLP columns differ by layer.
 
 Next to read: `gguf_fields.py`.
 """
@@ -76,57 +76,6 @@ def gemma4_fields(file: GGUFFile, metadata: Metadata, config: Config) -> None:
             for index, kind in enumerate(types)
             if kind == FULL
         }
-
-
-def gemma4_shapes(file: GGUFFile, config: Config) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each tensor; layers that attend to an earlier layer's keys may have some of their own."""
-    width, size, vocab_size = config["hidden_size"], config["hidden_size_per_layer_input"], config["vocab_size"]
-    num_layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
-    num_experts = config.get("num_experts", 0)
-    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (vocab_size, width), "output_norm.weight": (width,)}
-    if not config["tie_word_embeddings"]:
-        shapes["output.weight"] = (vocab_size, width)
-    if size:
-        shapes |= {
-            "per_layer_token_embd.weight": (config["vocab_size_per_layer_input"], num_layers * size),
-            "per_layer_model_proj.weight": (num_layers * size, width),
-            "per_layer_proj_norm.weight": (size,),
-        }
-    for index, kind in enumerate(config["layer_types"]):
-        is_full, is_own = kind == FULL, index < num_layers - config["num_kv_shared_layers"]
-        head_size = config["global_head_dim" if is_full else "head_dim"]
-        kv_rows = head_size * config["num_global_key_value_heads" if is_full else "num_key_value_heads"]
-        columns = config["intermediate_size"] * (2 if config["use_double_wide_mlp"] and not is_own else 1)
-        keys = {"attn_k": (kv_rows, width), "attn_k_norm": (head_size,)}
-        if not (is_full and config["attention_k_eq_v"]):
-            keys["attn_v"] = (kv_rows, width)
-        parts = {
-            **dict.fromkeys(("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"), (width,)),
-            "attn_q": (heads * head_size, width), "attn_output": (width, heads * head_size),
-            "attn_q_norm": (head_size,),
-            "ffn_gate": (columns, width), "ffn_up": (columns, width), "ffn_down": (width, columns),
-            "layer_output_scale": (1,),
-            **{part: shape for part, shape in keys.items() if is_own or f"blk.{index}.{part}.weight" in file.tensors},
-            **({"inp_gate": (size, width), "proj": (width, size), "post_norm": (width,)} if size else {}),
-        }  # fmt: skip
-        if num_experts:
-            parts |= _expert_shapes(num_experts, width, config["moe_intermediate_size"])
-        shapes |= {
-            f"blk.{index}.{part}" + ("" if part.endswith(".scale") else ".weight"): shape
-            for part, shape in parts.items()
-        }
-    return shapes
-
-
-def _expert_shapes(num_experts: int, width: int, inner: int) -> dict[str, tuple[int, ...]]:
-    return {
-        **dict.fromkeys(("post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2"), (width,)),
-        "ffn_gate_inp": (num_experts, width),
-        "ffn_gate_inp.scale": (width,),
-        "ffn_gate_up_exps": (num_experts, 2 * inner, width),
-        "ffn_down_exps": (num_experts, width, inner),
-        "ffn_down_exps.scale": (num_experts,),
-    }
 
 
 def _rotated_share(file: GGUFFile, head_size: int) -> float:

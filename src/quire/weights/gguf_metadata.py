@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,15 @@ NULL_TOKEN_ID = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """Typed access to the metadata; a value of the wrong type is a `ModelFileError`."""
+    """Typed access to the metadata, and a note of the keys that have been read.
+
+    A value of the wrong type is a `ModelFileError`.
+    """
 
     path: Path
     values: Mapping[str, Any]
     architecture: str
+    _read: set[str] = field(default_factory=set)
 
     def key(self, name: str) -> str:
         """The whole name of a key, which begins with the architecture."""
@@ -31,10 +35,17 @@ class Metadata:
 
     def value(self, name: str, default: Any) -> Any:
         """The value of a key, which must be there if `default` is None."""
+        self._read.add(self.key(name))
         value = self.values.get(self.key(name), default)
         if value is None:
             raise ModelFileError(f"{self.path}: the metadata key {self.key(name)} is missing")
         return value
+
+    def unread(self) -> list[str]:
+        """The names of the architecture's keys that were not read and are not 0 or False."""
+        prefix = self.key("")
+        keys = [key for key, value in self.values.items() if key.startswith(prefix) and value not in (0, False)]
+        return [key.removeprefix(prefix) for key in keys if key not in self._read]
 
     def integer(self, name: str, default: int | None = None) -> int:
         """A count of at least 1; an array of equal counts, one per layer, is one count."""

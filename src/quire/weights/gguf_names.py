@@ -41,7 +41,6 @@ LAYER_PARTS = {
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
     "exp_probs_b": "mlp.gate.e_score_correction_bias",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    "post_attention_norm": "post_attention_layernorm",
     "layer_output_scale": "layer_scalar",
 }
 NAMELESS_NAMES = ("experts.gate_up_proj", "experts.down_proj", "router.scale", "router.per_expert_scale")
@@ -49,14 +48,13 @@ NAMELESS_NAMES = ("experts.gate_up_proj", "experts.down_proj", "router.scale", "
 NAMELESS_PARTS = ("attn_sinks", "exp_probs_b", "layer_output_scale", "ssm_dt", "ssm_a", "ssm_d")
 """Parts whose Hugging Face names do not end with "weight" or "bias"."""
 TOP_PARTS = {
-    "token_embd": "model.embed_tokens", "output_norm": "model.norm", "token_embd_norm": "model.norm",
-    "output": "lm_head", "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
     "per_layer_model_proj": "model.per_layer_model_projection",
     "per_layer_proj_norm": "model.per_layer_projection_norm", "position_embd": "model.embed_positions",
 }  # fmt: skip
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
-FACTOR_TENSORS = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 """Divisors of the rotary frequencies, which `gguf_rope.py` turns into `rope_scaling`."""
 _LAYER_TENSOR = re.compile(
     r"blk\.(0|[1-9][0-9]{0,8})\.(?:(?P<bare>ssm_[ad]|ffn_(?:gate_inp|down_exps)\.scale)|(?P<part>[a-z_]+[0-9]?[a-z_]*(?:\.[a-z_]+)?)\.(?P<kind>weight|bias))",
@@ -75,7 +73,7 @@ def huggingface_name(gguf_name: str, others: Mapping[str, str] | None = None) ->
     others = others or {}
     if match := _LAYER_TENSOR.fullmatch(gguf_name):
         part = match["bare"] or match["part"]
-        name = others.get(part, LAYER_PARTS.get(part))
+        name = _name_of(part, LAYER_PARTS, others)
         if name is None:
             return None
         layers = others.get("blk", "model.layers")
@@ -83,9 +81,15 @@ def huggingface_name(gguf_name: str, others: Mapping[str, str] | None = None) ->
             "" if part in NAMELESS_PARTS or name in NAMELESS_NAMES else f".{match['kind']}"
         )
     if match := _TOP_TENSOR.fullmatch(gguf_name):
-        part, kind = match.groups()
-        return f"{others.get(part, TOP_PARTS[part])}.{kind}" if part in TOP_PARTS else None
+        name = _name_of(match[1], TOP_PARTS, others)
+        return None if name is None else f"{name}.{match[2]}"
     return None
+
+
+def _name_of(part: str, usual: Mapping[str, str], others: Mapping[str, str]) -> str | None:
+    """The name in `others`, else the usual one, unless another part has that name in `others`."""
+    name = others.get(part, usual.get(part))
+    return None if part not in others and name in others.values() else name
 
 
 def predicts_further(gguf_name: str, num_layers: int) -> bool:

@@ -1,4 +1,4 @@
-"""Layers with recurrent state in GGUF files: their sizes, their shapes, and their values as Hugging Face has them.
+"""Layers with recurrent state in GGUF files: their sizes, and their values as Hugging Face has them.
 
 llama.cpp stores -exp(A_log) instead of A_log, flat vectors as columns, and for Qwen3.5 the value heads of all key heads
 in turns: the first of each, then the second of each. Next to read: `gguf_config.py`; `models/hf_state_space.py` and
@@ -15,9 +15,10 @@ from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.gguf_metadata import Metadata
 from quire.weights.weight_tensor import WeightTensor
 
-Shapes = dict[str, tuple[int, ...]]
 FLAT = (".A_log", ".D", "mixer.norm.weight", "mamba.norm.weight")
 """Ends of Hugging Face's names of vectors, which files may store with two dimensions."""
+ROW_PER_HEAD = ("in_proj_a", "in_proj_b", "A_log", "dt_bias")
+"""Tensors of delta nets with a row, or an element, for each value head."""
 WIDE_BLOCK_LEN = 32
 """Weights that share a scale in Q8_0."""
 
@@ -50,41 +51,6 @@ class StateSizes:
         return self.inner_size // self.num_heads
 
 
-def state_space_shapes(sizes: StateSizes, width: int) -> Shapes:
-    """Shapes of the parts of a Mamba-2 layer of a model of `width`."""
-    inner, heads, groups = sizes.inner_size, sizes.num_heads, sizes.num_groups
-    channels = inner + 2 * groups * sizes.state_size
-    return {
-        "ssm_in": (inner + channels + heads, width),
-        "ssm_conv1d": (channels, sizes.num_taps),
-        "ssm_conv1d.bias": (channels,),
-        "ssm_dt.bias": (heads,),
-        "ssm_a": (heads, 1),
-        "ssm_d": (heads, 1),
-        "ssm_norm": (groups, inner // groups),
-        "ssm_out": (width, inner),
-    }
-
-
-def delta_net_shapes(sizes: StateSizes, width: int, query_rows: int) -> Shapes:
-    """Shapes of the parts of a gated delta net, and of the queries with gates in layers with attention."""
-    inner, heads, keys = sizes.inner_size, sizes.num_heads, sizes.num_groups * sizes.state_size
-    return {
-        "attn_q": (2 * query_rows, width),
-        "attn_qkv": (2 * keys + inner, width),
-        "attn_gate": (inner, width),
-        "ssm_in": (2 * keys + 2 * inner, width),
-        "ssm_conv1d": (2 * keys + inner, sizes.num_taps),
-        "ssm_dt.bias": (heads,),
-        "ssm_a": (heads,),
-        "ssm_alpha": (heads, width),
-        "ssm_beta": (heads, width),
-        "ssm_ba": (2 * heads, width),
-        "ssm_norm": (sizes.head_size,),
-        "ssm_out": (width, inner),
-    }
-
-
 def as_huggingface(tensor: WeightTensor, sizes: StateSizes | None) -> WeightTensor:
     """Return a tensor of a layer with state as Hugging Face stores it.
 
@@ -111,11 +77,15 @@ def _value_heads_in_order(tensor: WeightTensor, sizes: StateSizes) -> WeightTens
             return replace(tensor, column_order=order)
         encoded = "BF16" if size % WIDE_BLOCK_LEN else "Q8_0"
         return replace(tensor, column_order=order, format=encoded, stored_format=tensor.format)
-    if name in ("in_proj_qkv", "conv1d"):
-        return tensor.with_rows(np.concatenate([np.arange(keys), keys + _turns(sizes, size)]))
-    if name in ("in_proj_z", "in_proj_a", "in_proj_b", "A_log", "dt_bias"):
-        return tensor.with_rows(_turns(sizes, size if name == "in_proj_z" else 1))
-    return tensor
+    rows = {"in_proj_qkv": size, "conv1d": size, "in_proj_z": size, **dict.fromkeys(ROW_PER_HEAD, 1)}.get(name)
+    if rows is None:
+        return tensor
+    first = keys if name in ("in_proj_qkv", "conv1d") else 0
+    if tensor.shape[0] != first + sizes.num_heads * rows:
+        raise ModelFileError(
+            f"tensor '{tensor.name}': its {tensor.shape[0]} rows are not those that the keys ssm.* give"
+        )
+    return tensor.with_rows(np.concatenate([np.arange(first), first + _turns(sizes, rows)]))
 
 
 def _turns(sizes: StateSizes, size: int) -> np.ndarray:

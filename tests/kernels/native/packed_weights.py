@@ -12,7 +12,7 @@ ISAS = [isa for isa in ("scalar", "avx2", "avx512", "avx512_bf16", "amx_emulated
 FORMATS = {
     name: getattr(_native.WeightFormat, name) for name in ("f32", "f16", "bf16", "q4", "q4m", "q8", "q4k", "q5k", "q6k")
 }
-ACT_BLOCK = np.dtype([("q", "i1", 32), ("scale", "f4"), ("scaled_sum", "f4"), ("sum", "i4"), ("unused", "i4")])
+ACT_BLOCK = np.dtype([("q", "i1", 32), ("scale", "f4"), ("scaled_sum", "f4"), ("sum", "i4"), ("first_sum", "i4")])
 """`ActBlock` of native/plan/types.h."""
 
 
@@ -83,6 +83,27 @@ class Packed:
         return embedded(self, np.arange(self.num_outputs))
 
 
+class Stack:
+    """Matrices of the same inputs in several formats, one below another."""
+
+    def __init__(self, *parts: Packed) -> None:
+        self.parts, self.num_inputs = parts, parts[0].num_inputs
+        self.num_outputs = sum(part.num_outputs for part in parts)
+        self.weight = None
+        for part in reversed(parts):
+            self.weight = _native.Weight(
+                part.data.ctypes.data, part.num_outputs, part.num_inputs, part.format, self.weight
+            )
+
+    def decoded(self) -> np.ndarray:
+        return embedded(self, np.arange(self.num_outputs))
+
+
+def random_stack(*parts: tuple[str, int], num_inputs: int = 256) -> Stack:
+    """Parts of these formats and numbers of outputs."""
+    return Stack(*(random_weights(name, count, num_inputs, seed) for seed, (name, count) in enumerate(parts)))
+
+
 def random_weights(format_name: str, num_outputs: int, num_inputs: int, seed: int = 0) -> Packed:
     stored = STORED[format_name]
     return Packed(format_name, num_outputs, num_inputs).add_rows(
@@ -99,6 +120,7 @@ def quantised(values: np.ndarray) -> np.ndarray:
     acts["q"] = np.rint(blocks * inverse[:, :, None])
     acts["scale"] = highest / np.float32(127)
     acts["sum"] = acts["q"].sum(2, dtype=np.int32)
+    acts["first_sum"] = acts["q"][..., :16].sum(2, dtype=np.int32)
     acts["scaled_sum"] = acts["scale"] * acts["sum"].astype(np.float32)
     return acts
 
@@ -128,7 +150,7 @@ def empty_rows(kind: str, num_rows: int, width: int) -> np.ndarray:
     return np.full(num_rows * columns * dtype.itemsize, 0xFF, dtype=np.uint8).view(dtype).reshape(num_rows, columns)
 
 
-def embedded(packed: Packed, ids: np.ndarray, num_threads: int = 1) -> np.ndarray:
+def embedded(packed: Packed | Stack, ids: np.ndarray, num_threads: int = 1) -> np.ndarray:
     out = np.full((len(ids), packed.num_inputs), np.nan, dtype=np.float32)
     plan = _native.Plan(num_threads, max(1, len(ids)), 1)
     plan.embed(packed.weight, _native.Rows(out.ctypes.data, out.strides[0], _native.RowType.f32))

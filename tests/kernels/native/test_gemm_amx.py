@@ -15,6 +15,7 @@ from tests.kernels.native.packed_weights import (
     Packed,
     each_isa,
     quantised,
+    random_stack,
     random_weights,
     rows_of,
     run,
@@ -70,6 +71,17 @@ def test_quantised_weights_are_multiplied_as_bf16(format_name: str, num_inputs: 
                 np.testing.assert_array_equal(
                     found.view(np.uint32), wanted[first : first + count], err_msg=f"{count} rows"
                 )
+
+
+@pytest.mark.parametrize("num_rows", [5, 40, 150])
+def test_parts_of_a_stack_are_multiplied_as_each_alone(num_rows: int) -> None:
+    packed, x = random_stack(("q4k", 96), ("q6k", 32), ("q8", 41)), random((num_rows, 256), "bf16", 1)
+    rows = x.view(torch.uint16).numpy()
+    for isa in AMX:
+        wanted = next(each_isa(lambda: np.concatenate([multiply(part, rows) for part in packed.parts], 1), [isa]))
+        for threads in (1, 2):
+            found = next(each_isa(lambda: multiply(packed, rows, threads=threads), [isa]))  # noqa: B023
+            np.testing.assert_array_equal(found.view(np.uint32), wanted.view(np.uint32))
 
 
 def converted_and_multiplied(packed: Packed, values: np.ndarray, tile_rows: int) -> np.ndarray:

@@ -15,12 +15,14 @@ from tests.kernels.native.packed_weights import (
     ISAS,
     STORED,
     Packed,
+    Stack,
     dequantised,
     each_isa,
     empty_rows,
     finite_rows,
     quantised,
     random_acts,
+    random_stack,
     random_weights,
     rows_of,
     run,
@@ -40,7 +42,7 @@ ACTIVATIONS = {
 
 
 def multiply(
-    packed: Packed, acts: np.ndarray, *, out: str = "f32", threads: int = 1, bias: np.ndarray | None = None,
+    packed: Packed | Stack, acts: np.ndarray, *, out: str = "f32", threads: int = 1, bias: np.ndarray | None = None,
     activation: str = "none", gated: bool = False, add_to: np.ndarray | None = None, logit_rows: bool = False,
 ) -> np.ndarray:  # fmt: skip
     """Rows of the result with three columns more, which must stay as they were. Mutates: nothing."""
@@ -215,6 +217,64 @@ def test_a_row_alone_is_the_row_in_a_batch(format_name: str, isa: str) -> None:
     assert len(list(each_isa(all_ways, [isa]))) == 1
 
 
+STACKS = {
+    "three": (("q4k", 96), ("q6k", 32), ("q8", 41)),
+    "long": (("q6k", 320), ("q5k", 1248)),
+    "four": (("q4", 32), ("q4m", 64), ("q4", 32), ("q4m", 32)),
+}
+
+
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("isa", FAST_ISAS)
+def test_parts_of_a_stack_are_multiplied_as_each_alone(stack: str, isa: str) -> None:
+    packed, acts = random_stack(*STACKS[stack]), random_acts(150, 256)
+    residual = np.random.default_rng(6).standard_normal((150, packed.num_outputs), dtype=np.float32)
+
+    def all_ways() -> np.ndarray:
+        for num_rows in (1, 6, 7, 64, 150):
+            rows, sums = acts[:num_rows], residual[:num_rows]
+            wanted = np.concatenate([multiply(part, rows) for part in packed.parts], 1)
+            for threads in (1, 2, 5):
+                assert_same([multiply(packed, rows, threads=threads), wanted])
+                assert_same([multiply(packed, rows, threads=threads, bias=sums[0]), wanted + sums[0]])
+                assert_same([multiply(packed, rows, threads=threads, add_to=sums), sums + wanted])
+        return wanted
+
+    assert len(list(each_isa(all_ways, [isa]))) == 1
+
+
+@pytest.mark.parametrize("parts", [(("q4k", 96), ("q6k", 96)), (("q4k", 64), ("q6k", 32), ("q5k", 64))])
+@pytest.mark.parametrize("isa", FAST_ISAS)
+def test_gate_and_up_may_differ_in_format(parts: tuple[tuple[str, int], ...], isa: str) -> None:
+    """In the second stack the ups begin in the middle of a part, and a panel of them ends in the next."""
+    packed, acts = random_stack(*parts), random_acts(70, 256)
+    half = packed.num_outputs // 2
+
+    def all_ways() -> np.ndarray:
+        whole = torch.from_numpy(multiply(packed, acts))
+        found = multiply(packed, acts, activation="relu", gated=True, threads=2)
+        assert torch.equal(torch.from_numpy(found.copy()), whole[:, :half].clamp(min=0) * whole[:, half:])
+        return found
+
+    assert len(list(each_isa(all_ways, [isa]))) == 1
+
+
+def test_a_row_of_a_stack_is_read_from_its_part() -> None:
+    packed = random_stack(*STACKS["three"])
+    wanted = np.concatenate([part.decoded() for part in packed.parts])
+    for found in each_isa(packed.decoded):
+        assert_same([found, wanted])
+
+
+def test_parts_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="multiple of 32"):
+        random_stack(("q4", 48), ("q8", 32))
+    with pytest.raises(ValueError, match="want the same rows"):
+        Stack(random_weights("q4", 32, 64), random_weights("q8", 32, 96))
+    with pytest.raises(ValueError, match="want the same rows"):
+        Stack(random_weights("q4", 32, 64), Packed("f32", 32, 64))
+
+
 @pytest.mark.parametrize("shape", [(1, 576), (6, 960), (11, 40), (64, 50), (70, 96), (200, 32), (150, 700)])
 @pytest.mark.parametrize("options", [{}, {"out": "q8", "gated": True, "activation": "silu"}, {"out": "bf16"}])
 def test_the_number_of_threads_changes_nothing(shape: tuple[int, int], options: dict[str, Any]) -> None:
@@ -336,3 +396,4 @@ def test_blocks_that_are_not_finite_hold_no_garbage() -> None:
         assert np.isnan(found[~good]["scaled_sum"]).all()
         assert (found[~good]["q"] == 0).all()
         assert (found[~good]["sum"] == 0).all()
+        assert (found[~good]["first_sum"] == 0).all()

@@ -1,15 +1,16 @@
 """Native latent attention: against float64, and the same bits in any step, on any threads and instruction set."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
 from quire import _native
 from quire._native import KvFormat, latent_cost
-from tests.kernels.native.packed_weights import Packed, aligned, each_isa, finite_rows, rows_of
+from tests.kernels.native.packed_weights import Packed, aligned, each_isa, finite_rows, rows_of, whole_blocks
 
-STORED = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q4": "Q4_0", "q4m": "Q4_1", "q8": "Q8_0"}
+STORED = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q4": "Q4_0", "q4m": "Q4_1", "q8": "Q8_0",
+          "q4k": "Q4_K", "q5k": "Q5_K", "q6k": "Q6_K"}  # fmt: skip
 KV_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i8": 1, "e4m3": 1, "e5m2": 1}
 BLOCK = 16
 EXACT = [isa for isa in ("scalar", "avx2", "avx512", "avx512_bf16") if _native.isa_supported(isa)]
@@ -36,6 +37,7 @@ class Layer:
     """A projection, and a pool of NaN for requests of up to 160 tokens."""
 
     def __init__(self, sizes: Sizes = Sizes(), weights: str = "f32", kv: str = "f32", num_requests: int = 3) -> None:
+        sizes = replace(sizes, rank=whole_blocks(weights, sizes.rank))
         self.sizes, self.kv_format = sizes, kv
         num_rows = sizes.heads * (sizes.nope + sizes.value)
         raw = finite_rows(STORED[weights], num_rows, sizes.rank, seed=1)
@@ -127,8 +129,8 @@ def test_sizes_that_are_not_whole_vectors_or_tiles(sizes: Sizes) -> None:
 @pytest.mark.parametrize("weights", STORED)
 def test_bits_depend_on_the_form_alone(weights: str) -> None:
     """Other requests, threads, chunks of one form and instruction sets change nothing."""
-    sizes = Sizes()
-    layer = Layer(sizes, weights, "bf16")
+    layer = Layer(weights=weights, kv="bf16")
+    sizes = layer.sizes
     layer.run([(0, 0, 160)])
     layer.run([(1, 0, 160)])
     per_head = (sizes.rank, sizes.rotary, sizes.nope, sizes.value)

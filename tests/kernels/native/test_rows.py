@@ -1,5 +1,7 @@
 """Ops that go through rows value by value, of any width: norms, activations, sums, changes of type."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -63,6 +65,36 @@ def test_norms_are_their_formula(width: int, subtract_mean: bool, has_weights: b
     for kind in ("f32", "bf16"):
         for found in each_isa(lambda: normalise(kind)):  # noqa: B023
             check_type(found, exact[:, :width], width)
+
+
+@pytest.mark.parametrize("width", [3, 16, 100])
+@pytest.mark.parametrize("gates_first", [False, True])
+def test_gated_norms_have_the_bits_of_their_parts(width: int, gates_first: bool) -> None:
+    """Of three groups, whose values are multiplied by the activation of gates before or behind the norm."""
+    x, gates, weight = normal(5, 3 * width), normal(5, 3 * width + 2, seed=1), normal(width, seed=2)
+    common = {"weight": weight.ctypes.data, "bias": 0, "width": width, "groups": 3, "epsilon": 1e-5}
+    silu = {"activation": _native.Activation.silu}
+
+    def normalise(fused: bool) -> np.ndarray:
+        first, second, out = (empty_rows("f32", 5, 3 * width) for _ in range(3))
+        plan = _native.Plan(2, 5, 1)
+        norm = partial(plan.norm, **common, subtract_mean=False)
+        if fused:
+            norm(x=rows_of(x), out=rows_of(out), gates=rows_of(gates), gates_first=gates_first, **silu)
+        else:
+            plan.activate(x=rows_of(gates), out=rows_of(first), width=3 * width, gated=False, **silu)
+            if not gates_first:
+                norm(x=rows_of(x), out=rows_of(second))
+            a, b = rows_of(first), rows_of(x if gates_first else second)
+            plan.multiply(a=a, b=b, out=rows_of(second if gates_first else out), width=3 * width)
+            if gates_first:
+                norm(x=rows_of(second), out=rows_of(out))
+        run(plan, np.zeros(5))
+        return out[:, : 3 * width]
+
+    wanted = normalise(fused=False)
+    for found in each_isa(lambda: normalise(fused=True)):
+        np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("width", [*WIDTHS, 256, 600])

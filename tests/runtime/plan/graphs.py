@@ -12,6 +12,7 @@ from torch import nn
 from quire import _native
 from quire.cache_spec import CacheGroup, PagedKV
 from quire.kernels.activations import gelu, relu, silu_and_mul
+from quire.kernels.instruction import Packing
 from quire.kernels.layer_norm import layer_norm
 from quire.kernels.linear import linear
 from quire.kernels.rms_norm import rms_norm
@@ -128,12 +129,14 @@ SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
 def program_of(model: nn.Module, weight_format: Any = Format.f32, num_layers: int | None = None) -> Program:
     """Traced and lowered, all matrices being of one format."""
     count = model.num_layers if num_layers is None else num_layers
-    return lower(trace_model(model, (0,) * max(count, 1)), lambda parameter: weight_format)
+    return lower(trace_model(model, (0,) * max(count, 1)), lambda each: Packing.whole(len(each), weight_format))
 
 
 def packed(model: nn.Module, weight_format: Any) -> PackedWeights:
     parameters = dict(model.named_parameters())
-    weights = PackedWeights(parameters, dict.fromkeys(parameters, weight_format))
+    weights = PackedWeights(
+        parameters, {name: Packing.whole(len(each), weight_format) for name, each in parameters.items()}
+    )
     for name, parameter in parameters.items():
         weights.put_values(name, parameter.data)
     return weights

@@ -11,6 +11,7 @@ from torch import nn
 from quire import _native
 from quire._native import RowType, WeightFormat
 from quire.config import EngineConfig, EngineOptions, Hardware
+from quire.kernels.instruction import Packing
 from quire.models.registry import ModelRegistry
 from quire.resolve import resolve
 from quire.runtime.cache_engine import CacheEngine
@@ -55,10 +56,13 @@ def decoded(weights: PackedWeights, parameter: nn.Parameter) -> torch.Tensor:
 
 
 def packed(format_name: str, *tensors: WeightTensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Parts stacked into one parameter: what was packed, and what it should be."""
+    """Parts stacked into one parameter, in one format or one each ("q4+q8"): what was packed, and what it should be."""
     expected = torch.cat([tensor.to_torch(torch.float32) for tensor in tensors])
     parameter = nn.Parameter(expected, requires_grad=False)
-    weights = PackedWeights({"w": parameter}, {"w": WeightFormat[format_name]})
+    names, counts = format_name.split("+"), [tensor.shape[0] for tensor in tensors]
+    counts = [sum(counts)] if len(names) == 1 else counts
+    parts = tuple((count, WeightFormat[name]) for count, name in zip(counts, names, strict=True))
+    weights = PackedWeights({"w": parameter}, {"w": Packing(parts)})
     first = 0
     for tensor in tensors:
         weights.put("w", tensor, first)

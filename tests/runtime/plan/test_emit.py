@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from quire._native import RowType
 from quire.kernels.elementwise import Add
-from quire.kernels.instruction import Buffer, Columns, Convert, Instruction
+from quire.kernels.instruction import Buffer, Columns, Convert, Instruction, Packing
 from quire.kernels.linear import Gemm
 from quire.kernels.paged_attention.instructions import Attend
 from quire.runtime.plan.emit import BODY, GREEDY, LOGITS, place_buffers
@@ -68,7 +68,9 @@ def test_places_are_large_enough_and_belong_to_one_living_buffer(program: tuple[
 
 def test_products_share_what_the_next_attention_reads() -> None:
     wide, narrow = Buffer(64), Buffer(32)
-    gemms = [Gemm(torch.zeros(n, 32), None, Format.f32, whole(narrow), wide) for n in (64, 16, 48, 32)]
+    gemms = [
+        Gemm(torch.zeros(n, 32), None, Packing.whole(n, Format.f32), whole(narrow), wide) for n in (64, 16, 48, 32)
+    ]
     attends = [Attend(whole(wide), narrow, 1, 1.0, 0, layer, 1, 0.0) for layer in range(2)]
     body = [gemms[0], attends[0], gemms[1], convert(wide, narrow), gemms[2], attends[1], gemms[3]]
     assert plan_ahead(body) == {

@@ -1,20 +1,25 @@
 """From a checkpoint to a program with packed weights: formats, values, errors, and what quantisation costs."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
 
+from benchmarks import model_files
 from quire.errors import ConfigError
+from quire.kernels.instruction import StepShape
+from quire.kernels.linear import Gemm
 from quire.kernels.tracing import NotTraceableError
 from quire.models.llama import LlamaForCausalLM
 from quire.models.registry import ModelRegistry
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.loader import load_model
-from quire.runtime.plan.load import plan_model
-from quire.weights.checkpoint import Checkpoint
+from quire.runtime.plan.load import plan_model, trace_program
+from quire.weights.checkpoint import Checkpoint, open_checkpoint
+from quire.weights.sources import resolve_source
 from quire.weights.weight_tensor import WeightTensor
 from tests.models.harness import Runner, build_model, random_tokens
 from tests.models.tiny_configs import LLAMA, full_config
@@ -41,20 +46,37 @@ def formats_of(checkpoint: Checkpoint, **options: Any) -> dict[str, str]:
     """Return the format of each matrix of the first layer, of the embedding and of the head."""
     program, weights = load(checkpoint, **options)
     del program
-    names = weights._matrices
-    return {name: names[name].format.name for name in names if "layers.1" not in name}
+    return {name: packing.name for name, packing in weights.packings.items() if "layers.1" not in name}
 
 
-def test_stored_formats_stay_and_mixed_parts_are_8_bit(state: dict[str, torch.Tensor]) -> None:
+def test_stored_formats_stay_and_parts_of_a_stack_keep_theirs(state: dict[str, torch.Tensor]) -> None:
     checkpoint = make_checkpoint(
         HF_CONFIG, state, {"": "Q4_1", "v_proj": "Q8_0", "o_proj": "Q4_0", "down_proj": "Q5_0", "lm_head": "BF16"}
     )
     assert formats_of(checkpoint, dtype="auto") == {
-        "embed_tokens.weight": "q4m", "lm_head.weight": "bf16", "layers.0.self_attn.qkv_proj.weight": "q8",
+        "embed_tokens.weight": "q4m", "lm_head.weight": "bf16", "layers.0.self_attn.qkv_proj.weight": "q4m+q8",
         "layers.0.self_attn.o_proj.weight": "q4", "layers.0.mlp.gate_up_proj.weight": "q4m",
         "layers.0.mlp.down_proj.weight": "q8",
     }  # fmt: skip
     assert set(formats_of(checkpoint, dtype="float32").values()) == {"f32"}
+
+
+@pytest.mark.model
+def test_packed_bytes_of_a_q4_k_m_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Packed weights are larger than the file by the scales of Q4_K, each of which is a byte instead of six bits."""
+    monkeypatch.setitem(model_files.SHAPES, "tiny", model_files.Shape(256, 8, 4, 512, 2, 64, 49152))
+    model_files.write_model("tiny", "Q4_K_M", tmp_path / "tiny.gguf")
+    checkpoint = open_checkpoint(resolve_source(str(tmp_path / "tiny.gguf")))
+    config = make_config(checkpoint.hf_config, dtype="bfloat16")
+    program, weights, _ = trace_program(config, checkpoint, CacheEngine(config).layer_groups)
+    names = [packing.name for name, packing in weights.packings.items() if "qkv_proj" in name]
+    assert names == ["q4k+q6k", "q4k", "q4k", "q4k+q6k", "q4k", "q4k", "q4k+q6k", "q4k+q6k"]
+    file_bytes = sum(tensor.num_bytes for tensor in checkpoint.tensors.values())
+    assert file_bytes < weights.num_bytes < 1.02 * file_bytes
+    step = StepShape(((0, 1),), num_logit_rows=1)
+    products = [op for op in (*program.body, *program.head) if isinstance(op, Gemm)]
+    num_read = sum(op.cost(step).bytes_read for op in products)
+    assert num_read == sum(packing.num_bytes(weights.shapes[name][1]) for name, packing in weights.packings.items())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

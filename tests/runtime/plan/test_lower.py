@@ -12,9 +12,9 @@ from torch import nn
 
 from quire._native import Activation, RowType
 from quire.cache_spec import PagedKV
-from quire.kernels.activations import gelu, relu, silu_and_mul
+from quire.kernels.activations import gelu, relu, silu, silu_and_mul
 from quire.kernels.elementwise import Scale, SoftCap, soft_cap
-from quire.kernels.instruction import Columns
+from quire.kernels.instruction import Columns, Packing
 from quire.kernels.linear import Gemm, linear
 from quire.kernels.paged_attention import paged_attention
 from quire.kernels.paged_attention.instructions import Attend, WriteKv
@@ -211,6 +211,44 @@ def check_values(model: Custom, wanted_kinds: list[str] | None = None) -> None:
     if wanted_kinds is not None:
         assert kinds(program_of(model)) == wanted_kinds
     torch.testing.assert_close(run_prompt(planned(model), TOKENS), expected(model, TOKENS))  # type: ignore[arg-type]
+
+
+def gated_norm(self: Any, a: Any, gates: Any) -> Any:
+    return self.norm((a * gates()).view(-1, 2, HEAD_SIZE)).flatten(1)
+
+
+def norm_gated(self: Any, a: Any, gates: Any) -> Any:
+    return self.norm(a.view(-1, 2, HEAD_SIZE)).flatten(1) * gates()
+
+
+@pytest.mark.parametrize("body", [gated_norm, norm_gated])
+def test_gates_become_part_of_the_norm_that_alone_reads_them(body: Any) -> None:
+    def alone(self: Any, x: Any, batch: Any) -> Any:
+        a, z = self.qkv(x).split([WIDTH, WIDTH], 1)
+        return body(self, a, lambda: silu(z))
+
+    def gates_read_again(self: Any, x: Any, batch: Any) -> Any:
+        a, z = self.qkv(x).split([WIDTH, WIDTH], 1)
+        gates = silu(z)
+        return body(self, a, lambda: gates) + gates
+
+    def product_read_again(self: Any, x: Any, batch: Any) -> Any:
+        a, z = self.qkv(x).split([WIDTH, WIDTH], 1)
+        product = a * silu(z)
+        return body(self, product, lambda: silu(z)) + product
+
+    def gates_known_before(self: Any, x: Any, batch: Any) -> Any:
+        a, z = self.qkv(x).split([WIDTH, WIDTH], 1)
+        gates = silu(z)
+        return body(self, relu(a), lambda: gates)
+
+    check_values(custom(alone), ["Embed", "Gemm", "Norm"])
+    (norm,) = [item for item in program_of(custom(alone)).body if isinstance(item, Norm)]
+    assert (norm.gates_first, norm.activation, norm.groups) == (body is gated_norm, Activation.silu, 2)
+    assert {"Activate", "Multiply"} < set(kinds(program_of(custom(gates_read_again))))
+    assert "Activate" in kinds(program_of(custom(gates_known_before)))
+    for other in (gates_read_again, product_read_again, gates_known_before):
+        check_values(custom(other))
 
 
 def test_norms_of_heads_and_rotation_become_part_of_the_write() -> None:
@@ -425,7 +463,11 @@ def test_formats_of_each_weight_decide_alone() -> None:
     """A product in fp32 and one in 4 bit get rows of different types."""
     model = graph(("rms_norm", 0), ("linear", 1), ("linear", 1), ("add", 2, 3))
     formats = {id(model.weight_1): Format.bf16, id(model.weight_2): Format.q4m}
-    program = lower(trace_model(model, (0,)), lambda parameter: formats.get(id(parameter), Format.f32))
+
+    def packing_of(parameter: torch.Tensor) -> Packing:
+        return Packing.whole(len(parameter), formats.get(id(parameter), Format.f32))
+
+    program = lower(trace_model(model, (0,)), packing_of)
     types = {item.weight: item.x.buffer.type for item in program.body if isinstance(item, Gemm)}
     assert types == {model.weight_1: RowType.bf16, model.weight_2: RowType.q8}
     norm = next(item for item in program.body if isinstance(item, Norm))

@@ -10,7 +10,7 @@ import torch
 from quire._native import KvFormat, WeightFormat
 from quire.engine.llm_engine import LLMEngine
 from quire.events import EventKind
-from quire.kernels.instruction import StepShape
+from quire.kernels.instruction import Packing, StepShape
 from quire.kernels.linear import Gemm
 from quire.runtime.loader import make_model
 from quire.runtime.plan.emit import BODY, GREEDY, LOGITS
@@ -84,8 +84,10 @@ def test_a_models_instructions_read_its_weights_and_its_cache_once() -> None:
     with torch.device("meta"):
         model = make_model(fields)
     parameters = dict(model.named_parameters())
-    weights = PackedWeights(parameters, dict.fromkeys(parameters, WeightFormat.bf16))
-    program = lower(trace_model(model, (0,) * 30), weights.format_of)
+    weights = PackedWeights(
+        parameters, {name: Packing.whole(len(each), WeightFormat.bf16) for name, each in parameters.items()}
+    )
+    program = lower(trace_model(model, (0,) * 30), weights.packing_of)
     step = StepShape(((480, 1), (100, 3)), num_logit_rows=2, kv_format=KvFormat.f16)
     body = [instruction.cost(step) for instruction in program.body]
     head = [instruction.cost(step.of_logit_rows()) for instruction in program.head]

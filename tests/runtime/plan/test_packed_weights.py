@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from quire._native import WeightFormat
-from quire.runtime.plan.packed_weights import PackedWeights, choose_format, kept_bytes
+from quire.kernels.instruction import Packing
+from quire.runtime.plan.packed_weights import PackedWeights, choose_formats, kept_bytes, stacked
 from quire.weights.model_files import map_file
 from quire.weights.weight_tensor import WeightTensor
 from tests.runtime.plan.harness import decoded, k_quants, packed, stored
@@ -28,7 +29,9 @@ def chosen(
         dtype=dtype, options=SimpleNamespace(quantization=quantization), keeps_stored_weights=keeps_stored,
         model=SimpleNamespace(vocab_size=19),
     )  # fmt: skip
-    return choose_format(config, set(formats), 19 if is_table else 32, num_inputs).name
+    found = choose_formats(config, formats, 19 if is_table else 32, num_inputs)
+    assert len(found) == len(formats)
+    return "+".join(dict.fromkeys(part_format.name for part_format in found))
 
 
 def random(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
@@ -55,10 +58,25 @@ def test_quantised_weights_keep_their_format(stored_format: str, name: str) -> N
     assert chosen(stored_format, num_inputs=48) == "bf16"
 
 
-@pytest.mark.parametrize("parts", [("Q4_0", "Q4_1"), ("Q4_1", "Q4_K"), ("Q4_0", "Q4_0", "Q8_0"), ("F32", "Q4_0")])
-def test_parts_of_different_formats_become_8_bit(parts: tuple[str, ...]) -> None:
-    assert chosen(*parts) == "q8"
+@pytest.mark.parametrize(
+    ("parts", "names"),
+    [(("Q4_0", "Q4_1"), "q4+q4m"), (("Q4_1", "Q4_K"), "q4m+q4k"), (("Q4_0", "Q4_0", "Q8_0"), "q4+q8"),
+     (("F32", "Q4_0"), "q8+q4"), (("Q5_0", "Q4_0"), "q8+q4")],
+)  # fmt: skip
+def test_parts_of_different_formats_keep_theirs(parts: tuple[str, ...], names: str) -> None:
+    assert chosen(*parts) == names
     assert chosen(*parts, keeps_stored=False) == "bf16"
+
+
+def test_neighbours_in_one_format_are_one_part() -> None:
+    q4k, q6k = WeightFormat.q4k, WeightFormat.q6k
+    assert stacked([q4k, q4k, q6k], [0, 64, 96, 128]) == Packing(((96, q4k), (32, q6k)))
+    assert stacked([q6k, q4k, q6k], [0, 64, 96, 105]) == Packing(((64, q6k), (32, q4k), (9, q6k)))
+    assert stacked([q4k, q4k], [0, 17, 35]) == Packing(((35, q4k),))
+
+
+def test_parts_that_do_not_begin_with_a_block_of_rows_become_8_bit() -> None:
+    assert stacked([WeightFormat.q4k, WeightFormat.q6k], [0, 48, 64]) == Packing(((64, WeightFormat.q8),))
 
 
 @pytest.mark.parametrize(
@@ -143,14 +161,15 @@ def test_matrices_lie_apart_and_aligned() -> None:
     shapes = {"a": (17, 32), "b": (1, 64), "c": (40, 96)}
     parameters = {name: nn.Parameter(torch.empty(shape, device="meta")) for name, shape in shapes.items()}
     formats = {"a": WeightFormat.q4m, "b": WeightFormat.f32, "c": WeightFormat.bf16}
-    weights = PackedWeights(parameters, formats)
+    packings = {name: Packing.whole(shapes[name][0], each) for name, each in formats.items()}
+    weights = PackedWeights(parameters, packings)
     values = {name: random(*shape) for name, shape in shapes.items()}
     for name in ("c", "a", "b"):
         weights.put_values(name, values[name])
     assert torch.equal(decoded(weights, parameters["b"]), values["b"])
     assert torch.equal(decoded(weights, parameters["c"]), values["c"].bfloat16().float())
     assert (decoded(weights, parameters["a"]) - values["a"]).abs().max() < 0.3
-    assert [weights.format_of(parameters[name]) for name in shapes] == list(formats.values())
+    assert [weights.packing_of(parameters[name]).parts[0][1] for name in shapes] == list(formats.values())
     assert weights.num_bytes == 2 * 320 + 64 * 16 * 4 + 3 * 96 * 16 * 2
 
 
@@ -166,5 +185,6 @@ def test_kept_bytes_counts_packed_and_plain_weights() -> None:
     ]  # fmt: skip
     assert kept_bytes(tensors) == 2 * 2 * 320 + 2 * 544 + 8 * 3 * 2 + 5 * 4
     parameters = {tensor.name: nn.Parameter(torch.empty(tensor.shape, device="meta")) for tensor in tensors[:2]}
-    weights = PackedWeights(parameters, {"a": WeightFormat.q4m, "b": WeightFormat.q8})
+    packings = {"a": Packing.whole(32, WeightFormat.q4m), "b": Packing.whole(16, WeightFormat.q8)}
+    weights = PackedWeights(parameters, packings)
     assert weights.num_bytes == kept_bytes(tensors[:2])

@@ -179,7 +179,7 @@ def _time_products(model: TimedModel, products: dict[str, list[tuple[int, float]
     for rows in ROWS:
         step, times = model.time(rows, 0, 1) if rows <= MAX_REQUESTS else model.time(1, 0, rows)
         pairs = [(op, seconds) for op, seconds in model.select(times, Gemm) if op.weight.shape[0] != VOCABULARY]
-        name = pairs[0][0].format.name
+        name = pairs[0][0].packing.name
         curve.append((rows, sum(seconds for _, seconds in pairs) / sum(op.cost(step).flops for op, _ in pairs)))
     products.setdefault(name, curve)
 

@@ -58,16 +58,19 @@ class Calibration(msgspec.Struct, frozen=True):
         depends on the level of cache that holds the working set.
         """
         cost = instruction.cost(step)
-        weight_format = getattr(instruction, "format", None)
-        if isinstance(instruction, Gemm | ExpertGemm) and weight_format is not None:
+        if isinstance(instruction, Gemm | ExpertGemm):
             rows, share_read = step.num_tokens, 1.0
             if isinstance(instruction, ExpertGemm):
                 num_read = max(1.0, instruction.num_read(step.num_tokens))
                 rows, share_read = round(rows * instruction.num_active / num_read), num_read / instruction.num_experts
-            curve = self.products.get(weight_format.name) or self.products["f32"]
             slower = interpolate(self.read, self.weight_bytes) / interpolate(self.read, working_set)
-            one_row = 2 * int(instruction.weight.numel()) * share_read * curve[0][1]
-            return max(cost.flops * interpolate(curve, rows), one_row * max(1.0, slower))
+            seconds = 0.0
+            for count, weight_format in instruction.packing.parts:
+                part = count / int(instruction.weight.shape[0])
+                curve = self.products.get(weight_format.name) or self.products["f32"]
+                one_row = 2 * part * int(instruction.weight.numel()) * share_read * curve[0][1]
+                seconds += max(part * cost.flops * interpolate(curve, rows), one_row * max(1.0, slower))
+            return seconds
         if isinstance(instruction, Attend | LatentAttend):
             decodes = StepShape(tuple(item for item in step.requests if item[1] == 1), 0, step.kv_format)
             of_decodes = instruction.cost(decodes)
@@ -155,7 +158,7 @@ def find_device(name: str) -> Device:
 
 def arithmetic_of(instruction: Instruction, arithmetic: str, config: EngineConfig) -> str:
     """Return the arithmetic that an instruction runs in: op by op, all products are in the compute dtype."""
-    is_product = isinstance(instruction, Attend) or hasattr(instruction, "format")
+    is_product = isinstance(instruction, Attend) or hasattr(instruction, "packing")
     return arithmetic if config.uses_plan or not is_product else OP_BY_OP[config.dtype]
 
 

@@ -13,18 +13,17 @@ from dataclasses import dataclass, replace
 import msgspec
 import torch
 
-from quire._native import WeightFormat, packed_bytes
 from quire.cache_spec import CacheSpec, PagedKV
 from quire.config import DTYPES, EngineConfig, ModelConfig
 from quire.errors import UnsupportedModelError
 from quire.kernels.collective import RecordingGroup
-from quire.kernels.instruction import Instruction
+from quire.kernels.instruction import Instruction, Packing
 from quire.kernels.tracing import NotTraceableError
 from quire.layers.group import SINGLE, Group, Partition, share_heads
 from quire.runtime.loader import check_split, make_model, partitions_of, plan_placements
 from quire.runtime.plan.emit import place_buffers
 from quire.runtime.plan.lower import lower
-from quire.runtime.plan.packed_weights import choose_formats
+from quire.runtime.plan.packed_weights import choose_packings
 from quire.runtime.plan.trace import trace_model
 from quire.runtime.ranks import VALUE_BYTES
 from quire.weights.checkpoint import Checkpoint
@@ -118,10 +117,10 @@ def trace_rank(config: EngineConfig, checkpoint: Checkpoint, tp: int) -> RankMod
     parameters, partitions = dict(model.named_parameters()), partitions_of(model)
     names = {id(parameter): name for name, parameter in parameters.items()}
     placements = plan_placements(model, checkpoint.tensors) if checkpoint.tensors else []
-    formats = choose_formats(config, parameters, partitions, placements)
+    packings = choose_packings(config, parameters, partitions, placements)
     try:
         program = lower(
-            trace_model(model, config.scheduler.layer_groups), lambda parameter: formats[names[id(parameter)]]
+            trace_model(model, config.scheduler.layer_groups), lambda parameter: packings[names[id(parameter)]]
         )
     except NotTraceableError as error:
         raise UnsupportedModelError(
@@ -129,7 +128,7 @@ def trace_rank(config: EngineConfig, checkpoint: Checkpoint, tp: int) -> RankMod
         ) from error
     weights = tuple(
         weigh(name, partitions.get(name, Partition()).whole_shape(tuple(parameter.shape)), tuple(parameter.shape),
-              formats.get(name), config)
+              packings.get(name), config)
         for name, parameter in parameters.items()
     )  # fmt: skip
     specs = tuple(_rank_spec(spec, model_config, group) for spec in model_config.cache_specs)
@@ -138,11 +137,11 @@ def trace_rank(config: EngineConfig, checkpoint: Checkpoint, tp: int) -> RankMod
 
 
 def weigh(
-    name: str, whole: tuple[int, ...], shape: tuple[int, ...], found: WeightFormat | None, config: EngineConfig
+    name: str, whole: tuple[int, ...], shape: tuple[int, ...], found: Packing | None, config: EngineConfig
 ) -> Weight:
     """Return a parameter with its bytes: packed for a plan, which keeps vectors in fp32; else in the compute dtype."""
     if found is not None and config.uses_plan:
-        return Weight(name, whole, shape, found.name, packed_bytes(found, *shape))
+        return Weight(name, whole, shape, found.name, found.num_bytes(shape[1]))
     value_bytes = 4 if config.uses_plan else DTYPES[config.dtype]
     stored = "f32" if config.uses_plan else config.dtype
     return Weight(name, whole, shape, stored, value_bytes * math.prod(shape))

@@ -16,7 +16,7 @@ from quire.layers.group import SINGLE, Group
 from quire.runtime.loader import check_split, make_model, partitions_of, plan_placements, random_weights
 from quire.runtime.placement import Placement, fill
 from quire.runtime.plan.lower import Program, lower
-from quire.runtime.plan.packed_weights import PackedWeights, choose_formats, rounded_placements
+from quire.runtime.plan.packed_weights import PackedWeights, choose_packings, rounded_placements
 from quire.runtime.plan.record import record
 from quire.runtime.plan.stages import cut
 from quire.runtime.plan.trace import trace_model
@@ -64,7 +64,7 @@ def trace_program(
     traced = trace_model(model, layer_groups)
     weights, placements = plan_weights(config, checkpoint, model)
     weights.placements = placements
-    program, num_stages = lower(traced, weights.format_of), config.options.pipeline_parallel_size
+    program, num_stages = lower(traced, weights.packing_of), config.options.pipeline_parallel_size
     if num_stages > 1:
         program = cut(program, stage, num_stages)
         weights = weights.only(record(program, weights).weight_names)
@@ -78,5 +78,5 @@ def plan_weights(
     parameters, partitions = dict(model.named_parameters()), partitions_of(model)
     random = config.options.load_format == "dummy"
     placements = [] if random else plan_placements(model, checkpoint.tensors)
-    formats = choose_formats(config, parameters, partitions, placements)
-    return PackedWeights(parameters, formats, config.threads_per_rank), placements
+    packings = choose_packings(config, parameters, partitions, placements)
+    return PackedWeights(parameters, packings, config.threads_per_rank), placements

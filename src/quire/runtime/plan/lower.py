@@ -7,16 +7,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire._native import Activation, WeightFormat
+from quire._native import Activation
 from quire.kernels.collective import AllGather
 from quire.kernels.elementwise import SoftCap
-from quire.kernels.instruction import Buffer, Columns, Convert, Cost, Emitter, Instruction, StepShape, product_cost
+from quire.kernels.instruction import (
+    Buffer,
+    Columns,
+    Convert,
+    Cost,
+    Emitter,
+    Instruction,
+    Packing,
+    StepShape,
+    product_cost,
+)
 from quire.kernels.linear import Gemm
 from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.tracing import Call, NotTraceableError
 from quire.runtime.plan.trace import TracedModel
 
-FormatOf = Callable[[Any], WeightFormat]
+PackingOf = Callable[[Any], Packing]
 
 
 @dataclass(slots=True)
@@ -67,7 +77,7 @@ class Program:
             return None
         if len(caps) < len(after) or len(caps) > 1:
             return None
-        return Likeliest(gemm.weight, gemm.bias, gemm.format, gemm.x, *caps)
+        return Likeliest(gemm.weight, gemm.bias, gemm.packing, gemm.x, *caps)
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -79,7 +89,7 @@ class Likeliest(Instruction):
 
     weight: Any
     bias: Any
-    format: WeightFormat
+    packing: Packing
     x: Columns
     soft_cap: float = 0.0
 
@@ -90,7 +100,7 @@ class Likeliest(Instruction):
 
     def cost(self, step: StepShape) -> Cost:
         """See `Instruction`."""
-        return product_cost(step, tuple(self.weight.shape), self.format, self.bias)
+        return product_cost(step, tuple(self.weight.shape), self.packing, self.bias)
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -106,11 +116,11 @@ class Argmax(Instruction):
         return Cost()
 
 
-def lower(traced: TracedModel, format_of: FormatOf) -> Program:
+def lower(traced: TracedModel, packing_of: PackingOf) -> Program:
     """Instructions for both traces. Raises: NotTraceableError."""
-    body = Lowering(format_of)
+    body = Lowering(packing_of)
     hidden = body.run(traced.forward.calls, traced.hidden)
-    head = Lowering(format_of)
+    head = Lowering(packing_of)
     head.notes["hidden"] = hidden
     logits = head.run(traced.head.calls, traced.logits)
     if not any(isinstance(instruction, Gemm) for instruction in head.instructions):

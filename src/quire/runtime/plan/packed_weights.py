@@ -10,12 +10,14 @@ What a stored format becomes (layouts: `native/plan/types.h`):
     F32, F16, BF16     the compute dtype, or as `quantization` says: fp8 are 8 bit per 32 of values rounded to E4M3
 
 GPTQ, AWQ and compressed-tensors are stored as Q4_0, Q4_1 or Q8_0 where these can hold them (`weights/quantized.py`).
-Parts stacked into one matrix share one format: 8 bit where they differ. Next to read: `emit.py`.
+Parts stacked into one matrix keep a format each (`Packing`) if all but the last have a multiple of 32 rows; otherwise
+parts that differ become 8 bit. Next to read: `emit.py`.
 """
 
 import functools
+import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +26,7 @@ from numpy.typing import NDArray
 
 from quire._native import Weight, WeightFormat, pack_rows, packed_bytes
 from quire.config import EngineConfig
+from quire.kernels.instruction import Packing
 from quire.runtime.huge_pages import allocate
 from quire.runtime.placement import FLOATS, Placement
 from quire.weights.weight_tensor import WeightTensor
@@ -42,50 +45,67 @@ PART_VALUES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class MatrixPlan:
-    """The format and the offset of a packed parameter [N, I]."""
+class PartPlan:
+    """The format and the offset of rows `rows` of a packed parameter with `num_inputs` columns."""
 
     format: WeightFormat
     offset: int
-    num_outputs: int
+    rows: range
     num_inputs: int
 
 
-def choose_formats(
+def choose_packings(
     config: EngineConfig,
     parameters: Mapping[str, Any],
     partitions: Mapping[str, Any],
     placements: list[Placement],
-) -> dict[str, WeightFormat]:
-    """The packed format of each matrix, by its parameter's name. It is the same on every rank."""
-    stored: dict[str, list[str]] = {name: ["F32"] for name in parameters}
+) -> dict[str, Packing]:
+    """The packing of each matrix, by its parameter's name. Formats are the same on every rank."""
+    stacks: dict[str, list[Placement]] = {}
     for placement in placements:
-        stored[placement.parameter_name] = [] if placement.first_row == 0 else stored[placement.parameter_name]
-        stored[placement.parameter_name].append(placement.tensor.format)
-    formats = {}
+        stacks.setdefault(placement.parameter_name, []).append(placement)
+    packings = {}
     for name, parameter in parameters.items():
+        if parameter.ndim != 2:
+            continue
+        shape = tuple(parameter.shape)
         if getattr(parameter, "keeps_dtype", False):
-            formats[name] = BY_DTYPE[config.dtype]
-        elif parameter.ndim == 2:
-            shape = tuple(parameter.shape)
-            whole_shape = partitions[name].whole_shape(shape) if name in partitions else shape
-            formats[name] = choose_format(config, set(stored[name]), *whole_shape)
-    return formats
+            packings[name] = Packing.whole(shape[0], BY_DTYPE[config.dtype])
+            continue
+        stack, whole_shape = stacks.get(name, []), partitions[name].whole_shape(shape) if name in partitions else shape
+        formats = choose_formats(config, [item.tensor.format for item in stack] or ["F32"], *whole_shape)
+        packings[name] = stacked(formats, [0, *(item.first_row for item in stack[1:]), shape[0]])
+    return packings
 
 
-def choose_format(config: EngineConfig, stored: set[str], num_outputs: int, num_inputs: int) -> WeightFormat:
-    """Return the format of one parameter made of parts in these stored formats.
+def choose_formats(
+    config: EngineConfig, stored: Sequence[str], num_outputs: int, num_inputs: int
+) -> list[WeightFormat]:
+    """Return the format of each part of a parameter; the parts are stored in these formats.
 
     Quantised weights stay as they are if the configuration keeps them; else all become the compute dtype.
     """
     quantization = config.options.quantization
-    is_float = stored <= FLOATS
+    is_float = FLOATS.issuperset(stored)
     if num_inputs % BLOCK or not config.keeps_stored_weights or (is_float and quantization is None):
-        return BY_DTYPE[config.dtype]
+        return [BY_DTYPE[config.dtype]] * len(stored)
     if quantization is not None and is_float:
         # `int4` leaves embeddings and heads at 8 bit.
-        return WeightFormat.q8 if num_outputs == config.model.vocab_size else BY_QUANTIZATION[quantization]
-    return PACKED_DIRECTLY.get(stored.pop(), WeightFormat.q8) if len(stored) == 1 else WeightFormat.q8
+        is_table = num_outputs == config.model.vocab_size
+        return [WeightFormat.q8 if is_table else BY_QUANTIZATION[quantization]] * len(stored)
+    return [PACKED_DIRECTLY.get(each, WeightFormat.q8) for each in stored]
+
+
+def stacked(formats: Sequence[WeightFormat], bounds: Sequence[int]) -> Packing:
+    """Return the packing of parts with these formats, part i being rows `bounds[i]` … `bounds[i + 1]` - 1."""
+    counts = [end - first for first, end in itertools.pairwise(bounds)]
+    parts: list[tuple[int, WeightFormat]] = []
+    for count, part_format in zip(counts, formats, strict=True):
+        above = parts.pop()[0] if parts and parts[-1][1] == part_format else 0
+        parts.append((above + count, part_format))
+    if any(count % BLOCK for count, _ in parts[:-1]):
+        return Packing.whole(bounds[-1], WeightFormat.q8)
+    return Packing(tuple(parts))
 
 
 def rounded_placements(config: EngineConfig, weights: "PackedWeights") -> list[Placement]:
@@ -93,8 +113,8 @@ def rounded_placements(config: EngineConfig, weights: "PackedWeights") -> list[P
 
     def is_rounded(item: Placement) -> bool:
         is_table = (item.whole or item.tensor).shape[0] == config.model.vocab_size
-        is_packed = weights.formats.get(item.parameter_name) == BY_QUANTIZATION["fp8"]
-        return is_packed and item.tensor.format in FLOATS and not is_table
+        is_float_matrix = item.tensor.format in FLOATS and item.parameter_name in weights.packings and not is_table
+        return is_float_matrix and weights.format_at(item.parameter_name, item.first_row) == BY_QUANTIZATION["fp8"]
 
     if config.options.quantization != "fp8":
         return weights.placements
@@ -116,13 +136,11 @@ def kept_bytes(tensors: Iterable[WeightTensor]) -> int:
 class PackedWeights:
     """All parameters of a model in one piece of memory.
 
-    Attributes: `shapes` of all, and `formats` of the matrices, by name; `placements`: the tensors that are put here.
+    Attributes: `shapes` of all, and `packings` of the matrices, by name; `placements`: the tensors that are put here.
     """
 
-    def __init__(
-        self, parameters: Mapping[str, Any], formats: Mapping[str, WeightFormat], num_threads: int = 1
-    ) -> None:
-        """`parameters`: by name, anything with a shape. `formats`: per two-dimensional parameter its `WeightFormat`.
+    def __init__(self, parameters: Mapping[str, Any], packings: Mapping[str, Packing], num_threads: int = 1) -> None:
+        """`parameters`: by name, anything with a shape. `packings`: per two-dimensional parameter its `Packing`.
 
         `num_threads` pack.
         """
@@ -131,18 +149,22 @@ class PackedWeights:
         self.placements: list[Placement] = []
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self.shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
-        self.formats = {name: formats[name] for name, shape in self.shapes.items() if len(shape) != 1}
-        self._matrices: dict[str, MatrixPlan] = {}
+        self.packings = {name: packings[name] for name, shape in self.shapes.items() if len(shape) != 1}
+        self._matrices: dict[str, list[PartPlan]] = {}
+        self._weights: dict[str, Weight] = {}
         self._vectors: dict[str, NDArray[np.float32]] = {}
         size = 0
         for name, shape in self.shapes.items():
             if len(shape) == 1:
                 self._vectors[name] = np.zeros(shape, np.float32)
                 continue
-            num_outputs, num_inputs = shape
-            self._matrices[name] = MatrixPlan(formats[name], size, num_outputs, num_inputs)
-            size += packed_bytes(formats[name], num_outputs, num_inputs)
-            size += -size % ALIGNMENT
+            num_inputs, first = shape[1], 0
+            self._matrices[name] = []
+            for count, part_format in packings[name].parts:
+                self._matrices[name].append(PartPlan(part_format, size, range(first, first + count), num_inputs))
+                size += packed_bytes(part_format, count, num_inputs)
+                size += -size % ALIGNMENT
+                first += count
         self._num_packed_bytes = size
         self.num_bytes = size + sum(vector.nbytes for vector in self._vectors.values())
 
@@ -153,7 +175,7 @@ class PackedWeights:
     def only(self, names: Collection[str]) -> "PackedWeights":
         """Return memory for these parameters alone, in the same formats, with their placements."""
         chosen = {name: parameter for name, parameter in self._parameters.items() if name in names}
-        weights = PackedWeights(chosen, self.formats, self._num_threads)
+        weights = PackedWeights(chosen, self.packings, self._num_threads)
         weights.placements = [item for item in self.placements if item.parameter_name in names]
         return weights
 
@@ -161,14 +183,24 @@ class PackedWeights:
         """The name of a parameter, which is known by identity and may be on "meta"; a name is its own."""
         return parameter if isinstance(parameter, str) else self._names[id(parameter)]
 
-    def format_of(self, parameter: Any) -> WeightFormat:
-        """The format of a packed matrix."""
-        return self._matrices[self.name_of(parameter)].format
+    def packing_of(self, parameter: Any) -> Packing:
+        """The packing of a matrix."""
+        return self.packings[self.name_of(parameter)]
+
+    def format_at(self, name: str, row: int) -> WeightFormat:
+        """Return the format of a row of a matrix."""
+        return self._part(name, row).format
 
     def weight(self, parameter: Any) -> Weight:
-        """The `Weight` of a matrix."""
-        plan = self._matrices[self.name_of(parameter)]
-        return Weight(self._address(plan), plan.num_outputs, plan.num_inputs, plan.format)
+        """The `Weight` of a matrix. It is alive as long as this object."""
+        name = self.name_of(parameter)
+        if name not in self._weights:
+            weight = None
+            for part in reversed(self._matrices[name]):
+                weight = Weight(self._address(part), len(part.rows), part.num_inputs, part.format, weight)
+            assert weight is not None
+            self._weights[name] = weight
+        return self._weights[name]
 
     def vector_address(self, parameter: Any) -> int:
         """The address of the fp32 values of a vector."""
@@ -179,33 +211,37 @@ class PackedWeights:
         if name in self._vectors:
             self._vectors[name][first_row : first_row + tensor.shape[0]] = tensor.to_numpy()
             return
-        plan = self._matrices[name]
-        is_direct = (tensor.format in FLOATS and not tensor.offset) or PACKED_DIRECTLY.get(tensor.format) == plan.format
+        part = self._part(name, first_row)
+        is_direct = (tensor.format in FLOATS and not tensor.offset) or PACKED_DIRECTLY.get(tensor.format) == part.format
         num_rows, num_inputs = tensor.shape
         each = max(1, PART_VALUES // num_inputs)
         for first in range(0, num_rows, each):
             rows = tensor if num_rows <= each else tensor.part(slice(first, first + each), slice(None))
             if is_direct:
-                self._pack(plan, tensor.format, np.ascontiguousarray(rows.raw), first_row + first)
+                self._pack(part, tensor.format, np.ascontiguousarray(rows.raw), first_row + first)
             else:
                 self.put_values(name, rows.to_numpy(), first_row + first)
             rows.release()
 
     def put_values(self, name: str, values: Any, first_row: int = 0) -> None:
-        """fp32 values, an array or a tensor, become rows of a parameter, quantised if its format says so.
+        """fp32 values, an array or a tensor, become rows of one part of a parameter, quantised if its format says so.
 
         Shapes: [rows, I] or [rows].
         """
         if name in self._vectors:
             self._vectors[name][first_row : first_row + len(values)] = values
         else:
-            self._pack(self._matrices[name], "F32", np.ascontiguousarray(values, np.float32), first_row)
+            self._pack(self._part(name, first_row), "F32", np.ascontiguousarray(values, np.float32), first_row)
 
-    def _pack(self, plan: MatrixPlan, stored: str, rows: NDArray[Any], first_row: int) -> None:
+    def _part(self, name: str, row: int) -> PartPlan:
+        return next(part for part in self._matrices[name] if row in part.rows)
+
+    def _pack(self, part: PartPlan, stored: str, rows: NDArray[Any], first_row: int) -> None:
+        assert first_row + len(rows) <= part.rows.stop
         pack_rows(
-            stored, rows.ctypes.data, len(rows), plan.num_inputs, rows.strides[0], self._address(plan), first_row,
-            plan.format, num_threads=self._num_threads,
+            stored, rows.ctypes.data, len(rows), part.num_inputs, rows.strides[0], self._address(part),
+            first_row - part.rows.start, part.format, num_threads=self._num_threads,
         )  # fmt: skip
 
-    def _address(self, plan: MatrixPlan) -> int:
-        return self._memory.ctypes.data + plan.offset
+    def _address(self, part: PartPlan) -> int:
+        return self._memory.ctypes.data + part.offset

@@ -25,6 +25,7 @@ import numpy as np
 from quire import __version__, _native
 from quire._native import WeightFormat
 from quire.config import EngineConfig, ModelConfig
+from quire.kernels.instruction import Packing
 from quire.models.registry import ModelRegistry, has_model_file
 from quire.runtime.links import ONE_RANK, Links
 from quire.runtime.placement import Placement, fill
@@ -91,10 +92,10 @@ class StoredPlacement(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Parameter(msgspec.Struct, frozen=True, array_like=True):
-    """The shape of a packed parameter, and of a matrix the format."""
+    """The shape of a packed parameter, and of a matrix each part's number of outputs and format."""
 
     shape: tuple[int, ...]
-    format: str | None
+    parts: list[tuple[int, str]]
 
 
 class StoredPlan(msgspec.Struct, frozen=True):
@@ -128,8 +129,11 @@ def load_plan(
         return record(program, weights)
 
     if stored is not None:
-        formats = {name: WeightFormat[item.format] for name, item in stored.parameters.items() if item.format}
-        weights = PackedWeights(stored.parameters, formats, config.threads_per_rank)
+        packings = {
+            name: Packing(tuple((count, WeightFormat[part_format]) for count, part_format in item.parts))
+            for name, item in stored.parameters.items()
+        }
+        weights = PackedWeights(stored.parameters, packings, config.threads_per_rank)
         weights.placements = [_restored(item, checkpoint.tensors) for item in stored.placements]
         fill(weights.put, rounded_placements(config, weights), progress)
         return stored.ops, weights, recording
@@ -162,8 +166,12 @@ def _keep(
         return
     described = [_described(item, checkpoint.tensors) for item in weights.placements]
     if all(described):
-        parameters = {name: Parameter(shape, weights.formats[name].name if name in weights.formats else None)
-                      for name, shape in weights.shapes.items()}  # fmt: skip
+        packings = weights.packings
+        parameters = {
+            name: Parameter(shape, [(count, part_format.name) for count, part_format in packings[name].parts]
+                            if name in packings else [])
+            for name, shape in weights.shapes.items()
+        }  # fmt: skip
         write("plan", key, StoredPlan(ops, parameters, described))  # type: ignore[arg-type]  # no None
 
 
