@@ -257,7 +257,7 @@ class Recurrence(StateInstruction):
         return sum(self._bytes(True, start % CHUNK_TOKENS) for start, _ in step.requests if start > 0)
 
     def _bytes(self, has_matrices: bool, num_tokens: int) -> int:
-        """Of a state's matrices, if they are read or written, and of so many tokens of its chunk."""
+        """Of a state's matrices, if they are read or written, and of `num_tokens` of its chunk."""
         key_size, value_size = self.sizes
         matrices = self.num_heads * key_size * value_size
         tokens = num_tokens * (self.num_heads * value_size + self.num_key_heads * key_size)
