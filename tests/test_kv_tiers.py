@@ -89,7 +89,7 @@ def one_by_one(engine: LLMEngine, prompts: list[list[int]]) -> tuple[list[Any], 
 def test_restarted_engine_reads_prefixes_from_disk(
     kind: str, execution: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache_spec, "CHECKPOINT_INTERVALS", (32, 64))  # prompts here are short
+    monkeypatch.setattr(cache_spec, "CHECKPOINT_INTERVALS", (32, 32))  # prompts here are short
     model = WRITERS[kind](tmp_path / "model")
     options = {"block_size": BLOCK_SIZE, "enforce_eager": execution == "eager", "batch_invariant": True}
     expected, _ = one_by_one(build(model, **options), PROMPTS)

@@ -60,7 +60,7 @@ def tokens(found: list[Any]) -> list[Any]:
 def test_restarted_ranks_read_prefixes_from_disk(
     kind: str, size: int, num_stages: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache_spec, "CHECKPOINT_INTERVALS", (32, 64))
+    monkeypatch.setattr(cache_spec, "CHECKPOINT_INTERVALS", (32, 32))
     model, disk = WRITERS[kind](tmp_path / "model"), str(tmp_path / "kv")
     expected, _ = one_by_one(build_ranks(model, 1, 1), PROMPTS)
     first, num_first = one_by_one(build_ranks(model, size, num_stages, kv_disk=disk), PROMPTS)

@@ -39,7 +39,9 @@ def wait_for(condition) -> None:
 
 
 def test_killed_replica_loses_no_request_that_had_got_nothing_and_is_started_again(directory: Path) -> None:
-    with serving(directory, "--data-parallel-size", "2", **SLOW) as server:
+    options = ("--data-parallel-size", "2", "--router-policy", "round-robin")
+    with serving(directory, *options, **SLOW) as server:
+        streams = [RunningChat(server, NUM_LONG) for _ in range(4)]  # two on each
         statuses: list[tuple[int, int]] = []
 
         def work() -> None:
@@ -50,7 +52,6 @@ def test_killed_replica_loses_no_request_that_had_got_nothing_and_is_started_aga
         clients = [threading.Thread(target=work) for _ in range(NUM_CLIENTS)]
         for client in clients:
             client.start()
-        streams = [RunningChat(server, NUM_LONG) for _ in range(4)]
         wait_for(lambda: len(statuses) >= NUM_CLIENTS)
         first, second = replicas(server)
         engines = [process for item in (first, second) for process in item.children(recursive=True)]
