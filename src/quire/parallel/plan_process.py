@@ -5,7 +5,6 @@ cache directory, where the ranks read them, as they do on a later start. Where p
 Next to read: `runtime/plan/stored_plan.py` for the files, `rank_processes.py` for the ranks.
 """
 
-import ctypes
 import logging
 import os
 import signal
@@ -18,6 +17,7 @@ import msgspec
 from quire.config import EngineConfig, EngineOptions
 from quire.errors import QuireError
 from quire.parallel.frames import Failure
+from quire.parallel.rank_child import end_with
 from quire.parallel.rank_messages import StartRank
 from quire.runtime.links import RankMemory
 from quire.runtime.plan.stored_plan import lacks_model, make_model_config, missing_plans, store_plan
@@ -26,7 +26,6 @@ from quire.weights.checkpoint import Checkpoint
 from quire.weights.model_cache import cache_directory
 
 logger = logging.getLogger("quire.parallel")
-_PR_SET_PDEATHSIG = 1
 _NOT_KEPT = (
     "the plans of %d ranks cannot be kept in %s: each rank imports PyTorch and traces the model, which takes some"
     " 200 MB of memory more per rank; QUIRE_CACHE_DIR chooses another directory"
@@ -86,9 +85,7 @@ def _run(message: DescribeModel | PlanRanks) -> bool:
 
 def main() -> int:
     """Entry point: run the task on stdin; write a `Failure` to stdout if it raises. Returns: the exit code."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(sys.argv[1]):
-        return 0  # it died before
+    end_with(int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller gets it too, and ends this process
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print is no answer

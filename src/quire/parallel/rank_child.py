@@ -51,14 +51,19 @@ def main() -> int:
     return 0
 
 
+def end_with(parent: int) -> None:
+    """Let the kernel kill this process as soon as its parent, which has this process id, ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)  # it died before
+
+
 def _receive(connection: socket.socket, parent: int) -> "queue.SimpleQueue[ToRank]":
     """Return the messages of rank 0, which never waits for this rank to read them.
 
     Ends this process as soon as rank 0 dies, or closes its end of the socket without a `Stop`.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)  # it died before
+    end_with(parent)
     messages: queue.SimpleQueue[ToRank] = queue.SimpleQueue()
 
     def read() -> None:
