@@ -20,9 +20,10 @@ CHOICES = frozenset({"dtype", "quantization", "kv_cache_dtype", "revision", "max
 """Options that decide what is measured; a tuning holds for the same choice only."""
 
 
-@verb("tune", ("quire tune", "quire tune ./model.gguf --rounds 9", "quire tune --clear"))
+@verb("tune", ("quire tune", "quire tune ./model.gguf --rounds 15", "quire tune --clear"))
 @click.argument("model", required=False)
-@option("--rounds", type=click.IntRange(3, 100), default=5, metavar="N", help="measurements of each setting  [5]")
+@option("--rounds", type=click.IntRange(7, 100), default=7, metavar="N",
+        help="measurements of each setting; fewer than 7 cannot tell a gain from noise  [7]")  # fmt: skip
 @option("--clear", is_flag=True, help="forget what was found for the model, and measure nothing")
 @option_flags(EngineOptions, without=frozenset(EngineOptions.__dataclass_fields__) - CHOICES)
 def tune_command(model: str | None, rounds: int, clear: bool, **values: Any) -> None:
@@ -64,10 +65,10 @@ def tune_command(model: str | None, rounds: int, clear: bool, **values: Any) -> 
 def _print(tuned: "Tuned", output: Output) -> None:
     advice = tuned.advice
     cells = [
-        (ratio.setting, f"{ratio.median:.3f} ×", f"± {ratio.spread:.3f}", "faster" if ratio.is_faster else "")
+        (ratio.setting, f"{ratio.median:.3f} ×", f"{ratio.low:.3f} to {ratio.high:.3f}", "faster" if ratio.is_faster else "")
         for ratio in (*tuned.ratios, *advice.block_sizes)
     ]
-    output.table(["setting", "of the default", "", ""], cells, right=frozenset({1, 2}))
+    output.table(["setting", "of the default", "99 % bounds", ""], cells, right=frozenset({1, 2}))
     output.result()
     output.table(["streams", "tokens/s"], [(str(number), f"{speed:.0f}") for number, speed in advice.curve],
                  right=frozenset({0, 1}))  # fmt: skip

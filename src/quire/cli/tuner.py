@@ -1,9 +1,10 @@
 """`tune`: settings that are faster on this machine for a model, measured beside the defaults by turns.
 
-A setting is kept only if the median of the ratios is above 1 by more than their spread: a busy machine keeps the
-defaults. Next to read: `../runtime/tuning.py`, which keeps the result; `bench_cases.py` has what is measured.
+A setting is kept only if its median gain is above 1 with `CONFIDENCE`, whatever the noise is like: a busy machine keeps
+the defaults. Next to read: `../runtime/tuning.py`, which keeps the result; `bench_cases.py` has what is measured.
 """
 
+import math
 import random
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,10 @@ from quire.runtime.tuning import Tuning
 
 MIN_GAIN = 0.02
 """Smallest gain that is kept, as a share."""
+CONFIDENCE = 0.99
+"""That a gain is none of the noise: about a dozen settings are tried, and each could be kept by chance."""
+MIN_ROUNDS = 7
+"""Fewest rounds that can decide: by chance alone all of 7 are above 1 once in 128 times."""
 THREAD_CASES = (BenchCase(512, 0), BenchCase(64, 32), BenchCase(64, 32, 8))
 AHEAD_CASES = (BenchCase(1024, 32, 8), BenchCase(128, 16, 64))
 AHEAD_BYTES = (1 << 20, 2 << 20, 4 << 20, 8 << 20)
@@ -35,19 +40,20 @@ MODEL_LEN = 2048
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Speed of a setting as a share of the default's: the median of paired measurements, and their spread.
+    """Speed of a setting as a share of the default's: the median of paired measurements, and bounds of the true median.
 
-    spread: the median absolute deviation, times 1.5 as an estimate of the standard deviation, over √n.
+    low, high: measurements of which the true median is above one, and below the other, each with `CONFIDENCE`.
     """
 
     setting: str
     median: float
-    spread: float
+    low: float
+    high: float
 
     @property
     def is_decided(self) -> bool:
         """Return True if the difference is above the noise."""
-        return abs(self.median - 1) > max(MIN_GAIN, 2 * self.spread)
+        return abs(self.median - 1) > MIN_GAIN and not self.low <= 1 <= self.high
 
     @property
     def is_faster(self) -> bool:
@@ -56,10 +62,16 @@ class Ratio:
 
     @classmethod
     def of(cls, setting: str, values: Sequence[float]) -> "Ratio":
-        """Summarise paired measurements."""
-        median = statistics.median(values)
-        deviation = statistics.median(abs(value - median) for value in values)
-        return cls(setting, median, 1.5 * deviation / len(values) ** 0.5)
+        """Summarise at least `MIN_ROUNDS` paired measurements.
+
+        Of n measurements the number below the true median is binomial, B(n, 1/2), for noise of any kind. So the k-th
+        smallest exceeds it with the probability that fewer than k are below it, and k is the largest number for which
+        this is at most 1 - `CONFIDENCE` (the sign test).
+        """
+        ordered, num_values = sorted(values), len(values)
+        few = [sum(math.comb(num_values, below) for below in range(k)) / 2**num_values for k in range(1, num_values)]
+        rank = sum(probability <= 1 - CONFIDENCE for probability in few)
+        return cls(setting, statistics.median(values), ordered[rank - 1], ordered[-rank])
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +99,7 @@ class Tuned:
 class Tuner:
     """Measures one model. `note` is told what is measured; `rounds`: repetitions of each case."""
 
-    def __init__(self, options: EngineOptions, note: Callable[[str], None], rounds: int = 5) -> None:
+    def __init__(self, options: EngineOptions, note: Callable[[str], None], rounds: int = MIN_ROUNDS) -> None:
         self._options = replace(options, enable_prefix_caching=False)
         self._note = note
         self._rounds = rounds
@@ -139,9 +151,15 @@ class Tuner:
         if not fitting:
             raise ConfigError(f"a context of {limit} tokens is too short to measure in: give a larger --max-model-len")
         for turn in range(self._rounds + 1):
-            ratios = [self._speed(second, case, turn) / self._speed(first, case, turn) for case in fitting]
+            ratios = [self._ratio(first, second, case, turn) for case in fitting]
             values.append(statistics.geometric_mean(ratios))
         return values[1:]  # the first warms up
+
+    def _ratio(self, first: LLMEngine, second: LLMEngine, case: BenchCase, turn: int) -> float:
+        """Return the second's speed as a share of the first's. Each begins every other turn: the earlier may lose."""
+        engines = (first, second) if turn % 2 else (second, first)
+        speeds = [self._speed(engine, case, turn) for engine in engines]
+        return speeds[1] / speeds[0] if turn % 2 else speeds[0] / speeds[1]
 
     def _speed(self, engine: LLMEngine, case: BenchCase, seed: int) -> float:
         prompts = random_prompts(case, engine.config.model.vocab_size, frozenset(), random.Random(seed))
