@@ -41,6 +41,7 @@ async def message(fields: dict[str, Any], **settings: Any) -> dict[str, Any]:
 async def test_message_has_reasoning_and_content() -> None:
     found = await message({})
     assert (found["reasoning_content"], found["content"]) == ("2 and 2.", "Four.")
+    assert found["reasoning"] == found["reasoning_content"]
 
 
 @in_loop
@@ -50,7 +51,8 @@ async def test_stream_has_the_same_deltas_apart() -> None:
     for chunk in found:
         ChatCompletionChunk.model_validate(chunk, strict=True)
     deltas = [chunk["choices"][0]["delta"] for chunk in found]
-    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "2 and 2."
+    for name in ("reasoning", "reasoning_content"):
+        assert "".join(delta.get(name, "") for delta in deltas) == "2 and 2."
     assert "".join(delta.get("content", "") for delta in deltas) == "Four."
 
 

@@ -286,7 +286,7 @@ class Answer:
             delta = choice.get("delta") or {}
             content = delta.get("content") or choice.get("text") or ""
             self.text += content
-            text += (delta.get("reasoning_content") or "") + content
+            text += (delta.get("reasoning_content") or delta.get("reasoning") or "") + content
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
         if text:
             self.chunk_times.append(now_s)

@@ -75,7 +75,7 @@ class ReplyReader:
                 else:
                     calls[index]["function"]["arguments"] += call["function"]["arguments"]
         found: dict[str, Any] = {"content": content or None if calls else content}
-        found |= {"reasoning_content": reasoning} if reasoning else {}
+        found |= {"reasoning": reasoning, "reasoning_content": reasoning} if reasoning else {}
         found |= {"tool_calls": list(calls.values())} if calls else {}
         return found, self.finish_reason(reason)
 
@@ -101,8 +101,9 @@ class ReplyReader:
 
 
 def _delta(event: ReplyEvent) -> dict[str, Any]:
+    """Reasoning has the name that vLLM's clients read, and the older one, which DeepSeek's and others do."""
     if isinstance(event, ReasoningDelta):
-        return {"reasoning_content": event.text}
+        return {"reasoning": event.text, "reasoning_content": event.text}
     if isinstance(event, ContentDelta):
         return {"content": event.text}
     if isinstance(event, ToolCallStart):

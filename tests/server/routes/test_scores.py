@@ -21,7 +21,7 @@ def with_model(**changes: Any) -> FakeEngine:
 
 
 @pytest.mark.parametrize("path", ["/score", SCORE])
-@pytest.mark.parametrize("names", [("queries", "documents"), ("text_1", "text_2")])
+@pytest.mark.parametrize("names", [("queries", "documents"), ("text_1", "text_2"), ("queries", "items"), ("data_1", "data_2")])
 @in_loop
 async def test_score_of_embeddings_is_their_product(path: str, names: tuple[str, str]) -> None:
     app, engine = make_server()
@@ -34,6 +34,22 @@ async def test_score_of_embeddings_is_their_product(path: str, names: tuple[str,
     assert answer["usage"]["prompt_tokens"] == 3  # equal texts are computed once
     assert single["data"][0]["score"] == answer["data"][0]["score"]
     assert all(request.pooling is not None and request.pooling.normalize for request in engine.submitted)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"text_1": "q"}, "documents is required, which may also be named text_2, items, data_2"),
+        ({"documents": "d"}, "queries is required, which may also be named text_1, data_1"),
+        ({"text_1": "q", "text_2": "d", "use_activation": False}, "use_activation must be true, got false"),
+    ],
+)
+@in_loop
+async def test_wrong_body_says_how_fields_are_named(body: dict[str, Any], message: str) -> None:
+    app, _ = make_server()
+    async with requests_to(app) as client:
+        answer = await client.post(SCORE, json={"use_activation": True, **body})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
 
 
 @pytest.mark.parametrize("limit", [{"truncate_prompt_tokens": 2}, {"max_tokens_per_doc": 2}])

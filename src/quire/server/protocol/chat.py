@@ -137,6 +137,7 @@ class AnswerMessage(Answer):
 
     role: Literal["assistant"]
     content: str | None
+    reasoning: str | None = None
     reasoning_content: str | None = None
     refusal: None = None
     tool_calls: list[AnswerToolCall] | None = None

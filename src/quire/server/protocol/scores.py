@@ -11,6 +11,7 @@ from quire.server.protocol.answers import Answer
 from quire.server.protocol.fields import (
     MAX_INTEGER,
     MAX_PROMPTS,
+    AlwaysTrue,
     Body,
     Prompts,
     Text,
@@ -27,13 +28,15 @@ class PairFields(PooledFields):
     """Tokens of a pair, or of each text where a model scores by embeddings. -1: as many as the model takes."""
     max_tokens_per_doc: int | None = Field(None, ge=1, le=MAX_INTEGER)
     """Tokens of a document, Cohere's name."""
+    use_activation: AlwaysTrue | None = True
+    """Scores of a head are probabilities, never its logits."""
 
 
 class ScoreRequest(PairFields):
-    """A query with all documents, or each query with its own. `text_1` and `text_2` are vLLM's older names."""
+    """A query with all documents, or each query with its own, under any of vLLM's names."""
 
-    queries: Text | Texts = Field(validation_alias=AliasChoices("queries", "text_1"))
-    documents: Text | Texts = Field(validation_alias=AliasChoices("documents", "text_2"))
+    queries: Text | Texts = Field(validation_alias=AliasChoices("queries", "text_1", "data_1"))
+    documents: Text | Texts = Field(validation_alias=AliasChoices("documents", "text_2", "items", "data_2"))
 
 
 class Document(Body):
@@ -56,6 +59,7 @@ class ClassifyRequest(PooledFields):
     """Texts, or lists of token ids."""
 
     input: Prompts
+    use_activation: AlwaysTrue | None = True
 
 
 class Score(Answer):

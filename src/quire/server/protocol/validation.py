@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from typing import Any, NoReturn, TypeVar
 
-from pydantic import ValidationError
+from pydantic import AliasChoices, ValidationError
 
 from quire.errors import nearest
 from quire.server.errors import ApiError, shown
@@ -92,9 +92,17 @@ def _api_error(error: ValidationError, kind: type[Body]) -> ApiError:
         sentence = first["msg"][:200]
         for pattern, words in _WORDING:
             sentence = pattern.sub(words, sentence)
-        got = "" if first["type"] == "missing" else f", got {shown(given)}"
+        got = _other_names(name, kind) if first["type"] == "missing" else f", got {shown(given)}"
         message = f"{param or 'the body'} {sentence}{got}"
     return ApiError(400, message, code=code, param=param)
+
+
+def _other_names(name: str, kind: type[Body]) -> str:
+    """Return the other names that a request may give a field, for a message."""
+    field = kind.model_fields.get(name)
+    choices = field.validation_alias.choices if field and isinstance(field.validation_alias, AliasChoices) else ()
+    others = [str(choice) for choice in choices if choice != name]
+    return f", which may also be named {', '.join(others)}" if others else ""
 
 
 def _field_hint(name: str, kind: type[Body] | None) -> str:
