@@ -144,7 +144,10 @@ def test_a_gain_above_the_noise_is_kept() -> None:
     ],
 )
 def test_tiles_start_where_all_longer_steps_are_faster(medians: dict[int, float], expected: int) -> None:
-    assert first_faster({rows: Ratio("", median, median - 0.002, median + 0.002) for rows, median in medians.items()}, 12) == expected
+    assert (
+        first_faster({rows: Ratio("", median, median - 0.002, median + 0.002) for rows, median in medians.items()}, 12)
+        == expected
+    )
 
 
 def test_ratio_is_the_median_with_its_bounds() -> None:

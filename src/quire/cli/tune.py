@@ -65,7 +65,12 @@ def tune_command(model: str | None, rounds: int, clear: bool, **values: Any) -> 
 def _print(tuned: "Tuned", output: Output) -> None:
     advice = tuned.advice
     cells = [
-        (ratio.setting, f"{ratio.median:.3f} ×", f"{ratio.low:.3f} to {ratio.high:.3f}", "faster" if ratio.is_faster else "")
+        (
+            ratio.setting,
+            f"{ratio.median:.3f} ×",
+            f"{ratio.low:.3f} to {ratio.high:.3f}",
+            "faster" if ratio.is_faster else "",
+        )
         for ratio in (*tuned.ratios, *advice.block_sizes)
     ]
     output.table(["setting", "of the default", "99 % bounds", ""], cells, right=frozenset({1, 2}))

@@ -21,7 +21,9 @@ def with_model(**changes: Any) -> FakeEngine:
 
 
 @pytest.mark.parametrize("path", ["/score", SCORE])
-@pytest.mark.parametrize("names", [("queries", "documents"), ("text_1", "text_2"), ("queries", "items"), ("data_1", "data_2")])
+@pytest.mark.parametrize(
+    "names", [("queries", "documents"), ("text_1", "text_2"), ("queries", "items"), ("data_1", "data_2")]
+)
 @in_loop
 async def test_score_of_embeddings_is_their_product(path: str, names: tuple[str, str]) -> None:
     app, engine = make_server()

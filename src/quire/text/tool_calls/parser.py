@@ -10,16 +10,15 @@ how the text was cut, and the time is proportional to its length. Never raises. 
 
 import json
 import re
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from quire.text.stop_strings import begun_len
 from quire.text.tool_calls.bare_object import BareObject
 from quire.text.tool_calls.formats import BARE_CALL, ToolCallFormat
+from quire.text.tool_calls.pieces import Pieces, Reading
 
-Reading = Generator[None, None, Any]
-"""Reads text from where the reader before it stopped, and yields when it needs more."""
 _NON_BLANK = re.compile(r"\S")
 _VALUE = re.compile(r"\S", re.ASCII)
 _STRUCTURE = re.compile(r'["{}:]|[^\s\w,\[\].+-]', re.ASCII)
@@ -73,9 +72,7 @@ class ToolCallParser:
         self._make_id = make_id or format.make_id
         self._after_call = re.compile(rf"[^\s{format.separators}]")
         self._events: list[ToolEvent] = []
-        self._text, self._position, self._offset = "", 0, 0
-        """The piece that is read, the next character in it, and the place of the piece in the whole text."""
-        self._is_ended = False
+        self._pieces = Pieces()
         self._held: list[str] = []
         """Text before the next character that is content unless a call follows; arguments while these stream."""
         self._is_streaming = False
@@ -85,8 +82,7 @@ class ToolCallParser:
 
     def feed(self, text: str) -> list[ToolEvent]:
         """Take the next piece of text and return the events that are certain now."""
-        self._offset += self._position
-        self._text, self._position = self._text[self._position :] + text, 0
+        self._pieces.add(text)
         next(self._reading, None)
         if self._is_streaming:
             self._give_arguments()
@@ -95,44 +91,44 @@ class ToolCallParser:
 
     def finish(self) -> list[ToolEvent]:
         """End the text: what was held back is content, unless it only closes calls."""
-        self._is_ended = True
+        self._pieces.is_ended = True
         return self.feed("")
 
     # --- Parts of a text --------------------------------------------------------------------
 
     def _read(self) -> Reading:
         if self._format.needs_opening:
-            while not self._is_ended:
+            while not self._pieces.is_ended:
                 yield from self._read_content()
                 yield from self._read_calls()
             return
         yield from self._hold_until(_NON_BLANK)
-        if (yield from self._is_at(self._format.opening)):
-            self._hold(self._position + len(self._format.opening))
+        if (yield from self._pieces.is_at(self._format.opening)):
+            self._hold(len(self._format.opening))
         yield from self._read_calls()
         while True:  # no call can come any more
-            self._hold(len(self._text))
+            self._hold_rest()
             self._release()
             yield
 
     def _read_content(self) -> Reading:
         """Release text up to the opening marker, and hold the marker and the blanks before it."""
-        marker = self._format.opening
-        while not self._is_ended:
-            found = self._text.find(marker, self._position)
-            end = found if found >= 0 else len(self._text) - begun_len(self._text, marker, self._position)
-            body = self._text[self._position : end].rstrip()
+        pieces, marker = self._pieces, self._format.opening
+        while not pieces.is_ended:
+            found = pieces.text.find(marker, pieces.position)
+            end = found if found >= 0 else len(pieces.text) - begun_len(pieces.text, marker, pieces.position)
+            body = pieces.text[pieces.position : end].rstrip()
             if body:
-                self._hold(self._position + len(body))
+                self._hold(len(body))
                 self._release()
-            self._hold(end)
+            self._hold(end - pieces.position)
             if found >= 0:
-                self._hold(end + len(marker))
+                self._hold(len(marker))
                 return
             yield
-        if self._follows_call and self._position == len(self._text):
+        if self._follows_call and pieces.is_empty:
             self._held.clear()
-        self._hold(len(self._text))
+        self._hold_rest()
         self._release()
 
     def _read_calls(self) -> Reading:
@@ -152,13 +148,14 @@ class ToolCallParser:
                 return
             while True:
                 yield from self._hold_until(self._after_call)
-                if not closing or not (yield from self._is_at(closing)):
+                if not closing or not (yield from self._pieces.is_at(closing)):
                     break
                 self._drop(len(closing))
                 if self._format.needs_opening:
                     break
-            if self._is_ended:  # blanks, separators and the beginning of a closing marker are no content
-                self._drop(len(self._text) - self._position)
+            if self._pieces.is_ended:  # blanks, separators and the beginning of a closing marker are no content
+                self._hold_rest()
+                self._held.clear()
                 return
             if self._format.needs_opening:
                 self._follows_call = True
@@ -166,7 +163,7 @@ class ToolCallParser:
 
     def _read_list(self) -> Reading:
         """Return True if a call was in the list, and nothing else."""
-        self._hold(self._position + 1)
+        self._hold(1)
         num_calls = 0
         while character := (yield from self._hold_until(_NON_BLANK)):
             if character == "{":
@@ -174,7 +171,7 @@ class ToolCallParser:
                     return False
                 num_calls += 1
             elif num_calls and character == ",":
-                self._hold(self._position + 1)
+                self._hold(1)
             elif num_calls and character == "]":
                 self._drop(1)
                 return True
@@ -194,10 +191,10 @@ class ToolCallParser:
                 yield from self._hold_string()
             elif character == "{":
                 depth += 1
-                self._hold(self._position + 1)
+                self._hold(1)
             elif character == "}":
                 depth -= 1
-                self._hold(self._position + 1)
+                self._hold(1)
                 if depth == 0:
                     return self._end_call(first, is_certain=is_certain)
                 if depth == 1 and self._is_streaming:
@@ -209,7 +206,7 @@ class ToolCallParser:
                 key = None if key_start is None else "".join(self._held[key_start:]).strip()[1:-1]
                 if depth == 1 and not is_certain and not self._may_be_key(key):
                     return False
-                self._hold(self._position + 1)
+                self._hold(1)
                 begins_arguments = depth == 1 and may_stream and key in self._format.argument_keys
                 if begins_arguments and (yield from self._hold_until(_VALUE)) == "{":
                     may_stream = False  # tried once per object, so that the time stays proportional to the text
@@ -266,65 +263,46 @@ class ToolCallParser:
     def _read_bare_call(self) -> Reading:
         """Read `call:name{…}`. Return False if it is none; a call that breaks off is one, and the rest is content."""
         first = len(self._held)
-        if not (yield from self._is_at(BARE_CALL)):
+        if not (yield from self._pieces.is_at(BARE_CALL)):
             return False
-        self._hold(self._position + len(BARE_CALL))
+        self._hold(len(BARE_CALL))
         if (yield from self._hold_until(_NAME_END)) != "{":
             return False
         name = "".join(self._held[first:]).removeprefix(BARE_CALL)
         if not self._is_tool(name):
             return False
         self._start_call(name)
-        self._is_streaming, reader = True, BareObject(self._format.quote)
-        while True:
-            text, size = reader.feed(self._text[self._position :], ends=self._is_ended)
-            self._position += size
-            if text:
-                self._held.append(text)
-            if reader.is_done:
-                self._end_streaming()
-                return reader.is_whole or (self._is_ended and self._position == len(self._text))
-            yield
+        self._is_streaming = True
+        is_whole = yield from BareObject(self._pieces, self._format.quote, self._held.append).read()
+        self._end_streaming()
+        return is_whole or (self._pieces.is_ended and self._pieces.is_empty)
 
     # --- Characters -------------------------------------------------------------------------
 
-    def _hold(self, end: int) -> None:
-        """Take the characters before position `end` and hold them."""
-        if text := self._text[self._position : end]:
-            self._held.append(text)
-            self._position += len(text)
+    def _hold(self, num_characters: int) -> None:
+        """Take the next characters and hold them."""
+        self._held.append(self._pieces.take(num_characters))
+
+    def _hold_rest(self) -> None:
+        self._hold(len(self._pieces.text))
 
     def _hold_until(self, pattern: re.Pattern[str]) -> Reading:
         """Hold text up to a character that matches, and return that; "" at the end of the text."""
-        while (match := pattern.search(self._text, self._position)) is None:
-            self._hold(len(self._text))
-            if self._is_ended:
-                return ""
-            yield
-        self._hold(match.start())
-        return match[0]
+        return (yield from self._pieces.until(pattern, self._held.append))
 
     def _hold_string(self) -> Reading:
-        self._hold(self._position + 1)
+        self._hold(1)
         while (yield from self._hold_until(_STRING_END)) == "\\":
-            self._hold(self._position + 1)
-            while self._position == len(self._text) and not self._is_ended:
+            self._hold(1)
+            while self._pieces.is_empty and not self._pieces.is_ended:
                 yield
-            self._hold(self._position + 1)
-        self._hold(self._position + 1)
-
-    def _is_at(self, marker: str) -> Reading:
-        """Return True if the text goes on with `marker`; waits while it may."""
-        while (found := self._text[self._position : self._position + len(marker)]) != marker:
-            if self._is_ended or not marker.startswith(found):
-                return False
-            yield
-        return True
+            self._hold(1)
+        self._hold(1)
 
     def _drop(self, num_characters: int) -> None:
         """Drop the held text and the next characters."""
+        self._hold(num_characters)
         self._held.clear()
-        self._position += num_characters
 
     # --- Events -----------------------------------------------------------------------------
 
@@ -334,7 +312,7 @@ class ToolCallParser:
         self._held.clear()
         if text:
             self._follows_call = False
-            self._events.append(ContentDelta(text, self._offset + self._position - len(text)))
+            self._events.append(ContentDelta(text, self._pieces.offset + self._pieces.position - len(text)))
 
     def _start_call(self, name: str) -> None:
         self._held.clear()
@@ -343,9 +321,9 @@ class ToolCallParser:
 
     def _give_arguments(self) -> None:
         """Release the held text as arguments."""
-        if self._held:
-            self._events.append(ToolArgumentsDelta(self.num_calls - 1, "".join(self._held)))
-            self._held.clear()
+        if text := "".join(self._held):
+            self._events.append(ToolArgumentsDelta(self.num_calls - 1, text))
+        self._held.clear()
 
     def _end_streaming(self) -> None:
         if self._is_streaming:
