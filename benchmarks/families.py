@@ -1,6 +1,6 @@
 """Speed of every model family beside Llama's: random 8-bit weights of equal size, as a share of the roofline.
 
-    python -m benchmarks.families [--families qwen3_next,mamba2] [--ops]
+    python -m benchmarks.families [--families qwen3_next,mamba2] [--cases tg@1,tg@8] [--ops]
 
 Each model has about 0.5 billion parameters: Llama's width and layers as far as its structure allows, with head sizes
 of published models. *Share* is the time of the roofline (`quire explain`) divided by the measured time; *of Llama* is
@@ -184,10 +184,10 @@ class Measured:
         return self.share(device) * self.reference_seconds / replace(self.reference_phase, device=device).floor_s
 
 
-def measure(family: Family, reference: Family, device: Device) -> dict[str, Measured]:
+def measure(family: Family, reference: Family, device: Device, cases: list[str]) -> dict[str, Measured]:
     """Time each case of a family by turns with Llama's, of which the fastest count."""
     found = {}
-    for case in CASES:
+    for case in cases:
         turns = [(reference.seconds(case), family.seconds(case)) for _ in range(ROUNDS)]
         of_reference, seconds = (min(times) for times in zip(*turns, strict=True))
         found[case] = Measured(seconds, of_reference, family.phase(case, device), reference.phase(case, device))
@@ -202,18 +202,22 @@ def measure_device() -> Device:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--families", default=",".join(FAMILIES), help="separated by commas  [all]")
+    parser.add_argument("--cases", default=",".join(CASES), help="separated by commas  [all]")
     parser.add_argument("--ops", action="store_true", help="print milliseconds per kind of operation too")
     arguments = parser.parse_args()
     chosen = arguments.families.split(",")
     unknown = set(chosen) - FAMILIES.keys()
     if unknown:
         parser.error(f"no family is named {', '.join(sorted(unknown))}; known are {', '.join(FAMILIES)}")
+    cases = arguments.cases.split(",")
+    if unknown := set(cases) - CASES.keys():
+        parser.error(f"no case is named {', '.join(sorted(unknown))}; known are {', '.join(CASES)}")
     device = measure_device()
     reference = Family(REFERENCE)
     measured, num_parameters = {}, {}
     for name in chosen:
         family = Family(name)
-        measured[name], num_parameters[name] = measure(family, reference, device), family.num_parameters
+        measured[name], num_parameters[name] = measure(family, reference, device, cases), family.num_parameters
         for case, found in measured[name].items():
             ops = family.op_times(case) if arguments.ops else ""
             print(
@@ -231,9 +235,9 @@ def main() -> None:
     device = replace(device, limits=MachineLimits(read, rates))
     shown = ", ".join(f"{rate / 1e9:.0f} GFLOP/s in {name}" for name, rate in rates.items())
     print(f"{cpu_name()}, {device.hardware.num_threads} cores; {read / 1e9:.1f} GB/s read; {shown}")
-    for name, cases in measured.items():
+    for name, by_case in measured.items():
         cells = []
-        for case, found in cases.items():
+        for case, found in by_case.items():
             num_tokens = sum(count for _, count in CASES[case])
             cells += [f"{num_tokens / found.seconds:.4g}", f"{found.share(device):.2f}"]
             cells += [f"{found.of_reference(device):.2f}"]
