@@ -29,11 +29,14 @@ def test_pre_tokenizer_is_recognised(tmp_path: Path, pre: str) -> None:
     assert keys["tokenizer.ggml.token_type"][:3] == [3, 3, 1]
 
 
-@pytest.mark.parametrize("changes", [{}, {"add_space_prefix": False}])
-def test_sentencepiece_keeps_its_ids(tmp_path: Path, changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("changes", "has_merges"), [({}, False), ({"add_space_prefix": False}, False), ({"add_space_prefix": False}, True)]
+)
+def test_sentencepiece_keeps_its_ids(tmp_path: Path, changes: dict[str, Any], has_merges: bool) -> None:
     expected = load_tokenizer_gguf(sentencepiece_metadata(**changes))
     parts = build_gguf_tokenizer(sentencepiece_metadata(**changes))
-    keys = describe_tokenizer(directory(tmp_path, parts.backend), expected.vocab_size)
+    keys = describe_tokenizer(directory(tmp_path, parts.backend), expected.vocab_size, has_merges=has_merges)
+    assert keys["tokenizer.ggml.model"] == ("gemma4" if has_merges else "llama")
     found = build_gguf_tokenizer(keys).backend
     for text in SAMPLES:
         assert found.encode(text, add_special_tokens=False).ids == expected.encode(text, add_special_tokens=False)

@@ -79,6 +79,7 @@ def open_source(files: "ModelFiles") -> "Source":
     Raises: ModelFileError; UnsupportedModelError for a directory whose config or tokenizer would not come back the
     same from the file.
     """
+    from quire.models.hf_wrapper import language_model
     from quire.models.registry import ModelRegistry
     from quire.runtime.loader import renamed
     from quire.text.gguf_export import describe_tokenizer
@@ -91,18 +92,23 @@ def open_source(files: "ModelFiles") -> "Source":
     if files.kind == "gguf":
         return from_gguf(read_gguf(files.path), files.recommended_sampling)
     checkpoint = open_checkpoint(files)
-    model = ModelRegistry.resolve(checkpoint.hf_config)
-    expected = model.Config.from_hf(checkpoint.hf_config)
-    config = completed(checkpoint.hf_config, expected)
-    keys, factors = describe_config(config)
-    ends = checkpoint.generation_config.get("eos_token_id", checkpoint.hf_config.get("eos_token_id"))
+    whole = ModelRegistry.resolve(checkpoint.hf_config)
+    hf_config, stored = language_model(checkpoint.hf_config, whole, checkpoint.tensors)
+    model = ModelRegistry.resolve(hf_config)
+    expected = model.Config.from_hf(hf_config)
+    config = completed(hf_config, expected)
+    keys, factors = describe_config(config, expected)
+    ends = checkpoint.generation_config.get("eos_token_id", hf_config.get("eos_token_id"))
     ids = ends if isinstance(ends, list) else [ends]
     end_ids = [end for end in ids if isinstance(end, int) and 0 <= end < config["vocab_size"]]
-    keys |= {"general.name": files.path.name, **describe_tokenizer(files.path, config["vocab_size"], end_ids)}
+    has_merges = keys["general.architecture"] == "gemma4"
+    keys |= describe_tokenizer(files.path, config["vocab_size"], end_ids, has_merges=has_merges)
+    keys["general.name"] = files.path.name
     keys |= sampling_keys(checkpoint.generation_config)
     segments = getattr(model, "renamed_segments", {})
-    tensors = {renamed(name, segments): tensor for name, tensor in checkpoint.tensors.items()}
-    source = from_tensors(keys, name_tensors(config, tensors), factors)
+    tensors = {renamed(name, segments): tensor for name, tensor in stored.items()}
+    named = name_tensors(config, expected, tensors, lambda name: renamed(name, segments))
+    source = from_tensors(keys, named, factors)
     found = read_back(source, keys)
     other = ModelRegistry.resolve(found)
     read = other.Config.from_hf(found)

@@ -3,12 +3,15 @@
 Next to read: `gemma3.py`.
 """
 
+import re
+import sys
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from quire.errors import ModelFileError, UnsupportedModelError
 from quire.models.hf_config import HFConfigReader
 
+_T = TypeVar("_T")
 RENAMES: Mapping[str, str] = {
     "model.language_model.": "",
     "language_model.model.": "",
@@ -27,6 +30,25 @@ VISION_FIELDS = (
     "vision_soft_tokens_per_image", "audio_config", "audio_token_id", "boa_token_id", "eoa_token_id", "eoa_token_index",
 )  # fmt: skip
 """Fields of the whole model that the language model does not depend on."""
+
+
+def language_model(
+    hf_config: Mapping[str, Any], model: Any, tensors: Mapping[str, _T]
+) -> tuple[Mapping[str, Any], dict[str, _T]]:
+    """Return the config.json and the tensors, by name, of the language model of a whole model of class `model`.
+
+    Of another class they are those given.
+    """
+    if not hasattr(model, "language_class"):
+        return hf_config, dict(tensors)
+    named, prefixes = sys.modules[model.language_class.__module__].ARCHITECTURES, tuple(RENAMES)
+    of_images = re.compile("|".join(VISION_TENSORS))
+    kept = {name: tensor for name, tensor in tensors.items() if not of_images.search(name)}
+    bare = {
+        name.removeprefix(next((prefix for prefix in prefixes if name.startswith(prefix)), "")): tensor
+        for name, tensor in kept.items()
+    }
+    return {**model.Config.language_fields(hf_config), "architectures": list(named)}, bare
 
 
 def language_config(hf_config: Mapping[str, Any], model_types: tuple[str, ...], **defaults: Any) -> dict[str, Any]:
@@ -65,12 +87,18 @@ def without_images(model_class: Any, *model_types: str, refuses_head: bool = Fal
         @classmethod
         def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
             """See `DecoderConfig.from_hf`."""
-            return super().from_hf(language_config(hf_config, model_types, **defaults))
+            return super().from_hf(cls.language_fields(hf_config))
+
+        @staticmethod
+        def language_fields(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+            """See `language_config`."""
+            return language_config(hf_config, model_types, **defaults)
 
     class LanguageModel(model_class):  # type: ignore[misc]
         """The language model, under the names of the whole."""
 
         Config = LanguageConfig
+        language_class = model_class
         renames: ClassVar[Mapping[str, str]] = RENAMES
         ignored_tensors: tuple[str, ...]
 

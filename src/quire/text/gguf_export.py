@@ -26,8 +26,12 @@ SAMPLES = (
 _ORDINARY, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 
 
-def describe_tokenizer(path: Path, vocab_size: int, end_ids: Sequence[int] = ()) -> dict[str, Any]:
+def describe_tokenizer(
+    path: Path, vocab_size: int, end_ids: Sequence[int] = (), *, has_merges: bool = False
+) -> dict[str, Any]:
     """Return the keys `tokenizer.…` of the model directory `path`. `end_ids`: every token that ends a turn.
+
+    `has_merges`: SentencePiece's merges are written too, as Gemma 4 has them, not only scores that they follow from.
 
     Raises: ModelFileError; UnsupportedModelError for a tokenizer that GGUF cannot hold with the same results.
     """
@@ -51,8 +55,10 @@ def describe_tokenizer(path: Path, vocab_size: int, end_ids: Sequence[int] = ())
     keys: dict[str, Any] = {"tokenizer.ggml.tokens": tokens}
     if model.get("byte_fallback"):
         keys |= _sentencepiece(backend, model, tokens, types, merges)
+        keys |= {"tokenizer.ggml.model": "gemma4"} if has_merges else {}
     else:
         keys |= {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": _pre_tokenizer(path, backend, model)}
+    if has_merges or not model.get("byte_fallback"):
         keys["tokenizer.ggml.merges"] = [f"{left} {right}" for left, right in merges]
     keys["tokenizer.ggml.token_type"] = types
     roles = parts.template_variables

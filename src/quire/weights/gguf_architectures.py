@@ -40,7 +40,6 @@ class Architecture:
         epsilon_key: of the norms.
         factor_tensors: tensors of rotary divisors that may be there.
         config_names: the config's names of sizes, where they are not Llama's.
-        is_written: `quire quantize` writes it from Hugging Face's tensors.
     """
 
     hf_class: str
@@ -62,7 +61,6 @@ class Architecture:
     epsilon_key: str = "attention.layer_norm_rms_epsilon"
     factor_tensors: tuple[str, ...] = (ROPE_FACTORS,)
     config_names: Mapping[str, str] = field(default_factory=dict)
-    is_written: bool = True
 
 
 def _state_space_names(module: str) -> dict[str, str]:
@@ -93,7 +91,6 @@ def _delta_net(hf_class: str, model_type: str, *, has_experts: bool = False, in_
         mixes_layers=True,
         has_value_heads_in_turns=in_turns,
         norm_offset=1.0,
-        is_written=False,
     )  # fmt: skip
 
 
@@ -117,7 +114,7 @@ ARCHITECTURES = {
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", "qwen3_moe", has_experts=True),
     "qwen2moe": Architecture("Qwen2MoeForCausalLM", "qwen2_moe", names=SHARED_EXPERT, has_experts=True),
     "olmoe": Architecture("OlmoeForCausalLM", "olmoe", has_experts=True),
-    "gpt-oss": Architecture("GptOssForCausalLM", "gpt_oss", names=SECOND_NORM, has_experts=True, is_written=False),
+    "gpt-oss": Architecture("GptOssForCausalLM", "gpt_oss", names=SECOND_NORM, has_experts=True),
     "smollm3": Architecture("SmolLM3ForCausalLM", "smollm3", reorders_pairs=True),
     "mistral3": Architecture("Ministral3ForCausalLM", "ministral3", reorders_pairs=True),
     "olmo2": Architecture("Olmo2ForCausalLM", "olmo2", names=NORMS_AROUND),
@@ -140,7 +137,6 @@ ARCHITECTURES = {
         expert_used_count="top_k_experts",
         mixes_layers=True,
         has_layer_sizes=True,
-        is_written=False,
     ),
     "granite": Architecture(
         "GraniteForCausalLM",
@@ -158,7 +154,6 @@ ARCHITECTURES = {
         has_experts=True,
         expert_count="num_local_experts",
         mixes_layers=True,
-        is_written=False,
     ),
     "phi3": Architecture(
         "Phi3ForCausalLM",
@@ -215,7 +210,6 @@ ARCHITECTURES = {
         has_experts=True,
         expert_count="n_routed_experts",
         has_latents=True,
-        is_written=False,
     ),
     "lfm2": Architecture(
         "Lfm2ForCausalLM",
@@ -225,7 +219,6 @@ ARCHITECTURES = {
             **{f"shortconv.{name}": f"conv.{name}" for name in ("conv", "in_proj", "out_proj")},
         },
         mixes_layers=True,
-        is_written=False,
     ),
     "mamba2": Architecture(
         "Mamba2ForCausalLM",
@@ -235,7 +228,6 @@ ARCHITECTURES = {
             "attn_norm": "norm", **_state_space_names("mixer"),
         },
         attends=False,
-        is_written=False,
     ),
     "qwen3next": _delta_net("Qwen3NextForCausalLM", "qwen3_next", has_experts=True, in_turns=False),
     "qwen35": _delta_net("Qwen3_5ForCausalLM", "qwen3_5_text"),

@@ -1,11 +1,11 @@
 """`describe_config`, `name_tensors`: a Hugging Face model under the keys and tensor names of GGUF.
 
 The opposite of `gguf_config.py` and `checkpoint.py`, for decoders whose config these keys say completely; the caller
-reads the keys back and compares. Sources: llama.cpp's converter. Next to read: `quantize_source.py`.
+reads the keys back and compares. Sources: llama.cpp's converter. Next to read: `gguf_layout.py`, `quantize_source.py`.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,12 +13,25 @@ import numpy as np
 
 from quire.errors import ModelFileError, UnsupportedModelError
 from quire.weights.gguf_architectures import ARCHITECTURES, MIXTRAL, Architecture
-from quire.weights.gguf_names import LAYER_PARTS, TOP_PARTS, huggingface_name, is_rotary_projection, rotary_row_order
+from quire.weights.gguf_export_keys import architecture_keys, state_sizes
+from quire.weights.gguf_gemma4 import FULL, rotary_divisors
+from quire.weights.gguf_layout import as_file
+from quire.weights.gguf_names import (
+    BARE_PARTS,
+    BIASES,
+    LAYER_PARTS,
+    TOP_PARTS,
+    huggingface_name,
+    is_rotary_projection,
+    rotary_row_order,
+)
 from quire.weights.gguf_rope import LOG_MULTIPLIER, llama3_factors
 from quire.weights.weight_tensor import WeightTensor
 
-SAME_FILES = {"mistral": "llama", "mixtral": "llama"}
+SAME_FILES = {"mistral": "llama", "mixtral": "llama", "olmo3": "olmo2", "deepseek_v3": "deepseek2"}
 """Model types that llama.cpp stores as another architecture."""
+STACKED_HEADS = {"attn_k_b": "self_attn.k_b_proj.*", "attn_v_b": "self_attn.v_b_proj.*"}
+"""Parts that `gguf_layout.py` makes: a matrix for each head."""
 NUMBERS = {
     "num_hidden_layers": "block_count", "max_position_embeddings": "context_length", "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length", "num_attention_heads": "attention.head_count",
@@ -47,10 +60,10 @@ def architecture_for(config: Mapping[str, Any]) -> tuple[str, Architecture]:
     name = SAME_FILES.get(model_type) or next(
         (name for name, found in ARCHITECTURES.items() if found.model_type == model_type), None
     )
-    if name is None or not ARCHITECTURES[name].is_written:
+    if name is None:
         raise UnsupportedModelError(
-            f"model_type '{model_type}' is not written to GGUF here; convert the model with llama.cpp's "
-            "convert_hf_to_gguf.py, then quantise the result"
+            f"model_type '{model_type}' is not written to GGUF here; if llama.cpp's convert_hf_to_gguf.py knows the "
+            "model, convert it there, then quantise the result"
         )
     return name, MIXTRAL if model_type == "mixtral" else ARCHITECTURES[name]
 
@@ -61,7 +74,7 @@ def completed(config: Mapping[str, Any], read: Any) -> dict[str, Any]:
     attributes = {
         "tie_word_embeddings": "tie_word_embeddings", "num_key_value_heads": "num_kv_heads", "head_dim": "head_size",
         "rms_norm_eps": "rms_norm_epsilon", "max_position_embeddings": "context_len", "hidden_size": "hidden_size",
-        "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads", "use_parallel_residual": "parallel",
+        "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads", "vocab_size": "vocab_size",
         "intermediate_size": "intermediate_size", "norm_epsilon": "layer_norm_epsilon",
     }  # fmt: skip
     if architecture.epsilon_key == "attention.layer_norm_epsilon" and not hasattr(read, "layer_norm_epsilon"):
@@ -72,16 +85,17 @@ def completed(config: Mapping[str, Any], read: Any) -> dict[str, Any]:
     return {**known, **config}
 
 
-def describe_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], np.ndarray | None]:
+def describe_config(config: Mapping[str, Any], read: Any) -> tuple[dict[str, Any], np.ndarray | None]:
     """Return the keys that say what the config says, and the divisors of the rotary frequencies if they are a tensor.
 
-    `config`: with the model's defaults, see `completed`.
+    `config`: with the model's defaults, see `completed`; `read`: the model's `Config`.
     Shapes: float32 `[D / 2]`. Raises: UnsupportedModelError; ModelFileError for missing sizes.
     """
     name, architecture = architecture_for(config)
     try:
-        head_size: int = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        head_size = _head_size(config) if architecture.attends else 0
         rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+        rope = rope.get(FULL) or rope
         theta = float({"rope_theta": 10000.0, **config, **rope}["rope_theta"])
     except (KeyError, TypeError, ZeroDivisionError) as error:
         raise ModelFileError(f"config.json: {error} is missing or wrong") from error
@@ -94,16 +108,17 @@ def describe_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], np.ndarr
             keys[key] = float(value) if is_number else value
     if architecture is MIXTRAL:
         keys.setdefault("expert_count", 8)
-    if architecture.model_type == "gpt_neox":
-        keys["use_parallel_residual"] = bool(config["use_parallel_residual"])
     rotated = head_size * (config.get("partial_rotary_factor") or 1)
-    keys |= {
-        "attention.key_length": head_size,
-        "attention.value_length": head_size,
-        "rope.dimension_count": int(rotated),
-        "rope.freq_base": theta,
-    }
+    if architecture.attends:
+        keys |= {
+            "attention.key_length": head_size,
+            "attention.value_length": head_size,
+            "rope.dimension_count": int(rotated),
+            "rope.freq_base": theta,
+        }
     factors, kind = None, rope.get("rope_type", rope.get("type", "default"))
+    if architecture.has_layer_sizes:
+        kind, factors = "default", rotary_divisors(read.rope.rotated_share, read.full_head_size)
     if kind in ("linear", "yarn"):
         keys |= {"rope.scaling.type": kind, "rope.scaling.factor": float(rope["factor"])}
         keys |= {
@@ -116,46 +131,71 @@ def describe_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], np.ndarr
         factors = llama3_factors(float(rope["factor"]), head_size=head_size, theta=theta).astype(np.float32)
     elif kind != "default":
         raise UnsupportedModelError(f"rotary scaling '{kind}' is not written to GGUF here; use llama.cpp's converter")
-    return {"general.architecture": name, **{f"{name}.{key}": value for key, value in keys.items()}}, factors
+    keys |= architecture_keys(name, config, read)
+    stored = {f"{name}.{key}": value for key, value in keys.items() if value is not None}
+    return {"general.architecture": name, **stored}, factors
 
 
 def name_tensors(
-    config: Mapping[str, Any], tensors: Mapping[str, WeightTensor]
+    config: Mapping[str, Any],
+    read: Any,
+    tensors: Mapping[str, WeightTensor],
+    renamed: Callable[[str], str] = lambda name: name,
 ) -> dict[str, tuple[str | None, list[WeightTensor]]]:
     """The stored tensors by GGUF name: the Hugging Face name of a single one, and the matrices, several for experts.
 
-    Raises: UnsupportedModelError for a tensor that has no GGUF name.
+    `tensors`: by the names that `renamed` makes of Hugging Face's. Raises: UnsupportedModelError for a tensor that has
+    no GGUF name.
     """
     _, architecture = architecture_for(config)
-    head_size: int = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    parts: list[tuple[int | None, str]] = [(None, part) for part in TOP_PARTS]
-    by_layer = {**LAYER_PARTS, **architecture.names}
-    parts += [(layer, part) for layer in range(config["num_hidden_layers"]) for part in by_layer]
+    names = {**architecture.names, **(STACKED_HEADS if architecture.has_latents else {})}
+    tensors = as_file(tensors, architecture, read, state_sizes(read))
+    head_size = _head_size(config) if architecture.attends else 0
     found: dict[str, tuple[str | None, list[WeightTensor]]] = {}
     used: set[str] = set()
-    root = architecture.names.get("token_embd", "model.embed_tokens").partition(".")[0] + "."
+    root = names.get("token_embd", "model.embed_tokens").partition(".")[0] + "."
     is_rooted = any(name.startswith(root) for name in tensors)  # not where only the decoder was saved
-    for layer, part in parts:
-        for kind in ("weight", "bias"):
-            name = f"{part}.{kind}" if layer is None else f"blk.{layer}.{part}.{kind}"
-            hf_name = huggingface_name(name, architecture.names)
-            if hf_name is None or (part == "output" and config.get("tie_word_embeddings")):
-                continue
-            hf_name = hf_name.replace("_rows.", ".") if is_rooted else hf_name.replace("_rows.", ".").removeprefix(root)
-            names = [hf_name.replace("*", str(index)) for index in range(_count(hf_name, tensors))]
-            if hf_name == "lm_head.weight" and "embed_out.weight" in tensors:  # GPT-NeoX
-                names = ["embed_out.weight"]
-            if not names or used.intersection(names) or not all(name in tensors for name in names):
-                continue
-            used |= set(names)
-            stored = [_in_file_order(tensors[each], name, architecture, head_size) for each in names]
-            found[name] = (None if "*" in hf_name else hf_name, stored)
+    for name in _file_names(config, names):
+        hf_name = huggingface_name(name, names)
+        if hf_name is None or (name.startswith("output.") and config.get("tie_word_embeddings")):
+            continue
+        stored_name = renamed(hf_name.replace("_rows.", "."))
+        stored_name = stored_name if is_rooted else stored_name.removeprefix(root)
+        parts = [stored_name.replace("*", str(index)) for index in range(_count(stored_name, tensors))]
+        if stored_name == "lm_head.weight" and "embed_out.weight" in tensors:  # GPT-NeoX
+            parts = ["embed_out.weight"]
+        if not parts or used.intersection(parts) or not all(part in tensors for part in parts):
+            continue
+        used |= set(parts)
+        stored = [_in_file_order(tensors[part], name, architecture, head_size) for part in parts]
+        found[name] = (None if "*" in hf_name else hf_name.replace("_rows.", "."), stored)
     heads = ("lm_head.weight", "embed_out.weight") if config.get("tie_word_embeddings") else ()
     harmless = ("inv_freq", ".attn.bias", ".masked_bias", "attention.bias", *heads)  # biases: masks, of old files
     left = [name for name in tensors if name not in used and not name.endswith(harmless)]
     if left:
         raise UnsupportedModelError(f"tensor {left[0]} has no GGUF name here; use llama.cpp's converter")
     return found
+
+
+def _file_names(config: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[str]:
+    """Yield the names that a file may have, those of a shared expert before those of an MLP of the same name."""
+    for part in (*TOP_PARTS, "token_embd_norm"):
+        yield from (f"{part}.weight", f"{part}.bias")
+    has_experts = bool(config.get("num_local_experts"))
+    by_layer = {**LAYER_PARTS, **names}
+    shared = [part for part in by_layer if part.endswith("_shexp")]
+    twice = [part for part in shared if names.get(part.removesuffix("_shexp")) == by_layer[part]]
+    parts = [*shared, *(part for part in by_layer if part not in shared)]
+    for layer in range(config["num_hidden_layers"]):
+        for part in parts if has_experts else (part for part in parts if part not in twice):
+            kinds = () if part in BARE_PARTS else ("bias",) if part in BIASES else ("weight", "bias")
+            yield from (f"blk.{layer}.{part}.{kind}" for kind in kinds)
+            if not kinds:
+                yield f"blk.{layer}.{part}"
+
+
+def _head_size(config: Mapping[str, Any]) -> int:
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
 def _count(hf_name: str, tensors: Mapping[str, WeightTensor]) -> int:
@@ -176,6 +216,6 @@ def _in_file_order(tensor: WeightTensor, name: str, architecture: Architecture, 
         return tensor.with_rows(rows.swapaxes(0, 1).reshape(-1))
     if architecture.reorders_pairs and is_rotary_projection(name):
         tensor = tensor.with_rows(np.argsort(rotary_row_order(math.prod(tensor.shape[:1]), head_size)))
-    if architecture.norm_offset and name.endswith("norm.weight"):
+    if architecture.norm_offset and name.endswith("norm.weight") and "ssm_norm" not in name:
         tensor = replace(tensor, offset=tensor.offset + architecture.norm_offset)
     return tensor

@@ -1,9 +1,10 @@
-"""`gemma4_fields`: Gemma 4 in GGUF, whose head size, KV heads and MLP columns differ by layer.
+"""`gemma4_fields`, `gemma4_keys`: Gemma 4 in GGUF, whose head size, KV heads and MLP columns differ by layer.
 
 Next to read: `gguf_fields.py`.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -91,3 +92,33 @@ def _rotated_share(file: GGUFFile, head_size: int) -> float:
         raise UnsupportedModelError(f"{file.path}: '{ROPE_FACTORS}' is not ones, then divisors that leave no rotation")
     share = rotated / num_pairs
     return share if int(share * head_size // 2) == rotated else math.nextafter(share, 1.0)
+
+
+def gemma4_keys(config: Mapping[str, Any], read: Any) -> dict[str, Any]:
+    """Return the keys without the architecture's name. `read`: the model's `Config`."""
+    layers = [read.of_layer(index) for index in range(read.num_layers)]
+    keys = {
+        "attention.key_length": read.full_head_size,
+        "attention.value_length": read.full_head_size,
+        "attention.key_length_swa": read.head_size,
+        "attention.value_length_swa": read.head_size,
+        "attention.head_count_kv": [layer.num_kv_heads for layer in layers],
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": [window is not None for window in read.windows],
+        "attention.shared_kv_layers": sum(index != source for index, source in enumerate(read.sources)),
+        "embedding_length_per_layer_input": read.per_layer_size,
+        "feed_forward_length": [layer.intermediate_size for layer in layers],
+        "rope.dimension_count": read.full_head_size,
+        "rope.dimension_count_swa": read.head_size,
+        "rope.freq_base": float(read.rope.theta),
+        "rope.freq_base_swa": float(read.local_rope.theta),
+    }
+    experts = ("expert_count", "expert_used_count", "expert_feed_forward_length")
+    sizes = read.num_experts, read.top_k, read.expert_size
+    return keys | (dict(zip(experts, sizes, strict=True)) if read.num_experts else {})
+
+
+def rotary_divisors(rotated_share: float, head_size: int) -> np.ndarray:
+    """Return divisors of frequencies that leave the pairs behind the first ones unrotated. Shapes: float32 [D / 2]."""
+    rotated = int(rotated_share * head_size // 2)
+    return np.array([1.0] * rotated + [1e30] * (head_size // 2 - rotated), np.float32)

@@ -47,6 +47,10 @@ NAMELESS_NAMES = ("experts.gate_up_proj", "experts.down_proj", "router.scale", "
 """Hugging Face names of parts that are whole: all experts in one, and vectors of a router."""
 NAMELESS_PARTS = ("attn_sinks", "exp_probs_b", "layer_output_scale", "ssm_dt", "ssm_a", "ssm_d")
 """Parts whose Hugging Face names do not end with "weight" or "bias"."""
+BARE_PARTS = ("ssm_a", "ssm_d", "ffn_gate_inp.scale", "ffn_down_exps.scale")
+"""Parts whose GGUF names do not end with "weight" or "bias"."""
+BIASES = ("exp_probs_b", "ssm_dt")
+"""Parts that are a bias alone."""
 TOP_PARTS = {
     "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
     "per_layer_token_embd": "model.embed_tokens_per_layer",

@@ -6,7 +6,8 @@ in turns: the first of each, then the second of each. Next to read: `gguf_config
 """
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 
@@ -19,6 +20,8 @@ FLAT = (".A_log", ".D", "mixer.norm.weight", "mamba.norm.weight")
 """Ends of Hugging Face's names of vectors, which files may store with two dimensions."""
 ROW_PER_HEAD = ("in_proj_a", "in_proj_b", "A_log", "dt_bias")
 """Tensors of delta nets with a row, or an element, for each value head."""
+KEYS = ("conv_kernel", "inner_size", "state_size", "time_step_rank", "group_count")
+"""Ends of the keys `ssm.*`, in the order of `StateSizes`."""
 WIDE_BLOCK_LEN = 32
 """Weights that share a scale in Q8_0."""
 
@@ -36,14 +39,17 @@ class StateSizes:
     @classmethod
     def read(cls, metadata: Metadata) -> "StateSizes":
         """Raises: ModelFileError for sizes that are missing or do not divide."""
-        names = ("conv_kernel", "inner_size", "state_size", "time_step_rank", "group_count")
-        sizes = cls(*(metadata.integer(f"ssm.{name}") for name in names))
+        sizes = cls(*(metadata.integer(f"ssm.{name}") for name in KEYS))
         if sizes.inner_size % sizes.num_heads or sizes.num_heads % sizes.num_groups:
             raise ModelFileError(
                 f"{metadata.path}: {metadata.key('ssm.inner_size')} {sizes.inner_size}, ssm.time_step_rank "
                 f"{sizes.num_heads} and ssm.group_count {sizes.num_groups} do not divide one another"
             )
         return sizes
+
+    def keys(self) -> dict[str, int]:
+        """The keys of a file, without the architecture's name."""
+        return {f"ssm.{name}": value for name, value in zip(KEYS, astuple(self), strict=True)}
 
     @property
     def head_size(self) -> int:
@@ -63,16 +69,25 @@ def as_huggingface(tensor: WeightTensor, sizes: StateSizes | None) -> WeightTens
         if not (rates > 0).all():
             raise ModelFileError(f"tensor '{tensor.name}': a rate of decay is not below 0; fetch the model again")
         tensor = replace(tensor, format="F32", stored=np.log(rates, dtype=np.float32).view(np.uint8).reshape(1, -1))
-    return tensor if sizes is None or sizes.num_heads == sizes.num_groups else _value_heads_in_order(tensor, sizes)
+    return tensor if sizes is None else _with_value_heads(tensor, sizes, _turns)
 
 
-def _value_heads_in_order(tensor: WeightTensor, sizes: StateSizes) -> WeightTensor:
-    """Undo the order of value heads: head k R + r, the r-th of R of key head k of K, is stored as r K + k."""
+def value_heads_in_turns(tensor: WeightTensor, sizes: StateSizes) -> WeightTensor:
+    """Return a tensor of a delta net with the value heads of all key heads in turns: the opposite of the above."""
+    return _with_value_heads(tensor, sizes, lambda sizes, size: np.argsort(_turns(sizes, size)))
+
+
+def _with_value_heads(
+    tensor: WeightTensor, sizes: StateSizes, order_of: Callable[[StateSizes, int], np.ndarray]
+) -> WeightTensor:
+    """Reorder the rows or columns of value heads by `order_of` these sizes and the rows of a head."""
+    if sizes.num_heads == sizes.num_groups:
+        return tensor
     size, keys = sizes.head_size, 2 * sizes.num_groups * sizes.state_size
     name = tensor.name.removesuffix(".weight").rpartition("linear_attn.")[2]
     if name == "out_proj":
         block_len = BLOCK_FORMATS[tensor.format].block_len if tensor.format in BLOCK_FORMATS else 1
-        order = _turns(sizes, 1)
+        order = order_of(sizes, 1)
         if size % block_len == 0:
             return replace(tensor, column_order=order)
         encoded = "BF16" if size % WIDE_BLOCK_LEN else "Q8_0"
@@ -85,10 +100,13 @@ def _value_heads_in_order(tensor: WeightTensor, sizes: StateSizes) -> WeightTens
         raise ModelFileError(
             f"tensor '{tensor.name}': its {tensor.shape[0]} rows are not those that the keys ssm.* give"
         )
-    return tensor.with_rows(np.concatenate([np.arange(first), first + _turns(sizes, rows)]))
+    return tensor.with_rows(np.concatenate([np.arange(first), first + order_of(sizes, rows)]))
 
 
 def _turns(sizes: StateSizes, size: int) -> np.ndarray:
-    """The stored position of each of `size` rows of each value head. Shapes: int64 [H * size]."""
+    """The stored position of each of `size` rows of each value head. Shapes: int64 [H * size].
+
+    Head k R + r, the r-th of R of key head k of K, is stored as r K + k.
+    """
     stored = np.arange(sizes.num_heads * size).reshape(-1, sizes.num_groups, size)
     return stored.swapaxes(0, 1).reshape(-1)

@@ -91,6 +91,8 @@ def choose_formats(source: Source, file_type: str, *, has_importance: bool = Fal
             formats[name] = tensor.format
         elif usual in ("F32", "F16", "BF16"):
             formats[name] = usual
+        elif tensor.format == "MXFP4":  # nothing here is smaller, and to quantise it again adds errors
+            formats[name] = tensor.format
         elif name == "output.weight" or (is_tied and name == "token_embd.weight"):
             is_whole = tensor.shape[-1] % BLOCK_FORMATS[usual].block_len == 0
             formats[name] = fitting("Q6_K" if is_whole and usual != "Q8_0" else "Q8_0", tensor.shape[-1])

@@ -4,6 +4,7 @@ Next to read: `quantize.py`, `gguf_export.py`.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from quire.weights.gguf_names import ROPE_FACTORS, huggingface_name
 from quire.weights.gguf_writer import key_value
 from quire.weights.quantize import Source, SourceTensor
 from quire.weights.weight_tensor import WeightTensor
+
+FP32 = re.compile(r"ffn_gate_inp|ssm_[ad]$|ssm_norm|conv")
 
 
 def from_gguf(file: GGUFFile, recommended_sampling: Mapping[str, float] | None = None) -> Source:
@@ -72,28 +75,30 @@ def from_tensors(
         named[ROPE_FACTORS] = (None, [stored])
     name = keys["general.architecture"]
     num_heads = keys[f"{name}.attention.head_count"]
+    num_kv_heads = keys.get(f"{name}.attention.head_count_kv", num_heads)
     return Source(
         keys={key: key_value(key, value) for key, value in keys.items()},
         tensors=tuple(_stacked(name, *found) for name, found in named.items()),
         num_layers=keys[f"{name}.block_count"],
         num_heads=num_heads,
-        num_kv_heads=keys.get(f"{name}.attention.head_count_kv", num_heads),
+        num_kv_heads=(max(num_kv_heads) if isinstance(num_kv_heads, list) else num_kv_heads) or 1,
         num_experts=keys.get(f"{name}.expert_count", 0),
     )
 
 
 def _stacked(name: str, hf_name: str | None, parts: list[WeightTensor]) -> SourceTensor:
-    """Vectors and routers are fp32, as llama.cpp expects them."""
+    """Vectors, routers and small matrices of states are fp32, as llama.cpp expects them. Parts are of experts or heads
+    if there is no `hf_name`."""
     first = parts[0]
     shape = first.shape if len(parts) == 1 else (len(parts), *first.shape)
-    is_float = first.format in ("F32", "F16", "BF16") and not first.offset
-    is_kept = is_float and len(first.shape) == 2 and "ffn_gate_inp" not in name
-    rows = first.shape[0] if len(first.shape) == 2 else 1
+    is_float = first.format in ("F32", "F16", "BF16", "MXFP4") and not first.offset
+    is_kept = is_float and len(first.shape) >= 2 and FP32.search(name) is None
+    rows = math.prod(first.shape[:-1])
 
     def read(start: int, end: int) -> np.ndarray:
         part = parts[start // rows]
-        if len(part.shape) == 1:
-            return part.to_numpy().reshape(1, -1)
+        if len(part.shape) != 2:
+            return part.to_numpy().reshape(-1, part.shape[-1])[start - start // rows * rows : end]
         at = start // rows * rows
         return part.part(slice(start - at, end - at), slice(None)).to_numpy()
 

@@ -66,13 +66,13 @@ class WeightTensor:
             joined = join_mxfp4(self.stored, self.scales)
             return joined if self.row_order is None else np.take(joined, self.row_order, axis=0)
         if self.is_transposed:
-            values = self.stored.reshape(self.shape[1], self.shape[0], -1).swapaxes(0, 1)
+            values = self.stored.reshape(self.shape[1], -1, self._block_format().block_bytes).swapaxes(0, 1)
             values = values if self.row_order is None else values[self.row_order]
             return values.reshape(self.shape[0], -1)
         if self.row_order is None:
             return self.stored
         if len(self.shape) == 1:
-            elements = self.stored.reshape(self.shape[0], -1)
+            elements = self.stored.reshape(-1, self._block_format().block_bytes)
             return np.take(elements, self.row_order, axis=0).reshape(1, -1)
         return np.take(self.stored, self.row_order, axis=0)
 
@@ -131,8 +131,9 @@ class WeightTensor:
         return replace(self, shape=(len(order),), stored=self.stored.reshape(1, -1), row_order=order)
 
     def with_rows(self, row_order: np.ndarray) -> "WeightTensor":
-        """The rows, or elements of a vector, in another order; nothing is read."""
-        return replace(self, row_order=row_order if self.row_order is None else self.row_order[row_order])
+        """These rows, or elements of a vector, in this order; nothing is read."""
+        order = row_order if self.row_order is None else self.row_order[row_order]
+        return replace(self, shape=(len(order), *self.shape[1:]), row_order=order)
 
     def plus(self, offset: float) -> "WeightTensor":
         """The same values plus a constant; nothing is read."""
