@@ -1,9 +1,11 @@
 """`quire quantize`: write a model as a quantised GGUF file. Next to read: `../weights/quantize.py`."""
 
+import struct
 import time
 from collections import Counter
+from dataclasses import astuple, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -112,14 +114,25 @@ def open_source(files: "ModelFiles") -> "Source":
     found = read_back(source, keys)
     other = ModelRegistry.resolve(found)
     read = other.Config.from_hf(found)
-    differing = [name for name, value in vars(expected).items() if vars(read).get(name) != value]
-    if other is not model or differing:
+    differing = [
+        name for name, value in vars(read).items() if _as_stored(value) != _as_stored(vars(expected).get(name))
+    ]
+    if not issubclass(model, other) or differing:
         what = ", ".join(differing) or "the class"
         raise UnsupportedModelError(
             f"{files.path}: GGUF does not say {what} of this model as written here; convert it with llama.cpp's "
             "convert_hf_to_gguf.py, then quantise the result"
         )
     return source
+
+
+def _as_stored(value: Any) -> Any:
+    """Return a value of a config with its numbers in float32, as GGUF has them."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = astuple(value)
+    if isinstance(value, tuple | list):
+        return tuple(map(_as_stored, value))
+    return struct.pack("f", value) if isinstance(value, float) else value
 
 
 def _importance(

@@ -4,7 +4,7 @@ Sources of the names and keys: the tables of the gguf package. Next to read: `gg
 """
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 from quire.weights.gguf_names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
@@ -234,6 +234,8 @@ ARCHITECTURES = {
     "qwen35moe": _delta_net("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", has_experts=True),
 }  # fmt: skip
 """By GGUF's name."""
+GRANITE4_DENSE = replace(ARCHITECTURES["granite"], names=GRANITE4_NAMES)
+"""Granite 4 without state spaces and experts, which is Granite 3 in GGUF."""
 MIXTRAL = Architecture("MixtralForCausalLM", "mixtral", reorders_pairs=True, has_experts=True)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from quire.errors import ModelFileError, UnsupportedModelError
-from quire.weights.gguf_architectures import ARCHITECTURES, MIXTRAL, Architecture
+from quire.weights.gguf_architectures import ARCHITECTURES, GRANITE4_DENSE, MIXTRAL, Architecture
 from quire.weights.gguf_export_keys import architecture_keys, state_sizes
 from quire.weights.gguf_gemma4 import FULL, rotary_divisors
 from quire.weights.gguf_layout import as_file
@@ -20,6 +20,9 @@ from quire.weights.gguf_names import (
     BARE_PARTS,
     BIASES,
     LAYER_PARTS,
+    LONG_FACTORS,
+    ROPE_FACTORS,
+    SHORT_FACTORS,
     TOP_PARTS,
     huggingface_name,
     is_rotary_projection,
@@ -48,7 +51,7 @@ NUMBERS = {
 """Fields of config.json that are one key."""
 YARN = {
     "original_max_position_embeddings": "original_context_length", "beta_fast": "yarn_beta_fast",
-    "beta_slow": "yarn_beta_slow", "attention_factor": "yarn_attn_factor",
+    "beta_slow": "yarn_beta_slow",
 }  # fmt: skip
 
 MINISTRAL = {"llama_4_scaling_beta": "attention.temperature_scale", "mscale_all_dim": LOG_MULTIPLIER}
@@ -65,6 +68,9 @@ def architecture_for(config: Mapping[str, Any]) -> tuple[str, Architecture]:
             f"model_type '{model_type}' is not written to GGUF here; if llama.cpp's convert_hf_to_gguf.py knows the "
             "model, convert it there, then quantise the result"
         )
+    is_dense = not config.get("num_local_experts", 8) and config.get("position_embedding_type") == "rope"
+    if name == "granitehybrid" and is_dense and not {"mamba"} & {*config.get("layer_types", ("mamba",))}:
+        return "granite", GRANITE4_DENSE
     return name, MIXTRAL if model_type == "mixtral" else ARCHITECTURES[name]
 
 
@@ -85,8 +91,8 @@ def completed(config: Mapping[str, Any], read: Any) -> dict[str, Any]:
     return {**known, **config}
 
 
-def describe_config(config: Mapping[str, Any], read: Any) -> tuple[dict[str, Any], np.ndarray | None]:
-    """Return the keys that say what the config says, and the divisors of the rotary frequencies if they are a tensor.
+def describe_config(config: Mapping[str, Any], read: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return the keys that say what the config says, and tensors of divisors of the rotary frequencies.
 
     `config`: with the model's defaults, see `completed`; `read`: the model's `Config`.
     Shapes: float32 `[D / 2]`. Raises: UnsupportedModelError; ModelFileError for missing sizes.
@@ -116,10 +122,11 @@ def describe_config(config: Mapping[str, Any], read: Any) -> tuple[dict[str, Any
             "rope.dimension_count": int(rotated),
             "rope.freq_base": theta,
         }
-    factors, kind = None, rope.get("rope_type", rope.get("type", "default"))
+    factors, kind = {}, rope.get("rope_type", rope.get("type", "default"))
     if architecture.has_layer_sizes:
-        kind, factors = "default", rotary_divisors(read.rope.rotated_share, read.full_head_size)
+        kind, factors = "default", {ROPE_FACTORS: rotary_divisors(read.rope.rotated_share, read.full_head_size)}
     if kind in ("linear", "yarn"):
+        _check_attention_factor(rope)
         keys |= {"rope.scaling.type": kind, "rope.scaling.factor": float(rope["factor"])}
         keys |= {
             f"rope.scaling.{key}": int(rope[field]) if key.endswith("length") else float(rope[field])
@@ -128,12 +135,25 @@ def describe_config(config: Mapping[str, Any], read: Any) -> tuple[dict[str, Any
         }
         keys |= {key: float(rope[field]) for field, key in MINISTRAL.items() if rope.get(field)}
     elif kind == "llama3":
-        factors = llama3_factors(float(rope["factor"]), head_size=head_size, theta=theta).astype(np.float32)
+        factors = {ROPE_FACTORS: llama3_factors(float(rope["factor"]), head_size=head_size, theta=theta)}
+    elif kind == "longrope":
+        factors = {LONG_FACTORS: np.array(read.rope.long_factors), SHORT_FACTORS: np.array(read.rope.short_factors)}
+        keys["rope.scaling.original_context_length"] = int(read.rope.original_context_len)
+        keys["rope.scaling.attn_factor"] = float(read.rope.attention_factor)
     elif kind != "default":
         raise UnsupportedModelError(f"rotary scaling '{kind}' is not written to GGUF here; use llama.cpp's converter")
     keys |= architecture_keys(name, config, read)
     stored = {f"{name}.{key}": value for key, value in keys.items() if value is not None}
-    return {"general.architecture": name, **stored}, factors
+    return {"general.architecture": name, **stored}, {key: each.astype(np.float32) for key, each in factors.items()}
+
+
+def _check_attention_factor(rope: Mapping[str, Any]) -> None:
+    """Raise UnsupportedModelError for a factor that YaRN does not have by itself: llama.cpp would multiply both."""
+    given = rope.get("attention_factor")
+    if given is not None and abs(given - (0.1 * math.log(rope["factor"]) + 1)) > 1e-6:
+        raise UnsupportedModelError(
+            f"rotary scaling with attention_factor={given} is not written to GGUF here: llama.cpp would compute another"
+        )
 
 
 def name_tensors(

@@ -15,7 +15,7 @@ Keys = dict[str, Any]
 
 
 def architecture_keys(name: str, config: Mapping[str, Any], read: Any) -> Keys:
-    """Return the keys, without the architecture's `name` before them; None for one that is left out."""
+    """Return the keys, without the architecture's `name` before them; None for one that the file lacks."""
     states = state_sizes(read)
     keys = {} if states is None else states.keys()
     return keys | KEYS.get(name, lambda config, read: {})(config, read)
@@ -37,15 +37,9 @@ def _gpt_neox(config: Mapping[str, Any], read: Any) -> Keys:
 
 
 def _olmo(config: Mapping[str, Any], read: Any) -> Keys:
-    """Windows make OLMo 2 OLMo 3, whose YaRN has a key of another name."""
-    if not any(read.windows):
-        return {}
-    has_yarn = read.rope.kind == "yarn"
-    return {
-        "attention.sliding_window_pattern": [window is not None for window in read.windows],
-        "rope.scaling.yarn_attn_factor": None,
-        "rope.scaling.attn_factor": float(read.rope.attention_factor) if has_yarn else None,
-    }
+    """Windows make OLMo 2 OLMo 3."""
+    pattern = [window is not None for window in read.windows]
+    return {"attention.sliding_window_pattern": pattern} if any(pattern) else {}
 
 
 def _gpt_oss(config: Mapping[str, Any], read: Any) -> Keys:
@@ -108,12 +102,21 @@ def _granite4(config: Mapping[str, Any], read: Any) -> Keys:
     }
 
 
+def _granite(config: Mapping[str, Any], read: Any) -> Keys:
+    return {"feed_forward_length": read.intermediate_size}
+
+
 def _delta_net(config: Mapping[str, Any], read: Any) -> Keys:
-    """Every n-th layer attends; the caller finds other patterns when it reads the keys back."""
+    """Every n-th layer attends; the caller finds other patterns when it reads the keys back.
+
+    Sections divide the rotated pairs among the axes of images; llama.cpp needs some for text, too.
+    """
     first = read.recurrent_layers.index(False) if False in read.recurrent_layers else read.num_layers
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    sections = rope.get("mrope_section", [11, 11, 10])
-    return {"full_attention_interval": first + 1, "rope.dimension_sections": [*sections, 0]}
+    num_pairs = read.rope.rotated_size(read.head_size) // 2
+    thirds = [(num_pairs + more) // 3 for more in (2, 1, 0)]
+    sections = [*rope.get("mrope_section", thirds), 0]
+    return {"full_attention_interval": first + 1, "rope.dimension_sections": sections}
 
 
 def _qwen3_next(config: Mapping[str, Any], read: Any) -> Keys:
@@ -123,8 +126,8 @@ def _qwen3_next(config: Mapping[str, Any], read: Any) -> Keys:
 
 
 KEYS: dict[str, Callable[[Mapping[str, Any], Any], Keys]] = {
-    "olmo2": _olmo, "gptneox": _gpt_neox, "gpt-oss": _gpt_oss, "deepseek2": _deepseek, "lfm2": _lfm2, "mamba2": _mamba2,
-    "granitehybrid": _granite4, "qwen3next": _qwen3_next, "qwen35": _delta_net, "qwen35moe": _delta_net,
-    "gemma4": gemma4_keys,
+    "olmo2": _olmo, "gptneox": _gpt_neox, "gpt-oss": _gpt_oss, "deepseek2": _deepseek, "lfm2": _lfm2,
+    "mamba2": _mamba2, "granite": _granite, "granitehybrid": _granite4, "qwen3next": _qwen3_next, "qwen35": _delta_net,
+    "qwen35moe": _delta_net, "gemma4": gemma4_keys,
 }  # fmt: skip
 """By GGUF's name of the architecture."""

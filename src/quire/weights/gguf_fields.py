@@ -268,7 +268,7 @@ def _granitehybrid(file: GGUFFile, metadata: Metadata, config: Config) -> None:
         "mamba_n_groups": sizes.num_groups,
         "mamba_d_state": sizes.state_size,
         "mamba_d_conv": sizes.num_taps,
-        "mamba_conv_bias": all(counts) or any(name.endswith("ssm_conv1d.bias") for name in file.tensors),
+        "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in file.tensors),
         "mamba_proj_bias": False,
     }
 

@@ -17,7 +17,7 @@ from quire.weights.dequantize import decode
 from quire.weights.gguf_architectures import ARCHITECTURES
 from quire.weights.gguf_config import sampling_keys, translate_config
 from quire.weights.gguf_file import DEFAULT_ALIGNMENT, GGUFFile, GGUFTensor
-from quire.weights.gguf_names import ROPE_FACTORS, huggingface_name
+from quire.weights.gguf_names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, huggingface_name
 from quire.weights.gguf_writer import key_value
 from quire.weights.quantize import Source, SourceTensor
 from quire.weights.weight_tensor import WeightTensor
@@ -66,13 +66,14 @@ def _tensor(file: GGUFFile, stored: GGUFTensor, names: Mapping[str, str] | None)
 
 
 def from_tensors(
-    keys: Mapping[str, Any], tensors: Mapping[str, tuple[str | None, list[WeightTensor]]], factors: np.ndarray | None
+    keys: Mapping[str, Any],
+    tensors: Mapping[str, tuple[str | None, list[WeightTensor]]],
+    factors: Mapping[str, np.ndarray],
 ) -> Source:
-    """A Hugging Face model under GGUF's names: see `gguf_export.py`. `factors`: rotary divisors, `[D / 2]`."""
+    """A Hugging Face model under GGUF's names: see `gguf_export.py`. `factors`: rotary divisors by name, `[D / 2]`."""
     named = dict(tensors)
-    if factors is not None:
-        stored = WeightTensor(ROPE_FACTORS, factors.shape, "F32", factors.view(np.uint8).reshape(1, -1))
-        named[ROPE_FACTORS] = (None, [stored])
+    for each, values in factors.items():
+        named[each] = (None, [WeightTensor(each, values.shape, "F32", values.view(np.uint8).reshape(1, -1))])
     name = keys["general.architecture"]
     num_heads = keys[f"{name}.attention.head_count"]
     num_kv_heads = keys.get(f"{name}.attention.head_count_kv", num_heads)
@@ -115,7 +116,7 @@ def read_back(source: Source, keys: Mapping[str, Any]) -> dict[str, Any]:
     for tensor in source.tensors:
         block = BLOCK_FORMATS[tensor.format]
         num_bytes = math.prod(tensor.shape[:-1]) * row_bytes(block, tensor.shape[-1])
-        is_read = tensor.name == ROPE_FACTORS
+        is_read = tensor.name in (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
         tensors[tensor.name] = GGUFTensor(tensor.name, tensor.shape, block, offset, num_bytes if is_read else 0)
         if is_read:
             pieces.append(tensor.copy().reshape(-1))
