@@ -33,9 +33,11 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def test_directory_becomes_a_file_with_the_same_model(wide: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("file_type", ["q4_k_m", "Q4_K"])
+def test_directory_becomes_a_file_with_the_same_model(wide: str, tmp_path: Path, file_type: str) -> None:
     out = tmp_path / "model.gguf"
-    value = parsed(call("quantize", wide, str(out), "--type", "q4_k_m", "--json"))
+    value = parsed(call("quantize", wide, str(out), "--type", file_type, "--json"))
+    assert value["type"] == "Q4_K_M"
     assert value["tensor_formats"]["blk.0.ffn_down.weight"] in ("Q4_K", "Q6_K")
     assert value["tensor_formats"]["blk.0.attn_q.weight"] == "Q5_0"
     assert value["num_bytes"] == out.stat().st_size

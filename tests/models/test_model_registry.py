@@ -7,6 +7,7 @@ import pytest
 
 from quire.cache_spec import PagedKV
 from quire.errors import ConfigError, ModelFileError, UnsupportedModelError
+from quire.models import registry, smollm3
 from quire.models.llama import LlamaForCausalLM
 from quire.models.registry import ModelRegistry
 from tests.models.oracle import make_oracle, num_language_parameters
@@ -50,6 +51,14 @@ def test_unknown_architecture_lists_what_there_is_and_the_nearest() -> None:
 def test_no_architecture_is_an_error(hf_config: dict[str, Any]) -> None:
     with pytest.raises(ModelFileError, match="names no architecture"):
         ModelRegistry.resolve(hf_config)
+
+
+def test_a_file_without_the_table_says_how_it_must_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry._architectures_in.cache_clear()
+    monkeypatch.delattr(smollm3, "ARCHITECTURES")
+    message = r"smollm3.py has no ARCHITECTURES: end it with ARCHITECTURES = \{'<architecture>': TheClass\}"
+    with pytest.raises(UnsupportedModelError, match=message):
+        ModelRegistry.resolve({"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"]})
 
 
 def test_a_registered_class_wins_over_the_built_in_one() -> None:

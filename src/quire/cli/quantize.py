@@ -27,6 +27,10 @@ EXAMPLES = (
 )
 
 
+ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
+"""llama.cpp's shorter names."""
+
+
 @verb("quantize", EXAMPLES)
 @click.argument("model")
 @click.argument("out", type=click.Path(path_type=Path))
@@ -51,7 +55,7 @@ def quantize_command(
     from quire.weights.sources import resolve_source
 
     output = output_of()
-    file_type = file_type.upper()
+    file_type = ALIASES.get(file_type.upper(), file_type.upper())
     if file_type not in FILE_TYPES:
         raise click.BadParameter(f"'{file_type}' is none of {', '.join(FILE_TYPES)}", param_hint="--type")
     if out.exists():

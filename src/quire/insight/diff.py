@@ -138,7 +138,8 @@ def _reference(path: Path, token_ids: Sequence[int]) -> Outputs:
             path.parent if path.is_file() else path, dtype=torch.float32, attn_implementation="eager", **place
         )
     except (OSError, ValueError, KeyError, NotImplementedError) as error:
-        raise UnsupportedModelError(f"Transformers cannot load {path.name}: {error}") from error
+        reason = str(error).partition(". ")[0]  # its advice on installations follows
+        raise UnsupportedModelError(f"Transformers cannot load {path.name}: {reason}") from error
     with _recorded(model.eval()) as found, torch.inference_mode():
         found[LOGITS] = model(torch.tensor([list(token_ids)])).logits[0]
     return found

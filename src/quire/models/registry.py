@@ -167,10 +167,16 @@ def has_model_file(hf_config: Mapping[str, Any]) -> bool:
 
 @functools.cache
 def _architectures_in(model_type: str) -> Mapping[str, ModelClass]:
-    """The ARCHITECTURES of one file; empty if there is no such file."""
+    """The ARCHITECTURES of one file; empty if there is no such file. Raises: UnsupportedModelError if it has none."""
     if model_type not in model_types():
         return {}
-    found: Mapping[str, ModelClass] = importlib.import_module(f"quire.models.{model_type}").ARCHITECTURES
+    module = importlib.import_module(f"quire.models.{model_type}")
+    found: Mapping[str, ModelClass] | None = getattr(module, "ARCHITECTURES", None)
+    if found is None:
+        raise UnsupportedModelError(
+            f"{module.__file__} has no ARCHITECTURES: end it with ARCHITECTURES = {{'<architecture>': TheClass}}, the name "
+            "that config.json has in 'architectures'"
+        )
     return found
 
 
