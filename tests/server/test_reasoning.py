@@ -17,6 +17,7 @@ THINKS = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: "
     "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
+PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
 TEXT = "<think>\n2 and 2.\n</think>\n\nFour."
 CALL = '{"name": "weather", "arguments": {"city": "Rome"}}'
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -102,6 +103,25 @@ async def test_gemma4s_reasoning_and_call_are_read() -> None:
         assert (found["reasoning_content"], name, json.loads(arguments)) == (
             "Rome?", "weather", {"city": "Rome", "days": [1, 2]},
         )  # fmt: skip
+
+
+@in_loop
+async def test_calls_of_gpt_oss_and_qwen35_are_read_behind_their_reasoning() -> None:
+    typed = {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", **typed}}}
+    gpt_oss = "<|channel|>analysis<|message|>Rome?<|end|><|start|>assistant<|channel|>commentary to=functions.weather"
+    qwen = "<think>\nRome?\n</think>\n\n<tool_call>\n<function=weather>\n<parameter=city>\n7\n</parameter>\n"
+    cases = (
+        ("{% if tools %}<|channel|>analysis<|message|><|channel|>commentary{% endif %}",
+         gpt_oss + ' <|constrain|>json<|message|>{"city": "7", "days": 2}'),
+        ("{% if tools %}<tool_call><function=x></tool_call></think>{% endif %}",
+         qwen + "<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>"),
+    )  # fmt: skip
+    for template, text in cases:
+        found = await message({"tools": [tool]}, text=text, template=template + PLAIN)
+        ((name, arguments),) = (each["function"].values() for each in found["tool_calls"])
+        assert (found["reasoning"], found["content"], name) == ("Rome?", None, "weather")
+        assert json.loads(arguments) == {"city": "7", "days": 2}
 
 
 @in_loop

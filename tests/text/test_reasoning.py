@@ -4,9 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.text.reasoning import Piece, ReasoningFormat, ReasoningParser, find_reasoning
+from quire.text.reasoning import FORMATS, Piece, ReasoningFormat, ReasoningParser, find_reasoning
 
 THINK, OPEN = ReasoningFormat(), ReasoningFormat(is_open=True)
+FINAL = "<|start|>assistant<|channel|>final<|message|>"
+HARMONY = next(item for item in FORMATS if item.openings)
 CHANNEL = ReasoningFormat("<|channel>thought", "<channel|>", breaks_off="<|tool_call>")
 
 
@@ -48,6 +50,16 @@ def split(format: ReasoningFormat, *texts: str) -> tuple[str, str]:
         (CHANNEL, "<|channel>thought\n<channel|>Four.", "", "Four."),
         (CHANNEL, "<|channel>thought\nHmm <|tool. <|tool_call>call:f{}", "Hmm <|tool.", "<|tool_call>call:f{}"),
         (CHANNEL, "<|channel>thought\na<channel|>b<|tool_call>c", "a", "b<|tool_call>c"),
+        (HARMONY, f"<|channel|>analysis<|message|>Hm.<|end|>{FINAL}Four.", "Hm.", "Four."),
+        (HARMONY, "<|channel|>final<|message|>Four.", "", "Four."),
+        (HARMONY, "Four.", "", "Four."),
+        (HARMONY, "<|channel|>analysis<|message|>Hm.<|end|><|start|>assi", "Hm.", "<|start|>assi"),
+        (
+            HARMONY,
+            "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary to=functions.f{}",
+            "a",
+            "<|channel|>commentary to=functions.f{}",
+        ),
     ],
 )
 def test_text_is_reasoning_then_answer(format: ReasoningFormat, text: str, reasoning: str, answer: str) -> None:
@@ -56,9 +68,11 @@ def test_text_is_reasoning_then_answer(format: ReasoningFormat, text: str, reaso
 
 
 @given(st.lists(st.sampled_from(["<think>", "</think>", "<", "/th", "ink>", "a", " ", "\n", "<thi"]), max_size=12),
-       st.booleans(), st.sampled_from(["", "<a", "<thina"]))  # fmt: skip
-def test_cut_of_the_text_changes_nothing(parts: list[str], is_open: bool, breaks_off: str) -> None:
-    text, format = "".join(parts), ReasoningFormat(is_open=is_open, breaks_off=breaks_off)
+       st.booleans(), st.sampled_from(["", "<a", "<thina"]), st.sampled_from([(), ("<a", "</th<")]))  # fmt: skip
+def test_cut_of_the_text_changes_nothing(
+    parts: list[str], is_open: bool, breaks_off: str, openings: tuple[str, ...]
+) -> None:
+    text, format = "".join(parts), ReasoningFormat(is_open=is_open, breaks_off=breaks_off, openings=openings)
     assert split(format, *parts) == split(format, text) == split(format, *text)
 
 
@@ -70,6 +84,9 @@ def test_format_comes_from_the_template_and_the_prompt() -> None:
     assert find_reasoning(template, "user: hi", plain) == THINK
     assert find_reasoning(template, "user: hi\n<think>\n", plain) == OPEN
     assert find_reasoning(template, "user: hi\n<think>\n\n</think>\n\n", plain) is None
+    gpt_oss = "{{ '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}"
+    assert find_reasoning(gpt_oss, "<|start|>assistant", plain) == HARMONY
+    assert find_reasoning("{{ '<|user|>' + content + '<|end|>' }}", "<|assistant|>", plain) is None
     gemma = "{{ '<|channel>thought\n<channel|>' if not enable_thinking }}"
     assert find_reasoning(gemma, "<|turn>model\n", plain) == CHANNEL
     assert find_reasoning(gemma, "<|turn>model\n<|channel>thought\n<channel|>", plain) is None

@@ -174,8 +174,8 @@ def _architectures_in(model_type: str) -> Mapping[str, ModelClass]:
     found: Mapping[str, ModelClass] | None = getattr(module, "ARCHITECTURES", None)
     if found is None:
         raise UnsupportedModelError(
-            f"{module.__file__} has no ARCHITECTURES: end it with ARCHITECTURES = {{'<architecture>': TheClass}}, the name "
-            "that config.json has in 'architectures'"
+            f"{module.__file__} has no ARCHITECTURES: end it with ARCHITECTURES = {{'<architecture>': TheClass}}, the "
+            "name that config.json has in 'architectures'"
         )
     return found
 

@@ -28,7 +28,10 @@ class ReplyReader:
         """None: the text has no reasoning, or no calls. `keeps_reasoning`: False drops it."""
         self._reasoning = None if reasoning is None else ReasoningParser(reasoning)
         self._tool_use = tool_use
-        self._calls = None if tool_use is None else ToolCallParser(tool_use.format, tool_names=tool_use.names)
+        self._calls = None
+        if tool_use is not None:
+            texts = tool_use.text_parameters
+            self._calls = ToolCallParser(tool_use.format, tool_names=tool_use.names, text_parameters=texts)
         self._keeps_reasoning = keeps_reasoning
         self._num_chars = 0
         self._offset: int | None = None

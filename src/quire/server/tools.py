@@ -14,7 +14,7 @@ from quire.server.protocol.tools import Offer
 from quire.structured_outputs import StructuredOutputsParams
 from quire.text.tokenizer import Tokenizer
 from quire.text.tool_calls.formats import GENERIC, ToolCallFormat, choose_format, uses_tools
-from quire.text.tool_calls.requests import tool_choice_schema, tool_names, tools_system_prompt
+from quire.text.tool_calls.requests import text_parameters, tool_choice_schema, tool_names, tools_system_prompt
 
 Messages = list[dict[str, Any]]
 Tools = list[dict[str, Any]]
@@ -26,6 +26,7 @@ class ToolUse:
     """Settings of one request's calls.
 
     Fields:
+        text_parameters: by tool, those that are declared as text.
         schema: of an answer that is only the demanded calls; None if no call is demanded.
         is_named: the request demands one tool by name; the finish reason then stays "stop".
         is_parallel: False keeps the first call only.
@@ -33,6 +34,7 @@ class ToolUse:
 
     format: ToolCallFormat
     names: frozenset[str]
+    text_parameters: Mapping[str, frozenset[str]]
     schema: dict[str, Any] | None
     is_named: bool
     is_parallel: bool
@@ -53,9 +55,8 @@ def plan_tools(template: str | None, tokenizer: Tokenizer, offer: Offer | None, 
         return None
     schema = tool_choice_schema(offer.tools, offer.choice, parallel_tool_calls=is_parallel)
     call_format = GENERIC if schema is not None else choose_format(template, tokenizer)
-    return ToolUse(
-        call_format, frozenset(tool_names(offer.tools)), schema, isinstance(offer.choice, Mapping), is_parallel
-    )
+    names, texts = frozenset(tool_names(offer.tools)), text_parameters(offer.tools)
+    return ToolUse(call_format, names, texts, schema, isinstance(offer.choice, Mapping), is_parallel)
 
 
 def fields_of(use: ToolUse | None) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """Reasoning that a model writes between two markers before its answer, and the answer behind it.
 
-Qwen3, DeepSeek-R1, SmolLM3 and GLM write `<think>…</think>`, Gemma 4 `<|channel>thought…<channel|>`. Some templates end
-the prompt with the first marker. Must not know: requests. Next to read: `tool_calls/parser.py`, which reads the answer.
+Qwen3, DeepSeek-R1, SmolLM3 and GLM write `<think>…</think>`, Gemma 4 `<|channel>thought…<channel|>`, gpt-oss a message
+in the channel `analysis`. Some templates end the prompt with the first marker. Must not know: requests. Next to read:
+`tool_calls/parser.py`, which reads the answer.
 """
 
 import math
@@ -19,7 +20,8 @@ class ReasoningFormat:
     """Markers around reasoning.
 
     `is_open`: the prompt ends inside. `has_special_marker`: markers are special tokens, which text must keep.
-    `breaks_off`: marker of the answer that ends reasoning, too, since models leave `end` out before it.
+    `breaks_off`: marker of the answer that ends reasoning, too, since models leave `end` out before it. `openings`:
+    markers before the answer, which are no part of it.
     """
 
     start: str = "<think>"
@@ -27,6 +29,11 @@ class ReasoningFormat:
     is_open: bool = False
     has_special_marker: bool = False
     breaks_off: str = ""
+    openings: tuple[str, ...] = ()
+
+    def is_taught(self, chat_template: str) -> bool:
+        """Return True if a template has the markers. Others also end turns with gpt-oss's `end`."""
+        return (self.start if self.openings else self.end) in chat_template
 
 
 FORMATS = (
@@ -34,12 +41,15 @@ FORMATS = (
     ReasoningFormat("<seed:think>", "</seed:think>"),
     ReasoningFormat("[THINK]", "[/THINK]"),
     ReasoningFormat("<|channel>thought", "<channel|>", breaks_off="<|tool_call>"),
+    ReasoningFormat(
+        "<|channel|>analysis<|message|>", "<|end|>", openings=("<|start|>assistant", "<|channel|>final<|message|>")
+    ),
 )
 
 
 def find_reasoning(chat_template: str | None, prompt: str, tokenizer: "Tokenizer") -> ReasoningFormat | None:
     """Return the format of a template's reasoning; None without any, or if the prompt has closed it already."""
-    found = next((item for item in FORMATS if chat_template is not None and item.end in chat_template), None)
+    found = next((item for item in FORMATS if chat_template is not None and item.is_taught(chat_template)), None)
     if found is None or prompt.rstrip().endswith(found.end):
         return None
     ids = tokenizer.encode(found.end, add_special_tokens=False)
@@ -103,7 +113,7 @@ class ReasoningParser:
             self._take(len(self._format.start), gives=False)
             self._read = self._inside
         elif ends or not self._format.start.startswith(text):
-            self._read = self._answer
+            self._read = self._gap if self._format.openings else self._answer
         return []
 
     def _inside(self, ends: bool) -> list[Piece]:
@@ -124,8 +134,14 @@ class ReasoningParser:
         return found
 
     def _gap(self, ends: bool) -> list[Piece]:
-        if self._skip_blanks():
-            self._read = self._answer
+        if not self._skip_blanks():
+            return []
+        for marker in self._format.openings:
+            if self._held.startswith(marker):
+                return self._take(len(marker), gives=False)
+            if marker.startswith(self._held) and not ends:
+                return []
+        self._read = self._answer
         return []
 
     def _answer(self, ends: bool) -> list[Piece]:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from quire.text.tool_calls import formats
 from quire.text.tool_calls.formats import (
     GEMMA,
     GENERIC,
@@ -16,7 +17,9 @@ from quire.text.tool_calls.formats import (
 QWEN = '{%- if tools %}within <tools></tools> … return <tool_call>\\n{"name": …}\\n</tool_call>{%- endif %}'
 LLAMA_31 = "{%- if tools is not none %}{{- '<|python_tag|>' }}{% if message.role == 'ipython' %}{%- endif %}"
 LLAMA_32 = '{%- if tools %}{"name": function name, "parameters": dictionary}{% if role == "ipython" %}{%- endif %}'
+QWEN_35 = QWEN.replace('{"name": …}', "<function=example>\\n<parameter=x>\\n1\\n</parameter>\\n</function>")
 MISTRAL_V3 = "{% if tools %}[AVAILABLE_TOOLS]{{ tools }}[/AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS] ["
+GPT_OSS = "{% if tools %}{% endif %}<|start|>assistant to={{ name }}<|channel|>commentary json<|message|>"
 GEMMA_4 = "{% if tools %}…{% endif %}<|tool_call>call:{{ name }}{…}<tool_call|>"
 PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
@@ -24,8 +27,9 @@ PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
 @pytest.mark.parametrize(
     ("template", "chosen"),
     [
-        (QWEN, HERMES), (LLAMA_31, LLAMA), (LLAMA_32, LLAMA), (MISTRAL_V3, MISTRAL), (GEMMA_4, GEMMA),
-        (PLAIN, GENERIC), (None, GENERIC),
+        (QWEN, HERMES), (QWEN_35, formats.QWEN), (LLAMA_31, LLAMA), (LLAMA_32, LLAMA), (MISTRAL_V3, MISTRAL),
+        (f"{MISTRAL_V3} [ARGS]", formats.MISTRAL_ARGS), (GPT_OSS, formats.HARMONY),
+        (GEMMA_4, GEMMA), (PLAIN, GENERIC), (None, GENERIC),
         ("{{ tools }}", GENERIC), ("{# <tool_call> #}", GENERIC),
     ],
 )  # fmt: skip

@@ -7,8 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.text.tool_calls.formats import FORMATS, GEMMA, GENERIC, HERMES, LLAMA, MISTRAL, ToolCallFormat
+from quire.text.tool_calls.formats import (
+    FORMATS,
+    GEMMA,
+    GENERIC,
+    HARMONY,
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_ARGS,
+    QWEN,
+    ToolCallFormat,
+)
 from quire.text.tool_calls.parser import ContentDelta, ToolArgumentsDelta, ToolCallParser, ToolCallStart, ToolEvent
+from quire.text.tool_calls.requests import text_parameters
 from tests.text.tool_calls.builders import Parsed, parse
 
 F = '{"name": "f", "arguments": {"a": [1, "}]", {"b": null}]}}'
@@ -46,6 +58,23 @@ CALLS: dict[str, tuple[ToolCallFormat, str, str, list[tuple[str, str]]]] = {
     "generic": (GENERIC, F, "", [("f", F_ARGUMENTS)]),
     "generic, list": (GENERIC, f"[{F},{G}]", "", [("f", F_ARGUMENTS), ("g", "{}")]),
     "generic, fenced": (GENERIC, f"```json\n{F}\n```\n", "", [("f", F_ARGUMENTS)]),
+    "qwen": (
+        QWEN, "Well.\n<tool_call>\n<function=f>\n<parameter=a>\nUlm\n</parameter>\n<parameter=b c>\n[1, \"</x>\"]\n"
+        "</parameter>\n</function>\n</tool_call>", "Well.", [("f", '{"a": "Ulm", "b c": [1, "</x>"]}')],
+    ),
+    "qwen, two": (
+        QWEN, "<tool_call><function=g></function></tool_call>\n<tool_call>\n<function=f><parameter=a>True</parameter>"
+        "<parameter=b>\n\n{x\n\n</parameter></function>", "",
+        [("g", "{}"), ("f", '{"a": true, "b": "\\n{x\\n"}')],
+    ),
+    "mistral, name first": (
+        MISTRAL_ARGS, f"Yes. [TOOL_CALLS]f[ARGS]{F_ARGUMENTS}[TOOL_CALLS]g[CALL_ID]abc[ARGS]{{}}", "Yes.",
+        [("f", F_ARGUMENTS), ("g", "{}")],
+    ),
+    "harmony": (
+        HARMONY, f"<|channel|>commentary to=functions.f <|constrain|>json<|message|>{F_ARGUMENTS}", "",
+        [("f", F_ARGUMENTS)],
+    ),
     "gemma": (
         GEMMA, """<|tool_call>call:f{a:[1,<|"|>}]<|"|>,{b:null}]}<tool_call|>""", "", [("f", F_ARGUMENTS)],
     ),
@@ -90,6 +119,12 @@ CONTENT: dict[str, tuple[ToolCallFormat, str]] = {
     "generic, other key": (GENERIC, '{"name": "f", "arguments": "{}", "x": 1}'),
     "generic, no JSON": (GENERIC, "{]"),
     "hermes, deep": (HERMES, '<tool_call>{"x": ' + "[" * 10**4 + "]" * 10**4 + "}"),
+    "qwen, JSON": (QWEN, f"<tool_call>{F}</tool_call>"),
+    "qwen, no name": (QWEN, "<tool_call><function=></function></tool_call>"),
+    "qwen, cut off": (QWEN, "<tool_call>\n<function=f"),
+    "mistral, name alone": (MISTRAL_ARGS, "[TOOL_CALLS]f\n{}"),
+    "mistral, no name": (MISTRAL_ARGS, "[TOOL_CALLS]{}"),
+    "harmony, no tool": (HARMONY, "<|channel|>commentary to=functions. <|message|>{}"),
     "gemma, JSON": (GEMMA, f"<|tool_call>{F}<tool_call|>"),
     "gemma, no name": (GEMMA, "<|tool_call>call:{}<tool_call|>"),
     "gemma, no object": (GEMMA, "a <|tool_call>call:f(1)<tool_call|> b"),
@@ -132,6 +167,30 @@ BROKEN = [
 def test_broken_call_keeps_its_arguments_and_rest_is_content(text: str, arguments: str, content: str) -> None:
     found = parse(HERMES, list(text))
     assert (found.calls, found.content) == ([("f", arguments)], content)
+
+
+BROKEN_TAGGED = [
+    ("<parameter=a>x", "", ""),
+    ("<parameter=a>\n1\n</parameter> more", '{"a": 1', "more"),
+    ("<parameter=a\n>1</parameter></function>", "", "\n>1</parameter></function>"),
+]
+
+
+@pytest.mark.parametrize(("text", "arguments", "content"), BROKEN_TAGGED)
+def test_broken_tagged_call_keeps_whole_parameters_and_rest_is_content(text: str, arguments: str, content: str) -> None:
+    for pieces in ([f"<tool_call><function=f>{text}"], list(f"<tool_call><function=f>{text}")):
+        found = parse(QWEN, pieces)
+        assert (found.calls, found.content) == ([("f", arguments)], content)
+
+
+def test_declared_text_stays_text() -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {
+        "properties": {"code": {"type": "string"}, "days": {"type": "integer"}, "any": True},
+    }}}]  # fmt: skip
+    parameters = "".join(f"<parameter={name}>\n7\n</parameter>" for name in ("code", "days", "any"))
+    text = f"<tool_call><function=f>{parameters}</function></tool_call>"
+    found = parse(QWEN, [text], text_parameters=text_parameters(tools))
+    assert found.calls == [("f", '{"code": "7", "days": 7, "any": 7}')]
 
 
 BROKEN_BARE = [

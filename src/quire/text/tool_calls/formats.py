@@ -12,8 +12,8 @@ from uuid import uuid4
 if TYPE_CHECKING:
     from quire.text.tokenizer import Tokenizer
 
-BARE_CALL = "call:"
-"""Marker before the name of a call that is no JSON object."""
+BARE_CALL, TAGGED_CALL = "call:", "<function="
+"""Markers before the name of a call that is no JSON object."""
 
 
 def long_id() -> str:
@@ -28,7 +28,7 @@ def short_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFormat:
-    """Text around a call: a JSON object with a name and arguments, a list of these, or with `quote` a bare object.
+    """Text around a call: a JSON object with a name and arguments, a list of these, or a call that is no JSON.
 
     Fields:
         name: of the format.
@@ -42,6 +42,8 @@ class ToolCallFormat:
         has_special_marker: the markers are special tokens, which `skip_special_tokens` removes from the text.
         quote: marker on both sides of a string. A call is then `call:name{key:value}`, see `bare_object.py`. Empty:
             calls are JSON.
+        names_first: a call is a name, text without braces, and the arguments as a JSON object.
+        has_tags: a call is `<function=name>` with tagged parameters, see `tagged_object.py`.
     """
 
     name: str
@@ -53,19 +55,27 @@ class ToolCallFormat:
     make_id: Callable[[], str] = long_id
     has_special_marker: bool = False
     quote: str = ""
+    names_first: bool = False
+    has_tags: bool = False
 
 
 HERMES = ToolCallFormat("hermes", "<tool_call>", True, closing="</tool_call>")
-"""Hermes 2 and 3, Qwen 2.5 and 3."""
+"""Hermes 2 and 3, Qwen 2.5 and 3, SmolLM3, Granite 4."""
+QWEN = ToolCallFormat("qwen", "<tool_call>", True, closing="</tool_call>", has_tags=True)
+"""Qwen3.5 and Qwen3-Coder."""
 LLAMA = ToolCallFormat("llama", "<|python_tag|>", False, separators=";")
 """Llama 3.1 and later, except calls of built-in tools, which are Python."""
 MISTRAL = ToolCallFormat("mistral", "[TOOL_CALLS]", True, make_id=short_id)
 """Mistral, with a list of objects."""
+MISTRAL_ARGS = ToolCallFormat("mistral-args", "[TOOL_CALLS]", True, make_id=short_id, names_first=True)
+"""Ministral 3, Mistral Small 3.2 and later: `[TOOL_CALLS]name[ARGS]{…}`."""
+HARMONY = ToolCallFormat("harmony", "<|channel|>commentary to=functions.", True, names_first=True)
+"""gpt-oss: `… to=functions.name <|constrain|>json<|message|>{…}`."""
 GEMMA = ToolCallFormat("gemma", "<|tool_call>", True, closing="<tool_call|>", quote='<|"|>')
 """Gemma 4."""
 GENERIC = ToolCallFormat("generic", "```json", False, closing="```", separators=",;")
 """The format of `tools_system_prompt` and `tool_choice_schema`: nothing but JSON, fenced or not."""
-FORMATS = {item.name: item for item in (HERMES, LLAMA, MISTRAL, GEMMA, GENERIC)}
+FORMATS = {item.name: item for item in (HERMES, QWEN, LLAMA, MISTRAL, MISTRAL_ARGS, HARMONY, GEMMA, GENERIC)}
 
 
 def uses_tools(chat_template: str | None) -> bool:
@@ -82,6 +92,12 @@ def choose_format(chat_template: str | None, tokenizer: "Tokenizer | None" = Non
     if uses_tools(chat_template):
         text = chat_template or ""
         chosen = next((item for item in (HERMES, MISTRAL, LLAMA, GEMMA) if item.opening in text), GENERIC)
+        if chosen is HERMES and TAGGED_CALL in text:
+            chosen = QWEN
+        if chosen is MISTRAL and "[ARGS]" in text:
+            chosen = MISTRAL_ARGS
+        if chosen is GENERIC and "<|channel|>commentary" in text:
+            chosen = HARMONY
         if chosen is GENERIC and "ipython" in text and '"parameters"' in text:
             chosen = LLAMA  # 3.2 asks for the object alone
     if tokenizer is None or chosen is GENERIC:

@@ -10,20 +10,22 @@ how the text was cut, and the time is proportional to its length. Never raises. 
 
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from quire.text.stop_strings import begun_len
 from quire.text.tool_calls.bare_object import BareObject
-from quire.text.tool_calls.formats import BARE_CALL, ToolCallFormat
+from quire.text.tool_calls.formats import BARE_CALL, TAGGED_CALL, ToolCallFormat
 from quire.text.tool_calls.pieces import Pieces, Reading
+from quire.text.tool_calls.tagged_object import TaggedObject
 
 _NON_BLANK = re.compile(r"\S")
 _VALUE = re.compile(r"\S", re.ASCII)
 _STRUCTURE = re.compile(r'["{}:]|[^\s\w,\[\].+-]', re.ASCII)
 """Outside strings: a character that matters here, or one that JSON does not have."""
 _STRING_END = re.compile(r'["\\]')
+_OBJECT, _BRACES = re.compile(r"[{\n]"), re.compile(r'["{}]')
 _NAME_END = re.compile(r"[^\w.-]")
 
 
@@ -63,12 +65,15 @@ class ToolCallParser:
         format: ToolCallFormat,
         *,
         tool_names: Collection[str] | None = None,
+        text_parameters: Mapping[str, Collection[str]] | None = None,
         make_id: Callable[[], str] | None = None,
     ) -> None:
-        """`tool_names`: a call of another name is content; None accepts any name. `make_id` replaces the format's."""
+        """`tool_names`: a call of another name is content; None accepts any name. `text_parameters`: by tool, for
+        formats that do not mark strings. `make_id` replaces the format's."""
         self.num_calls = 0
         self._format = format
         self._tool_names = tool_names
+        self._text_parameters = text_parameters or {}
         self._make_id = make_id or format.make_id
         self._after_call = re.compile(rf"[^\s{format.separators}]")
         self._events: list[ToolEvent] = []
@@ -137,8 +142,10 @@ class ToolCallParser:
         while True:
             character = yield from self._hold_until(_NON_BLANK)
             is_call = False
-            if self._format.quote:
+            if self._format.quote or self._format.has_tags:
                 is_call = yield from self._read_bare_call()
+            elif self._format.names_first:
+                is_call = yield from self._read_named_call()
             elif character == "{":
                 is_call = yield from self._read_call()
             elif character == "[":
@@ -260,20 +267,46 @@ class ToolCallParser:
             return False
         return self._tool_names is None or name in self._tool_names
 
-    def _read_bare_call(self) -> Reading:
-        """Read `call:name{…}`. Return False if it is none; a call that breaks off is one, and the rest is content."""
+    def _read_named_call(self) -> Reading:
+        """Read a name, text before the first brace, and an object. A call that breaks off is one, if it has begun."""
         first = len(self._held)
-        if not (yield from self._pieces.is_at(BARE_CALL)):
+        yield from self._hold_until(_NAME_END)
+        name = "".join(self._held[first:])
+        if not self._is_tool(name) or (yield from self._hold_until(_OBJECT)) != "{":
             return False
-        self._hold(len(BARE_CALL))
-        if (yield from self._hold_until(_NAME_END)) != "{":
+        self._start_call(name)
+        self._is_streaming, depth = True, 0
+        while character := (yield from self._hold_until(_BRACES)):
+            if character == '"':
+                yield from self._hold_string()
+                continue
+            self._hold(1)
+            depth += 1 if character == "{" else -1
+            if depth == 0:
+                break
+        self._end_streaming()
+        return True
+
+    def _read_bare_call(self) -> Reading:
+        """Read `call:name{…}` or `<function=name>…`. Return False if it is none; a call that breaks off is one, and the
+        rest is content."""
+        first, marker = len(self._held), TAGGED_CALL if self._format.has_tags else BARE_CALL
+        if not (yield from self._pieces.is_at(marker)):
             return False
-        name = "".join(self._held[first:]).removeprefix(BARE_CALL)
+        self._hold(len(marker))
+        if (yield from self._hold_until(_NAME_END)) != (">" if self._format.has_tags else "{"):
+            return False
+        name = "".join(self._held[first:]).removeprefix(marker)
         if not self._is_tool(name):
             return False
         self._start_call(name)
         self._is_streaming = True
-        is_whole = yield from BareObject(self._pieces, self._format.quote, self._held.append).read()
+        if self._format.has_tags:
+            self._pieces.take(1)
+            texts = self._text_parameters.get(name, ())
+            is_whole = yield from TaggedObject(self._pieces, texts, self._held.append).read()
+        else:
+            is_whole = yield from BareObject(self._pieces, self._format.quote, self._held.append).read()
         self._end_streaming()
         return is_whole or (self._pieces.is_ended and self._pieces.is_empty)
 

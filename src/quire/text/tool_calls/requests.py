@@ -32,6 +32,17 @@ def tool_names(tools: Tools) -> list[str]:
     return [function["name"] for function in _functions(tools)]
 
 
+def text_parameters(tools: Tools) -> dict[str, frozenset[str]]:
+    """Return by tool the parameters that are declared as text. Raises: InvalidParameterError."""
+    found = {}
+    for function in _functions(tools):
+        properties = function["parameters"].get("properties")
+        declared = properties.items() if isinstance(properties, Mapping) else ()
+        texts = [name for name, schema in declared if isinstance(schema, Mapping) and schema.get("type") == "string"]
+        found[function["name"]] = frozenset(texts)
+    return found
+
+
 def tools_system_prompt(tools: Tools) -> str:
     """Return the system message that describes tools, for a chat template without tools.
 
