@@ -9,6 +9,7 @@ import pytest
 
 from quire.cli.server_client import (
     DEFAULT_URL,
+    Answer,
     ServedModel,
     ServerAnswerError,
     ServerClient,
@@ -59,6 +60,13 @@ def test_error_event_ends_the_stream(event: Any, message: str) -> None:
         got = []
         with pytest.raises(ServerAnswerError, match=message):
             got.extend(client.stream("/x", {}))
+
+
+@pytest.mark.parametrize("delta", [{"reasoning": "Hm."}, {"reasoning": "Hm.", "reasoning_content": "Hm."}])
+def test_reasoning_is_text_of_the_stream_but_not_of_the_answer(delta: dict[str, str]) -> None:
+    answer = Answer(0.0)
+    assert answer.take({"choices": [{"delta": delta}]}, 1.0) == "Hm."
+    assert (answer.text, answer.chunk_times) == ("", [1.0])
 
 
 def test_broken_connection_or_answer_without_json_is_an_error() -> None:

@@ -29,6 +29,8 @@ PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
     [
         (QWEN, HERMES), (QWEN_35, formats.QWEN), (LLAMA_31, LLAMA), (LLAMA_32, LLAMA), (MISTRAL_V3, MISTRAL),
         (f"{MISTRAL_V3} [ARGS]", formats.MISTRAL_ARGS), (GPT_OSS, formats.HARMONY),
+        ("{{ tools }}<|tool_call_start|>", formats.LFM), ("{{ tools }}<function_calls>", formats.OLMO),
+        ("{{ tools }}<|tool_call|>", formats.PHI),
         (GEMMA_4, GEMMA), (PLAIN, GENERIC), (None, GENERIC),
         ("{{ tools }}", GENERIC), ("{# <tool_call> #}", GENERIC),
     ],

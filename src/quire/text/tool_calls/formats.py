@@ -43,6 +43,7 @@ class ToolCallFormat:
         quote: marker on both sides of a string. A call is then `call:name{key:value}`, see `bare_object.py`. Empty:
             calls are JSON.
         names_first: a call is a name, text without braces, and the arguments as a JSON object.
+        is_python: calls are Python's, one or a list of them up to the closing marker, see `python_calls.py`.
         has_tags: a call is `<function=name>` with tagged parameters, see `tagged_object.py`.
     """
 
@@ -57,6 +58,7 @@ class ToolCallFormat:
     quote: str = ""
     names_first: bool = False
     has_tags: bool = False
+    is_python: bool = False
 
 
 HERMES = ToolCallFormat("hermes", "<tool_call>", True, closing="</tool_call>")
@@ -73,9 +75,17 @@ HARMONY = ToolCallFormat("harmony", "<|channel|>commentary to=functions.", True,
 """gpt-oss: `… to=functions.name <|constrain|>json<|message|>{…}`."""
 GEMMA = ToolCallFormat("gemma", "<|tool_call>", True, closing="<tool_call|>", quote='<|"|>')
 """Gemma 4."""
+PHI = ToolCallFormat("phi", "<|tool_call|>", True, closing="<|/tool_call|>")
+"""Phi-4-mini, with a list of objects."""
+LFM = ToolCallFormat("lfm", "<|tool_call_start|>", True, closing="<|tool_call_end|>", is_python=True)
+"""LFM2."""
+OLMO = ToolCallFormat("olmo", "<function_calls>", True, closing="</function_calls>", is_python=True)
+"""OLMo 3."""
 GENERIC = ToolCallFormat("generic", "```json", False, closing="```", separators=",;")
 """The format of `tools_system_prompt` and `tool_choice_schema`: nothing but JSON, fenced or not."""
-FORMATS = {item.name: item for item in (HERMES, QWEN, LLAMA, MISTRAL, MISTRAL_ARGS, HARMONY, GEMMA, GENERIC)}
+_BY_MARKER = (HERMES, MISTRAL, LLAMA, GEMMA, PHI, LFM, OLMO)
+"""Chosen by their opening markers."""
+FORMATS = {item.name: item for item in (*_BY_MARKER, QWEN, MISTRAL_ARGS, HARMONY, GENERIC)}
 
 
 def uses_tools(chat_template: str | None) -> bool:
@@ -91,7 +101,7 @@ def choose_format(chat_template: str | None, tokenizer: "Tokenizer | None" = Non
     chosen = GENERIC
     if uses_tools(chat_template):
         text = chat_template or ""
-        chosen = next((item for item in (HERMES, MISTRAL, LLAMA, GEMMA) if item.opening in text), GENERIC)
+        chosen = next((item for item in _BY_MARKER if item.opening in text), GENERIC)
         if chosen is HERMES and TAGGED_CALL in text:
             chosen = QWEN
         if chosen is MISTRAL and "[ARGS]" in text:

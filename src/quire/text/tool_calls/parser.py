@@ -18,6 +18,7 @@ from quire.text.stop_strings import begun_len
 from quire.text.tool_calls.bare_object import BareObject
 from quire.text.tool_calls.formats import BARE_CALL, TAGGED_CALL, ToolCallFormat
 from quire.text.tool_calls.pieces import Pieces, Reading
+from quire.text.tool_calls.python_calls import python_calls
 from quire.text.tool_calls.tagged_object import TaggedObject
 
 _NON_BLANK = re.compile(r"\S")
@@ -144,6 +145,8 @@ class ToolCallParser:
             is_call = False
             if self._format.quote or self._format.has_tags:
                 is_call = yield from self._read_bare_call()
+            elif self._format.is_python:
+                is_call = yield from self._read_python_calls()
             elif self._format.names_first:
                 is_call = yield from self._read_named_call()
             elif character == "{":
@@ -285,6 +288,25 @@ class ToolCallParser:
             if depth == 0:
                 break
         self._end_streaming()
+        return True
+
+    def _read_python_calls(self) -> Reading:
+        """Read to the closing marker or the end. Return False unless all of it is calls of tools."""
+        pieces, first, closing = self._pieces, len(self._held), self._format.closing
+        while True:
+            found = pieces.text.find(closing, pieces.position)
+            end = found if found >= 0 else len(pieces.text) - begun_len(pieces.text, closing, pieces.position)
+            self._hold(end - pieces.position)
+            if found >= 0 or pieces.is_ended:
+                break
+            yield
+        calls = python_calls("".join(self._held[first:]))
+        if not calls or not all(self._is_tool(name) for name, _ in calls):
+            return False
+        for name, arguments in calls:
+            self._start_call(name)
+            self._held.append(arguments)
+            self._give_arguments()
         return True
 
     def _read_bare_call(self) -> Reading:
