@@ -15,7 +15,7 @@ from quire.errors import UnsupportedModelError
 from quire.insight.importance import measure_importance
 from quire.models.hf_wrapper import language_model
 from quire.models.registry import ModelRegistry, model_types
-from quire.runtime.loader import renamed
+from quire.runtime.loader import renamed, used_tensors
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.gguf_export import architecture_for, completed, describe_config, name_tensors
 from quire.weights.quantize import Source, quantize_gguf
@@ -60,6 +60,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 OTHERWISE = {"gemma2", "gemma3", "qwen35", "olmo3", "deepseek2", "deepseek2, sigmoid"}
 """Not read and written with the same config or tensors."""
+PREDICT_FURTHER = {
+    "qwen3_next": ["mtp.fc.weight"], "qwen3_5": ["mtp.fc.weight"], "deepseek_v3": ["model.layers.2.eh_proj.weight"],
+}  # fmt: skip
+"""Tensors of published models for tokens behind the next, which are left out."""
 WHOLE_STACKS = ("gpt_oss", "gemma4_text")
 """Published with all experts of a layer in one tensor."""
 WITH_STATE = ("mamba2", "granitemoehybrid", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe")
@@ -70,7 +74,9 @@ def published(model_type: str, fields: dict[str, Any]) -> Pair:
     """Return a pair whose checkpoint has each expert's matrices apart, if they are published so."""
     pair = Pair(model_type, fields)
     if model_type not in WHOLE_STACKS:
-        pair.checkpoint = make_checkpoint(pair.hf_config, dict(matrices(pair.oracle.state_dict())))
+        state = dict(matrices(pair.oracle.state_dict()))
+        state |= {name: torch.ones(2, 2) for name in PREDICT_FURTHER.get(model_type, ())}
+        pair.checkpoint = make_checkpoint(pair.hf_config, state)
     return pair
 
 
@@ -82,8 +88,7 @@ def export(pair: Pair) -> tuple[Source, dict[str, Any]]:
     segments, read = getattr(model, "renamed_segments", {}), model.Config.from_hf(hf_config)
     config = completed(hf_config, read)
     keys, factors = describe_config(config, read)
-    tensors = {renamed(name, segments): tensor for name, tensor in stored.items()}
-    named = name_tensors(config, read, tensors, lambda name: renamed(name, segments))
+    named = name_tensors(config, read, used_tensors(hf_config, stored), lambda name: renamed(name, segments))
     return from_tensors(keys, named, factors), keys
 
 

@@ -87,7 +87,7 @@ def open_source(files: "ModelFiles") -> "Source":
     """
     from quire.models.hf_wrapper import language_model
     from quire.models.registry import ModelRegistry
-    from quire.runtime.loader import renamed
+    from quire.runtime.loader import renamed, used_tensors
     from quire.text.gguf_export import describe_tokenizer
     from quire.weights.checkpoint import open_checkpoint
     from quire.weights.gguf_config import sampling_keys
@@ -112,8 +112,7 @@ def open_source(files: "ModelFiles") -> "Source":
     keys["general.name"] = files.path.name
     keys |= sampling_keys(checkpoint.generation_config)
     segments = getattr(model, "renamed_segments", {})
-    tensors = {renamed(name, segments): tensor for name, tensor in stored.items()}
-    named = name_tensors(config, expected, tensors, lambda name: renamed(name, segments))
+    named = name_tensors(config, expected, used_tensors(hf_config, stored), lambda name: renamed(name, segments))
     source = from_tensors(keys, named, factors)
     found = read_back(source, keys)
     other = ModelRegistry.resolve(found)

@@ -110,7 +110,7 @@ class GPT2LMHeadModel(nn.Module):
     def __init__(self, config: GPT2Config, group: Group = SINGLE) -> None:
         super().__init__()
         self.config = config
-        self.ignored_tensors = (r"attn\.(masked_)?bias$", *([r"^lm_head\."] if config.tie_word_embeddings else []))
+        self.ignored_tensors = (r"\.attn\.(masked_)?bias$", *([r"^lm_head\."] if config.tie_word_embeddings else []))
         self.wte = VocabParallelEmbedding(config.vocab_size, config.hidden_size, group)
         self.wpe = Embedding(config.context_len, config.hidden_size)
         self.h = nn.ModuleList(GPT2Layer(config, index, group) for index in range(config.num_layers))

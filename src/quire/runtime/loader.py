@@ -219,6 +219,16 @@ def renamed(name: str, segments: Mapping[str, str]) -> str:
     return name
 
 
+def used_tensors(hf_config: Mapping[str, Any], tensors: Mapping[str, WeightTensor]) -> dict[str, WeightTensor]:
+    """Return the stored tensors that the model of a config does not ignore, under the names that it makes of theirs."""
+    with torch.device("meta"):
+        model: Any = make_model(hf_config)
+    ignored = [re.compile(pattern) for pattern in getattr(model, "ignored_tensors", ())]
+    segments: Mapping[str, str] = getattr(model, "renamed_segments", {})
+    used = (name for name in tensors if not any(pattern.search(name) for pattern in ignored))
+    return {renamed(name, segments): tensors[name] for name in used}
+
+
 def in_model_order(model: Any, name: str, tensor: WeightTensor) -> WeightTensor:
     """A stored tensor with the rows and values of its parameter, where the model says that they are stored otherwise.
 

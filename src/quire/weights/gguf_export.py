@@ -189,10 +189,7 @@ def name_tensors(
         used |= set(parts)
         stored = [_in_file_order(tensors[part], name, architecture, head_size) for part in parts]
         found[name] = (None if "*" in hf_name else hf_name.replace("_rows.", "."), stored)
-    heads = ("lm_head.weight", "embed_out.weight") if config.get("tie_word_embeddings") else ()
-    harmless = ("inv_freq", ".attn.bias", ".masked_bias", "attention.bias", *heads)  # biases: masks, of old files
-    left = [name for name in tensors if name not in used and not name.endswith(harmless)]
-    if left:
+    if left := [name for name in tensors if name not in used]:
         raise UnsupportedModelError(f"tensor {left[0]} has no GGUF name here; use llama.cpp's converter")
     return found
 
