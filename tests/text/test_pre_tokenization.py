@@ -76,6 +76,8 @@ def test_pieces_joined_are_the_text(name: str, text: str) -> None:
     ("name", "expected"),
     [
         ("deepseek-v3", ["I", "'ve", " ", "123", "4", " it", "'S", " ok", "!\n"]),
+        ("deepseek-llm", ["I", "'", "ve", " ", "1", "2", "3", "4", " it", "'", "S", " ok", "!", "\n"]),
+        ("lfm2", ["I", "'ve", " ", "123", "4", " it", "'S", " ok", "!\n"]),
         ("default", ["I", "'", "ve", " ", "123", "4", " it", "'", "S", " ok", "!", "\n"]),
     ],
 )

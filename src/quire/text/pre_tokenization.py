@@ -35,6 +35,17 @@ _DEEPSEEK3 = (
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"
 )
 _CJK = "[一-龥\u3040-ゟ゠-ヿ]+"
+_DEEPSEEK_CASED = (
+    "41-5A 61-7A B5 C0-D6 D8-F6 F8-1BA 1BC-1BF 1C4-293 295-2AF 370-373 376-377 37B-37D 37F 386 388-38A 38C 38E-3A1 "
+    "3A3-3F5 3F7-481 48A-52F 531-556 10A0-10C5 13A0-13F5 13F8-13FD 1C90-1CBA 1CBD-1CBF 1D00-1D2B 1D6B-1D77 "
+    "1D79-1D9A 1E00-1F15 1F18-1F1D 1F20-1F45 1F48-1F4D 1F50-1F57 1F59 1F5B 1F5D 1F5F-1F7D 1F80-1FB4 1FB6-1FBC 1FBE "
+    "1FC2-1FC4 1FC6-1FCC 1FD0-1FD3 1FD6-1FDB 1FE0-1FEC 1FF2-1FF4 1FF6-1FFC 2102 2107 210A-2113 2115 2119-211D 2124 "
+    "2126 2128 212A-212D 212F-2134 2139 213C-213F 2145-2149 214E 2183-2184 2C00-2C7B 2C7E-2CE4 2CEB-2CEE 2CF2-2CF3 "
+    "A640-A66D A680-A69B A722-A76F A771-A787 A78B-A78E AB70-ABBF FB00-FB06 FB13-FB17 FF21-FF3A FF41-FF5A "
+    "10400-1044F 104B0-104D3 104D8-104FB 10C80-10CB2 10CC0-10CF2 118A0-118DF 1E900-1E943"
+)
+"""Letters with two cases as DeepSeek-V2's tokenizer lists them, which are fewer than Unicode has now."""
+_DEEPSEEK_LETTERS = "".join("-".join(chr(int(end, 16)) for end in part.split("-")) for part in _DEEPSEEK_CASED.split())
 _DEEPSEEK_CJK = "[一-龥ࠀ-一가-\ud7ff]+"
 
 
@@ -74,6 +85,7 @@ PRE_TOKENIZATIONS: dict[str, PreTokenization] = {
     "llama3": _LLAMA3_RULES,
     "llama-v3": _LLAMA3_RULES,
     "llama-bpe": _LLAMA3_RULES,
+    "lfm2": _LLAMA3_RULES,
     "smaug-bpe": _CL100K_RULES,
     "dbrx": _CL100K_RULES,
     "glm4": _CL100K_RULES,
@@ -84,6 +96,16 @@ PRE_TOKENIZATIONS: dict[str, PreTokenization] = {
     "tekken": PreTokenization((_TEKKEN,), ignore_merges=True, adds_bos=True),
     "gpt-4o": _GPT4O_RULES,
     "llama4": _GPT4O_RULES,
+    "deepseek-llm": PreTokenization(
+        (
+            r"[\r\n]",
+            rf"\s?[{_DEEPSEEK_LETTERS}]+",
+            "\\s?[!-/:-~！-／：-～‘-‟\u3000-。]+",
+            r"\s+$",
+            _DEEPSEEK_CJK,
+            r"\p{N}",
+        )
+    ),
     "deepseek-coder": PreTokenization((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_CJK, r"\p{N}")),
     "deepseek-v3": PreTokenization((r"\p{N}{1,3}", _CJK, _DEEPSEEK3)),
 }
