@@ -86,6 +86,7 @@ PRE_TOKENIZATIONS: dict[str, PreTokenization] = {
     "llama-v3": _LLAMA3_RULES,
     "llama-bpe": _LLAMA3_RULES,
     "lfm2": _LLAMA3_RULES,
+    "pixtral": _LLAMA3_RULES,
     "smaug-bpe": _CL100K_RULES,
     "dbrx": _CL100K_RULES,
     "glm4": _CL100K_RULES,
