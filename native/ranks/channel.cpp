@@ -66,8 +66,7 @@ bool receive_rows(const Channel& channel, std::byte* rows, int64_t num_rows, int
   const uint32_t* sent = word_at(channel, 1);
   uint32_t* received = word_at(channel, 2);
   return for_pieces(
-      channel, *received, num_rows, row_bytes,
-      [&](uint32_t piece) { return wait_for(channel, sent, piece + 1); },
+      channel, *received, num_rows, row_bytes, [&](uint32_t piece) { return wait_for(channel, sent, piece + 1); },
       [&](const std::byte* slot, int64_t row, int64_t first, int64_t bytes) {
         std::memcpy(rows + row * stride + first, slot, static_cast<size_t>(bytes));
       },

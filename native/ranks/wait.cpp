@@ -13,13 +13,12 @@
 namespace quire {
 namespace {
 
-constexpr int kYields = 20'000;  // some 10 ms
+constexpr int kYields = 20'000;          // some 10 ms
 constexpr int kYieldsBetweenLooks = 16;  // at the word that says that the ranks have given up
 
 }  // namespace
 
-bool wait_for_word(const uint32_t* word, uint32_t value, const uint32_t* gave_up, int32_t num_spins,
-                   int32_t sleep_us) {
+bool wait_for_word(const uint32_t* word, uint32_t value, const uint32_t* gave_up, int32_t num_spins, int32_t sleep_us) {
   const auto is_there = [&] { return static_cast<int32_t>(read_word(word) - value) >= 0; };
   for (int i = 0; i < num_spins; ++i) {
     if (is_there()) return true;

@@ -26,7 +26,7 @@ from quire.parallel.tensor_parallel import create_executor
 from quire.resolve import resolve
 from quire.runtime.hardware import detect_hardware
 from quire.runtime.plan.packed_weights import kept_bytes
-from quire.runtime.plan.stored_plan import make_model_config
+from quire.runtime.plan.stored_plan import ConfigSource
 from quire.runtime.tuning import tuned
 from quire.text.tokenizer import Tokenizer
 from quire.weights.checkpoint import Checkpoint, open_checkpoint, read_pooling
@@ -96,9 +96,7 @@ def resolve_config(options: EngineOptions, checkpoint: Checkpoint, hardware: Har
 
     Raises: ConfigError, UnsupportedModelError, CapacityError.
     """
-    model = make_model_config(
-        checkpoint.hf_config, checkpoint.generation_config, options.hf_overrides, options.model_impl
-    )
+    model = ConfigSource.of(options, checkpoint).make()
     if checkpoint.tensors:
         model = replace(model, stored_bytes=kept_bytes(checkpoint.tensors.values()))
     if checkpoint.format != "gguf":

@@ -1,7 +1,7 @@
 """Main program of the ranks above 0: `python -m quire.parallel.rank_child SOCKET MEMORY PARENT`.
 
 SOCKET: a file descriptor, one end of a socket pair with rank 0. MEMORY: that of the memory that the ranks of a plan
-share. PARENT: the process id of rank 0. The process ends at once when rank 0 closes its end or dies; after a `Stop` it
+share. PARENT: the process id of rank 0. The process ends at once when rank 0 closes its end or dies; after `STOP` it
 first writes the last blocks of its disk tier.
 Next to read: `rank_processes.py`, the other end.
 """

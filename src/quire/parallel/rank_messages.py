@@ -49,7 +49,7 @@ class StartRank(msgspec.Struct, array_like=True):
 
 
 class Step(msgspec.Struct, array_like=True):
-    """Message in shared memory: compute this step, as rank 0 does. `yielded`: ids and tokens of steps since the last."""
+    """Message in shared memory: compute this step. `yielded`: ids and tokens of steps since the last."""
 
     output: SchedulerOutput
     yielded: tuple[tuple[int, dict[str, tuple[int, ...]]], ...] = ()

@@ -1,5 +1,8 @@
 """`RankProcesses`: starts the processes of the ranks above 0, sends them steps, and notices when one of them ends.
 
+Steps go through shared memory. A socket to each rank carries its first message and what it reports, and tells each side
+of the other's end.
+
 One thread starts the processes and waits for their messages and their ends: the system kills them when that thread
 ends, however it ends. The first failure of a rank ends all others. Next to read: `rank_child.py`, the other end.
 """

@@ -148,8 +148,7 @@ ONE_RANK = Links()
 
 
 class RankMemory:
-    """Memory that the ranks of `num_stages` stages share on one machine: an exchange per stage, then the channels between
-    stages, and one from rank 0 to each other rank.
+    """Memory that the ranks of `num_stages` stages share on one machine: an exchange per stage, then the channels.
 
     Attributes: `fd`: its file descriptor, open as long as this object lives; `path`: where other processes may open it.
     """
@@ -202,7 +201,10 @@ class RankMemory:
     def _channels(self, num_spins: int) -> list[_native.Channel]:
         """Return the channels of all ranks to the next stage, in the order of the stages, then those of messages."""
         first = self._address + self._num_stages * self._exchange_bytes
-        return [_native.Channel(first + index * _native.channel_bytes(), num_spins) for index in range(self._num_links + self._num_ranks - 1)]
+        return [
+            _native.Channel(first + index * _native.channel_bytes(), num_spins)
+            for index in range(self._num_links + self._num_ranks - 1)
+        ]
 
 
 def stage_of(rank: int, num_stages: int, group_size: int) -> tuple[int, int]:

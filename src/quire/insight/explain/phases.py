@@ -7,7 +7,7 @@ Next to read: `device.py`.
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -51,6 +51,7 @@ class MergeBest(Instruction):
     num_best: int
 
     def emit(self, to: Emitter) -> None:
+        """See `Instruction`."""
         raise NotImplementedError("ranks merge outside of the plan: runtime/ranks.py")
 
     def cost(self, step: StepShape) -> Cost:
@@ -67,7 +68,7 @@ class Phase:
     config: EngineConfig
     rank: RankModel
     device: Device
-    params: SamplingParams = SamplingParams()
+    params: SamplingParams = field(default_factory=SamplingParams)
 
     @cached_property
     def instructions(self) -> list[tuple[Instruction, StepShape]]:
