@@ -95,9 +95,8 @@ def _serve(start: StartRank, memory_fd: int, is_stopping: threading.Event, conne
         try:
             message = decoder.decode(messages.receive())
         except EngineDeadError:
-            if is_stopping.is_set():
-                return worker.cache.close()
-            raise
+            is_stopping.wait()  # without `STOP` rank 0 closes the socket, and `_watch` ends this process
+            return worker.cache.close()
         result = worker.follow(message.output, message.yielded)
         if result.transfers is not None:
             _send(connection, BlocksMoved(result.step_id, result.transfers))
