@@ -46,7 +46,7 @@ class Op:
 
 @dataclass(eq=False, frozen=True, slots=True)
 class MergeBest(Instruction):
-    """What ranks of a plan do in place of an `AllGather` if `num_best` logits of a row decide its token."""
+    """Exchange of the `num_best` best logits of each row, which ranks of a plan do in place of an `AllGather`."""
 
     num_best: int
 
