@@ -28,6 +28,13 @@ def test_a_request_alone_takes_the_times_of_its_steps() -> None:
     assert job.last_s - job.first_s == pytest.approx(sum(decodes))
 
 
+def test_front_end_keeps_the_core_from_the_next_step() -> None:
+    (job,) = Cluster.build(TIMES, CONFIG, 1, front_s=0.001).run([Job(2.0, list(range(100)), 5)])
+    (alone,) = Cluster.build(TIMES, CONFIG, 1).run([Job(2.0, list(range(100)), 5)])
+    assert job.ttft_s == pytest.approx(alone.ttft_s)
+    assert job.last_s - job.first_s == pytest.approx(alone.last_s - alone.first_s + 4 * 0.001)
+
+
 def test_requests_of_one_replica_share_its_steps_and_those_of_two_do_not() -> None:
     def jobs() -> list[Job]:
         return [Job(0.0, [index + 1] * 100, 20) for index in range(2)]

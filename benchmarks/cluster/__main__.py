@@ -13,6 +13,7 @@ import math
 import os
 import random
 import statistics
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -141,6 +142,13 @@ def same_arrivals(rate: float, number: int, prompt_len: float) -> list[Job]:
     ]
 
 
+def front_end_s(server: ServerProcess, num_replicas: int) -> float:
+    """Return processor seconds of the server's processes without engines, and of this one if it shares their cores."""
+    others = [item for item in server.processes() if "quire.engine.process.child" not in item.cmdline()]
+    own_s = time.process_time() if num_replicas == len(os.sched_getaffinity(0)) else 0.0
+    return own_s + sum(sum(item.cpu_times()[:2]) for item in others)
+
+
 def measured_table(model: str, times: StepTimes, config: SchedulerConfig, rates: Sequence[float]) -> list[list[Any]]:
     """Measure one and two local replicas, a core each, and simulate the same load."""
     rows: list[list[Any]] = []
@@ -154,10 +162,12 @@ def measured_table(model: str, times: StepTimes, config: SchedulerConfig, rates:
             put_load(endpoint, Load(concurrency=2 * number), bodies.take(8 * number), seed=1)
             for rate in (number * rate for rate in rates):
                 bodies_of_rate = bodies.take(int(MEASURED_S * rate))
+                before_s = front_end_s(server, number)
                 found = put_load(endpoint, Load(rate=rate), bodies_of_rate, seed=1)
+                front_s = (front_end_s(server, number) - before_s) / sum(answer.num_tokens for answer in found.good)
                 trace = same_arrivals(rate, len(bodies_of_rate), statistics.median(
                     answer.num_prompt_tokens for answer in found.good))  # fmt: skip
-                expected = summary(Cluster.build(times, config, number).run(trace))
+                expected = summary(Cluster.build(times, config, number, front_s=front_s).run(trace))
                 per_token = [
                     (answer.chunk_times[-1] - answer.chunk_times[0]) / (answer.num_tokens - 1) for answer in found.good
                 ]
@@ -165,7 +175,9 @@ def measured_table(model: str, times: StepTimes, config: SchedulerConfig, rates:
                     "ttft_p50": found.percentile_ms("ttft", 50), "ttft_p95": found.percentile_ms("ttft", 95),
                     "token_ms": 1000 * statistics.median(per_token), "tokens_per_s": found.tokens_per_s,
                 }  # fmt: skip
-                rows.append([number, rate, *(f"{expected[name]:.0f} / {seen[name]:.0f}" for name in expected)])
+                rows.append(
+                    [number, rate, 1e6 * front_s, *(f"{expected[name]:.0f} / {seen[name]:.0f}" for name in expected)]
+                )
         finally:
             server.kill()
     return rows
@@ -198,6 +210,7 @@ def main(words: Sequence[str] | None = None) -> None:
         header = [
             "replicas",
             "requests/s",
+            "front end µs per token",
             *(f"{name}, simulated / measured" for name in ("TTFT p50 ms", "TTFT p95 ms", "ms per token", "tokens/s")),
         ]
         add("Simulated beside measured", header, measured_table(options.model, times, config, (1.0, 3.0)))

@@ -1,8 +1,9 @@
 """Simulation of replicas behind a router, in virtual time: Quire's own scheduler and placement, measured step times.
 
 Only the model is not computed. A step's seconds come from `StepTimes`; the scheduler decides it as it does in a server,
-prefix cache, chunked prefill and multi-step decode included. Not simulated: HTTP, tokenizing, and the time that a
-message takes. Next to read: `step_times.py`; `__main__.py` asks the questions.
+prefix cache, chunked prefill and multi-step decode included. HTTP and tokenizing take a constant time of a replica's
+core per token. Not simulated: the time that a process waits for a core.
+Next to read: `step_times.py`; `__main__.py` asks the questions.
 """
 
 import heapq
@@ -64,14 +65,19 @@ class _Candidate(Prompt):
 
 
 class SimulatedReplica:
-    """A scheduler, and an executor that computes nothing but takes time. `tell` gets each job's new tokens."""
+    """A scheduler, and an executor that computes nothing but takes time. `tell` gets each job's new tokens.
 
-    def __init__(self, config: SchedulerConfig, times: StepTimes, tell: Callable[[str, int, float], None]) -> None:
+    `front_s`: seconds of the replica's core per token that server, router and client take.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, times: StepTimes, tell: Callable[[str, int, float], None], front_s: float = 0.0
+    ) -> None:
         self.now_s = 0.0
         self.scheduler = Scheduler(config, clock=lambda: self.now_s)
         self.received: set[str] = set()
         self.wakes_at: float | None = None
-        self._times = times
+        self._times, self._front_s = times, front_s
         self._tell = tell
         self._pace = Pace()
         self._output: SchedulerOutput | None = None
@@ -126,9 +132,10 @@ class SimulatedReplica:
         )  # fmt: skip
         for update in updates:
             self._tell(update.request.request_id, len(update.new_token_ids), now_s)
-        self._start()
+        self._start(self._front_s * sum(len(update.new_token_ids) for update in updates))
 
-    def _start(self) -> None:
+    def _start(self, busy_s: float = 0.0) -> None:
+        """Start a step, `busy_s` seconds from now."""
         output = self.scheduler.schedule(None, self._pace.step_tokens)
         self._output = output if output.scheduled else None
         self.wakes_at = None
@@ -136,8 +143,8 @@ class SimulatedReplica:
             seconds = self._times.seconds(work_of(output, self.received))
             most = max(item.max_new_tokens for item in output.scheduled)
             self._iteration_s = seconds if most > 1 else 0.0
-            self._started_s = self.now_s
-            self.wakes_at = self.now_s + seconds * max(1, min(most, int(STEP_S / seconds)))
+            self._started_s = self.now_s + busy_s
+            self.wakes_at = self._started_s + seconds * max(1, min(most, int(STEP_S / seconds)))
 
 
 @dataclass(slots=True)
@@ -158,12 +165,12 @@ class Cluster:
     @classmethod
     def build(
         cls, times: StepTimes, config: SchedulerConfig, num_replicas: int, *, num_decode: int = 0,
-        policy: str = "prefix", handover_s: float = 0.0,
+        policy: str = "prefix", handover_s: float = 0.0, front_s: float = 0.0,
     ) -> "Cluster":  # fmt: skip
-        """Make a cluster of equal replicas; `num_decode` more that only decode."""
+        """Make a cluster of equal replicas; `num_decode` more that only decode. `front_s`: see `SimulatedReplica`."""
         cluster = cls(policy=policy, handover_s=handover_s)
-        cluster.replicas = [SimulatedReplica(config, times, cluster._note) for _ in range(num_replicas)]
-        cluster.decode = [SimulatedReplica(config, times, cluster._note) for _ in range(num_decode)]
+        cluster.replicas = [SimulatedReplica(config, times, cluster._note, front_s) for _ in range(num_replicas)]
+        cluster.decode = [SimulatedReplica(config, times, cluster._note, front_s) for _ in range(num_decode)]
         return cluster
 
     def run(self, jobs: Sequence[Job]) -> list[Job]:

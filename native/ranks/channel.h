@@ -1,4 +1,4 @@
-// Memory through which one rank sends rows to another: a stage of a pipeline to the next.
+// Memory through which one rank sends rows to another: a stage of a pipeline to the next, and rank 0 its messages.
 //
 // Rows travel in pieces through a ring of slots. The sender waits only while all slots are full, so it may begin
 // another step before the receiver has read the last one.

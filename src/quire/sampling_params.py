@@ -137,6 +137,19 @@ class SamplingParams:
         return self.temperature < GREEDY_BELOW
 
     @property
+    def takes_logits_as_they_are(self) -> bool:
+        """True if nothing changes the logits before the draw, and no log-probabilities are returned."""
+        return (
+            self.logprobs is None and self.allowed_token_ids is None and not self.logit_bias and not self.bad_words
+            and self.repetition_penalty == 1 and not self.frequency_penalty and not self.presence_penalty
+            and self.structured_outputs is None
+        )  # fmt: skip
+
+    def num_best(self, vocab_size: int) -> int:
+        """Return the number of tokens of the largest logits that decide a draw: `top_k`, 1 if greedy; 0: all."""
+        return 1 if self.is_greedy else self.top_k if 0 < self.top_k < vocab_size else 0
+
+    @property
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple."""
         return tuple(self.stop or ())

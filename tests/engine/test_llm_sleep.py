@@ -46,6 +46,7 @@ def test_model_that_slept_gives_the_same_tokens(
         (before,) = llm.generate("hello", params, use_tqdm=False)
         with pytest.raises(RequestError, match="level must be 1 or 2"):
             llm.sleep(level=3)
+        tokenizer = llm.llm_engine.tokenizer
         for _ in range(2):
             llm.sleep()
             assert llm.is_sleeping()
@@ -57,3 +58,4 @@ def test_model_that_slept_gives_the_same_tokens(
         (after,) = llm.generate("hello", params, use_tqdm=False)
         assert after.outputs[0].token_ids == before.outputs[0].token_ids
         assert not llm.is_sleeping()
+        assert llm.llm_engine.tokenizer is tokenizer, "it is not read again"

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -207,19 +208,34 @@ def test_logits_without_a_choice_are_an_error_on_every_rank(
     assert not any(item.error is None for result in ranks.results for item in result.results)
 
 
-@pytest.mark.parametrize("top_k", [0, 5])
-def test_step_sums_twice_a_layer_and_once_for_the_embedding(top_k: int) -> None:
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize(
+    ("params", "num_best"),
+    [
+        ({"temperature": 1.0}, 0),
+        ({"temperature": 1.0, "top_k": 5}, 5),
+        ({"temperature": 1.0, "top_k": 5, "logprobs": 1}, 0),
+        ({"temperature": 1.0, "top_k": 20}, 0),
+        ({"temperature": 0.0}, 1),
+    ],
+)
+def test_step_sums_twice_a_layer_and_once_for_the_embedding(
+    params: dict[str, Any], num_best: int, num_ranks: int
+) -> None:
     """The bytes that the ranks exchange are those that `quire explain` predicts; with top_k, keys instead of logits."""
-    items = [*requests(temperature=1.0, top_k=top_k)[:-1], *requests(top_k=top_k)[-1:]]
-    names, sent, predicted = traffic(full_config("llama", WIDE), items)
-    rows, width, num_layers = sum(LENGTHS), WIDE["hidden_size"], 3
+    names, sent, predicted = traffic(full_config("llama", WIDE), params, num_ranks)
+    rows, width, num_layers, columns = sum(LENGTHS), WIDE["hidden_size"], 3, math.ceil(53 / num_ranks)
     sums = 2 * num_layers + 1
-    gathers = {} if top_k else {f"AllGather: x [{len(LENGTHS)}, 27] f32, out [{len(LENGTHS)}, 53] f32": 1}
+    gathers = {} if num_best else {f"AllGather: x [{len(LENGTHS)}, {columns}] f32, out [{len(LENGTHS)}, 53] f32": 1}
     assert names == {f"AllReduce: x [{rows}, {width}] f32, out [{rows}, {width}] f32": sums, **gathers}
-    of_logits = 4 * len(LENGTHS) * 27
-    assert predicted == 4 * sums * rows * width + of_logits
-    # Three rows have five keys, the greedy one has one.
-    assert sent == [predicted - of_logits + 8 * (3 * 5 + 1) if top_k else predicted] * 2
+    assert predicted == 4 * sums * rows * width + len(LENGTHS) * (8 * num_best or 4 * columns)
+    assert sent == [predicted] * num_ranks
+
+
+def test_rows_with_different_numbers_of_best_logits_are_merged_together() -> None:
+    items = [*requests(temperature=1.0, top_k=5)[:-1], *requests(temperature=0.0)[-1:]]
+    _, sent, predicted = traffic(full_config("llama", WIDE), {"top_k": 5}, 2, items)
+    assert sent == [predicted - 8 * 4] * 2
 
 
 @pytest.mark.parametrize("model_type", ["deepseek_v2", "granitemoehybrid", "qwen2_moe", "qwen3_next"])
@@ -231,7 +247,7 @@ def test_experts_and_shared_ones_are_summed_together(model_type: str) -> None:
     expected = tokens(generate(*make(hf_config, 1), requests()))
     for sizes in ((2, 1), (2, 1, True)):
         assert tokens(generate(*make(hf_config, *sizes), requests())) == expected
-    names, sent, predicted = traffic(hf_config, requests(temperature=1.0))
+    names, sent, predicted = traffic(hf_config, {"temperature": 1.0}, 2)
     sums = {name: count for name, count in names.items() if name.startswith("AllReduce")}
     rows, width = sum(LENGTHS), hf_config["hidden_size"]
     assert sums == {
@@ -240,22 +256,25 @@ def test_experts_and_shared_ones_are_summed_together(model_type: str) -> None:
     assert sent == [predicted] * 2
 
 
-def traffic(hf_config: dict[str, Any], items: list[Request]) -> tuple[Counter[str], list[int], int]:
-    """Compute all prompts in one step of two ranks.
+def traffic(
+    hf_config: dict[str, Any], params: dict[str, Any], num_ranks: int, items: Sequence[Request] = ()
+) -> tuple[Counter[str], list[int], int]:
+    """Compute all prompts in one step; `items`: others than requests with these parameters.
 
-    Returns: names of the collectives that ran, the bytes that each rank sent, and the bytes predicted if it gathers.
+    Returns: names of the collectives that ran, the bytes that each rank sent, and the bytes predicted.
     """
-    config, ranks = make(hf_config, 2)
+    config, ranks = make(hf_config, num_ranks)
     assert isinstance(ranks, ThreadRanks)
     scheduler = Scheduler(config.scheduler)
-    for request in items:
+    for request in items or requests(**params):
         scheduler.add_request(request)
     ranks.submit(msgspec.structs.replace(output := scheduler.schedule(), times_ops=True))
     names = Counter(op.name for op in ranks.collect().op_times if op.name.startswith("All"))
     assert output.num_tokens == sum(LENGTHS)
     step = StepShape(tuple((0, count) for count in LENGTHS), len(LENGTHS), KvFormat.f32)
-    rank = trace_rank(make_config(hf_config), random_checkpoint(hf_config), 2)
-    predicted = Phase("", step, config, rank, Device(config.hardware, MachineLimits(0.0, {}), ""))
+    rank = trace_rank(make_config(hf_config), random_checkpoint(hf_config), num_ranks)
+    device = Device(config.hardware, MachineLimits(0.0, {}), "")
+    predicted = Phase("", step, config, rank, device, SamplingParams(**params))
     return names, [each.exchange.bytes_sent for each in ranks.links if each.exchange], predicted.bytes_sent
 
 

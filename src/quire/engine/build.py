@@ -26,7 +26,7 @@ from quire.parallel.tensor_parallel import create_executor
 from quire.resolve import resolve
 from quire.runtime.hardware import detect_hardware
 from quire.runtime.plan.packed_weights import kept_bytes
-from quire.runtime.plan.stored_plan import make_model_config
+from quire.runtime.plan.stored_plan import ConfigSource
 from quire.runtime.tuning import tuned
 from quire.text.tokenizer import Tokenizer
 from quire.weights.checkpoint import Checkpoint, open_checkpoint, read_pooling
@@ -52,9 +52,12 @@ class StartupTimes(dict[str, float]):
 
 
 def build_engine(
-    options: EngineOptions, *, progress: Progress | None = None, hardware: Hardware | None = None
-) -> LLMEngine:
-    """Load a model and make an engine for it. `progress` is told of downloads; `hardware`: instead of what is found.
+    options: EngineOptions, *, progress: Progress | None = None, hardware: Hardware | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> LLMEngine:  # fmt: skip
+    """Load a model and make an engine for it.
+
+    `progress` is told of downloads; `hardware`: instead of what is found; `tokenizer`: of an engine with these options.
 
     Raises: ConfigError, ModelError, CapacityError.
     """
@@ -76,7 +79,7 @@ def build_engine(
         config = resolve_config(options, checkpoint, hardware)
     _log_decisions(config)
     with ThreadPoolExecutor(1, "quire-tokenizer") as pool:
-        tokenizer_loading = pool.submit(_timed_tokenizer, options.tokenizer, checkpoint, config.model.vocab_size)
+        tokenizer_loading = pool.submit(_timed_tokenizer, tokenizer, options, checkpoint, config.model.vocab_size)
         grammars = GrammarCompiler(lambda: make_vocabulary(config.model, tokenizer_loading.result()[0]))
         with times.phase("weights and cache"):
             executor = create_executor(config, checkpoint, progress, grammars)
@@ -96,9 +99,7 @@ def resolve_config(options: EngineOptions, checkpoint: Checkpoint, hardware: Har
 
     Raises: ConfigError, UnsupportedModelError, CapacityError.
     """
-    model = make_model_config(
-        checkpoint.hf_config, checkpoint.generation_config, options.hf_overrides, options.model_impl
-    )
+    model = ConfigSource.of(options, checkpoint).make()
     if checkpoint.tensors:
         model = replace(model, stored_bytes=kept_bytes(checkpoint.tensors.values()))
     if checkpoint.format != "gguf":
@@ -127,9 +128,12 @@ def _log_decisions(config: EngineConfig) -> None:
         )  # fmt: skip
 
 
-def _timed_tokenizer(source: str | None, checkpoint: Checkpoint, model_vocab_size: int) -> tuple[Tokenizer, float]:
+def _timed_tokenizer(
+    known: Tokenizer | None, options: EngineOptions, checkpoint: Checkpoint, model_vocab_size: int
+) -> tuple[Tokenizer, float]:
     started = time.perf_counter()
-    return load_tokenizer(checkpoint, source, model_vocab_size), time.perf_counter() - started
+    tokenizer = known or load_tokenizer(checkpoint, options.tokenizer, model_vocab_size)
+    return tokenizer, time.perf_counter() - started
 
 
 def _shut_down(reference: "weakref.ref[LLMEngine]") -> None:

@@ -237,7 +237,7 @@ class LLM(EngineHandle):
         if self.is_sleeping():
             from quire.engine.build import build_engine  # imports the kernels
 
-            self._attach(build_engine(self.llm_engine.config.options))
+            self._attach(build_engine(self.llm_engine.config.options, tokenizer=self.llm_engine.tokenizer))
 
     def is_sleeping(self) -> bool:
         """Return True between `sleep` and `wake_up`."""

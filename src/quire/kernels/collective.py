@@ -14,12 +14,15 @@ from quire.kernels.tracing import Call, Symbol
 
 @dataclass(frozen=True, slots=True)
 class RecordingGroup:
-    """A rank whose collectives record themselves in a trace. `value_bytes`: size of the values that are sent."""
+    """A rank whose collectives record themselves in a trace.
+
+    `ring_bytes`: size of the values that go round a ring of ranks; None: the ranks share memory, and fp32 values.
+    """
 
     rank: int
     size: int
-    value_bytes: int
     vocab_size: int
+    ring_bytes: int | None = None
 
     def all_reduce(self, x: Any) -> Any:
         """Record a sum over all ranks."""
@@ -30,31 +33,41 @@ class RecordingGroup:
         return self._record("all_gather", x, (min(self.size * x.num_columns, self.vocab_size),))
 
     def _record(self, operation: str, x: Symbol, sizes: tuple[int, ...]) -> Symbol:
-        return x.trace.record(operation, (x, self.size, self.value_bytes), sizes)
+        return x.trace.record(operation, (x, self.size, self.ring_bytes), sizes)
 
 
 @dataclass(eq=False, frozen=True, slots=True)
 class AllReduce(Instruction):
-    """out = the sum of x over `num_ranks` ranks, sent as values of `value_bytes` bytes; or with `add` out += it."""
+    """out = the sum of x over `num_ranks` ranks; or with `add` out += it. `ring_bytes`: see `RecordingGroup`."""
 
     x: Columns
     out: Buffer
     num_ranks: int
-    value_bytes: int
+    ring_bytes: int | None
     add: bool = False
 
     def emit(self, to: Emitter) -> None:
         x, out = to.rows(self.x), to.rows(self.out)
         to.push("all_reduce", x=x, out=out, width=self.x.width, exchange=to.exchange(), add=self.add)
 
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of a value that is sent."""
+        return self.ring_bytes or 4
+
     def num_bytes(self, step: StepShape) -> int:
         """Bytes of the result: T · width · bytes."""
         return step.num_tokens * self.out.width * self.value_bytes
 
     def cost(self, step: StepShape) -> Cost:
-        """See `Instruction`. A ring sends each value 2 (N - 1) / N times per rank (Patarasuk & Yuan 2009)."""
-        num_added = step.num_tokens * self.out.width if self.add else 0
-        return Cost(num_added, bytes_sent=2 * (self.num_ranks - 1) * self.num_bytes(step) // self.num_ranks)
+        """See `Instruction`. A rank writes its values once to shared memory.
+
+        A ring sends each value 2 (N - 1) / N times per rank (Patarasuk & Yuan 2009).
+        """
+        num_added, sent = step.num_tokens * self.out.width if self.add else 0, self.num_bytes(step)
+        if self.ring_bytes:
+            sent = 2 * (self.num_ranks - 1) * sent // self.num_ranks
+        return Cost(num_added, bytes_sent=sent)
 
 
 class AllGather(AllReduce):
@@ -68,7 +81,8 @@ class AllGather(AllReduce):
 
     def cost(self, step: StepShape) -> Cost:
         """See `Instruction`. A ring sends each share but one once per rank."""
-        return Cost(bytes_sent=(self.num_ranks - 1) * step.num_tokens * self.x.width * self.value_bytes)
+        num_times = self.num_ranks - 1 if self.ring_bytes else 1
+        return Cost(bytes_sent=num_times * step.num_tokens * self.x.width * self.value_bytes)
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -100,15 +114,15 @@ def _lower_norm(to: Lowering, call: Call) -> None:
 @lowers("all_reduce")
 def _lower_sum(to: Lowering, call: Call) -> None:
     """Fused with the sum: its addition to a residual that nothing else reads."""
-    x, num_ranks, value_bytes = call.arguments
+    x, num_ranks, ring_bytes = call.arguments
     source, users = to.columns(x), to.users(call)
     if len(users) == 1 and (sums := to.add_in_place(call, users[0], source.buffer)) is not None:
-        to.append(AllReduce(source, sums, num_ranks, value_bytes, add=True))
+        to.append(AllReduce(source, sums, num_ranks, ring_bytes, add=True))
     else:
-        to.append(AllReduce(source, to.result(call), num_ranks, value_bytes))
+        to.append(AllReduce(source, to.result(call), num_ranks, ring_bytes))
 
 
 @lowers("all_gather")
 def _lower_columns(to: Lowering, call: Call) -> None:
-    x, num_ranks, value_bytes = call.arguments
-    to.append(AllGather(to.columns(x), to.result(call), num_ranks, value_bytes))
+    x, num_ranks, ring_bytes = call.arguments
+    to.append(AllGather(to.columns(x), to.result(call), num_ranks, ring_bytes))

@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-from typing import Any
 
 import msgspec
 
@@ -20,7 +19,7 @@ from quire.parallel.frames import Failure
 from quire.parallel.rank_child import end_with
 from quire.parallel.rank_messages import StartRank
 from quire.runtime.links import RankMemory
-from quire.runtime.plan.stored_plan import lacks_model, make_model_config, missing_plans, store_plan
+from quire.runtime.plan.stored_plan import ConfigSource, missing_plans, store_plan
 from quire.runtime.ranks import make_group
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.model_cache import cache_directory
@@ -30,15 +29,6 @@ _NOT_KEPT = (
     "the plans of %d ranks cannot be kept in %s: each rank imports PyTorch and traces the model, which takes some"
     " 200 MB of memory more per rank; QUIRE_CACHE_DIR chooses another directory"
 )
-
-
-class DescribeModel(msgspec.Struct, tag="describe", array_like=True):
-    """Keep the `ModelConfig` of a model. Fields: see `make_model_config`."""
-
-    hf_config: dict[str, Any]
-    generation_config: dict[str, Any]
-    overrides: dict[str, Any] | None
-    model_impl: str
 
 
 class PlanRanks(msgspec.Struct, tag="plan", array_like=True):
@@ -51,12 +41,11 @@ class PlanRanks(msgspec.Struct, tag="plan", array_like=True):
 def describe_apart(options: EngineOptions, checkpoint: Checkpoint) -> None:
     """Keep the model's description, if it is to be kept and is not, without a model's code in this process.
 
-    Raises: as `make_model_config`.
+    Raises: as `ConfigSource.make`.
     """
-    overrides = None if options.hf_overrides is None else dict(options.hf_overrides)
-    hf_config, generation_config = dict(checkpoint.hf_config), dict(checkpoint.generation_config)
-    if lacks_model(hf_config, generation_config, overrides, options.model_impl):
-        _run(DescribeModel(hf_config, generation_config, overrides, options.model_impl))
+    task = ConfigSource.of(options, checkpoint)
+    if task.lacks_model():
+        _run(task)
 
 
 def plan_apart(config: EngineConfig, checkpoint: Checkpoint) -> None:
@@ -69,7 +58,7 @@ def plan_apart(config: EngineConfig, checkpoint: Checkpoint) -> None:
         logger.warning(_NOT_KEPT, len(missing), cache_directory() / "plans")
 
 
-def _run(message: DescribeModel | PlanRanks) -> bool:
+def _run(message: ConfigSource | PlanRanks) -> bool:
     """Run a task in a process of its own, and wait for it. Returns: True if it ended well. Raises: its QuireError.
 
     After a process that was killed, or failed otherwise, the ranks do the work, and raise what it raised.
@@ -89,19 +78,15 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller gets it too, and ends this process
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print is no answer
-    task = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=DescribeModel | PlanRanks)
+    task = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ConfigSource | PlanRanks)
     try:
-        _keep_model(task) if isinstance(task, DescribeModel) else _keep_plans(task)
+        task.make() if isinstance(task, ConfigSource) else _keep_plans(task)
     except QuireError as error:
         answer.write(msgspec.msgpack.encode(Failure.of(error)))
         answer.flush()
     except Exception:
         return 1
     return 0
-
-
-def _keep_model(task: DescribeModel) -> None:
-    make_model_config(task.hf_config, task.generation_config, task.overrides, task.model_impl)
 
 
 def _keep_plans(task: PlanRanks) -> None:

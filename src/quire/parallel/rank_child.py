@@ -1,7 +1,7 @@
 """Main program of the ranks above 0: `python -m quire.parallel.rank_child SOCKET MEMORY PARENT`.
 
 SOCKET: a file descriptor, one end of a socket pair with rank 0. MEMORY: that of the memory that the ranks of a plan
-share. PARENT: the process id of rank 0. The process ends at once when rank 0 closes its end or dies; after a `Stop` it
+share. PARENT: the process id of rank 0. The process ends at once when rank 0 closes its end or dies; after `STOP` it
 first writes the last blocks of its disk tier.
 Next to read: `rank_processes.py`, the other end.
 """
@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import logging
 import os
-import queue
 import signal
 import socket
 import sys
@@ -20,7 +19,7 @@ import msgspec
 
 from quire.errors import EngineDeadError, EngineError, QuireError
 from quire.parallel.frames import Failure, FrameReader, frame
-from quire.parallel.rank_messages import BlocksMoved, FromRank, RankFailed, RankLoaded, StartRank, Step, Stop, ToRank
+from quire.parallel.rank_messages import BlocksMoved, FromRank, RankFailed, RankLoaded, StartRank, Step
 
 logger = logging.getLogger("quire.parallel")
 RECEIVE_BYTES = 1 << 18
@@ -30,17 +29,18 @@ _PR_SET_PDEATHSIG = 1
 def main() -> int:
     """Entry point. Returns: the exit code."""
     connection, memory_fd, parent = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])
-    messages = _receive(connection, parent)
+    end_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.environ.pop("QUIRE_TRACE", None)  # rank 0 traces
     if level := os.environ.get("QUIRE_LOGGING_LEVEL"):
         logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
         logging.getLogger("quire").setLevel(level.upper())
-    start = messages.get()
-    assert isinstance(start, StartRank)
+    start = _receive(connection)
+    is_stopping = threading.Event()
+    threading.Thread(target=_watch, args=(connection, is_stopping), name="quire-watch", daemon=True).start()
     try:
-        _serve(start, memory_fd, messages, connection)
+        _serve(start, memory_fd, is_stopping, connection)
     except Exception as error:
         if not isinstance(error, EngineDeadError):  # which says that another rank is lost
             logger.error("rank %d fails", start.rank, exc_info=error)
@@ -58,30 +58,24 @@ def end_with(parent: int) -> None:
         os._exit(0)  # it died before
 
 
-def _receive(connection: socket.socket, parent: int) -> "queue.SimpleQueue[ToRank]":
-    """Return the messages of rank 0, which never waits for this rank to read them.
-
-    Ends this process as soon as rank 0 dies, or closes its end of the socket without a `Stop`.
-    """
-    end_with(parent)
-    messages: queue.SimpleQueue[ToRank] = queue.SimpleQueue()
-
-    def read() -> None:
-        reader, decoder = FrameReader(), msgspec.msgpack.Decoder(ToRank)
-        message: ToRank | None = None
-        try:
-            while data := connection.recv(RECEIVE_BYTES):
-                for message in map(decoder.decode, reader.feed(data)):
-                    messages.put(message)
-        finally:
-            if not isinstance(message, Stop):
-                os._exit(0)
-
-    threading.Thread(target=read, name="quire-receive", daemon=True).start()
-    return messages
+def _receive(connection: socket.socket) -> StartRank:
+    """Return the first message of rank 0. Ends this process if rank 0 closes its end of the socket."""
+    reader = FrameReader()
+    while data := connection.recv(RECEIVE_BYTES):
+        for message in reader.feed(data):
+            return msgspec.msgpack.decode(message, type=StartRank)
+    os._exit(0)
 
 
-def _serve(start: StartRank, memory_fd: int, messages: "queue.SimpleQueue[ToRank]", connection: socket.socket) -> None:
+def _watch(connection: socket.socket, is_stopping: threading.Event) -> None:
+    """Note `STOP`, or end this process as soon as rank 0 closes its end of the socket without it."""
+    with contextlib.suppress(OSError):
+        if connection.recv(1):
+            return is_stopping.set()
+    os._exit(0)
+
+
+def _serve(start: StartRank, memory_fd: int, is_stopping: threading.Event, connection: socket.socket) -> None:
     if start.cpus:
         os.sched_setaffinity(0, start.cpus)  # before any thread of the libraries
     from quire.runtime.links import RankMemory
@@ -96,11 +90,16 @@ def _serve(start: StartRank, memory_fd: int, messages: "queue.SimpleQueue[ToRank
         links = memory.links(start.rank, start.num_spins)
     worker = Worker(config, start.open_checkpoint(), links=links)
     _send(connection, RankLoaded(worker.cache.stored_blocks))
-    while isinstance(message := messages.get(), Step):
+    messages, decoder = memory.messages(start.num_spins)[start.rank - 1], msgspec.msgpack.Decoder(Step)
+    while True:
+        try:
+            message = decoder.decode(messages.receive())
+        except EngineDeadError:
+            is_stopping.wait()  # without `STOP` rank 0 closes the socket, and `_watch` ends this process
+            return worker.cache.close()
         result = worker.follow(message.output, message.yielded)
         if result.transfers is not None:
             _send(connection, BlocksMoved(result.step_id, result.transfers))
-    worker.cache.close()
 
 
 def _send(connection: socket.socket, message: FromRank) -> None:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from quire.weights.checkpoint import Checkpoint
 
 
-class StartRank(msgspec.Struct, tag="start", array_like=True):
-    """The first message: the model to load, and the rank's place in the memory that ranks share.
+class StartRank(msgspec.Struct, array_like=True):
+    """The first message, through the socket: the model to load, and the rank's place in the memory that ranks share.
 
     Fields:
         cpus: the only CPUs that the process may use; empty: any.
@@ -48,18 +48,15 @@ class StartRank(msgspec.Struct, tag="start", array_like=True):
         return open_checkpoint(self.files)
 
 
-class Step(msgspec.Struct, tag="step", array_like=True):
-    """Compute this step, as rank 0 does. `yielded`: ids and tokens of steps since the last."""
+class Step(msgspec.Struct, array_like=True):
+    """Message in shared memory: compute this step. `yielded`: ids and tokens of steps since the last."""
 
     output: SchedulerOutput
     yielded: tuple[tuple[int, dict[str, tuple[int, ...]]], ...] = ()
 
 
-class Stop(msgspec.Struct, tag="stop", array_like=True):
-    """Write the last blocks of the disk tier, then end the process."""
-
-
-ToRank = StartRank | Step | Stop
+STOP = b"\0"
+"""Sent by rank 0 before it closes the socket: write the last blocks of the disk tier, then end the process."""
 
 
 class RankLoaded(msgspec.Struct, tag="loaded", array_like=True):

@@ -1,5 +1,8 @@
 """`RankProcesses`: starts the processes of the ranks above 0, sends them steps, and notices when one of them ends.
 
+Steps go through shared memory. A socket to each rank carries its first message and what it reports, and tells each side
+of the other's end.
+
 One thread starts the processes and waits for their messages and their ends: the system kills them when that thread
 ends, however it ends. The first failure of a rank ends all others. Next to read: `rank_child.py`, the other end.
 """
@@ -21,13 +24,12 @@ import msgspec
 from quire.config import EngineConfig
 from quire.errors import EngineDeadError, QuireError
 from quire.parallel.frames import FrameReader, frame
-from quire.parallel.rank_messages import BlocksMoved, FromRank, RankFailed, RankLoaded, StartRank, Step, Stop
+from quire.parallel.rank_messages import STOP, BlocksMoved, FromRank, RankFailed, RankLoaded, StartRank, Step
 from quire.runtime.hardware import cpus_of_ranks
 from quire.runtime.links import ONE_RANK, RankMemory, spins_of
 from quire.weights.sources import ModelFiles
 
 logger = logging.getLogger("quire.parallel")
-SEND_BYTES = 4 << 20
 RECEIVE_BYTES = 1 << 16
 KILL_AFTER_S = 5.0
 
@@ -41,7 +43,6 @@ class _RankProcess:
         self.loaded: RankLoaded | None = None
         self.has_lost_others = False
         self.connection, theirs = socket.socketpair()
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
         self.reader, self.decoder = FrameReader(), msgspec.msgpack.Decoder(FromRank)
         with theirs:
             numbers = [str(number) for number in (theirs.fileno(), memory_fd, os.getpid())]
@@ -152,6 +153,7 @@ class RankProcesses(Ranks):
         num_spins = spins_of(self._num_ranks * config.threads_per_rank)
         self._memory = RankMemory.of(config)
         self.links, port = self._memory.links(0, num_spins), 0
+        self._messages = self._memory.messages(num_spins)
         self._store: Any = None
         if not config.uses_plan:
             from quire.runtime.torch_group import make_store
@@ -167,9 +169,14 @@ class RankProcesses(Ranks):
         self.check()
         path = str(files.path.absolute())
         for item in self._ranks:
-            self._send_to(item, StartRank(
+            start = StartRank(
                 item.rank, config.on_rank(item.rank), cpus[item.rank], num_spins, path, files.kind, files.name, port
-            ))  # fmt: skip
+            )
+            try:
+                item.connection.sendall(frame(start))
+            except OSError:
+                self._thread.join()  # it says how the process ended
+                self.check()
         if port:
             # Not by this thread, which a rank that ends before it has joined must not hold up.
             threading.Thread(target=self._join, args=(config, port), name="quire-join", daemon=True).start()
@@ -203,9 +210,9 @@ class RankProcesses(Ranks):
     def send(self, step: Step) -> None:
         """Send a step to all ranks. Raises: EngineDeadError if a rank is lost."""
         self.check()
-        data = frame(step)
-        for item in self._ranks:
-            self._send_to(item, data)
+        data = msgspec.msgpack.encode(step)
+        for channel in self._messages:
+            channel.send(data)
 
     @property
     def stored_blocks(self) -> list[set[tuple[int, bytes]]]:
@@ -219,7 +226,7 @@ class RankProcesses(Ranks):
         self._is_stopping = True
         for item in self._ranks:
             with contextlib.suppress(OSError):
-                item.connection.sendall(frame(Stop()))
+                item.connection.sendall(STOP)
 
     def stop(self) -> None:
         """End the processes; returns when they have ended. A second call does nothing."""
@@ -237,13 +244,6 @@ class RankProcesses(Ranks):
         self._store = None  # ends `_join` if it waits there for a rank
         for item in self._ranks:
             item.hang_up()
-
-    def _send_to(self, item: _RankProcess, message: StartRank | bytes) -> None:
-        try:
-            item.connection.sendall(message if isinstance(message, bytes) else frame(message))
-        except OSError:
-            self._thread.join()  # it says how the process ended
-            self.check()
 
     # --- The thread -----------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,11 +64,11 @@ class MemoryChannel:
     def __init__(self, native: _native.Channel) -> None:
         self._native = native
 
-    def send(self, rows: NDArray[np.float32]) -> None:
+    def send(self, rows: NDArray[Any]) -> None:
         """See `Channel`."""
         self._check(self._native.send(*_place(rows)))
 
-    def receive(self, rows: NDArray[np.float32]) -> None:
+    def receive(self, rows: NDArray[Any]) -> None:
         """See `Channel`."""
         self._check(self._native.receive(*_place(rows)))
 
@@ -77,8 +77,28 @@ class MemoryChannel:
             raise EngineDeadError(RANK_LOST)
 
 
-def _place(rows: NDArray[np.float32]) -> tuple[int, int, int, int]:
-    return rows.ctypes.data, len(rows), 4 * rows.shape[1], rows.strides[0]
+class MessageChannel:
+    """A channel of messages in memory that both sides share: the length of each, then its bytes."""
+
+    def __init__(self, native: _native.Channel) -> None:
+        self._rows = MemoryChannel(native)
+
+    def send(self, message: bytes) -> None:
+        """Send a message; waits only while 8 MB are unread. Raises: EngineDeadError if a rank is lost."""
+        for values in (np.array([len(message)], np.int64), np.frombuffer(message, np.uint8)):
+            self._rows.send(values.view(np.uint8)[None])
+
+    def receive(self) -> bytes:
+        """Wait for a message. Raises: EngineDeadError if a rank is lost."""
+        length = np.empty(1, np.int64)
+        self._rows.receive(length.view(np.uint8)[None])
+        message = np.empty(length[0], np.uint8)
+        self._rows.receive(message[None])
+        return message.tobytes()
+
+
+def _place(rows: NDArray[Any]) -> tuple[int, int, int, int]:
+    return rows.ctypes.data, len(rows), rows.itemsize * rows.shape[1], rows.strides[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +158,9 @@ class RankMemory:
         self._num_stages, self._group_size, self._num_threads = num_stages, group_size, num_threads
         exchange_bytes = _native.exchange_bytes(group_size, num_threads) if group_size > 1 else 0
         self._exchange_bytes = -(-exchange_bytes // PAGE_BYTES) * PAGE_BYTES
-        channels_bytes = (num_stages - 1) * group_size * _native.channel_bytes()
-        num_bytes = num_stages * self._exchange_bytes + channels_bytes
+        self._num_links, self._num_ranks = (num_stages - 1) * group_size, num_stages * group_size
+        num_channels = self._num_links + self._num_ranks - 1
+        num_bytes = num_stages * self._exchange_bytes + num_channels * _native.channel_bytes()
         self.fd = os.memfd_create("quire-ranks") if fd is None else fd
         self.path = f"/proc/{os.getpid()}/fd/{self.fd}"
         weakref.finalize(self, os.close, self.fd)
@@ -158,9 +179,13 @@ class RankMemory:
         """Return the links of a rank, which need this object. `num_spins`: see `native/ranks/exchange.h`."""
         stage, place = stage_of(rank, self._num_stages, self._group_size)
         exchange = self._exchange(stage, place, num_spins) if self._group_size > 1 else None
-        channels = self._channels(num_spins)[place :: self._group_size]
+        channels = self._channels(num_spins)[place : self._num_links : self._group_size]
         before, after = (MemoryChannel(channels[at]) if 0 <= at < len(channels) else None for at in (stage - 1, stage))
         return Links(stage, self._num_stages, exchange, before, after)
+
+    def messages(self, num_spins: int) -> list[MessageChannel]:
+        """Return the channels from rank 0 to ranks 1 … N - 1, which need this object."""
+        return [MessageChannel(channel) for channel in self._channels(num_spins)[self._num_links :]]
 
     def give_up(self) -> None:
         """End all waiting, now and later, on every rank."""
@@ -174,10 +199,12 @@ class RankMemory:
         return _native.Exchange(address, place, self._group_size, self._num_threads, num_spins)
 
     def _channels(self, num_spins: int) -> list[_native.Channel]:
-        """Return the channels of all ranks to the next stage, in the order of the stages."""
+        """Return the channels of all ranks to the next stage, in the order of the stages, then those of messages."""
         first = self._address + self._num_stages * self._exchange_bytes
-        count = (self._num_stages - 1) * self._group_size
-        return [_native.Channel(first + index * _native.channel_bytes(), num_spins) for index in range(count)]
+        return [
+            _native.Channel(first + index * _native.channel_bytes(), num_spins)
+            for index in range(self._num_links + self._num_ranks - 1)
+        ]
 
 
 def stage_of(rank: int, num_stages: int, group_size: int) -> tuple[int, int]:

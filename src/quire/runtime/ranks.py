@@ -33,9 +33,9 @@ from quire.weights.checkpoint import Checkpoint
 
 MAX_BEST = 1024
 """Largest `top_k` for which ranks send their best logits instead of all: a row of keys fits a slot many times."""
+KEY_BYTES = 8
 NO_TOKEN = -1
 """Sent for a request that gets no token, and ends: its logits leave no choice, or its sampling failed."""
-VALUE_BYTES = 4
 
 
 def check_ranks(config: EngineConfig, checkpoint: Checkpoint) -> None:
@@ -47,9 +47,14 @@ def check_ranks(config: EngineConfig, checkpoint: Checkpoint) -> None:
     check_split(config, checkpoint, LocalGroup(0, config.options.tensor_parallel_size))
 
 
+def max_best(num_columns: int) -> int:
+    """Return the largest `top_k` for which ranks with `num_columns` columns of the logits send fewer bytes so."""
+    return min(MAX_BEST, 4 * num_columns // KEY_BYTES)
+
+
 def make_group(vocab_size: int, exchange: _native.Exchange | None) -> Group:
     """Return the group with which a model is traced."""
-    return SINGLE if exchange is None else RecordingGroup(exchange.rank, exchange.num_ranks, VALUE_BYTES, vocab_size)
+    return SINGLE if exchange is None else RecordingGroup(exchange.rank, exchange.num_ranks, vocab_size)
 
 
 def make_sampler(vocab_size: int, device: str, pool: _native.ThreadPool, links: Links) -> Sampler:
@@ -94,7 +99,7 @@ class Shares:
     def __init__(self, vocab_size: int, rows: NativeRowSampler, exchange: _native.Exchange) -> None:
         self._exchange, self._sampler = exchange, rows
         self._rows, num_rows = share_vocabulary(vocab_size, LocalGroup(exchange.rank, exchange.num_ranks))
-        self._max_best = min(MAX_BEST, num_rows // 2)  # a key is as long as two logits
+        self._max_best = max_best(num_rows)
 
     def suffice(self, states: Sequence[SamplingState]) -> bool:
         """Return whether these rows need no other logits than their best, and these are fewer than all."""

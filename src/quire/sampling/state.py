@@ -56,7 +56,7 @@ class SamplingState:
     Attributes:
         num_tokens: of the sequence: the position of the next draw.
         greedy_from: number of tokens from which the request wants only the argmax of the unchanged logits.
-        num_best: tokens of the largest logits that decide a draw: `top_k`, 1 if the request is greedy; 0: all.
+        num_best: see `SamplingParams`.
         best_from: number of tokens from which the request wants only the `num_best` best of the unchanged logits.
         follows_tokens: True if `append` must see each token; else its caller may just count `num_tokens` up.
         failure: reason why no token can be chosen; None while there is none.
@@ -95,17 +95,10 @@ class SamplingState:
             self.counts = TokenCounts(new.token_ids[: new.num_prompt_tokens])
         elif params.frequency_penalty or params.presence_penalty:
             self.counts = TokenCounts()
-        is_plain = (
-            params.logprobs is None
-            and params.allowed_token_ids is None
-            and not params.logit_bias
-            and self.counts is None
-            and self._bad_words is None
-            and params.structured_outputs is None
-        )
+        is_plain = params.takes_logits_as_they_are
         plain_from = new.num_prompt_tokens + params.min_tokens if is_plain else sys.maxsize
         self.greedy_from = plain_from if params.is_greedy else sys.maxsize
-        self.num_best = 1 if params.is_greedy else params.top_k if 0 < params.top_k < vocab_size else 0
+        self.num_best = params.num_best(vocab_size)
         self.best_from = plain_from if self.num_best else sys.maxsize
         self.follows_tokens = self._bad_words is not None or self.counts is not None or matcher is not None
         for token_id in new.token_ids[new.num_prompt_tokens :]:

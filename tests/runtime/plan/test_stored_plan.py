@@ -18,7 +18,7 @@ from quire.config import EngineOptions
 from quire.layers.group import SINGLE
 from quire.models.registry import ModelRegistry, model_types
 from quire.runtime.plan import stored_plan
-from quire.runtime.plan.stored_plan import INDIFFERENT, MAX_FILES, load_plan, make_model_config, plan_key, read, write
+from quire.runtime.plan.stored_plan import INDIFFERENT, MAX_FILES, ConfigSource, load_plan, plan_key, read, write
 from tests.cli.tiny_directory import make_tiny_directory
 from tests.models.oracle import make_oracle
 from tests.models.test_quantized_directories import CASES as QUANTIZED
@@ -241,7 +241,7 @@ def test_random_weights_and_models_from_outside_are_traced_each_time(
 
     monkeypatch.setattr(ModelRegistry, "resolve", lambda hf_config: Outside)
     load(checkpoint)
-    make_model_config(CONFIG, {}, None)
+    ConfigSource(CONFIG, {}, None).make()
     assert not plans.exists()
     monkeypatch.undo()
     monkeypatch.setattr(ModelRegistry, "_registered", {"Other": "a.module:Other"})
@@ -250,10 +250,10 @@ def test_random_weights_and_models_from_outside_are_traced_each_time(
 
 def test_the_model_config_is_that_of_the_registry() -> None:
     generation, overrides = {"temperature": 0.3, "eos_token_id": [3, 4]}, {"rope_theta": 7.0}
-    expected = ModelRegistry.make_model_config(CONFIG, generation, overrides)
+    expected = ModelRegistry.ConfigSource(CONFIG, generation, overrides).make()
     for _ in range(2):
-        assert make_model_config(CONFIG, generation, overrides) == expected
-    assert make_model_config(CONFIG, {}, overrides) != expected
+        assert ConfigSource(CONFIG, generation, overrides).make() == expected
+    assert ConfigSource(CONFIG, {}, overrides).make() != expected
 
 
 def test_a_cache_that_cannot_be_written_is_left_alone(

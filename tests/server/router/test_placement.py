@@ -44,7 +44,8 @@ def test_equal_replicas_take_turns(policy: str) -> None:
     [
         ((At(hit=0), At(hit=960)), 0, 1),
         ((At(hit=960, queued=400), At()), 1, 0),  # waiting for 400 tokens is better than computing 960 again
-        ((At(hit=128, queued=400), At()), 1, 1),
+        ((At(hit=128, queued=400), At()), 1, 0),  # a quarter of what waits counts
+        ((At(hit=128, queued=600), At()), 1, 1),
         ((At(hit=960, requests=4), At()), 1, 0),
         ((At(hit=960, requests=5), At()), 1, 1),  # one replica must not do all the work of a common prefix
         ((At(hit=960, requests=10), At(requests=3)), 1, 0),

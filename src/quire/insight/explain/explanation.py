@@ -23,6 +23,7 @@ from quire.models.registry import ModelRegistry
 from quire.resolve import resolve
 from quire.runtime.plan.packed_weights import kept_bytes
 from quire.runtime.worker import KV_FORMATS
+from quire.sampling_params import SamplingParams
 from quire.weights.checkpoint import Checkpoint
 
 UNLIMITED_BYTES = 1 << 60
@@ -57,7 +58,7 @@ def explain(checkpoint: Checkpoint, settings: Settings, *, with_ops: bool = Fals
 
     Raises: ModelError for a model that cannot be explained; ConfigError for settings that do not fit it.
     """
-    model = ModelRegistry.make_model_config(checkpoint.hf_config)
+    model = ModelRegistry.make_model_config(checkpoint.hf_config, checkpoint.generation_config)
     if model.implementation != "quire":
         raise UnsupportedModelError(
             f"{model.architecture} is computed by Transformers' own module, whose work Quire does not know: explain"
@@ -76,7 +77,7 @@ def explain(checkpoint: Checkpoint, settings: Settings, *, with_ops: bool = Fals
     config = resolve(options, unlimited, model)
     rank = trace_rank(config, checkpoint, settings.tp)
     phases = tuple(
-        Phase(name, step, config, rank, device)
+        Phase(name, step, config, rank, device, SamplingParams(**model.generation_defaults))
         for name, step in steps(settings, KV_FORMATS[config.kv_dtype], config.tile_rows).items()
     )
     ranks = f" · rank 0 of {settings.tp}" if settings.tp > 1 else ""

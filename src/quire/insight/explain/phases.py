@@ -7,7 +7,7 @@ Next to read: `device.py`.
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -16,15 +16,17 @@ from quire.errors import UnsupportedModelError
 from quire.insight.explain.device import Device, arithmetic_of, interpolate
 from quire.insight.explain.rank_model import RankModel, split_name, trace_rank
 from quire.insight.explain.report import Quantity, Section, format_value
-from quire.kernels.collective import AllReduce
+from quire.kernels.collective import AllGather, AllReduce
 from quire.kernels.embedding import Embed
 from quire.kernels.experts import ExpertGemm
-from quire.kernels.instruction import Cost, Instruction, StepShape
+from quire.kernels.instruction import Cost, Emitter, Instruction, StepShape
 from quire.kernels.latent_attention import LatentAttend
 from quire.kernels.paged_attention.instructions import Attend
 from quire.kernels.recurrence import StateInstruction
 from quire.runtime.machine_limits import MachineLimits, measure_limits
+from quire.runtime.ranks import KEY_BYTES, max_best
 from quire.runtime.worker import KV_FORMATS
+from quire.sampling_params import SamplingParams
 from quire.weights.checkpoint import Checkpoint
 
 ATTENTION = (Attend, LatentAttend)
@@ -42,21 +44,42 @@ class Op:
     uncausal_flops: int = 0
 
 
+@dataclass(eq=False, frozen=True, slots=True)
+class MergeBest(Instruction):
+    """Exchange of the `num_best` best logits of each row, which ranks of a plan do in place of an `AllGather`."""
+
+    num_best: int
+
+    def emit(self, to: Emitter) -> None:
+        """See `Instruction`."""
+        raise NotImplementedError("ranks merge outside of the plan: runtime/ranks.py")
+
+    def cost(self, step: StepShape) -> Cost:
+        """See `Instruction`."""
+        return Cost(bytes_sent=KEY_BYTES * self.num_best * step.num_tokens)
+
+
 @dataclass(frozen=True)
 class Phase:
-    """A step of one rank on a device."""
+    """A step of one rank on a device. `params`: of the requests, which decide what ranks send of the logits."""
 
     name: str
     step: StepShape
     config: EngineConfig
     rank: RankModel
     device: Device
+    params: SamplingParams = field(default_factory=SamplingParams)
 
     @cached_property
     def instructions(self) -> list[tuple[Instruction, StepShape]]:
         """Each instruction with the step as it sees it."""
         head = self.step.of_logit_rows()
-        return [(item, self.step) for item in self.rank.body] + [(item, head) for item in self.rank.head]
+        *before, last = self.rank.head
+        if isinstance(last, AllGather) and not last.ring_bytes and self.params.takes_logits_as_they_are:
+            num_best = self.params.num_best(self.config.model.vocab_size)
+            if 0 < num_best <= max_best(last.x.width):
+                last = MergeBest(num_best)
+        return [(item, self.step) for item in self.rank.body] + [(item, head) for item in (*before, last)]
 
     @cached_property
     def costs(self) -> list[tuple[Instruction, Cost]]:
@@ -165,6 +188,9 @@ def _describe(
         size = instruction.num_bytes(step)
         formula = f"{num_tokens} · {instruction.out.width} · {instruction.value_bytes} = {size} B of result"
         yield Op(f"{kind} of {previous or 'the embedding'}", 1, "", cost, formula)
+    elif isinstance(instruction, MergeBest):
+        formula = f"{num_tokens} rows · {instruction.num_best} logits · {KEY_BYTES} B of logit and token"
+        yield Op(f"{kind} of logits", 1, "", cost, formula)
     else:
         yield Op(role if role == kind else f"{kind} {role}", 1, "", cost, f"{num_tokens} rows")
 
@@ -261,13 +287,16 @@ def _collectives(phase: Phase) -> Sequence[Quantity]:
     num_layers = phase.config.model.num_layers
     of_embeddings = sum(isinstance(before, Embed) and type(item) is AllReduce
                         for (before, _), (item, _) in pairwise(phase.instructions))  # fmt: skip
+    last, step_of_last = phase.instructions[-1]
+    formula = "Σ 2 (N - 1) / N · all-reduce + (N - 1) / N · logits" if one.ring_bytes else "Σ all-reduce + logits / N"
+    if isinstance(last, MergeBest):
+        formula = f"Σ all-reduce + {step_of_last.num_tokens} · {last.num_best} best logits · {KEY_BYTES}"
     found = [
         Quantity("all-reduce", one.num_bytes(step), "B", "tokens · width · bytes",
                  f"{step.num_tokens} · {width} · {one.value_bytes}"),
         Quantity("all-reduces per layer", (len(sums) - of_embeddings) / num_layers, "",
                  "(all-reduces - the embedding's) / layers", f"({len(sums)} - {of_embeddings}) / {num_layers}"),
-        Quantity("sent per rank", phase.bytes_sent, "B", "Σ 2 (N - 1) / N · all-reduce + (N - 1) / N · logits",
-                 f"N = {one.num_ranks}"),
+        Quantity("sent per rank", phase.bytes_sent, "B", formula, f"N = {one.num_ranks}"),
     ]  # fmt: skip
     if phase.link_s:
         found.append(Quantity("link time", phase.link_s, "s", "sent / link"))

@@ -25,7 +25,6 @@ from quire.runtime.plan.emit import place_buffers
 from quire.runtime.plan.lower import lower
 from quire.runtime.plan.packed_weights import choose_packings
 from quire.runtime.plan.trace import trace_model
-from quire.runtime.ranks import VALUE_BYTES
 from quire.weights.checkpoint import Checkpoint
 
 _LAYER = re.compile(r"(^|\.)(\d+)(?=\.)")
@@ -109,8 +108,8 @@ def trace_rank(config: EngineConfig, checkpoint: Checkpoint, tp: int) -> RankMod
     Raises: ConfigError if `tp` does not divide the model; UnsupportedModelError for a model that cannot be traced.
     """
     model_config = config.model
-    value_bytes = VALUE_BYTES if config.uses_plan else DTYPES[config.dtype]
-    group: Group = SINGLE if tp == 1 else RecordingGroup(0, tp, value_bytes, model_config.vocab_size)
+    ring_bytes = None if config.uses_plan else DTYPES[config.dtype]
+    group: Group = SINGLE if tp == 1 else RecordingGroup(0, tp, model_config.vocab_size, ring_bytes)
     check_split(config, checkpoint, group)
     with torch.device("meta"):
         model = make_model(model_config.hf_config, group, config.scheduler.max_model_len)

@@ -139,7 +139,7 @@ def _cap_shares(head: list[Instruction]) -> list[Instruction]:
     return [
         *head[:-2],
         SoftCap(gather.x, capped, cap.cap),
-        AllGather(columns, cap.out, gather.num_ranks, gather.value_bytes),
+        AllGather(columns, cap.out, gather.num_ranks, gather.ring_bytes),
     ]
 
 

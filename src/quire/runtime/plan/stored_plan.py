@@ -24,7 +24,7 @@ import numpy as np
 
 from quire import __version__, _native
 from quire._native import WeightFormat
-from quire.config import EngineConfig, ModelConfig
+from quire.config import EngineConfig, EngineOptions, ModelConfig
 from quire.kernels.instruction import Packing
 from quire.models.registry import ModelRegistry, has_model_file
 from quire.runtime.links import ONE_RANK, Links
@@ -175,44 +175,47 @@ def _keep(
         write("plan", key, StoredPlan(ops, parameters, described))  # type: ignore[arg-type]  # no None
 
 
-def make_model_config(
-    hf_config: Mapping[str, Any],
-    generation_config: Mapping[str, Any],
-    overrides: Mapping[str, Any] | None,
-    model_impl: str = "auto",
-) -> ModelConfig:
-    """`ModelRegistry.make_model_config`, from its file if there is one. Raises: as that."""
-    merged, key = {**hf_config, **(overrides or {})}, _model_key(hf_config, generation_config, overrides, model_impl)
-    found = None if key is None else read("model", key, ModelConfig)
-    if found is not None:
-        return found if found.labels or found.label_tokens else replace(found, hf_config=merged)
-    config = ModelRegistry.make_model_config(hf_config, generation_config, overrides, model_impl)
-    if key is not None and config.implementation == "quire" and is_built_in(config.hf_config):
-        write("model", key, config)
-    return config
+class ConfigSource(msgspec.Struct, tag="describe", array_like=True):
+    """The configuration files of a model, and the options that change its `ModelConfig`."""
 
+    hf_config: dict[str, Any]
+    generation_config: dict[str, Any]
+    overrides: dict[str, Any] | None
+    model_impl: str = "auto"
 
-def lacks_model(
-    hf_config: Mapping[str, Any],
-    generation_config: Mapping[str, Any],
-    overrides: Mapping[str, Any] | None,
-    model_impl: str = "auto",
-) -> bool:
-    """Return whether `make_model_config` would import a model of Quire's own, and keep what it found."""
-    key = _model_key(hf_config, generation_config, overrides, model_impl)
-    return key is not None and has_model_file({**hf_config, **(overrides or {})}) and not _path("model", key).exists()
+    @classmethod
+    def of(cls, options: EngineOptions, checkpoint: Checkpoint) -> "ConfigSource":
+        """Return those of a checkpoint."""
+        overrides = None if options.hf_overrides is None else dict(options.hf_overrides)
+        return cls(dict(checkpoint.hf_config), dict(checkpoint.generation_config), overrides, options.model_impl)
 
+    @property
+    def merged(self) -> dict[str, Any]:
+        """config.json with the overrides."""
+        return {**self.hf_config, **(self.overrides or {})}
 
-def _model_key(
-    hf_config: Mapping[str, Any],
-    generation_config: Mapping[str, Any],
-    overrides: Mapping[str, Any] | None,
-    model_impl: str,
-) -> str | None:
-    # A description of Quire's own code, which `model_impl` "quire" allows and "transformers" does not.
-    if model_impl == "transformers":
-        return None
-    return make_key({**hf_config, **(overrides or {})}, dict(generation_config))
+    @property
+    def key(self) -> str | None:
+        """The key of the description of Quire's own code, which `model_impl` "transformers" does not use."""
+        return None if self.model_impl == "transformers" else make_key(self.merged, self.generation_config)
+
+    def lacks_model(self) -> bool:
+        """Return whether `make` would import a model of Quire's own, and keep what it found."""
+        key = self.key
+        return key is not None and has_model_file(self.merged) and not _path("model", key).exists()
+
+    def make(self) -> ModelConfig:
+        """`ModelRegistry.make_model_config`, from its file if there is one. Raises: as that."""
+        key = self.key
+        found = None if key is None else read("model", key, ModelConfig)
+        if found is not None:
+            return found if found.labels or found.label_tokens else replace(found, hf_config=self.merged)
+        config = ModelRegistry.make_model_config(
+            self.hf_config, self.generation_config, self.overrides, self.model_impl
+        )
+        if key is not None and config.implementation == "quire" and is_built_in(config.hf_config):
+            write("model", key, config)
+        return config
 
 
 def plan_key(config: EngineConfig, checkpoint: Checkpoint, layer_groups: tuple[int, ...], rank: int = 0) -> str | None:
@@ -333,7 +336,7 @@ def is_built_in(hf_config: Mapping[str, Any]) -> bool:
 
 
 def _described(placement: Placement, tensors: Mapping[str, WeightTensor]) -> StoredPlacement | None:
-    """Describe a placement by its checkpoint's tensor; None if it is not made of whole stored rows of that."""
+    """ConfigSource a placement by its checkpoint's tensor; None if it is not made of whole stored rows of that."""
     tensor = placement.whole or placement.tensor
     source = tensors.get(tensor.name)
     if source is None or not len(source.stored):
