@@ -1,7 +1,7 @@
 """Writes the generated part of the command reference, `docs/cli.md`, from the Click commands themselves.
 
-The text before and after that part is written by hand. `python -m quire.cli.reference` writes the page; with `--check`
-it exits 1 if the page is stale. Next to read: `main.py`.
+The text before and after that part is written by hand. `python -m tests.cli.reference` writes the page; with `--check`
+it exits 1 if the page is stale. Next to read: `quire/cli/main.py`.
 """
 
 import inspect
@@ -45,7 +45,7 @@ def write_page(path: Path, generated: str, module: str, arguments: list[str]) ->
 
 def main(arguments: list[str]) -> int:
     """Write the page, or check it with `--check`; returns the exit code."""
-    return write_page(PAGE, render(), "quire.cli.reference", arguments)
+    return write_page(PAGE, render(), "tests.cli.reference", arguments)
 
 
 def _verb_row(name: str) -> tuple[str, str]:
