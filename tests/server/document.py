@@ -1,7 +1,7 @@
-"""OpenAPI description of the server: `python -m quire.server.openapi` writes it to docs/openapi.json.
+"""Writes the OpenAPI description that the server returns, `src/quire/server/openapi.json`.
 
-It is made from `ENDPOINTS` and the models in `protocol/`, never from a running server. Tests compare the routes and
-their answers with it. Next to read: `routes/__init__.py`.
+It is made from `ENDPOINTS`, the requests in `src/quire/server/protocol/` and the answers in `answers.py`, never from a
+running server. Tests compare the routes and their answers with it.
 """
 
 import json
@@ -14,29 +14,29 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from quire import __version__
 from quire.server.gate import OPEN_PATHS, QUEUED_PATHS, RERANK_PATHS, SCORE_PATHS
-from quire.server.protocol.answers import ErrorAnswer, ModelCard, ModelList, SleepAnswer, StatusAnswer, VersionAnswer
-from quire.server.protocol.chat import ChatCompletion, ChatRequest
-from quire.server.protocol.prompts import (
-    Completion,
-    CompletionRequest,
-    DetokenizeAnswer,
-    DetokenizeRequest,
-    EmbeddingList,
-    EmbeddingRequest,
-    TokenizeAnswer,
-    TokenizeRequest,
-)
-from quire.server.protocol.responses import ResponseObject, ResponsesRequest
-from quire.server.protocol.scores import (
+from quire.server.protocol.chat import ChatRequest
+from quire.server.protocol.prompts import CompletionRequest, DetokenizeRequest, EmbeddingRequest, TokenizeRequest
+from quire.server.protocol.responses import ResponsesRequest
+from quire.server.protocol.scores import ClassifyRequest, RerankRequest, ScoreRequest
+from tests.server.answers import (
+    ChatCompletion,
     ClassifyAnswer,
-    ClassifyRequest,
+    Completion,
+    DetokenizeAnswer,
+    EmbeddingList,
+    ErrorAnswer,
+    ModelCard,
+    ModelList,
     RerankAnswer,
-    RerankRequest,
     ScoreList,
-    ScoreRequest,
+    SleepAnswer,
+    StatusAnswer,
+    TokenizeAnswer,
+    VersionAnswer,
 )
+from tests.server.response_answers import ResponseObject
 
-PATH = Path("docs") / "openapi.json"
+PATH = Path("src/quire/server/openapi.json")
 REF = "#/components/schemas/{model}"
 ERRORS = {
     400: "The request is wrong; `param` names the field.",
