@@ -152,15 +152,15 @@ def regex(number: int) -> StructuredOutputsParams:
 def test_checker_asks_once_for_a_valid_grammar_and_again_for_a_refused_one() -> None:
     process = CountingProcess("grammar")
     checker = GrammarChecker(process)
-    assert checker.passed(regex(1)) is None
-    assert checker.check(regex(1)) == checker.check(regex(1)) == checker.passed(regex(1)) == "grammar"
+    assert checker._passed.get(regex(1)) is None
+    assert checker.check(regex(1)) == checker.check(regex(1)) == checker._passed.get(regex(1)) == "grammar"
     assert process.num_questions == 1
     refusing = CountingProcess(Refused("too deep"))
     checker = GrammarChecker(refusing)
     for _ in range(2):
         with pytest.raises(InvalidParameterError, match="too deep"):
             checker.check(regex(1))
-    assert (refusing.num_questions, checker.passed(regex(1)), checker.num_bytes) == (2, None, 0)
+    assert (refusing.num_questions, checker._passed.get(regex(1)), checker.num_bytes) == (2, None, 0)
 
 
 def test_checker_keeps_a_bounded_number_and_drops_the_least_recently_used() -> None:
@@ -168,11 +168,11 @@ def test_checker_keeps_a_bounded_number_and_drops_the_least_recently_used() -> N
     for number in (*range(1, 10), 1, *range(10, 14)):
         checker.check(regex(number))  # 100 bytes each
     assert checker.num_bytes <= 1000
-    assert checker.passed(regex(1)) is not None
-    assert checker.passed(regex(2)) is None
+    assert checker._passed.get(regex(1)) is not None
+    assert checker._passed.get(regex(2)) is None
     small = GrammarChecker(CountingProcess("x" * 95), cache_bytes=10)
     small.check(regex(1))
-    assert (small.num_bytes, small.passed(regex(1))) == (0, None)
+    assert (small.num_bytes, small._passed.get(regex(1))) == (0, None)
 
 
 def test_checked_grammar_is_compiled_without_another_check() -> None:

@@ -95,17 +95,13 @@ class GrammarChecker:
 
     def check(self, spec: StructuredOutputsParams) -> str:
         """Return llguidance's grammar for `spec`. Raises: as `GrammarCompiler.compile`."""
-        found = self.passed(spec)
+        with self._lock:
+            found = self._passed.get(spec)
         if found is None:
             found = check_grammar(spec, self._check_process)
             with self._lock:
                 self._passed.put(spec, found, len(spec.text.encode()) + len(found.encode()))
         return found
-
-    def passed(self, spec: StructuredOutputsParams) -> str | None:
-        """Return the grammar of a `spec` that was checked before; None if it was not, or is no longer kept."""
-        with self._lock:
-            return self._passed.get(spec)
 
 
 class CompiledGrammar:
