@@ -389,7 +389,9 @@ def check_options(options: Any) -> None:
             good = good and low <= value <= high and abs(value) < math.inf
             at_least = f" of at least {low}" if low > -math.inf else ""
             wanted += at_least if high == math.inf else f" in {low} … {high}"
+        elif len(kinds) > 1:
+            wanted += " or None"
         if not good:
-            raise ConfigError(f"{item.name}={value!r} is not {wanted}{' or None' if len(kinds) > 1 else ''}")
+            raise ConfigError(f"{item.name}={value!r} is not {wanted}")
         if choices and value not in choices:
             raise ConfigError(f"{item.name}={value!r} is not one of {', '.join(choices)}")
