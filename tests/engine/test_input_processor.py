@@ -199,7 +199,7 @@ def test_a_form_is_compiled_when_it_is_prepared_and_not_before() -> None:
     processor = make()
     params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="[ab]{3}"))
     _, made = processor.make_request("r", "hello", params)
-    assert (made.sampling, processor.grammars.num_bytes) == (params, 0)
+    assert (made.sampling, processor.grammars._kept.num_bytes) == (params, 0)
     assert processor.prepare("r", "hello", params).grammar is not None
 
 
