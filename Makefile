@@ -67,7 +67,7 @@ inputs: $(VENV)/.installed-dev  ## what it is given: bad bytes, bodies, schemas,
 
 docs: $(VENV)/.installed-dev  ## regenerate the generated pages
 	$(BIN)/python -m tests.cli.reference
-	$(BIN)/python -m tests.server.document
+	$(BIN)/python -m quire.server.openapi
 	$(BIN)/python -m tests.guards.shown_commands docs/learn/*.md
 	$(BIN)/python -m tests.models.page
 

@@ -1,4 +1,4 @@
-"""Schemathesis: requests made from openapi.json, good and bad, and every answer held to it.
+"""Schemathesis: requests made from docs/openapi.json, good and bad, and every answer held to it.
 
 `python -m benchmarks.soak --only B1` makes ten thousand.
 """

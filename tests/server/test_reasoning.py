@@ -8,10 +8,10 @@ import pytest
 from openai.types.chat import ChatCompletionChunk
 
 from quire.server.options import ServerOptions
+from quire.server.protocol.chat import ChatCompletion
+from quire.server.protocol.responses import ResponseObject
 from tests.engine.builders import saying
-from tests.server.answers import ChatCompletion
 from tests.server.fake_engine import CHAT, chunks, in_loop, listening, make_server, post
-from tests.server.response_answers import ResponseObject
 
 THINKS = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: "

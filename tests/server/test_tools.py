@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletionChunk
 
+from quire.server.protocol.chat import ChatCompletion
 from quire.server.tools import messages_with_tools
 from tests.engine.builders import CHAT_TEMPLATE, saying
-from tests.server.answers import ChatCompletion
 from tests.server.fake_engine import CHAT, chunks, in_loop, make_server, requests_to
 
 PATH = "/v1/chat/completions"

@@ -1,4 +1,4 @@
-"""B1: requests made from openapi.json by schemathesis, good and bad, and every answer held to it.
+"""B1: requests made from docs/openapi.json by schemathesis, good and bad, and every answer held to it.
 
 Shared by the table and the tests of the server. Schemathesis is one of the tests' packages. Next to read: `table.py`.
 """
@@ -8,14 +8,15 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from typing import Any
 
 from benchmarks.soak.row import Row
 from benchmarks.soak.server import Server
-from quire.server.routes.status import DOCUMENT as PATH
+from quire.server.openapi import ENDPOINTS, PATH
 
-DOCUMENT: dict[str, Any] = json.loads(PATH.read_text())
+DOCUMENT: dict[str, Any] = json.loads((Path(__file__).parents[3] / PATH).read_text())
 CHANGING = {"/sleep", "/wake_up"}
 """Routes that other cases would feel."""
 OPERATIONS = [(method, path) for path, operations in DOCUMENT["paths"].items() for method in operations
@@ -27,11 +28,9 @@ FEW_CASES = 5
 # itself: that is a 400, which is described.
 NOT_CHECKED = ("ignored_auth", "positive_data_acceptance")
 REQUIRED = {
-    path: set(DOCUMENT["components"]["schemas"][schema["$ref"].rpartition("/")[2]].get("required", ()))
-    for path, operations in DOCUMENT["paths"].items()
-    for operation in operations.values()
-    if "requestBody" in operation
-    for schema in [operation["requestBody"]["content"]["application/json"]["schema"]]
+    endpoint.path: {name for name, field_ in endpoint.body.model_fields.items() if field_.is_required()}
+    for endpoint in ENDPOINTS
+    if endpoint.body is not None
 }
 REQUIRED["/tokenize"] = {"prompt"}  # or messages
 LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
@@ -154,7 +153,7 @@ async def conformance(server: Server, *, count: int = 10_000) -> Row:
         num_undocumented += found.undocumented
         num_accepted += found.accepted
         num_bad += 0 if is_good else found.num_cases
-    row = Row("B1", f"{statuses.total()} requests made from openapi.json, {num_bad} of them bad")
+    row = Row("B1", f"{statuses.total()} requests made from docs/openapi.json, {num_bad} of them bad")
     row.note("statuses", " ".join(f"{status}:{number}" for status, number in sorted(statuses.items())))
     num_errors = sum(number for status, number in statuses.items() if status >= 500)
     row.check("5xx", num_errors, passes=not num_errors)

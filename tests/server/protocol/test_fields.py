@@ -10,11 +10,11 @@ import pytest
 
 from quire.sampling_params import SamplingParams
 from quire.server.errors import ApiError
+from quire.server.openapi import ENDPOINTS
 from quire.server.protocol.chat import ChatRequest
 from quire.server.protocol.fields import SHARED_NAMES, Body, known_names
 from quire.server.protocol.prompts import CompletionRequest
 from quire.server.protocol.validation import parse_body, validate
-from tests.server.document import ENDPOINTS
 from tests.server.fake_engine import CHAT
 
 MINIMAL: dict[str, dict[str, Any]] = {

@@ -4,13 +4,12 @@ from typing import Any
 
 import pytest
 
-from quire.server.protocol.chat import ChatRequest, Message
+from quire.server.protocol.chat import ChatCompletion, ChatRequest, Message
 from quire.server.protocol.fields import Body
 from quire.server.protocol.validation import validate
 from quire.server.request_record import Caller
 from quire.server.routes.chat import message_dicts, prepare_chat
 from tests.engine.builders import saying
-from tests.server.answers import ChatCompletion
 from tests.server.fake_engine import CHAT, MESSAGES, assert_error, in_loop, make_server, post, requests_to
 
 PATH = "/v1/chat/completions"

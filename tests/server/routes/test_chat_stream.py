@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletionChunk
 
-from quire.server.routes.job import FINGERPRINT
+from quire.server.protocol.answers import FINGERPRINT
 from tests.engine.builders import saying
 from tests.server.fake_engine import (
     CHAT,

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from quire.server.protocol.prompts import Completion
 from quire.structured_outputs import STRUCTURED_OUTPUTS_FAILED
 from tests.engine.builders import mixing, saying
-from tests.server.answers import Completion
 from tests.server.fake_engine import MODEL, assert_error, chunks, in_loop, make_server, post, requests_to
 
 PATH = "/v1/completions"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from quire.server.protocol.fields import MAX_PROMPTS
-from tests.server.answers import EmbeddingList
+from quire.server.protocol.prompts import EmbeddingList
 from tests.server.fake_engine import MODEL, assert_error, in_loop, make_server, post, requests_to
 
 PATH = "/v1/embeddings"

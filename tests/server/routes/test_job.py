@@ -2,8 +2,8 @@ import pytest
 
 from quire.engine.process.messages import RequestUpdate
 from quire.outputs import RequestMetrics
+from quire.server.protocol.answers import Timings
 from quire.server.routes.job import timings
-from tests.server.answers import Timings
 
 
 def update(first_token_s: float | None, last_token_s: float | None, scheduled_s: float | None = 11.0) -> RequestUpdate:

@@ -11,13 +11,12 @@ from openai.types.responses import ResponseError, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from quire.outputs import CompletionOutput, Logprob
-from quire.server.protocol.responses import ResponsesRequest
+from quire.server.protocol.responses import OutputMessage, ResponseObject, ResponsesRequest
 from quire.server.protocol.validation import validate
 from quire.server.request_record import ANONYMOUS
 from quire.server.routes.responses import ResponseJob, ResponseOutput, prepare_response
 from tests.engine.builders import EOS, saying
 from tests.server.fake_engine import MODEL, assert_error, events, in_loop, make_server, requests_to
-from tests.server.response_answers import OutputMessage, ResponseObject
 
 PATH = "/v1/responses"
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.answers import ClassifyAnswer, RerankAnswer, ScoreList
+from quire.server.protocol.scores import ClassifyAnswer, RerankAnswer, ScoreList
 from tests.server.fake_engine import MODEL, FakeEngine, assert_error, in_loop, make_server, requests_to
 
 SCORE, RERANK, CLASSIFY = "/v1/score", "/v1/rerank", "/classify"

@@ -8,9 +8,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from quire import __version__
+from quire.server.openapi import build_document
+from quire.server.protocol.answers import ModelCard, ModelList
 from quire.server.supervisor import MAX_SILENT_S, EngineState
-from tests.server.answers import ModelCard, ModelList
-from tests.server.document import build_document
 from tests.server.fake_engine import MODEL, assert_error, in_loop, make_server, requests_to
 from tests.server.served import serving
 

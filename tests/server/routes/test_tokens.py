@@ -1,4 +1,4 @@
-from tests.server.answers import DetokenizeAnswer, TokenizeAnswer
+from quire.server.protocol.prompts import DetokenizeAnswer, TokenizeAnswer
 from tests.server.fake_engine import MESSAGES, MODEL, assert_error, in_loop, make_server, requests_to
 
 

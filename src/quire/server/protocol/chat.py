@@ -1,4 +1,4 @@
-"""Request of `/v1/chat/completions`.
+"""Request and answer of `/v1/chat/completions`.
 
 Next to read: `routes/chat.py`.
 """
@@ -8,9 +8,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from quire.server.protocol.answers import Answer, AnswerHead, ChosenLogprob, PromptLogprobs, Usage
 from quire.server.protocol.fields import MAX_INTEGER, MAX_LOGPROBS, Body, ChoiceFields, FieldError, TextOrList
 from quire.server.protocol.tools import (
     MAX_TOOLS,
+    AnswerToolCall,
     Offer,
     ToolCall,
     ToolChoice,
@@ -118,3 +120,44 @@ def check_template_fields(
             raise FieldError(
                 "chat_template_kwargs", f"chat_template_kwargs cannot set {json.dumps(name)}: it is reserved"
             )
+
+
+# --- Answers ----------------------------------------------------------------------------------
+
+
+class ChatLogprobs(Answer):
+    """Log-probabilities with an entry per token."""
+
+    content: list[ChosenLogprob]
+    refusal: None = None
+
+
+class AnswerMessage(Answer):
+    """The model's message."""
+
+    role: Literal["assistant"]
+    content: str | None
+    reasoning_content: str | None = None
+    refusal: None = None
+    tool_calls: list[AnswerToolCall] | None = None
+
+
+class ChatChoice(Answer):
+    """An answer among `n`."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    stop_reason: int | str | None
+    token_ids: list[int] | None = None
+
+
+class ChatCompletion(AnswerHead):
+    """The whole answer."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from quire.server.protocol.answers import Answer, AnswerHead, PromptLogprobs
 from quire.server.protocol.chat import MAX_MESSAGES, MAX_TEMPLATE_VARIABLES, Message, check_template_fields
 from quire.server.protocol.fields import (
     MAX_INTEGER,
@@ -58,6 +59,35 @@ class CompletionRequest(ChoiceFields):
         return self
 
 
+class CompletionLogprobs(Answer):
+    """Parallel lists, one entry per token; the first token of an echoed prompt has no log-probability."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(Answer):
+    """A continuation, or new parts of it in a stream. Choice `index` belongs to prompt `index // n`."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+
+
+class Completion(AnswerHead):
+    """The whole answer, or one event of a stream. With `include_usage` the last event has the usage and no choices."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+
+
 # --- Embeddings ------------------------------------------------------------------------------
 
 
@@ -90,6 +120,30 @@ class EmbeddingRequest(PooledFields):
         return self.normalize is not False and self.use_activation is not False
 
 
+class Embedding(Answer):
+    """The vector of an input: numbers, or base64 of little-endian fp32."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(Answer):
+    """OpenAI's token counts."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(Answer):
+    """The whole answer, in the order of the inputs."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
 # --- Tokens ----------------------------------------------------------------------------------
 
 
@@ -118,8 +172,23 @@ class TokenizeRequest(Body):
         return self
 
 
+class TokenizeAnswer(Answer):
+    """`token_strs`: the vocabulary's entries, if `return_token_strs` was set."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
 class DetokenizeRequest(Body):
     """Token ids, special ones included."""
 
     model: ModelName | None = None
     tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKEN_IDS)]
+
+
+class DetokenizeAnswer(Answer):
+    """The text."""
+
+    prompt: str

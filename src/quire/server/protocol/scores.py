@@ -1,12 +1,13 @@
-"""Bodies of the routes that judge texts: `/v1/score`, `/v1/rerank` and `/classify`.
+"""Bodies and answers of the routes that judge texts: `/v1/score`, `/v1/rerank` and `/classify`.
 
 Fields are those of vLLM and, for `/v1/rerank`, of Jina and Cohere. Next to read: `routes/scores.py`.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AliasChoices, Field
 
+from quire.server.protocol.answers import Answer
 from quire.server.protocol.fields import (
     MAX_INTEGER,
     MAX_PROMPTS,
@@ -14,7 +15,7 @@ from quire.server.protocol.fields import (
     Prompts,
     Text,
 )
-from quire.server.protocol.prompts import PooledFields
+from quire.server.protocol.prompts import EmbeddingUsage, PooledFields
 
 Texts = Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
 
@@ -55,3 +56,65 @@ class ClassifyRequest(PooledFields):
     """Texts, or lists of token ids."""
 
     input: Prompts
+
+
+class Score(Answer):
+    """The score of a pair."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoreList(Answer):
+    """The scores in the order of the pairs."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Score]
+    usage: EmbeddingUsage
+
+
+class RankedText(Answer):
+    """A document of the request."""
+
+    text: str
+
+
+class Ranked(Answer):
+    """A document's score and its index in the request."""
+
+    index: int
+    relevance_score: float
+    document: RankedText | None = None
+
+
+class RerankAnswer(Answer):
+    """The best documents first."""
+
+    id: str
+    model: str
+    results: list[Ranked]
+    usage: EmbeddingUsage
+
+
+class Classified(Answer):
+    """The likeliest label, and the probability of each."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class ClassifyAnswer(Answer):
+    """An entry per input, in order."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Classified]
+    usage: EmbeddingUsage

@@ -1,4 +1,4 @@
-"""Tools of a chat request, and calls in messages.
+"""Tools of a chat request, and calls in messages and answers.
 
 Next to read: `../tools.py`.
 """
@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from quire.server.protocol.answers import Answer
 from quire.server.protocol.fields import Body, FieldError
 
 MAX_TOOLS = 128
@@ -126,3 +127,21 @@ class ToolCall(Body):
     type: Literal["function"] | None = "function"
     function: CalledFunction
     index: int | None = None
+
+
+# --- Answers ----------------------------------------------------------------------------------
+
+
+class AnswerFunction(Answer):
+    """The called function; `arguments` is JSON as text."""
+
+    name: str
+    arguments: str
+
+
+class AnswerToolCall(Answer):
+    """A call by the model."""
+
+    id: str
+    type: Literal["function"]
+    function: AnswerFunction

@@ -8,18 +8,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from quire import __version__
 from quire.engine.process.messages import RequestUpdate
 from quire.outputs import CompletionOutput
 from quire.server.front_end import FrontEnd, PromptTokens
 from quire.server.generation import timestamp
 from quire.server.logprobs import LogprobWriter
+from quire.server.protocol.answers import FINGERPRINT
 from quire.server.protocol.fields import ChoiceFields, StreamOptions
 from quire.server.streaming import DONE, EventWriter, TextEvent, event
 from quire.types import Request
-
-FINGERPRINT = f"quire-{__version__}"
-"""OpenAI's `system_fingerprint`: equal requests get equal answers while it stays the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

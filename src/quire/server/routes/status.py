@@ -1,11 +1,12 @@
 """Routes about the server itself: probes, version, metrics, models, description of the API.
 
-Next to read: `../supervisor.py`, `../metrics.py`.
+Next to read: `../supervisor.py`, `../metrics.py`, `../openapi.py`.
 """
 
-from pathlib import Path
+import functools
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 
 from quire import __version__
@@ -14,13 +15,12 @@ from quire.server.errors import ApiError, JsonResponse
 from quire.server.generation import timestamp
 from quire.server.metrics import CONTENT_TYPE
 from quire.server.models import models_of
+from quire.server.openapi import build_document
 from quire.server.state import ServerState, state_of
 
 router = APIRouter()
 PROBE_METHODS = ["GET", "HEAD"]
 RETRY_AFTER_S = 2
-DOCUMENT = Path(__file__).parent.parent / "openapi.json"
-"""Written by `make docs` from the requests and answers; a test fails when it is stale."""
 STARTED = timestamp()
 
 
@@ -85,7 +85,7 @@ async def get_model(request: Request) -> Response:
 @router.get("/openapi.json")
 async def openapi() -> Response:
     """Return the description of the API."""
-    return Response(DOCUMENT.read_bytes(), media_type="application/json")
+    return Response(_document(), media_type="application/json")
 
 
 def _card(model: ServerState) -> dict[str, Any]:
@@ -100,3 +100,8 @@ def _card(model: ServerState) -> dict[str, Any]:
         "max_model_len": model.supervisor.front_end.config.scheduler.max_model_len if is_known else None,
         "status": {"value": model.status},
     }
+
+
+@functools.cache
+def _document() -> bytes:
+    return msgspec.json.encode(build_document())

@@ -1,7 +1,7 @@
-"""Writes the OpenAPI description that the server returns, `src/quire/server/openapi.json`.
+"""OpenAPI description of the server: `python -m quire.server.openapi` writes it to docs/openapi.json.
 
-It is made from `ENDPOINTS`, the requests in `src/quire/server/protocol/` and the answers in `answers.py`, never from a
-running server. Tests compare the routes and their answers with it.
+It is made from `ENDPOINTS` and the models in `protocol/`, never from a running server. Tests compare the routes and
+their answers with it. Next to read: `routes/__init__.py`.
 """
 
 import json
@@ -14,29 +14,29 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from quire import __version__
 from quire.server.gate import OPEN_PATHS, QUEUED_PATHS, RERANK_PATHS, SCORE_PATHS
-from quire.server.protocol.chat import ChatRequest
-from quire.server.protocol.prompts import CompletionRequest, DetokenizeRequest, EmbeddingRequest, TokenizeRequest
-from quire.server.protocol.responses import ResponsesRequest
-from quire.server.protocol.scores import ClassifyRequest, RerankRequest, ScoreRequest
-from tests.server.answers import (
-    ChatCompletion,
-    ClassifyAnswer,
+from quire.server.protocol.answers import ErrorAnswer, ModelCard, ModelList, SleepAnswer, StatusAnswer, VersionAnswer
+from quire.server.protocol.chat import ChatCompletion, ChatRequest
+from quire.server.protocol.prompts import (
     Completion,
+    CompletionRequest,
     DetokenizeAnswer,
+    DetokenizeRequest,
     EmbeddingList,
-    ErrorAnswer,
-    ModelCard,
-    ModelList,
-    RerankAnswer,
-    ScoreList,
-    SleepAnswer,
-    StatusAnswer,
+    EmbeddingRequest,
     TokenizeAnswer,
-    VersionAnswer,
+    TokenizeRequest,
 )
-from tests.server.response_answers import ResponseObject
+from quire.server.protocol.responses import ResponseObject, ResponsesRequest
+from quire.server.protocol.scores import (
+    ClassifyAnswer,
+    ClassifyRequest,
+    RerankAnswer,
+    RerankRequest,
+    ScoreList,
+    ScoreRequest,
+)
 
-PATH = Path("src/quire/server/openapi.json")
+PATH = Path("docs") / "openapi.json"
 REF = "#/components/schemas/{model}"
 ERRORS = {
     400: "The request is wrong; `param` names the field.",
