@@ -66,7 +66,7 @@ inputs: $(VENV)/.installed-dev  ## what it is given: bad bytes, bodies, schemas,
 	$(BIN)/python -m benchmarks.soak --only B $(ARGS)
 
 docs: $(VENV)/.installed-dev  ## regenerate the generated pages
-	$(BIN)/python -m quire.cli.reference
+	$(BIN)/python -m tests.cli.reference
 	$(BIN)/python -m quire.server.openapi
 	$(BIN)/python -m tests.guards.shown_commands docs/learn/*.md
 	$(BIN)/python -m tests.models.page

@@ -543,7 +543,7 @@ def test_disk_tier_has_a_limit() -> None:
         ({"kv_disk": "d", "enable_prefix_caching": False}, "leave enable_prefix_caching on"),
         ({"preemption_mode": "swap", "enable_prefix_caching": False}, "leave enable_prefix_caching on"),
         ({"swap_space": float("nan")}, "is not a number of at least 0"),
-        ({"kv_disk": "d", "kv_disk_bytes": 0}, "is not a positive integer"),
+        ({"kv_disk": "d", "kv_disk_bytes": 0}, "is not an integer of at least 1"),
     ],
 )
 def test_tiers_without_what_they_need_are_refused(options: dict[str, Any], words: str) -> None:

@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from quire.cache_spec import CacheGroup, CacheSpec
@@ -40,9 +41,17 @@ DEFAULT_MAX_MODEL_LEN_CAP = 8192
 """Contexts longer than this are used only when asked for: their KV cache rarely fits."""
 
 
-def option(default: Any, text: str, *, choices: tuple[str, ...] = (), group: str = "engine") -> Any:
-    """A field of `EngineOptions` with its help text, choices and help group."""
-    return field(default=default, metadata={"help": text, "choices": choices, "group": group})
+def option(
+    default: Any,
+    text: str,
+    *,
+    choices: tuple[str, ...] = (),
+    group: str = "engine",
+    low: float = 1,
+    high: float = math.inf,
+) -> Any:
+    """A field of `EngineOptions` with its help text, choices and help group; a number's limits, both included."""
+    return field(default=default, metadata={"help": text, "choices": choices, "group": group, "limits": (low, high)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +80,9 @@ class EngineOptions:
         choices=("int8", "int4", "fp8"), group="model",
     )  # fmt: skip
     device: str = option("auto", "auto, cpu, cuda or cuda:N", group="model")
-    seed: int = option(0, "seeds requests that bring none", group="model")
+    seed: int = option(0, "seeds requests that bring none", group="model", low=-math.inf)
     max_model_len: int | None = option(None, "context length: prompt and generated tokens")
-    max_num_seqs: int = option(DEFAULT_MAX_NUM_SEQS, "sequences running at once")
+    max_num_seqs: int = option(DEFAULT_MAX_NUM_SEQS, "sequences running at once", high=MAX_NUM_SEQS)
     max_num_batched_tokens: int = option(2048, "token budget of one step")
     block_size: int | None = option(None, "tokens per KV block")
     kv_cache_dtype: str = option(
@@ -81,7 +90,7 @@ class EngineOptions:
         "KV cache type; auto is the compute type, fp8 is fp8_e4m3",
         choices=("auto", "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"),
     )
-    gpu_memory_utilization: float = option(0.9, "share of the GPU's memory used in all")
+    gpu_memory_utilization: float = option(0.9, "share of the GPU's memory used in all", low=0.001, high=1)
     kv_cache_memory_bytes: int | None = option(
         None,
         "memory for the KV cache of a rank; unset, on CPUs: 256 tokens per sequence or 4 full contexts, at most 4 GiB",
@@ -96,12 +105,12 @@ class EngineOptions:
         "auto", "preempted requests: swap copies their KV blocks to host memory, recompute computes them again",
         choices=PREEMPTION_MODES,
     )  # fmt: skip
-    swap_space: float | None = option(None, "host memory for blocks of preempted requests, in GiB; 0: none")
+    swap_space: float | None = option(None, "host memory for blocks of preempted requests, in GiB; 0: none", low=0)
     enable_chunked_prefill: bool = option(True, "split prompts over several steps")
     max_num_partial_prefills: int = option(1, "prompts that may be partly prefilled at once")
     max_long_partial_prefills: int = option(1, "of these, prompts above long_prefill_token_threshold")
     long_prefill_token_threshold: int = option(
-        0, "prompts above this length get at most this many tokens a step; 0: off"
+        0, "prompts above this length get at most this many tokens a step; 0: off", low=0
     )
     performance_mode: str = option(
         "throughput", "interactivity, on CPUs: short prefill chunks while other requests decode",
@@ -115,10 +124,10 @@ class EngineOptions:
     )
     scheduling_policy: str = option("fcfs", "order of the waiting queue", choices=POLICIES)
     sjf_ageing_tokens_per_s: float = option(
-        100.0, "sjf: tokens by which a waiting prompt counts as shorter, per second"
+        100.0, "sjf: tokens by which a waiting prompt counts as shorter, per second", low=0
     )
     max_num_waiting: int | None = option(None, "length of the waiting queue; unset: unbounded")
-    max_logprobs: int = option(20, "largest logprobs a request may ask for; -1: the whole vocabulary")
+    max_logprobs: int = option(20, "largest logprobs a request may ask for; -1: the whole vocabulary", low=-1)
     distributed_executor_backend: str = option(
         "mp", "where stages run: mp, processes of this machine; ray, actors of a Ray cluster", choices=("mp", "ray")
     )
@@ -129,17 +138,14 @@ class EngineOptions:
     data_parallel_size: int = option(
         1, "replicas of the engine behind one address, each with its share of cores and memory"
     )
-    data_parallel_rank: int | None = option(None, "number of this replica, from 0: `quire serve` sets it")
+    data_parallel_rank: int | None = option(None, "number of this replica, from 0: `quire serve` sets it", low=0)
     enforce_eager: bool = option(False, "run the model op by op in PyTorch, not as a native plan", group="debug")
-    max_num_events: int = option(65536, "length of the event log's ring buffer", group="debug")
+    max_num_events: int = option(65536, "length of the event log's ring buffer", group="debug", high=MAX_NUM_EVENTS)
 
     def __post_init__(self) -> None:
-        _check_types(self)
-        _check_numbers(self)
-        for item in fields(self):
-            value, choices = getattr(self, item.name), item.metadata["choices"]
-            if choices and value is not None and value not in choices:
-                raise ConfigError(f"{item.name}={value!r} is not one of {', '.join(choices)}")
+        check_options(self)
+        if not all(isinstance(key, str) for key in self.hf_overrides or ()):
+            raise ConfigError(f"hf_overrides={self.hf_overrides!r} must have the names of config.json's fields as keys")
         if self.dtype != "auto" and canonical_dtype(self.dtype) is None:
             raise ConfigError(
                 f"dtype={self.dtype!r} is not one of auto, {', '.join(DTYPES)}{nearest(str(self.dtype), DTYPES)}"
@@ -358,42 +364,34 @@ def canonical_dtype(name: str) -> str | None:
     return full if full in DTYPES else None
 
 
-NOT_POSITIVE = frozenset({"seed", "data_parallel_rank", "long_prefill_token_threshold", "max_logprobs"})
-"""Integers that may be 0 or below."""
-_NOUNS = {str: "text", bool: "true or false", int: "an integer", Mapping: "a mapping"}
+_KINDS: dict[Any, tuple[Any, str]] = {
+    str: (str, "text"),
+    bool: (bool, "true or false"),
+    int: (int, "an integer"),
+    float: ((int, float), "a number"),
+    Mapping: (Mapping, "a mapping"),
+}
+"""By type of a field: the classes of its values, and their name."""
 
 
-def _check_types(options: EngineOptions) -> None:
-    for name, hint in get_type_hints(EngineOptions).items():
-        value = getattr(options, name)
-        kind, *others = [get_origin(kind) or kind for kind in get_args(hint) or (hint,)]
-        if kind is float or (value is None and others):
-            continue  # `_check_numbers` has the limits of numbers
-        is_of_kind = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-        if kind is int and name not in NOT_POSITIVE and not (is_of_kind and value >= 1):
-            raise ConfigError(f"{name}={value!r} is not a positive integer")
-        if not is_of_kind:
-            raise ConfigError(f"{name}={value!r} is not {_NOUNS[kind]}{' or None' if others else ''}")
-    if not all(isinstance(key, str) for key in options.hf_overrides or ()):
-        raise ConfigError(f"hf_overrides={options.hf_overrides!r} must have the names of config.json's fields as keys")
-
-
-def _check_numbers(options: EngineOptions) -> None:
-    for name in ("long_prefill_token_threshold", "sjf_ageing_tokens_per_s"):
-        value = getattr(options, name)
-        if not _is_number(value) or not 0 <= value < math.inf:
-            raise ConfigError(f"{name}={value!r} is not a number of at least 0")
-    swap_space = options.swap_space
-    if swap_space is not None and (not _is_number(swap_space) or not 0 <= swap_space < math.inf):
-        raise ConfigError(f"swap_space={swap_space!r} is not a number of at least 0 (GiB)")
-    if not _is_number(options.gpu_memory_utilization) or not 0 < options.gpu_memory_utilization <= 1:
-        raise ConfigError(f"gpu_memory_utilization={options.gpu_memory_utilization!r} is not in (0, 1]")
-    if not isinstance(options.max_logprobs, int) or options.max_logprobs < -1:
-        raise ConfigError(f"max_logprobs={options.max_logprobs!r} is not an integer of at least -1")
-    for name, limit in (("max_num_events", MAX_NUM_EVENTS), ("max_num_seqs", MAX_NUM_SEQS)):
-        if getattr(options, name) > limit:
-            raise ConfigError(f"{name}={getattr(options, name)} is above the limit of {limit}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def check_options(options: Any) -> None:
+    """Check a dataclass of `option` fields. Raises: ConfigError on a wrong type, or outside a field's limits."""
+    hints = get_type_hints(type(options))
+    for item in fields(options):
+        value, (low, high), choices = getattr(options, item.name), item.metadata["limits"], item.metadata["choices"]
+        kinds = get_args(hints[item.name]) if isinstance(hints[item.name], UnionType) else (hints[item.name],)
+        kind = get_origin(kinds[0]) or kinds[0]
+        if kind not in _KINDS or (value is None and len(kinds) > 1):
+            continue
+        classes, wanted = _KINDS[kind]
+        good = isinstance(value, classes) and (kind is bool or not isinstance(value, bool))
+        if kind in (int, float):
+            good = good and low <= value <= high and abs(value) < math.inf
+            at_least = f" of at least {low}" if low > -math.inf else ""
+            wanted += at_least if high == math.inf else f" in {low} … {high}"
+        elif len(kinds) > 1:
+            wanted += " or None"
+        if not good:
+            raise ConfigError(f"{item.name}={value!r} is not {wanted}")
+        if choices and value not in choices:
+            raise ConfigError(f"{item.name}={value!r} is not one of {', '.join(choices)}")

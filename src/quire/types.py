@@ -49,6 +49,7 @@ class Request:
         siblings: the other n - 1 sequences of an `n > 1` request, forked in the step that completes the prompt.
         awaits_external_token: the next token is chosen outside the sampler (beam search): `update` does not append.
         hash_extras: prefix blocks are shared only among requests with the same extras; the cache salt is one.
+        checked_grammar: that of the structured output, as a `GrammarChecker` made it; None: it has not been checked.
         reads_prefix_cache: False if every prompt position must be computed (prompt_logprobs, mean pooling).
         draft_token_ids: a guess of the next tokens, set between steps. The request's next step verifies it, if it can,
             and clears it. Any guess gives the same tokens as none.
@@ -71,6 +72,7 @@ class Request:
     client_id: str = ""
     hash_extras: tuple[str, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    checked_grammar: str | None = None
     reads_prefix_cache: bool = True
     awaits_external_token: bool = False
     siblings: list["Request"] = field(default_factory=list)

@@ -12,12 +12,13 @@ import pytest
 
 from quire import __version__
 from quire.cli.command import configure_logging
-from quire.cli.exit_codes import MEANINGS, ExitCode
+from quire.cli.exit_codes import ExitCode
 from quire.cli.main import VERBS, cli
 from quire.cli.output import Output
 from quire.cli.version import package_version
 from quire.errors import ConfigError, MemoryCapacityError, ModelFileError, QuireError
 from tests.cli.command_line import call, call_process, parsed
+from tests.cli.reference import MEANINGS
 
 HEAVY = ("torch", "numpy", "rich", "transformers", "tokenizers", "jinja2", "psutil")
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli.reference import BEGIN, END, main, render
+from tests.cli.reference import BEGIN, END, main, render
 
 ROOT = Path(__file__).parents[2]
 
@@ -13,7 +13,7 @@ def test_page_is_fresh_on_any_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("QUIRE_MAX_MODEL_LEN", "77")
     monkeypatch.chdir(ROOT)
-    assert main(["--check"]) == 0, "run: python -m quire.cli.reference"
+    assert main(["--check"]) == 0, "run: python -m tests.cli.reference"
 
 
 def test_stale_page_is_found_and_rewritten(

@@ -53,7 +53,7 @@ REFUSALS: list[tuple[str, int, list[str]]] = [
     ("pull missing.gguf", 3, ["error[model_", "missing.gguf"]),
     # Before the model is loaded, which is not here.
     ("run 'Hi there' --temperature 5", 2, ["error[invalid_parameter]", "temperature", "5.0", "[0, 2]"]),
-    ("run 'Hi there' --max-model-len 0", 2, ["error[invalid_option]", "max_model_len", "0", "positive"]),
+    ("run 'Hi there' --max-model-len 0", 2, ["error[invalid_option]", "max_model_len", "0", "at least 1"]),
     ("run 'Hi there' --max-model-len 12q", 2, ["error[usage]", "--max-model-len", "12q", "2048"]),
     ("run 'Hi there' --dtype int8", 2, ["error[invalid_option]", "dtype", "int8", "float32"]),
     ("run 'Hi there' --logit-bias 5", 2, ["error[usage]", "--logit-bias", "5", "TOKEN_ID=BIAS"]),

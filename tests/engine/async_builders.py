@@ -80,7 +80,7 @@ class Gate:
 
     async def open_after(self, llm: AsyncLLM, num_commands: int) -> None:
         """Open once `num_commands` commands wait for the engine."""
-        await wait_until(lambda: llm._driver.num_commands >= num_commands)
+        await wait_until(lambda: len(llm._driver._inbox) >= num_commands)
         self._is_open.set()
 
     def open(self) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import tokenizers
@@ -50,6 +51,12 @@ def _byte_alphabet() -> dict[str, int]:
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [value for value in range(256) if value not in visible]
     return {chr(value): value for value in visible} | {chr(256 + rank): value for rank, value in enumerate(hidden)}
+
+
+def add_with_news(engine: LLMEngine, request_id: str, prompt: Any, params: Any, **options: Any) -> None:
+    """Queue a request as the engine's process does: each output has what is new since the one before."""
+    prepared = engine.input_processor.prepare(request_id, prompt, params, **options)
+    engine.submit(replace(prepared, tells_news=True))
 
 
 def saying(text: str, *, then: int = EOS) -> NextToken:

@@ -22,7 +22,7 @@ async def test_a_call_that_nobody_awaits_any_more_disturbs_nobody(llm: AsyncLLM,
     both = [asyncio.create_task(collect(llm, "p", SamplingParams(max_tokens=9), name)) for name in ("a", "b")]
     await gate.reached()
     calls = [asyncio.create_task(llm.abort("a")), asyncio.create_task(llm.reset_prefix_cache())]
-    await wait_until(lambda: llm._driver.num_commands >= 2)
+    await wait_until(lambda: len(llm._driver._inbox) >= 2)
     for call in calls:
         call.cancel()
     await asyncio.gather(*calls, return_exceptions=True)

@@ -49,7 +49,7 @@ async def test_new_request_ends_the_running_step_early(llm: AsyncLLM, executor: 
     await gate.reached()
     assert not executor.ends_early
     second = asyncio.create_task(collect(llm, "q", SamplingParams(max_tokens=9, ignore_eos=True)))
-    await wait_until(lambda: llm._driver.num_commands >= 1)
+    await wait_until(lambda: len(llm._driver._inbox) >= 1)
     assert executor.ends_early
     await gate.open_after(llm, 1)
     await asyncio.gather(first, second)
@@ -75,7 +75,7 @@ async def test_an_id_may_be_used_again_in_the_step_in_which_its_request_is_abort
         first.cancel()
     else:
         abort = asyncio.create_task(llm.abort("same"))
-    await wait_until(lambda: llm._driver.num_commands == 1)
+    await wait_until(lambda: len(llm._driver._inbox) == 1)
     second = asyncio.create_task(collect(llm, "q", SamplingParams(max_tokens=5), "same"))
     await gate.open_after(llm, 2)
     outputs = await second

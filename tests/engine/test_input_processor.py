@@ -199,7 +199,7 @@ def test_a_form_is_compiled_when_it_is_prepared_and_not_before() -> None:
     processor = make()
     params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="[ab]{3}"))
     _, made = processor.make_request("r", "hello", params)
-    assert (made.sampling, processor.grammars.num_bytes) == (params, 0)
+    assert (made.sampling, processor.grammars._kept.num_bytes) == (params, 0)
     assert processor.prepare("r", "hello", params).grammar is not None
 
 
@@ -208,10 +208,12 @@ def test_a_form_that_was_checked_elsewhere_is_not_checked_again() -> None:
     grammar = check_grammar(StructuredOutputsParams(regex="[ab]{3}"))
     # Only what came from the check is looked at: this regex has no meaning.
     params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="(("))
-    prepared = processor.prepare("r", "hello", params, checked_grammar=grammar)
-    assert prepared.grammar is not None
-    assert prepared.grammar.start().allowed().tolist() == [97, 98]
-    del prepared
+    _, made = processor.make_request("r", "hello", params)
+    made.checked_grammar = grammar
+    compiled = processor.completed(made)
+    assert compiled is not None
+    assert compiled.start().allowed().tolist() == [97, 98]
+    del compiled
     with pytest.raises(InvalidParameterError, match="unclosed group"):
         make().prepare("r", "hello", params)
 

@@ -54,7 +54,7 @@ def test_vocabulary_is_made_once_with_the_first_grammar_or_warm_up() -> None:
     compiler.warm_up()
     assert "library_tokenizer" in made[0].__dict__
     compiler.warm_up()
-    assert (len(made), compiler.num_bytes) == (1, 0)
+    assert (len(made), compiler._kept.num_bytes) == (1, 0)
 
 
 def test_warm_up_does_nothing_for_a_model_without_structured_outputs() -> None:
@@ -85,7 +85,7 @@ def test_grammar_in_use_is_found_after_it_was_dropped() -> None:
     process = CountingProcess()
     compiler = GrammarCompiler(make_vocabulary, cache_bytes=1, check_process=process)
     held = compiler.compile(unique(0))
-    assert compiler.num_bytes == 0
+    assert compiler._kept.num_bytes == 0
     assert compiler.compile(unique(0)) is held
     assert process.num_questions == 1
     del held
@@ -139,7 +139,7 @@ def test_threads_may_compile_at_once() -> None:
     for thread in threads:
         thread.join()
     assert errors == []
-    assert compiler.num_bytes == sum(grammar.size_bytes for grammar in set(compiler._in_use.values()))
+    assert compiler._kept.num_bytes == sum(grammar.size_bytes for grammar in set(compiler._in_use.values()))
 
 
 # --- GrammarChecker ---------------------------------------------------------------------------
@@ -152,27 +152,27 @@ def regex(number: int) -> StructuredOutputsParams:
 def test_checker_asks_once_for_a_valid_grammar_and_again_for_a_refused_one() -> None:
     process = CountingProcess("grammar")
     checker = GrammarChecker(process)
-    assert checker.passed(regex(1)) is None
-    assert checker.check(regex(1)) == checker.check(regex(1)) == checker.passed(regex(1)) == "grammar"
+    assert checker._passed.get(regex(1)) is None
+    assert checker.check(regex(1)) == checker.check(regex(1)) == checker._passed.get(regex(1)) == "grammar"
     assert process.num_questions == 1
     refusing = CountingProcess(Refused("too deep"))
     checker = GrammarChecker(refusing)
     for _ in range(2):
         with pytest.raises(InvalidParameterError, match="too deep"):
             checker.check(regex(1))
-    assert (refusing.num_questions, checker.passed(regex(1)), checker.num_bytes) == (2, None, 0)
+    assert (refusing.num_questions, checker._passed.get(regex(1)), checker._passed.num_bytes) == (2, None, 0)
 
 
 def test_checker_keeps_a_bounded_number_and_drops_the_least_recently_used() -> None:
     checker = GrammarChecker(CountingProcess("x" * 95), cache_bytes=1000)
     for number in (*range(1, 10), 1, *range(10, 14)):
         checker.check(regex(number))  # 100 bytes each
-    assert checker.num_bytes <= 1000
-    assert checker.passed(regex(1)) is not None
-    assert checker.passed(regex(2)) is None
+    assert checker._passed.num_bytes <= 1000
+    assert checker._passed.get(regex(1)) is not None
+    assert checker._passed.get(regex(2)) is None
     small = GrammarChecker(CountingProcess("x" * 95), cache_bytes=10)
     small.check(regex(1))
-    assert (small.num_bytes, small.passed(regex(1))) == (0, None)
+    assert (small._passed.num_bytes, small._passed.get(regex(1))) == (0, None)
 
 
 def test_checked_grammar_is_compiled_without_another_check() -> None:

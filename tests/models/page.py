@@ -12,7 +12,6 @@ from typing import Any
 import gguf
 import torch
 
-from quire.cli.reference import write_page
 from quire.kernels.instruction import Packing
 from quire.kernels.tracing import NotTraceableError
 from quire.models.hf_rope import PARAMETERS
@@ -21,6 +20,7 @@ from quire.runtime.loader import make_model
 from quire.runtime.plan.lower import lower
 from quire.runtime.plan.packed_weights import BY_DTYPE
 from quire.runtime.plan.trace import trace_model
+from tests.cli.reference import write_page
 from tests.models.test_gguf_export import CASES as WRITTEN
 from tests.models.test_gguf_families import CASES
 from tests.models.tiny_configs import TINY_CONFIGS, full_config

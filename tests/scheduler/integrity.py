@@ -118,8 +118,8 @@ def _group_problems(blocks: BlockManager, owners: list[OwnedBlocks]) -> list[str
         for kept in owned.kept_states:
             found.update((block_id, index) for index, block_id in kept.block_ids.items())
     for block_id, _ in tuple(found):
-        if (group := blocks.cache.group_of(block_id)) is not None:
-            found.add((block_id, group))
+        if (entry := blocks.cache._entries.get(block_id)) is not None:
+            found.add((block_id, entry.group_index))
     groups: dict[int, list[int]] = {}
     for block_id, index in found:
         if block_id != NULL_BLOCK_ID:

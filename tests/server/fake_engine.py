@@ -13,13 +13,14 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 import httpx2
+import msgspec
 import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.config import EngineOptions
+from quire.engine.process.child import prepared_of, update_of
 from quire.engine.process.client import EngineClient
-from quire.engine.process.deltas import DeltaEncoder
 from quire.engine.process.messages import Abort, Ready, RequestUpdate, Submit, Updates
 from quire.errors import QuireError
 from quire.parallel.frames import Failure
@@ -29,6 +30,7 @@ from quire.server.request_record import RECORD_KEY, Caller, RequestRecord
 from quire.server.routes import make_app
 from quire.server.state import ServerState
 from quire.server.supervisor import EngineState, Supervisor
+from quire.types import Request
 from tests.engine.builders import byte_tokenizer, make_engine
 
 MODEL = "tiny"
@@ -74,32 +76,23 @@ class FakeEngine(EngineClient):
         self.engine, self.executor = make_engine(**engine)
         self.ready = Ready(self.engine.config, {})
         self.last_heard_s = float("inf")
-        self.submitted: list[Submit] = []
+        self.submitted: list[Request] = []
         self.aborted: list[str] = []
         self.gate = asyncio.Event()
         self.gate.set()
         self.num_ahead = 0
-        self._deltas = DeltaEncoder()
         self._task: asyncio.Task[None] | None = None
 
     def _send(self, message: Any) -> None:
         if isinstance(message, Abort):
             self.aborted += message.request_ids
             return self.engine.abort_request(message.request_ids)
-        self.submitted.append(message)
+        self.submitted.append(message.request)
+        received = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=Submit)
         try:
-            prepared = self.engine.input_processor.prepare(
-                message.request_id,
-                message.prompt_token_ids,
-                message.sampling or message.pooling,
-                cache_salt=message.cache_salt,
-                arrival_time_s=message.arrival_time_s,
-                streams=message.streams,
-                checked_grammar=message.checked_grammar,
-            )
-            self.engine.submit(prepared)
+            self.engine.submit(prepared_of(received, self.engine.input_processor))
         except QuireError as error:
-            self._put(RequestUpdate(message.request_id, finished=True, failure=Failure.of(error)))
+            self._put(RequestUpdate(message.request.request_id, finished=True, failure=Failure.of(error)))
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -112,7 +105,7 @@ class FakeEngine(EngineClient):
                 self.num_ahead -= 1
             else:
                 await self.gate.wait()
-            self._put(*map(self._deltas.encode, self.engine.step()))
+            self._put(*map(update_of, self.engine.step()))
             await asyncio.sleep(0)
 
     def _put(self, *updates: RequestUpdate) -> None:

@@ -42,7 +42,7 @@ class Serving(ServerProcess):
 
     def chat(self, max_tokens: int) -> tuple[int, dict[str, Any]]:
         """Ask for a chat completion of exactly `max_tokens` tokens."""
-        return self.request("/v1/chat/completions", {**CHAT, "max_tokens": max_tokens})
+        return self.request("/v1/chat/completions", {**CHAT, "seed": 1, "max_tokens": max_tokens})
 
     def wait_until(self, path: str, status: int) -> None:
         """Poll until a GET has this status."""

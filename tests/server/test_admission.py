@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.engine.process.messages import ChoiceUpdate, RequestUpdate, Statistics
+from quire.engine.process.messages import RequestUpdate, Statistics
+from quire.outputs import CompletionOutput
 from quire.server.admission import Admission, Bucket
 from quire.server.errors import ApiError
 from quire.server.options import ServerOptions
@@ -137,7 +138,7 @@ def test_requests_per_minute_are_per_key() -> None:
 def test_generated_tokens_count_towards_tokens_per_minute() -> None:
     admission, _, clock = make(tokens_per_minute=100)
     with admission.enter(ANONYMOUS, 40, 1) as place:
-        place.note(RequestUpdate("a", [ChoiceUpdate(0, "", [1] * 50)]))
+        place.note(RequestUpdate("a", [CompletionOutput(0, "", [1] * 50)]))
     assert refused(admission, tokens=11).code == "rate_limit_exceeded"
     with admission.enter(ANONYMOUS, 10, 1):
         pass

@@ -38,10 +38,9 @@ def test_structured_output_is_checked_without_compiling_it_here() -> None:
     made = front_end()
     form = StructuredOutputsParams(json={"type": "object"})
     request = made.prepare("r", made.prompt("a"), SamplingParams(structured_outputs=form))
-    grammar = made.checked_grammar(request)
-    assert grammar is not None
-    assert made.input_processor.grammars.num_bytes == 0, "nothing was compiled"
-    assert made.checked_grammar(made.prepare("s", made.prompt("a"), SamplingParams())) is None
+    assert request.checked_grammar is not None
+    assert made.input_processor.grammars._kept.num_bytes == 0, "nothing was compiled"
+    assert made.prepare("s", made.prompt("a"), SamplingParams()).checked_grammar is None
     with pytest.raises(InvalidParameterError, match="unclosed group"):
         made.prepare("r", made.prompt("a"), SamplingParams(structured_outputs=StructuredOutputsParams(regex="(a")))
 

@@ -1,7 +1,6 @@
 import math
 
-from quire.engine.process.messages import ChoiceUpdate
-from quire.outputs import Logprob, PositionLogprobs
+from quire.outputs import CompletionOutput, Logprob, PositionLogprobs
 from quire.server.logprobs import LEAST, LogprobWriter, TextLogprobs
 from quire.text.detokenizer import IncrementalDetokenizer
 from tests.engine.builders import EOS, byte_tokenizer
@@ -32,7 +31,7 @@ def test_legacy_keeps_the_more_likely_of_two_tokens_with_the_same_text() -> None
 def text_logprobs(token_ids: list[int], *, skips: bool = True) -> TextLogprobs:
     """Log-probabilities of these tokens; the bytes of an entry name its token."""
     made = TextLogprobs(writer(0), IncrementalDetokenizer(byte_tokenizer(), [97], skip_special_tokens=skips))
-    made.add(ChoiceUpdate(0, "", token_ids, [{token_id: Logprob(-1.0, 1, "")} for token_id in token_ids]))
+    made.add(CompletionOutput(0, "", token_ids, None, [{token_id: Logprob(-1.0, 1, "")} for token_id in token_ids]))
     return made
 
 

@@ -29,11 +29,6 @@ class EngineDriver:
         self._changed = threading.Condition()
         self._is_closed = False
 
-    @property
-    def num_commands(self) -> int:
-        """Commands that wait for the end of the running step."""
-        return len(self._inbox)
-
     def post(self, command: Callable[[], None]) -> None:
         """Run `command` in the engine's thread before the next step. Raises: EngineDeadError after `close`."""
         with self._changed:

@@ -30,13 +30,15 @@ LIKELY_CHARS_PER_TOKEN = 16
 class PreparedRequest:
     """A checked request, not yet queued. `streams` is False where only the final output is wanted.
 
-    `grammar` is that of its `structured_outputs`: while this is held, the executor finds it compiled.
+    `grammar` is that of its `structured_outputs`: while this is held, the executor finds it compiled. `tells_news`: an
+    output has what is new since the one before; False: all of the text so far.
     """
 
     request: Request
     prompt: str | None
     streams: bool = True
     grammar: CompiledGrammar | None = None
+    tells_news: bool = False
 
 
 class InputProcessor:
@@ -74,19 +76,24 @@ class InputProcessor:
         params: SamplingParams | PoolingParams | None,
         *,
         streams: bool = True,
-        checked_grammar: str | None = None,
         **identity: Any,
     ) -> PreparedRequest:
         """Check everything and build the request with its `n - 1` siblings. `identity`: as in `make_request`.
 
-        A grammar that was not seen before may take up to 2 s, but for a `checked_grammar`, which a `GrammarChecker` in
-        another process made of its form. Raises: as `make_request`; QueueFullError while other grammars are compiled.
+        A grammar that was not seen before may take up to 2 s.
+        Raises: as `make_request`; QueueFullError while other grammars are compiled.
         """
         text, request = self.make_request(request_id, prompt, params, **identity)
-        grammar = None
-        if request.sampling is not None and request.sampling.structured_outputs is not None:
-            grammar = self.grammars.compile(request.sampling.structured_outputs, checked_grammar)
-        return PreparedRequest(request, text, streams, grammar)
+        return PreparedRequest(request, text, streams, self.completed(request))
+
+    def completed(self, request: Request) -> CompiledGrammar | None:
+        """Give a checked request its siblings, and return its grammar. Mutates: request. Raises: as `prepare`."""
+        params = request.sampling
+        if params is None:
+            return None
+        request.siblings = [_sibling(request, index) for index in range(1, params.n)]
+        form = params.structured_outputs
+        return None if form is None else self.grammars.compile(form, request.checked_grammar)
 
     def make_request(
         self,
@@ -99,7 +106,7 @@ class InputProcessor:
         cache_salt: str = "",
         arrival_time_s: float | None = None,
     ) -> tuple[str | None, Request]:
-        """Return the prompt's text, if there is one, and the request. Grammars are not compiled here.
+        """Return the prompt's text, if there is one, and the request, which `completed` completes.
 
         Raises: RequestError of the matching kind.
         """
@@ -228,7 +235,6 @@ class InputProcessor:
         request.bad_words_token_ids = self._bad_words(params)
         request.reads_prefix_cache = params.prompt_logprobs is None
         request.seed = self._drawn_seed() if params.seed is None else params.seed & _MASK_64
-        request.siblings = [_sibling(request, index) for index in range(1, params.n)]
 
     def _check_numbers(self, params: SamplingParams) -> None:
         if params.n > 1 and params.is_greedy:

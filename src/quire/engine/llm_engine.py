@@ -149,9 +149,9 @@ class LLMEngine:
     def step(self) -> list[Output]:
         """Submit steps up to the executor's `max_in_flight` and take the result of the oldest one.
 
-        Returns: for each request that got a token or ended, all of its text so far. A request ends alone, with
-        `finish_reason` "error", if its own result is an error, if the executor raises on it alone, or if its text
-        cannot be made. If the executor raises on any request, all end so, and the engine is dead from then on.
+        Returns: for each request that got a token or ended, all of its text so far, or what is new (`tells_news`). A
+        request ends alone, with `finish_reason` "error", if its own result is an error, if the executor raises on it
+        alone, or if its text cannot be made. If the executor raises on any request, all end so: the engine is dead.
         Raises: EngineDeadError if it was dead before.
         """
         self.check_health()

@@ -43,6 +43,7 @@ class SequenceOutput:
     """Text, log-probabilities and end of one sequence, one of the `n` completions of a request.
 
     `text` is what may be shown: a tail that may become a stop string or the rest of a character is held back.
+    `num_told`: characters and tokens that `news` has told; None after the end was told.
     """
 
     def __init__(self, request: Request, index: int, tokenizer: Tokenizer | None, token_text: TokenText) -> None:
@@ -53,6 +54,7 @@ class SequenceOutput:
         self.index = index
         self.text = ""
         self.num_tokens = 0
+        self.num_told: tuple[int, int] | None = (0, 0)
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.error: str | None = None
@@ -111,17 +113,25 @@ class SequenceOutput:
                 self.text += self._matcher.finish()
         self._detokenizer = self._matcher = None
 
-    def snapshot(self) -> CompletionOutput:
+    def news(self) -> list[CompletionOutput]:
+        """Return the completion with the text and tokens since the last call; none if there is nothing new."""
+        if self.num_told is None or (self.finish_reason is None and self.num_tokens == self.num_told[1]):
+            return []
+        found = self.snapshot(*self.num_told)
+        self.num_told = (len(self.text), self.num_tokens) if self.finish_reason is None else None
+        return [found]
+
+    def snapshot(self, first_character: int = 0, first_token: int = 0) -> CompletionOutput:
         """Return the completion so far. Its lists are copies: later steps do not change an output already returned.
 
         A copy of 1,000 token ids takes about 2 µs, and outputs of requests that do not stream are not made at all.
         """
         return CompletionOutput(
             index=self.index,
-            text=self.text,
-            token_ids=self.request.output_token_ids[: self.num_tokens],
+            text=self.text[first_character:],
+            token_ids=self.request.output_token_ids[first_token : self.num_tokens],
             cumulative_logprob=None if self.logprobs is None else self._logprob_sum,
-            logprobs=None if self.logprobs is None else self.logprobs.copy(),
+            logprobs=None if self.logprobs is None else self.logprobs[first_token:],
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             error=self.error,
@@ -323,6 +333,7 @@ class _Record:
         self.prepared = prepared
         self.sequences = sequences
         self.metrics = RequestMetrics(request.arrival_time_s)
+        self.has_told = False
         self.prompt_logprobs: list[PositionLogprobs | None] | None = None
         if request.sampling is not None and request.sampling.prompt_logprobs is not None:
             self.prompt_logprobs = [None] * request.num_prompt_tokens
@@ -350,13 +361,20 @@ class _Record:
             self.prompt_logprobs[position] = describe(values, token_text)
 
     def output(self, *, finished: bool) -> RequestOutput:
-        """Return all text and tokens so far."""
+        """Return all text and tokens so far, or what is new."""
+        prompt_logprobs = self.prompt_logprobs
+        if self.prepared.tells_news:
+            outputs = [item for sequence in self.sequences for item in sequence.news()]
+            prompt_logprobs = None if self.has_told else prompt_logprobs
+            self.has_told = True
+        else:
+            outputs = [sequence.snapshot() for sequence in self.sequences]
         return RequestOutput(
             request_id=self.request.request_id,
             prompt=self.prepared.prompt,
             prompt_token_ids=self.request.prompt_token_ids,
-            outputs=[sequence.snapshot() for sequence in self.sequences],
+            outputs=outputs,
             finished=finished,
-            prompt_logprobs=self.prompt_logprobs,
+            prompt_logprobs=prompt_logprobs,
             num_cached_tokens=self.request.num_cached_tokens,
         )

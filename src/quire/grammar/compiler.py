@@ -79,11 +79,6 @@ class GrammarChecker:
         self._passed: _Cache[str] = _Cache(cache_bytes)
         self._lock = threading.Lock()
 
-    @property
-    def num_bytes(self) -> int:
-        """Size of the kept results, at most `cache_bytes`."""
-        return self._passed.num_bytes
-
     def warm_up(self) -> None:
         """Start the process that checks. If it does not start, the first request gets the error."""
         with suppress(QuireError):
@@ -95,17 +90,13 @@ class GrammarChecker:
 
     def check(self, spec: StructuredOutputsParams) -> str:
         """Return llguidance's grammar for `spec`. Raises: as `GrammarCompiler.compile`."""
-        found = self.passed(spec)
+        with self._lock:
+            found = self._passed.get(spec)
         if found is None:
             found = check_grammar(spec, self._check_process)
             with self._lock:
                 self._passed.put(spec, found, len(spec.text.encode()) + len(found.encode()))
         return found
-
-    def passed(self, spec: StructuredOutputsParams) -> str | None:
-        """Return the grammar of a `spec` that was checked before; None if it was not, or is no longer kept."""
-        with self._lock:
-            return self._passed.get(spec)
 
 
 class CompiledGrammar:
@@ -162,11 +153,6 @@ class GrammarCompiler:
         self._kept: _Cache[CompiledGrammar] = _Cache(cache_bytes)
         self._in_use: WeakValueDictionary[StructuredOutputsParams, CompiledGrammar] = WeakValueDictionary()
         self._lock = threading.Lock()
-
-    @property
-    def num_bytes(self) -> int:
-        """Estimated size of the kept grammars, at most `cache_bytes`."""
-        return self._kept.num_bytes
 
     def warm_up(self) -> None:
         """Prepare for the first grammar: 0.2 s, most of it with the interpreter's lock.

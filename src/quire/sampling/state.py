@@ -149,11 +149,6 @@ class SamplingState:
         return self._allowed
 
     @property
-    def is_plain_greedy(self) -> bool:
-        """True if the request wants only the argmax of the unchanged logits now."""
-        return self.num_tokens >= self.greedy_from
-
-    @property
     def bans_end(self) -> bool:
         """True if min_tokens are not reached."""
         return self.num_tokens - self._num_prompt_tokens < self.params.min_tokens

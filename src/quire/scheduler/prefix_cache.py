@@ -112,8 +112,3 @@ class PrefixCache:
         """Return the digest that the block is cached under for the layers of a group; None if it is not."""
         entry = self._entries.get(block_id)
         return None if entry is None or entry.group_index != group_index else entry.digest
-
-    def group_of(self, block_id: int) -> int | None:
-        """Group of the layers that the block was cached for; None if it holds no prefix."""
-        entry = self._entries.get(block_id)
-        return None if entry is None else entry.group_index

@@ -160,13 +160,8 @@ class FrontEnd:
         _, request = self.input_processor.make_request(request_id, prompt.token_ids, params, **identity)
         if request.sampling is not None and request.sampling.structured_outputs is not None:
             self.input_processor.check_grammars()
-            self._forms.check(request.sampling.structured_outputs)
+            request.checked_grammar = self._forms.check(request.sampling.structured_outputs)
         return request
-
-    def checked_grammar(self, request: Request) -> str | None:
-        """Return the checked grammar of a prepared request, so that the engine need not check it again."""
-        params = None if request.sampling is None else request.sampling.structured_outputs
-        return None if params is None else self._forms.passed(params)
 
 
 def _lower_priority() -> None:

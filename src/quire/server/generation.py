@@ -15,8 +15,9 @@ from typing import Any, TypeVar, cast
 
 from starlette.types import Receive
 
-from quire.engine.process.messages import ChoiceUpdate, RequestUpdate, Submit
+from quire.engine.process.messages import RequestUpdate, Submit
 from quire.errors import EngineDeadError
+from quire.outputs import CompletionOutput
 from quire.server.errors import ApiError, ClientDisconnected
 from quire.server.request_record import RequestRecord
 from quire.server.state import ServerState
@@ -46,7 +47,7 @@ async def generate(
     As many requests run at a time as `Admission.num_at_once` allows; the next starts when one ends.
     Closing the generator aborts the unfinished ones. Raises: ApiError, QuireError, for the first request that fails.
     """
-    num_choices = 1 + len(requests[0].siblings)
+    num_choices = 1 if requests[0].sampling is None else requests[0].sampling.n
     num_at_once = state.admission.num_at_once(len(requests), num_choices)
     num_prompt_tokens = sum(request.num_prompt_tokens for request in requests)
     timeout_s = state.options.request_timeout_s
@@ -109,22 +110,9 @@ async def _compute(
     state: ServerState, index: int, request: Request, *, streams: bool
 ) -> AsyncGenerator[tuple[int, RequestUpdate], None]:
     client = state.supervisor.client
-    stream = client.submit(
-        Submit(
-            request.request_id,
-            request.prompt_token_ids,
-            request.sampling,
-            request.pooling,
-            request.priority,
-            request.client_id,
-            request.hash_extras[0],
-            # Later requests of a large batch arrive when earlier ones end: the queue timeout begins then.
-            time.monotonic() if index else request.arrival_time_s,
-            streams,
-            state.options.queue_timeout_s or None,
-            state.supervisor.front_end.checked_grammar(request),
-        )
-    )
+    if index:  # later requests of a large batch arrive when earlier ones end: the queue timeout begins then
+        request.arrival_time_s = time.monotonic()
+    stream = client.submit(Submit(request, streams, state.options.queue_timeout_s or None))
     try:
         async with aclosing(cast(AsyncGenerator[RequestUpdate, None], aiter(stream))) as updates:
             async for update in updates:
@@ -136,7 +124,7 @@ async def _compute(
         client.abort(stream)
 
 
-def _failure(choice: ChoiceUpdate) -> ApiError:
+def _failure(choice: CompletionOutput) -> ApiError:
     if choice.error_code == STRUCTURED_OUTPUTS_FAILED:
         return ApiError(
             400, choice.error or STRUCTURED_OUTPUTS_FAILED, code=STRUCTURED_OUTPUTS_FAILED, param="structured_outputs"

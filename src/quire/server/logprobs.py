@@ -7,8 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from quire.engine.process.messages import ChoiceUpdate
-from quire.outputs import Logprob, PositionLogprobs
+from quire.outputs import CompletionOutput, Logprob, PositionLogprobs
 from quire.text.detokenizer import IncrementalDetokenizer
 from quire.text.tokenizer import Tokenizer
 
@@ -101,7 +100,7 @@ class TextLogprobs:
         self._num_chars = 0
         self._taken_end = 0
 
-    def add(self, choice: ChoiceUpdate) -> None:
+    def add(self, choice: CompletionOutput) -> None:
         """Add new tokens."""
         content = self._writer.chat(choice.logprobs or [])["content"]
         for token_id, entry in zip(choice.token_ids, content, strict=True):

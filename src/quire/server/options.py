@@ -8,10 +8,9 @@ import ipaddress
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
-from quire.config import EngineOptions, option
+from quire.config import EngineOptions, check_options, option
 from quire.errors import ConfigError
 
 LOG_FORMATS = ("text", "json")
@@ -24,6 +23,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 ROUTER_POLICIES = ("prefix", "round-robin", "least-loaded")
 MAX_LIMIT = 2**53
 """Whole numbers up to here are exact as floating point."""
+MAX_TIME_S = 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,14 +31,18 @@ class ServerOptions:
     """Address, access and limits of the server. Times are in seconds, sizes in bytes."""
 
     host: str = option("127.0.0.1", "address to listen on", group="server")
-    port: int = option(8000, "port to listen on; 0: any free one", group="server")
+    port: int = option(8000, "port to listen on; 0: any free one", group="server", low=0, high=65535)
     served_model_name: str | None = option(None, "the model's name in the API; unset: the model option", group="server")
     keep_alive: str | None = option(
         None, "time that an idle model stays loaded, such as 5m; 0: until its request ends; -1: as long as there is "
         "room; then it is loaded on demand", group="server",
     )  # fmt: skip
-    models_memory_bytes: int | None = option(None, "memory for all loaded models together", group="server")
-    drain_timeout_s: float = option(30.0, "after SIGTERM, time that running requests have to finish", group="server")
+    models_memory_bytes: int | None = option(
+        None, "memory for all loaded models together", group="server", high=MAX_LIMIT
+    )
+    drain_timeout_s: float = option(
+        30.0, "after SIGTERM, time that running requests have to finish", group="server", low=0, high=MAX_TIME_S
+    )
     log_format: str = option("text", "log lines as text or as JSON", choices=LOG_FORMATS, group="server")
     metrics_names: str = option(
         "quire", "names at /metrics; vllm: vLLM's beside Quire's", choices=METRICS_NAMES, group="server"
@@ -60,36 +64,26 @@ class ServerOptions:
     allowed_origins: Sequence[str] = option(
         (), "web page origin that may call from a browser; * is any", group="access"
     )
-    max_body_bytes: int = option(4 << 20, "largest request body", group="limits")
-    max_queued_requests: int = option(256, "completions that may wait to be computed", group="limits")
-    max_queued_tokens: int = option(1 << 18, "prompt tokens that may wait to be computed", group="limits")
-    requests_per_minute: int | None = option(None, "requests per minute of one API key", group="limits")
-    tokens_per_minute: int | None = option(
-        None, "prompt and generated tokens per minute of one API key", group="limits"
+    max_body_bytes: int = option(4 << 20, "largest request body", group="limits", high=MAX_LIMIT)
+    max_queued_requests: int = option(256, "completions that may wait to be computed", group="limits", high=MAX_LIMIT)
+    max_queued_tokens: int = option(
+        1 << 18, "prompt tokens that may wait to be computed", group="limits", high=MAX_LIMIT
     )
-    queue_timeout_s: float = option(120.0, "time a request may wait for its first step; 0: no limit", group="limits")
-    request_timeout_s: float = option(1800.0, "time a request may take in all; 0: no limit", group="limits")
+    requests_per_minute: int | None = option(None, "requests per minute of one API key", group="limits", high=MAX_LIMIT)
+    tokens_per_minute: int | None = option(
+        None, "prompt and generated tokens per minute of one API key", group="limits", high=MAX_LIMIT
+    )
+    queue_timeout_s: float = option(
+        120.0, "time a request may wait for its first step; 0: no limit", group="limits", low=0, high=MAX_TIME_S
+    )
+    request_timeout_s: float = option(
+        1800.0, "time a request may take in all; 0: no limit", group="limits", low=0, high=MAX_TIME_S
+    )
 
     def __post_init__(self) -> None:
-        if not isinstance(self.port, int) or isinstance(self.port, bool) or not 0 <= self.port <= 65535:
-            raise ConfigError(f"port={self.port!r} is not in 0 … 65535")
-        for name in ("drain_timeout_s", "queue_timeout_s", "request_timeout_s"):
-            value: Any = getattr(self, name)
-            if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < 1e9:
-                raise ConfigError(f"{name}={value!r} is not a number of seconds of at least 0")
+        check_options(self)
         if self.keep_alive is not None:
             parse_keep_alive(self.keep_alive)
-        optional = ("requests_per_minute", "tokens_per_minute", "models_memory_bytes")
-        for name in ("max_body_bytes", "max_queued_requests", "max_queued_tokens", *optional):
-            value = getattr(self, name)
-            if value is None and name in optional:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_LIMIT:
-                raise ConfigError(f"{name}={value!r} is not a whole number in 1 … {MAX_LIMIT}")
-        for item in fields(self):
-            value, choices = getattr(self, item.name), item.metadata["choices"]
-            if choices and value not in choices:
-                raise ConfigError(f"{item.name}={value!r} is not one of {', '.join(choices)}")
 
     def model_name(self, engine: EngineOptions) -> str:
         """Return the model's name in the API."""

@@ -19,6 +19,7 @@ from quire.engine.process.client import EngineClient
 from quire.engine.process.messages import RequestUpdate, Submit
 from quire.engine.process.stream import RequestStream
 from quire.errors import EngineDeadError, ModelFileError
+from quire.types import Request
 from tests.cli.tiny_directory import make_tiny_directory
 
 LIMIT_S = 60
@@ -34,8 +35,12 @@ async def read(stream: RequestStream) -> list[RequestUpdate]:
     return [update async for update in stream]
 
 
+def submission(prompt: list[int], params: SamplingParams) -> Submit:
+    return Submit(Request("r", prompt, params, max_tokens=params.max_tokens or 1, seed=params.seed or 0))
+
+
 async def tokens(client: EngineClient, params: SamplingParams = PARAMS) -> list[int]:
-    updates = await read(client.submit(Submit("r", [5, 6, 7], params, None)))
+    updates = await read(client.submit(submission([5, 6, 7], params)))
     return [token_id for update in updates for choice in update.choices for token_id in choice.token_ids]
 
 
@@ -58,7 +63,7 @@ def test_it_computes_as_in_process_ignores_terminal_signals_and_its_death_is_tol
         for number in (signal.SIGINT, signal.SIGTERM):
             os.kill(client.pid, number)
         assert await tokens(client) == expected
-        running = client.submit(Submit("r", [5], SamplingParams(max_tokens=100, ignore_eos=True), None))
+        running = client.submit(submission([5], SamplingParams(max_tokens=100, ignore_eos=True)))
         client.kill()
         with pytest.raises(EngineDeadError):
             await read(running)

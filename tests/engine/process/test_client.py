@@ -24,6 +24,7 @@ from tests.engine.async_builders import make_test_of
 from tests.engine.builders import ScriptedExecutor, assert_all_home, make_engine, saying
 
 LIMIT_S = 60
+PROCESSOR = make_engine()[0].input_processor
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +65,7 @@ played = make_test_of(play)
 
 def submission(request_id: str = "r", **options: Any) -> Submit:
     params = SamplingParams(**{"temperature": 0, "max_tokens": 50, **options})
-    return Submit(request_id, [104, 105], params, None)
+    return Submit(PROCESSOR.make_request(request_id, [104, 105], params)[1])
 
 
 async def read(stream: RequestStream) -> list[RequestUpdate]:

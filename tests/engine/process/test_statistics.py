@@ -2,26 +2,25 @@
 
 import pytest
 
-from quire.engine.process.deltas import DeltaEncoder
+from quire.engine.process.child import update_of
 from quire.engine.process.messages import Histogram, Statistics
 from quire.engine.process.statistics import Meter
 from quire.events import EventKind
 from quire.sampling_params import SamplingParams
-from tests.engine.builders import make_engine, run
+from tests.engine.builders import add_with_news, make_engine, run
 
 
 def drive(engine, meter: Meter, *, check=lambda statistics: None, max_steps: int = 10_000) -> Statistics:
-    deltas = DeltaEncoder()
     for _ in range(max_steps):
         if not engine.has_unfinished_requests():
             break
-        check(meter.take([deltas.encode(output) for output in engine.step()]))
+        check(meter.take([update_of(output) for output in engine.step()]))
     return meter.take([])
 
 
 def add(engine, name: str, prompt: list[int], **params) -> None:
-    engine.add_request(
-        name, prompt, SamplingParams(**({"max_tokens": 5, "ignore_eos": True, "temperature": 0} | params))
+    add_with_news(
+        engine, name, prompt, SamplingParams(**({"max_tokens": 5, "ignore_eos": True, "temperature": 0} | params))
     )
 
 
@@ -36,7 +35,7 @@ def test_a_known_load_gives_known_numbers(streams: bool) -> None:
     for number in range(6):
         prompt = [number + 1] * 10
         params = SamplingParams(max_tokens=5, ignore_eos=True, temperature=0)
-        engine.submit(engine.input_processor.prepare(f"r{number}", prompt, params, streams=streams))
+        add_with_news(engine, f"r{number}", prompt, params, streams=streams)
     seen = []
     found = drive(engine, meter, check=lambda item: seen.append((item.num_running, item.num_free_blocks)))
     assert (found.num_prompt_tokens, found.num_generated_tokens) == (60, 30)
@@ -80,8 +79,7 @@ def test_aborts_are_counted_and_leave_nothing() -> None:
     engine, _ = make_engine()
     meter = Meter(engine)
     add(engine, "gone", [1] * 9, max_tokens=50)
-    deltas = DeltaEncoder()
-    meter.take([deltas.encode(output) for output in engine.step()])
+    meter.take([update_of(output) for output in engine.step()])
     engine.abort_request("gone")
     found = drive(engine, meter)
     assert found.num_finished == {"abort": 1}

@@ -3,10 +3,10 @@ import asyncio
 import pytest
 
 from quire.engine.process import stream as module
-from quire.engine.process.messages import ChoiceUpdate, RequestUpdate
+from quire.engine.process.messages import RequestUpdate
 from quire.engine.process.stream import MAX_UNREAD_LOGPROBS, RequestStream
 from quire.errors import EngineDeadError, UnreadError
-from quire.outputs import Logprob
+from quire.outputs import CompletionOutput, Logprob
 from tests.server.fake_engine import in_loop
 
 
@@ -14,7 +14,7 @@ def update(index: int, *, num_top: int = 0, finished: bool = False) -> RequestUp
     """Return the update with token `index` of an answer."""
     logprobs = [{index + k: Logprob(-0.5 * k, k + 1, f"token {k}") for k in range(num_top + 1)}] if num_top else None
     reason = "length" if finished else None
-    return RequestUpdate("r", [ChoiceUpdate(0, f"<{index}>", [index], logprobs, reason)], finished=finished)
+    return RequestUpdate("r", [CompletionOutput(0, f"<{index}>", [index], None, logprobs, reason)], finished=finished)
 
 
 async def read(stream: RequestStream, into: list[RequestUpdate] | None = None) -> list[RequestUpdate]:

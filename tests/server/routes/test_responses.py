@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from openai.types.responses import ResponseError, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from quire.engine.process.messages import ChoiceUpdate
-from quire.outputs import Logprob
+from quire.outputs import CompletionOutput, Logprob
 from quire.server.protocol.responses import OutputMessage, ResponseObject, ResponsesRequest
 from quire.server.protocol.validation import validate
 from quire.server.request_record import ANONYMOUS
@@ -200,10 +199,10 @@ def written(
     for end in cuts:
         whole = bytes(token_ids[:end]).decode(errors="ignore")
         until = max(shown, len(whole) - delay)
-        made.write(ChoiceUpdate(0, text[shown:until], token_ids[start:end], positions(token_ids[start:end])))
+        made.write(CompletionOutput(0, text[shown:until], token_ids[start:end], None, positions(token_ids[start:end])))
         start, shown = end, until
     rest = [*token_ids[start:], EOS]
-    made.write(ChoiceUpdate(0, text[shown:], rest, positions(rest), reason))
+    made.write(CompletionOutput(0, text[shown:], rest, None, positions(rest), reason))
     return made.items, found
 
 

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from quire.engine.input_processor import PreparedRequest
-from quire.engine.process.deltas import DeltaEncoder
+from quire.engine.input_processor import InputProcessor, PreparedRequest
 from quire.engine.process.messages import (
     Abort,
     FromEngine,
@@ -87,7 +86,6 @@ class EngineLoop:
         self._engine = engine
         self._channel = channel
         self._driver = EngineDriver(engine, self._deliver)
-        self._deltas = DeltaEncoder()
         self._meter = Meter(engine)
         self._recorder: Recorder | None = None
         self._lines_sent_s = 0.0
@@ -125,25 +123,16 @@ class EngineLoop:
             self._driver.stop()
 
     def _prepare(self, message: Submit) -> None:
-        """Check a request in the receiving thread, beside the steps: compiling a grammar takes milliseconds."""
+        """Prepare a request in the receiving thread, beside the steps: compiling a grammar takes milliseconds."""
+        request_id = message.request.request_id
         try:
-            prepared = self._engine.input_processor.prepare(
-                message.request_id,
-                message.prompt_token_ids,
-                message.sampling or message.pooling,
-                priority=message.priority,
-                client_id=message.client_id,
-                cache_salt=message.cache_salt,
-                arrival_time_s=message.arrival_time_s,
-                streams=message.streams,
-                checked_grammar=message.checked_grammar,
-            )
+            prepared = prepared_of(message, self._engine.input_processor)
         except QuireError as error:
-            self._driver.post(partial(self._send, [_refusal(message.request_id, error)]))
+            self._driver.post(partial(self._send, [_refusal(request_id, error)]))
         except Exception as error:
-            logger.error("request %r cannot be prepared", message.request_id, exc_info=error)
+            logger.error("request %r cannot be prepared", request_id, exc_info=error)
             told = f"the request could not be prepared ({type(error).__name__}); the engine's log says more"
-            self._driver.post(partial(self._send, [_refusal(message.request_id, EngineError(told))]))
+            self._driver.post(partial(self._send, [_refusal(request_id, EngineError(told))]))
         else:
             self._driver.post(partial(self._submit, prepared, message.queue_timeout_s))
 
@@ -173,7 +162,7 @@ class EngineLoop:
             self._channel.send(Lines(self._recorder.take()))
 
     def _deliver(self, outputs: "list[Output]") -> None:
-        self._send([self._deltas.encode(output) for output in outputs])
+        self._send([update_of(output) for output in outputs])
         if self._recorder is not None:
             now_s = time.monotonic()
             if now_s - self._lines_sent_s >= LINES_EVERY_S or not self._engine.has_unfinished_requests():
@@ -191,6 +180,37 @@ class EngineLoop:
     def _send(self, updates: list[RequestUpdate]) -> None:
         statistics = self._meter.take(updates)
         self._channel.send(Updates(updates, statistics, *self._meter.prefixes.take()))
+
+
+def prepared_of(message: Submit, processor: InputProcessor) -> PreparedRequest:
+    """Return the request of a message, to be queued. Raises: as `InputProcessor.completed`."""
+    grammar = processor.completed(message.request)
+    return PreparedRequest(message.request, None, message.streams, grammar, tells_news=True)
+
+
+def update_of(output: "Output") -> RequestUpdate:
+    """Return the message with an output."""
+    if isinstance(output, RequestOutput):
+        return RequestUpdate(
+            output.request_id,
+            output.outputs,
+            finished=output.finished,
+            num_cached_tokens=output.num_cached_tokens,
+            prompt_logprobs=output.prompt_logprobs,
+            metrics=output.metrics,
+        )
+    failure = None
+    if output.finish_reason == "error":
+        failure = Failure("engine_error", output.error or "the prompt could not be computed")
+    elif output.finish_reason == "abort":
+        failure = Failure.of(EngineDeadError("the request was aborted"))
+    return RequestUpdate(
+        output.request_id,
+        finished=True,
+        num_cached_tokens=output.num_cached_tokens,
+        embedding=output.outputs.embedding if failure is None else None,
+        failure=failure,
+    )
 
 
 def _refusal(request_id: str, error: QuireError) -> RequestUpdate:

@@ -154,19 +154,19 @@ class EngineClient(asyncio.Protocol):
         """Number of requests that have not ended."""
         return len(self._streams)
 
-    def submit(self, request: Submit) -> RequestStream:
+    def submit(self, message: Submit) -> RequestStream:
         """Send a request and return the stream of its updates.
 
         Raises: EngineDeadError; DuplicateRequestError while another request has this id.
         """
         self.check_alive()
-        if request.request_id in self._streams:
-            raise DuplicateRequestError(f"request id '{request.request_id}' is in use by a running request")
-        stream = RequestStream(request.request_id)
+        request_id = message.request.request_id
+        if request_id in self._streams:
+            raise DuplicateRequestError(f"request id '{request_id}' is in use by a running request")
         if not self._streams:
             self.progress_s = asyncio.get_running_loop().time()
-        self._streams[request.request_id] = stream
-        self._send(request)
+        stream = self._streams[request_id] = RequestStream(request_id)
+        self._send(message)
         return stream
 
     def abort(self, stream: RequestStream) -> None:

@@ -11,9 +11,9 @@ import msgspec
 
 from quire.config import EngineConfig, EngineOptions
 from quire.errors import QuireError
-from quire.outputs import PositionLogprobs, RequestMetrics
+from quire.outputs import CompletionOutput, PositionLogprobs, RequestMetrics
 from quire.parallel.frames import Failure
-from quire.sampling_params import PoolingParams, SamplingParams
+from quire.types import Request
 
 # --- To the engine ----------------------------------------------------------------------------
 
@@ -26,23 +26,14 @@ class Start(msgspec.Struct, tag="start", array_like=True):
 
 
 class Submit(msgspec.Struct, tag="submit", array_like=True):
-    """A request with its tokenised prompt. `streams` False: only the final update is wanted.
+    """A request that the server has checked. `streams` False: only the final update is wanted.
 
-    `queue_timeout_s`: longest wait for its first step. `checked_grammar`: the grammar that the server has checked for
-    the structured output in `sampling`; None: the engine checks it.
+    `queue_timeout_s`: longest wait for its first step.
     """
 
-    request_id: str
-    prompt_token_ids: list[int]
-    sampling: SamplingParams | None
-    pooling: PoolingParams | None
-    priority: int = 0
-    client_id: str = ""
-    cache_salt: str = ""
-    arrival_time_s: float | None = None
+    request: Request
     streams: bool = True
     queue_timeout_s: float | None = None
-    checked_grammar: str | None = None
 
 
 class Abort(msgspec.Struct, tag="abort", array_like=True):
@@ -65,28 +56,16 @@ ToEngine = Start | Submit | Abort | Watch
 # --- From the engine --------------------------------------------------------------------------
 
 
-class ChoiceUpdate(msgspec.Struct, array_like=True):
-    """New text and tokens of one completion since the previous update; see `CompletionOutput` for the fields."""
-
-    index: int
-    text: str
-    token_ids: list[int]
-    logprobs: list[PositionLogprobs] | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    error: str | None = None
-    error_code: str | None = None
-
-
 class RequestUpdate(msgspec.Struct, array_like=True):
     """New outputs of one request since the previous update. `prompt_logprobs` come with the first update, `metrics` and
     `embedding` with the last.
 
-    `failure`: the request was refused, or the engine died; then it has no choices.
+    `choices`: completions with new text or tokens, and these only. `failure`: the request was refused, or the engine
+    died; then it has no choices.
     """
 
     request_id: str
-    choices: list[ChoiceUpdate] = []
+    choices: list[CompletionOutput] = []
     finished: bool = False
     num_cached_tokens: int = 0
     prompt_logprobs: list[PositionLogprobs | None] | None = None

@@ -6,10 +6,12 @@ Next to read: `client.py`, `../async_llm.py`.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
-from quire.engine.process.messages import ChoiceUpdate, RequestUpdate
+from quire.engine.process.messages import RequestUpdate
 from quire.errors import UnreadError
+from quire.outputs import CompletionOutput
 
 MAX_UNREAD_LOGPROBS = 4096
 """Of one request: 680 tokens with five alternatives each, about 800 KiB."""
@@ -105,15 +107,7 @@ def merge(first: RequestUpdate, second: RequestUpdate) -> RequestUpdate:
     )
 
 
-def _merge_choice(first: ChoiceUpdate, second: ChoiceUpdate) -> ChoiceUpdate:
+def _merge_choice(first: CompletionOutput, second: CompletionOutput) -> CompletionOutput:
     logprobs = second.logprobs if first.logprobs is None else first.logprobs + (second.logprobs or [])
-    return ChoiceUpdate(
-        first.index,
-        first.text + second.text,
-        first.token_ids + second.token_ids,
-        logprobs,
-        second.finish_reason,
-        second.stop_reason,
-        second.error,
-        second.error_code,
-    )
+    text, token_ids = first.text + second.text, first.token_ids + second.token_ids
+    return replace(second, text=text, token_ids=token_ids, logprobs=logprobs)

@@ -8,7 +8,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from quire.engine.process.messages import ChoiceUpdate, RequestUpdate
+from quire.engine.process.messages import RequestUpdate
+from quire.outputs import CompletionOutput
 from quire.server.front_end import PromptTokens
 from quire.server.generation import new_id
 from quire.server.logprobs import prompt_logprobs
@@ -187,7 +188,7 @@ class _ChatChunks(Chunks):
         delta = {"role": "assistant", "content": self._opening}
         return b"".join(self.chunk(_choice(index, delta), extra) for index in range(body.n or 1))
 
-    def choices(self, index: int, choice: ChoiceUpdate, update: RequestUpdate) -> list[dict[str, Any]]:
+    def choices(self, index: int, choice: CompletionOutput, update: RequestUpdate) -> list[dict[str, Any]]:
         """Return the choices of the chunks for an update."""
         ends = choice.finish_reason is not None
         deltas: list[dict[str, Any]] = [{"content": choice.text}] if choice.text else []

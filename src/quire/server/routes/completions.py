@@ -8,8 +8,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from quire.engine.process.messages import ChoiceUpdate, RequestUpdate
-from quire.outputs import PositionLogprobs
+from quire.engine.process.messages import RequestUpdate
+from quire.outputs import CompletionOutput, PositionLogprobs
 from quire.server.generation import new_id
 from quire.server.logprobs import prompt_logprobs
 from quire.server.protocol.fields import prompt_list, renaming
@@ -81,7 +81,7 @@ class _ChoiceWriter:
         self._has_begun = False
         self._logprobs = job.logprob_writer()
 
-    def write(self, update: ChoiceUpdate, of_prompt: list[PositionLogprobs | None] | None) -> dict[str, Any]:
+    def write(self, update: CompletionOutput, of_prompt: list[PositionLogprobs | None] | None) -> dict[str, Any]:
         """Return the new parts of the choice. `of_prompt`: the prompt's log-probabilities. Mutates: the progress."""
         body, is_first = self._job.body, not self._has_begun
         self._has_begun = True
@@ -135,7 +135,7 @@ class _CompletionChunks(Chunks):
         self._of_prompts: dict[int, list[PositionLogprobs | None]] = {}
         self._writers: dict[tuple[int, int], _ChoiceWriter] = {}
 
-    def choices(self, index: int, choice: ChoiceUpdate, update: RequestUpdate) -> list[dict[str, Any]]:
+    def choices(self, index: int, choice: CompletionOutput, update: RequestUpdate) -> list[dict[str, Any]]:
         """Return the choice of the chunk for an update; none for part of a character."""
         if update.prompt_logprobs is not None:
             self._of_prompts[index] = update.prompt_logprobs

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from quire.engine.process.messages import ChoiceUpdate, RequestUpdate
+from quire.engine.process.messages import RequestUpdate
+from quire.outputs import CompletionOutput
 from quire.server.front_end import FrontEnd, PromptTokens
 from quire.server.generation import timestamp
 from quire.server.logprobs import LogprobWriter
@@ -103,7 +104,7 @@ class Chunks(EventWriter):
         self._num_generated = 0
         self._last: dict[int, RequestUpdate] = {}
 
-    def choices(self, index: int, choice: ChoiceUpdate, update: RequestUpdate) -> list[dict[str, Any]]:
+    def choices(self, index: int, choice: CompletionOutput, update: RequestUpdate) -> list[dict[str, Any]]:
         """Return the choices of the chunks for an update of prompt `index`."""
         raise NotImplementedError
 
@@ -128,7 +129,7 @@ class Chunks(EventWriter):
         return data
 
     def _text_chunk(self, index: int, choice: int, text: str) -> bytes:
-        (item,) = self.choices(index, ChoiceUpdate(choice, text, []), RequestUpdate(""))
+        (item,) = self.choices(index, CompletionOutput(choice, text, []), RequestUpdate(""))
         return self.chunk(item, {})
 
     def closing(self) -> bytes:

@@ -11,7 +11,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from quire.engine.process.messages import ChoiceUpdate, RequestUpdate
+from quire.engine.process.messages import RequestUpdate
+from quire.outputs import CompletionOutput
 from quire.server.errors import ApiError
 from quire.server.generation import new_id, timestamp
 from quire.server.logprobs import TextLogprobs
@@ -153,7 +154,7 @@ class ResponseOutput:
         if self._reader is None:
             self._start_message()
 
-    def write(self, choice: ChoiceUpdate) -> None:
+    def write(self, choice: CompletionOutput) -> None:
         """Add new text. Mutates: the items."""
         ends = choice.finish_reason is not None
         start = self._num_chars

@@ -1,7 +1,7 @@
 """Writes the generated part of the command reference, `docs/cli.md`, from the Click commands themselves.
 
-The text before and after that part is written by hand. `python -m quire.cli.reference` writes the page; with `--check`
-it exits 1 if the page is stale. Next to read: `main.py`.
+The text before and after that part is written by hand. `python -m tests.cli.reference` writes the page; with `--check`
+it exits 1 if the page is stale. Next to read: `quire/cli/main.py`.
 """
 
 import inspect
@@ -12,11 +12,25 @@ from pathlib import Path
 import click
 
 from quire.cli.command import OUTPUT_GROUP, VerbCommand, group_of
-from quire.cli.exit_codes import MEANINGS
+from quire.cli.exit_codes import ExitCode
 from quire.cli.main import VERBS, cli
 
 PAGE = Path("docs/cli.md")
 BEGIN, END = "<!-- generated: begin -->\n", "<!-- generated: end -->\n"
+
+
+MEANINGS: dict[ExitCode, str] = {
+    ExitCode.OK: "success (also when the reader of a pipe closed it early)",
+    ExitCode.INTERNAL: "internal error: a bug in Quire; or the output cannot be written",
+    ExitCode.USAGE: "usage: a bad command line, option or request",
+    ExitCode.MODEL: "the model cannot be found, downloaded, read or computed",
+    ExitCode.MEMORY: "it does not fit in memory",
+    ExitCode.SERVER: "a server cannot be reached, refuses the key, or fails",
+    ExitCode.CHECK_FAILED: "a check failed: `doctor` found a problem, `bench serve` exceeded a limit, `batch` has "
+    "lines that failed, `compare` or `diff` got different outputs",
+    ExitCode.INTERRUPTED: "interrupted by Ctrl-C (SIGINT); 0 if `serve` completed its requests first",
+    ExitCode.TERMINATED: "terminated (SIGTERM); `serve` as above",
+}
 
 
 def render() -> str:
@@ -45,7 +59,7 @@ def write_page(path: Path, generated: str, module: str, arguments: list[str]) ->
 
 def main(arguments: list[str]) -> int:
     """Write the page, or check it with `--check`; returns the exit code."""
-    return write_page(PAGE, render(), "quire.cli.reference", arguments)
+    return write_page(PAGE, render(), "tests.cli.reference", arguments)
 
 
 def _verb_row(name: str) -> tuple[str, str]:

@@ -1,17 +1,22 @@
-from quire.engine.process.deltas import DeltaEncoder
+"""Outputs as the engine's process sends them: each has what is new."""
+
+from quire.engine.process.child import update_of
 from quire.engine.process.messages import RequestUpdate
 from quire.engine.process.stream import merge
 from quire.outputs import RequestOutput
 from quire.sampling_params import PoolingParams, SamplingParams
-from tests.engine.builders import make_engine, run, saying
+from tests.engine.builders import add_with_news, make_engine, run, saying
 
 
 def updates_and_last(params: SamplingParams) -> tuple[list[RequestUpdate], RequestOutput]:
+    """Return the messages of a request, and the last output of one like it that has all text so far."""
     engine, _ = make_engine(next_token=saying("Grüße, World"))
-    encoder = DeltaEncoder()
+    add_with_news(engine, "r", "hello", params)
+    updates = [update_of(output) for output in run(engine)]
     engine.add_request("r", "hello", params)
-    outputs = run(engine)
-    return [encoder.encode(output) for output in outputs], outputs[-1]
+    last = run(engine)[-1]
+    assert isinstance(last, RequestOutput)
+    return updates, last
 
 
 def test_the_sum_of_the_differences_is_the_output() -> None:
@@ -23,7 +28,7 @@ def test_the_sum_of_the_differences_is_the_output() -> None:
         assert [position for part in parts for position in part.logprobs] == completion.logprobs
         assert [part.finish_reason for part in parts] == [None] * (len(parts) - 1) + ["stop"]
     assert [update.finished for update in updates] == [False] * (len(updates) - 1) + [True]
-    assert updates[-1].metrics == last.metrics
+    assert [update.metrics is None for update in updates] == [True] * (len(updates) - 1) + [False]
 
 
 def test_merged_updates_say_the_same() -> None:
@@ -32,21 +37,11 @@ def test_merged_updates_say_the_same() -> None:
     for update in updates[1:]:
         whole = merge(whole, update)
     assert whole.finished
-    assert whole.metrics == last.metrics
+    assert whole.metrics == updates[-1].metrics
     for choice, completion in zip(whole.choices, last.outputs, strict=True):
         assert (choice.text, choice.token_ids, choice.logprobs, choice.finish_reason) == (
             completion.text, completion.token_ids, completion.logprobs, completion.finish_reason,
         )  # fmt: skip
-
-
-def test_nothing_is_remembered_of_finished_requests() -> None:
-    engine, _ = make_engine(next_token=saying("abc"))
-    encoder = DeltaEncoder()
-    for index in range(3):
-        engine.add_request(str(index), "hello", SamplingParams(max_tokens=10))
-    for output in run(engine):
-        encoder.encode(output)
-    assert encoder._sent == {}
 
 
 def test_embeddings_and_their_errors() -> None:
@@ -54,7 +49,7 @@ def test_embeddings_and_their_errors() -> None:
     executor.errors["bad"] = "NaN in the prompt"
     for request_id in ("good", "bad"):
         engine.add_request(request_id, "hello", PoolingParams())
-    updates = {output.request_id: DeltaEncoder().encode(output) for output in run(engine)}
+    updates = {output.request_id: update_of(output) for output in run(engine)}
     assert updates["good"].embedding
     assert updates["good"].finished
     assert updates["bad"].embedding is None
