@@ -62,8 +62,9 @@ soak: $(VENV)/.installed-dev  ## what a server bears: ten minutes of mixed clien
 faults: $(VENV)/.installed-dev  ## what a server survives: signals, kills, exceptions, cut connections
 	$(BIN)/python -m benchmarks.soak --only F $(ARGS)
 
-inputs: $(VENV)/.installed-dev  ## what it is given: bad bytes, bodies, schemas, numbers, ids, by the thousand
+inputs: $(VENV)/.installed-dev  ## what it is given: bad bytes, and bodies made from its description, by the thousand
 	$(BIN)/python -m benchmarks.soak --only B $(ARGS)
+	QUIRE_TEST_CASES=400 $(BIN)/python -m pytest -q tests/server/test_conformance.py
 
 docs: $(VENV)/.installed-dev  ## regenerate the generated pages
 	$(BIN)/python -m quire.cli.reference

@@ -5,16 +5,10 @@ Next to read: `server.py`, `tests/faults/injection.py`.
 
 import asyncio
 import json
-import os
 import random
 import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from benchmarks.soak.client import Manners, Seen, ask, chat_body, get
 from benchmarks.soak.loads import HELLO, is_healthy
@@ -207,27 +201,24 @@ async def cut_links(model: str | Server, *, count: int = 200, num_tokens: int = 
     return row
 
 
-async def cannot_start(model: str, *, limit_s: float = 2.0) -> Row:
-    """F10: what is wrong from the beginning is said at once, in one line."""
-    row = Row("F10", "port busy, bad flag, bad model, bad key file")
-    with socket.socket() as taken, tempfile.TemporaryDirectory() as directory:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        missing = str(Path(directory) / "keys")
-        for name, arguments in (
-            ("port busy", [model, "--port", str(taken.getsockname()[1])]),
-            ("bad flag", [model, "--max-num-sqs", "4"]),
-            ("bad model", ["no-such-model"]),
-            ("bad key file", [model, "--api-key-file", missing]),
-        ):
-            start_s = time.perf_counter()
-            process = await asyncio.to_thread(
-                subprocess.run, [sys.executable, "-m", "quire", "serve", *arguments],
-                capture_output=True, text=True, timeout=60, env={**os.environ, "QUIRE_API_KEY": "k"}, check=False,
-            )  # fmt: skip
-            took_s = time.perf_counter() - start_s
-            lines = process.stderr.splitlines()
-            plain = process.returncode not in (0, None) and len(lines) == 1 and "Traceback" not in process.stderr
-            row.check(f"{name} s (≤ {limit_s:g}), exit {process.returncode}, lines {len(lines)}:", took_s,
-                      passes=plain and took_s <= limit_s)  # fmt: skip
+async def suspended(model: str, *, suspend_s: float = 30.0, num_tokens: int = 200) -> Row:
+    """F8: all processes are suspended while answers are generated; these are complete after the pause."""
+    row = Row("F8", f"all processes suspended {suspend_s:g} s")
+    with serving(model) as server:
+        await ask(server.url, HELLO)
+        tasks = streams(server, 2, num_tokens)
+        await until_running(tasks, server, 2)
+        server.pause()
+        await asyncio.sleep(suspend_s)
+        server.resume()
+        seen = await asyncio.gather(*tasks)
+        good = sum(item.is_good and item.num_tokens == num_tokens for item in seen)
+        row.check("answers complete", f"{good}/2", passes=good == 2)
+        page = await get(server.url, "/metrics")
+        lines = [line for line in page.text.splitlines() if not line.startswith("#")]
+        negative = [line for line in lines if line.rpartition(" ")[2].startswith("-")]
+        row.check("negative metrics", "; ".join([str(len(negative)), *negative[:2]]),
+                  passes=page.status == 200 and bool(lines) and not negative)  # fmt: skip
+        healthy = await is_healthy(server)
+        row.check("healthy", healthy, passes=healthy)
     return row

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.soak.client import Seen, ask, chat_body
-from benchmarks.soak.inputs.hostile_forms import ENDLESS
+from benchmarks.soak.hostile_forms import ENDLESS
 from benchmarks.soak.loads import HELLO
 from benchmarks.soak.row import Row
 from benchmarks.soak.server import Server, probes, serving
