@@ -54,7 +54,7 @@ format: $(VENV)/.installed-dev  ## format and fix what can be fixed
 bench: $(VENV)/.installed-dev  ## speed beside other engines, quality, host time per step: benchmarks/README.md
 	$(BIN)/python -m benchmarks.peers $(ARGS)
 	$(BIN)/python -m benchmarks.quality
-	$(BIN)/python benchmarks/host_step.py
+	$(BIN)/python -m benchmarks.host_step
 
 soak: $(VENV)/.installed-dev  ## what a server bears: ten minutes of mixed clients, overload, hang-ups, and more
 	$(BIN)/python -m benchmarks.soak --only L $(ARGS)
