@@ -36,7 +36,7 @@ test: $(VENV)/.installed-dev $(VENV)/.installed-clients  ## set everything up, t
 	PYTHONDONTWRITEBYTECODE= QUIRE_TEST_CLIENTS=$(CLIENTS)/bin/python $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-fast: $(VENV)/.installed-dev  ## the tests that need neither torch nor a server: seconds
-	$(BIN)/python -m pytest -q --without-torch $(FAST_TESTS) $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q --without-torch $(FAST_TESTS) $(ARGS)
 
 lint: $(VENV)/.installed-dev  ## format, lint and types
 	$(BIN)/ruff format --check .
