@@ -18,7 +18,7 @@ from quire.engine.process.child import Channel, serve
 from quire.engine.process.client import EngineClient
 from quire.engine.process.messages import FromEngine, RequestUpdate, Submit
 from quire.engine.process.stream import RequestStream
-from quire.errors import DuplicateRequestError, EngineDeadError, ModelNotFoundError, QueueFullError
+from quire.errors import DuplicateRequestError, EngineDeadError, QueueFullError
 from quire.sampling_params import SamplingParams
 from tests.engine.async_builders import make_test_of
 from tests.engine.builders import ScriptedExecutor, assert_all_home, make_engine, saying
@@ -175,17 +175,6 @@ def test_when_the_engine_dies_every_request_is_told() -> None:
 def test_a_request_before_the_engine_is_ready_is_refused() -> None:
     with pytest.raises(EngineDeadError, match="not ready"):
         EngineClient().submit(submission())
-
-
-def test_a_process_that_cannot_load_its_model_says_why() -> None:
-    async def scenario() -> None:
-        client = EngineClient()
-        with pytest.raises(ModelNotFoundError, match="no model 'missing'"):
-            await client.start(EngineOptions(model="missing"))
-        assert client._process is not None
-        assert client._process.poll() is not None
-
-    asyncio.run(asyncio.wait_for(scenario(), LIMIT_S))
 
 
 @played(next_token=saying("hello"))
