@@ -2,10 +2,9 @@ from typing import Any
 
 import pytest
 
-from quire.engine.output_processor import OutputProcessor, SequenceOutput, describe
-from quire.outputs import Logprob
+from quire.engine.output_processor import OutputProcessor, SequenceOutput
 from quire.sampling_params import SamplingParams
-from quire.types import Request, RequestResult, RequestStatus, TokenLogprobs
+from quire.types import Request, RequestResult, RequestStatus
 from tests.engine.builders import EOS, VOCAB_SIZE, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -32,10 +31,6 @@ def feed(sequence: SequenceOutput, text: str) -> list[str]:
         if sequence.finish_reason is not None:
             break
     return shown
-
-
-def test_half_characters_are_not_shown() -> None:
-    assert feed(make(), "aé€") == ["a", "a", "aé", "aé", "aé", "aé€"]
 
 
 def test_a_stop_string_is_held_back_and_cut() -> None:
@@ -125,9 +120,3 @@ def test_tokens_alone_have_their_text_and_special_ones_too() -> None:
     assert [text(token_id) for token_id in (97, EOS, "é".encode()[0])] == ["a", "<eos>", "\ufffd"]
     assert text(VOCAB_SIZE - 1) == "", "the model's vocabulary may be larger than the tokenizer's"
     assert OutputProcessor(None)._token_text(97) == ""
-
-
-def test_the_chosen_token_comes_first() -> None:
-    position = TokenLogprobs((98, 97), (-2.0, -0.5), (2, 1))
-    described = describe(position, TOKENIZER.token_text)
-    assert list(described.items()) == [(98, Logprob(-2.0, 2, "b")), (97, Logprob(-0.5, 1, "a"))]

@@ -14,18 +14,6 @@ def updates_and_last(params: SamplingParams) -> tuple[list[RequestUpdate], Reque
     return [encoder.encode(output) for output in outputs], outputs[-1]
 
 
-def test_the_sum_of_the_differences_is_the_output() -> None:
-    updates, last = updates_and_last(SamplingParams(temperature=1, seed=1, n=2, logprobs=2, max_tokens=50))
-    for completion in last.outputs:
-        parts = [choice for update in updates for choice in update.choices if choice.index == completion.index]
-        assert "".join(part.text for part in parts) == completion.text == "Grüße, World"
-        assert [token_id for part in parts for token_id in part.token_ids] == completion.token_ids
-        assert [position for part in parts for position in part.logprobs] == completion.logprobs
-        assert [part.finish_reason for part in parts] == [None] * (len(parts) - 1) + ["stop"]
-    assert [update.finished for update in updates] == [False] * (len(updates) - 1) + [True]
-    assert updates[-1].metrics == last.metrics
-
-
 def test_merged_updates_say_the_same() -> None:
     updates, last = updates_and_last(SamplingParams(temperature=1, seed=1, n=2, logprobs=2, max_tokens=50))
     whole = updates[0]

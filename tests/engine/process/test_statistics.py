@@ -1,7 +1,5 @@
 """The meter against loads whose numbers are known."""
 
-import pytest
-
 from quire.engine.process.deltas import DeltaEncoder
 from quire.engine.process.messages import Histogram, Statistics
 from quire.engine.process.statistics import Meter
@@ -27,30 +25,6 @@ def add(engine, name: str, prompt: list[int], **params) -> None:
 
 def count(statistics: Statistics, name: str) -> int:
     return sum(statistics.histograms[name].counts)
-
-
-@pytest.mark.parametrize("streams", [True, False])
-def test_a_known_load_gives_known_numbers(streams: bool) -> None:
-    engine, _ = make_engine()
-    meter = Meter(engine)
-    for number in range(6):
-        prompt = [number + 1] * 10
-        params = SamplingParams(max_tokens=5, ignore_eos=True, temperature=0)
-        engine.submit(engine.input_processor.prepare(f"r{number}", prompt, params, streams=streams))
-    seen = []
-    found = drive(engine, meter, check=lambda item: seen.append((item.num_running, item.num_free_blocks)))
-    assert (found.num_prompt_tokens, found.num_generated_tokens) == (60, 30)
-    assert found.num_computed_tokens == 60 + 6 * 4
-    assert found.num_finished == {"length": 6}
-    assert (found.num_looked_up_tokens, found.num_cached_tokens, found.num_preemptions) == (60, 0, 0)
-    assert (found.num_running, found.num_waiting, found.num_running_prompt_tokens) == (0, 0, 0)
-    assert max(running for running, _ in seen) == 6
-    assert min(free for _, free in seen) < found.num_blocks == found.num_free_blocks == 199
-    assert found.num_cached_blocks == 6 * 3, "13 of 15 tokens are computed and fill 3 blocks of 4"
-    assert found.num_steps == count(found, "step_prefill") + count(found, "step_decode")
-    assert count(found, "time_to_first_token") == count(found, "queue") == count(found, "request") == 6
-    assert count(found, "inter_token") == 6 * 4
-    assert found.num_lost_events == 0
 
 
 def test_each_completion_of_n_ends_once() -> None:
