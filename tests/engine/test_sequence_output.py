@@ -33,7 +33,7 @@ def feed(sequence: SequenceOutput, text: str) -> list[str]:
     return shown
 
 
-def test_a_stop_string_is_held_back_and_cut() -> None:
+def test_stop_string_is_held_back_and_cut() -> None:
     sequence = make(stop="END")
     assert feed(sequence, "xENyENDz") == ["x", "x", "x", "xENy", "xENy", "xENy", "xENy"]
     assert sequence.finish_reason == "stop"
@@ -41,7 +41,7 @@ def test_a_stop_string_is_held_back_and_cut() -> None:
     assert sequence.snapshot().token_ids == list(b"xENyEND"), "tokens are all kept"
 
 
-def test_a_stop_string_may_be_kept() -> None:
+def test_stop_string_may_be_kept() -> None:
     sequence = make(stop="END", include_stop_str_in_output=True)
     feed(sequence, "xENDz")
     assert sequence.text == "xEND"
@@ -55,7 +55,7 @@ def test_what_was_held_back_is_shown_at_the_end() -> None:
     assert sequence.finish_reason == "length"
 
 
-def test_an_incomplete_character_at_the_end_is_marked() -> None:
+def test_incomplete_character_at_the_end_is_marked() -> None:
     sequence = make()
     feed(sequence, "a")
     add(sequence, "é".encode()[0], RequestStatus.FINISHED_LENGTH)
@@ -63,7 +63,7 @@ def test_an_incomplete_character_at_the_end_is_marked() -> None:
 
 
 @pytest.mark.parametrize(("shown", "expected"), [(False, "a"), (True, "ab")])
-def test_a_stop_token_is_listed_and_shown_only_when_asked_for(shown: bool, expected: str) -> None:
+def test_stop_token_is_listed_and_shown_only_when_asked_for(shown: bool, expected: str) -> None:
     sequence = make(stop_token_ids=[ord("b")], include_stop_str_in_output=shown)
     feed(sequence, "a")
     sequence.request.stop_reason = ord("b")

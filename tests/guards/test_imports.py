@@ -44,7 +44,7 @@ MAY_IMPORT = {
 }
 
 
-def test_the_table_is_that_of_the_docs() -> None:
+def test_table_is_that_of_the_docs() -> None:
     text = (PACKAGE.parents[1] / "docs" / "architecture.md").read_text()
     section = text.split("## Folders and allowed imports")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (`[^|]*`) \| .* \| (.*) \|$", section, flags=re.MULTILINE)[1:]

@@ -49,7 +49,7 @@ def test_embeddings_and_their_errors() -> None:
     assert "NaN" in updates["bad"].failure.message
 
 
-def test_the_prompts_log_probabilities_come_once_and_first() -> None:
+def test_prompts_log_probabilities_come_once_and_first() -> None:
     updates, last = updates_and_last(SamplingParams(prompt_logprobs=1, max_tokens=5))
     assert last.prompt_logprobs is not None
     assert [update.prompt_logprobs for update in updates] == [last.prompt_logprobs] + [None] * (len(updates) - 1)
