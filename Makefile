@@ -36,7 +36,7 @@ test: $(VENV)/.installed-dev $(VENV)/.installed-clients  ## set everything up, t
 	PYTHONDONTWRITEBYTECODE= QUIRE_TEST_CLIENTS=$(CLIENTS)/bin/python $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-fast: $(VENV)/.installed-dev  ## the tests that need neither torch nor a server: seconds
-	$(BIN)/python -m pytest -q --without-torch $(FAST_TESTS) $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q --without-torch $(FAST_TESTS) $(ARGS)
 
 lint: $(VENV)/.installed-dev  ## format, lint and types
 	$(BIN)/ruff format --check .
@@ -54,7 +54,7 @@ format: $(VENV)/.installed-dev  ## format and fix what can be fixed
 bench: $(VENV)/.installed-dev  ## speed beside other engines, quality, host time per step: benchmarks/README.md
 	$(BIN)/python -m benchmarks.peers $(ARGS)
 	$(BIN)/python -m benchmarks.quality
-	$(BIN)/python benchmarks/host_step.py
+	$(BIN)/python -m benchmarks.host_step
 
 soak: $(VENV)/.installed-dev  ## what a server bears: ten minutes of mixed clients, overload, hang-ups, and more
 	$(BIN)/python -m benchmarks.soak --only L $(ARGS)
@@ -62,8 +62,9 @@ soak: $(VENV)/.installed-dev  ## what a server bears: ten minutes of mixed clien
 faults: $(VENV)/.installed-dev  ## what a server survives: signals, kills, exceptions, cut connections
 	$(BIN)/python -m benchmarks.soak --only F $(ARGS)
 
-inputs: $(VENV)/.installed-dev  ## what it is given: bad bytes, bodies, schemas, numbers, ids, by the thousand
+inputs: $(VENV)/.installed-dev  ## what it is given: bad bytes, and bodies made from its description, by the thousand
 	$(BIN)/python -m benchmarks.soak --only B $(ARGS)
+	QUIRE_TEST_CASES=400 $(BIN)/python -m pytest -q tests/server/test_conformance.py
 
 docs: $(VENV)/.installed-dev  ## regenerate the generated pages
 	$(BIN)/python -m tests.cli.reference

@@ -1,4 +1,4 @@
-"""Options and result files that `peers.py`, `quality.py` and `served.py` share."""
+"""Options, tables and result files that benchmarks share."""
 
 import argparse
 import datetime
@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,44 @@ from quire.runtime.hardware import count_threads, read_cpu_info
 
 RESULTS = Path(__file__).parent / "results"
 PEERS = (("parent", "PARENT"), ("llama-cpp", "LLAMA_CPP"), ("ik-llama-cpp", "IK_LLAMA_CPP"), ("vllm", "VLLM"))
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "model": {"default": "smollm2", "help": "alias or GGUF file  [%(default)s]"},
+    "threads": {"type": int, "default": count_threads(), "help": "[physical cores]"},
+    "repetitions": {"type": int, "default": 5, "help": "turns of each side  [%(default)s]"},
+    "json": {"action": "store_true", "help": "print a JSON object per row instead of a table"},
+}
+
+
+def make_parser(doc: str | None, *options: str) -> argparse.ArgumentParser:
+    """Return a parser whose help is a module's docstring, with some of `OPTIONS`."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in options:
+        parser.add_argument(f"--{name}", **OPTIONS[name])
+    return parser
+
+
+class Table:
+    """Rows that are printed as they are known: aligned below their titles, or as JSON objects."""
+
+    def __init__(self, formats: Mapping[str, str], *, as_json: bool = False) -> None:
+        """`formats`: title → format of its values, such as ".1f"; none for text."""
+        self._formats, self._as_json = formats, as_json
+        if not as_json:
+            self._line(list(formats))
+
+    def row(self, *values: Any) -> None:
+        """Print a row; None is no value."""
+        if self._as_json:
+            print(json.dumps(dict(zip(self._formats, values, strict=True))), flush=True)
+        else:
+            pairs = zip(values, self._formats.values(), strict=True)
+            self._line(["–" if value is None else format(value, form) for value, form in pairs])
+
+    def _line(self, cells: Sequence[str]) -> None:
+        columns = zip(cells, self._formats.items(), strict=True)
+        aligned = [cell.rjust(max(len(title), 7)) if form else cell.ljust(24) for cell, (title, form) in columns]
+        print("  ".join(aligned).rstrip(), flush=True)
 
 
 def add_shared_options(parser: argparse.ArgumentParser, sides: Sequence[str], *, what: str) -> None:

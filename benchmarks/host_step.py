@@ -1,6 +1,6 @@
 """Host time of one decode step, everything but the model: schedule, update, outputs, the event log, and its reader.
 
-    python benchmarks/host_step.py [--streams 1,32,256] [--steps 300] [--model smollm2] [--json]
+    python -m benchmarks.host_step [--streams 1,32,256] [--steps 300] [--model smollm2] [--json]
 
 An executor that computes nothing answers at once, so what is left is Quire's own Python: the scheduler, the block
 manager, detokenisation and the cumulative `RequestOutput` of every stream. All streams decode; every step is timed,
@@ -9,18 +9,12 @@ layout, the results, and the messages to the server's process are counted as wel
 Next to read: `src/quire/engine/llm_engine.py`.
 """
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
-
-from quire.cache_spec import CacheGroup, PagedKV
-from quire.config import EngineConfig, EngineOptions, Hardware, ModelConfig, SchedulerConfig
+from benchmarks.command_line import Table, make_parser
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.process.deltas import DeltaEncoder
 from quire.engine.process.messages import Updates
@@ -30,9 +24,8 @@ from quire.events import EventLog
 from quire.parallel.frames import frame
 from quire.sampling_params import SamplingParams
 from quire.scheduler.scheduler import Scheduler
-from quire.text.tokenizer import Tokenizer
-from quire.text.tokenizer_parts import TokenizerParts
 from quire.types import RequestResult, SchedulerOutput, StepResult
+from tests.engine.builders import byte_tokenizer, make_config
 
 PROMPT_LEN = 128
 NUM_WARM_STEPS = 30
@@ -87,35 +80,13 @@ class Stopwatch:
         return taken
 
 
-def byte_tokenizer() -> Tokenizer:
-    alphabet = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    backend = tokenizers.Tokenizer(models.BPE(vocab=alphabet, merges=[]))
-    backend.decoder = decoders.ByteLevel()
-    return Tokenizer(TokenizerParts(backend, None, None, {}, {}))
-
-
-def make_config(num_streams: int, num_steps: int) -> EngineConfig:
-    groups = (CacheGroup((0,), PagedKV(1, 8, 4)),)
-    max_model_len = PROMPT_LEN + num_steps + 16
-    model = ModelConfig(
-        architecture="none", hf_config={}, vocab_size=256, hidden_size=8, num_layers=1, num_heads=1, num_kv_heads=1,
-        head_size=8, context_len=max_model_len, num_parameters=1, cache_specs=(),
-    )  # fmt: skip
-    scheduler = SchedulerConfig(
-        max_num_seqs=num_streams,
-        max_num_batched_tokens=max(2048, num_streams),
-        max_model_len=max_model_len,
-        block_size=32,
-        num_blocks=2 + num_streams * (max_model_len // 32 + 2),
-        kv_cache_groups=groups,
-    )
-    hardware = Hardware("cpu", 2**33, 2**33, has_fast_bfloat16=False, num_threads=1)
-    return EngineConfig(EngineOptions(), model, hardware, "cpu", "float32", "float32", scheduler, ())
-
-
 def measure(num_streams: int, num_steps: int, *, with_events: bool, is_watched: bool = False) -> dict[str, float]:
     """Median µs of a step and its parts, with all streams decoding; `is_watched`: and its event lines are written."""
-    config = make_config(num_streams, num_steps + NUM_WARM_STEPS)
+    max_model_len = PROMPT_LEN + num_steps + NUM_WARM_STEPS + 16
+    config = make_config(
+        max_num_seqs=num_streams, max_num_batched_tokens=max(2048, num_streams), max_model_len=max_model_len,
+        block_size=32, num_blocks=2 + num_streams * (max_model_len // 32 + 2),
+    )  # fmt: skip
     events = EventLog(config.options.max_num_events) if with_events else SilentLog()
     scheduler = Scheduler(config.scheduler, events if with_events else None)
     executor, watch = InstantExecutor(), Stopwatch()
@@ -177,36 +148,24 @@ def measure_with_model(model: str, num_streams: int, num_steps: int) -> dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Print a row per number of streams, in µs."""
+    parser = make_parser(__doc__, "json")
     parser.add_argument("--streams", default="1,32,256", help="numbers of streams")
     parser.add_argument("--steps", type=int, default=300, help="steps that are timed")
     parser.add_argument("--model", help="compute this model too")
-    parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args()
-    if arguments.model:
-        for num_streams in map(int, arguments.streams.split(",")):
-            found = measure_with_model(arguments.model, num_streams, arguments.steps)
-            print(json.dumps({"streams": num_streams, **{f"{name}_us": round(us, 1) for name, us in found.items()}}))
-        return
-    results = []
+    columns = ("native", "messages", "host") if arguments.model else (
+        *PARTS, "total", "events off", "watched", "events", "per stream")  # fmt: skip
+    table = Table({"streams": "d", **dict.fromkeys(columns, ".1f")}, as_json=arguments.json)
     for num_streams in map(int, arguments.streams.split(",")):
+        if arguments.model:
+            table.row(num_streams, *measure_with_model(arguments.model, num_streams, arguments.steps).values())
+            continue
         on = measure(num_streams, arguments.steps, with_events=True)
         off = measure(num_streams, arguments.steps, with_events=False)
         watched = measure(num_streams, arguments.steps, with_events=True, is_watched=True)
-        result = {f"{name}_us": round(on[name], 1) for name in (*PARTS, "total")}
-        result |= {"total_without_events_us": round(off["total"], 1), "total_watched_us": round(watched["total"], 1)}
-        result["events_per_step"] = on["events_per_step"]
-        results.append({"streams": num_streams, **result, "us_per_stream": round(on["total"] / num_streams, 2)})
-    if arguments.json:
-        print(json.dumps(results))
-        return
-    print("host µs per decode step, model excluded (medians)")
-    columns = ("streams", *PARTS, "total", "events off", "watched", "events", "per stream")
-    print("".join(f"{name:>12}" for name in columns))
-    for row in results:
-        values = [row[f"{name}_us"] for name in (*PARTS, "total", "total_without_events", "total_watched")]
-        values += [row["events_per_step"], row["us_per_stream"]]
-        print(f"{row['streams']:>12}" + "".join(f"{value:>12.1f}" for value in values))
+        totals = (on["total"], off["total"], watched["total"])
+        table.row(num_streams, *(on[name] for name in PARTS), *totals, on["events_per_step"], totals[0] / num_streams)
 
 
 if __name__ == "__main__":

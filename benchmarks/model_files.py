@@ -1,13 +1,10 @@
 """GGUF files with random weights in the shapes of published models, for measuring speed: their text is noise.
 
-    python -m benchmarks.model_files qwen3-1.7b Q4_K_M OUT.gguf
-
 Blocks are random bits with scales that give weights a standard deviation of 0.02. The tensors' formats are those that
 llama.cpp's quantiser chooses, and the vocabulary has the published size: SmolLM2's tokenizer and unused tokens.
 `benchmarks.peers --model qwen3-1.7b:Q4_K_M` makes such a file when it is not there yet. Next to read: `peers.py`.
 """
 
-import argparse
 import os
 import tempfile
 from collections.abc import Iterator
@@ -176,18 +173,3 @@ def generated(model: str) -> str:
     if not path.exists():
         write_model(name, file_type, path)
     return str(path)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("model", choices=SHAPES)
-    parser.add_argument("format", choices=FILE_TYPES)
-    parser.add_argument("out", type=Path, nargs="?", help="[models/ in the directory for temporary files]")
-    arguments = parser.parse_args()
-    path = arguments.out or DIRECTORY / f"{arguments.model}-{arguments.format.lower()}.gguf"
-    write_model(arguments.model, arguments.format, path)
-    print(path)
-
-
-if __name__ == "__main__":
-    main()

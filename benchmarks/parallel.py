@@ -8,12 +8,12 @@ one JSON line per measurement. An all-reduce takes three times as long where the
 machine may change that from run to run.
 """
 
-import argparse
 import json
 import random
 import statistics
 from pathlib import Path
 
+from benchmarks.command_line import make_parser
 from quire.cli.bench_cases import BenchCase, measure, random_prompts
 from quire.config import EngineOptions
 from quire.engine.llm_engine import LLMEngine
@@ -57,10 +57,9 @@ def build(num_ranks: int, num_stages: int) -> LLMEngine:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = make_parser(__doc__, "repetitions")
     parser.add_argument("--ranks", type=int, default=2, help="ranks of a layer, and stages  [2]")
     parser.add_argument("--only", action="append", choices=[case.name for case in CASES], help="some of the cases")
-    parser.add_argument("--repetitions", type=int, default=5, help="of each measurement  [5]")
     arguments = parser.parse_args()
     if not arguments.only:
         show_sums(arguments.ranks)

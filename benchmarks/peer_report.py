@@ -62,25 +62,13 @@ class Report:
     # --- What happens ---------------------------------------------------------------------
 
     def skip(self, name: str, reason: str) -> None:
-        """A side takes no part."""
+        """A side takes no part, or no further."""
         self._skipped.append({"name": name, "reason": reason})
         print(f"without {name}: {reason}", file=sys.stderr)
 
-    def fail(self, name: str, reason: str) -> None:
-        """A side failed and takes no further part."""
-        self.skip(name, reason)
-
     def loaded(self, side: SideProcess) -> None:
         """A side is ready."""
-        self._sides.append(
-            {
-                "name": side.name,
-                "version": side.version,
-                "settings": side.settings,
-                "load_s": side.load_s,
-                "start_s": side.start_s,
-            }
-        )
+        self._sides.append({name: getattr(side, name) for name in ("name", "version", "settings", "load_s", "start_s")})
 
     def find_limits(self, sides: Sequence[SideProcess]) -> None:
         """Ask the first Quire side for the roofline of each case."""

@@ -123,7 +123,7 @@ def measure_case(
                     settings = sweeps[side.name].settings
                     report.add(side.name, case, quiet_turn(side, case, prompt_sets[repetition], settings, retries))
             except SideError as error:
-                report.fail(side.name, f"{case.name}: {error}")
+                report.skip(side.name, f"{case.name}: {error}")
                 sides.remove(side)
                 side.close()
 

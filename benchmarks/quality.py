@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.command_line import add_shared_options, finish_arguments, write_result
+from benchmarks.command_line import Table, add_shared_options, finish_arguments, write_result
 from benchmarks.side_process import ROOT, SideError, SideProcess
 from benchmarks.side_specs import Models, Skipped, make_spec
 from quire import __version__
@@ -35,7 +35,9 @@ WINDOW_LEN = 1024
 CHUNK_ROWS = 128
 """Rows compared at once: 128 × 49,152 logits are 50 MB in float64."""
 TIMEOUT_S = 900.0
-ROW = "{:<44} {:>9} {:>10} {:>8} {:>9} {:>11}"
+FORMATS = {
+    "side": "", "mean KL": ".5f", "median KL": ".5f", "p99 KL": ".4f", "top-1": ".2%", "perplexity": ".4f",
+}  # fmt: skip
 
 
 class Comparison:
@@ -136,7 +138,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     skipped: list[dict[str, str]] = []
     with tempfile.TemporaryDirectory(prefix="quire-quality-", dir=arguments.scratch) as scratch:
         references = [path for _, path in logits_of(REFERENCE, models, windows, Path(scratch), arguments)]
-        print(ROW.format("side", "mean KL", "median KL", "p99 KL", "top-1", "perplexity"))
+        table = Table(FORMATS)
         for name in arguments.sides:
             try:
                 row = compare(name, models, windows, references, arguments)
@@ -145,13 +147,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
                 print(f"without {name}: {error}", file=sys.stderr)
                 continue
             rows.append(row)
-            print(
-                ROW.format(
-                    name, f"{row['mean_kl_nats']:.5f}", f"{row['median_kl_nats']:.5f}", f"{row['p99_kl_nats']:.4f}",
-                    f"{100 * row['top1_agreement']:.2f} %", f"{row['perplexity']:.4f}",
-                ),
-                flush=True,
-            )  # fmt: skip
+            shown = ("mean_kl_nats", "median_kl_nats", "p99_kl_nats", "top1_agreement", "perplexity")
+            table.row(name, *(row[figure] for figure in shown))
     return {
         "schema": SCHEMA,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

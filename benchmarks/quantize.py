@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.command_line import add_shared_options, finish_arguments, write_result
+from benchmarks.command_line import Table, add_shared_options, finish_arguments, write_result
 from benchmarks.quality import WINDOW_LEN, Comparison, cut_windows, default_texts
 from benchmarks.side_specs import KINDS, Models, Skipped, interpreter
 from benchmarks.sides.quire import prompt_logits
@@ -29,7 +29,7 @@ from quire.weights.quantize import quantize_gguf
 from quire.weights.sources import ModelFiles
 
 TYPES = "Q8_0,Q6_K,Q5_K_M,Q5_K_S,Q5_1,Q5_0,Q4_K_M,Q4_K_S,Q4_1,Q4_0,Q3_K_L,Q3_K_M,Q3_K_S,Q2_K"
-ROW = "{:<8} {:<10} {:>8} {:>8} {:>10} {:>8} {:>7}"
+FORMATS = {"type and tool": "", "MB": ".1f", "s": ".1f", "mean KL": ".6f", "top-1": ".2%", "ratio": ".3f"}
 LLAMA_CPP = """
 import ctypes, sys, numpy, llama_cpp as lib
 source, target, file_type, threads, importance = sys.argv[1:]
@@ -86,21 +86,13 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
         def llama_cpp(source: Path, target: Path, file_type: str, importance: Path | None) -> None:
             python = interpreter("llama.cpp", KINDS["llama.cpp"], vars(arguments))
-            command = [
-                python,
-                "-c",
-                LLAMA_CPP,
-                str(source),
-                str(target),
-                file_type,
-                str(arguments.threads),
-                str(importance or ""),
-            ]
+            command = [python, "-c", LLAMA_CPP, str(source), str(target), file_type, str(arguments.threads)]
+            command.append(str(importance or ""))
             environment = {**os.environ, "PYTHONPATH": ""}
             subprocess.run(command, check=True, capture_output=True, env=environment)
 
         reference = logits_of(source, windows, arguments.threads)
-        print(ROW.format("type", "tool", "MB", "s", "mean KL", "top-1", "ratio"))
+        table = Table(FORMATS)
         for file_type in arguments.types.split(","):
             first = 0.0
             for name, tool in (("quire", ours), ("llama.cpp", llama_cpp)):
@@ -116,11 +108,10 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
                 row = {"type": file_type, "tool": name, "seconds": seconds, "num_bytes": target.stat().st_size}
                 rows.append(row | comparison.as_json())
                 kl, equal = rows[-1]["mean_kl_nats"], rows[-1]["top1_agreement"]
-                ratio = f"{first / kl:.3f}" if first else ""
+                table.row(
+                    f"{file_type} {name}", row["num_bytes"] / 1e6, seconds, kl, equal, first / kl if first else None
+                )
                 first = first or kl
-                megabytes = f"{row['num_bytes'] / 1e6:.1f}"
-                shown = f"{seconds:.1f}", f"{kl:.6f}", f"{100 * equal:.2f} %", ratio
-                print(ROW.format(file_type, name, megabytes, *shown), flush=True)
     return {"schema": "quire.bench.quantize/1", "model": models.name, "num_windows": len(windows), "results": rows}
 
 

@@ -10,7 +10,6 @@ prompts one after another: a bound for what placement can reach. Results: `READM
 
 import argparse
 import itertools
-import json
 import random
 import urllib.request
 from collections import OrderedDict
@@ -19,6 +18,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.command_line import Table, make_parser
 from benchmarks.server_process import ServerProcess, quire_serve
 from quire.cli.bench_serve import WORDS
 from quire.cli.load_client import Endpoint, Load, put_load
@@ -95,14 +95,19 @@ def measure(policy: str, trace: Trace, arguments: argparse.Namespace) -> dict[st
         "hit_rate": hits / prompt_tokens,
         "generated_tokens_per_s": result.tokens_per_s,
         "prompt_tokens_per_s": prompt_tokens / result.duration_s,
-        "ttft_ms": {f"p{percent}": result.percentile_ms("ttft", percent) for percent in (50, 95)},
+        **{f"ttft_p{percent}_ms": result.percentile_ms("ttft", percent) for percent in (50, 95)},
     }
+
+
+FORMATS = {
+    "policy": "", "answers": "d", "prompt_tokens": ".0f", "hit_rate": ".3f", "generated_tokens_per_s": ".0f",
+    "prompt_tokens_per_s": ".0f", "ttft_p50_ms": ".0f", "ttft_p95_ms": ".0f",
+}  # fmt: skip
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Measure and print a table, or JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2", help="[%(default)s]")
+    parser = make_parser(__doc__, "model", "json")
     parser.add_argument("--policies", default=",".join(ROUTER_POLICIES), help="[%(default)s]")
     parser.add_argument("--replicas", type=int, default=2, help="[%(default)s]")
     parser.add_argument("--requests", type=int, default=400, help="[%(default)s]")
@@ -113,21 +118,13 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--blocks", type=int, default=200, help="KV blocks of a replica, 32 tokens each  [%(default)s]")
     parser.add_argument("--clients", type=int, default=8, help="at once  [%(default)s]")
     parser.add_argument("--seed", type=int, default=0, help="[%(default)s]")
-    parser.add_argument("--json", action="store_true", help="one JSON line per policy")
     arguments = parser.parse_args(words)
     trace = Trace(arguments)
-    if not arguments.json:
-        print("policy        answers  hit rate  prompt tok/s  generated tok/s  TTFT ms p50/p95")
-    num_tokens = 0.0
+    table, num_tokens = Table(FORMATS, as_json=arguments.json), 0.0
     for policy in arguments.policies.split(","):
         row = measure(policy, trace, arguments)
         num_tokens = row["prompt_tokens"] / row["answers"]
-        if arguments.json:
-            print(json.dumps(row), flush=True)
-            continue
-        times = " / ".join(f"{value:.0f}" for value in row["ttft_ms"].values())
-        print(f"{policy:13s} {row['answers']:7d} {row['hit_rate']:9.3f} {row['prompt_tokens_per_s']:13.0f} "
-              f"{row['generated_tokens_per_s']:16.0f}  {times}", flush=True)  # fmt: skip
+        table.row(*row.values())
     if not arguments.json and num_tokens:
         blocks_each = num_tokens // BLOCK_TOKENS + 1
         num_held = int(arguments.replicas * (arguments.blocks - arguments.clients * blocks_each) // blocks_each)

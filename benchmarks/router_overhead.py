@@ -8,7 +8,6 @@ what streams of 50 chunks cost more; what the router uses while it is idle is su
 other load; the times do, because client, router and stand-in share the machine's cores. Results: `README.md`.
 """
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -20,6 +19,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from urllib.parse import urlsplit
 
+from benchmarks.command_line import Table, make_parser
 from benchmarks.server_process import ServerProcess
 
 MANY_CHUNKS, CHUNK_DELAY_S = 50, 0.02
@@ -95,7 +95,7 @@ def cpu_s(pid: int) -> float:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Measure and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "json")
     parser.add_argument("--clients", default="1,8,32", help="at once  [%(default)s]")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement  [%(default)s]")
     arguments = parser.parse_args(words)
@@ -111,7 +111,10 @@ def main(words: Sequence[str] | None = None) -> None:
         time.sleep(IDLE_S)
         idle_share = (cpu_s(pid) - before) / IDLE_S
         print(f"idle router: {idle_share:.1%} of a core, subtracted below")
-        print("clients  CPU µs per request  per chunk  one chunk, ms direct / routed  requests/s direct / routed")
+        table = Table({
+            "clients": "d", "CPU µs per request": ".0f", "per chunk": ".1f", "one chunk, ms direct": ".2f",
+            "routed": ".2f", "requests/s direct": ".0f", "requests/s routed": ".0f",
+        }, as_json=arguments.json)  # fmt: skip
         for num_clients in map(int, arguments.clients.split(",")):
             cost_us = {}
             for num_chunks in (MANY_CHUNKS, 1):
@@ -122,9 +125,9 @@ def main(words: Sequence[str] | None = None) -> None:
                 cost_us[num_chunks] = used_s / len(routed) * 1e6
             alone = asyncio.run(put_load(direct, num_clients, 1, arguments.seconds))
             per_chunk = (cost_us[MANY_CHUNKS] - cost_us[1]) / (MANY_CHUNKS - 1)
-            print(f"{num_clients:7d} {cost_us[1]:19.0f} {per_chunk:10.1f} {statistics.median(alone) * 1000:18.2f} / "
-                  f"{statistics.median(routed) * 1000:.2f} {len(alone) / arguments.seconds:18.0f} / "
-                  f"{len(routed) / arguments.seconds:.0f}", flush=True)  # fmt: skip
+            times_ms = (1000 * statistics.median(times) for times in (alone, routed))
+            rates = (len(times) / arguments.seconds for times in (alone, routed))
+            table.row(num_clients, cost_us[1], per_chunk, *times_ms, *rates)
     finally:
         router.kill()
         stand_in.kill()

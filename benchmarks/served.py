@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from benchmarks.command_line import add_shared_options, cpu_name, finish_arguments, write_result
+from benchmarks.command_line import Table, add_shared_options, cpu_name, finish_arguments, write_result
 from benchmarks.served_sides import RECIPES, Body, Offline, Side, running
 from benchmarks.side_specs import Skipped
 from quire import __version__
@@ -34,6 +34,10 @@ class Report:
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
         self.skipped: list[dict[str, str]] = []
+        times = {f"{name} p{percent}": form for name, form in (("TTFT", ".0f"), ("ITL", ".1f")) for percent in PERCENTS}
+        self._table = Table({
+            "tokens/s, and ms": "", "clients": "d", "tok/s": ".0f", "of offline": ".0%", "Quire÷it": ".2f", **times,
+        })  # fmt: skip
 
     def skip(self, name: str, reason: str) -> None:
         """A side takes no part, or no further."""
@@ -42,8 +46,6 @@ class Report:
 
     def case(self, num_clients: int, turns: dict[str, list[LoadResult]]) -> None:
         """Report all sides at a number of clients; shares are of the first side."""
-        if not self.rows:
-            print("clients  side            tok/s  of offline  Quire÷it  TTFT ms p50/p95/p99     ITL ms p50/p95/p99")
         speeds = {name: statistics.median(turn.tokens_per_s for turn in found) for name, found in turns.items()}
         for name, found in turns.items():
             row = {
@@ -53,23 +55,14 @@ class Report:
                 **{f"{metric}_ms": percentiles(found, metric) for metric in ("ttft", "itl")},
             }  # fmt: skip
             self.rows.append(row)
-            print(line(row), flush=True)
+            self._table.row(name, num_clients, speeds[name], row["share"], row["quire_ratio"],
+                            *row["ttft_ms"].values(), *row["itl_ms"].values())  # fmt: skip
 
 
 def percentiles(turns: Sequence[LoadResult], metric: str) -> dict[str, float]:
     """Of all requests of all turns together."""
     values = [value for turn in turns for value in turn.values_ms(metric)]
     return {f"p{percent}": percentile(values, percent) for percent in PERCENTS}
-
-
-def line(row: dict[str, Any]) -> str:
-    """A row of the table."""
-    ratio = "–" if row["quire_ratio"] is None else f"{row['quire_ratio']:.2f}"
-    ttft = " / ".join(f"{value:.0f}" for value in row["ttft_ms"].values())
-    itl = " / ".join(f"{value:.1f}" for value in row["itl_ms"].values())
-    speed = statistics.median(row["tokens_per_s"])
-    begin = f"{row['clients']:7d}  {row['side']:12s} {speed:8.0f} {100 * row['share']:9.0f} %"
-    return f"{begin}  {ratio:>8}  {ttft:22s}  {itl}"
 
 
 @contextmanager

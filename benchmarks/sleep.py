@@ -1,19 +1,15 @@
 """Memory and times of a model that sleeps, and of a second model in one server: `python -m benchmarks.sleep [MODEL]`.
 
 Prints: resident memory of the engine before, during and after sleep; the time of the first load, of waking up and of a
-second engine's start; the first token of a second model beside its load time. For a model in this process also the
-resident pages of its weights, its file and its KV cache alone: what stays beside them is imports and tokenizer.
+second engine's start; the first token of a second model beside its load time.
 """
 
 import json
-import mmap
 import re
 import sys
 import time
 import urllib.request
 from typing import Any
-
-import numpy as np
 
 from benchmarks.server_process import ServerProcess, quire_serve
 
@@ -80,66 +76,12 @@ def show_second_model(model: str) -> None:
         server.kill()
 
 
-class Mappings:
-    """Memory that is mapped from now on: a model's file, weights and KV cache. `resident`: MiB of it in memory."""
-
-    def __init__(self) -> None:
-        self._ranges: list[tuple[int, int]] = []
-        noted = self._ranges
-
-        class Noted(mmap.mmap):
-            def __new__(cls, *arguments: Any, **settings: Any) -> "Noted":
-                made = super().__new__(cls, *arguments, **settings)
-                noted.append((np.frombuffer(made, np.uint8).ctypes.data, len(made)))
-                return made
-
-        mmap.mmap = Noted  # type: ignore[misc]
-
-    def resident(self) -> float:
-        """Count pages that are present in memory (bit 63 of an entry of Linux's pagemap), each once."""
-        pages: set[int] = set()
-        with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
-            for address, num_bytes in self._ranges:
-                first = address // mmap.PAGESIZE
-                pagemap.seek(first * 8)
-                entries = np.frombuffer(pagemap.read(-(-num_bytes // mmap.PAGESIZE) * 8), np.uint64)
-                pages.update((first + np.flatnonzero(entries >> np.uint64(63))).tolist())
-        return len(pages) * mmap.PAGESIZE / MIB
-
-
-def show_llm(model: str) -> None:
-    """Sleep and wake up a model in this process."""
-    mappings = Mappings()  # before the modules that map memory are imported
-    import psutil
-
-    from quire import LLM, SamplingParams
-
-    def used() -> float:
-        llm.generate([PROMPT] * 4, SamplingParams(max_tokens=16), use_tqdm=False)
-        return process.memory_info().rss / MIB
-
-    process = psutil.Process()
-    empty = process.memory_info().rss / MIB
-    llm = LLM(model)
-    before = used()
-    held = mappings.resident()
-    llm.sleep()
-    asleep = process.memory_info().rss / MIB
-    print(f"LLM: weights, file and KV cache {held:.1f} MiB, asleep {mappings.resident():.1f} MiB")
-    began_s = time.monotonic()
-    llm.wake_up()
-    wake_s = time.monotonic() - began_s
-    print(f"LLM: before loading {empty:.0f} MiB, loaded {before:.0f}, asleep {asleep:.0f}, wake-up {wake_s:.2f} s, "
-          f"after {used():.0f}; load {llm.llm_engine.startup_times['total']:.2f} s")  # fmt: skip
-
-
 def main() -> None:
     """Print the figures of a model, SmolLM2 unless an argument names another."""
     model = sys.argv[1] if len(sys.argv) > 1 else "smollm2"
     show_sleep(model)  # fills the plan cache
     show_sleep(model)
     show_second_model(model)
-    show_llm(model)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ The first start traces the model (docs/cli.md, "Traced models"); its cache direc
 are in the page cache. Medians of processes that take turns; memory is the largest resident set.
 """
 
-import argparse
 import os
 import resource
 import statistics
@@ -17,8 +16,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.command_line import cpu_name
-from quire.runtime.hardware import count_threads
+from benchmarks.command_line import Table, cpu_name, make_parser
 from quire.weights.sources import resolve_source
 
 LLAMA_CPP = (
@@ -45,10 +43,7 @@ def measured(command: list[str], variables: Mapping[str, str]) -> tuple[float, f
 
 def main() -> None:
     """Print a row per side."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2", help="alias or GGUF file  [smollm2]")
-    parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=count_threads(), help="[physical cores]")
+    parser = make_parser(__doc__, "model", "repetitions", "threads", "json")
     parser.add_argument("--llama-cpp-python", default=os.environ.get("QUIRE_BENCH_LLAMA_CPP"))
     arguments = parser.parse_args()
     path = str(resolve_source(arguments.model).path)
@@ -64,11 +59,10 @@ def main() -> None:
                 found[name].append(measured(command, variables))
             assert any(Path(cache).rglob("plan-*.json")), "the first start kept no plan"
     second = statistics.median(seconds for seconds, _ in found["quire, second start"])
-    print(f"{cpu_name()}, {arguments.threads} threads, {arguments.model}\n")
-    print("| side | s | second start × | MB |\n|---|---|---|---|")
+    table = Table({cpu_name(): "", "s": ".2f", "second start ×": ".2f", "MB": ".0f"}, as_json=arguments.json)
     for name, runs in found.items():
         seconds, megabytes = (statistics.median(values) for values in zip(*runs, strict=True))
-        print(f"| {name} | {seconds:.2f} | {seconds / second:.2f} | {megabytes:.0f} |")
+        table.row(name, seconds, seconds / second, megabytes)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,9 @@ import tempfile
 import time
 from typing import Any
 
-from benchmarks.command_line import cpu_name
+from benchmarks.command_line import Table, cpu_name, make_parser
 from quire.engine.llm_engine import LLMEngine
 from quire.outputs import RequestOutput
-from quire.runtime.hardware import count_threads
 from quire.sampling_params import SamplingParams
 
 LIMIT = 0.25
@@ -53,11 +52,8 @@ def measure(model: str, num_tokens: int, directory: str) -> None:
 
 def main() -> int:
     """Print a row per side."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2", help="alias or GGUF file  [smollm2]")
+    parser = make_parser(__doc__, "model", "repetitions", "threads", "json")
     parser.add_argument("--tokens", type=int, default=2000)
-    parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=count_threads(), help="[physical cores]")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure is not None:
@@ -73,13 +69,12 @@ def main() -> int:
                 run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
                 found[side].append(json.loads(run.stdout))
     medians = {side: statistics.median(item["seconds"] for item in items) for side, items in found.items()}
-    print(f"{cpu_name()}, {arguments.threads} threads, {arguments.model}, {arguments.tokens} tokens")
+    formats = {cpu_name(): "", "ms": ".1f", "cold ×": ".3f", "cached tokens": "d", "shutdown ms": ".0f"}
+    table = Table(formats, as_json=arguments.json)
     for side, items in found.items():
         shutdown_s = statistics.median(item["shutdown_s"] for item in items)
-        print(
-            f"{side:<16} {medians[side] * 1000:7.1f} ms  {medians[side] / medians['cold']:.3f} ×  "
-            f"{items[0]['num_cached']} cached tokens, shutdown {shutdown_s * 1000:.0f} ms"
-        )
+        ratio = medians[side] / medians["cold"]
+        table.row(side, 1000 * medians[side], ratio, items[0]["num_cached"], 1000 * shutdown_s)
     return 0 if medians["restarted"] <= LIMIT * medians["cold"] else 6
 
 

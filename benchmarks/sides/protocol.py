@@ -22,7 +22,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, TextIO
 
 PARENT_DEATH_SIGNAL = 1
@@ -84,6 +84,19 @@ class Timing:
         elif max(counts) >= self.num_to_generate:
             self.seconds, self.tokens = now - self._first_s, sum(counts) - self._first_count
         self._is_over = max(counts) >= self.num_to_generate
+
+
+def step_all(engine: Any, ids: Sequence[str], prompts: list[list[int]], params: Any, num_generated: int) -> Timing:
+    """Run prompts through an engine with vLLM's `add_request` and `step`."""
+    timing = Timing(prompts, num_generated)
+    for request_id, prompt in zip(ids, prompts, strict=True):
+        engine.add_request(request_id, {"prompt_token_ids": prompt}, params)
+    texts: dict[str, Any] = {}
+    while engine.has_unfinished_requests():
+        texts |= {output.request_id: output.outputs[0].token_ids for output in engine.step()}
+        timing.note([len(text) for text in texts.values()])
+    timing.token_ids = [list(texts[request_id]) for request_id in ids]
+    return timing
 
 
 def serve(make_side: Callable[[dict[str, Any]], Side]) -> None:

@@ -6,7 +6,7 @@ It can also say how fast this machine could run its model at best. Next to read:
 import itertools
 from typing import Any
 
-from benchmarks.sides.protocol import Timing, serve
+from benchmarks.sides.protocol import Timing, serve, step_all
 
 LOGIT_ROWS = 128
 """Rows whose logits are asked for at once; an engine holds memory for few."""
@@ -50,21 +50,9 @@ class QuireSide:
         """Measure one repetition."""
         from quire.sampling_params import SamplingParams
 
-        engine = self._engine
-        timing = Timing(prompts, num_generated)
-        params = SamplingParams(temperature=0.0, max_tokens=timing.num_to_generate, ignore_eos=True, detokenize=False)
+        params = SamplingParams(temperature=0.0, max_tokens=max(num_generated, 1), ignore_eos=True, detokenize=False)
         ids = [f"bench-{next(self._ids)}" for _ in prompts]
-        for request_id, prompt in zip(ids, prompts, strict=True):
-            engine.add_request(request_id, {"prompt_token_ids": prompt}, params)
-        texts: dict[str, Any] = {}
-        counts: dict[str, int] = {}
-        while engine.has_unfinished_requests():
-            for output in engine.step():
-                texts[output.request_id] = output.outputs[0].token_ids
-                counts[output.request_id] = len(output.outputs[0].token_ids)
-            timing.note(counts.values())
-        timing.token_ids = [list(texts[request_id]) for request_id in ids]
-        return timing
+        return step_all(self._engine, ids, prompts, params, num_generated)
 
     def logits(self, token_ids: list[int]) -> Any:
         """Logits at every position, through the engine's own steps. Shapes: numpy float32 [T, V]."""

@@ -8,7 +8,7 @@ import itertools
 import os
 from typing import Any
 
-from benchmarks.sides.protocol import Timing, serve
+from benchmarks.sides.protocol import Timing, serve, step_all
 
 
 class VllmSide:
@@ -49,21 +49,9 @@ class VllmSide:
 
     def measure(self, prompts: list[list[int]], num_generated: int) -> Timing:
         """Measure one repetition."""
-        engine = self._engine
-        timing = Timing(prompts, num_generated)
-        params = self._params(temperature=0.0, max_tokens=timing.num_to_generate, ignore_eos=True, detokenize=False)
+        params = self._params(temperature=0.0, max_tokens=max(num_generated, 1), ignore_eos=True, detokenize=False)
         ids = [f"bench-{next(self._ids)}" for _ in prompts]
-        for request_id, prompt in zip(ids, prompts, strict=True):
-            engine.add_request(request_id, {"prompt_token_ids": prompt}, params)
-        texts: dict[str, Any] = {}
-        counts: dict[str, int] = {}
-        while engine.has_unfinished_requests():
-            for output in engine.step():
-                texts[output.request_id] = output.outputs[0].token_ids
-                counts[output.request_id] = len(output.outputs[0].token_ids)
-            timing.note(counts.values())
-        timing.token_ids = [list(texts[request_id]) for request_id in ids]
-        return timing
+        return step_all(self._engine, ids, prompts, params, num_generated)
 
 
 if __name__ == "__main__":

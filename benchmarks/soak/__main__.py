@@ -1,11 +1,12 @@
 """Tables of a server under loads (L), faults (F) and bad inputs (B), on a real `quire serve`.
 
-    python -m benchmarks.soak [--only L1,F3] [--model smollm2] [--duration-s 600] [--repeat 8] [--json]
+    python -m benchmarks.soak [--only L1,F2] [--model smollm2] [--duration-s 600] [--repeat 8] [--json]
         [--server-options "--max-num-batched-tokens 256"]
     make soak, make faults, make inputs
 
 One row per test: id, what, what was measured with its limit, whether all limits hold; the exit code is 6 if one does
-not. Timings want a machine that does nothing else. Next to read: `loads.py`, `faults.py`, `inputs/table.py`.
+not. Drains, faulty requests, storms of disconnects, preemption and failed starts have tests instead. Timings want a
+machine that does nothing else. Next to read: `loads.py`, `faults.py`, `wire.py`.
 """
 
 import argparse
@@ -20,8 +21,7 @@ from dataclasses import asdict
 
 import httpx2
 
-from benchmarks.soak import attacks, clocks, faults, files, hogs, loads, long, memory, overload
-from benchmarks.soak.inputs import table as inputs
+from benchmarks.soak import attacks, faults, files, hogs, loads, long, memory, overload, wire
 from benchmarks.soak.row import Row
 from benchmarks.soak.server import Server, serving
 
@@ -29,7 +29,7 @@ HEADER = ("id", "what", "measured", "pass?")
 TABLES = ("L", "F", "B")
 SLOTS, QUEUE = 8, 32
 SHORT = ("--max-num-seqs", str(SLOTS), "--max-model-len", "2048")
-REPEATS = {"F1": 5, "F2": 8, "F3": 20, "F5": 200, "F8": 30}
+REPEATS = {"F2": 8, "F5": 200, "F8": 30, "B2": 100_000}
 
 
 def checks(arguments: argparse.Namespace) -> dict[str, Callable[[], Awaitable[Row]]]:
@@ -52,23 +52,18 @@ def checks(arguments: argparse.Namespace) -> dict[str, Callable[[], Awaitable[Ro
             ),
             *queue,
         ),
-        "L3": lambda: on_server(loads.cancel_storm),
         "L4": lambda: on_server(loads.fairness),
         "L5": lambda: on_server(loads.slow_readers, "--max-num-seqs", "24"),
         "L6": lambda: on_server(loads.connections),
         "L7": lambda: on_server(lambda server: attacks.slow_attacks(server.url, duration_s=min(duration_s, 240))),
-        "L8": lambda: loads.pool_pressure(model),
-        "F1": lambda: faults.sigterm(model, repeat=repeat("F1")),
         "F2": lambda: faults.kill_engine(model, repeat=repeat("F2")),
-        "F3": lambda: faults.failing_row(model, repeat=repeat("F3")),
         "F4": lambda: faults.stopped_engine(model),
         "F5": lambda: faults.cut_links(model, count=repeat("F5")),
         "F6": lambda: files.lost_files(model),
         "F7": lambda: memory.limited_memory(model),
-        "F8": lambda: clocks.suspended(model, suspend_s=repeat("F8")),
+        "F8": lambda: faults.suspended(model, suspend_s=repeat("F8")),
         "F9": lambda: hogs.beside_hogs(model),
-        "F10": lambda: faults.cannot_start(model),
-        **inputs.checks(model, arguments.repeat),
+        "B2": lambda: on_server(lambda server: wire.wire_fuzz(server, count=repeat("B2")), *wire.SMALL),
     }  # fmt: skip
 
 
@@ -78,9 +73,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="ids, or L, F or B for all of a table  [all]")
     parser.add_argument("--model", default="smollm2", help="[%(default)s]")
     parser.add_argument("--duration-s", type=float, default=600.0, help="of L1, and at most of L2  [%(default)s]")
-    parser.add_argument(
-        "--repeat", type=int, help=f"of F1, F2, F3 and F5, seconds of F8  [{REPEATS}], and cases of the rows B"
-    )
+    parser.add_argument("--repeat", type=int, help=f"times, seconds of F8, or cases of B2  [{REPEATS}]")
     parser.add_argument("--server-options", default="", help="more options of quire serve, for the rows L1 to L6")
     parser.add_argument("--seed", type=int, default=0, help="of L1's requests  [%(default)s]")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")

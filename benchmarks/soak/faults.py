@@ -4,17 +4,9 @@ Next to read: `server.py`, `tests/faults/injection.py`.
 """
 
 import asyncio
-import json
-import os
 import random
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from benchmarks.soak.client import Manners, Seen, ask, chat_body, get
 from benchmarks.soak.loads import HELLO, is_healthy
@@ -35,43 +27,6 @@ async def until_running(tasks: Sequence["asyncio.Task[Seen]"], server: Server, c
     """Wait until `count` sequences run."""
     while (await server.metrics()).value("quire_requests_running") < count and not all(task.done() for task in tasks):
         await asyncio.sleep(0.01)
-
-
-async def sigterm(model: str, *, repeat: int = 5, num_streams: int = 8, num_tokens: int = 100) -> Row:
-    """F1: SIGTERM with answers under way; the second signal ends it at once."""
-    row = Row("F1", f"SIGTERM, {num_streams} in flight, × {repeat}")
-    choices = random.Random(0)
-    completed = refused = exits = childless = 0
-    for _ in range(repeat):
-        with serving(model) as server:
-            tasks = streams(server, num_streams, num_tokens)
-            await until_running(tasks, server, num_streams)
-            await asyncio.sleep(choices.uniform(0, 0.5))
-            children = server.processes()[1:]
-            server.signal(signal.SIGTERM)
-            await asyncio.sleep(0.1)
-            late = await ask(server.url, HELLO)
-            refused += late.status == 503 or (late.error or "").startswith("connect:")
-            seen = await asyncio.gather(*tasks)
-            completed += sum(item.is_good and item.num_tokens == num_tokens for item in seen)
-            exits += await server.wait() == 0
-            childless += not any(child.is_running() for child in children)
-    row.check("completed", f"{completed}/{repeat * num_streams}", passes=completed == repeat * num_streams)
-    row.check("new ones refused", f"{refused}/{repeat}", passes=refused == repeat)
-    row.check("exit 0", f"{exits}/{repeat}", passes=exits == repeat)
-    row.check("no child left", f"{childless}/{repeat}", passes=childless == repeat)
-    with serving(model) as server:
-        tasks = streams(server, num_streams, 1900)
-        await until_running(tasks, server, 1)
-        server.signal(signal.SIGTERM)
-        await asyncio.sleep(0.2)
-        start_s = time.perf_counter()
-        server.signal(signal.SIGTERM)
-        code = await server.wait()
-        took_s = time.perf_counter() - start_s
-        await asyncio.gather(*tasks)
-    row.check("second signal s (≤ 2)", took_s, passes=took_s <= 2 and code is not None)
-    return row
 
 
 async def kill_engine(model: str, *, repeat: int = 8, num_streams: int = 4) -> Row:
@@ -106,48 +61,6 @@ async def kill_engine(model: str, *, repeat: int = 8, num_streams: int = 4) -> R
         code = await server.wait()
     row.check("exit code after 5 (≠ 0)", code, passes=bool(code) and "the 5th time within" in server.stderr)
     return row
-
-
-async def failing_row(model: str, *, repeat: int = 20, num_streams: int = 6, word: str = "zebra") -> Row:
-    """F3: a step raises, or a row is NaN, for one request among others."""
-    row = Row("F3", f"exception / NaN in one row, × {repeat} each")
-    bad = chat_body(f"{word} {word}", 24)
-    bodies = [chat_body(f"Say {name}.", 40) for name in ("one", "two", "three", "four", "five", "six")[:num_streams]]
-    with serving(model) as server:
-        token = await _token_of(server, *(item["messages"][0]["content"] for item in (bad, *bodies)))
-        wanted = [item.text for item in await asyncio.gather(*(ask(server.url, body) for body in bodies))]
-    choices = random.Random(0)
-    for fault in ("raise-in-step", "nan-logits"):
-        with serving(model, environment={"QUIRE_FAULTS": f"{fault}:token={token}"}) as server:
-            num_other = num_wrong = 0
-            for turn in range(repeat):
-                tasks = [asyncio.create_task(ask(server.url, body)) for body in bodies]
-                await asyncio.sleep(choices.uniform(0, 0.4))
-                failed = await ask(server.url, chat_body(f"{word} {word}", 24, stream=turn % 2 == 0))
-                num_wrong += failed.is_good or failed.status not in (200, 500) or failed.error is None
-                seen = await asyncio.gather(*tasks)
-                num_other += sum(item.text != text for item, text in zip(seen, wanted, strict=True))
-            idle_s = await server.seconds_until_idle(5)
-            deaths = (await server.metrics()).value("quire_engine_deaths_total")
-        row.check(f"{fault}: not failed as it should", num_wrong, passes=not num_wrong)
-        row.check("other texts beside it", num_other, passes=not num_other)
-        row.check("idle after s", idle_s, passes=idle_s <= 1)
-        row.check("engine deaths", deaths, passes=not deaths)
-    return row
-
-
-async def _token_of(server: Server, text: str, *others: str) -> int:
-    """A token of a text that no other text has. Raises: RuntimeError."""
-
-    async def tokens(content: str) -> list[int]:
-        seen = await ask(server.url, {"model": "soak", "prompt": content}, path="/tokenize")
-        return list(json.loads(seen.text)["tokens"])
-
-    taken = {token for other in others for token in await tokens(other)}
-    for token in await tokens(text):
-        if token not in taken:
-            return token
-    raise RuntimeError(f"{text!r} has no token of its own")
 
 
 async def stopped_engine(model: str, *, stop_s: float = 60.0) -> Row:
@@ -207,27 +120,24 @@ async def cut_links(model: str | Server, *, count: int = 200, num_tokens: int = 
     return row
 
 
-async def cannot_start(model: str, *, limit_s: float = 2.0) -> Row:
-    """F10: what is wrong from the beginning is said at once, in one line."""
-    row = Row("F10", "port busy, bad flag, bad model, bad key file")
-    with socket.socket() as taken, tempfile.TemporaryDirectory() as directory:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        missing = str(Path(directory) / "keys")
-        for name, arguments in (
-            ("port busy", [model, "--port", str(taken.getsockname()[1])]),
-            ("bad flag", [model, "--max-num-sqs", "4"]),
-            ("bad model", ["no-such-model"]),
-            ("bad key file", [model, "--api-key-file", missing]),
-        ):
-            start_s = time.perf_counter()
-            process = await asyncio.to_thread(
-                subprocess.run, [sys.executable, "-m", "quire", "serve", *arguments],
-                capture_output=True, text=True, timeout=60, env={**os.environ, "QUIRE_API_KEY": "k"}, check=False,
-            )  # fmt: skip
-            took_s = time.perf_counter() - start_s
-            lines = process.stderr.splitlines()
-            plain = process.returncode not in (0, None) and len(lines) == 1 and "Traceback" not in process.stderr
-            row.check(f"{name} s (≤ {limit_s:g}), exit {process.returncode}, lines {len(lines)}:", took_s,
-                      passes=plain and took_s <= limit_s)  # fmt: skip
+async def suspended(model: str, *, suspend_s: float = 30.0, num_tokens: int = 200) -> Row:
+    """F8: all processes are suspended while answers are generated; these are complete after the pause."""
+    row = Row("F8", f"all processes suspended {suspend_s:g} s")
+    with serving(model) as server:
+        await ask(server.url, HELLO)
+        tasks = streams(server, 2, num_tokens)
+        await until_running(tasks, server, 2)
+        server.pause()
+        await asyncio.sleep(suspend_s)
+        server.resume()
+        seen = await asyncio.gather(*tasks)
+        good = sum(item.is_good and item.num_tokens == num_tokens for item in seen)
+        row.check("answers complete", f"{good}/2", passes=good == 2)
+        page = await get(server.url, "/metrics")
+        lines = [line for line in page.text.splitlines() if not line.startswith("#")]
+        negative = [line for line in lines if line.rpartition(" ")[2].startswith("-")]
+        row.check("negative metrics", "; ".join([str(len(negative)), *negative[:2]]),
+                  passes=page.status == 200 and bool(lines) and not negative)  # fmt: skip
+        healthy = await is_healthy(server)
+        row.check("healthy", healthy, passes=healthy)
     return row

@@ -5,7 +5,6 @@ deadline, and a chat template that takes its whole budget. Next to read: `src/qu
 """
 
 import asyncio
-import contextlib
 import tempfile
 import time
 from collections.abc import Mapping
@@ -13,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.soak.client import Seen, ask, chat_body
-from benchmarks.soak.inputs.hostile_forms import ENDLESS
-from benchmarks.soak.loads import HELLO
+from benchmarks.soak.hostile_forms import ENDLESS
+from benchmarks.soak.loads import HELLO, background
 from benchmarks.soak.row import Row
 from benchmarks.soak.server import Server, probes, serving
 
@@ -89,13 +88,10 @@ async def _measure(
         while time.perf_counter() < end_s:
             statuses.append((await ask(server.url, body, path=path)).status)
 
-    probing = asyncio.create_task(probes(server, "/health/live", PROBE_EVERY_S, looks))
-    await asyncio.gather(
-        *(stream(index) for index in range(NUM_STREAMS)), *(be_a_hog(*hog) for _ in range(num_clients) if hog)
-    )
-    probing.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await probing
+    async with background(probes(server, "/health/live", PROBE_EVERY_S, looks)):
+        await asyncio.gather(
+            *(stream(index) for index in range(NUM_STREAMS)), *(be_a_hog(*hog) for _ in range(num_clients) if hog)
+        )
     gaps = sorted(gap for item in streams for gap in item.gaps_s)
     if not all(item.is_good for item in streams) or not gaps or not looks:
         raise RuntimeError("a stream failed beside the hogs")

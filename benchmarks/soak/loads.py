@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 from benchmarks.soak.client import Manners, Seen, ask, chat_body, get
 from benchmarks.soak.row import Row, at_percent
-from benchmarks.soak.server import Server, serving
+from benchmarks.soak.server import Server
 
 HELLO = chat_body("Say hello.", 8)
 LONG_TEXT = "the river runs to the sea and the wind carries the rain over the hills again "
@@ -39,23 +39,6 @@ async def background(*coroutines: object) -> AsyncIterator[list["asyncio.Task[Se
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def cancel_storm(server: Server, *, count: int = 200, max_tokens: int = 1900, hang_up_s: float = 0.5) -> Row:
-    """L3: many long requests whose clients all leave, then one more."""
-    row = Row("L3", f"cancel storm: {count} × {max_tokens} tokens, clients leave after {hang_up_s:g} s")
-    await ask(server.url, HELLO)
-    manners = Manners(hang_up_after_s=hang_up_s)
-    bodies = [chat_body(f"Tell me a story. {index}", max_tokens) for index in range(count)]
-    seen = await asyncio.gather(*(ask(server.url, body, manners) for body in bodies))
-    idle_s = await server.seconds_until_idle()
-    after = await ask(server.url, HELLO)
-    bad = [item for item in seen if not item.hung_up and item.status != 429]
-    row.check("answers that were neither left nor 429", len(bad), passes=not bad)
-    row.note("left", sum(item.hung_up for item in seen))
-    row.check("idle after s (≤ 1)", idle_s, passes=idle_s <= 1)
-    row.check("next answer s (≤ 5)", after.took_s, passes=after.is_good and after.took_s <= 5)
-    return row
 
 
 async def fairness(server: Server, *, num_streams: int = 4, prompt_tokens: int = 1900, max_tokens: int = 800) -> Row:
@@ -172,26 +155,6 @@ async def _tokens_per_s(server: Server, num_clients: int, num_tokens: int = 100)
     start_s = time.perf_counter()
     seen = await gathered(server, num_clients, num_tokens)
     return sum(item.num_tokens for item in seen) / (time.perf_counter() - start_s)
-
-
-async def pool_pressure(model: str, *, count: int = 64, max_tokens: int = 48, num_blocks: int = 64) -> Row:
-    """L8: the same requests with a KV cache that holds few of them, and with room for all."""
-    row = Row("L8", f"pool pressure: {count} requests, {num_blocks} KV blocks")
-    texts = {}
-    shared = ("--max-num-seqs", str(count), "--max-model-len", "512", "--block-size", "16")
-    for name, arguments in (("roomy", ()), ("tight", ("--num-blocks-override", str(num_blocks)))):
-        with serving(model, *shared, *arguments) as server:
-            seen = await gathered(server, count, max_tokens)
-            texts[name] = [item.text if item.is_good else None for item in seen]
-            if name == "tight":
-                row.note("preemptions", int((await server.metrics()).value("quire_preemptions_total")))
-                idle_s = await server.seconds_until_idle(10)
-                row.check("idle after s", idle_s, passes=idle_s < float("inf"))
-    failed = texts["tight"].count(None) + texts["roomy"].count(None)
-    row.check("failed", failed, passes=not failed)
-    others = sum(tight != roomy for tight, roomy in zip(texts["tight"], texts["roomy"], strict=True))
-    row.check("other texts than with room", others, passes=not others)
-    return row
 
 
 async def is_healthy(server: Server) -> bool:

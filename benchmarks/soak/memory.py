@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.soak.client import ask, chat_body
 from benchmarks.soak.row import Row
-from benchmarks.soak.server import Server, serving
+from benchmarks.soak.server import Server, serving, status_bytes
 
 SLOTS = 8
 MODEL_LEN = 1024
@@ -33,7 +33,7 @@ async def limited_memory(model: str, *, pool_bytes: int = POOL_BYTES, num_rounds
     row = Row("F7", f"memory limited to {SHARE:g} × the need")
     options = ["--max-num-seqs", str(SLOTS), "--max-model-len", str(MODEL_LEN)]
     with serving(model, *options, "--kv-cache-memory-bytes", str(pool_bytes)) as server:
-        at_rest = sum(_status_bytes(process.pid, "RssAnon") for process in server.processes())
+        at_rest = sum(status_bytes(process.pid, "RssAnon") for process in server.processes())
     # All of the pool may be used.
     limit = int(SHARE * (at_rest + pool_bytes))
     with _limited(limit) as prefix:
@@ -87,13 +87,6 @@ async def _load(server: Server, num_rounds: int) -> int:
         seen = await asyncio.gather(*(ask(server.url, body) for body in bodies))
         num_good += sum(item.is_good for item in seen)
     return num_good
-
-
-def _status_bytes(pid: int, field: str) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) << 10
-    raise RuntimeError(f"/proc/{pid}/status has no {field}")
 
 
 @contextlib.contextmanager

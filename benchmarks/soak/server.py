@@ -8,6 +8,7 @@ import contextlib
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks.server_process import POLL_S, ServerProcess, quire_serve
@@ -98,3 +99,11 @@ async def probes(server: Server, path: str, every_s: float, into: list[Seen]) ->
     while True:
         into.append(await get(server.url, path))
         await asyncio.sleep(every_s)
+
+
+def status_bytes(pid: int, field: str) -> int:
+    """Return a size from /proc/PID/status. Raises: RuntimeError."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) << 10
+    raise RuntimeError(f"/proc/{pid}/status has no {field}")

@@ -53,9 +53,3 @@ def test_clear_asks_first(directory: Path, monkeypatch: pytest.MonkeyPatch) -> N
         "schema": "quire.cache.clear/1", "num_blocks": 4, "num_bytes": 4 * SIZE,
     }  # fmt: skip
     assert parsed(call("cache", "ls", "--json"))["models"][0]["num_blocks"] == 0
-
-
-@pytest.mark.parametrize("verb", ["ls", "verify", "clear"])
-def test_directory_that_cannot_be_listed(verb: str, tmp_path: Path) -> None:
-    result = call("cache", verb, str(tmp_path / "missing"))
-    assert "cannot be listed (No such file or directory): name the directory of --kv-disk" in result.output

@@ -117,24 +117,6 @@ def test_log_level(verbosity: int, variable: str | None, level: str, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["versoin"], "did you mean 'version'?"),
-        (["cache", "--help"], "there are cache ls, cache verify, cache clear"),
-        (["version", "--jsn"], "'--json'"),
-        (["run", "--temprature", "1", "hi there"], "'--temperature'"),
-    ],
-)
-def test_unknown_word_names_the_nearest(arguments: list[str], named: str) -> None:
-    result = call(*arguments)
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    assert result.stderr.startswith("error[usage]: ")
-    assert result.stderr.count("\n") == 1
-    assert named in result.stderr
-
-
-@pytest.mark.parametrize(
     ("variable", "verb"), [("QUIRE_TEMPERATURE", "run"), ("QUIRE_PORT", "serve"), ("QUIRE_COLOR", "version")]
 )
 def test_bad_value_of_the_environment_names_its_variable(

@@ -20,7 +20,6 @@ from quire.resolve import CPU_BLOCK_SIZE, GPU_BLOCK_SIZE
 from quire.sampling_params import SamplingParams
 from quire.server.options import ServerOptions
 from quire.structured_outputs import StructuredOutputsParams
-from tests.cli.command_line import call
 
 Chosen = tuple[dict[str, Any], dict[str, Any]]
 
@@ -93,18 +92,3 @@ def test_every_field_is_a_flag_with_its_variable_and_default(options_class: type
 )
 def test_values_written_in_the_chat(name: str, text: str, value: object) -> None:
     assert parse_sampling_value(name, text) == value
-
-
-@pytest.mark.parametrize(
-    ("verb", "option", "message"),
-    [
-        ("serve", "--ctx-size", "No such option '--ctx-size': --max-model-len is the context length here"),
-        ("chat", "--api-key", "which others can read: set QUIRE_API_KEY (see"),
-        ("chat", "--temp", "--temperature is its whole name"),
-        ("ps", "--ctx-size", "No such option '--ctx-size' (see"),
-    ],
-)
-def test_option_of_another_engine_names_the_one_here(verb: str, option: str, message: str) -> None:
-    result = call(verb, option, "1")
-    assert result.exit_code == 2
-    assert message in result.stderr

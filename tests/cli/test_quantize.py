@@ -82,28 +82,3 @@ def test_importance_matrix_is_measured_written_and_read(wide: str, tmp_path: Pat
     values = [each[name].to_numpy() for each in tensors]
     assert np.allclose(values[0], values[1], atol=1e-2)
     assert not np.array_equal(values[0], values[2])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--type", "Q9"), "'Q9' is none of F32, F16"),
-        ((), "Missing option '--type'"),
-        (("--type", "Q8_0", "--imatrix", "absent.dat"), "cannot be opened"),
-        (("--type", "Q8_0", "--imatrix-text", "absent.txt"), "absent.txt: No such file"),
-    ],
-)
-def test_wrong_options_are_named(wide: str, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
-    result = call("quantize", wide, str(tmp_path / "out.gguf"), *arguments)
-    assert result.exit_code != 0
-    assert message in result.stderr
-    assert not (tmp_path / "out.gguf").exists()
-
-
-def test_existing_file_and_short_text_are_refused(wide: str, tmp_path: Path) -> None:
-    out, text = tmp_path / "out.gguf", tmp_path / "text.txt"
-    out.write_text("")
-    text.write_text("short")
-    assert "exists; remove it" in call("quantize", wide, str(out), "--type", "Q8_0").stderr
-    result = call("quantize", wide, str(tmp_path / "b.gguf"), "--type", "Q8_0", "--imatrix-text", str(text))
-    assert "needs 512 or more" in result.stderr

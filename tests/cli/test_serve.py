@@ -27,22 +27,6 @@ def test_model_is_the_argument_else_the_flag_else_the_variable(
     assert f"there is no file or directory '{model}'" in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "exit_code", "message"),
-    [
-        (["a=./one.gguf", "a=./two.gguf"], 2, "two models have the name 'a': write NAME=MODEL"),
-        (["./one.gguf", "./one.gguf"], 2, "two models have the name './one.gguf'"),
-        (["a=./one.gguf", "./two.gguf", "--served-model-name", "x"], 2, "write NAME=MODEL for each of several"),
-        (["a=./one.gguf", "--model", "./two.gguf"], 2, "the model is given twice"),
-        (["a=./one.gguf"], 3, "there is no file or directory './one.gguf'"),
-        (["./odd=name.gguf"], 3, "there is no file or directory './odd=name.gguf'"),
-    ],
-)
-def test_several_models_need_names_of_their_own(arguments: list[str], exit_code: int, message: str) -> None:
-    result = call("serve", "--port", "0", *arguments)
-    assert (result.exit_code, message in result.stderr) == (exit_code, True), result.stderr
-
-
 def test_help_shows_the_defaults_of_a_server() -> None:
     text = " ".join(call("serve", "--help").stdout.split())
     assert "[interactivity; QUIRE_PERFORMANCE_MODE]" in text

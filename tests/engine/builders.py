@@ -117,7 +117,6 @@ class ScriptedExecutor(FakeExecutor):
 
 def make_config(options: dict[str, Any] | None = None, **scheduler: Any) -> EngineConfig:
     """Return a config of few small blocks from fields of `SchedulerConfig`; `options`: fields of `EngineOptions`."""
-    groups = (CacheGroup((0,), PagedKV(1, 8, 4)),)
     model = ModelConfig(
         architecture="ScriptedModel", hf_config={}, vocab_size=VOCAB_SIZE, hidden_size=8, num_layers=1, num_heads=1,
         num_kv_heads=1, head_size=8, context_len=256, num_parameters=1, cache_specs=(),
@@ -125,11 +124,12 @@ def make_config(options: dict[str, Any] | None = None, **scheduler: Any) -> Engi
     )  # fmt: skip
     values: dict[str, Any] = {
         "max_num_seqs": 16, "max_num_batched_tokens": 64, "max_model_len": 128, "block_size": 4, "num_blocks": 200,
+        "kv_cache_groups": (CacheGroup((0,), PagedKV(1, 8, 4)),),
     } | scheduler  # fmt: skip
     hardware = Hardware("cpu", 2**33, 2**33, has_fast_bfloat16=False, num_threads=1)
     return EngineConfig(
         EngineOptions(**(options or {})), model, hardware, "cpu", "float32", "float32",
-        SchedulerConfig(kv_cache_groups=groups, **values), (),
+        SchedulerConfig(**values), (),
     )  # fmt: skip
 
 

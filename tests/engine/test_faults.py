@@ -1,13 +1,10 @@
 """Injected faults end the requests that meet them, and no others."""
 
-import random
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from quire import LLM
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import EngineError
 from quire.sampling_params import PoolingParams, SamplingParams
@@ -21,8 +18,7 @@ from tests.engine.builders import (
     run,
     saying,
 )
-from tests.faults.injection import NAN_ERROR, Fault, FaultyExecutor, FaultyTokenizer, parse_faults
-from tests.scheduler.integrity import check_integrity
+from tests.faults.injection import NAN_ERROR, FaultyExecutor, FaultyTokenizer, parse_faults
 
 
 def make(faults: str, **scheduler: Any) -> LLMEngine:
@@ -133,54 +129,3 @@ def test_request_ends_although_its_last_text_raises(by: str) -> None:
     else:
         output = finals(engine.fail(RuntimeError("dead")))["a"].outputs[0]
         assert (output.text, output.error) == ("ab", "the engine stopped after RuntimeError: dead")
-
-
-# --- The real model ---------------------------------------------------------------------------
-
-PROMPTS = [
-    "The capital of France is", "Once upon a time,", "def fibonacci(n):", "Water boils at", "Dear Sir or Madam,",
-    "2 + 2 =", "My favourite recipe begins with", "Photosynthesis is the process by which",
-]  # fmt: skip
-PARAMS = [
-    SamplingParams(temperature=index % 2, seed=index, max_tokens=8, ignore_eos=True, logprobs=2)
-    for index in range(len(PROMPTS))
-]
-
-
-@pytest.fixture(scope="module")
-def llm(smollm2_path: Path) -> Iterator[LLM]:
-    with LLM(
-        str(smollm2_path), max_num_batched_tokens=16, max_num_seqs=8, num_blocks_override=100, batch_invariant=True
-    ) as llm:
-        yield llm
-
-
-@pytest.mark.model
-@pytest.mark.parametrize("name", ["raise-in-step", "nan-logits"])
-def test_faults_at_random_tokens_leave_other_requests_bit_identical(llm: LLM, name: str) -> None:
-    expected = [output.outputs[0] for output in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
-    prompts = [llm.get_tokenizer().encode(prompt) for prompt in PROMPTS]
-    chance = random.Random(name)
-    engine, executor = llm.llm_engine, llm.llm_engine._executor
-    for _ in range(3):
-        # A token that one of them generates; every request that computes it fails there.
-        token_id = chance.choice(chance.choice(expected).token_ids[:-1])
-        engine._executor = FaultyExecutor(executor, [Fault(name, token_id)])
-        try:
-            found = [output.outputs[0] for output in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
-        finally:
-            engine._executor = executor
-        num_failed = 0
-        for prompt, completion, whole in zip(prompts, found, expected, strict=True):
-            computed = [*prompt, *whole.token_ids[:-1]]
-            if token_id not in computed:
-                assert completion == whole
-                continue
-            num_failed += 1
-            length = max(0, computed.index(token_id) + 1 - len(prompt))
-            assert (completion.finish_reason, completion.token_ids) == ("error", whole.token_ids[:length])
-            assert whole.text.startswith(completion.text)
-        assert num_failed >= 1
-        check_integrity(engine.scheduler)
-        assert not engine.errored
-        assert llm.reset_prefix_cache()

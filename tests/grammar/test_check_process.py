@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.soak.inputs.hostile_forms import ENDLESS, HOSTILE
+from benchmarks.soak.hostile_forms import ENDLESS, HOSTILE
 from quire.errors import InvalidParameterError, QueueFullError
 from quire.grammar.check_process import CheckProcess, Refused, short_reason
 from quire.grammar.limits import MAX_GRAMMAR_SYMBOLS

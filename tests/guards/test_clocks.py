@@ -3,6 +3,8 @@
 import ast
 from pathlib import Path
 
+from tests.guards.sources import nodes
+
 SOURCE = Path(__file__).parents[2] / "src" / "quire"
 DATES = {
     "server/generation.py": "`created` of an answer",
@@ -18,13 +20,13 @@ DATES = {
 def wall_clock_files() -> set[str]:
     found = set()
     for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             names = {alias.name for alias in node.names} if isinstance(node, ast.ImportFrom) else set()
             is_import = isinstance(node, ast.ImportFrom) and node.module == "time" and names & {"time", "time_ns"}
             is_call = isinstance(node, ast.Attribute) and (
-                (ast.unparse(node.value) == "time" and node.attr in ("time", "time_ns", "localtime", "gmtime"))
+                (node.attr in ("time", "time_ns", "localtime", "gmtime") and ast.unparse(node.value) == "time")
                 or node.attr in ("utcnow", "today", "fromtimestamp")
-                or (ast.unparse(node.value).endswith("datetime") and node.attr == "now")
+                or (node.attr == "now" and ast.unparse(node.value).endswith("datetime"))
             )
             if is_import or is_call:
                 found.add(path.relative_to(SOURCE).as_posix())

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 from quire.cli.doctor import MIN_PYTHON, TORCH_VERSIONS
+from tests.guards.sources import nodes
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -22,7 +23,7 @@ def imported_by_the_package() -> set[str]:
     """Third-party top-level modules, with hyphens as distributions have them."""
     found: set[str] = set()
     for path in (ROOT / "src" / "quire").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.Import):
                 found |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:

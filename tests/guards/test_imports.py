@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.guards.sources import nodes
+
 PACKAGE = Path(__file__).parents[2] / "src" / "quire"
 ROOT_MODULES = {
     "types",
@@ -42,7 +44,7 @@ MAY_IMPORT = {
 }
 
 
-def test_the_table_is_that_of_the_docs() -> None:
+def test_table_is_that_of_the_docs() -> None:
     text = (PACKAGE.parents[1] / "docs" / "architecture.md").read_text()
     section = text.split("## Folders and allowed imports")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (`[^|]*`) \| .* \| (.*) \|$", section, flags=re.MULTILINE)[1:]
@@ -56,7 +58,7 @@ def test_the_table_is_that_of_the_docs() -> None:
 def imported_names(path: Path) -> list[tuple[int, str]]:
     """Line and dotted name of each `quire…` import in the file, wherever it stands."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -3,6 +3,8 @@
 import ast
 from pathlib import Path
 
+from tests.guards.sources import nodes
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "quire"
 MAX_FILE_LINES = 450
@@ -21,9 +23,8 @@ MAX_CHOKE_POINT_LINES = 60
 
 
 def functions(path: Path) -> list[tuple[str, int]]:
-    tree = ast.parse(path.read_text())
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    return [(n.name, n.end_lineno - n.lineno + 1) for n in ast.walk(tree) if isinstance(n, kinds)]
+    return [(n.name, n.end_lineno - n.lineno + 1) for n in nodes(path) if isinstance(n, kinds)]
 
 
 def test_files_are_short() -> None:

@@ -1,4 +1,4 @@
-"""Unique ids, salts, user agents and paths of clients leave nothing in memory (B9)."""
+"""Unique ids, salts, user agents and paths of clients leave nothing in memory."""
 
 import asyncio
 import gc

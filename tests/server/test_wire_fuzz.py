@@ -9,7 +9,7 @@ import re
 
 import psutil
 
-from benchmarks.soak.inputs.wire_cases import make_case
+from benchmarks.soak.wire_cases import make_case
 from tests.server.fake_engine import in_loop
 from tests.server.served import Served, quick, serving
 

@@ -105,7 +105,7 @@ def test_requests_that_got_their_first_step_are_named_once() -> None:
     assert named == ["one", "two"]
 
 
-def test_a_bucket_includes_its_upper_bound() -> None:
+def test_bucket_includes_its_upper_bound() -> None:
     histogram = Histogram([0, 0, 0])
     for value in (0.5, 1.0, 1.5, 2.0, 9.0):
         histogram.add((1.0, 2.0), value)

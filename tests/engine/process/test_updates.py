@@ -19,18 +19,6 @@ def updates_and_last(params: SamplingParams) -> tuple[list[RequestUpdate], Reque
     return updates, last
 
 
-def test_the_sum_of_the_differences_is_the_output() -> None:
-    updates, last = updates_and_last(SamplingParams(temperature=1, seed=1, n=2, logprobs=2, max_tokens=50))
-    for completion in last.outputs:
-        parts = [choice for update in updates for choice in update.choices if choice.index == completion.index]
-        assert "".join(part.text for part in parts) == completion.text == "Grüße, World"
-        assert [token_id for part in parts for token_id in part.token_ids] == completion.token_ids
-        assert [position for part in parts for position in part.logprobs] == completion.logprobs
-        assert [part.finish_reason for part in parts] == [None] * (len(parts) - 1) + ["stop"]
-    assert [update.finished for update in updates] == [False] * (len(updates) - 1) + [True]
-    assert [update.metrics is None for update in updates] == [True] * (len(updates) - 1) + [False]
-
-
 def test_merged_updates_say_the_same() -> None:
     updates, last = updates_and_last(SamplingParams(temperature=1, seed=1, n=2, logprobs=2, max_tokens=50))
     whole = updates[0]
@@ -56,7 +44,7 @@ def test_embeddings_and_their_errors() -> None:
     assert "NaN" in updates["bad"].failure.message
 
 
-def test_the_prompts_log_probabilities_come_once_and_first() -> None:
+def test_prompts_log_probabilities_come_once_and_first() -> None:
     updates, last = updates_and_last(SamplingParams(prompt_logprobs=1, max_tokens=5))
     assert last.prompt_logprobs is not None
     assert [update.prompt_logprobs for update in updates] == [last.prompt_logprobs] + [None] * (len(updates) - 1)

@@ -1,4 +1,4 @@
-"""The B6 table: each numeric field of each request at its limits and with values of other types.
+"""Each numeric field of each request at its limits and with values of other types.
 
 The fields and their limits are read from the schema, so that a new field is tested without a line here.
 """
