@@ -281,8 +281,9 @@ def test_parts_and_blocks_have_the_values_of_the_whole(case: tuple[Pair, Checkpo
             blocks = decode(part.raw, format_name) + np.float32(part.offset)
             np.testing.assert_allclose(blocks, expected, rtol=0, atol=step / 135 if format_name == "Q4_1" else 1e-7)
         if format_name == "NVFP4":
-            found = Packed("nvfp4", *part.shape).add_rows("NVFP4", part.raw).decoded()
-            np.testing.assert_array_equal(found, part.plus(-part.offset).to_numpy())
+            values = part.plus(-part.offset).to_numpy()
+            found = Packed("nvfp4", *values.shape).add_rows("NVFP4", part.raw).decoded()
+            np.testing.assert_array_equal(found, values)
 
 
 def layer_of(model: Any) -> Any:
