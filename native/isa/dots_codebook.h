@@ -84,15 +84,18 @@ struct CodebookDots : WideDots {
 
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
 
-// Two products of unsigned bytes up to 241 would not fit int16: |w| is unsigned and x takes w's sign, as in ByteDots.
+// Two products of unsigned bytes up to 241 would not fit int16: |w| is unsigned and x takes w's sign. x is never -128.
 template <>
 struct CodebookDots<Codebook::iq4> : WideDots {
   static Weights load(const uint8_t* p) {
     return look_up(WideDots::load(p), reinterpret_cast<const uint8_t*>(Codes<Codebook::iq4>::kIntegers));
   }
   static Sums start(int32_t) { return zero_i(); }
+  static __m256i products(__m256i w, __m256i x) {
+    return _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)), _mm256_set1_epi16(1));
+  }
   static __m256i products(const Half& w, __m256i a, __m256i b) {
-    return _mm256_add_epi32(ByteDots::products(w.low, a), ByteDots::products(w.high, b));
+    return _mm256_add_epi32(products(w.low, a), products(w.high, b));
   }
   static Sums add(Sums sums, const Weights& w, const int8_t* x) {
     const __m256i a = _mm256_set1_epi32(four_bytes(x)), b = _mm256_set1_epi32(four_bytes(x + 4));

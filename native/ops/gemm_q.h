@@ -108,7 +108,8 @@ class SuperTile {
   F32x16 minimum(int64_t block) const {
     const uint8_t* super = at(block);
     const F32x16 m = widen_f16(reinterpret_cast<const uint16_t*>(super + kAt.d) + kTile);
-    return broadcast(-1.0f) * (m * widen_u8(super + kAt.minima + block % kBlocks * kTile));  // -0 of 0, as decoders have it
+    return broadcast(-1.0f) *
+           (m * widen_u8(super + kAt.minima + block % kBlocks * kTile));  // -0 of 0, as decoders have it
   }
 
  protected:
@@ -207,31 +208,20 @@ inline void copy_lines(const QTile<kFormat>& tile, int64_t block, int chunk, int
   }
 }
 
-// Returns choose<format>() of a format with integers.
+template <WeightFormat... kFormats>
+struct Formats {};
+using IntegerFormats =
+    Formats<WeightFormat::q4, WeightFormat::q4m, WeightFormat::q8, WeightFormat::q4k, WeightFormat::q5k,
+            WeightFormat::q6k, WeightFormat::iq4nl, WeightFormat::iq4xs, WeightFormat::mxfp4, WeightFormat::nvfp4>;
+
+// Returns choose<format>() for one of them.
 template <typename Choose>
 inline auto choose_by_format(WeightFormat format, Choose choose) {
-  switch (format) {
-    case WeightFormat::q4:
-      return choose.template operator()<WeightFormat::q4>();
-    case WeightFormat::q4m:
-      return choose.template operator()<WeightFormat::q4m>();
-    case WeightFormat::q4k:
-      return choose.template operator()<WeightFormat::q4k>();
-    case WeightFormat::q5k:
-      return choose.template operator()<WeightFormat::q5k>();
-    case WeightFormat::q6k:
-      return choose.template operator()<WeightFormat::q6k>();
-    case WeightFormat::iq4nl:
-      return choose.template operator()<WeightFormat::iq4nl>();
-    case WeightFormat::iq4xs:
-      return choose.template operator()<WeightFormat::iq4xs>();
-    case WeightFormat::mxfp4:
-      return choose.template operator()<WeightFormat::mxfp4>();
-    case WeightFormat::nvfp4:
-      return choose.template operator()<WeightFormat::nvfp4>();
-    default:
-      return choose.template operator()<WeightFormat::q8>();
-  }
+  auto chosen = choose.template operator()<WeightFormat::q8>();
+  [&]<WeightFormat... kFormats>(Formats<kFormats...>) {
+    ((format == kFormats ? void(chosen = choose.template operator()<kFormats>()) : void()), ...);
+  }(IntegerFormats{});
+  return chosen;
 }
 
 // With half of that attention waits longer, with twice as much products do.
