@@ -138,7 +138,7 @@ class QTile<WeightFormat::q4k> : public SuperTile<WeightFormat::q4k> {
   static I32x16 product(Dots::Sums sums, const ActBlock&) { return Dots::total(sums); }
 };
 
-constexpr bool has_codebook(WeightFormat format) { return format >= WeightFormat::iq4nl; }
+constexpr bool has_codebook(WeightFormat format) { return format >= WeightFormat::iq4nl; }  // the last ones
 constexpr Codebook codebook_of(WeightFormat format) {
   return format == WeightFormat::iq4nl || format == WeightFormat::iq4xs ? Codebook::iq4 : Codebook::e2m1;
 }

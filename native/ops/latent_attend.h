@@ -132,7 +132,8 @@ inline void fetch_inputs(const Weight& weight, const std::byte* tile, int64_t fi
   const bool has_scales = wanted_rows(weight.format) == RowType::q8;
   const int64_t block_bytes = !has_scales ? bytes / blocks : weight.format == WeightFormat::q8 ? 512 : 256;
   for (int64_t i = 0; i < block_bytes; i += 64) prefetch_l1(tile + first / kBlock * block_bytes + i);
-  if (has_scales) prefetch_l1(tile + blocks * block_bytes + first / kBlock * kTile * 2);
+  const int64_t scale_bytes = weight.format == WeightFormat::mxfp4 ? kTile : 2 * kTile;
+  if (has_scales) prefetch_l1(tile + blocks * block_bytes + first / kBlock * scale_bytes);
 }
 
 // work[t, h] = (U_h' q[t, h, C …], q[t, h, … C - 1]) for tokens first … first + count - 1: the query of the latents.
