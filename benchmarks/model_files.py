@@ -63,6 +63,8 @@ FILE_TYPES = {
     "Q4_K_M": gguf.LlamaFileType.MOSTLY_Q4_K_M,
     "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
     "BF16": gguf.LlamaFileType.MOSTLY_BF16,
+    "IQ4_NL": gguf.LlamaFileType.MOSTLY_IQ4_NL,
+    "IQ4_XS": gguf.LlamaFileType.MOSTLY_IQ4_XS,
 }
 
 
@@ -86,6 +88,9 @@ def random_blocks(stored: str, num_blocks: int, random: np.random.Generator) -> 
     blocks = blocks.reshape(num_blocks, -1)
     if stored == "Q8_0":
         blocks[:, :2] = _halves(STD / 73.9)
+    elif stored.startswith("IQ4"):
+        # The codebook has a standard deviation of 67.4, and random scales of XS one of 18.5.
+        blocks[:, :2] = _halves(STD / 67.4 / (18.5 if stored == "IQ4_XS" else 1))
     elif stored == "Q6_K":
         # Scales of 64 to 127 with either sign; the 6-bit numbers have a standard deviation of 18.5.
         scales = blocks[:, 192:208].view(np.int8)

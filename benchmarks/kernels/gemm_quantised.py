@@ -19,7 +19,7 @@ import torch
 from quire import _native
 from quire.runtime.huge_pages import allocate
 from quire.runtime.machine_limits import NATIVE_KINDS, MachineLimits, measure_limits
-from quire.weights.block_formats import BLOCK_FORMATS
+from quire.weights.block_formats import BLOCK_FORMATS, BlockFormat
 
 SECONDS = 0.6
 """Spent on each figure; the shortest run counts."""
@@ -54,6 +54,10 @@ PRODUCTS = {
         Product("gate_up", "q4m", 12288, 2048, gated=True),
         Product("gate_up", "q5k", 12288, 2048, gated=True),
         Product("gate_up", "q8", 12288, 2048, gated=True),
+        Product("gate_up", "iq4nl", 12288, 2048, gated=True),
+        Product("gate_up", "iq4xs", 12288, 2048, gated=True),
+        Product("gate_up", "mxfp4", 12288, 2048, gated=True),
+        Product("gate_up", "nvfp4", 12288, 2048, gated=True),
         Product("down", "q4k", 2048, 6144, add=True),
         Product("down", "q6k", 2048, 6144, add=True),
         Product("head", "q6k", 151936, 2048),
@@ -72,18 +76,25 @@ class Figure:
     of_vnni: float
 
 
-STORED = {"q4": "Q4_0", "q4m": "Q4_1", "q8": "Q8_0", "q4k": "Q4_K", "q5k": "Q5_K", "q6k": "Q6_K"}
+STORED = {"q4": "Q4_0", "q4m": "Q4_1", "q8": "Q8_0", "q4k": "Q4_K", "q5k": "Q5_K", "q6k": "Q6_K",
+          "iq4nl": "IQ4_NL", "iq4xs": "IQ4_XS", "mxfp4": "MXFP4", "nvfp4": "NVFP4"}  # fmt: skip
+BLOCKS = {**BLOCK_FORMATS, "NVFP4": BlockFormat("NVFP4", 40, 32, 22)}
+"""NVFP4: as native/weights/pack.h has it."""
 
 
 def packed(product: Product) -> np.ndarray:
     """Random blocks with ordinary scales."""
-    stored = BLOCK_FORMATS[STORED[product.weight_format]]
+    stored = BLOCKS[STORED[product.weight_format]]
     kind = _native.WeightFormat[product.weight_format]
     raw = np.random.default_rng(0).integers(
         0, 256, (16, product.num_inputs // stored.block_len, stored.block_bytes), np.uint8
     )
     for column in (208,) if stored.name == "Q6_K" else (0, 2):
         raw[..., column : column + 2] = 0x03, 0x1C  # about 0.004
+    if stored.name == "NVFP4":
+        raw[..., 4:6] &= 0x77
+    if stored.name == "MXFP4":
+        raw[..., 0] = 120
     data = allocate(_native.packed_bytes(kind, product.num_outputs, product.num_inputs))
     tile = data[: _native.packed_bytes(kind, 16, product.num_inputs)]
     _native.pack_rows(stored.name, raw.ctypes.data, 16, product.num_inputs, raw.strides[0], data.ctypes.data, 0, kind)

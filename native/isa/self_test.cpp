@@ -108,6 +108,13 @@ Weight random_weight(Memory& memory, WeightFormat format, int64_t num_outputs, R
       halves[i] = bf16 ? round_to_bf16(random.value()) : round_to_f16(random.value());
     }
   }
+  // Any byte may be a scale of mxfp4 or nvfp4, but those are finite and not tiny.
+  const int64_t size = tile_bytes(format, kWidth), codes = kWidth / kBlock * 256;
+  const int64_t scales = format == WeightFormat::mxfp4 ? kWidth / 32 : format == WeightFormat::nvfp4 ? kWidth / 16 : 0;
+  for (int64_t i = 0; i < bytes; ++i) {
+    std::byte& scale = memory.data()[i];
+    if (i % size >= codes && i % size < codes + scales * kTile) scale = (scale & std::byte{7}) | std::byte{0x70};
+  }
   return {memory.data(), num_outputs, kWidth, format};
 }
 
@@ -294,11 +301,13 @@ std::string failing_op(const OpTable& ops) {
   constexpr struct {
     WeightFormat format;
     const char* name;
-  } kGemms[] = {{WeightFormat::f32, "gemm of f32 weights"},   {WeightFormat::f16, "gemm of f16 weights"},
-                {WeightFormat::bf16, "gemm of bf16 weights"}, {WeightFormat::q4, "gemm of q4 weights"},
-                {WeightFormat::q4m, "gemm of q4m weights"},   {WeightFormat::q8, "gemm of q8 weights"},
-                {WeightFormat::q4k, "gemm of q4k weights"},   {WeightFormat::q5k, "gemm of q5k weights"},
-                {WeightFormat::q6k, "gemm of q6k weights"}};
+  } kGemms[] = {{WeightFormat::f32, "gemm of f32 weights"},     {WeightFormat::f16, "gemm of f16 weights"},
+                {WeightFormat::bf16, "gemm of bf16 weights"},   {WeightFormat::q4, "gemm of q4 weights"},
+                {WeightFormat::q4m, "gemm of q4m weights"},     {WeightFormat::q8, "gemm of q8 weights"},
+                {WeightFormat::q4k, "gemm of q4k weights"},     {WeightFormat::q5k, "gemm of q5k weights"},
+                {WeightFormat::q6k, "gemm of q6k weights"},     {WeightFormat::iq4nl, "gemm of iq4nl weights"},
+                {WeightFormat::iq4xs, "gemm of iq4xs weights"}, {WeightFormat::mxfp4, "gemm of mxfp4 weights"},
+                {WeightFormat::nvfp4, "gemm of nvfp4 weights"}};
   // Of few outputs the rows are cut into fewer than tile instructions are used for (ops/gemm.h).
   for (const auto& [format, name] : kGemms) {
     const bool wide = has_tiles(ops) && format != WeightFormat::f32 && format != WeightFormat::f16;
@@ -307,7 +316,7 @@ std::string failing_op(const OpTable& ops) {
     if (gemm_results(ops, format, num_outputs) != gemm_results(other, format, num_outputs)) return name;
   }
   if (row_results(ops) != row_results(scalar_ops)) return "norm or activate";
-  for (WeightFormat format : {WeightFormat::f32, WeightFormat::q8}) {
+  for (WeightFormat format : {WeightFormat::f32, WeightFormat::q8, WeightFormat::mxfp4}) {
     if (expert_results(ops, format) != expert_results(scalar_ops, format)) return "route or experts";
   }
   if (sampling_results(ops) != sampling_results(scalar_ops)) return "sampling";

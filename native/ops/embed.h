@@ -1,6 +1,7 @@
 // Rows of a table that is packed like any weight: the head of a model with tied embeddings is stored once.
 #pragma once
 #include "isa/simd.h"
+#include "ops/gemm_q.h"
 #include "ops/rows.h"
 #include "plan/op.h"
 
@@ -18,76 +19,35 @@ struct EmbedOp {
 
 namespace {
 
-inline float half_to_float(uint16_t bits) {
-  uint16_t padded[kLanes] = {bits};
-  float values[kLanes];
-  store(values, widen_f16(padded));
-  return values[0];
-}
-
-// The 32 numbers u of block `block` of one output.
-inline void unpack_nibbles(const uint8_t* tile, int64_t lane, int64_t block, int32_t* u) {
-  for (int j = 0; j < 4; ++j) {
-    const uint8_t* pairs = tile + block * 256 + j * 64 + lane * 4;
-    for (int i = 0; i < 4; ++i) {
-      u[8 * j + i] = pairs[i] & 15;
-      u[8 * j + 4 + i] = pairs[i] >> 4;
-    }
+// The values of block `block` of one output: two roundings, as GGUF's formats are defined.
+template <WeightFormat kFormat>
+void decode_block(const std::byte* data, int64_t blocks, int64_t lane, int64_t block, float* values) {
+  constexpr int kInputs = QTile<kFormat>::Dots::kInputs;
+  const QTile<kFormat> tile(data, blocks);
+  const auto of_lane = [lane](F32x16 all) {
+    float lanes[kLanes];
+    store(lanes, all);
+    return broadcast(lanes[lane]);
+  };
+  int32_t integers[kBlock];
+  uint32_t low, upper = 0;
+  for (int i = 0; i < kBlock; ++i) {
+    if (i % kInputs == 0) copy_lines(tile, block, i / kInputs, lane, 1, &low, &upper);
+    integers[i] = integer_of<kFormat>(low, upper, i);
   }
-}
-inline void unpack_bytes(const uint8_t* tile, int64_t lane, int64_t block, int32_t* u) {
-  for (int j = 0; j < 8; ++j) {
-    for (int i = 0; i < 4; ++i) u[4 * j + i] = tile[block * 512 + j * 64 + lane * 4 + i];
-  }
-}
-
-// values = d * (u - centre), then + m if it is given: two roundings, as GGUF's formats are defined.
-inline void scale_block(const int32_t* u, int32_t centre, float d, const float* m, float* values) {
   for (int i = 0; i < kBlock; i += kLanes) {
-    F32x16 value = broadcast(d) * to_float(load(u + i) - broadcast(centre));
-    if (m != nullptr) value = value + broadcast(*m);
+    const F32x16 d = of_lane(tile.scale(block, i * QTile<kFormat>::kParts / kBlock));
+    F32x16 value = d * to_float(load(integers + i));
+    if constexpr (QTile<kFormat>::kHasMinima) value = value + of_lane(tile.minimum(block));
     store(values + i, value);
   }
-}
-
-// The 32 numbers of block `block` of one output of a format with scales of scales, and the values they stand for.
-inline void decode_super(WeightFormat format, const std::byte* tile, int64_t lane, int64_t block, float* values) {
-  const SuperLayout at = super_layout(format);
-  const std::byte* super = tile + block / (kSuper / kBlock) * at.bytes;
-  const int64_t i = block % (kSuper / kBlock);
-  int32_t u[kBlock];
-  unpack_nibbles(reinterpret_cast<const uint8_t*>(super), lane, i, u);
-  const auto* high = reinterpret_cast<const uint8_t*>(super + at.high);
-  for (int n = 0; n < kBlock && format != WeightFormat::q4k; ++n) {
-    const int chunk = n / 8, byte = static_cast<int>(lane) * 4 + n % 4, odd = n / 4 % 2;
-    u[n] |= format == WeightFormat::q5k
-                ? (high[i * 64 + byte] >> (2 * chunk + odd) & 1) << 4
-                : (high[i * 128 + chunk / 2 * 64 + byte] >> (4 * (chunk % 2) + 2 * odd) & 3) << 4;
-  }
-  const auto* scales = reinterpret_cast<const uint8_t*>(super + at.scales);
-  if (format == WeightFormat::q6k) {
-    const float d = reinterpret_cast<const float*>(super + at.d)[lane];
-    for (int n = 0; n < kBlock; n += kLanes) {
-      const auto scale = static_cast<int8_t>(scales[(2 * i + n / kLanes) * kTile + lane]);
-      store(values + n, broadcast(d * static_cast<float>(scale)) * to_float(load(u + n) - broadcast(32)));
-    }
-    return;
-  }
-  const auto* halves = reinterpret_cast<const uint16_t*>(super + at.d);
-  const auto* minima = reinterpret_cast<const uint8_t*>(super + at.minima);
-  const float m = half_to_float(halves[kTile + lane]) * -static_cast<float>(minima[i * kTile + lane]);
-  const float d = half_to_float(halves[lane]) * static_cast<float>(scales[i * kTile + lane]);
-  scale_block(u, 0, d, &m, values);
 }
 
 // Inputs first … first + count - 1 of output `lane` of a packed tile, as fp32. At most 32, from a multiple of 32 on;
 // values past the last are anything.
 inline void decode(const Weight& table, const std::byte* tile, int64_t lane, int64_t first, int64_t count,
                    float* values) {
-  const int64_t blocks = table.num_inputs / kBlock, block = first / kBlock;
-  const auto* bytes = reinterpret_cast<const uint8_t*>(tile);
   const auto* halves = reinterpret_cast<const uint16_t*>(tile);
-  int32_t u[kBlock];
   uint16_t few[kBlock] = {};
   switch (table.format) {
     case WeightFormat::f32:
@@ -103,25 +63,9 @@ inline void decode(const Weight& table, const std::byte* tile, int64_t lane, int
       store(values, widen_bf16(few));
       store(values + kLanes, widen_bf16(few + kLanes));
       return;
-    case WeightFormat::q4:
-    case WeightFormat::q4m: {
-      const auto* scales = reinterpret_cast<const uint16_t*>(tile + blocks * 256) + block * kTile + lane;
-      const bool has_minima = table.format == WeightFormat::q4m;
-      const float m = has_minima ? half_to_float(scales[blocks * kTile]) : 0.0f;
-      unpack_nibbles(bytes, lane, block, u);
-      scale_block(u, has_minima ? 0 : 8, half_to_float(*scales), has_minima ? &m : nullptr, values);
-      return;
-    }
-    case WeightFormat::q8: {
-      const auto* scales = reinterpret_cast<const uint16_t*>(tile + blocks * 512) + block * kTile + lane;
-      unpack_bytes(bytes, lane, block, u);
-      scale_block(u, 128, half_to_float(*scales), nullptr, values);
-      return;
-    }
-    case WeightFormat::q4k:
-    case WeightFormat::q5k:
-    case WeightFormat::q6k:
-      return decode_super(table.format, tile, lane, block, values);
+    default:
+      return choose_by_format(table.format, []<WeightFormat kFormat>() { return &decode_block<kFormat>; })(
+          tile, table.num_inputs / kBlock, lane, first / kBlock, values);
   }
 }
 

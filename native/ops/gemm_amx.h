@@ -2,8 +2,9 @@
 // padded with zeros, y = y + (even + odd), of two chains of fused multiply-adds of which each starts at 0.
 //
 // bf16 weights are multiplied as they lie. 4- and 8-bit weights are dequantised to bf16 right before: w in fp32 by one
-// fused multiply-add, times 1.0028, the lowest 16 bits cut off. That factor centres the error of cutting, whose mean
-// square is then 12 % above that of rounding to nearest; a weight that is a bf16 stays as it is.
+// fused multiply-add, or with a codebook by a multiplication, times 1.0028, the lowest 16 bits cut off. That factor
+// centres the error of cutting, whose mean square is then 12 % above that of rounding to nearest; a weight that is a
+// bf16 stays as it is.
 #pragma once
 #include "ops/gemm_q.h"
 #include "plan/types.h"
@@ -193,6 +194,7 @@ struct TileBlock {
   };
   static Scales scales(const QTile<kFormat>& tile, int64_t block, int part) {
     const __m512 d = tile.scale(block, part).v, centred = _mm512_set1_ps(kCentred), levels = _mm512_set1_ps(kLevels);
+    if constexpr (has_codebook(kFormat)) return {_mm512_mul_ps(d, centred), _mm512_setzero_ps()};
     __m512 least;
     if constexpr (QTile<kFormat>::kHasMinima) {
       least = _mm512_fnmadd_ps(d, levels, tile.minimum(block).v);
@@ -210,6 +212,12 @@ struct TileBlock {
   }
   // The numbers whose lowest bit is bit `at` of each lane: at the top of a fraction, u is 1 + u / 2^kBits.
   static __m512 value(__m512i low, int at, __m512i high, int high_at, const Scales& scales) {
+    if constexpr (has_codebook(kFormat)) {
+      const auto* codebook = reinterpret_cast<const __m128i*>(Codes<codebook_of(kFormat)>::kIntegers);
+      const __m512 integers = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(codebook)));
+      // Of an index the instruction takes the lowest four bits.
+      return _mm512_mul_ps(_mm512_permutexvar_ps(shifted(low, -at), integers), scales.scale);
+    }
     __m512i x = masked_or(shifted(low, 23 - kBits - at), kLowMask, _mm512_set1_epi32(0x3f800000));
     if constexpr (kBits > kLowBits) x = masked_or(shifted(high, 23 - kBits + kLowBits - high_at), kHighMask, x);
     return _mm512_fmadd_ps(_mm512_castsi512_ps(x), scales.scale, scales.base);
@@ -363,12 +371,8 @@ void multiply_tiles_as(const Weight& weight, const Rows& x, int64_t first, int64
 // See gemm.h.
 inline void multiply_tiles(const Weight& weight, const Rows& x, int64_t first, int64_t num_rows, int64_t tile,
                            int64_t num_tiles, KvFetch& fetch, float* out, int64_t out_stride) {
-  const auto multiply_as = weight.format == WeightFormat::q4    ? multiply_tiles_as<WeightFormat::q4>
-                           : weight.format == WeightFormat::q4m ? multiply_tiles_as<WeightFormat::q4m>
-                           : weight.format == WeightFormat::q8  ? multiply_tiles_as<WeightFormat::q8>
-                           : weight.format == WeightFormat::q4k ? multiply_tiles_as<WeightFormat::q4k>
-                           : weight.format == WeightFormat::q5k ? multiply_tiles_as<WeightFormat::q5k>
-                                                                : multiply_tiles_as<WeightFormat::q6k>;
+  const auto multiply_as =
+      choose_by_format(weight.format, []<WeightFormat kFormat>() { return &multiply_tiles_as<kFormat>; });
   if (num_rows > 0) multiply_as(weight, x, first, num_rows, tile, num_tiles, fetch, out, out_stride);
 }
 

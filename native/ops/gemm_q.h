@@ -7,7 +7,9 @@
 // of 64 rows reach 91 to 97 % of its peak.
 #pragma once
 #include "isa/dots.h"
+#include "isa/dots_codebook.h"
 #include "isa/simd.h"
+#include "isa/simd_f8.h"
 #include "ops/kv_ahead.h"
 #include "plan/types.h"
 
@@ -70,13 +72,13 @@ class QTile<WeightFormat::q8> {
   const uint16_t* d_;
 };
 
-// q4k, q5k and q6k: scales are those of types.h times those of the 256 inputs.
+// q4k, q5k, q6k and iq4xs: scales are those of types.h times those of the 256 inputs.
 template <WeightFormat kFormat>
 class SuperTile {
  public:
   using Dots = WideDots;
   static constexpr int kParts = kFormat == WeightFormat::q6k ? 2 : 1;
-  static constexpr bool kHasMinima = kFormat != WeightFormat::q6k;
+  static constexpr bool kHasMinima = kFormat == WeightFormat::q4k || kFormat == WeightFormat::q5k;
   SuperTile() = default;
   SuperTile(const std::byte* data, int64_t) : data_(reinterpret_cast<const uint8_t*>(data)) {}
   const uint8_t* low(int64_t block, int chunk) const { return at(block) + block % kBlocks * 256 + chunk * 64; }
@@ -106,7 +108,8 @@ class SuperTile {
   F32x16 minimum(int64_t block) const {
     const uint8_t* super = at(block);
     const F32x16 m = widen_f16(reinterpret_cast<const uint16_t*>(super + kAt.d) + kTile);
-    return zero() - m * widen_u8(super + kAt.minima + block % kBlocks * kTile);
+    return broadcast(-1.0f) *
+           (m * widen_u8(super + kAt.minima + block % kBlocks * kTile));  // -0 of 0, as decoders have it
   }
 
  protected:
@@ -134,6 +137,92 @@ class QTile<WeightFormat::q4k> : public SuperTile<WeightFormat::q4k> {
   static Dots::Sums start(const ActBlock&, int) { return Dots::zero(); }
   static I32x16 product(Dots::Sums sums, const ActBlock&) { return Dots::total(sums); }
 };
+
+constexpr bool has_codebook(WeightFormat format) { return format >= WeightFormat::iq4nl; }  // the last ones
+constexpr Codebook codebook_of(WeightFormat format) {
+  return format == WeightFormat::iq4nl || format == WeightFormat::iq4xs ? Codebook::iq4 : Codebook::e2m1;
+}
+
+template <WeightFormat kFormat>
+  requires(has_codebook(kFormat) && !has_supers(kFormat))
+class QTile<kFormat> {
+ public:
+  using Dots = CodebookDots<codebook_of(kFormat)>;
+  static constexpr int kParts = kFormat == WeightFormat::nvfp4 ? 2 : 1;
+  static constexpr bool kHasMinima = false;
+  QTile() = default;
+  QTile(const std::byte* data, int64_t blocks)
+      : u_(reinterpret_cast<const uint8_t*>(data)),
+        scales_(u_ + blocks * 256),
+        of_rows_(scales_ + blocks * 2 * kTile) {}
+  const uint8_t* low(int64_t block, int chunk) const { return u_ + block * 256 + chunk * 64; }
+  Dots::Weights weights(int64_t block, int chunk) const { return Dots::load(low(block, chunk)); }
+  static Dots::Sums start(const ActBlock& x, int part) {
+    return Dots::start(kParts == 1 ? x.sum : part == 0 ? x.first_sum : x.sum - x.first_sum);
+  }
+  static I32x16 product(Dots::Sums sums, const ActBlock&) { return Dots::total(sums); }
+  F32x16 scale(int64_t block, int part) const {
+    if constexpr (kFormat == WeightFormat::mxfp4) return powers_of_two(scales_ + block * kTile);
+    const uint8_t* scales = scales_ + (block * 2 + part) * kTile;
+    if constexpr (kFormat == WeightFormat::iq4nl) return widen_f16(reinterpret_cast<const uint16_t*>(scales));
+    return load(reinterpret_cast<const float*>(of_rows_)) * widen_e4m3(scales);
+  }
+
+ private:
+  const uint8_t *u_, *scales_, *of_rows_;
+};
+template <>
+class QTile<WeightFormat::iq4xs> : public SuperTile<WeightFormat::iq4xs> {
+ public:
+  using Dots = CodebookDots<Codebook::iq4>;
+  using SuperTile::SuperTile;
+  Dots::Weights weights(int64_t block, int chunk) const { return Dots::load(low(block, chunk)); }
+  static Dots::Sums start(const ActBlock& x, int) { return Dots::start(x.sum); }
+};
+
+// Weight i of a block of one output, as the integer that scales and minima belong to: `low` and `upper` are the four
+// bytes of this output in its chunk's lines.
+template <WeightFormat kFormat>
+inline int32_t integer_of(uint32_t low, uint32_t upper, int i) {
+  const int byte = i % 4 * 8, odd = i / 4 % 2, chunk = i / 8;
+  if constexpr (kFormat == WeightFormat::q8) return static_cast<int32_t>(low >> byte & 255) - 128;
+  const auto u = static_cast<int32_t>(low >> (byte + 4 * odd) & 15);
+  if constexpr (kFormat == WeightFormat::q4) return u - 8;
+  if constexpr (has_codebook(kFormat)) return Codes<codebook_of(kFormat)>::kIntegers[u];
+  if constexpr (kFormat == WeightFormat::q5k) {
+    return u | static_cast<int32_t>(upper >> (byte + 2 * chunk + odd) & 1) << 4;
+  }
+  if constexpr (kFormat == WeightFormat::q6k) {
+    return (u | static_cast<int32_t>(upper >> (byte + 4 * (chunk % 2) + 2 * odd) & 3) << 4) - 32;
+  }
+  return u;
+}
+
+// The four bytes of outputs `lane` to `lane` + count - 1 in the lines of a chunk.
+template <WeightFormat kFormat>
+inline void copy_lines(const QTile<kFormat>& tile, int64_t block, int chunk, int64_t lane, int64_t count, uint32_t* low,
+                       uint32_t* upper) {
+  memcpy(low, tile.low(block, chunk) + lane * 4, static_cast<size_t>(count) * 4);
+  if constexpr (kFormat == WeightFormat::q5k || kFormat == WeightFormat::q6k) {
+    memcpy(upper, tile.upper(block, chunk) + lane * 4, static_cast<size_t>(count) * 4);
+  }
+}
+
+template <WeightFormat... kFormats>
+struct Formats {};
+using IntegerFormats =
+    Formats<WeightFormat::q4, WeightFormat::q4m, WeightFormat::q8, WeightFormat::q4k, WeightFormat::q5k,
+            WeightFormat::q6k, WeightFormat::iq4nl, WeightFormat::iq4xs, WeightFormat::mxfp4, WeightFormat::nvfp4>;
+
+// Returns choose<format>() for one of them.
+template <typename Choose>
+inline auto choose_by_format(WeightFormat format, Choose choose) {
+  auto chosen = choose.template operator()<WeightFormat::q8>();
+  [&]<WeightFormat... kFormats>(Formats<kFormats...>) {
+    ((format == kFormats ? void(chosen = choose.template operator()<kFormats>()) : void()), ...);
+  }(IntegerFormats{});
+  return chosen;
+}
 
 // With half of that attention waits longer, with twice as much products do.
 constexpr int64_t kKvBytesOfBlock = 256;
@@ -252,12 +341,8 @@ void multiply_q_as(const Weight& weight, const Rows& x, int64_t first, int64_t n
 // See gemm.h: the order of operations.
 inline void multiply_q(const Weight& weight, const Rows& x, int64_t first, int64_t num_rows, int64_t tile,
                        int64_t num_tiles, KvFetch& fetch, float* out, int64_t out_stride) {
-  const auto multiply_as = weight.format == WeightFormat::q4    ? multiply_q_as<WeightFormat::q4>
-                           : weight.format == WeightFormat::q4m ? multiply_q_as<WeightFormat::q4m>
-                           : weight.format == WeightFormat::q8  ? multiply_q_as<WeightFormat::q8>
-                           : weight.format == WeightFormat::q4k ? multiply_q_as<WeightFormat::q4k>
-                           : weight.format == WeightFormat::q5k ? multiply_q_as<WeightFormat::q5k>
-                                                                : multiply_q_as<WeightFormat::q6k>;
+  const auto multiply_as =
+      choose_by_format(weight.format, []<WeightFormat kFormat>() { return &multiply_q_as<kFormat>; });
   multiply_as(weight, x, first, num_rows, tile, num_tiles, fetch, out, out_stride);
 }
 

@@ -72,22 +72,17 @@ struct LatentStep {
   }
 };
 
-// Block `block` of a tile of a format with scales of scales as fp32 rows of its 16 outputs, `stride` elements apart.
+// Block `block` of a tile as fp32 rows of its 16 outputs, `stride` elements apart.
 template <WeightFormat kFormat>
-inline void decode_super_block(const std::byte* tile, int64_t block, float* out, int64_t stride) {
+void decode_rows(const std::byte* tile, int64_t blocks, int64_t block, float* out, int64_t stride) {
   using Tile = QTile<kFormat>;
-  const Tile from(tile, 0);
+  const Tile from(tile, blocks);
+  uint32_t low[kTile], upper[kTile] = {};
   for (int i = 0; i < kBlock; ++i) {
-    const int chunk = i / 8, half = i % 8 / 4, part = i * Tile::kParts / kBlock;
-    const uint8_t *low = from.low(block, chunk) + i % 4, *upper = from.upper(block, chunk) + i % 4;
-    int32_t u[kTile];
-    for (int lane = 0; lane < kTile; ++lane) {
-      u[lane] = low[lane * 4] >> (4 * half) & 15;
-      if (kFormat == WeightFormat::q5k) u[lane] |= (upper[lane * 4] >> (2 * chunk + half) & 1) << 4;
-      if (kFormat == WeightFormat::q6k)
-        u[lane] = (u[lane] | (upper[lane * 4] >> (4 * (chunk % 2) + 2 * half) & 3) << 4) - 32;
-    }
-    F32x16 values = from.scale(block, part) * to_float(load(u));
+    if (i % Tile::Dots::kInputs == 0) copy_lines(from, block, i / Tile::Dots::kInputs, 0, kTile, low, upper);
+    int32_t integers[kTile];
+    for (int lane = 0; lane < kTile; ++lane) integers[lane] = integer_of<kFormat>(low[lane], upper[lane], i);
+    F32x16 values = from.scale(block, i * Tile::kParts / kBlock) * to_float(load(integers));
     if constexpr (Tile::kHasMinima) values = values + from.minimum(block);
     store(out + i * stride, values);
   }
@@ -97,7 +92,6 @@ inline void decode_super_block(const std::byte* tile, int64_t block, float* out,
 // most 32, from a multiple of 32 on.
 inline void decode_inputs(const Weight& weight, const std::byte* tile, int64_t first, int64_t count, float* out,
                           int64_t stride) {
-  const int64_t blocks = weight.num_inputs / kBlock, block = first / kBlock;
   if (weight.format == WeightFormat::f32 || weight.format == WeightFormat::f16) {
     const bool wide = weight.format == WeightFormat::f32;
     for (int64_t i = 0; i < count; ++i) {
@@ -108,11 +102,8 @@ inline void decode_inputs(const Weight& weight, const std::byte* tile, int64_t f
     }
     return;
   }
-  if (weight.format == WeightFormat::q4k) return decode_super_block<WeightFormat::q4k>(tile, block, out, stride);
-  if (weight.format == WeightFormat::q5k) return decode_super_block<WeightFormat::q5k>(tile, block, out, stride);
-  if (weight.format == WeightFormat::q6k) return decode_super_block<WeightFormat::q6k>(tile, block, out, stride);
-  uint32_t packed[kTile];
   if (weight.format == WeightFormat::bf16) {
+    uint32_t packed[kTile];
     for (int64_t i = 0; i < count; i += 2) {
       memcpy(packed, tile + (first + i) / 2 * sizeof packed, sizeof packed);
       uint32_t pair[2][kTile];
@@ -124,19 +115,8 @@ inline void decode_inputs(const Weight& weight, const std::byte* tile, int64_t f
     }
     return;
   }
-  const bool bytes = weight.format == WeightFormat::q8, minima = weight.format == WeightFormat::q4m;
-  const int64_t block_bytes = bytes ? 512 : 256, inputs = bytes ? 4 : 8;
-  const auto* scales = reinterpret_cast<const uint16_t*>(tile + blocks * block_bytes) + block * kTile;
-  const F32x16 d = widen_f16(scales), m = minima ? widen_f16(scales + blocks * kTile) : zero();
-  const int32_t mask = bytes ? 255 : 15, centre = bytes ? 128 : minima ? 0 : 8;
-  for (int64_t i = 0; i < kBlock; ++i) {
-    memcpy(packed, tile + block * block_bytes + i / inputs * sizeof packed, sizeof packed);
-    const int64_t shift = i % 4 * 8 + (i % inputs >= 4 ? 4 : 0);
-    int32_t u[kTile];
-    for (int lane = 0; lane < kTile; ++lane) u[lane] = static_cast<int32_t>(packed[lane] >> shift & mask) - centre;
-    // Two roundings, as GGUF's formats are defined; the others have minima of zero.
-    store(out + i * stride, d * to_float(load(u)) + m);
-  }
+  const auto decode = choose_by_format(weight.format, []<WeightFormat kFormat>() { return &decode_rows<kFormat>; });
+  decode(tile, weight.num_inputs / kBlock, first / kBlock, out, stride);
 }
 
 // Fetches what decode_inputs reads of a tile from input `first` on: the lines after those of another tile are no stream
@@ -152,7 +132,8 @@ inline void fetch_inputs(const Weight& weight, const std::byte* tile, int64_t fi
   const bool has_scales = wanted_rows(weight.format) == RowType::q8;
   const int64_t block_bytes = !has_scales ? bytes / blocks : weight.format == WeightFormat::q8 ? 512 : 256;
   for (int64_t i = 0; i < block_bytes; i += 64) prefetch_l1(tile + first / kBlock * block_bytes + i);
-  if (has_scales) prefetch_l1(tile + blocks * block_bytes + first / kBlock * kTile * 2);
+  const int64_t scale_bytes = weight.format == WeightFormat::mxfp4 ? kTile : 2 * kTile;
+  if (has_scales) prefetch_l1(tile + blocks * block_bytes + first / kBlock * scale_bytes);
 }
 
 // work[t, h] = (U_h' q[t, h, C …], q[t, h, … C - 1]) for tokens first … first + count - 1: the query of the latents.

@@ -55,7 +55,11 @@ void bind_values(nb::module_& m) {
       .value("q8", WeightFormat::q8)
       .value("q4k", WeightFormat::q4k)
       .value("q5k", WeightFormat::q5k)
-      .value("q6k", WeightFormat::q6k);
+      .value("q6k", WeightFormat::q6k)
+      .value("iq4nl", WeightFormat::iq4nl)
+      .value("iq4xs", WeightFormat::iq4xs)
+      .value("mxfp4", WeightFormat::mxfp4)
+      .value("nvfp4", WeightFormat::nvfp4);
   nb::enum_<KvFormat>(m, "KvFormat")
       .value("f32", KvFormat::f32)
       .value("f16", KvFormat::f16)

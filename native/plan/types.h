@@ -51,13 +51,18 @@ static inline T* row(const Rows& rows, int64_t index) {
 //             [16] f16 d, [16] f16 e; wants q8
 //   q6k       [I / 256] of: [8][256 B] nibbles, [8][128 B] fifth and sixth bits, [8][2][16] i8 scales s, one for 16
 //             inputs, [16] f32 d; wants q8
+//   iq4nl     [I / 32][256 B] nibbles, then [I / 32][16] f16 scales d; wants q8
+//   iq4xs     [I / 256] of: [8][256 B] nibbles, [8][16] i8 scales s, [16] f32 d; wants q8
+//   mxfp4     [I / 32][256 B] nibbles, then [I / 32][16] u8, the exponent bits of fp32 scales d; wants q8
+//   nvfp4     [I / 32][256 B] nibbles, then [I / 32][2][16] E4M3 scales s, one for 16 inputs, then [16] f32 d; wants q8
 // Value of a weight:  q4: d * (u - 8)   q4m: d * u + m   q8: d * (u - 128), with u unsigned.
 //                     q4k, q5k: (d * s) * u - e * n   q6k: (d * s) * (u - 32), each operation rounded to fp32.
+//                     iq4nl, mxfp4: d * c(u)   iq4xs, nvfp4: (d * s) * c(u), c being a codebook (isa/dots_codebook.h).
 // Nibbles of block b: 4 chunks of 64 B; byte 4 * lane + i of chunk j holds input 32 b + 8 j + i in its low and
 // 32 b + 8 j + 4 + i in its high half, for the tile's output `lane`: what a four-byte dot product wants. The fifth bits
 // of these two are bits 2 j and 2 j + 1 of byte 4 * lane + i of the block's line. Fifth and sixth bits are bits 4 k, 4
 // k + 1 and 4 k + 2, 4 k + 3 of that byte of line j / 2, with k = j % 2.
-enum class WeightFormat : int32_t { f32, f16, bf16, q4, q4m, q8, q4k, q5k, q6k };
+enum class WeightFormat : int32_t { f32, f16, bf16, q4, q4m, q8, q4k, q5k, q6k, iq4nl, iq4xs, mxfp4, nvfp4 };
 
 // A stack of matrices in different formats, which want the same rows, is a list: the outputs of `next` come after a
 // part's own, which are a multiple of 32.
@@ -73,7 +78,7 @@ struct Weight {
 
 constexpr int kTile = 16;
 
-constexpr int kSuper = 256;  // inputs that share a scale of scales in q4k, q5k and q6k
+constexpr int kSuper = 256;  // inputs that share a scale of scales in q4k, q5k, q6k and iq4xs
 
 // Where the parts of 256 inputs of a tile start.
 struct SuperLayout {
@@ -81,11 +86,13 @@ struct SuperLayout {
 };
 constexpr SuperLayout super_layout(WeightFormat format) {
   if (format == WeightFormat::q6k) return {2048, 3072, 0, 3328, 3392};
+  if (format == WeightFormat::iq4xs) return {0, 2048, 0, 2176, 2240};
   const int64_t scales = format == WeightFormat::q5k ? 2560 : 2048;
   return {2048, scales, scales + 128, scales + 256, scales + 320};
 }
 constexpr bool has_supers(WeightFormat format) {
-  return format == WeightFormat::q4k || format == WeightFormat::q5k || format == WeightFormat::q6k;
+  return format == WeightFormat::q4k || format == WeightFormat::q5k || format == WeightFormat::q6k ||
+         format == WeightFormat::iq4xs;
 }
 
 static inline int64_t tile_bytes(WeightFormat format, int64_t num_inputs) {
@@ -102,7 +109,14 @@ static inline int64_t tile_bytes(WeightFormat format, int64_t num_inputs) {
       bytes = (num_inputs + 1) / 2 * kTile * 4;
       break;
     case WeightFormat::q4:
+    case WeightFormat::iq4nl:
       bytes = blocks * (256 + 32);
+      break;
+    case WeightFormat::mxfp4:
+      bytes = blocks * (256 + 16);
+      break;
+    case WeightFormat::nvfp4:
+      bytes = blocks * (256 + 32) + 64;
       break;
     case WeightFormat::q4m:
       bytes = blocks * (256 + 64);
@@ -113,6 +127,7 @@ static inline int64_t tile_bytes(WeightFormat format, int64_t num_inputs) {
     case WeightFormat::q4k:
     case WeightFormat::q5k:
     case WeightFormat::q6k:
+    case WeightFormat::iq4xs:
       bytes = num_inputs / kSuper * super_layout(format).bytes;
       break;
   }

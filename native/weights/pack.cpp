@@ -81,42 +81,20 @@ void copy_q8_0(const Lane& to, int64_t block, const std::byte* from) {
   for (int64_t i = 0; i < 8; ++i) put_word(to, WeightFormat::q8, block, i, word(from + 2, i) ^ 0x80808080u);
 }
 
-// 16 bytes of codes in the order of Q4_0, each standing for an integer.
-void put_codes(const Lane& to, int64_t block, const int8_t* values, const std::byte* from) {
-  for (int64_t i = 0; i < kBlock; i += 4) {
-    uint8_t bytes[4];
-    for (int64_t j = 0; j < 4; ++j) {
-      const auto pair = static_cast<uint8_t>(from[(i + j) % 16]);
-      bytes[j] = static_cast<uint8_t>(128 + values[i < 16 ? pair & 15 : pair >> 4]);
-    }
-    uint32_t word;
-    std::memcpy(&word, bytes, sizeof word);
-    put_word(to, WeightFormat::q8, block, i / 4, word);
-  }
-}
-
-// A scale's exponent, then codes: floats of one sign, two exponent bits and one fraction bit (OCP MX 1.0).
+// A scale's exponent, then codes. The scale of doubled floats is half of 2^(exponent - 127); denormal ones become 0.
 void copy_mxfp4(const Lane& to, int64_t block, const std::byte* from) {
-  constexpr int8_t kDoubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-  put_scale(to, WeightFormat::q8, block, round_to_f16(std::ldexp(1.0f, static_cast<int>(from[0]) - 128)));
-  put_codes(to, block, kDoubled, from + 1);
+  const int exponent = static_cast<int>(from[0]);
+  put(to.tile + to.blocks * 256 + block * kTile + to.lane, static_cast<uint8_t>(exponent == 0 ? 0 : exponent - 1));
+  copy_nibbles(to, WeightFormat::mxfp4, block, from + 1);
 }
 
-constexpr int8_t kIq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-
-void copy_iq4_nl(const Lane& to, int64_t block, const std::byte* from) {
-  put_scale(to, WeightFormat::q8, block, half(from));
-  put_codes(to, block, kIq4, from + 2);
-}
-
-// d, the upper two bits of eight scales, their lower four bits, then 16 bytes of codes for each.
-void copy_iq4_xs(const Lane& to, int64_t block, const std::byte* from) {
-  const float d = from_f16(half(from));
-  for (int64_t i = 0; i < 8; ++i) {
-    const int lower = static_cast<int>(from[4 + i / 2]) >> (i % 2 * 4) & 15, upper = half(from + 2) >> (2 * i) & 3;
-    put_scale(to, WeightFormat::q8, block + i, round_to_f16(d * static_cast<float>((lower | upper << 4) - 32)));
-    put_codes(to, block + i, kIq4, from + 8 + 16 * i);
-  }
+// The row's fp32 factor, two scales in E4M3, then codes in the order of Q4_0.
+void copy_nvfp4(const Lane& to, int64_t block, const std::byte* from) {
+  std::byte* scales = to.tile + to.blocks * 256 + block * 2 * kTile + to.lane;
+  scales[0] = from[4];
+  scales[kTile] = from[5];
+  std::memcpy(to.tile + to.blocks * (256 + 2 * kTile) + to.lane * 4, from, 4);
+  copy_nibbles(to, WeightFormat::nvfp4, block, from + 6);
 }
 
 // --- 256 inputs with scales of scales: the same integers in another order (layouts of the file: ggml-common.h) -------
@@ -159,6 +137,18 @@ void copy_q45_k(const Lane& to, int64_t block, const std::byte* from) {
     from += 32;
   }
   for (int64_t i = 0; i < 8; ++i) put_nibbles(to, super, i, from + i / 2 * 32, i % 2 * 4);
+}
+
+// d, the upper two bits of eight scales, their lower four bits, then 16 bytes of codes for each.
+void copy_iq4_xs(const Lane& to, int64_t block, const std::byte* from) {
+  constexpr SuperLayout layout = super_layout(WeightFormat::iq4xs);
+  std::byte* super = super_of(to, WeightFormat::iq4xs, block);
+  put(super + layout.d + 4 * to.lane, from_f16(half(from)));
+  for (int64_t i = 0; i < 8; ++i) {
+    const int lower = static_cast<int>(from[4 + i / 2]) >> (i % 2 * 4) & 15, upper = half(from + 2) >> (2 * i) & 3;
+    super[layout.scales + i * kTile + to.lane] = static_cast<std::byte>((lower | upper << 4) - 32);
+    copy_nibbles({super, to.lane, 0}, WeightFormat::iq4xs, i, from + 8 + 16 * i);
+  }
 }
 
 // Twice 128 inputs: 64 bytes with the low four bits of inputs l and l + 64, then twice 32 bytes with the upper two bits
@@ -309,9 +299,10 @@ constexpr Stored kStored[] = {
     blocks<copy_q45_k<WeightFormat::q4k>, 256, 144>("Q4_K", WeightFormat::q4k),
     blocks<copy_q45_k<WeightFormat::q5k>, 256, 176>("Q5_K", WeightFormat::q5k),
     blocks<copy_q6_k, 256, 210>("Q6_K", WeightFormat::q6k),
-    blocks<copy_mxfp4, 32, 17>("MXFP4", WeightFormat::q8),
-    blocks<copy_iq4_nl, 32, 18>("IQ4_NL", WeightFormat::q8),
-    blocks<copy_iq4_xs, 256, 136>("IQ4_XS", WeightFormat::q8),
+    blocks<copy_q4_0, 32, 18>("IQ4_NL", WeightFormat::iq4nl),
+    blocks<copy_iq4_xs, 256, 136>("IQ4_XS", WeightFormat::iq4xs),
+    blocks<copy_mxfp4, 32, 17>("MXFP4", WeightFormat::mxfp4),
+    blocks<copy_nvfp4, 32, 22>("NVFP4", WeightFormat::nvfp4),
 };
 
 const Stored& find_stored(const std::string& name) {
@@ -333,24 +324,16 @@ void pack_chunk(const Stored& stored, WeightFormat target, const Lane& to, int64
 }
 
 // An output past the last one.
-void pack_zeros(WeightFormat target, const Lane& to, int64_t first, int64_t count) {
+void pack_zeros(const Stored& stored, WeightFormat target, const Lane& to, int64_t first, int64_t count) {
   const float zeros[kChunk] = {};
-  if (has_supers(target)) {
-    const auto copy = target == WeightFormat::q4k   ? copy_q45_k<WeightFormat::q4k>
-                      : target == WeightFormat::q5k ? copy_q45_k<WeightFormat::q5k>
-                                                    : copy_q6_k;
-    return copy(to, first / kBlock, reinterpret_cast<const std::byte*>(zeros));
-  }
-  if (target != WeightFormat::q4) return encode_floats(to, target, first, count, zeros);
-  for (int64_t block = first / kBlock; block < (first + count) / kBlock; ++block) {
-    put_scale(to, target, block, 0);
-    for (int64_t i = 0; i < 4; ++i) put_word(to, target, block, i, 0x88888888u);
-  }
+  if (stored.copy == nullptr) return encode_floats(to, target, first, count, zeros);
+  stored.copy(to, first, count, reinterpret_cast<const std::byte*>(zeros));
 }
 
 void check(const PackedRows& job, const Stored& stored) {
-  const bool is_encoded = stored.copy == nullptr && job.target != WeightFormat::q4 && !has_supers(job.target);
-  if (stored.target != job.target && !is_encoded) {
+  const bool is_encodable =
+      wanted_rows(job.target) != RowType::q8 || job.target == WeightFormat::q8 || job.target == WeightFormat::q4m;
+  if (stored.target != job.target && (stored.copy != nullptr || !is_encodable)) {
     throw std::invalid_argument("these stored weights cannot be packed as the target format");
   }
   const int64_t target_block = wanted_rows(job.target) == RowType::q8 ? kBlock : 1;
@@ -389,7 +372,7 @@ void pack_piece(const PackedRows& job, const Stored& stored) {
       for (int64_t o = output; o < tile_end; ++o) {
         const Lane to{data, o - tile * kTile, job.num_inputs / kBlock};
         if (o >= end) {
-          pack_zeros(job.target, to, first, count);
+          pack_zeros(stored, job.target, to, first, count);
           continue;
         }
         const int64_t r = o - job.first_output, at = job.row_order == nullptr ? r : job.row_order[r];

@@ -22,9 +22,11 @@ struct PackedRows {
 };
 
 // What can be packed:
-//   Q4_0 -> q4, Q4_1 -> q4m, Q8_0 -> q8, Q4_K -> q4k, Q5_K -> q5k, Q6_K -> q6k: the same values.
-//   MXFP4 -> q8: the same values, 2^scale / 2 times integers from -12 to 12, while that factor is 2^-24 to 2^15.
-//   IQ4_NL -> q8: the same values. IQ4_XS -> q8: the same integers, their scale rounded to f16.
+//   Q4_0 -> q4, Q4_1 -> q4m, Q8_0 -> q8, Q4_K -> q4k, Q5_K -> q5k, Q6_K -> q6k, IQ4_NL -> iq4nl, IQ4_XS -> iq4xs:
+//   the same values.
+//   MXFP4 -> mxfp4: the same values, but 0 where a block's factor, 2^scale / 2, is denormal.
+//   NVFP4 -> nvfp4: a block of 32 inputs is an fp32 factor, the same in all of a row, two scales in E4M3, and codes in
+//   the order of Q4_0. Of a row the factor is kept once.
 //   F32, F16, BF16 -> f32, f16, bf16: rounded to nearest, ties to even.
 //   F32, F16, BF16 -> q8: d = max|w| / 127 as f16, u = round(w / d) + 128.
 //   F32, F16, BF16 -> q4m: m = min(w), d = (max(w) - m) / 15, both as f16, u = round((w - m) / d), 0 to 15.

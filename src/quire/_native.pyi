@@ -29,6 +29,10 @@ class WeightFormat(enum.Enum):
     q4k = 6
     q5k = 7
     q6k = 8
+    iq4nl = 9
+    iq4xs = 10
+    mxfp4 = 11
+    nvfp4 = 12
 
 class KvFormat(enum.Enum):
     f32 = 0

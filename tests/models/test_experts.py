@@ -152,11 +152,11 @@ def test_mxfp4_experts_have_the_values_of_transformers(tmp_path: Path, dtype: st
         assert_close(found, expected)
     assert functional.cosine_similarity(found.flatten(), expected.flatten(), dim=0) > 0.99
     formats = {op.packing.name for op in runner.planned.ops if isinstance(op, ExpertGemm)}
-    assert formats == {"f32" if dtype == "float32" else "q8"}
+    assert formats == {"f32" if dtype == "float32" else "mxfp4"}
     stacks = [tensor for tensor in checkpoint.tensors.values() if tensor.format == "MXFP4"]
-    num_values = sum(math.prod(tensor.shape) for tensor in stacks)
-    assert sum(tensor.num_bytes for tensor in stacks) == num_values * 17 // 32
-    assert kept_bytes(stacks) == num_values * 34 // 32
+    in_file = sum(math.prod(tensor.shape) for tensor in stacks) * 17 // 32
+    assert sum(tensor.num_bytes for tensor in stacks) == in_file
+    assert in_file <= kept_bytes(stacks) <= 1.05 * in_file
 
 
 def test_mxfp4_experts_are_split_among_ranks(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.dequantize import decode
 from quire.weights.quantized import QuantizedTensor, RoundedTensor, e4m3_values, e5m2_values, round_to_e4m3
 from quire.weights.sources import ModelFiles
+from tests.kernels.native.packed_weights import Packed
 from tests.models.harness import random_tokens, stored
 from tests.models.oracle import Pair
 from tests.models.test_conformance import assert_close
@@ -30,8 +31,8 @@ from tests.models.tiny_configs import LLAMA, TINY_CONFIGS
 from tests.runtime.plan.harness import PlanRunner, make_checkpoint, make_config
 
 FIELDS = {**LLAMA, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2}
-Packed = tuple[dict[str, torch.Tensor], torch.Tensor]
-Pack = Callable[[torch.Tensor], Packed]
+Parts = tuple[dict[str, torch.Tensor], torch.Tensor]
+Pack = Callable[[torch.Tensor], Parts]
 FLOAT_LAYER = "model.layers.1.mlp.up_proj"
 """Stored as floats, as `modules_to_not_convert` and `ignore` say."""
 
@@ -58,7 +59,7 @@ def integers(weight: torch.Tensor, bits: int, group_of: torch.Tensor, *, symmetr
     return codes, scales.to(dtype), zeros, (codes - zeros[:, group_of]) * scales[:, group_of]
 
 
-def gptq(weight: torch.Tensor, *, bits: int, size: int, symmetric: bool, has_order: bool, added: int = 1) -> Packed:
+def gptq(weight: torch.Tensor, *, bits: int, size: int, symmetric: bool, has_order: bool, added: int = 1) -> Parts:
     num_inputs = weight.shape[1]
     group_of = torch.arange(num_inputs) // (num_inputs if size == -1 else size)
     if has_order:
@@ -72,7 +73,7 @@ def gptq(weight: torch.Tensor, *, bits: int, size: int, symmetric: bool, has_ord
     }, decoded  # fmt: skip
 
 
-def awq(weight: torch.Tensor) -> Packed:
+def awq(weight: torch.Tensor) -> Parts:
     group_of, order = torch.arange(weight.shape[1]) // 64, [0, 2, 4, 6, 1, 3, 5, 7]
     codes, scales, zeros, decoded = integers(weight, 4, group_of, symmetric=False, dtype=torch.float16)
     return {
@@ -81,7 +82,7 @@ def awq(weight: torch.Tensor) -> Packed:
     }, decoded  # fmt: skip
 
 
-def compressed(weight: torch.Tensor, *, bits: int, symmetric: bool, has_order: bool = False) -> Packed:
+def compressed(weight: torch.Tensor, *, bits: int, symmetric: bool, has_order: bool = False) -> Parts:
     group_of, order = torch.arange(weight.shape[1]) // 32, list(range(32 // bits))
     group_of = group_of.flip(0).roll(7) if has_order else group_of
     codes, scales, zeros, decoded = integers(weight, bits, group_of, symmetric=symmetric, dtype=torch.bfloat16)
@@ -92,13 +93,13 @@ def compressed(weight: torch.Tensor, *, bits: int, symmetric: bool, has_order: b
             **others}, decoded  # fmt: skip
 
 
-def int8_channels(weight: torch.Tensor) -> Packed:
+def int8_channels(weight: torch.Tensor) -> Parts:
     group_of = torch.zeros(weight.shape[1], dtype=torch.int64)
     codes, scales, _, decoded = integers(weight, 8, group_of, symmetric=True, dtype=torch.bfloat16)
     return {"weight": (codes - 128).to(torch.int8), "weight_scale": scales}, decoded
 
 
-def float8(weight: torch.Tensor, *, scales: str, name: str, dtype: torch.dtype = torch.float8_e4m3fn) -> Packed:
+def float8(weight: torch.Tensor, *, scales: str, name: str, dtype: torch.dtype = torch.float8_e4m3fn) -> Parts:
     if scales == "block":
         rows, columns = (-(-size // 128) for size in weight.shape)
         parts = [
@@ -114,7 +115,7 @@ def float8(weight: torch.Tensor, *, scales: str, name: str, dtype: torch.dtype =
     return {"weight": codes, name: scale}, codes.float() * scale
 
 
-def nvfp4(weight: torch.Tensor, *, is_modelopt: bool = False) -> Packed:
+def nvfp4(weight: torch.Tensor, *, is_modelopt: bool = False) -> Parts:
     """Codes are a sign and the index of a size; a scale per 16 columns in E4M3, and one factor for the matrix."""
     sizes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
     groups = weight.unflatten(1, (-1, 16))
@@ -131,7 +132,7 @@ def nvfp4(weight: torch.Tensor, *, is_modelopt: bool = False) -> Packed:
             "input_global_scale": factor[None]}, decoded  # fmt: skip
 
 
-def with_options(pack: Callable[..., Packed], **options: Any) -> Pack:
+def with_options(pack: Callable[..., Parts], **options: Any) -> Pack:
     return lambda weight: pack(weight, **options)
 
 
@@ -279,6 +280,10 @@ def test_parts_and_blocks_have_the_values_of_the_whole(case: tuple[Pair, Checkpo
             step = np.abs(whole).max() / (7 if format_name.startswith("Q4") else 127)
             blocks = decode(part.raw, format_name) + np.float32(part.offset)
             np.testing.assert_allclose(blocks, expected, rtol=0, atol=step / 135 if format_name == "Q4_1" else 1e-7)
+        if format_name == "NVFP4":
+            values = part.plus(-part.offset).to_numpy()
+            found = Packed("nvfp4", *values.shape).add_rows("NVFP4", part.raw).decoded()
+            np.testing.assert_array_equal(found, values)
 
 
 def layer_of(model: Any) -> Any:

@@ -6,10 +6,12 @@ configurations: `quantized_names.py` makes these tensors. What they are packed a
     4 bits, a zero of 8         Q4_0 blocks: the same values
     4 bits, other zeros         Q4_1 blocks: minimum -zero * scale in fp16, within 1/136 of a step
     8 bits, a zero of 128       Q8_0 blocks: the same values
-    FP8, NVFP4, act-order, other zeros, groups that are not whole blocks of 32: 8 bit per 32, from the decoded values
+    NVFP4                       4-bit floats with the file's scales: the same values
+    FP8, act-order, other zeros, groups that are not whole blocks of 32: 8 bit per 32, from the decoded values
 
-Blocks have scales in fp16: those of F16 files are the same, F32's are rounded to 11 bits. FP8 becomes 8 bit per 32 and
-not BF16: of normal weights the error (root mean square) with FP8's own grows from 2.65 to 2.70 %, in half the bytes.
+Blocks of integers have scales in fp16: those of F16 files are the same, F32's are rounded to 11 bits. FP8 becomes 8 bit
+per 32 and not BF16: of normal weights the error (root mean square) with FP8's own grows from 2.65 to 2.70 %, in half
+the bytes.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,10 +27,11 @@ from quire.weights.weight_tensor import WeightTensor
 if TYPE_CHECKING:
     import torch
 
-BLOCK = 32
+BLOCK, NVFP4_GROUP = 32, 16
 WEIGHTS_PER_PIECE = 1 << 16
 """Temporaries stay in the cache."""
-E4M3_LARGEST = 448
+E4M3_LARGEST, E4M3_ONE = 448, 0x38
+"""The largest value, and the code of 1."""
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Column of each nibble of a word, lowest bits first (AutoAWQ, `gemm`)."""
 
@@ -93,6 +96,8 @@ class QuantizedTensor(WeightTensor):
     @property
     def raw(self) -> np.ndarray:
         """Blocks of `format`, or fp32 values. Shapes: uint8 `[rows, row_bytes]`."""
+        if self.format == "NVFP4":
+            return self._nvfp4_blocks()
         if self.format not in BLOCK_FORMATS:
             return np.ascontiguousarray(self._values()).view(np.uint8)
         codes, scales, zeros, groups = self._read()
@@ -110,7 +115,7 @@ class QuantizedTensor(WeightTensor):
         if self.format == "Q8_0":
             body = (blocks ^ 0x80) if blocks.dtype == np.uint8 else blocks.view(np.uint8)
         else:
-            body = blocks[..., :16] | (blocks[..., 16:] << 4)
+            body = _nibbles(blocks)
         parts = [head[..., None].view(np.uint8) for head in heads]
         return np.concatenate([*parts, body], axis=-1).reshape(len(codes), -1)
 
@@ -150,6 +155,22 @@ class QuantizedTensor(WeightTensor):
                 out[piece] -= zeros
             out[piece] *= scales[piece] if scales.shape[1] == 1 else np.take(scales[piece], groups, axis=1)
         return out
+
+    def _nvfp4_blocks(self) -> np.ndarray:
+        """Blocks of 32: half of the matrix's factor in fp32, as codes stand for doubled floats, two scales, nibbles."""
+        codes, num_blocks = self._read()[0], self.shape[1] // BLOCK
+        scales = self.quantized.scales
+        assert isinstance(scales, QuantizedTensor)
+        assert scales.quantized.table is not None
+        corner, size = (self.corner[0], self.corner[1] // NVFP4_GROUP), (len(codes), 2 * num_blocks)
+        of_blocks = replace(scales, shape=size, corner=corner, row_order=self.row_order)._read()[0]
+        factors = np.full((len(codes), num_blocks, 1), scales.quantized.table[E4M3_ONE] / 2, np.float32)
+        parts = (
+            factors.view(np.uint8),
+            of_blocks.reshape(len(codes), -1, 2),
+            _nibbles(codes.reshape(len(codes), -1, BLOCK)),
+        )
+        return np.concatenate(parts, axis=-1).reshape(len(codes), -1)
 
     def _read(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | np.float32, np.ndarray]:
         """Codes [rows, columns] of the part, scales and zeros [rows, G] (or their one value), the columns' groups."""
@@ -199,6 +220,12 @@ class RoundedTensor(WeightTensor):
     def release(self) -> None:
         """Unmap the pages of the file until they are read again."""
         self.source.release()
+
+
+def _nibbles(codes: np.ndarray) -> np.ndarray:
+    """Shapes: uint8 `[..., 32]` -> `[..., 16]`, byte j holding codes j and, above it, j + 16."""
+    pairs: np.ndarray = codes[..., :16] | (codes[..., 16:] << 4)
+    return pairs
 
 
 def codes_down(words: np.ndarray, bits: int, first: int, last: int) -> np.ndarray:

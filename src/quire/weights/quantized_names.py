@@ -16,6 +16,7 @@ from quire.errors import ModelFileError, UnsupportedModelError, printable
 from quire.weights.dequantize import DOUBLED_FLOATS
 from quire.weights.quantized import (
     BLOCK,
+    NVFP4_GROUP,
     Quantized,
     QuantizedTensor,
     awq_codes,
@@ -295,21 +296,19 @@ def _scaled(name: str, codes: WeightTensor, parts: _Parts, block: tuple[int, int
     return _integers(name, codes.stored, (num_outputs, num_inputs), 8, 0, quantized)
 
 
-NVFP4_GROUP = 16
-
-
 def _nvfp4(name: str, codes: WeightTensor, parts: _Parts) -> WeightTensor:
     """Two 4-bit floats per byte [N, I / 2], the lower bits first, and E4M3 weight_scale [N, I / 16].
 
-    The scales are multiplied with weight_scale_2 (ModelOpt), or divided by weight_global_scale (compressed-tensors).
+    The scales are multiplied with weight_scale_2 (ModelOpt), or with 1 / weight_global_scale (compressed-tensors).
     """
     num_outputs, num_inputs = codes.shape[0], 2 * codes.shape[-1]
     _check(name, codes, (num_outputs, num_inputs // 2), "U8")
     groups = _groups(name, num_inputs, NVFP4_GROUP)
     scales = _check(name, parts.get("weight_scale"), (num_outputs, num_inputs // NVFP4_GROUP), "F8_E4M3")
     factor = parts.find("weight_scale_2")
-    divisor = np.float32(1) if factor is not None else parts.get("weight_global_scale").to_numpy().reshape(-1)[0]
-    table = e4m3_values() * (factor.to_numpy().reshape(-1)[0] if factor is not None else 1) / divisor
+    stored = factor or parts.get("weight_global_scale")
+    unit = stored.to_numpy().reshape(-1)[0]
+    table = e4m3_values() * (unit if factor is not None else np.float32(1) / unit)
     pairs, of_groups = codes.stored, scales.stored
     one = np.ones((1, 1), np.float32).view(np.uint8)
     scaling = Quantized(

@@ -5,31 +5,33 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from quire import _native
-from quire.weights.block_formats import BLOCK_FORMATS
-from tests.weights.gguf_builder import random_rows
+from quire.weights.block_formats import BLOCK_FORMATS, BlockFormat
 
 ISAS = [isa for isa in ("scalar", "avx2", "avx512", "avx512_bf16", "amx_emulated", "amx") if _native.isa_supported(isa)]
-FORMATS = {
-    name: getattr(_native.WeightFormat, name) for name in ("f32", "f16", "bf16", "q4", "q4m", "q8", "q4k", "q5k", "q6k")
-}
+FORMATS = _native.WeightFormat.__members__
 ACT_BLOCK = np.dtype([("q", "i1", 32), ("scale", "f4"), ("scaled_sum", "f4"), ("sum", "i4"), ("first_sum", "i4")])
 """`ActBlock` of native/plan/types.h."""
 
 
-STORED = {"q4": "Q4_0", "q4m": "Q4_1", "q8": "Q8_0", "q4k": "Q4_K", "q5k": "Q5_K", "q6k": "Q6_K"}
+STORED = {"q4": "Q4_0", "q4m": "Q4_1", "q8": "Q8_0", "q4k": "Q4_K", "q5k": "Q5_K", "q6k": "Q6_K",
+          "iq4nl": "IQ4_NL", "iq4xs": "IQ4_XS", "mxfp4": "MXFP4", "nvfp4": "NVFP4"}  # fmt: skip
 """Return values from which a quantised format is packed without loss."""
+BLOCKS = {**BLOCK_FORMATS, "NVFP4": BlockFormat("NVFP4", 40, 32, 22)}
+"""NVFP4: as native/weights/pack.h has it."""
+LONG_BLOCKS = {name for name, stored in STORED.items() if BLOCKS[stored].block_len == 256}
 FLOATS_STORED = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
 
 
 def whole_blocks(format_name: str, num_inputs: int) -> int:
-    """`num_inputs`, or more so that they are whole blocks of K-quants."""
-    return -(-num_inputs // 256) * 256 if format_name.endswith("k") else num_inputs
+    """`num_inputs`, or more so that they are whole blocks of 256."""
+    return -(-num_inputs // 256) * 256 if format_name in LONG_BLOCKS else num_inputs
 
 
 def finite_rows(stored: str, num_rows: int, num_inputs: int, seed: int = 0) -> np.ndarray:
     """Random blocks with ordinary scales, as GGUF stores them. Shapes: uint8 `[rows, bytes]`."""
-    block = BLOCK_FORMATS[stored]
-    raw = random_rows(stored, num_rows, num_inputs // block.block_len, seed=seed)
+    block = BLOCKS[stored]
+    random = np.random.default_rng(seed)
+    raw = random.integers(0, 256, (num_rows, num_inputs // block.block_len * block.block_bytes), dtype=np.uint8)
     if stored == "F32":
         return np.random.default_rng(seed).standard_normal((num_rows, num_inputs), dtype=np.float32).view(np.uint8)
     if block.block_len == 1:
@@ -37,6 +39,14 @@ def finite_rows(stored: str, num_rows: int, num_inputs: int, seed: int = 0) -> n
         return raw
     blocks = raw.reshape(-1, block.block_bytes)
     random = np.random.default_rng(seed)
+    if stored == "MXFP4":
+        blocks[:, 0] = random.integers(118, 126, len(blocks))
+        return raw
+    if stored == "NVFP4":
+        rows = raw.reshape(num_rows, -1, 22)
+        rows[..., :4] = random.uniform(1e-4, 1e-3, (num_rows, 1)).astype(np.float32).view(np.uint8)[:, None]
+        rows[..., 4:6] &= 0x77  # no NaN
+        return raw
     columns = {"Q6_K": (208,), "Q4_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}.get(stored, (0,))
     for column, (low, high) in zip(columns, [(0.001, 0.1), (-0.1, 0.02)], strict=False):
         largest = 64 if block.block_len == 256 else 1  # of the factors with fewer bits

@@ -25,8 +25,15 @@ STORED_AS = STORED | FLOATS_STORED
 
 def table(format_name: str, num_rows: int, width: int) -> tuple[Packed, np.ndarray]:
     raw = finite_rows(STORED_AS[format_name], num_rows, width)
-    values = dequantize(raw, STORED_AS[format_name], torch.float32).numpy()
-    return Packed(format_name, num_rows, width).add_rows(STORED_AS[format_name], raw), values
+    packed = Packed(format_name, num_rows, width).add_rows(STORED_AS[format_name], raw)
+    if format_name == "nvfp4":
+        return packed, np.concatenate([table_row(format_name, raw[row : row + 1], width) for row in range(num_rows)])
+    return packed, dequantize(raw, STORED_AS[format_name], torch.float32).numpy()
+
+
+def table_row(format_name: str, raw: np.ndarray, width: int) -> np.ndarray:
+    """Return what a table of this row alone holds."""
+    return Packed(format_name, 1, width).add_rows(STORED_AS[format_name], raw).decoded()
 
 
 @pytest.mark.parametrize("format_name", list(FORMATS))

@@ -20,7 +20,8 @@ from tests.kernels.native.packed_weights import (
     whole_blocks,
 )
 
-STORED = {"f32": "F32", "bf16": "BF16", "q4": "Q4_0", "q4m": "Q4_1", "q8": "Q8_0", "q4k": "Q4_K"}
+STORED = {"f32": "F32", "bf16": "BF16", "q4": "Q4_0", "q4m": "Q4_1", "q8": "Q8_0", "q4k": "Q4_K",
+          "mxfp4": "MXFP4", "iq4xs": "IQ4_XS"}  # fmt: skip
 FORMATS = list(STORED)
 
 
@@ -49,9 +50,14 @@ class Experts:
         self.up_bias = 9 * random.standard_normal(up_rows, dtype=np.float32)
         self.down_bias = random.standard_normal(down_rows, dtype=np.float32)
 
+    @property
+    def row_type(self) -> str:
+        """Of the rows that the weights want."""
+        return _native.wanted_rows(self.up.format).name
+
     def rows(self, values: np.ndarray) -> np.ndarray:
         """fp32 values as the rows that the weights want."""
-        if self.format_name.startswith("q"):
+        if self.row_type == "q8":
             return quantised(values)
         if self.format_name == "f32":
             return values
@@ -59,7 +65,7 @@ class Experts:
 
     def run(self, values: np.ndarray, logits: np.ndarray, *, threads: int = 1, add: bool = False) -> np.ndarray:
         """Results [T, width], added to ones with `add`, of fp32 values [T, width] and logits [T, X]."""
-        num_tokens, kind = len(values), "q8" if self.format_name.startswith("q") else self.format_name
+        num_tokens, kind = len(values), self.row_type
         x, num_rows = self.rows(values), num_tokens * self.top_k
         # No columns beside: those of a row of q8 follow each other.
         inner = empty_rows(kind, max(1, num_rows), self.inner)
@@ -101,7 +107,7 @@ class Experts:
     def rounded(self, values: np.ndarray) -> np.ndarray:
         """fp32 values in float64, as rows of the weights' type hold them."""
         rows = self.rows(np.ascontiguousarray(values))
-        if self.format_name.startswith("q"):
+        if self.row_type == "q8":
             return dequantised(rows)
         return (rows if self.format_name == "f32" else (rows.astype(np.uint32) << 16).view(np.float32)).astype(float)
 

@@ -22,7 +22,7 @@ from tests.kernels.native.packed_weights import (
     whole_blocks,
 )
 from tests.kernels.native.test_gemm_float import expected_on, product, random
-from tests.kernels.native.test_gemm_quantised import factors, multiply
+from tests.kernels.native.test_gemm_quantised import CODEBOOKS, factors, multiply
 
 AMX = [isa for isa in ISAS if isa.startswith("amx")]
 pytestmark = pytest.mark.skipif(not AMX, reason="the kernels need AVX-512")
@@ -33,6 +33,9 @@ NUM_OUTPUTS = 273
 def dequantised(format_name: str, num_outputs: int, num_inputs: int) -> np.ndarray:
     """Return the bf16 weights that native/ops/gemm_amx.h makes of `random_weights`, as fp32."""
     d, m, integers = factors(format_name, (num_outputs, num_inputs))
+    if format_name in CODEBOOKS:
+        exact = integers.astype(np.float32) * (d * np.float32(1.0028))[..., None]
+        return (exact.view(np.uint32) & 0xFFFF0000).view(np.float32).reshape(num_outputs, num_inputs)
     levels = {"q5k": 32, "q6k": 64, "q8": 256}.get(format_name, 16)
     has_minima = format_name in ("q4m", "q4k", "q5k")
     u = integers + (0 if has_minima else levels // 2)
@@ -75,7 +78,7 @@ def test_quantised_weights_are_multiplied_as_bf16(format_name: str, num_inputs: 
 
 @pytest.mark.parametrize("num_rows", [5, 40, 150])
 def test_parts_of_a_stack_are_multiplied_as_each_alone(num_rows: int) -> None:
-    packed, x = random_stack(("q4k", 96), ("q6k", 32), ("q8", 41)), random((num_rows, 256), "bf16", 1)
+    packed, x = random_stack(("q4k", 96), ("mxfp4", 32), ("iq4xs", 41)), random((num_rows, 256), "bf16", 1)
     rows = x.view(torch.uint16).numpy()
     for isa in AMX:
         wanted = next(each_isa(lambda: np.concatenate([multiply(part, rows) for part in packed.parts], 1), [isa]))

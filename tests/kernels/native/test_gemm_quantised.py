@@ -9,10 +9,11 @@ import torch
 from gguf import quants
 
 from quire import _native
-from quire.weights.block_formats import BLOCK_FORMATS
 from tests.kernels.native.packed_weights import (
     ACT_BLOCK,
+    BLOCKS,
     ISAS,
+    LONG_BLOCKS,
     STORED,
     Packed,
     Stack,
@@ -31,6 +32,7 @@ from tests.kernels.native.packed_weights import (
 
 FORMATS = list(STORED)
 SUPERS = {"q4k", "q5k", "q6k"}
+CODEBOOKS = {"iq4nl", "iq4xs", "mxfp4", "nvfp4"}
 FAST_ISAS = [isa for isa in ISAS if isa != "scalar"] or ISAS
 ACTIVATIONS = {
     "none": lambda y: y,
@@ -103,10 +105,12 @@ def factors(format_name: str, shape: tuple[int, int]) -> tuple[np.ndarray, np.nd
     """
     stored = STORED[format_name]
     raw = finite_rows(stored, *shape)
+    if format_name in CODEBOOKS:
+        return codebook_factors(stored, raw.reshape(shape[0], -1, BLOCKS[stored].block_bytes))
     part = 16 if format_name == "q6k" else 32
     num_outputs, num_parts = shape[0], shape[1] // part
     if format_name in SUPERS:
-        d, m, integers = super_factors(stored, raw.reshape(-1, BLOCK_FORMATS[stored].block_bytes))
+        d, m, integers = super_factors(stored, raw.reshape(-1, BLOCKS[stored].block_bytes))
         d, m, integers = (values.reshape(num_outputs, num_parts, -1) for values in (d, m, integers))
         d, m = d[..., 0], m[..., 0]
     else:
@@ -117,6 +121,26 @@ def factors(format_name: str, shape: tuple[int, int]) -> tuple[np.ndarray, np.nd
         if format_name == "q8":
             integers = raw[:, :, 2:].view(np.int8).astype(np.int64)
     return d, m, integers
+
+
+def codebook_factors(stored: str, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """As `factors`. Shapes: blocks uint8 `[N, blocks, bytes]`."""
+    codebook = np.array(quants.IQ4_NL.kvalues if stored.startswith("IQ4") else quants.MXFP4.kvalues)
+    pairs, part = blocks[..., 8:].reshape(*blocks.shape[:2], -1, 16) if stored == "IQ4_XS" else blocks[..., -16:], 32
+    if stored == "MXFP4":
+        d = np.ldexp(np.float32(0.5), blocks[..., 0].astype(int) - 127)
+    elif stored == "NVFP4":
+        scales = torch.from_numpy(blocks[..., 4:6].copy()).view(torch.float8_e4m3fn).float().numpy()
+        d, part = blocks[..., :4].copy().view(np.float32) * scales, 16
+    else:
+        d = blocks[..., :2].copy().view(np.float16).astype(np.float32)
+    if stored == "IQ4_XS":
+        lower = np.stack([blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4], -1).reshape(*blocks.shape[:2], 8)
+        upper = blocks[..., 2:4].copy().view(np.uint16) >> np.arange(0, 16, 2, dtype=np.uint16) & 3
+        d = d * (lower + 16.0 * upper - 32).astype(np.float32)
+    integers = codebook[np.concatenate([pairs & 15, pairs >> 4], -1)].reshape(len(blocks), -1, part)
+    d = d.reshape(len(blocks), -1).astype(np.float32)
+    return d, np.zeros_like(d), integers.astype(np.int64)
 
 
 def super_factors(stored: str, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -161,14 +185,19 @@ def test_the_product_is_that_of_the_decoded_values(format_name: str, shape: tupl
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_extreme_integers_do_not_overflow(format_name: str) -> None:
     stored = STORED[format_name]
-    block = BLOCK_FORMATS[stored]
+    block = BLOCKS[stored]
     rows = np.full((32, 2 if block.block_len == 32 else 1, block.block_bytes), 0xFF, dtype=np.uint8)
-    rows[1::2] = 0
+    rows[1::2] = 0x77 if stored in ("MXFP4", "NVFP4") else 0
     if stored == "Q8_0":
         rows[::2], rows[1::2] = 0x80, 0x7F
     # Powers of two, so that sums are exact; scales of 127 and -128 of Q6_K.
-    for column in {"Q6_K": (208,), "Q8_0": (0,), "Q4_0": (0,)}.get(stored, (0, 2)):
+    columns = {"Q6_K": (208,), "Q8_0": (0,), "Q4_0": (0,), "IQ4_NL": (0,), "IQ4_XS": (0,), "MXFP4": (), "NVFP4": ()}
+    for column in columns.get(stored, (0, 2)):
         rows[..., column : column + 2] = np.array([2.0**-4], np.float16).view(np.uint8)
+    if stored == "MXFP4":
+        rows[..., 0] = 123
+    if stored == "NVFP4":
+        rows[..., :4], rows[..., 4:6] = np.array([2.0**-4], np.float32).view(np.uint8), 0x38
     if stored == "Q6_K":
         rows[..., 192:208] = np.where(np.arange(32) % 4 < 2, 0x7F, 0x80)[:, None, None]
     num_inputs = rows.shape[1] * block.block_len
@@ -182,7 +211,7 @@ def test_extreme_integers_do_not_overflow(format_name: str) -> None:
 @pytest.mark.parametrize("format_name", FORMATS)
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 7])
 def test_sums_are_in_the_documented_order_to_the_bit(format_name: str, num_rows: int) -> None:
-    num_inputs = whole_blocks(format_name, 160) + 256 * (format_name in SUPERS)
+    num_inputs = whole_blocks(format_name, 160) + 256 * (format_name in LONG_BLOCKS)
     packed, acts = random_weights(format_name, 49, num_inputs), random_acts(num_rows, num_inputs)
     assert_same([in_documented_order(format_name, (49, num_inputs), acts), *each_isa(lambda: multiply(packed, acts))])
 
@@ -221,6 +250,7 @@ STACKS = {
     "three": (("q4k", 96), ("q6k", 32), ("q8", 41)),
     "long": (("q6k", 320), ("q5k", 1248)),
     "four": (("q4", 32), ("q4m", 64), ("q4", 32), ("q4m", 32)),
+    "codebooks": (("mxfp4", 96), ("iq4xs", 32), ("nvfp4", 64), ("q8", 32), ("iq4nl", 41)),
 }
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from quire import _native
 from quire._native import KvFormat, latent_cost
+from tests.kernels.native import packed_weights
 from tests.kernels.native.packed_weights import Packed, aligned, each_isa, finite_rows, rows_of, whole_blocks
 
-STORED = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q4": "Q4_0", "q4m": "Q4_1", "q8": "Q8_0",
-          "q4k": "Q4_K", "q5k": "Q5_K", "q6k": "Q6_K"}  # fmt: skip
+STORED = packed_weights.FLOATS_STORED | packed_weights.STORED
 KV_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i8": 1, "e4m3": 1, "e5m2": 1}
 BLOCK = 16
 EXACT = [isa for isa in ("scalar", "avx2", "avx512", "avx512_bf16") if _native.isa_supported(isa)]

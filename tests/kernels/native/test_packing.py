@@ -3,16 +3,17 @@
 import numpy as np
 import pytest
 import torch
+from gguf import quants
 
 from quire import _native
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.dequantize import dequantize
-from tests.kernels.native.packed_weights import FORMATS, Packed, finite_rows
+from tests.kernels.native.packed_weights import BLOCKS, FORMATS, STORED, Packed, finite_rows
 from tests.weights.gguf_builder import random_rows
 
 FLOATS = [("F32", "f32"), ("F16", "f16"), ("BF16", "bf16")]
-SUPERS = [("Q4_K", "q4k"), ("Q5_K", "q5k"), ("Q6_K", "q6k")]
-EXACT = [("Q4_0", "q4"), ("Q4_1", "q4m"), ("Q8_0", "q8"), *FLOATS]
+SUPERS = [("Q4_K", "q4k"), ("Q5_K", "q5k"), ("Q6_K", "q6k"), ("IQ4_XS", "iq4xs")]
+EXACT = [("Q4_0", "q4"), ("Q4_1", "q4m"), ("Q8_0", "q8"), ("IQ4_NL", "iq4nl"), *FLOATS]
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
@@ -45,20 +46,42 @@ def test_any_bytes_keep_their_values(stored: str, target: str, shape: tuple[int,
 
 
 @pytest.mark.parametrize("shape", [(1, 32), (37, 544)])
-def test_mxfp4_keeps_its_values_as_8_bits(shape: tuple[int, int]) -> None:
+def test_mxfp4_keeps_its_values(shape: tuple[int, int]) -> None:
     raw = random_rows("MXFP4", shape[0], shape[1] // 32)
-    raw[:, ::17] = 104 + raw[:, ::17] % 40  # 2^-24 to 2^15
-    assert same_bits(Packed("q8", *shape).add_rows("MXFP4", raw).decoded(), decoded("MXFP4", raw))
+    raw[:, ::17] = np.maximum(raw[:, ::17], 2)
+    assert same_bits(Packed("mxfp4", *shape).add_rows("MXFP4", raw).decoded(), decoded("MXFP4", raw))
 
 
-@pytest.mark.parametrize("shape", [(1, 256), (37, 768)])
-def test_iq4_keeps_its_values_as_8_bits(shape: tuple[int, int]) -> None:
-    raw = random_rows("IQ4_NL", shape[0], shape[1] // 32)
-    assert same_bits(Packed("q8", *shape).add_rows("IQ4_NL", raw).decoded(), decoded("IQ4_NL", raw))
-    raw = random_rows("IQ4_XS", shape[0], shape[1] // 256)
-    raw.reshape(-1, 136)[:, :2] = np.frombuffer(np.float16(0.0123).tobytes(), np.uint8)
-    found, expected = Packed("q8", *shape).add_rows("IQ4_XS", raw).decoded(), decoded("IQ4_XS", raw)
-    np.testing.assert_allclose(found, expected, rtol=2**-11)
+def test_mxfp4_with_denormal_scales_becomes_zero() -> None:
+    raw = random_rows("MXFP4", 16, 2)
+    raw[:, ::17] = 0, 1
+    assert (Packed("mxfp4", 16, 64).add_rows("MXFP4", raw).decoded() == 0).all()
+
+
+@pytest.mark.parametrize("shape", [(1, 32), (37, 544)])
+def test_nvfp4_keeps_its_values(shape: tuple[int, int]) -> None:
+    """The bits of the gguf package's, whose blocks are of 64 with groups of 16 apart, times the row's factor."""
+    num_rows, num_groups = shape[0], shape[1] // 16
+    random = np.random.default_rng(3)
+    codes = random.integers(0, 16, (num_rows, num_groups, 16), np.uint8)
+    scales = random.integers(0, 0x7F, (num_rows, num_groups), np.uint8)
+    factors = random.uniform(1e-3, 1, (num_rows, 1)).astype(np.float32)
+    pairs = codes.reshape(num_rows, -1, 32)
+    blocks = np.concatenate([
+        np.broadcast_to(factors.view(np.uint8)[:, None], (num_rows, num_groups // 2, 4)),
+        scales.reshape(num_rows, -1, 2), pairs[..., :16] | pairs[..., 16:] << 4,
+    ], -1).reshape(num_rows, -1)  # fmt: skip
+    found = Packed("nvfp4", *shape).add_rows("NVFP4", np.ascontiguousarray(blocks)).decoded()
+    of_groups = 2 * quants.NVFP4.ue4m3_to_fp32(scales) * factors
+    wanted = np.array(quants.NVFP4.kvalues)[codes] * of_groups.astype(np.float32)[..., None]
+    assert same_bits(found, wanted.astype(np.float32).reshape(shape))
+
+
+@pytest.mark.parametrize("stored", ["Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4"])
+def test_packed_weights_are_at_most_5_percent_larger_than_the_file(stored: str) -> None:
+    target = next(name for name, each in STORED.items() if each == stored)
+    in_file = 2048 // 32 * 18 if stored == "NVFP4" else 2048 // BLOCKS[stored].block_len * BLOCKS[stored].block_bytes
+    assert _native.packed_bytes(FORMATS[target], 96, 2048) <= 1.05 * 96 * in_file
 
 
 @pytest.mark.parametrize("stored", ["F32", "F16", "BF16"])
@@ -192,6 +215,8 @@ def test_packed_k_quants_are_hardly_larger_than_the_file(stored: str, target: st
         ("Q4_K", "q4k", 288, "whole number of blocks"),
         ("Q4_K", "q4m", 256, "cannot be packed"),
         ("F32", "q4k", 256, "cannot be packed"),
+        ("F32", "mxfp4", 256, "cannot be packed"),
+        ("MXFP4", "q8", 256, "cannot be packed"),
     ],
 )
 def test_what_cannot_be_packed_is_refused(stored: str, target: str, num_inputs: int, message: str) -> None:

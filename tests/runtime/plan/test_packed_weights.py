@@ -14,10 +14,12 @@ from quire.kernels.instruction import Packing
 from quire.runtime.plan.packed_weights import PackedWeights, choose_formats, kept_bytes, stacked
 from quire.weights.model_files import map_file
 from quire.weights.weight_tensor import WeightTensor
+from tests.kernels.native.packed_weights import finite_rows
 from tests.runtime.plan.harness import decoded, k_quants, packed, stored
 
 DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
-EXACT = {"Q4_0": "q4", "Q4_1": "q4m", "Q8_0": "q8", "Q4_K": "q4k", "Q5_K": "q5k", "Q6_K": "q6k"}
+EXACT = {"Q4_0": "q4", "Q4_1": "q4m", "Q8_0": "q8", "Q4_K": "q4k", "Q5_K": "q5k", "Q6_K": "q6k",
+         "IQ4_NL": "iq4nl", "IQ4_XS": "iq4xs", "MXFP4": "mxfp4", "NVFP4": "nvfp4"}  # fmt: skip
 OTHERS = ("Q5_0", "Q5_1", "Q2_K", "Q3_K")
 
 
@@ -61,7 +63,7 @@ def test_quantised_weights_keep_their_format(stored_format: str, name: str) -> N
 @pytest.mark.parametrize(
     ("parts", "names"),
     [(("Q4_0", "Q4_1"), "q4+q4m"), (("Q4_1", "Q4_K"), "q4m+q4k"), (("Q4_0", "Q4_0", "Q8_0"), "q4+q8"),
-     (("F32", "Q4_0"), "q8+q4"), (("Q5_0", "Q4_0"), "q8+q4")],
+     (("F32", "Q4_0"), "q8+q4"), (("MXFP4", "IQ4_XS"), "mxfp4+iq4xs"), (("Q5_0", "Q4_0"), "q8+q4")],
 )  # fmt: skip
 def test_parts_of_different_formats_keep_theirs(parts: tuple[str, ...], names: str) -> None:
     assert chosen(*parts) == names
@@ -125,6 +127,26 @@ def test_packed_pages_of_the_file_are_released_and_can_be_read_again(tmp_path: P
     tensor.release()
     assert mapped_kb() == 0
     assert torch.equal(tensor.to_torch(torch.float32), values)
+
+
+def finite(stored_format: str, rows: int) -> WeightTensor:
+    return WeightTensor(stored_format, (rows, 512), stored_format, finite_rows(stored_format, rows, 512))
+
+
+@pytest.mark.parametrize("stored_format", ["IQ4_NL", "IQ4_XS", "MXFP4"])
+def test_slices_of_a_rank_have_the_values_of_the_whole(stored_format: str) -> None:
+    tensor = finite(stored_format, 53)
+    whole = tensor.to_torch(torch.float32)
+    for rows, columns in ((slice(16, 48), slice(None)), (slice(None), slice(256, 512)), (slice(5, 9), slice(0, 256))):
+        found, expected = packed(EXACT[stored_format], tensor.part(rows, columns))
+        assert torch.equal(found, expected)
+        assert torch.equal(found, whole[rows, columns])
+
+
+def test_parts_with_codebooks_stack_and_keep_their_values() -> None:
+    parts = finite("MXFP4", 32), finite("IQ4_XS", 64), finite("Q8_0", 32), finite("IQ4_NL", 9)
+    found, expected = packed("mxfp4+iq4xs+q8+iq4nl", *parts)
+    assert torch.equal(found, expected)
 
 
 def test_parts_of_different_formats_stack() -> None:

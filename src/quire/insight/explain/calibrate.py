@@ -159,7 +159,10 @@ def calibrate(report: Callable[[str], None] = lambda text: None) -> Calibration:
             others = _time_others(model)
     report("scheduling and sampling")
     attention = {name: (*_fit(samples), prompts[name]) for name, samples in decodes.items()}
-    for name, measured in (("q4", "q4m"), ("q4k", "q4m"), ("q5k", "q4m"), ("q6k", "q8")):
+    for name, measured in (
+        *((name, "q4m") for name in ("q4", "q4k", "q5k", "mxfp4", "nvfp4")),
+        *((name, "q8") for name in ("q6k", "iq4nl", "iq4xs")),
+    ):
         if measured in products:
             products.setdefault(name, products[measured])
     found = Calibration(

@@ -4,8 +4,8 @@ What a stored format becomes (layouts: `native/plan/types.h`):
 
     Q4_0, Q4_1, Q8_0   the same values, in another order
     Q4_K, Q5_K, Q6_K   the same values, in another order, of at most 1.03 times the file's bytes
-    MXFP4              8 bit: the same values, where a block's scale is 2^-24 to 2^15
-    IQ4_NL, IQ4_XS     8 bit: the same values, of IQ4_XS with scales rounded to 11 bits
+    IQ4_NL, IQ4_XS     the same, of at most 1.03 times the file's bytes
+    MXFP4, NVFP4       the same, in the file's bytes; MXFP4's blocks of scales up to 2^-126 become 0
     all others         8 bit per 32, from the decoded values: within 0.45 % of the largest of the 32
     F32, F16, BF16     the compute dtype, or as `quantization` says: fp8 are 8 bit per 32 of values rounded to E4M3
 
@@ -34,8 +34,8 @@ from quire.weights.weight_tensor import WeightTensor
 BLOCK = 32
 PACKED_DIRECTLY = {
     "Q4_0": WeightFormat.q4, "Q4_1": WeightFormat.q4m, "Q8_0": WeightFormat.q8, "Q4_K": WeightFormat.q4k,
-    "Q5_K": WeightFormat.q5k, "Q6_K": WeightFormat.q6k, "MXFP4": WeightFormat.q8,
-    "IQ4_NL": WeightFormat.q8, "IQ4_XS": WeightFormat.q8,
+    "Q5_K": WeightFormat.q5k, "Q6_K": WeightFormat.q6k, "IQ4_NL": WeightFormat.iq4nl, "IQ4_XS": WeightFormat.iq4xs,
+    "MXFP4": WeightFormat.mxfp4, "NVFP4": WeightFormat.nvfp4,
 }  # fmt: skip
 BY_DTYPE = {"float32": WeightFormat.f32, "float16": WeightFormat.f16, "bfloat16": WeightFormat.bf16}
 BY_QUANTIZATION = {"int8": WeightFormat.q8, "int4": WeightFormat.q4m, "fp8": WeightFormat.q8}
