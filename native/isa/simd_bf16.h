@@ -25,7 +25,7 @@ inline F32x16 dot2(Pairs a, Pairs b, F32x16 y) { return {_mm512_dpbf16_ps(y.v, a
 
 #else
 
-// widen_odd_even: 16 pairs as 32 floats, odd before even.
+// widen_odd_even: 16 pairs as 32 floats, odd before even. round_to_bf16: fp32 with the values that store_bf16 stores.
 
 // Widened, since unpacking a pair for each sum would cost more than the sum.
 struct Pairs {
@@ -36,6 +36,15 @@ inline Pairs load_pairs(const std::byte* p) {
   const __m512i pairs = _mm512_loadu_si512(p);
   return {{_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))},
           {_mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(-65536)))}};
+}
+inline F32x16 round_to_bf16(F32x16 a) {
+  const __m512i bits = _mm512_castps_si512(a.v), high = _mm512_set1_epi32(-65536);
+  const __m512i last = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i half = _mm512_add_epi32(last, _mm512_set1_epi32(0x7fff));
+  const __m512i rounded = _mm512_and_si512(_mm512_add_epi32(bits, half), high);
+  const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
+  const __m512i quiet = _mm512_or_si512(_mm512_and_si512(bits, high), _mm512_set1_epi32(0x400000));
+  return {_mm512_castsi512_ps(_mm512_mask_mov_epi32(rounded, nan, quiet))};
 }
 inline void widen_odd_even(const std::byte* p, float* wide) {
   const __m512i swapped = _mm512_ror_epi32(_mm512_loadu_si512(p), 16);
@@ -50,6 +59,15 @@ inline Pairs load_pairs(const std::byte* p) {
   const __m256i lo = _mm256_loadu_si256((const __m256i*)p), hi = _mm256_loadu_si256((const __m256i*)(p + 32));
   return {{even8(lo), even8(hi)}, {odd8(lo), odd8(hi)}};
 }
+inline __m256 round8_to_bf16(__m256 a) {
+  const __m256i bits = _mm256_castps_si256(a), high = _mm256_set1_epi32(-65536);
+  const __m256i last = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i half = _mm256_add_epi32(last, _mm256_set1_epi32(0x7fff));
+  const __m256i rounded = _mm256_and_si256(_mm256_add_epi32(bits, half), high);
+  const __m256i quiet = _mm256_or_si256(_mm256_and_si256(bits, high), _mm256_set1_epi32(0x400000));
+  return _mm256_blendv_ps(_mm256_castsi256_ps(rounded), _mm256_castsi256_ps(quiet), _mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+}
+inline F32x16 round_to_bf16(F32x16 a) { return {round8_to_bf16(a.lo), round8_to_bf16(a.hi)}; }
 inline void widen_odd_even(const std::byte* p, float* wide) {
   for (int i = 0; i < kLanes; i += 8, p += 32, wide += 16) {
     const __m256i pairs = _mm256_loadu_si256((const __m256i*)p);
@@ -69,6 +87,10 @@ inline Pairs load_pairs(const std::byte* p) {
     pairs.odd.v[i] = widen1_bf16(halves[1]);
   }
   return pairs;
+}
+inline F32x16 round_to_bf16(F32x16 a) {
+  for (int i = 0; i < kLanes; ++i) a.v[i] = widen1_bf16(to_bf16(a.v[i]));
+  return a;
 }
 inline void widen_odd_even(const std::byte* p, float* wide) {
   const Pairs pairs = load_pairs(p);

@@ -16,7 +16,10 @@ struct Shorts {
   __m512i v;
 };
 inline Quads load_quads(const std::byte* p) { return {_mm512_loadu_si512(p)}; }
-inline Quads broadcast_quad(const std::byte* p) {
+using SignedQuads = Quads;
+constexpr int64_t kQuadBytes = 4;
+inline void store_quad(std::byte* to, const int8_t* s) { memcpy(to, s, 4); }
+inline SignedQuads broadcast_quad(const std::byte* p) {
   int32_t quad;
   memcpy(&quad, p, sizeof quad);
   return {_mm512_set1_epi32(quad)};
@@ -41,30 +44,41 @@ struct Shorts {
 inline Quads load_quads(const std::byte* p) {
   return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
 }
-inline Quads broadcast_quad(const std::byte* p) {
-  int32_t quad;
-  memcpy(&quad, p, sizeof quad);
-  return {_mm256_set1_epi32(quad), _mm256_set1_epi32(quad)};
+// Four i8 widened and stored as (0, 2), (1, 3), as dot4 multiplies them.
+struct SignedQuads {
+  __m256i even, odd;
+};
+constexpr int64_t kQuadBytes = 8;
+inline void store_quad(std::byte* to, const int8_t* s) {
+  const int16_t wide[4] = {s[0], s[2], s[1], s[3]};
+  memcpy(to, wide, sizeof wide);
 }
+inline __m256i broadcast_int(const std::byte* p) {
+  int32_t value;
+  memcpy(&value, p, sizeof value);
+  return _mm256_set1_epi32(value);
+}
+inline SignedQuads broadcast_quad(const std::byte* p) { return {broadcast_int(p), broadcast_int(p + 4)}; }
 inline Shorts load_shorts(const std::byte* p) {
   return {_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)),
           _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(p + 16)))};
 }
 inline Shorts broadcast_shorts(const std::byte* p) {
-  const Quads quad = broadcast_quad(p);
-  return {quad.lo, quad.hi};
+  const __m256i pair = broadcast_int(p);
+  return {pair, pair};
 }
 inline void store_shorts(std::byte* p, I32x16 a) {
   const __m256i mixed = _mm256_packs_epi32(a.lo, a.hi);  // quarters 0, 2, 1, 3
   _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(mixed, 0xd8));
 }
-inline __m256i dot4(__m256i u, __m256i s, __m256i y) {
-  const __m256i even =
-      _mm256_madd_epi16(_mm256_and_si256(u, _mm256_set1_epi16(255)), _mm256_srai_epi16(_mm256_slli_epi16(s, 8), 8));
-  const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(u, 8), _mm256_srai_epi16(s, 8));
+inline __m256i dot4(__m256i u, const SignedQuads& s, __m256i y) {
+  const __m256i even = _mm256_madd_epi16(_mm256_and_si256(u, _mm256_set1_epi16(255)), s.even);
+  const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(u, 8), s.odd);
   return _mm256_add_epi32(y, _mm256_add_epi32(even, odd));
 }
-inline I32x16 dot4(Quads u, Quads s, I32x16 y) { return {dot4(u.lo, s.lo, y.lo), dot4(u.hi, s.hi, y.hi)}; }
+inline I32x16 dot4(const Quads& u, const SignedQuads& s, I32x16 y) {
+  return {dot4(u.lo, s, y.lo), dot4(u.hi, s, y.hi)};
+}
 inline I32x16 dot2(Shorts a, Shorts b, I32x16 y) {
   return {_mm256_add_epi32(y.lo, _mm256_madd_epi16(a.lo, b.lo)), _mm256_add_epi32(y.hi, _mm256_madd_epi16(a.hi, b.hi))};
 }
@@ -82,7 +96,10 @@ inline Quads load_quads(const std::byte* p) {
   memcpy(r.v, p, sizeof r.v);
   return r;
 }
-inline Quads broadcast_quad(const std::byte* p) {
+using SignedQuads = Quads;
+constexpr int64_t kQuadBytes = 4;
+inline void store_quad(std::byte* to, const int8_t* s) { memcpy(to, s, 4); }
+inline SignedQuads broadcast_quad(const std::byte* p) {
   Quads r;
   for (int i = 0; i < kLanes; ++i) memcpy(r.v + 4 * i, p, 4);
   return r;

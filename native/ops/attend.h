@@ -106,7 +106,7 @@ void attend_tile(const AttendOp& op, const Item& item, int64_t index, const Tile
   Run runs[kTileGroups + 1];
   int64_t row_bytes;
   const int64_t num_runs = make_runs<Kv>(op.kv, rows, tile, stream, low - begin, high - begin, runs, &row_bytes);
-  weigh_tile<Kv>(rows, runs, num_runs, row_bytes, reinterpret_cast<std::byte*>(rows.tile.sums));
+  weigh_tile<Kv>(rows, stream, runs, num_runs, row_bytes, reinterpret_cast<std::byte*>(rows.tile.sums));
   if constexpr (Kv::kScaled) {
     for (int64_t row = 0; row < rows.count; ++row) {
       float* sums = rows.tile.sums + row * rows.stride;

@@ -17,20 +17,25 @@
 namespace quire {
 namespace {
 
-// A kernel keeps kRows x kVectors sums in registers, beside kVectors vectors of keys or values and one broadcast.
+// Sums that a kernel keeps in registers, in vectors: of at most `rows` rows and of 1 or `vectors` vectors of keys or
+// values. Beside them there are one such vector and one broadcast. On AVX2 a sum is two registers of 16; with 3 rows of
+// one vector each, multiply-adds of bf16 would wait for each other.
+struct KernelSize {
+  int rows, vectors, sums;
+};
 #if defined(__AVX512F__)
-constexpr int kWideRows = 6, kWideVectors = 4, kPairRows = 6, kPairVectors = 2;
+constexpr KernelSize kWideKernel{6, 4, 24}, kPairKernel{6, 2, 12}, kIntKernel{6, 4, 24};
 #elif defined(__AVX2__)
-constexpr int kWideRows = 4, kWideVectors = 1, kPairRows = 4, kPairVectors = 1;
+constexpr KernelSize kWideKernel{6, 2, 6}, kPairKernel{6, 2, 6}, kIntKernel{4, 1, 4};
 #else
-constexpr int kWideRows = 1, kWideVectors = 1, kPairRows = 1, kPairVectors = 1;
+constexpr KernelSize kWideKernel{1, 1, 1}, kPairKernel{1, 1, 1}, kIntKernel{1, 1, 1};
 #endif
 
 // kDims, kTokens: in a step of a score, of a weighted sum. kKeyBytes, kValueBytes: of a step's vector. kQueryBytes,
 // kWeightBytes: of what is broadcast in a step.
 struct F32Kv {
   static constexpr int64_t kDims = 1, kTokens = 1, kKeyBytes = 64, kValueBytes = 64, kQueryBytes = 4, kWeightBytes = 4;
-  static constexpr int kRows = kWideRows, kVectors = kWideVectors;
+  static constexpr KernelSize kKernel = kWideKernel;
   static constexpr bool kScaled = false;
   using Sum = F32x16;
   using Number = float;
@@ -77,7 +82,7 @@ struct Bf16Kv {
   static F32x16 add(Pairs a, Pairs b, F32x16 y) { return dot2(a, b, y); }
 #if defined(__AVX512BF16__)
   static constexpr int64_t kQueryBytes = 4, kWeightBytes = 4;
-  static constexpr int kRows = kWideRows, kVectors = kWideVectors;
+  static constexpr KernelSize kKernel = kWideKernel;
   static Pairs query(const std::byte* p) { return broadcast_pair(p); }
   static void store_query(std::byte* to, F32x16 q) { store_bf16(reinterpret_cast<uint16_t*>(to), q); }
   // The instruction takes denormals for zero: there are none among weights.
@@ -88,18 +93,14 @@ struct Bf16Kv {
     _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(q.v, p.v));
   }
 #else
-  // Rounded, then widened again once for all uses.
+  // As fp32, widened once for all uses.
   static constexpr int64_t kQueryBytes = 8, kWeightBytes = 8;
-  static constexpr int kRows = kPairRows, kVectors = kPairVectors;
+  static constexpr KernelSize kKernel = kPairKernel;
   static Pairs query(const std::byte* p) {
     const auto* pair = reinterpret_cast<const float*>(p);
     return {broadcast(pair[0]), broadcast(pair[1])};
   }
-  static void store_query(std::byte* to, F32x16 q) {
-    uint16_t narrow[kLanes];
-    store_bf16(narrow, q);
-    store(reinterpret_cast<float*>(to), widen_bf16(narrow));
-  }
+  static void store_query(std::byte* to, F32x16 q) { store(reinterpret_cast<float*>(to), round_to_bf16(q)); }
   static void store_weights(std::byte* to, F32x16 p) { store_query(to, p); }
   static void store_weights(std::byte* to, F32x16 p, F32x16 q) {
     store_query(to, p);
@@ -110,15 +111,16 @@ struct Bf16Kv {
 };
 
 struct I8Kv {
-  static constexpr int64_t kDims = 4, kTokens = 2, kKeyBytes = 64, kValueBytes = 32, kQueryBytes = 4, kWeightBytes = 4;
-  static constexpr int kRows = kWideRows, kVectors = kWideVectors;
+  static constexpr int64_t kDims = 4, kTokens = 2, kKeyBytes = 64, kValueBytes = 32, kQueryBytes = kQuadBytes,
+                           kWeightBytes = 4;
+  static constexpr KernelSize kKernel = kIntKernel;
   static constexpr bool kScaled = true;
   using Sum = I32x16;
   using Number = int32_t;
   static Sum none() { return zero_i(); }
   static Quads key(const std::byte* p) { return load_quads(p); }
-  static Quads query(const std::byte* p) { return broadcast_quad(p); }
-  static I32x16 add(const Quads& k, const Quads& q, I32x16 y) { return dot4(k, q, y); }
+  static SignedQuads query(const std::byte* p) { return broadcast_quad(p); }
+  static I32x16 add(const Quads& k, const SignedQuads& q, I32x16 y) { return dot4(k, q, y); }
   static Shorts value(const std::byte* p) { return load_shorts(p); }
   static Shorts weight(const std::byte* p) { return broadcast_shorts(p); }
   static I32x16 add(const Shorts& v, const Shorts& p, I32x16 y) { return dot2(v, p, y); }

@@ -43,8 +43,10 @@ inline AttendRows lay_out(const AttendOp& op, std::byte* memory) {
 
 // One query as int8; keys being stored as key + 128, 128 times its sum is too much in every score.
 inline void quantise_query(const float* q, int64_t width, const AttendRows& rows, int64_t row) {
-  auto* out = reinterpret_cast<int8_t*>(rows.queries + row * rows.query_stride);
+  int8_t out[kMaxHeadSize];
   rows.query_scales[row] = quantise_head(q, width, out);
+  std::byte* to = rows.queries + row * rows.query_stride;
+  for (int64_t i = 0; i < width; i += 4, to += kQuadBytes) store_quad(to, out + i);
   int32_t total = 0;
   for (int64_t i = 0; i < width; ++i) total += out[i];
   rows.query_sums[row] = 128 * total;

@@ -11,17 +11,21 @@ namespace quire {
 namespace {
 
 // How far keys and values are fetched ahead. On processors with AMX into L2 and in the order of addresses, which
-// Intel's own prefetchers follow: 8 decodes of 2,048 positions take 12 % less time. On others into L1: far enough to
+// Intel's own prefetchers follow: 8 decodes of 2,048 positions take 12 % less time. With AVX-512 into L1: far enough to
 // hide memory, near enough that what is on its way and what is read fit L1 together. There a line fetched into L2 would
 // wait for one of L1's few places for misses twice. With half of it int8 took 30 % longer, with twice as much bf16 9 %
-// (one thread of Zen 5).
+// (one thread of Zen 5). With AVX2 into L2, values in the order of addresses too: a tile of bf16 alone fills L1.
 #if defined(QUIRE_TILES)
 constexpr int64_t kReadAheadBytes = 16 << 10;
-constexpr bool kAheadInOrder = true;
+constexpr bool kKeysInOrder = true, kValuesInOrder = false;
+inline void prefetch_ahead(const void* p) { prefetch(p); }
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+constexpr int64_t kReadAheadBytes = 16 << 10;
+constexpr bool kKeysInOrder = false, kValuesInOrder = true;
 inline void prefetch_ahead(const void* p) { prefetch(p); }
 #else
 constexpr int64_t kReadAheadBytes = 8 << 10;
-constexpr bool kAheadInOrder = false;
+constexpr bool kKeysInOrder = false, kValuesInOrder = false;
 inline void prefetch_ahead(const void* p) { prefetch_l1(p); }
 #endif
 
@@ -32,7 +36,7 @@ void score_block(const std::byte* const* keys, const std::byte* const* ahead, co
                  int64_t query_stride, int64_t steps, typename Kv::Number* out) {
   typename Kv::Sum y[R][C];
   QUIRE_UNROLL for (int r = 0; r < R; ++r) { QUIRE_UNROLL for (int c = 0; c < C; ++c) y[r][c] = Kv::none(); }
-  const bool in_order = kAheadInOrder && steps % C == 0;
+  const bool in_order = kKeysInOrder && steps % C == 0;
   const std::byte* line = nullptr;
   int64_t turn = 0;
   for (int64_t i = 0; i < steps; ++i) {
@@ -54,7 +58,7 @@ void score_block(const std::byte* const* keys, const std::byte* const* ahead, co
 }
 
 // Values of consecutive steps: step i's 16 C dimensions at values + i * the row's bytes, its weights at offset
-// `weights` of each row of weights.
+// `weights` of each row of weights. What lies at `ahead` is prefetched, one row's bytes apart or without gaps.
 struct Run {
   const std::byte* values;
   const std::byte* ahead;
@@ -72,7 +76,8 @@ void weigh_block(const Run* runs, int64_t num_runs, int64_t row_bytes, const std
     const std::byte* v = run->values;
     const std::byte* ahead = run->ahead;
     const std::byte* w = weights + run->weights;
-    for (int64_t i = 0; i < run->steps; ++i, v += row_bytes, ahead += row_bytes, w += Kv::kWeightBytes) {
+    const int64_t ahead_bytes = kValuesInOrder ? C * Kv::kValueBytes : row_bytes;
+    for (int64_t i = 0; i < run->steps; ++i, v += row_bytes, ahead += ahead_bytes, w += Kv::kWeightBytes) {
       decltype(Kv::value(v)) value[C];
       QUIRE_UNROLL for (int c = 0; c < C; ++c) {
         value[c] = Kv::value(v + c * Kv::kValueBytes);
@@ -89,8 +94,15 @@ void weigh_block(const Run* runs, int64_t num_runs, int64_t row_bytes, const std
   }
 }
 
+// Rows that a kernel of C vectors has registers for.
+template <class Kv, int C>
+constexpr int most_rows() {
+  constexpr KernelSize kSize = Kv::kKernel;
+  return kSize.sums / C < kSize.rows ? kSize.sums / C : kSize.rows;
+}
+
 // The kernels for 1 … R rows.
-template <class Kv, int C, int R = Kv::kRows>
+template <class Kv, int C, int R = most_rows<Kv, C>()>
 void score_rows(int64_t rows, const std::byte* const* keys, const std::byte* const* ahead, const std::byte* queries,
                 int64_t query_stride, int64_t steps, typename Kv::Number* out) {
   if constexpr (R > 1) {
@@ -98,7 +110,7 @@ void score_rows(int64_t rows, const std::byte* const* keys, const std::byte* con
   }
   score_block<Kv, R, C>(keys, ahead, queries, query_stride, steps, out);
 }
-template <class Kv, int C, int R = Kv::kRows>
+template <class Kv, int C, int R = most_rows<Kv, C>()>
 void weigh_rows(int64_t rows, const Run* runs, int64_t num_runs, int64_t row_bytes, const std::byte* weights,
                 typename Kv::Number* out, int64_t out_stride) {
   if constexpr (R > 1) {
@@ -142,9 +154,17 @@ inline void find_keys(const KvLayer& kv, const int32_t* table, const Item& item,
 struct Stream {
   int64_t values;  // where the tile's values begin
   int64_t distance;
-  const std::byte* groups[4 * kTileGroups];
+  const std::byte* groups[4 * kTileGroups + 1];
 
   const std::byte* const* ahead(int64_t index) const { return groups + index + distance; }
+
+  // What to fetch while C of `vectors` vectors, from number `c` on, of the values of run `i` are read.
+  template <class Kv, int C>
+  const std::byte* ahead_in_order(int64_t vectors, int64_t c, int64_t i) const {
+    constexpr int64_t kBytes = kGroup / Kv::kTokens * C * Kv::kValueBytes;
+    const int64_t parts = (vectors + C - 1) / C, part = c / C * values + i;
+    return ahead(values)[part / parts] + part % parts * kBytes;
+  }
 };
 template <class Kv>
 Stream make_stream(const KvLayer& kv, const TileKeys& tile, const TileKeys& next) {
@@ -155,14 +175,15 @@ Stream make_stream(const KvLayer& kv, const TileKeys& tile, const TileKeys& next
     for (int64_t g = part->first; g < part->end; ++g) stream.groups[count++] = part->keys[g];
     for (int64_t g = part->first; g < part->end; ++g) stream.groups[count++] = part->values[g];
   }
-  for (; count < 4 * kTileGroups; ++count) stream.groups[count] = stream.groups[count - 1];
+  for (; count <= 4 * kTileGroups; ++count) stream.groups[count] = stream.groups[count - 1];
   stream.values = tile.end - tile.first;
   // Where a weighted sum goes through the values several times, it reads that much of each group at once.
-  constexpr int64_t kPart = kGroup / Kv::kTokens * Kv::kVectors * Kv::kValueBytes;
+  constexpr int64_t kPart = kGroup / Kv::kTokens * Kv::kKernel.vectors * Kv::kValueBytes;
   const int64_t whole = value_group_bytes(kv.format, kv.head_size);
-  const int64_t distance = kReadAheadBytes / (whole < kPart ? whole : kPart);
+  const int64_t distance = kReadAheadBytes / (kValuesInOrder || whole < kPart ? whole : kPart);
   // Groups that are read together must not fetch each other.
-  stream.distance = distance < Kv::kVectors ? Kv::kVectors : distance > kTileGroups ? kTileGroups : distance;
+  constexpr int64_t kMost = kValuesInOrder ? 2 * kTileGroups : kTileGroups;
+  stream.distance = distance < Kv::kKernel.vectors ? Kv::kKernel.vectors : distance > kMost ? kMost : distance;
   return stream;
 }
 
@@ -177,10 +198,10 @@ Stream make_stream(const KvLayer& kv, const TileKeys& tile, const TileKeys& next
   }
 }
 
-// Groups of at most kRows rows that are as even as can be: 7 rows are 4 and 3.
-template <class Kv, class Function>
-void for_rows(int64_t num_rows, Function function) {
-  const int64_t parts = (num_rows + Kv::kRows - 1) / Kv::kRows;
+// Groups of at most `most` rows that are as even as can be: 7 rows are 4 and 3 if `most` is 4.
+template <class Function>
+void for_rows(int64_t num_rows, int64_t most, Function function) {
+  const int64_t parts = (num_rows + most - 1) / most;
   for (int64_t part = 0, row = 0; part < parts; ++part) {
     const int64_t rows = (num_rows - row + parts - part - 1) / (parts - part);
     function(row, rows);
@@ -188,46 +209,56 @@ void for_rows(int64_t num_rows, Function function) {
   }
 }
 
-template <class Kv>
-void score_tile(const AttendRows& rows, const TileKeys& tile, const Stream& stream, int64_t steps) {
-  auto* scores = reinterpret_cast<typename Kv::Number*>(rows.scores);
-  for (int64_t g = tile.first; g < tile.end;) {
-    const bool whole = tile.end - g >= Kv::kVectors;
-    const std::byte* const* ahead = stream.ahead(g - tile.first);
-    for_rows<Kv>(rows.count, [&](int64_t row, int64_t count) {
-      const std::byte* queries = rows.queries + row * rows.query_stride;
-      auto* out = scores + row * kTileTokens + g * kGroup;
-      if (whole) {
-        score_rows<Kv, Kv::kVectors>(count, tile.keys + g, ahead, queries, rows.query_stride, steps, out);
-      } else {
-        score_rows<Kv, 1>(count, tile.keys + g, ahead, queries, rows.query_stride, steps, out);
-      }
-    });
-    g += whole ? Kv::kVectors : 1;
+// Calls visit<C>(first) for vectors begin … end - 1, as many at once as there are registers for beside all rows, or
+// beside as many rows as a kernel takes.
+template <class Kv, class Visit>
+void for_vectors(int64_t num_rows, int64_t begin, int64_t end, Visit visit) {
+  constexpr int kMost = Kv::kKernel.vectors;
+  const bool wide = num_rows <= most_rows<Kv, kMost>() || most_rows<Kv, kMost>() == Kv::kKernel.rows;
+  for (int64_t i = begin; i < end;) {
+    if (wide && end - i >= kMost) {
+      visit.template operator()<kMost>(i);
+      i += kMost;
+    } else {
+      visit.template operator()<1>(i);
+      ++i;
+    }
   }
 }
 
+// The first rows' kernel fetches what is further on; the others' have only what they read to name.
 template <class Kv>
-void weigh_tile(const AttendRows& rows, const Run* runs, int64_t num_runs, int64_t row_bytes, std::byte* sums) {
+void score_tile(const AttendRows& rows, const TileKeys& tile, const Stream& stream, int64_t steps) {
+  auto* scores = reinterpret_cast<typename Kv::Number*>(rows.scores);
+  for_vectors<Kv>(rows.count, tile.first, tile.end, [&]<int C>(int64_t g) {
+    const std::byte* const* ahead = stream.ahead(g - tile.first);
+    for_rows(rows.count, most_rows<Kv, C>(), [&](int64_t row, int64_t count) {
+      const std::byte* queries = rows.queries + row * rows.query_stride;
+      auto* out = scores + row * kTileTokens + g * kGroup;
+      score_rows<Kv, C>(count, tile.keys + g, ahead, queries, rows.query_stride, steps, out);
+      ahead = tile.keys + g;
+    });
+  });
+}
+
+template <class Kv>
+void weigh_tile(const AttendRows& rows, const Stream& stream, const Run* runs, int64_t num_runs, int64_t row_bytes,
+                std::byte* sums) {
   const int64_t vectors = rows.stride / kLanes;
-  for (int64_t c = 0; c < vectors;) {
-    const bool whole = vectors - c >= Kv::kVectors;
+  for_vectors<Kv>(rows.count, 0, vectors, [&]<int C>(int64_t c) {
     Run moved[kTileGroups + 1];
     for (int64_t i = 0; i < num_runs; ++i) {
-      moved[i] = {runs[i].values + c * Kv::kValueBytes, runs[i].ahead + c * Kv::kValueBytes, runs[i].steps,
-                  runs[i].weights};
+      const std::byte* ahead =
+          kValuesInOrder ? stream.ahead_in_order<Kv, C>(vectors, c, i) : runs[i].ahead + c * Kv::kValueBytes;
+      moved[i] = {runs[i].values + c * Kv::kValueBytes, ahead, runs[i].steps, runs[i].weights};
     }
-    for_rows<Kv>(rows.count, [&](int64_t row, int64_t count) {
+    for_rows(rows.count, most_rows<Kv, C>(), [&](int64_t row, int64_t count) {
       const std::byte* weights = rows.scores + row * kTileTokens * 4;
       auto* out = reinterpret_cast<typename Kv::Number*>(sums) + row * rows.stride + c * kLanes;
-      if (whole) {
-        weigh_rows<Kv, Kv::kVectors>(count, moved, num_runs, row_bytes, weights, out, rows.stride);
-      } else {
-        weigh_rows<Kv, 1>(count, moved, num_runs, row_bytes, weights, out, rows.stride);
-      }
+      weigh_rows<Kv, C>(count, moved, num_runs, row_bytes, weights, out, rows.stride);
+      for (int64_t i = 0; i < num_runs; ++i) moved[i].ahead = moved[i].values;
     });
-    c += whole ? Kv::kVectors : 1;
-  }
+  });
 }
 
 }  // namespace
