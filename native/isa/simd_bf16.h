@@ -25,19 +25,17 @@ inline F32x16 dot2(Pairs a, Pairs b, F32x16 y) { return {_mm512_dpbf16_ps(y.v, a
 
 #else
 
-// widen_odd_even: 16 pairs as 32 floats, odd before even. round_to_bf16: fp32 with the values that store_bf16 stores.
+// even_of_pairs, odd_of_pairs: those of 16 pairs. widen_odd_even: all as 32 floats, odd before even. rounded_to_bf16:
+// fp32 with the values that store_bf16 stores.
 
-// Widened, since unpacking a pair for each sum would cost more than the sum.
-struct Pairs {
-  F32x16 even, odd;
-};
 #if defined(__AVX512F__)
-inline Pairs load_pairs(const std::byte* p) {
-  const __m512i pairs = _mm512_loadu_si512(p);
-  return {{_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))},
-          {_mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(-65536)))}};
+inline F32x16 even_of_pairs(const std::byte* p) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))};
 }
-inline F32x16 round_to_bf16(F32x16 a) {
+inline F32x16 odd_of_pairs(const std::byte* p) {
+  return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(-65536)))};
+}
+inline F32x16 rounded_to_bf16(F32x16 a) {
   const __m512i bits = _mm512_castps_si512(a.v), high = _mm512_set1_epi32(-65536);
   const __m512i last = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   const __m512i half = _mm512_add_epi32(last, _mm512_set1_epi32(0x7fff));
@@ -55,10 +53,9 @@ inline void widen_odd_even(const std::byte* p, float* wide) {
 #elif defined(__AVX2__)
 inline __m256 even8(__m256i pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); }
 inline __m256 odd8(__m256i pairs) { return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(-65536))); }
-inline Pairs load_pairs(const std::byte* p) {
-  const __m256i lo = _mm256_loadu_si256((const __m256i*)p), hi = _mm256_loadu_si256((const __m256i*)(p + 32));
-  return {{even8(lo), even8(hi)}, {odd8(lo), odd8(hi)}};
-}
+inline __m256i load8(const std::byte* p) { return _mm256_loadu_si256((const __m256i*)p); }
+inline F32x16 even_of_pairs(const std::byte* p) { return {even8(load8(p)), even8(load8(p + 32))}; }
+inline F32x16 odd_of_pairs(const std::byte* p) { return {odd8(load8(p)), odd8(load8(p + 32))}; }
 inline __m256 round8_to_bf16(__m256 a) {
   const __m256i bits = _mm256_castps_si256(a), high = _mm256_set1_epi32(-65536);
   const __m256i last = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -67,7 +64,7 @@ inline __m256 round8_to_bf16(__m256 a) {
   const __m256i quiet = _mm256_or_si256(_mm256_and_si256(bits, high), _mm256_set1_epi32(0x400000));
   return _mm256_blendv_ps(_mm256_castsi256_ps(rounded), _mm256_castsi256_ps(quiet), _mm256_cmp_ps(a, a, _CMP_UNORD_Q));
 }
-inline F32x16 round_to_bf16(F32x16 a) { return {round8_to_bf16(a.lo), round8_to_bf16(a.hi)}; }
+inline F32x16 rounded_to_bf16(F32x16 a) { return {round8_to_bf16(a.lo), round8_to_bf16(a.hi)}; }
 inline void widen_odd_even(const std::byte* p, float* wide) {
   for (int i = 0; i < kLanes; i += 8, p += 32, wide += 16) {
     const __m256i pairs = _mm256_loadu_si256((const __m256i*)p);
@@ -78,28 +75,32 @@ inline void widen_odd_even(const std::byte* p, float* wide) {
   }
 }
 #else
-inline Pairs load_pairs(const std::byte* p) {
-  Pairs pairs;
-  for (int i = 0; i < kLanes; ++i) {
-    uint16_t halves[2];
-    memcpy(halves, p + 4 * i, sizeof halves);
-    pairs.even.v[i] = widen1_bf16(halves[0]);
-    pairs.odd.v[i] = widen1_bf16(halves[1]);
-  }
-  return pairs;
+inline F32x16 half_of_pairs(const std::byte* p, int half) {
+  uint16_t halves[2 * kLanes];
+  memcpy(halves, p, sizeof halves);
+  F32x16 widened;
+  for (int i = 0; i < kLanes; ++i) widened.v[i] = widen1_bf16(halves[2 * i + half]);
+  return widened;
 }
-inline F32x16 round_to_bf16(F32x16 a) {
+inline F32x16 even_of_pairs(const std::byte* p) { return half_of_pairs(p, 0); }
+inline F32x16 odd_of_pairs(const std::byte* p) { return half_of_pairs(p, 1); }
+inline F32x16 rounded_to_bf16(F32x16 a) {
   for (int i = 0; i < kLanes; ++i) a.v[i] = widen1_bf16(to_bf16(a.v[i]));
   return a;
 }
 inline void widen_odd_even(const std::byte* p, float* wide) {
-  const Pairs pairs = load_pairs(p);
+  const F32x16 even = even_of_pairs(p), odd = odd_of_pairs(p);
   for (int i = 0; i < kLanes; ++i) {
-    wide[2 * i] = pairs.odd.v[i];
-    wide[2 * i + 1] = pairs.even.v[i];
+    wide[2 * i] = odd.v[i];
+    wide[2 * i + 1] = even.v[i];
   }
 }
 #endif
+// Widened, since unpacking a pair for each sum would cost more than the sum.
+struct Pairs {
+  F32x16 even, odd;
+};
+inline Pairs load_pairs(const std::byte* p) { return {even_of_pairs(p), odd_of_pairs(p)}; }
 // The pair is two floats here, odd before even: WidenedPairs in ops/float_formats.h.
 inline Pairs broadcast_pair(const std::byte* p) {
   float pair[2];

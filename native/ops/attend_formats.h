@@ -17,33 +17,34 @@
 namespace quire {
 namespace {
 
-// Sums that a kernel keeps in registers, in vectors: of at most `rows` rows and of 1 or `vectors` vectors of keys or
-// values. Beside them there are one such vector and one broadcast. On AVX2 a sum is two registers of 16; with 3 rows of
-// one vector each, multiply-adds of bf16 would wait for each other.
+// A kernel keeps the sums of `rows` x `vectors` vectors of keys or values in registers, beside `vectors` of these and
+// one broadcast.
 struct KernelSize {
-  int rows, vectors, sums;
+  int rows, vectors;
 };
 #if defined(__AVX512F__)
-constexpr KernelSize kWideKernel{6, 4, 24}, kPairKernel{6, 2, 12}, kIntKernel{6, 4, 24};
+constexpr KernelSize kWideKernel{6, 4}, kPairKernel{6, 2}, kIntKernel{6, 4};
 #elif defined(__AVX2__)
-constexpr KernelSize kWideKernel{6, 2, 6}, kPairKernel{6, 2, 6}, kIntKernel{4, 1, 4};
+constexpr KernelSize kWideKernel{6, 1}, kPairKernel{5, 1}, kIntKernel{4, 1};
 #else
-constexpr KernelSize kWideKernel{1, 1, 1}, kPairKernel{1, 1, 1}, kIntKernel{1, 1, 1};
+constexpr KernelSize kWideKernel{1, 1}, kPairKernel{1, 1}, kIntKernel{1, 1};
 #endif
 
 // kDims, kTokens: in a step of a score, of a weighted sum. kKeyBytes, kValueBytes: of a step's vector. kQueryBytes,
-// kWeightBytes: of what is broadcast in a step.
+// kWeightBytes: of what is broadcast in a step. kParts: of a step, each a vector and a broadcast to be multiplied; one
+// after the other they need fewer registers.
 struct F32Kv {
   static constexpr int64_t kDims = 1, kTokens = 1, kKeyBytes = 64, kValueBytes = 64, kQueryBytes = 4, kWeightBytes = 4;
   static constexpr KernelSize kKernel = kWideKernel;
+  static constexpr int kParts = 1;
   static constexpr bool kScaled = false;
   using Sum = F32x16;
   using Number = float;
   static Sum none() { return zero(); }
-  static F32x16 key(const std::byte* p) { return load(reinterpret_cast<const float*>(p)); }
-  static F32x16 query(const std::byte* p) { return broadcast(*reinterpret_cast<const float*>(p)); }
-  static F32x16 value(const std::byte* p) { return key(p); }
-  static F32x16 weight(const std::byte* p) { return query(p); }
+  static F32x16 key(const std::byte* p, int) { return load(reinterpret_cast<const float*>(p)); }
+  static F32x16 query(const std::byte* p, int) { return broadcast(*reinterpret_cast<const float*>(p)); }
+  static F32x16 value(const std::byte* p, int) { return key(p, 0); }
+  static F32x16 weight(const std::byte* p, int) { return query(p, 0); }
   static F32x16 add(F32x16 a, F32x16 b, F32x16 y) { return fma(a, b, y); }
   static void store_query(std::byte* to, F32x16 q) { store(reinterpret_cast<float*>(to), q); }
   static void store_weights(std::byte* to, F32x16 p) { store(reinterpret_cast<float*>(to), p); }
@@ -55,20 +56,20 @@ struct F32Kv {
 
 struct F16Kv : F32Kv {
   static constexpr int64_t kKeyBytes = 32, kValueBytes = 32;
-  static F32x16 key(const std::byte* p) { return widen_f16(reinterpret_cast<const uint16_t*>(p)); }
-  static F32x16 value(const std::byte* p) { return key(p); }
+  static F32x16 key(const std::byte* p, int) { return widen_f16(reinterpret_cast<const uint16_t*>(p)); }
+  static F32x16 value(const std::byte* p, int) { return key(p, 0); }
 };
 
 struct E4m3Kv : F32Kv {
   static constexpr int64_t kKeyBytes = 16, kValueBytes = 16;
-  static F32x16 key(const std::byte* p) { return widen_e4m3(reinterpret_cast<const uint8_t*>(p)); }
-  static F32x16 value(const std::byte* p) { return key(p); }
+  static F32x16 key(const std::byte* p, int) { return widen_e4m3(reinterpret_cast<const uint8_t*>(p)); }
+  static F32x16 value(const std::byte* p, int) { return key(p, 0); }
 };
 
 struct E5m2Kv : F32Kv {
   static constexpr int64_t kKeyBytes = 16, kValueBytes = 16;
-  static F32x16 key(const std::byte* p) { return widen_e5m2(reinterpret_cast<const uint8_t*>(p)); }
-  static F32x16 value(const std::byte* p) { return key(p); }
+  static F32x16 key(const std::byte* p, int) { return widen_e5m2(reinterpret_cast<const uint8_t*>(p)); }
+  static F32x16 value(const std::byte* p, int) { return key(p, 0); }
 };
 
 struct Bf16Kv {
@@ -77,13 +78,15 @@ struct Bf16Kv {
   using Sum = F32x16;
   using Number = float;
   static Sum none() { return zero(); }
-  static Pairs key(const std::byte* p) { return load_pairs(p); }
-  static Pairs value(const std::byte* p) { return load_pairs(p); }
-  static F32x16 add(Pairs a, Pairs b, F32x16 y) { return dot2(a, b, y); }
 #if defined(__AVX512BF16__)
+  static constexpr int kParts = 1;
   static constexpr int64_t kQueryBytes = 4, kWeightBytes = 4;
   static constexpr KernelSize kKernel = kWideKernel;
-  static Pairs query(const std::byte* p) { return broadcast_pair(p); }
+  static Pairs key(const std::byte* p, int) { return load_pairs(p); }
+  static Pairs query(const std::byte* p, int) { return broadcast_pair(p); }
+  static Pairs value(const std::byte* p, int) { return load_pairs(p); }
+  static Pairs weight(const std::byte* p, int) { return broadcast_pair(p); }
+  static F32x16 add(Pairs a, Pairs b, F32x16 y) { return dot2(a, b, y); }
   static void store_query(std::byte* to, F32x16 q) { store_bf16(reinterpret_cast<uint16_t*>(to), q); }
   // The instruction takes denormals for zero: there are none among weights.
   static void store_weights(std::byte* to, F32x16 p) {
@@ -93,36 +96,38 @@ struct Bf16Kv {
     _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(q.v, p.v));
   }
 #else
-  // As fp32, widened once for all uses.
+  // Queries and weights are widened once for all uses. The odd halves come first, as in dot2.
+  static constexpr int kParts = 2;
   static constexpr int64_t kQueryBytes = 8, kWeightBytes = 8;
   static constexpr KernelSize kKernel = kPairKernel;
-  static Pairs query(const std::byte* p) {
-    const auto* pair = reinterpret_cast<const float*>(p);
-    return {broadcast(pair[0]), broadcast(pair[1])};
-  }
-  static void store_query(std::byte* to, F32x16 q) { store(reinterpret_cast<float*>(to), round_to_bf16(q)); }
+  static F32x16 key(const std::byte* p, int part) { return part == 0 ? odd_of_pairs(p) : even_of_pairs(p); }
+  static F32x16 query(const std::byte* p, int part) { return broadcast(reinterpret_cast<const float*>(p)[1 - part]); }
+  static F32x16 value(const std::byte* p, int part) { return key(p, part); }
+  static F32x16 weight(const std::byte* p, int part) { return query(p, part); }
+  static F32x16 add(F32x16 a, F32x16 b, F32x16 y) { return fma(a, b, y); }
+  static void store_query(std::byte* to, F32x16 q) { store(reinterpret_cast<float*>(to), rounded_to_bf16(q)); }
   static void store_weights(std::byte* to, F32x16 p) { store_query(to, p); }
   static void store_weights(std::byte* to, F32x16 p, F32x16 q) {
     store_query(to, p);
     store_query(to + 64, q);
   }
 #endif
-  static Pairs weight(const std::byte* p) { return query(p); }
 };
 
 struct I8Kv {
   static constexpr int64_t kDims = 4, kTokens = 2, kKeyBytes = 64, kValueBytes = 32, kQueryBytes = kQuadBytes,
                            kWeightBytes = 4;
   static constexpr KernelSize kKernel = kIntKernel;
+  static constexpr int kParts = 1;
   static constexpr bool kScaled = true;
   using Sum = I32x16;
   using Number = int32_t;
   static Sum none() { return zero_i(); }
-  static Quads key(const std::byte* p) { return load_quads(p); }
-  static SignedQuads query(const std::byte* p) { return broadcast_quad(p); }
+  static Quads key(const std::byte* p, int) { return load_quads(p); }
+  static SignedQuads query(const std::byte* p, int) { return broadcast_quad(p); }
   static I32x16 add(const Quads& k, const SignedQuads& q, I32x16 y) { return dot4(k, q, y); }
-  static Shorts value(const std::byte* p) { return load_shorts(p); }
-  static Shorts weight(const std::byte* p) { return broadcast_shorts(p); }
+  static Shorts value(const std::byte* p, int) { return load_shorts(p); }
+  static Shorts weight(const std::byte* p, int) { return broadcast_shorts(p); }
   static I32x16 add(const Shorts& v, const Shorts& p, I32x16 y) { return dot2(v, p, y); }
 };
 

@@ -40,16 +40,18 @@ void score_block(const std::byte* const* keys, const std::byte* const* ahead, co
   const std::byte* line = nullptr;
   int64_t turn = 0;
   for (int64_t i = 0; i < steps; ++i) {
-    decltype(Kv::key(keys[0])) key[C];
     if (in_order && i == turn) line = *ahead++, turn += steps / C;
     QUIRE_UNROLL for (int c = 0; c < C; ++c) {
-      key[c] = Kv::key(keys[c] + i * Kv::kKeyBytes);
       prefetch_ahead(in_order ? line + c * Kv::kKeyBytes : ahead[c] + i * Kv::kKeyBytes);
     }
     if (in_order) line += C * Kv::kKeyBytes;
-    QUIRE_UNROLL for (int r = 0; r < R; ++r) {
-      const auto query = Kv::query(queries + r * query_stride + i * Kv::kQueryBytes);
-      QUIRE_UNROLL for (int c = 0; c < C; ++c) y[r][c] = Kv::add(key[c], query, y[r][c]);
+    QUIRE_UNROLL for (int part = 0; part < Kv::kParts; ++part) {
+      decltype(Kv::key(keys[0], 0)) key[C];
+      QUIRE_UNROLL for (int c = 0; c < C; ++c) key[c] = Kv::key(keys[c] + i * Kv::kKeyBytes, part);
+      QUIRE_UNROLL for (int r = 0; r < R; ++r) {
+        const auto query = Kv::query(queries + r * query_stride + i * Kv::kQueryBytes, part);
+        QUIRE_UNROLL for (int c = 0; c < C; ++c) y[r][c] = Kv::add(key[c], query, y[r][c]);
+      }
     }
   }
   QUIRE_UNROLL for (int r = 0; r < R; ++r) {
@@ -78,14 +80,16 @@ void weigh_block(const Run* runs, int64_t num_runs, int64_t row_bytes, const std
     const std::byte* w = weights + run->weights;
     const int64_t ahead_bytes = kValuesInOrder ? C * Kv::kValueBytes : row_bytes;
     for (int64_t i = 0; i < run->steps; ++i, v += row_bytes, ahead += ahead_bytes, w += Kv::kWeightBytes) {
-      decltype(Kv::value(v)) value[C];
       QUIRE_UNROLL for (int c = 0; c < C; ++c) {
-        value[c] = Kv::value(v + c * Kv::kValueBytes);
         if (c * Kv::kValueBytes % 64 == 0) prefetch_ahead(ahead + c * Kv::kValueBytes);
       }
-      QUIRE_UNROLL for (int r = 0; r < R; ++r) {
-        const auto weight = Kv::weight(w + r * kTileTokens * 4);
-        QUIRE_UNROLL for (int c = 0; c < C; ++c) y[r][c] = Kv::add(value[c], weight, y[r][c]);
+      QUIRE_UNROLL for (int part = 0; part < Kv::kParts; ++part) {
+        decltype(Kv::value(v, 0)) value[C];
+        QUIRE_UNROLL for (int c = 0; c < C; ++c) value[c] = Kv::value(v + c * Kv::kValueBytes, part);
+        QUIRE_UNROLL for (int r = 0; r < R; ++r) {
+          const auto weight = Kv::weight(w + r * kTileTokens * 4, part);
+          QUIRE_UNROLL for (int c = 0; c < C; ++c) y[r][c] = Kv::add(value[c], weight, y[r][c]);
+        }
       }
     }
   }
@@ -94,15 +98,8 @@ void weigh_block(const Run* runs, int64_t num_runs, int64_t row_bytes, const std
   }
 }
 
-// Rows that a kernel of C vectors has registers for.
-template <class Kv, int C>
-constexpr int most_rows() {
-  constexpr KernelSize kSize = Kv::kKernel;
-  return kSize.sums / C < kSize.rows ? kSize.sums / C : kSize.rows;
-}
-
 // The kernels for 1 … R rows.
-template <class Kv, int C, int R = most_rows<Kv, C>()>
+template <class Kv, int C, int R = Kv::kKernel.rows>
 void score_rows(int64_t rows, const std::byte* const* keys, const std::byte* const* ahead, const std::byte* queries,
                 int64_t query_stride, int64_t steps, typename Kv::Number* out) {
   if constexpr (R > 1) {
@@ -110,7 +107,7 @@ void score_rows(int64_t rows, const std::byte* const* keys, const std::byte* con
   }
   score_block<Kv, R, C>(keys, ahead, queries, query_stride, steps, out);
 }
-template <class Kv, int C, int R = most_rows<Kv, C>()>
+template <class Kv, int C, int R = Kv::kKernel.rows>
 void weigh_rows(int64_t rows, const Run* runs, int64_t num_runs, int64_t row_bytes, const std::byte* weights,
                 typename Kv::Number* out, int64_t out_stride) {
   if constexpr (R > 1) {
@@ -198,10 +195,10 @@ Stream make_stream(const KvLayer& kv, const TileKeys& tile, const TileKeys& next
   }
 }
 
-// Groups of at most `most` rows that are as even as can be: 7 rows are 4 and 3 if `most` is 4.
-template <class Function>
-void for_rows(int64_t num_rows, int64_t most, Function function) {
-  const int64_t parts = (num_rows + most - 1) / most;
+// Groups of at most kKernel.rows rows that are as even as can be: 7 rows are 4 and 3.
+template <class Kv, class Function>
+void for_rows(int64_t num_rows, Function function) {
+  const int64_t parts = (num_rows + Kv::kKernel.rows - 1) / Kv::kKernel.rows;
   for (int64_t part = 0, row = 0; part < parts; ++part) {
     const int64_t rows = (num_rows - row + parts - part - 1) / (parts - part);
     function(row, rows);
@@ -209,30 +206,21 @@ void for_rows(int64_t num_rows, int64_t most, Function function) {
   }
 }
 
-// Calls visit<C>(first) for vectors begin … end - 1, as many at once as there are registers for beside all rows, or
-// beside as many rows as a kernel takes.
+// Calls visit<C>(first) for vectors begin … end - 1, kKernel.vectors at once or, at the end, one.
 template <class Kv, class Visit>
-void for_vectors(int64_t num_rows, int64_t begin, int64_t end, Visit visit) {
+void for_vectors(int64_t begin, int64_t end, Visit visit) {
   constexpr int kMost = Kv::kKernel.vectors;
-  const bool wide = num_rows <= most_rows<Kv, kMost>() || most_rows<Kv, kMost>() == Kv::kKernel.rows;
-  for (int64_t i = begin; i < end;) {
-    if (wide && end - i >= kMost) {
-      visit.template operator()<kMost>(i);
-      i += kMost;
-    } else {
-      visit.template operator()<1>(i);
-      ++i;
-    }
-  }
+  for (; begin + kMost <= end; begin += kMost) visit.template operator()<kMost>(begin);
+  for (; begin < end; ++begin) visit.template operator()<1>(begin);
 }
 
 // The first rows' kernel fetches what is further on; the others' have only what they read to name.
 template <class Kv>
 void score_tile(const AttendRows& rows, const TileKeys& tile, const Stream& stream, int64_t steps) {
   auto* scores = reinterpret_cast<typename Kv::Number*>(rows.scores);
-  for_vectors<Kv>(rows.count, tile.first, tile.end, [&]<int C>(int64_t g) {
+  for_vectors<Kv>(tile.first, tile.end, [&]<int C>(int64_t g) {
     const std::byte* const* ahead = stream.ahead(g - tile.first);
-    for_rows(rows.count, most_rows<Kv, C>(), [&](int64_t row, int64_t count) {
+    for_rows<Kv>(rows.count, [&](int64_t row, int64_t count) {
       const std::byte* queries = rows.queries + row * rows.query_stride;
       auto* out = scores + row * kTileTokens + g * kGroup;
       score_rows<Kv, C>(count, tile.keys + g, ahead, queries, rows.query_stride, steps, out);
@@ -245,14 +233,14 @@ template <class Kv>
 void weigh_tile(const AttendRows& rows, const Stream& stream, const Run* runs, int64_t num_runs, int64_t row_bytes,
                 std::byte* sums) {
   const int64_t vectors = rows.stride / kLanes;
-  for_vectors<Kv>(rows.count, 0, vectors, [&]<int C>(int64_t c) {
+  for_vectors<Kv>(0, vectors, [&]<int C>(int64_t c) {
     Run moved[kTileGroups + 1];
     for (int64_t i = 0; i < num_runs; ++i) {
       const std::byte* ahead =
           kValuesInOrder ? stream.ahead_in_order<Kv, C>(vectors, c, i) : runs[i].ahead + c * Kv::kValueBytes;
       moved[i] = {runs[i].values + c * Kv::kValueBytes, ahead, runs[i].steps, runs[i].weights};
     }
-    for_rows(rows.count, most_rows<Kv, C>(), [&](int64_t row, int64_t count) {
+    for_rows<Kv>(rows.count, [&](int64_t row, int64_t count) {
       const std::byte* weights = rows.scores + row * kTileTokens * 4;
       auto* out = reinterpret_cast<typename Kv::Number*>(sums) + row * rows.stride + c * kLanes;
       weigh_rows<Kv, C>(count, moved, num_runs, row_bytes, weights, out, rows.stride);
