@@ -250,7 +250,7 @@ def test_random_weights_and_models_from_outside_are_traced_each_time(
 
 def test_the_model_config_is_that_of_the_registry() -> None:
     generation, overrides = {"temperature": 0.3, "eos_token_id": [3, 4]}, {"rope_theta": 7.0}
-    expected = ModelRegistry.ConfigSource(CONFIG, generation, overrides).make()
+    expected = ModelRegistry.make_model_config(CONFIG, generation, overrides)
     for _ in range(2):
         assert ConfigSource(CONFIG, generation, overrides).make() == expected
     assert ConfigSource(CONFIG, {}, overrides).make() != expected
