@@ -18,8 +18,8 @@ inline __m256i sixteen_shorts(const uint8_t* p) { return _mm256_cvtepi8_epi16(_m
 
 inline F32x16 widen_e5m2(const uint8_t* p) { return widen_halves(_mm256_slli_epi16(sixteen_shorts(p), 8)); }
 
-// As fp16 they are 2^-8 of their value, the exponents' biases being 7 and 15. Shifted, a sign-extended byte has its sign
-// twice; one more than a NaN's exponent and fraction carries into the exponent's highest bit.
+// As fp16 they are 2^-8 of their value, the exponents' biases being 7 and 15. Shifted, a sign-extended byte has its
+// sign twice; one more than a NaN's exponent and fraction carries into the exponent's highest bit.
 inline F32x16 widen_e4m3(const uint8_t* p) {
   const __m256i top = _mm256_set1_epi16(0x4000), shifted = _mm256_slli_epi16(sixteen_shorts(p), 7);
   const __m256i finite = _mm256_andnot_si256(top, shifted);
