@@ -18,12 +18,13 @@ inline __m256i sixteen_shorts(const uint8_t* p) { return _mm256_cvtepi8_epi16(_m
 
 inline F32x16 widen_e5m2(const uint8_t* p) { return widen_halves(_mm256_slli_epi16(sixteen_shorts(p), 8)); }
 
-// As fp16 they are 2^-8 of their value, the exponents' biases being 7 and 15.
+// As fp16 they are 2^-8 of their value, the exponents' biases being 7 and 15. Shifted, a sign-extended byte has its
+// sign twice; one more than a NaN's exponent and fraction carries into the exponent's highest bit.
 inline F32x16 widen_e4m3(const uint8_t* p) {
-  const __m256i all = sixteen_shorts(p), most = _mm256_set1_epi16(0x7f), magnitude = _mm256_and_si256(all, most);
-  const __m256i sign = _mm256_and_si256(all, _mm256_set1_epi16(static_cast<int16_t>(0x8000)));
-  const __m256i nan = _mm256_and_si256(_mm256_cmpeq_epi16(magnitude, most), _mm256_set1_epi16(0x4000));
-  const __m256i halves = _mm256_or_si256(_mm256_slli_epi16(magnitude, 7), _mm256_or_si256(sign, nan));
+  const __m256i top = _mm256_set1_epi16(0x4000), shifted = _mm256_slli_epi16(sixteen_shorts(p), 7);
+  const __m256i finite = _mm256_andnot_si256(top, shifted);
+  const __m256i nan = _mm256_and_si256(_mm256_add_epi16(finite, _mm256_set1_epi16(0x80)), top);
+  const __m256i halves = _mm256_or_si256(finite, nan);
   return widen_halves(halves) * broadcast(256.0f);
 }
 

@@ -16,10 +16,7 @@ struct Shorts {
   __m512i v;
 };
 inline Quads load_quads(const std::byte* p) { return {_mm512_loadu_si512(p)}; }
-using SignedQuads = Quads;
-constexpr int64_t kQuadBytes = 4;
-inline void store_quad(std::byte* to, const int8_t* s) { memcpy(to, s, 4); }
-inline SignedQuads broadcast_quad(const std::byte* p) {
+inline Quads broadcast_quad(const std::byte* p) {
   int32_t quad;
   memcpy(&quad, p, sizeof quad);
   return {_mm512_set1_epi32(quad)};
@@ -44,7 +41,7 @@ struct Shorts {
 inline Quads load_quads(const std::byte* p) {
   return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
 }
-// Four i8 widened and stored as (0, 2), (1, 3), as dot4 multiplies them.
+// Four i8, widened once for all uses: (0, 2) and (1, 3).
 struct SignedQuads {
   __m256i even, odd;
 };
@@ -96,10 +93,7 @@ inline Quads load_quads(const std::byte* p) {
   memcpy(r.v, p, sizeof r.v);
   return r;
 }
-using SignedQuads = Quads;
-constexpr int64_t kQuadBytes = 4;
-inline void store_quad(std::byte* to, const int8_t* s) { memcpy(to, s, 4); }
-inline SignedQuads broadcast_quad(const std::byte* p) {
+inline Quads broadcast_quad(const std::byte* p) {
   Quads r;
   for (int i = 0; i < kLanes; ++i) memcpy(r.v + 4 * i, p, 4);
   return r;
@@ -130,6 +124,13 @@ inline I32x16 dot2(const Shorts& a, const Shorts& b, I32x16 y) {
   return y;
 }
 
+#endif
+
+#if defined(__AVX512VNNI__) || !defined(__AVX2__)
+// Four i8 as dot4 multiplies them, and as they are stored to be broadcast.
+using SignedQuads = Quads;
+constexpr int64_t kQuadBytes = 4;
+inline void store_quad(std::byte* to, const int8_t* s) { memcpy(to, s, kQuadBytes); }
 #endif
 
 }  // namespace
