@@ -1,5 +1,6 @@
 """Ranks on the nodes of a Ray cluster, which Ray starts on this machine."""
 
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ both_sizes = pytest.mark.parametrize("size", [1, 2])
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
     """Ray, connected to a cluster of two nodes."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # it would send them over the network
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'quire[ray]'")
     from ray.cluster_utils import Cluster
 
