@@ -17,8 +17,9 @@ Keys = dict[str, Any]
 def architecture_keys(name: str, config: Mapping[str, Any], read: Any) -> Keys:
     """Return the keys, without the architecture's `name` before them; None for one that the file lacks."""
     states = state_sizes(read)
-    keys = {} if states is None else states.keys()
-    return keys | KEYS.get(name, lambda config, read: {})(config, read)
+    keys: Keys = {} if states is None else states.keys()
+    make = KEYS.get(name)
+    return keys if make is None else keys | make(config, read)
 
 
 def state_sizes(read: Any) -> StateSizes | None:
