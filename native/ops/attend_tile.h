@@ -15,7 +15,7 @@ namespace {
 // hide memory, near enough that what is on its way and what is read fit L1 together. There a line fetched into L2 would
 // wait for one of L1's few places for misses twice. With half of it int8 took 30 % longer, with twice as much bf16 9 %
 // (one thread of Zen 5). With AVX2 into L2 and values in the order of addresses, since a tile of bf16 alone fills L1: 8
-// decodes of 2,048 positions take 16 % less time, and half the distance takes 2 to 5 % more than that (Zen 3).
+// decodes of 2,048 positions take 7 to 18 % less time, and half the distance takes 2 to 5 % more than that (Zen 3).
 #if defined(QUIRE_TILES)
 constexpr int64_t kReadAheadBytes = 16 << 10;
 constexpr bool kKeysInOrder = true, kValuesInOrder = false;
