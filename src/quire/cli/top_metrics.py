@@ -98,7 +98,10 @@ def replicas_between(before: Metrics, after: Metrics) -> list[SimpleNamespace]:
 
 def _replica_between(before: Metrics, after: Metrics, name: str, tells_tokens: bool, **labels: str) -> SimpleNamespace:
     seconds = max(after.time_s - before.time_s, 1e-9)
-    change = partial(change_between, before, after, **labels)
+
+    def change(name: str) -> float:
+        return change_between(before, after, name, **labels)
+
     prompt_tokens = change("quire_router_prompt_tokens_total")
     return SimpleNamespace(
         name=name,
