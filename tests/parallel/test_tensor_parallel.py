@@ -240,7 +240,7 @@ def test_rows_with_different_numbers_of_best_logits_are_merged_together() -> Non
 
 @pytest.mark.parametrize("model_type", ["deepseek_v2", "granitemoehybrid", "qwen2_moe", "qwen3_next"])
 def test_experts_and_shared_ones_are_summed_together(model_type: str) -> None:
-    """One sum for a layer's attention or state, and one for its MLPs."""
+    """Each layer has one sum for its attention or state, and one for its MLPs."""
     fields = next(each for each in TINY_CONFIGS[model_type].values() if fits(full_config(model_type, each), 2))
     of_granite = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32}
     hf_config = full_config(model_type, {**fields, **(of_granite if model_type == "granitemoehybrid" else {})})

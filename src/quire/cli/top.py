@@ -9,14 +9,14 @@ import select
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
+from dataclasses import asdict
 
 import click
 
 from quire.cli.command import option, output_of, verb
 from quire.cli.output import Output, format_seconds, is_capable_terminal
 from quire.cli.server_client import ServerAnswerError, ServerClient, find_url, url_option
-from quire.cli.top_metrics import Metrics, load_between, replicas_between
+from quire.cli.top_metrics import Load, Metrics, ReplicaLoad, load_between, replicas_between
 
 EXAMPLES = ("quire top", "quire top --url http://127.0.0.1:8000 --once --json")
 BAR_CELLS = 20
@@ -87,20 +87,20 @@ def _keys() -> Iterator[Callable[[float], bool]]:
             termios.tcsetattr(key, termios.TCSADRAIN, settings)
 
 
-def _show(load: SimpleNamespace, output: Output, url: str, *, live: bool) -> None:
+def _show(load: Load, output: Output, url: str, *, live: bool) -> None:
     if output.json:
-        output.result_json("quire.top/1", {"url": url, **vars(load)})
+        output.result_json("quire.top/1", {"url": url, **asdict(load)})
     elif live and not is_capable_terminal(sys.stdout):
         output.result(summary(load))
     else:
         output.result((CLEAR if live else "") + "\n".join(view_lines(load, url)))
 
 
-def _show_router(replicas: Sequence[SimpleNamespace], output: Output, url: str, *, live: bool) -> None:
+def _show_router(replicas: Sequence[ReplicaLoad], output: Output, url: str, *, live: bool) -> None:
     *replicas, total = replicas
     if output.json:
         output.result_json("quire.top.router/1", {
-            "url": url, "replicas": [vars(item) for item in replicas], "total": vars(total),
+            "url": url, "replicas": [asdict(item) for item in replicas], "total": asdict(total),
         })  # fmt: skip
     elif live and not is_capable_terminal(sys.stdout):
         num_ready = sum(item.is_ready for item in replicas)
@@ -114,14 +114,14 @@ def _show_router(replicas: Sequence[SimpleNamespace], output: Output, url: str, 
         output.table(ROUTER_HEADER, rows, right=frozenset(range(2, len(ROUTER_HEADER))))
 
 
-def _cells(load: SimpleNamespace) -> list[str]:
+def _cells(load: ReplicaLoad) -> list[str]:
     tokens_per_s = NOTHING if load.generation_tokens_per_s is None else f"{load.generation_tokens_per_s:.1f}"
     counts = [str(count) for count in (load.running, load.waiting)]
     return [load.name, "ready" if load.is_ready else "not ready", *counts, _percent(load.cache_hit_ratio),
             f"{load.prompt_tokens_per_s:.1f}", tokens_per_s, str(load.failures)]  # fmt: skip
 
 
-def view_lines(load: SimpleNamespace, url: str) -> list[str]:
+def view_lines(load: Load, url: str) -> list[str]:
     """Return the view of one interval."""
     num_full = max(0, min(BAR_CELLS, round(BAR_CELLS * load.kv_usage_ratio)))
     bar = "▓" * num_full + "░" * (BAR_CELLS - num_full)
@@ -137,7 +137,7 @@ def view_lines(load: SimpleNamespace, url: str) -> list[str]:
     return [f"{load.model} at {url}", *(f"{name:<10}  {text}" for name, text in rows.items())]
 
 
-def summary(load: SimpleNamespace) -> str:
+def summary(load: Load) -> str:
     """Return one interval as one line."""
     return " · ".join((
         f"{load.generation_tokens_per_s:.1f} tok/s", f"{load.running} running", f"{load.waiting} waiting",

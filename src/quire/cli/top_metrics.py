@@ -4,8 +4,8 @@ Next to read: `top.py`.
 """
 
 import math
+from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -50,21 +50,42 @@ class Metrics:
         return dict(sorted(found.items()))
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A server between two pages. None: no sample, or the server does not tell."""
+
+    model: str
+    seconds: float
+    running: int
+    waiting: int
+    kv_usage_ratio: float
+    cache_hit_ratio: float | None
+    prompt_tokens_per_s: float
+    generation_tokens_per_s: float
+    requests_per_s: float
+    ttft_p50_s: float | None
+    ttft_p95_s: float | None
+    itl_p50_s: float | None
+    itl_p95_s: float | None
+    preemptions: int
+    engine_deaths: int
+
+
 def change_between(before: Metrics, after: Metrics, name: str, **labels: str) -> float:
     """Return the change of a counter. One that fell belongs to an engine that was restarted."""
     now, then = after.value(name, **labels), before.value(name, **labels)
     return now - then if now >= then else now
 
 
-def load_between(before: Metrics, after: Metrics) -> SimpleNamespace:
-    """Return the changes of a server between two pages; None: no sample, or the server does not tell.
+def load_between(before: Metrics, after: Metrics) -> Load:
+    """Return the changes between two pages.
 
     Preemptions are those of the interval, engine deaths those since the server's start.
     """
     seconds = max(after.time_s - before.time_s, 1e-9)
     change = partial(change_between, before, after)
     queries = change("quire_prefix_cache_queries_total")
-    return SimpleNamespace(
+    return Load(
         model=after.label("quire_build_info", "model"),
         seconds=seconds,
         running=int(after.value("quire_requests_running")),
@@ -83,12 +104,26 @@ def load_between(before: Metrics, after: Metrics) -> SimpleNamespace:
     )
 
 
-def replicas_between(before: Metrics, after: Metrics) -> list[SimpleNamespace]:
+@dataclass(frozen=True, slots=True)
+class ReplicaLoad:
+    """A replica between two pages of its router. None: no sample, or the replica does not tell."""
+
+    name: str
+    is_ready: bool
+    running: int
+    waiting: int
+    cache_hit_ratio: float | None
+    prompt_tokens_per_s: float
+    generation_tokens_per_s: float | None
+    failures: int
+
+
+def replicas_between(before: Metrics, after: Metrics) -> list[ReplicaLoad]:
     """Return the changes of each replica between two pages of a router, then those of all together.
 
     Prompt tokens, hits and failures are those of the router's requests, prompts counted when a request ends; the
     others are of all clients of the replica. Failures are those since the router's start. All together are ready if one
-    replica is. None: no sample, or the replica does not tell.
+    replica is.
     """
     names = after.values_of(f"{REPLICA}_up", "replica")
     telling = frozenset(after.values_of(f"{REPLICA}_generation_tokens", "replica"))
@@ -96,14 +131,14 @@ def replicas_between(before: Metrics, after: Metrics) -> list[SimpleNamespace]:
     return [*replicas, _replica_between(before, after, f"all {len(names)}", True)]
 
 
-def _replica_between(before: Metrics, after: Metrics, name: str, tells_tokens: bool, **labels: str) -> SimpleNamespace:
+def _replica_between(before: Metrics, after: Metrics, name: str, tells_tokens: bool, **labels: str) -> ReplicaLoad:
     seconds = max(after.time_s - before.time_s, 1e-9)
 
-    def change(name: str) -> float:
-        return change_between(before, after, name, **labels)
+    def change(metric: str) -> float:
+        return change_between(before, after, metric, **labels)
 
     prompt_tokens = change("quire_router_prompt_tokens_total")
-    return SimpleNamespace(
+    return ReplicaLoad(
         name=name,
         is_ready=bool(after.value(f"{REPLICA}_up", **labels)),
         running=int(after.value(f"{REPLICA}_running", **labels)),

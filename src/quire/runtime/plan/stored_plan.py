@@ -336,7 +336,7 @@ def is_built_in(hf_config: Mapping[str, Any]) -> bool:
 
 
 def _described(placement: Placement, tensors: Mapping[str, WeightTensor]) -> StoredPlacement | None:
-    """ConfigSource a placement by its checkpoint's tensor; None if it is not made of whole stored rows of that."""
+    """Describe a placement by its checkpoint's tensor; None if it is not made of whole stored rows of that."""
     tensor = placement.whole or placement.tensor
     source = tensors.get(tensor.name)
     if source is None or not len(source.stored):
