@@ -223,6 +223,14 @@ def test_models_formats_and_code_are_in_the_key(checkpoint: Any, monkeypatch: py
     assert None not in keys
 
 
+def test_variable_names_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plans: Path) -> None:
+    monkeypatch.setenv("QUIRE_PLAN_CACHE", str(tmp_path / "own"))
+    write("plan", "key", {"a": 1})
+    assert [path.name for path in (tmp_path / "own").iterdir()] == ["plan-key.json"]
+    assert read("plan", "key", dict) == {"a": 1}
+    assert not plans.exists()
+
+
 @pytest.mark.parametrize("variable", [("QUIRE_PLAN_CACHE", "0"), ("QUIRE_KERNELS", "reference")])
 def test_no_plan_is_kept_where_it_is_switched_off(
     variable: tuple[str, str], checkpoint: Any, monkeypatch: pytest.MonkeyPatch
