@@ -400,7 +400,7 @@ def test_what_is_not_supported_names_the_field(
 
 
 @pytest.mark.parametrize("missing", ["scales", "qzeros", "g_idx"])
-def test_a_missing_tensor_of_a_layer_is_named(tmp_path: Path, missing: str) -> None:
+def test_missing_tensor_of_a_layer_is_named(tmp_path: Path, missing: str) -> None:
     quantization, pack = CASES["GPTQ 4, act-order"][1]
     save(
         tmp_path,
