@@ -1,10 +1,11 @@
 """`quire show`: architecture, sizes, tensor formats, tokenizer and origin of a model, from its files alone.
 
-Reads headers only; no weights, and torch only for an architecture that Quire lacks. Next to read: `tokenize.py`.
+Reads headers only, no weights. The model's code runs once without values, as it does before weights are loaded, so that
+a model that cannot run is known here. Next to read: `tokenize.py`.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -34,7 +35,10 @@ CONFIG_FIELDS = {
     "tie_word_embeddings": "tied embeddings",
 }
 """The shown fields of config.json, and their labels."""
-IMPLEMENTATIONS = {"quire": "Quire's own model", "transformers": "Transformers' own module, op by op"}
+UNLIMITED_BYTES = 1 << 60
+IMPLEMENTATIONS = {
+    "quire": "Quire's own model, on CPUs as a plan", "transformers": "Transformers' own module, op by op"
+}  # fmt: skip
 
 
 @verb("show", ("quire show", "quire show ./model.gguf --tensors"))
@@ -95,7 +99,7 @@ def describe(checkpoint: "Checkpoint") -> dict[str, Any]:
         "path": str(files.path),
         "format": checkpoint.format,
         "architectures": list(config.get("architectures") or ()),
-        "implementation": _implementation(config),
+        "implementation": _implementation(checkpoint),
         "num_parameters": checkpoint.num_parameters,
         "num_bytes": sum(item["num_bytes"] for item in formats.values()),
         "config": {name: config[name] for name in CONFIG_FIELDS if config.get(name) is not None},
@@ -106,13 +110,25 @@ def describe(checkpoint: "Checkpoint") -> dict[str, Any]:
     }
 
 
-def _implementation(config: Mapping[str, Any]) -> str:
-    """Return "quire", "transformers" for Transformers' own module, or the error of a model that cannot be computed."""
-    from quire.models.registry import ModelRegistry, has_model_file
+def _implementation(checkpoint: "Checkpoint") -> str:
+    """Return "quire" for a model that runs as a plan, "quire, op by op: …" with the reason, "transformers" for
+    Transformers' own module, or "none: …" with the error of loading.
+    """
+    from quire.engine.build import resolve_config
+    from quire.insight.explain.rank_model import trace_rank
+    from quire.kernels.tracing import NotTraceableError
+    from quire.runtime.hardware import detect_hardware
 
+    memory = {"total_memory_bytes": UNLIMITED_BYTES, "available_memory_bytes": UNLIMITED_BYTES}
+    options = EngineOptions(model=checkpoint.files.name, device="cpu")
     try:
-        return "quire" if has_model_file(config) else ModelRegistry.make_model_config(config).implementation
+        config = resolve_config(options, checkpoint, replace(detect_hardware("cpu"), **memory))
+        if config.model.implementation == "quire":
+            trace_rank(config, checkpoint, 1)
+        return config.model.implementation
     except QuireError as error:
+        if isinstance(error.__cause__, NotTraceableError):
+            return f"quire, op by op: a plan cannot hold {error.__cause__}"
         return f"none: {error.message}"
 
 
