@@ -399,6 +399,16 @@ def test_what_is_not_supported_names_the_field(
         load_all(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["GPTQ 4", "AWQ", "FP8 blocks", "W4A16", "NVFP4, ModelOpt", "MXFP4"])
+def test_floats_under_the_name_of_a_format_are_an_error(tmp_path: Path, name: str) -> None:
+    """Some layers of floats are no error: `FLOAT_LAYER` is one in every other test."""
+    quantization = {"quant_method": "mxfp4"} if name == "MXFP4" else CASES[name][1][0]
+    save(tmp_path, quantization, lambda weight: ({"weight": weight}, weight.clone()))
+    method = quantization["quant_method"]
+    with pytest.raises(ModelFileError, match=f"quant_method={method}, but no weight is quantised: take the field out"):
+        open_saved(tmp_path)
+
+
 @pytest.mark.parametrize("missing", ["scales", "qzeros", "g_idx"])
 def test_a_missing_tensor_of_a_layer_is_named(tmp_path: Path, missing: str) -> None:
     quantization, pack = CASES["GPTQ 4, act-order"][1]

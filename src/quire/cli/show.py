@@ -119,10 +119,11 @@ def _implementation(checkpoint: "Checkpoint") -> str:
     from quire.kernels.tracing import NotTraceableError
     from quire.runtime.hardware import detect_hardware
 
-    memory = {"total_memory_bytes": UNLIMITED_BYTES, "available_memory_bytes": UNLIMITED_BYTES}
-    options = EngineOptions(model=checkpoint.files.name, device="cpu")
+    hardware = replace(
+        detect_hardware("cpu"), total_memory_bytes=UNLIMITED_BYTES, available_memory_bytes=UNLIMITED_BYTES
+    )
     try:
-        config = resolve_config(options, checkpoint, replace(detect_hardware("cpu"), **memory))
+        config = resolve_config(EngineOptions(model=checkpoint.files.name, device="cpu"), checkpoint, hardware)
         if config.model.implementation == "quire":
             trace_rank(config, checkpoint, 1)
         return config.model.implementation

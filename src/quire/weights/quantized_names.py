@@ -1,8 +1,9 @@
 """Join the tensors of quantised Hugging Face directories: FP8, NVFP4, GPTQ, AWQ and compressed-tensors.
 
 Each quantised layer has several tensors, which become one `QuantizedTensor` under the name that the layer has without
-quantisation. Layers that are stored as floats (`modules_to_not_convert`, `ignore`) stay as they are. Scales of
-activations are not used: activations keep the compute dtype. Next to read: `quantized.py`.
+quantisation. Layers that are stored as floats stay as they are, named in `modules_to_not_convert` and `ignore` or not:
+their values are in the file. Only a directory without any quantised layer contradicts itself. Scales of activations are
+not used: activations keep the compute dtype. Next to read: `quantized.py`.
 """
 
 import math
@@ -13,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from quire.errors import ModelFileError, UnsupportedModelError, printable
-from quire.weights.dequantize import DOUBLED_FLOATS
 from quire.weights.quantized import (
     BLOCK,
     NVFP4_GROUP,
@@ -24,6 +24,7 @@ from quire.weights.quantized import (
     codes_down,
     e4m3_values,
     e5m2_values,
+    nvfp4,
 )
 from quire.weights.weight_tensor import WeightTensor
 
@@ -303,24 +304,17 @@ def _nvfp4(name: str, codes: WeightTensor, parts: _Parts) -> WeightTensor:
     """
     num_outputs, num_inputs = codes.shape[0], 2 * codes.shape[-1]
     _check(name, codes, (num_outputs, num_inputs // 2), "U8")
-    groups = _groups(name, num_inputs, NVFP4_GROUP)
+    _groups(name, num_inputs, NVFP4_GROUP)
     scales = _check(name, parts.get("weight_scale"), (num_outputs, num_inputs // NVFP4_GROUP), "F8_E4M3")
     factor = parts.find("weight_scale_2")
     stored = factor or parts.get("weight_global_scale")
     unit = stored.to_numpy().reshape(-1)[0]
-    table = e4m3_values() * (unit if factor is not None else np.float32(1) / unit)
     pairs, of_groups = codes.stored, scales.stored
-    one = np.ones((1, 1), np.float32).view(np.uint8)
-    scaling = Quantized(
-        lambda first, last: of_groups[first:last], WeightTensor(scales.name, (1, 1), "F32", one), 0.0,
-        np.zeros(scales.shape[1], np.int64), 1.0, num_outputs, table=table,
-    )  # fmt: skip
-    quantized = Quantized(
+    return nvfp4(
+        name, (num_outputs, num_inputs), pairs,
         lambda first, last: np.stack([pairs[first:last] & 15, pairs[first:last] >> 4], -1).reshape(last - first, -1),
-        QuantizedTensor(scales.name, scales.shape, "FP8", of_groups, quantized=scaling), 0.0, groups,
-        (codes.num_bytes + scales.num_bytes) / (num_outputs * num_inputs), table=DOUBLED_FLOATS / 2,
+        lambda first, last: of_groups[first:last], unit if factor is not None else np.float32(1) / unit,
     )  # fmt: skip
-    return QuantizedTensor(name, (num_outputs, num_inputs), "NVFP4", pairs, quantized=quantized)
 
 
 def _modelopt(path: str, fields: Mapping[str, Any]) -> Make:
