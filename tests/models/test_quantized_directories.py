@@ -370,7 +370,7 @@ def load_all(path: Path) -> list[np.ndarray]:
         ("GPTQ 4", {"bits": 3}, UnsupportedModelError, "bits=3; supported are 4, 8: use a GGUF"),
         ("GPTQ 4", {"bits": 8}, ModelFileError, "96 columns, no multiple of group_size=64"),
         ("GPTQ 4", {"group_size": 40}, ModelFileError, "columns, no multiple of group_size=40"),
-        ("GPTQ 4", {"group_size": 32}, ModelFileError, "another order, but desc_act is not true"),
+        ("GPTQ 4", {"group_size": 32}, ModelFileError, "groups of 64 columns, but .* group_size=32; correct"),
         ("GPTQ 4", {"group_size": 0}, ModelFileError, "group_size=0, not -1 or a number above 0"),
         ("GPTQ 4", {"checkpoint_format": "marlin"}, UnsupportedModelError, "checkpoint_format=marlin"),
         ("GPTQ 4, act-order", {"desc_act": False}, ModelFileError, "another order, but desc_act is not true"),

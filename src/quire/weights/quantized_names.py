@@ -173,9 +173,15 @@ def _gptq(path: str, fields: Mapping[str, Any]) -> Make:
         order = parts.find("g_idx")
         if order is not None:
             stored_groups = _words(_check(name, order, (num_inputs,), "I32")).reshape(-1).astype(np.int64)
-            if not has_order and (stored_groups != groups).any():
+            if not has_order and (np.diff(stored_groups) < 0).any():
                 raise ModelFileError(
                     f"'{printable(name)}' has columns in another order, but desc_act is not true; set it"
+                )
+            if not has_order and (stored_groups != groups).any():
+                found = int(np.bincount(stored_groups.clip(0, num_inputs)).max())
+                raise ModelFileError(
+                    f"'{printable(name)}' has groups of {found} columns, but quantization_config has group_size={size};"
+                    " correct the field"
                 )
             if stored_groups.max() >= num_groups:
                 raise ModelFileError(
