@@ -34,7 +34,7 @@ PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
         (QWEN, HERMES), (QWEN_35, formats.QWEN), (LLAMA_31, LLAMA), (LLAMA_32, LLAMA), (MISTRAL_V3, MISTRAL),
         (f"{MISTRAL_V3} [ARGS]", formats.MISTRAL_ARGS), (GPT_OSS, formats.HARMONY),
         ("{{ tools }}<|tool_call_start|>", formats.LFM), ("{{ tools }}<function_calls>", formats.OLMO),
-        ("{{ tools }}<|tool_call|>", formats.PHI),
+        ("{{ tools }}<|tool_call|>", formats.PHI), ("{{ tools }}<seed:tool_call><function=", formats.SEED),
         (GLM_45, formats.GLM_TAGGED), (GLM_4, formats.GLM), (DEEPSEEK, formats.DEEPSEEK),
         (DEEPSEEK_31, formats.DEEPSEEK_V31), ("{{ tools }}" + DEEPSEEK, formats.DEEPSEEK),
         (GEMMA_4, GEMMA), (PLAIN, GENERIC), (None, GENERIC),

@@ -24,6 +24,7 @@ from quire.text.tool_calls.formats import (
     OLMO,
     PHI,
     QWEN,
+    SEED,
     ToolCallFormat,
 )
 from quire.text.tool_calls.parser import ContentDelta, ToolArgumentsDelta, ToolCallParser, ToolCallStart, ToolEvent
@@ -81,6 +82,10 @@ CALLS: dict[str, tuple[ToolCallFormat, str, str, list[tuple[str, str]]]] = {
         QWEN, "<tool_call><function=g></function></tool_call>\n<tool_call>\n<function=f><parameter=a>True</parameter>"
         "<parameter=b>\n\n{x\n\n</parameter></function>", "",
         [("g", "{}"), ("f", '{"a": true, "b": "\\n{x\\n"}')],
+    ),
+    "seed": (
+        SEED, "<seed:tool_call>\n<function=f>\n<parameter=a>3</parameter>\n</function>\n</seed:tool_call>", "",
+        [("f", '{"a": 3}')],
     ),
     "mistral, name first": (
         MISTRAL_ARGS, f"Yes. [TOOL_CALLS]f[ARGS]{F_ARGUMENTS}[TOOL_CALLS]g[CALL_ID]abc[ARGS]{{}}", "Yes.",

@@ -74,6 +74,8 @@ HERMES = ToolCallFormat("hermes", "<tool_call>", True, closing="</tool_call>")
 """Hermes 2 and 3, Qwen 2.5 and 3, SmolLM3, Granite 4."""
 QWEN = ToolCallFormat("qwen", "<tool_call>", True, closing="</tool_call>", tags=QWEN_TAGS)
 """Qwen3.5 and Qwen3-Coder."""
+SEED = ToolCallFormat("seed", "<seed:tool_call>", True, closing="</seed:tool_call>", tags=QWEN_TAGS)
+"""Seed-OSS."""
 GLM_TAGGED = ToolCallFormat("glm-tagged", "<tool_call>", True, tags=GLM_TAGS)
 """GLM-4.5 and later."""
 GLM = ToolCallFormat("glm", "<|assistant|>", False, closing="<|assistant|>", names_first=r"\S")
@@ -109,7 +111,7 @@ DEEPSEEK_V31 = replace(
 """DeepSeek-V3.1."""
 GENERIC = ToolCallFormat("generic", "```json", False, closing="```", separators=",;")
 """The format of `tools_system_prompt` and `tool_choice_schema`: nothing but JSON, fenced or not."""
-_BY_MARKER = (HERMES, MISTRAL, LLAMA, GEMMA, PHI, LFM, OLMO, DEEPSEEK)
+_BY_MARKER = (HERMES, MISTRAL, LLAMA, GEMMA, PHI, LFM, OLMO, SEED, DEEPSEEK)
 """Chosen by their opening markers."""
 FORMATS = {
     item.name: item
