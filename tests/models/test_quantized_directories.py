@@ -409,6 +409,18 @@ def test_floats_under_the_name_of_a_format_are_an_error(tmp_path: Path, name: st
         open_saved(tmp_path)
 
 
+def test_scales_of_groups_that_do_not_divide_are_named(tmp_path: Path) -> None:
+    def pack(weight: torch.Tensor) -> Parts:
+        parts, values = CASES["W4A16"][1][1](weight)
+        return {**parts, "weight_scale": parts["weight_scale"][:, :1].repeat(1, 5)}, values
+
+    save(tmp_path, CASES["W4A16"][1][0], pack)
+    with pytest.raises(
+        ModelFileError, match=r"_proj.weight_scale' has 5 groups, which do not divide the \d+ columns of"
+    ):
+        open_saved(tmp_path)
+
+
 @pytest.mark.parametrize("missing", ["scales", "qzeros", "g_idx"])
 def test_a_missing_tensor_of_a_layer_is_named(tmp_path: Path, missing: str) -> None:
     quantization, pack = CASES["GPTQ 4, act-order"][1]

@@ -371,7 +371,12 @@ def _compressed(path: str, fields: Mapping[str, Any]) -> Make:
         scales = parts.get("weight_scale")
         num_groups = scales.shape[-1] if scales.shape else 1
         _check(name, scales, (num_outputs, num_groups), *FLOATS)
-        groups = _groups(name, num_inputs, num_inputs // num_groups if num_inputs % num_groups == 0 else num_inputs + 1)
+        if num_inputs % num_groups:
+            raise ModelFileError(
+                f"'{printable(scales.name)}' has {num_groups} groups, which do not divide the {num_inputs} columns of "
+                f"'{printable(name)}'; fetch the model again"
+            )
+        groups = np.arange(num_inputs) // (num_inputs // num_groups)
         if (order := parts.find("weight_g_idx")) is not None:
             stored_groups = _words(_check(name, order, (num_inputs,), "I32")).reshape(-1).view("<i4").astype(np.int64)
             # -1 stands for columns in order.
