@@ -31,6 +31,10 @@ from quire.weights.weight_tensor import WeightTensor
 
 SCALE = re.compile(r"(.*)\.(?:input_)?scale")
 """Names of scales beside weights in NVFP4."""
+SEPARATE_QUANTIZATION = {
+    "hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"
+}  # fmt: skip
+"""Files in which older tools write what `quantization_config` says, and their methods."""
 POOLINGS = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean"}
 """Poolings of sentence-transformers, and those of `PoolingParams`."""
 
@@ -198,18 +202,23 @@ def _open_directory(files: ModelFiles, *, with_tensors: bool) -> Checkpoint:
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         raise ModelFileError(f"{config_path}: 'architectures' is missing; it names the model class to run")
     quantization = config.get("quantization_config") or config.get("compression_config")
+    own_path = config_path
+    for name, known in SEPARATE_QUANTIZATION.items():
+        if not quantization and (files.path / name).is_file():
+            own_path, found = files.path / name, read_json_object(files.path / name)
+            quantization = {"quant_method": known, **found.get("quantization", found)}
     method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
     generation_path = files.path / "generation_config.json"
     generation_config = read_json_object(generation_path) if generation_path.is_file() else {}
     tensors: Mapping[str, WeightTensor] = joined(read_directory(files.path)) if with_tensors else {}
     if quantization and method != "mxfp4":
-        tensors = joined_quantized(str(config_path), quantization, tensors)
+        tensors = joined_quantized(str(own_path), quantization, tensors)
         # The tensors' formats tell the rest.
         config = {name: value for name, value in config.items() if value is not quantization}
     is_quantized = any(isinstance(item, QuantizedTensor) or item.format == "MXFP4" for item in tensors.values())
     if quantization and tensors and not is_quantized:
         raise ModelFileError(
-            f"{config_path}: quantization_config has quant_method={printable(str(method))}, but no weight is quantised:"
+            f"{own_path}: quantization_config has quant_method={printable(str(method))}, but no weight is quantised:"
             " take the field out if the weights are floats, or fetch the model again"
         )
     return Checkpoint(files, "safetensors", config, generation_config, {}, tensors)

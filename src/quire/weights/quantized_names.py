@@ -2,8 +2,9 @@
 
 Each quantised layer has several tensors, which become one `QuantizedTensor` under the name that the layer has without
 quantisation. Layers that are stored as floats stay as they are, named in `modules_to_not_convert` and `ignore` or not:
-their values are in the file. Only a directory without any quantised layer contradicts itself. Scales of activations are
-not used: activations keep the compute dtype. Next to read: `quantized.py`.
+their values are in the file. Only a directory without any quantised layer contradicts itself. Scales of activations and
+of KV caches are not used: activations keep the compute dtype, a cache has that of `--kv-cache-dtype`. Next to read:
+`quantized.py`.
 """
 
 import math
@@ -41,9 +42,8 @@ UNUSED = (
     "weight_shape",
     "weight_g_idx",
     "input_global_scale",
-    "k_scale",
-    "v_scale",
 )
+CACHE_SCALES = ("k_scale", "v_scale")
 
 
 def joined_quantized(path: str, fields: Any, tensors: Tensors) -> dict[str, WeightTensor]:
@@ -68,7 +68,8 @@ def joined_quantized(path: str, fields: Any, tensors: Tensors) -> dict[str, Weig
     layers = {name.rpartition(".")[0] for name, tensor in found.items() if isinstance(tensor, QuantizedTensor)}
     return {
         name: tensor for name, tensor in found.items()
-        if name not in used and not (name.rpartition(".")[0] in layers and name.rpartition(".")[2] in UNUSED)
+        if name not in used and not name.endswith(CACHE_SCALES)
+        and not (name.rpartition(".")[0] in layers and name.rpartition(".")[2] in UNUSED)
     }  # fmt: skip
 
 
@@ -340,9 +341,10 @@ def _compressed(path: str, fields: Mapping[str, Any]) -> Make:
     _choose(path, fields, "format", known)
     sparsity = fields.get("sparsity_config")
     _choose(path, sparsity if isinstance(sparsity, dict) else {}, "format", ["dense"], "dense")
-    for other in ("transform_config", "kv_cache_scheme"):
-        if fields.get(other):
-            raise UnsupportedModelError(f"{path}: quantization_config has {other}, which is not supported: {ADVICE}")
+    if fields.get("transform_config"):
+        raise UnsupportedModelError(
+            f"{path}: quantization_config has transform_config, which is not supported: {ADVICE}"
+        )
     schemes = fields.get("config_groups")
     if not isinstance(schemes, dict) or not schemes:
         raise ModelFileError(f"{path}: quantization_config lacks config_groups; fetch the model again")
