@@ -5,7 +5,6 @@ a model that cannot run is known here. Next to read: `tokenize.py`.
 """
 
 from collections import defaultdict
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -35,7 +34,6 @@ CONFIG_FIELDS = {
     "tie_word_embeddings": "tied embeddings",
 }
 """The shown fields of config.json, and their labels."""
-UNLIMITED_BYTES = 1 << 60
 IMPLEMENTATIONS = {
     "quire": "Quire's own model, on CPUs as a plan", "transformers": "Transformers' own module, op by op"
 }  # fmt: skip
@@ -88,6 +86,8 @@ def open_model(name: str, revision: str | None, output: Output) -> "Checkpoint":
 
 def describe(checkpoint: "Checkpoint") -> dict[str, Any]:
     """Return the facts of a model, without reading weights, as they appear in JSON."""
+    from quire.insight.explain.explanation import implementation_of
+
     files, config = checkpoint.files, checkpoint.hf_config
     formats: dict[str, dict[str, int]] = defaultdict(lambda: {"num_tensors": 0, "num_bytes": 0})
     for tensor in checkpoint.tensors.values():
@@ -99,7 +99,7 @@ def describe(checkpoint: "Checkpoint") -> dict[str, Any]:
         "path": str(files.path),
         "format": checkpoint.format,
         "architectures": list(config.get("architectures") or ()),
-        "implementation": _implementation(checkpoint),
+        "implementation": implementation_of(checkpoint),
         "num_parameters": checkpoint.num_parameters,
         "num_bytes": sum(item["num_bytes"] for item in formats.values()),
         "config": {name: config[name] for name in CONFIG_FIELDS if config.get(name) is not None},
@@ -108,29 +108,6 @@ def describe(checkpoint: "Checkpoint") -> dict[str, Any]:
         "generation_config": dict(checkpoint.generation_config),
         "tokenizer": _tokenizer(checkpoint),
     }
-
-
-def _implementation(checkpoint: "Checkpoint") -> str:
-    """Return "quire" for a model that runs as a plan, "quire, op by op: …" with the reason, "transformers" for
-    Transformers' own module, or "none: …" with the error of loading.
-    """
-    from quire.engine.build import resolve_config
-    from quire.insight.explain.rank_model import trace_rank
-    from quire.kernels.tracing import NotTraceableError
-    from quire.runtime.hardware import detect_hardware
-
-    hardware = replace(
-        detect_hardware("cpu"), total_memory_bytes=UNLIMITED_BYTES, available_memory_bytes=UNLIMITED_BYTES
-    )
-    try:
-        config = resolve_config(EngineOptions(model=checkpoint.files.name, device="cpu"), checkpoint, hardware)
-        if config.model.implementation == "quire":
-            trace_rank(config, checkpoint, 1)
-        return config.model.implementation
-    except QuireError as error:
-        if isinstance(error.__cause__, NotTraceableError):
-            return f"quire, op by op: a plan cannot hold {error.__cause__}"
-        return f"none: {error.message}"
 
 
 def _tokenizer(checkpoint: "Checkpoint") -> dict[str, Any]:
