@@ -4,6 +4,7 @@ import functools
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,8 +15,10 @@ from hypothesis import settings
 # Two test processes with two threads each would wait for each other; results do not depend on the number of threads.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-# A plan from an earlier run would hide that a program is wrong now; `test_stored_plan.py` turns this on.
-os.environ.setdefault("QUIRE_PLAN_CACHE", "0")
+# A plan from an earlier run would hide that a program is wrong now: each run keeps its own, for all of its processes.
+if "QUIRE_PLAN_CACHE" not in os.environ:
+    PLANS = tempfile.TemporaryDirectory(prefix="quire-plans-")
+    os.environ["QUIRE_PLAN_CACHE"] = PLANS.name
 # A slow machine is not a failure.
 settings.register_profile("quire", deadline=None)
 settings.load_profile("quire")

@@ -21,7 +21,7 @@ def test_fit_finds_the_coefficients_of_measured_steps() -> None:
     assert found.error < 1e-6
 
 
-def test_a_request_alone_takes_the_times_of_its_steps() -> None:
+def test_request_alone_takes_the_times_of_its_steps() -> None:
     (job,) = Cluster.build(TIMES, CONFIG, 1).run([Job(2.0, list(range(100)), 5)])
     decodes = [TIMES.seconds(Work(1, 101 + index, 0)) for index in range(4)]
     assert job.ttft_s == pytest.approx(TIMES.seconds(Work(100, 0, 5050)))

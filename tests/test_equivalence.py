@@ -141,7 +141,7 @@ def test_requests_have_the_tokens_and_bits_they_have_alone(alone: Alone) -> None
         assert crowded.events.of(EventKind.PREEMPT)
 
 
-def test_the_likeliest_token_without_its_logprob_is_the_same(alone: Alone) -> None:
+def test_likeliest_token_without_its_logprob_is_the_same(alone: Alone) -> None:
     """The head compares logits without writing them in steps of greedy requests alone."""
     params, expected = alone[2][0]
     tokens = [[item if params.logprobs is None else item[0] for item in completions] for completions in expected]

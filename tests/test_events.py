@@ -18,7 +18,7 @@ def test_events_come_back_as_recorded_in_order() -> None:
     ]
 
 
-def test_the_log_is_bounded_and_counts_what_fell_out() -> None:
+def test_log_is_bounded_and_counts_what_fell_out() -> None:
     log = ticking_log(max_events=10)
     for number in range(25):
         log.record(EventKind.EVICT, block_id=number)
@@ -27,7 +27,7 @@ def test_the_log_is_bounded_and_counts_what_fell_out() -> None:
     assert [event.data["block_id"] for event in log] == list(range(15, 25))
 
 
-def test_a_reader_gets_what_is_new_and_what_is_lost_is_known() -> None:
+def test_reader_gets_what_is_new_and_what_is_lost_is_known() -> None:
     log = ticking_log(max_events=3)
     assert log.since(0) == []
     for number in range(2):

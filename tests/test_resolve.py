@@ -437,7 +437,7 @@ def test_errors_name_what_fits_and_it_does(
     follow_advice(message, options, hardware, MODEL)
 
 
-def test_a_model_too_large_in_every_type_names_the_largest_that_fits() -> None:
+def test_model_too_large_in_every_type_names_the_largest_that_fits() -> None:
     small = cpu(50_000_000)
     with pytest.raises(MemoryCapacityError, match=r"at most 0\.08 billion parameters fits in int4, this one has 0\.14"):
         resolved(small)
@@ -468,7 +468,7 @@ def test_who_wants_interactivity_gets_short_steps_on_cpus() -> None:
         assert others.scheduler.prefill_tokens_per_decode is None
 
 
-def test_the_limit_of_the_memory_is_named() -> None:
+def test_limit_of_the_memory_is_named() -> None:
     limited = replace(CPU, available_memory_bytes=GIB, memory_limit="cgroup")
     with pytest.raises(MemoryCapacityError, match=r"MiB, but .* are left on cpu \(cgroup\) after weights and step"):
         resolved(limited, kv_cache_memory_bytes=GIB)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 
-from quire.cli.command import LEVEL_VARIABLE
+from quire.cli.command import LEVEL_VARIABLE, LOGGERS
 from quire.cli.main import cli
 from quire.config import Decision, EngineOptions
 from quire.engine.llm_engine import LLMEngine
@@ -24,7 +25,14 @@ def call(*arguments: str, stdin: str | None = None) -> Result:
     """Run one command line in this process. Click's runner has no terminal: `isatty` is false."""
     # The command line sets the variable for its child processes; servers of later tests must not log each request.
     environment = {LEVEL_VARIABLE: os.environ.get(LEVEL_VARIABLE)}
-    return CliRunner(env=environment).invoke(cli, list(arguments), input=stdin)
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    before = [(logger, logger.level, logger.handlers[:]) for logger in loggers]
+    try:
+        return CliRunner(env=environment).invoke(cli, list(arguments), input=stdin)
+    finally:
+        for logger, level, handlers in before:
+            logger.setLevel(level)
+            logger.handlers[:] = handlers
 
 
 def call_process(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:

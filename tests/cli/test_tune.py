@@ -126,7 +126,7 @@ def test_noise_is_kept_at_most_once_in_a_hundred_times(noise: str, rounds: int) 
     assert sum(ratio.is_faster for ratio in ratios) <= 40 + 3 * 40**0.5
 
 
-def test_a_gain_above_the_noise_is_kept() -> None:
+def test_gain_above_the_noise_is_kept() -> None:
     source = random.Random(0)
     ratios = [measured_ratios(lambda source: source.gauss(1, 0.02), 1.1, source, MIN_ROUNDS) for _ in range(1000)]
     assert sum(ratio.is_faster for ratio in ratios) >= 990

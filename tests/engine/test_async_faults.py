@@ -17,7 +17,7 @@ from tests.engine.builders import ScriptedExecutor, make_engine
 
 
 @played()
-async def test_a_call_that_nobody_awaits_any_more_disturbs_nobody(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
+async def test_call_that_nobody_awaits_any_more_disturbs_nobody(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
     gate = Gate(executor, at_step=2)
     both = [asyncio.create_task(collect(llm, "p", SamplingParams(max_tokens=9), name)) for name in ("a", "b")]
     await gate.reached()
@@ -83,7 +83,7 @@ print("end")
 """
 
 
-def test_a_program_may_end_without_shutdown_while_requests_run(tmp_path: Path) -> None:
+def test_program_may_end_without_shutdown_while_requests_run(tmp_path: Path) -> None:
     directory = make_tiny_directory(tmp_path, max_position_embeddings=4096)
     command = [sys.executable, "-c", FORGETFUL, str(directory)]
     source = Path(__file__).parents[2] / "src"

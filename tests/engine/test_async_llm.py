@@ -33,7 +33,7 @@ async def test_score_is_the_cosine_of_vectors(llm: AsyncLLM, executor: ScriptedE
 
 
 @played()
-async def test_a_slow_reader_gets_the_latest_output(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
+async def test_slow_reader_gets_the_latest_output(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
     outputs = []
     async for output in llm.generate("p", SamplingParams(max_tokens=40), "r"):
         outputs.append(output)
@@ -65,7 +65,7 @@ async def test_mistakes_reach_the_caller_who_made_them(llm: AsyncLLM, executor: 
 
 @pytest.mark.parametrize("way", ["cancel", "abort"])
 @played()
-async def test_an_id_may_be_used_again_in_the_step_in_which_its_request_is_aborted(
+async def test_id_may_be_used_again_in_the_step_in_which_its_request_is_aborted(
     llm: AsyncLLM, executor: ScriptedExecutor, way: str
 ) -> None:
     gate = Gate(executor, at_step=3)
@@ -150,7 +150,7 @@ def test_fifty_requests_with_random_cancels_end_once_each() -> None:
     assert ends.count("length") >= 25
 
 
-def test_a_loop_that_is_gone_ends_its_requests() -> None:
+def test_loop_that_is_gone_ends_its_requests() -> None:
     engine, executor = make_engine()
     gate = Gate(executor, at_step=4)
     llm = AsyncLLM.from_engine(engine)
@@ -169,7 +169,7 @@ def test_a_loop_that_is_gone_ends_its_requests() -> None:
 
 
 @played()
-async def test_a_dead_engine_fails_everyone_with_its_cause(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
+async def test_dead_engine_fails_everyone_with_its_cause(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
     def fail(step: int) -> None:
         time.sleep(0.001)
         if step > 5:

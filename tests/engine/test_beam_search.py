@@ -103,7 +103,7 @@ def test_ignore_eos_and_stop_tokens() -> None:
         assert_equal(output, naive(logprobs, [97, 98], params))
 
 
-def test_the_ending_token_is_listed_and_shown_only_when_asked_for() -> None:
+def test_ending_token_is_listed_and_shown_only_when_asked_for() -> None:
     for shown in (False, True):
         params = BeamSearchParams(
             beam_width=2, max_tokens=6, stop_token_ids=[97], ignore_eos=True, length_penalty=-1,
@@ -118,7 +118,7 @@ def test_the_ending_token_is_listed_and_shown_only_when_asked_for() -> None:
             assert sequence.text.endswith("a") == shown
 
 
-def test_the_context_ends_the_beams() -> None:
+def test_context_ends_the_beams() -> None:
     engine, _ = make_engine(logprobs=table(11, eos_weight=1e-6), max_model_len=16)
     (output,) = LLM.from_engine(engine).beam_search([[97] * 12], BeamSearchParams(beam_width=2, max_tokens=99))
     assert [len(sequence.token_ids) for sequence in output.sequences] == [4, 4]
@@ -153,7 +153,7 @@ def test_cancel_at_any_step_frees_everything() -> None:
         assert_forgotten(engine, executor)
 
 
-def test_a_stop_token_outside_the_vocabulary_is_refused() -> None:
+def test_stop_token_outside_the_vocabulary_is_refused() -> None:
     engine, _ = make_engine()
     params = BeamSearchParams(beam_width=2, max_tokens=3, stop_token_ids=[VOCAB_SIZE])
     with pytest.raises(InvalidParameterError, match="stop_token_ids must be token ids in the vocabulary"):

@@ -42,14 +42,14 @@ def test_ids_outside_the_vocabulary(token_id: int) -> None:
         request(make(), [1, token_id, 2])
 
 
-def test_the_prompt_must_leave_room_for_one_token() -> None:
+def test_prompt_must_leave_room_for_one_token() -> None:
     processor = make(max_model_len=16)
     assert request(processor, [1] * 15, max_tokens=None).max_tokens == 1
     with pytest.raises(ContextLengthError, match=r"16 tokens, the context holds 16"):
         request(processor, [1] * 16)
 
 
-def test_a_text_too_long_however_it_is_cut_is_refused_before_it_is_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_too_long_however_it_is_cut_is_refused_before_it_is_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
     processor = make(max_model_len=16)
     monkeypatch.setattr(Tokenizer, "encode", lambda *arguments, **options: pytest.fail("tokenised"))
     # The longest token, <assistant>, has 11 characters.
@@ -98,7 +98,7 @@ def test_n_makes_siblings_with_neighbouring_seeds() -> None:
     assert all(sibling.prompt_token_ids == leader.prompt_token_ids for sibling in leader.siblings)
 
 
-def test_the_largest_seed_wraps_for_siblings() -> None:
+def test_largest_seed_wraps_for_siblings() -> None:
     leader = request(make(), n=2, seed=2**64 - 1)
     assert leader.siblings[0].seed == 0
 
@@ -173,7 +173,7 @@ def test_wrong_arguments(arguments: dict[str, Any]) -> None:
         make(policy="priority").prepare(**arguments)
 
 
-def test_the_salt_of_the_call_wins_over_the_prompts() -> None:
+def test_salt_of_the_call_wins_over_the_prompts() -> None:
     processor = make()
     prompt = {"prompt": "hi", "cache_salt": "p"}
     assert processor.prepare("r", prompt, None).request.hash_extras == ("p",)
@@ -195,7 +195,7 @@ def test_without_a_tokenizer_only_ids_go() -> None:
             processor.prepare("r", [1], SamplingParams(**params))
 
 
-def test_a_form_is_compiled_when_it_is_prepared_and_not_before() -> None:
+def test_form_is_compiled_when_it_is_prepared_and_not_before() -> None:
     processor = make()
     params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="[ab]{3}"))
     _, made = processor.make_request("r", "hello", params)
@@ -203,7 +203,7 @@ def test_a_form_is_compiled_when_it_is_prepared_and_not_before() -> None:
     assert processor.prepare("r", "hello", params).grammar is not None
 
 
-def test_a_form_that_was_checked_elsewhere_is_not_checked_again() -> None:
+def test_form_that_was_checked_elsewhere_is_not_checked_again() -> None:
     processor = make()
     grammar = check_grammar(StructuredOutputsParams(regex="[ab]{3}"))
     # Only what came from the check is looked at: this regex has no meaning.

@@ -11,7 +11,7 @@ def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_the_first_interrupt_waits_for_the_check() -> None:
+def test_first_interrupt_waits_for_the_check() -> None:
     with interrupts_between_steps() as check:
         check()
         interrupt()
@@ -20,7 +20,7 @@ def test_the_first_interrupt_waits_for_the_check() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_the_second_interrupt_does_not_wait() -> None:
+def test_second_interrupt_does_not_wait() -> None:
     with interrupts_between_steps():
         interrupt()
         with pytest.raises(KeyboardInterrupt):
@@ -28,7 +28,7 @@ def test_the_second_interrupt_does_not_wait() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_an_own_handler_is_left_alone() -> None:
+def test_own_handler_is_left_alone() -> None:
     received: list[int] = []
     previous = signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
     try:

@@ -160,7 +160,7 @@ def errors(output: Any) -> list[str]:
 # --- One case each ----------------------------------------------------------------------------
 
 
-def test_the_error_names_the_kind_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+def test_error_names_the_kind_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     engine, _ = make()
     engine.add_request("good", "hello", sampled())
     engine.step()
@@ -192,7 +192,7 @@ def test_completions_of_one_request_count_once() -> None:
         assert_forgotten(engine, executor)
 
 
-def test_an_aborted_suspect_is_forgotten() -> None:
+def test_aborted_suspect_is_forgotten() -> None:
     engine, _ = make()
     for name in ("good", "bad"):
         engine.add_request(name, [1, MARK if name == "bad" else 2], sampled())
@@ -232,7 +232,7 @@ def test_beams() -> None:
 # --- Fault of a request or of the engine ------------------------------------------------------------------------
 
 
-def test_an_engine_that_fails_one_after_the_other_dies() -> None:
+def test_engine_that_fails_one_after_the_other_dies() -> None:
     engine, executor = make()
     executor.also_raises = lambda output: True
     for index in range(MAX_FAILED_ALONE):
@@ -253,7 +253,7 @@ def test_bad_requests_with_good_ones_between_do_not_kill_it() -> None:
     assert not engine.errored
 
 
-def test_an_engine_that_fails_whenever_there_are_several_dies() -> None:
+def test_engine_that_fails_whenever_there_are_several_dies() -> None:
     engine, executor = make()
     executor.also_raises = lambda output: len(output.scheduled) > 1
     for name in ("a", "b"):
@@ -264,7 +264,7 @@ def test_an_engine_that_fails_whenever_there_are_several_dies() -> None:
     assert [len(output.outputs[0].token_ids) for output in ended.values()] == [MAX_UNEXPLAINED] * 2
 
 
-def test_an_executor_that_is_gone_is_not_asked_again() -> None:
+def test_executor_that_is_gone_is_not_asked_again() -> None:
     engine, executor = make()
 
     def gone(step: int) -> None:

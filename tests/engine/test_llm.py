@@ -59,7 +59,7 @@ def test_everything_is_checked_before_anything_runs(prompts: Any, params: Any, e
     assert_all_home(llm.llm_engine)
 
 
-def test_a_prompt_that_can_never_fit_takes_the_others_along() -> None:
+def test_prompt_that_can_never_fit_takes_the_others_along() -> None:
     llm, executor = make(num_blocks=8)
     with pytest.raises(MemoryCapacityError):
         generate(llm, ["a", "b" * 100])
@@ -68,7 +68,7 @@ def test_a_prompt_that_can_never_fit_takes_the_others_along() -> None:
     assert_all_home(llm.llm_engine)
 
 
-def test_a_short_queue_is_fed_as_it_empties() -> None:
+def test_short_queue_is_fed_as_it_empties() -> None:
     llm, _ = make(max_num_waiting=1, max_num_seqs=2)
     outputs = generate(llm, [f"{i}" for i in range(9)], SamplingParams(max_tokens=3))
     assert [output.prompt for output in outputs] == [str(i) for i in range(9)]
@@ -171,7 +171,7 @@ def test_encode_and_embed() -> None:
 # --- Progress, interrupts, failure ------------------------------------------------------------
 
 
-def test_a_progress_bar_of_ones_own() -> None:
+def test_progress_bar_of_ones_own() -> None:
     calls: list[Any] = []
 
     class Bar:
@@ -191,7 +191,7 @@ def test_a_progress_bar_of_ones_own() -> None:
     assert calls == [3, 1, 1, 1, "closed"]
 
 
-def test_the_bar_is_tqdms_on_stderr_or_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bar_is_tqdms_on_stderr_or_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     for use_tqdm in (False, True):
         with open_progress_bar(use_tqdm, 2) as advance:
             advance(10, 20)
@@ -219,7 +219,7 @@ def test_ctrl_c_ends_everything_between_steps_and_leaves_the_model_usable() -> N
     assert_all_home(llm.llm_engine)
 
 
-def test_a_second_thread_is_refused_and_the_first_one_finishes() -> None:
+def test_second_thread_is_refused_and_the_first_one_finishes() -> None:
     llm, executor = make()
     refused: list[BaseException] = []
 
@@ -238,7 +238,7 @@ def test_a_second_thread_is_refused_and_the_first_one_finishes() -> None:
     assert_all_home(llm.llm_engine)
 
 
-def test_a_dead_engine_raises_with_its_cause() -> None:
+def test_dead_engine_raises_with_its_cause() -> None:
     llm, executor = make()
 
     def fail(step: int) -> None:

@@ -102,7 +102,7 @@ def test_prompts_get_more_of_a_step_where_the_machine_is_fast(ms_per_token: int,
 # --- Mistakes ---------------------------------------------------------------------------------
 
 
-def test_a_refused_request_leaves_nothing() -> None:
+def test_refused_request_leaves_nothing() -> None:
     engine, _ = make_engine(num_blocks=8, max_num_waiting=1)
     with pytest.raises(PromptError):
         engine.add_request("a", "", SamplingParams())
@@ -134,7 +134,7 @@ def test_ids_are_unique_while_running_and_free_afterwards() -> None:
 # --- Aborts -----------------------------------------------------------------------------------
 
 
-def test_an_aborted_request_keeps_its_text() -> None:
+def test_aborted_request_keeps_its_text() -> None:
     engine, _ = make_engine(saying("hello"))
     engine.add_request("a", "p", SamplingParams(stop="lots"))
     engine.step()
@@ -223,7 +223,7 @@ def test_when_the_executor_always_fails_every_request_ends_with_error() -> None:
     assert executor.is_shut_down
 
 
-def test_an_interrupted_step_ends_everything_and_leaves_the_engine_usable() -> None:
+def test_interrupted_step_ends_everything_and_leaves_the_engine_usable() -> None:
     engine, executor = make_engine()
     engine.add_request("a", [1] * 10, SamplingParams())
 
@@ -240,7 +240,7 @@ def test_an_interrupted_step_ends_everything_and_leaves_the_engine_usable() -> N
     assert_all_home(engine)
 
 
-def test_a_scheduler_that_is_stuck_is_an_error_not_a_hang() -> None:
+def test_scheduler_that_is_stuck_is_an_error_not_a_hang() -> None:
     engine, _ = make_engine()
     engine.add_request("a", "p", SamplingParams())
     engine.scheduler._planner._admit_waiting = lambda plan: None  # type: ignore[method-assign]

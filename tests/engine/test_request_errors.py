@@ -57,7 +57,7 @@ def test_a_beam() -> None:
     assert_all_home(engine)
 
 
-def test_a_beam_that_never_had_a_token() -> None:
+def test_beam_that_never_had_a_token() -> None:
     engine, executor = make_engine()
     executor.errors["first/beam-0"] = "no token"
     search = BeamSearch(engine, "first", "hello", BeamSearchParams(beam_width=2, max_tokens=6))

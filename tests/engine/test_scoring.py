@@ -154,7 +154,7 @@ def test_other_embeddings_are_refused(tmp_path: Path, modules: Any, pooling: str
         LLM(str(path), **OPTIONS)
 
 
-def test_a_classification_head_that_is_missing_is_named(tmp_path: Path) -> None:
+def test_classification_head_that_is_missing_is_named(tmp_path: Path) -> None:
     path, *_ = write(tmp_path, "CausalLM", "llama")
     with pytest.raises(ModelFileError, match=r"2 labels: score\.weight \[2, 64\]; the file lacks it"):
         LLM(str(path), hf_overrides={"architectures": ["LlamaForSequenceClassification"]}, **OPTIONS)

@@ -22,12 +22,12 @@ def test_own_or_named(checkpoint: Checkpoint, tmp_path: Path) -> None:
         assert load_tokenizer(checkpoint, str(source)).chat_template == "other"
 
 
-def test_a_place_that_is_not_there(checkpoint: Checkpoint) -> None:
+def test_place_that_is_not_there(checkpoint: Checkpoint) -> None:
     with pytest.raises(ConfigError, match="'nowhere' does not exist"):
         load_tokenizer(checkpoint, "nowhere")
 
 
-def test_a_file_that_is_no_tokenizer(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_file_that_is_no_tokenizer(checkpoint: Checkpoint, tmp_path: Path) -> None:
     model = tmp_path / "own" / "model.safetensors"
     with pytest.raises(ConfigError, match=f"'{model}' is no directory: give a directory or its tokenizer.json"):
         load_tokenizer(checkpoint, str(model))

@@ -15,13 +15,13 @@ def test_tokens_always_make_the_text(raw: bytes) -> None:
         assert EOS not in ids
 
 
-def test_the_models_own_way_comes_first() -> None:
+def test_models_own_way_comes_first() -> None:
     own = _LibraryVocabulary(make_vocabulary())
     assert own(b"abc") == [97, 98, 99]
     other = _LibraryVocabulary(Vocabulary(TOKENS, frozenset(), (EOS,), lambda text: []))
     assert other("abcd") == [TOKENS.index(b"abc"), 100]
 
 
-def test_a_byte_without_a_token_ends_the_text() -> None:
+def test_byte_without_a_token_ends_the_text() -> None:
     vocabulary = Vocabulary([b"a", b"e"], frozenset(), (1,), lambda text: [])
     assert _LibraryVocabulary(vocabulary)(b"aab") == [0, 0]

@@ -94,6 +94,6 @@ def anchors_of(page: Path) -> set[str]:
     return {"#" + re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_the_reference_has_no_paragraph_that_is_shown_as_code() -> None:
+def test_reference_has_no_paragraph_that_is_shown_as_code() -> None:
     text = (ROOT / "docs" / "cli.md").read_text()
     assert [line for line in text.splitlines() if line.startswith("    ")] == []

@@ -54,7 +54,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_directory(tmp_path_factory.mktemp("tiny"))
 
 
-def test_the_table_is_the_way_of_a_token(directory: Path) -> None:
+def test_table_is_the_way_of_a_token(directory: Path) -> None:
     (expected,) = stations("One token through the engine")
     assert len(expected) == 10
     entered = functions_entered(make_engine(directory).step)
@@ -70,21 +70,21 @@ def test_greedy_decode_step_enters_few_files(directory: Path) -> None:
     assert len(files) <= MAX_FILES, files
 
 
-def test_the_table_is_the_way_of_a_model_to_its_plan(directory: Path) -> None:
+def test_table_is_the_way_of_a_model_to_its_plan(directory: Path) -> None:
     expected, _ = stations("Two ways to run a model")
     assert len(expected) == 7
     entered = functions_entered(lambda: make_engine(directory))
     assert [function for function in entered if function in expected] == expected
 
 
-def test_the_table_is_the_way_op_by_op(directory: Path) -> None:
+def test_table_is_the_way_op_by_op(directory: Path) -> None:
     (planned,), (_, eager) = stations("One token through the engine"), stations("Two ways to run a model")
     expected = planned[:6] + eager + planned[8:]
     entered = functions_entered(make_engine(directory, enforce_eager=True).step)
     assert [function for function in entered if function in expected] == expected
 
 
-def test_the_table_of_serving_names_what_is_there() -> None:
+def test_table_of_serving_names_what_is_there() -> None:
     (table,) = stations("Serving")
     assert len(table) == 8
     for file, function in table:

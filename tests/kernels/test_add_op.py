@@ -54,7 +54,7 @@ def doubled() -> Iterator[Any]:
     del SIZES["double"], LOWERS["double"]
 
 
-def test_an_op_declared_in_one_place_is_traced_lowered_and_run(doubled: Any) -> None:
+def test_op_declared_in_one_place_is_traced_lowered_and_run(doubled: Any) -> None:
     class Model(nn.Module):
         num_layers = 1
 
@@ -76,7 +76,7 @@ def test_an_op_declared_in_one_place_is_traced_lowered_and_run(doubled: Any) -> 
 
 
 @pytest.mark.parametrize("op", ["soft_cap", "rotary", "norm"])
-def test_a_native_op_is_named_by_one_header_and_one_module(op: str) -> None:
+def test_native_op_is_named_by_one_header_and_one_module(op: str) -> None:
     listed = subprocess.run(["git", "ls-files", "native", "src"], cwd=ROOT, capture_output=True, text=True, check=True)
     registered = re.compile(rf"QUIRE_OP\({op}\b")
     pushed = re.compile(rf"push\(\s*\"{op}\"")

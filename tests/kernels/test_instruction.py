@@ -47,7 +47,7 @@ whole_a, whole_b = Columns(a, 0, 8), Columns(b, 0, 8)
         (WriteKv(whole_a, whole_b, Columns(c, 6, 2), 1, None, None, 0.0, (d, e), 0, 1), [a, b, c, d, e]),
     ],
 )
-def test_an_instruction_names_the_buffers_it_reads_and_writes(instruction: Any, buffers: list[Buffer]) -> None:
+def test_instruction_names_the_buffers_it_reads_and_writes(instruction: Any, buffers: list[Buffer]) -> None:
     assert instruction.buffers == buffers
 
 
@@ -115,7 +115,7 @@ def test_int8_keys_and_values_have_a_scale_per_head() -> None:
     assert attend.cost(step) == Cost(4 * 576 * 8, 8 * 2 * 3 * (64 + 4), 0, "int8")
 
 
-def test_a_description_names_shapes_and_types() -> None:
+def test_description_names_shapes_and_types() -> None:
     gemm = Gemm(WEIGHT, None, Q4M, Columns(Buffer(576, RowType.q8), 0, 576), QKV)
     assert gemm.describe(6) == "Gemm: x [6, 576] q8, out [6, 960] f32, weight [960, 576] q4m"
     stack = Gemm(WEIGHT, None, Q4M_Q8, Columns(Buffer(576, RowType.q8), 0, 576), QKV)

@@ -20,7 +20,7 @@ def test_unknown_instruction_set_is_refused() -> None:
 
 
 @pytest.mark.parametrize("requested", ["", *ISAS])
-def test_the_next_lower_set_is_used_after_a_failed_self_test(requested: str) -> None:
+def test_next_lower_set_is_used_after_a_failed_self_test(requested: str) -> None:
     best = requested or ISAS[-1]
     assert _native.choose_isa(requested, []) == (best, False, [])
     lower = ISAS[ISAS.index(best) - 1] if best != "scalar" else best

@@ -29,7 +29,7 @@ def spans(*symbols: Symbol) -> list[tuple[int, int]]:
     return [(part.start, part.start + part.num_columns) for part in symbols]
 
 
-def test_an_activation_times_the_other_half_is_a_gate() -> None:
+def test_activation_times_the_other_half_is_a_gate() -> None:
     gate, up = symbol(10).chunk(2, 1)
     for product in (functional.gelu(gate) * up, up * functional.gelu(gate)):
         assert (product.call.operation, product.call.arguments[1], product.sizes) == ("gate", "gelu", (5,))

@@ -111,7 +111,7 @@ def test_shared_prefix_blocks_and_blocks_left_behind(pair: Pair) -> None:
         assert_close(torch.cat(found), pair.expected(second.token_ids)[32:], tolerance)
 
 
-def test_the_plan_is_no_further_from_the_truth_than_op_by_op(pair: Pair) -> None:
+def test_plan_is_no_further_from_the_truth_than_op_by_op(pair: Pair) -> None:
     token_ids = random_tokens(67, 53)
     expected = pair.expected(token_ids)
 

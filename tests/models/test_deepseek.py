@@ -104,7 +104,7 @@ def test_pool_and_explanation_have_the_bytes_of_the_formula(pair: Pair, director
 
 
 @pytest.mark.parametrize("weights", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1"])
-def test_a_quantised_projection_gives_nearly_the_logits_of_the_same_values(pair: Pair, weights: str) -> None:
+def test_quantised_projection_gives_nearly_the_logits_of_the_same_values(pair: Pair, weights: str) -> None:
     """This holds for most tokens: rounding may choose other experts for some."""
     checkpoint = make_checkpoint(pair.hf_config, pair.oracle.state_dict(), {"": "BF16", "kv_b_proj": weights})
     exact = {name: tensor.to_torch(torch.float32) for name, tensor in checkpoint.tensors.items()}

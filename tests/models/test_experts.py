@@ -249,7 +249,7 @@ def test_one_token_reads_the_bytes_that_were_predicted(pair: Pair, options: dict
         assert time.flops == op.cost(step).flops == 2 * 2 * op.weight.numel() // 8
 
 
-def test_a_step_counts_its_distinct_experts_and_their_tokens(pair: Pair) -> None:
+def test_step_counts_its_distinct_experts_and_their_tokens(pair: Pair) -> None:
     runner = pair.runner()
     for num_tokens in (1, 3, 40):
         loads: tuple[int, ...] = ()

@@ -128,7 +128,7 @@ def test_another_attention_in_one_layer(state: dict[str, torch.Tensor]) -> None:
 # --- Through the engine -------------------------------------------------------------------------
 
 
-def test_the_example_of_linear_attention_equals_attention_without_a_softmax() -> None:
+def test_example_of_linear_attention_equals_attention_without_a_softmax() -> None:
     """Planned and op by op, in chunks and in decodes."""
     linear_llama: type[LlamaForCausalLM] = runpy.run_path(str(EXAMPLES / "linear_attention.py"))["LinearLlama"]
 
@@ -186,7 +186,7 @@ def greedy_tokens(engine: LLMEngine) -> list[int]:
     return token_ids
 
 
-def test_a_plan_holds_other_frequencies(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_plan_holds_other_frequencies(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
     engine = engine_of(directory, StretchedRotary)
     assert isinstance(forward_of(engine), PlannedForward)
     assert not warnings_of(caplog)
@@ -207,7 +207,7 @@ ACTIVATIONS = {
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_a_plan_holds_another_activation(directory: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
+def test_plan_holds_another_activation(directory: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
     class Changed(LlamaForCausalLM):
         class mlp_class(LlamaMLP):  # a class attribute of this name
             activation = staticmethod(ACTIVATIONS[name])
@@ -246,7 +246,7 @@ class WithMultipliers(LlamaForCausalLM):
 
 
 @pytest.mark.parametrize("model_class", [WithoutGate, WithMultipliers])
-def test_a_plan_holds_other_layers_and_heads(
+def test_plan_holds_other_layers_and_heads(
     directory: Path, caplog: pytest.LogCaptureFixture, model_class: type[LlamaForCausalLM]
 ) -> None:
     check_planned(directory, model_class, caplog)

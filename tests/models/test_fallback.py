@@ -167,7 +167,7 @@ def test_positions_that_a_module_counts_itself_are_noticed(monkeypatch: pytest.M
         pair.fallback()
 
 
-def test_a_checkpoint_that_lacks_a_tensor_is_refused() -> None:
+def test_checkpoint_that_lacks_a_tensor_is_refused() -> None:
     pair = FallbackPair("stablelm", FAMILIES["stablelm"])
     tensors = {name: values for name, values in pair.oracle.state_dict().items() if name != "model.norm.weight"}
     pair.checkpoint = make_checkpoint(pair.hf_config, tensors)

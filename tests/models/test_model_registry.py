@@ -53,7 +53,7 @@ def test_no_architecture_is_an_error(hf_config: dict[str, Any]) -> None:
         ModelRegistry.resolve(hf_config)
 
 
-def test_a_file_without_the_table_says_how_it_must_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_without_the_table_says_how_it_must_end(monkeypatch: pytest.MonkeyPatch) -> None:
     registry._architectures_in.cache_clear()
     monkeypatch.delattr(smollm3, "ARCHITECTURES")
     message = r"smollm3.py has no ARCHITECTURES: end it with ARCHITECTURES = \{'<architecture>': TheClass\}"
@@ -61,19 +61,19 @@ def test_a_file_without_the_table_says_how_it_must_end(monkeypatch: pytest.Monke
         ModelRegistry.resolve({"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"]})
 
 
-def test_a_registered_class_wins_over_the_built_in_one() -> None:
+def test_registered_class_wins_over_the_built_in_one() -> None:
     ModelRegistry.register_model("LlamaForCausalLM", Outside)
     assert ModelRegistry.resolve({"architectures": ["LlamaForCausalLM"]}) is Outside
 
 
-def test_a_class_can_be_registered_by_name() -> None:
+def test_class_can_be_registered_by_name() -> None:
     ModelRegistry.register_model("OutsideForCausalLM", f"{__name__}:Outside")
     assert ModelRegistry.resolve({"architectures": ["OutsideForCausalLM"]}).__name__ == "Outside"
     assert "OutsideForCausalLM" in ModelRegistry.supported()
 
 
 @pytest.mark.parametrize("target", ["no_such_module:Class", "quire.models.llama:NoSuchClass"])
-def test_a_registered_name_that_cannot_be_imported_is_an_error(target: str) -> None:
+def test_registered_name_that_cannot_be_imported_is_an_error(target: str) -> None:
     ModelRegistry.register_model("Broken", target)
     with pytest.raises(UnsupportedModelError, match=f"Broken is registered as {target}"):
         ModelRegistry.resolve({"architectures": ["Broken"]})
@@ -85,7 +85,7 @@ def test_registering_other_objects_than_model_classes_fails(target: Any) -> None
         ModelRegistry.register_model("Bad", target)
 
 
-def test_a_model_class_that_takes_no_group_is_refused_by_name() -> None:
+def test_model_class_that_takes_no_group_is_refused_by_name() -> None:
     class Groupless(LlamaForCausalLM):
         def __init__(self, config: Any) -> None:
             super().__init__(config)

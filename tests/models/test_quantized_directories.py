@@ -457,7 +457,7 @@ def test_scales_of_groups_that_do_not_divide_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["scales", "qzeros", "g_idx"])
-def test_a_missing_tensor_of_a_layer_is_named(tmp_path: Path, missing: str) -> None:
+def test_missing_tensor_of_a_layer_is_named(tmp_path: Path, missing: str) -> None:
     quantization, pack = CASES["GPTQ 4, act-order"][1]
     save(
         tmp_path,

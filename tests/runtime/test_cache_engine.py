@@ -44,7 +44,7 @@ def test_groups_share_pages_of_the_largest() -> None:
     assert cache.pool.shape == (6, 2 * 2 * 3 * 2 * 4)
 
 
-def test_a_copy_moves_all_layers_of_its_group_and_nothing_else() -> None:
+def test_copy_moves_all_layers_of_its_group_and_nothing_else() -> None:
     cache = make_cache(CacheGroup((0,), FULL), CacheGroup((1, 2), FULL))
     cache.pool.copy_(torch.arange(6.0)[:, None].expand_as(cache.pool))
     cache.transfer([device_copy(0, 1, 4), device_copy(1, 2, 5), device_copy(1, 3, 1)])
@@ -131,7 +131,7 @@ def test_transfer_to_a_disk_that_is_not_there_is_refused() -> None:
         make_cache(CacheGroup((0,), FULL)).transfer([Transfer(0, Tier.DEVICE, (1,), Tier.DISK, (), (b"a" * 32,))])
 
 
-def test_the_null_block_is_zero() -> None:
+def test_null_block_is_zero() -> None:
     assert (make_cache(CacheGroup((0, 1), FULL)).pool[0] == 0).all()
 
 

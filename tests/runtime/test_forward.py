@@ -120,7 +120,7 @@ def test_hidden_states_are_those_of_the_rows() -> None:
     np.testing.assert_allclose(planned.hidden(3, 9), eager.hidden(3, 9), rtol=1e-4, atol=1e-4)
 
 
-def test_a_plan_gives_the_likeliest_tokens_at_once(whole: dict[str, NDArray[np.float32]]) -> None:
+def test_plan_gives_the_likeliest_tokens_at_once(whole: dict[str, NDArray[np.float32]]) -> None:
     forward, requests = make("planned"), Requests()
     forward.run(requests.step(*STEPS[0]), requests.states, only_likeliest=True)
     layout = requests.step(*STEPS[1])
@@ -182,6 +182,6 @@ def test_tables_may_grow_between_steps(whole: dict[str, NDArray[np.float32]]) ->
         ({"block_size": 8}, EagerForward),
     ],
 )
-def test_the_worker_takes_the_one_that_was_decided(options: dict[str, Any], kind: type) -> None:
+def test_worker_takes_the_one_that_was_decided(options: dict[str, Any], kind: type) -> None:
     config, checkpoint = tiny_llama(**options)
     assert isinstance(Worker(config, checkpoint).forward, kind)

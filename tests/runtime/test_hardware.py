@@ -123,7 +123,7 @@ def test_replicas_have_their_own_gpus_if_there_are_enough(
     ("cgroup_bytes", "address_bytes", "available", "limit"),
     [(2**50, None, None, ""), (300, None, 290, "cgroup"), (300, 200, 200, "ulimit"), (100, 200, 90, "cgroup")],
 )
-def test_the_tightest_limit_of_memory_counts(
+def test_tightest_limit_of_memory_counts(
     cgroup_bytes: int, address_bytes: int | None, available: int | None, limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spaces = [] if address_bytes is None else [(address_bytes, 0, "ulimit")]

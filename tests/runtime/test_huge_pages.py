@@ -16,7 +16,7 @@ def test_large_memory_starts_at_a_huge_page_and_is_writable_to_its_end(num_bytes
     assert memory[-1] == 7
 
 
-def test_a_system_without_huge_pages_gives_ordinary_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_system_without_huge_pages_gives_ordinary_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = []
 
     class Refusing(mmap.mmap):

@@ -185,7 +185,7 @@ def test_prompt_logprobs_of_more_rows_than_a_slice() -> None:
     assert len(whole) == length - 1
 
 
-def test_a_prompt_of_one_token_has_no_prompt_logprobs() -> None:
+def test_prompt_of_one_token_has_no_prompt_logprobs() -> None:
     (result,) = Runtime().run(make_request("a", [3], 1, prompt_logprobs=1))["a"]
     assert result.prompt_logprobs == ()
     assert len(result.token_ids) == 1
@@ -208,7 +208,7 @@ BREAKING_POINTS = [
 
 @pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize("point", BREAKING_POINTS)
-def test_a_step_that_breaks_off_anywhere_is_made_good(point: str, is_late: bool) -> None:
+def test_step_that_breaks_off_anywhere_is_made_good(point: str, is_late: bool) -> None:
     """The first, eighth, 27th … call fails, before or after its work: requests that run again get the same results."""
 
     def requests() -> list[Request]:

@@ -58,7 +58,7 @@ def test_all_are_forgotten_and_may_come_back_in_the_same_step() -> None:
     assert known(states, "b") == [7]
 
 
-def test_a_request_that_cannot_be_taken_up_costs_no_row() -> None:
+def test_request_that_cannot_be_taken_up_costs_no_row() -> None:
     states = make_states(max_num_seqs=1)
     for _ in range(2):
         with pytest.raises(ValueError, match="broadcast"):

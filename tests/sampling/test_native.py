@@ -114,9 +114,7 @@ WANTED = st.builds(
     bad=st.sampled_from([None, float("nan"), float("inf"), float("-inf")]),
     seed=st.integers(0, 2**63),
 )
-def test_the_same_tokens_may_be_drawn(
-    wanted: list[SamplingParams], vocab_size: int, bad: float | None, seed: int
-) -> None:
+def test_same_tokens_may_be_drawn(wanted: list[SamplingParams], vocab_size: int, bad: float | None, seed: int) -> None:
     """Logits are so far apart that last bits matter for draws only; where there is a choice these are not compared."""
     logits = torch.stack([torch.randperm(vocab_size, generator=torch.Generator().manual_seed(row)) * 0.5 for row in
                           range(len(wanted))])  # fmt: skip

@@ -28,7 +28,7 @@ def test_philox_known_answers(counter: list[int], key: list[int], expected: list
 
 
 @given(st.lists(st.tuples(st.integers(-(2**63), 2**64 - 1), st.integers(0, 2**40)), min_size=1, max_size=8))
-def test_a_number_depends_on_its_seed_and_position_alone(pairs: list[tuple[int, int]]) -> None:
+def test_number_depends_on_its_seed_and_position_alone(pairs: list[tuple[int, int]]) -> None:
     together = uniforms([seed for seed, _ in pairs], [position for _, position in pairs])
     alone = [uniforms([seed], [position])[0] for seed, position in pairs]
     assert together.tolist() == alone

@@ -78,7 +78,7 @@ def test_equals_the_definition_with_ties(
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_row_that_cannot_be_drawn_from_is_nan_and_others_are_not(bad: float) -> None:
+def test_row_that_cannot_be_drawn_from_is_nan_and_others_are_not(bad: float) -> None:
     logits = gaussian(3, 1000)
     logits[1, 700] = bad
     probabilities = tempered_probabilities(logits, [params(), params(), params(min_p=0.1)])
@@ -87,5 +87,5 @@ def test_a_row_that_cannot_be_drawn_from_is_nan_and_others_are_not(bad: float) -
 
 
 @pytest.mark.parametrize("top_p", [5e-324, 1e-30, 1e-6])
-def test_the_best_token_is_always_in_the_nucleus(top_p: float) -> None:
+def test_best_token_is_always_in_the_nucleus(top_p: float) -> None:
     assert draw_from_nucleus(fixed_point(torch.full((1000,), 1e-3)), top_p, 0, 0) == 0

@@ -137,7 +137,7 @@ def test_only_rows_that_ask_get_logprobs() -> None:
 # --- Requests come and go ------------------------------------------------------------------------
 
 
-def test_an_empty_batch() -> None:
+def test_empty_batch() -> None:
     assert Sampler(5, CPU).sample(torch.zeros(0, 5), []) == []
 
 

@@ -102,7 +102,7 @@ def test_allowed_token_ids_and_the_grammar_must_agree(make: Callable[[], ById]) 
     assert sampler.failure("a") == (NOT_ALLOWED, STRUCTURED_OUTPUTS_FAILED)
 
 
-def test_a_broken_row_says_why_and_leaves_the_others_alone(make: Callable[[], ById]) -> None:
+def test_broken_row_says_why_and_leaves_the_others_alone(make: Callable[[], ById]) -> None:
     sampler = make()
     sampler.add_request(new_request("good", params(structured_outputs=form(regex="a+"), **GREEDY)))
     wrong = new_request("wrong", params(structured_outputs=form(regex="a+"), **GREEDY), output=[ord("x")])
@@ -118,7 +118,7 @@ def test_a_broken_row_says_why_and_leaves_the_others_alone(make: Callable[[], By
 
 
 @pytest.mark.parametrize("grammars", [None, COMPILER], ids=["no tokenizer", "a grammar that cannot be compiled"])
-def test_a_grammar_that_cannot_be_had_is_the_requests_failure(
+def test_grammar_that_cannot_be_had_is_the_requests_failure(
     make: Callable[[], ById], grammars: GrammarCompiler | None
 ) -> None:
     sampler = make()
@@ -166,7 +166,7 @@ class Broken:
         (TypeError("odd"), "TypeError('odd')"),
     ],
 )
-def test_a_failure_of_the_library_is_not_the_forms_and_is_logged(
+def test_failure_of_the_library_is_not_the_forms_and_is_logged(
     make: Callable[[], ById], error: Exception | None, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     sampler = make()

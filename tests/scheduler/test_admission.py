@@ -17,7 +17,7 @@ def test_duplicate_ids_are_refused_while_the_first_runs() -> None:
     check_integrity(scheduler)
 
 
-def test_a_full_queue_says_so() -> None:
+def test_full_queue_says_so() -> None:
     scheduler = Scheduler(make_config(max_num_waiting=2))
     scheduler.add_request(make_request("a"))
     scheduler.add_request(make_request("b"))
@@ -45,7 +45,7 @@ def test_what_can_never_fit_is_refused_with_what_would() -> None:
     assert driver.all_blocks_are_home
 
 
-def test_a_window_bounds_what_a_sequence_needs() -> None:
+def test_window_bounds_what_a_sequence_needs() -> None:
     driver = Driver(make_config(windows=(8,), num_blocks=8, max_num_batched_tokens=8))
     driver.add(make_request("a", 150, 100))
     driver.run()

@@ -26,7 +26,7 @@ def admit(blocks: BlockManager, request: Request) -> int:
 
 @pytest.mark.parametrize("window", [1, 2, 3, 4, 5, 6, 7, 8, 9, 16])
 @pytest.mark.parametrize("chunk", [1, 3, 4, 7])
-def test_a_window_never_holds_more_than_its_peak(window: int, chunk: int) -> None:
+def test_window_never_holds_more_than_its_peak(window: int, chunk: int) -> None:
     config = make_config(windows=(window,), max_num_batched_tokens=chunk, enable_prefix_caching=False)
     blocks = BlockManager(config)
     request = make_request("a", 60)
@@ -39,7 +39,7 @@ def test_a_window_never_holds_more_than_its_peak(window: int, chunk: int) -> Non
     assert blocks.shape.peak_blocks(60) <= most + 1
 
 
-def test_a_hit_is_what_all_groups_agree_on() -> None:
+def test_hit_is_what_all_groups_agree_on() -> None:
     blocks = BlockManager(make_config(windows=(None, 5)))
     first = make_request("first", 30)
     admit(blocks, first)

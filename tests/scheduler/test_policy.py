@@ -49,7 +49,7 @@ def steps_until_done(config: SchedulerConfig, patient: Request, stream: object, 
 
 
 @pytest.mark.parametrize("threshold", [0, 4])
-def test_a_long_prompt_does_not_starve_under_sjf_with_ageing(threshold: int) -> None:
+def test_long_prompt_does_not_starve_under_sjf_with_ageing(threshold: int) -> None:
     config = make_config(
         max_num_seqs=1, policy="sjf", sjf_ageing_tokens_per_s=3.0, num_blocks=41, long_prefill_token_threshold=threshold
     )
@@ -75,7 +75,7 @@ def test_nothing_starves_among_equal_priorities() -> None:
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "sjf", "priority"])
-def test_a_big_request_gets_its_blocks_in_spite_of_small_ones(policy: str) -> None:
+def test_big_request_gets_its_blocks_in_spite_of_small_ones(policy: str) -> None:
     config = make_config(policy=policy, num_blocks=21, max_num_batched_tokens=16, long_prefill_token_threshold=8)
     steps_until_done(
         config,

@@ -15,14 +15,14 @@ def chain_of(tokens: list[int], block_size: int = 4, extras: tuple[str, ...] = (
     return chain
 
 
-def test_the_digest_is_a_chain_of_sha256_over_parent_and_tokens() -> None:
+def test_digest_is_a_chain_of_sha256_over_parent_and_tokens() -> None:
     chain = chain_of([1, 2, 3, 4, 5, 6, 7, 8])
     content = array("q", [5, 6, 7, 8]).tobytes()
     assert chain.contents[1] == content
     assert chain.digests[1] == hashlib.sha256(chain.digests[0] + content).digest()
 
 
-def test_a_digest_alone_is_not_trusted() -> None:
+def test_digest_alone_is_not_trusted() -> None:
     cache = PrefixCache()
     cache.register(0, b"digest", b"content", 7)
     assert cache.find(0, b"digest", b"content") == 7
@@ -58,7 +58,7 @@ def test_generated_tokens_are_cached_too() -> None:
     assert again.num_cached_tokens == 12
 
 
-def test_a_block_that_is_known_but_not_computed_is_not_found() -> None:
+def test_block_that_is_known_but_not_computed_is_not_found() -> None:
     driver = Driver(make_config(max_num_batched_tokens=6, max_num_partial_prefills=2))
     tokens = list(range(8))
     driver.add(make_request("a", tokens))
@@ -101,7 +101,7 @@ def test_num_cached_tokens_is_of_the_first_admission() -> None:
     assert [request.num_cached_tokens for request in requests] == [0, 0, 0]
 
 
-def test_the_start_of_a_prefix_is_evicted_last() -> None:
+def test_start_of_a_prefix_is_evicted_last() -> None:
     driver = Driver(make_config(num_blocks=11, max_model_len=40))
     tokens = list(range(24))
     driver.add(make_request("first", tokens, 1))
@@ -115,7 +115,7 @@ def test_the_start_of_a_prefix_is_evicted_last() -> None:
     assert again.num_cached_tokens == 12
 
 
-def test_the_least_recently_used_prefix_goes_first() -> None:
+def test_least_recently_used_prefix_goes_first() -> None:
     driver = Driver(make_config(num_blocks=11, max_model_len=40))
     old, new = list(range(13)), list(range(100, 113))
     for name, tokens in (("old", old), ("new", new), ("touch-old", old)):

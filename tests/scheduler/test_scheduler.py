@@ -10,7 +10,7 @@ from quire.types import Request, SchedulerOutput, StepResult
 from tests.scheduler.builders import VOCAB_SIZE, Driver, make_config, make_request, run_alone
 
 
-def test_the_published_example_step_by_step() -> None:
+def test_published_example_step_by_step() -> None:
     driver = Driver(make_config(max_num_batched_tokens=2048, max_model_len=8192, block_size=16, num_blocks=1000))
     driver.add(make_request("C", 10, 50))
     driver.step()
@@ -30,7 +30,7 @@ def test_without_chunked_prefill_prompts_run_whole() -> None:
     assert driver.shares() == {"a": 1, "b": 40}
 
 
-def test_the_threshold_cuts_long_prompts_only() -> None:
+def test_threshold_cuts_long_prompts_only() -> None:
     driver = Driver(make_config(long_prefill_token_threshold=10))
     driver.add(make_request("long", 25), make_request("short", 10))
     assert driver.shares() == {"long": 10, "short": 10}
@@ -58,7 +58,7 @@ def test_short_prompts_overtake_long_ones_that_wait_for_their_turn() -> None:
     assert driver.shares() == {"long": 5, "short": 1, "later": 10}
 
 
-def test_a_big_request_is_not_overtaken_for_blocks() -> None:
+def test_big_request_is_not_overtaken_for_blocks() -> None:
     driver = Driver(make_config(num_blocks=11, block_size=4))
     driver.add(make_request("a", 20, 8))
     driver.step()
@@ -72,7 +72,7 @@ def test_a_big_request_is_not_overtaken_for_blocks() -> None:
     assert first_seen["a"] < first_seen["big"] <= first_seen["small"]
 
 
-def test_a_prompt_is_admitted_only_if_all_of_it_fits() -> None:
+def test_prompt_is_admitted_only_if_all_of_it_fits() -> None:
     # 10 blocks: "a" computes 16 of its 32 tokens a step, and the blocks of the rest are promised to it.
     driver = Driver(make_config(num_blocks=11, max_num_batched_tokens=24, max_num_partial_prefills=4))
     driver.add(make_request("c", 4, 30))

@@ -156,7 +156,7 @@ def test_options_and_variables_are_known(path: Path) -> None:
             assert flag.replace("-", "_") in OPTIONS, flag
 
 
-def test_the_image_is_not_root_and_serves() -> None:
+def test_image_is_not_root_and_serves() -> None:
     lines = DOCKERFILE.splitlines()
     last_stage = lines[max(at for at, line in enumerate(lines) if line.startswith("FROM")) :]
     users = [line.split()[1] for line in last_stage if line.startswith("USER")]
@@ -167,7 +167,7 @@ def test_the_image_is_not_root_and_serves() -> None:
         assert all((DEPLOY.parent / name).exists() for name in copied.split())
 
 
-def test_the_unit_file(tmp_path: Path) -> None:
+def test_unit_file(tmp_path: Path) -> None:
     parser = configparser.ConfigParser(strict=False, interpolation=None)
     parser.optionxform = str  # type: ignore[assignment]
     parser.read_string(UNIT)

@@ -27,7 +27,7 @@ def value(found: dict, name: str, **labels: str) -> float:
 
 
 @in_loop
-async def test_a_known_load_gives_known_metrics() -> None:
+async def test_known_load_gives_known_metrics() -> None:
     async with serving(metrics_names="vllm") as served:
         usage = [(await served.chat(max_tokens=6, ignore_eos=True, stream=False)).json["usage"] for _ in range(5)]
         await served.chat(max_tokens=6, ignore_eos=True, stream=True)
@@ -97,7 +97,7 @@ async def test_paths_and_methods_of_clients_make_no_labels() -> None:
 
 
 @in_loop
-async def test_the_lag_of_the_event_loop_is_measured() -> None:
+async def test_lag_of_the_event_loop_is_measured() -> None:
     metrics = make_state().metrics
     metrics.watch_loop()
     metrics.watch_loop()

@@ -18,20 +18,14 @@ SLOW = {"QUIRE_FAULTS": "slow-step:ms=30"}
 
 
 @pytest.fixture(scope="module")
-def plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Variables with which the second engine of a test starts from a stored plan."""
-    return {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache")), "QUIRE_PLAN_CACHE": "1"}
-
-
-@pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_directory(tmp_path_factory.mktemp("model"), max_position_embeddings=2048)
 
 
 @pytest.fixture(scope="module")
-def several(directory: Path, plans: dict[str, str]) -> Iterator[Serving]:
+def several(directory: Path) -> Iterator[Serving]:
     """Serve two names of one model, with memory for one at a time."""
-    server = Several(directory, "--models-memory-bytes", "100MiB", "--kv-cache-memory-bytes", "1MiB", **plans)
+    server = Several(directory, "--models-memory-bytes", "100MiB", "--kv-cache-memory-bytes", "1MiB")
     yield server
     server.kill()
 
@@ -50,8 +44,8 @@ class Several(Serving):
         return {card["id"]: card["status"]["value"] for card in self.request("/v1/models")[1]["data"]}
 
 
-def test_asleep_server_has_no_engine_and_names_wake_up(directory: Path, plans: dict[str, str]) -> None:
-    with serving(directory, **SLOW, **plans) as server:
+def test_asleep_server_has_no_engine_and_names_wake_up(directory: Path) -> None:
+    with serving(directory, **SLOW) as server:
         running = RunningChat(server, 40)
         assert server.request("/sleep?level=3", {})[1]["error"]["param"] == "level"
         assert server.request("/is_sleeping")[1] == {"is_sleeping": False}
@@ -141,8 +135,8 @@ def test_keep_alive_and_sleep_unload_and_the_next_request_loads(several: Several
     assert several.request("/v1/completions", body)[0] == 200
 
 
-def test_served_alone_with_keep_alive_a_model_is_loaded_on_demand(directory: Path, plans: dict[str, str]) -> None:
-    with serving(directory, "--keep-alive", "0", **plans) as server:
+def test_served_alone_with_keep_alive_a_model_is_loaded_on_demand(directory: Path) -> None:
+    with serving(directory, "--keep-alive", "0") as server:
         assert server.chat(1)[0] == 200
         server.wait_until("/health?model=tiny", 503)
         psutil.wait_procs(engines(server.process.pid), timeout=10)

@@ -70,7 +70,7 @@ def test_half_of_a_surrogate_pair_is_refused_by_position() -> None:
         byte_level_tokenizer().encode("ab\ud83e")
 
 
-def test_a_long_text_has_the_tokens_of_its_parts() -> None:
+def test_long_text_has_the_tokens_of_its_parts() -> None:
     tokenizer = byte_level_tokenizer()
     word = "hello world\n"
     assert tokenizer.encode(word * LONG_TEXT) == tokenizer.encode(word) * LONG_TEXT

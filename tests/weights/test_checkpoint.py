@@ -63,7 +63,7 @@ def hugging_face_directory(path: Path, **config: object) -> dict[str, torch.Tens
     return tensors
 
 
-def test_a_hugging_face_directory(tmp_path: Path) -> None:
+def test_hugging_face_directory(tmp_path: Path) -> None:
     written = hugging_face_directory(tmp_path, hidden_size=8)
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.6}')
     checkpoint = open_directory(tmp_path)

@@ -84,7 +84,7 @@ def test_gemma4_ends_turns_with_tokens_of_known_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("absent", [None, 0xFFFFFFFF])
-def test_a_model_without_an_end_token(tmp_path: Path, absent: int | None) -> None:
+def test_model_without_an_end_token(tmp_path: Path, absent: int | None) -> None:
     model = TinyModel(changes={"tokenizer.ggml.eos_token_id": absent})
     assert config_of(tmp_path, model)["eos_token_id"] is None
     assert translate_generation_config(read_gguf(tmp_path / "model.gguf"), VOCAB_SIZE) == {"eos_token_id": []}

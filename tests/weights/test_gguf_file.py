@@ -134,7 +134,7 @@ def test_tensors_of_every_format_and_alignment(tmp_path: Path, format_name: str,
     assert np.array_equal(file.rows(file.tensors["a"]), second)
 
 
-def test_a_whole_model_reads_as_the_gguf_package_reads_it(tmp_path: Path) -> None:
+def test_whole_model_reads_as_the_gguf_package_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     TinyModel(format="Q8_0").write(path)
     file, expected = read_gguf(path), gguf.GGUFReader(path)
@@ -146,7 +146,7 @@ def test_a_whole_model_reads_as_the_gguf_package_reads_it(tmp_path: Path) -> Non
         assert file.rows(ours).tobytes() == np.ascontiguousarray(tensor.data).tobytes()
 
 
-def test_a_file_of_another_kind_says_what_to_pass(tmp_path: Path) -> None:
+def test_file_of_another_kind_says_what_to_pass(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     for content, said in (
         (b"<html>" * 9, "it is a web page"),

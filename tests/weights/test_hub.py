@@ -162,7 +162,7 @@ def test_only_files_that_quire_reads_are_fetched(hub: FakeHub, tmp_path: Path) -
     assert list_cached() == []
 
 
-def test_the_only_gguf_of_a_repository(hub: FakeHub) -> None:
+def test_only_gguf_of_a_repository(hub: FakeHub) -> None:
     hub.files = {"README.md": b"", "model-q4.gguf": b"GGUF" + bytes(500), "config.json": CONFIG}
     files = resolve_source("org/model")
     assert (files.kind, files.path.name) == ("gguf", "model-q4.gguf")
@@ -242,19 +242,19 @@ class TestOffline:
     def offline(self, empty_caches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
-    def test_a_cached_directory(self, tmp_path: Path) -> None:
+    def test_cached_directory(self, tmp_path: Path) -> None:
         snapshot = make_snapshot(tmp_path / "hub", {"config.json": CONFIG, "model.safetensors": b"x"})
         for name in ("org/model", "org/model@main", f"org/model@{COMMIT}"):
             files = resolve_source(name)
             assert (files.path, files.kind, files.origin) == (snapshot, "hf", f"hub:org/model@{COMMIT}")
 
-    def test_a_cached_gguf(self, tmp_path: Path) -> None:
+    def test_cached_gguf(self, tmp_path: Path) -> None:
         snapshot = make_snapshot(tmp_path / "hub", {"a.gguf": b"GGUF", "b.gguf": b"GGUF"})
         assert resolve_source("org/model/a.gguf").path == snapshot / "a.gguf"
         with pytest.raises(ModelNotFoundError, match="choose one"):
             resolve_source("org/model")
 
-    def test_a_damaged_file_names_the_commands_that_fetch_it_again(self, tmp_path: Path) -> None:
+    def test_damaged_file_names_the_commands_that_fetch_it_again(self, tmp_path: Path) -> None:
         make_snapshot(tmp_path / "hub", {"config.json": CONFIG, "model.safetensors": bytes(100)})
         for name in ("org/model", f"org/model@{COMMIT}"):
             with pytest.raises(ModelFileError, match=r"`quire rm org/model`, then `quire pull org/model`$"):
@@ -270,7 +270,7 @@ class TestOffline:
         ):
             resolve_source("org/model")
 
-    def test_the_environment_is_read_at_each_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_environment_is_read_at_each_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert is_offline()
         monkeypatch.setenv("HF_HUB_OFFLINE", "0")
         assert not is_offline()

@@ -49,7 +49,7 @@ def test_directories_follow_the_environment(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 @pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"])
-def test_the_hub_directory_is_that_of_huggingface_hub(tmp_path: Path, variable: str) -> None:
+def test_hub_directory_is_that_of_huggingface_hub(tmp_path: Path, variable: str) -> None:
     # A process of its own: huggingface_hub reads the environment when it is imported.
     code = "from huggingface_hub import constants; from quire.weights.model_cache import hub_cache_directory as ours; "
     code += "print(constants.HF_HUB_CACHE, ours(), sep=chr(10))"
@@ -73,14 +73,14 @@ def test_published_entries_are_found(empty_caches: Path) -> None:
     "manifest", ["", "{", "[]", "{}", '{"name": "x"}', '{"name":1,"origin":1,"file_name":1,"size_bytes":1,"sha256":1}',
                  '{"name":"x","origin":"x","file_name":"../x","size_bytes":1,"sha256":""}']
 )  # fmt: skip
-def test_a_bad_manifest_means_not_cached(empty_caches: Path, manifest: str) -> None:
+def test_bad_manifest_means_not_cached(empty_caches: Path, manifest: str) -> None:
     path = publish("tiny")
     (path.parent / "manifest.json").write_text(manifest)
     assert CacheEntry("tiny-1.0").find() is None
     assert list_cached() == []
 
 
-def test_an_error_while_locked_leaves_the_old_entry(empty_caches: Path) -> None:
+def test_error_while_locked_leaves_the_old_entry(empty_caches: Path) -> None:
     path = publish("tiny")
 
     def interrupted_fetch(entry: CacheEntry) -> None:

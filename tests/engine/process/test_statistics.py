@@ -29,7 +29,7 @@ def count(statistics: Statistics, name: str) -> int:
 
 
 @pytest.mark.parametrize("streams", [True, False])
-def test_a_known_load_gives_known_numbers(streams: bool) -> None:
+def test_known_load_gives_known_numbers(streams: bool) -> None:
     engine, _ = make_engine()
     meter = Meter(engine)
     for number in range(6):

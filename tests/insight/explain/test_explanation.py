@@ -76,7 +76,7 @@ def test_deepseek_reads_only_the_routed_experts() -> None:
     assert prefill.num_bytes / 2 == pytest.approx(671e9, rel=0.01)
 
 
-def test_a_mixture_reads_the_experts_of_its_tokens() -> None:
+def test_mixture_reads_the_experts_of_its_tokens() -> None:
     explained = explain("Qwen3-30B-A3B", batches=(1, 32), ctx=1, dtype="bfloat16")
     _, one, many = explained.phases
     quantity = explained.report.quantity

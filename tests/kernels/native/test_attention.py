@@ -347,7 +347,7 @@ def test_blocks_far_into_a_large_pool() -> None:
     assert torch.equal(run_steps(far, tokens, whole([20]))[0], expected)
 
 
-def test_a_step_without_tokens() -> None:
+def test_step_without_tokens() -> None:
     pool = Pool(Shape(), [4])
     Runner(pool, Extras(), max_tokens=1, num_threads=2).run([(0, 0, 0)])
     assert (pool.bytes == pool.fill).all()

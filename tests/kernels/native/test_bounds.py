@@ -139,7 +139,7 @@ def test_nothing_is_touched_past_weights_rows_results_tables_and_pool() -> None:
     assert result.returncode == 0, f"{result.stdout.splitlines()[-1:]} {result.stderr} code {result.returncode}"
 
 
-def test_a_part_that_ends_before_it_begins_is_refused() -> None:
+def test_part_that_ends_before_it_begins_is_refused() -> None:
     kv = _native.KvLayer(4096, 4096, 16, 1, 64, _native.KvFormat.bf16, 0)
     with pytest.raises(ValueError, match="ascending"):
         _native.KvAhead(kv, 0, 0.5, 0.4)

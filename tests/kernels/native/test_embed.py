@@ -77,7 +77,7 @@ def test_positions_with_an_offset_are_added(width: int) -> None:
     assert np.array_equal(out, word_values[ids] + place_values[11:17])
 
 
-def test_a_step_without_tokens_writes_nothing() -> None:
+def test_step_without_tokens_writes_nothing() -> None:
     packed, _ = table("q4", 16, 32)
     out = empty_rows("f32", 2, 29)
     plan = _native.Plan(2, 2, 1)

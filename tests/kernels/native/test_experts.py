@@ -132,7 +132,7 @@ def test_results_are_those_of_each_tokens_experts(format_name: str, num_tokens: 
 
 
 @pytest.mark.parametrize(("format_name", "inner"), [*((name, 32) for name in FORMATS), ("f32", 21), ("bf16", 21)])
-def test_a_token_has_the_bits_that_it_has_alone(format_name: str, inner: int) -> None:
+def test_token_has_the_bits_that_it_has_alone(format_name: str, inner: int) -> None:
     """On any number of threads and instruction set. 21 columns begin within a tile of the experts before."""
     experts = Experts(format_name, inner=inner, width=96 if inner == 32 else 35, is_clamped=format_name == "q8")
     values, logits = random_step(70, experts)
@@ -195,7 +195,7 @@ def test_tokens_are_routed_to_their_largest_logits(top_k: int, num_tokens: int, 
         np.testing.assert_array_equal(other.view(np.uint8), first.view(np.uint8))
 
 
-def test_a_token_whose_logits_are_nan_gives_nan_and_leaves_others() -> None:
+def test_token_whose_logits_are_nan_gives_nan_and_leaves_others() -> None:
     experts = Experts("f32")
     values, logits = random_step(6, experts)
     expected = experts.run(values, logits)

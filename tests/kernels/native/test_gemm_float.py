@@ -115,7 +115,7 @@ def test_sums_are_in_the_documented_order_to_the_bit(shape: tuple[int, int, int]
 
 
 @pytest.mark.parametrize("weight_format", FLOATS)
-def test_a_row_is_the_same_alone_and_among_others(weight_format: str) -> None:
+def test_row_is_the_same_alone_and_among_others(weight_format: str) -> None:
     x, weight = rows_for((67, 270), weight_format, 3), random((273, 270), weight_format, 4)
     for isa in ISAS[1:] or ISAS:
         _native.set_isa(isa)

@@ -172,7 +172,7 @@ def assert_same(results: list[np.ndarray]) -> None:
 
 @pytest.mark.parametrize("format_name", FORMATS)
 @pytest.mark.parametrize("shape", [(1, 16, 32), (2, 40, 64), (5, 33, 96), (13, 1, 32), (70, 576, 576), (9, 65, 1536)])
-def test_the_product_is_that_of_the_decoded_values(format_name: str, shape: tuple[int, int, int]) -> None:
+def test_product_is_that_of_the_decoded_values(format_name: str, shape: tuple[int, int, int]) -> None:
     num_rows, num_outputs, num_inputs = shape
     num_inputs = whole_blocks(format_name, num_inputs)
     packed, acts = random_weights(format_name, num_outputs, num_inputs), random_acts(num_rows, num_inputs)
@@ -232,7 +232,7 @@ def test_instruction_sets_agree_on_every_way_out(out: str, activation: str, gate
 
 @pytest.mark.parametrize("isa", FAST_ISAS)
 @pytest.mark.parametrize("format_name", FORMATS)
-def test_a_row_alone_is_the_row_in_a_batch(format_name: str, isa: str) -> None:
+def test_row_alone_is_the_row_in_a_batch(format_name: str, isa: str) -> None:
     num_inputs = whole_blocks(format_name, 96)
     packed, acts = random_weights(format_name, 72, num_inputs), random_acts(70, num_inputs)
 
@@ -289,7 +289,7 @@ def test_gate_and_up_may_differ_in_format(parts: tuple[tuple[str, int], ...], is
     assert len(list(each_isa(all_ways, [isa]))) == 1
 
 
-def test_a_row_of_a_stack_is_read_from_its_part() -> None:
+def test_row_of_a_stack_is_read_from_its_part() -> None:
     packed = random_stack(*STACKS["three"])
     wanted = np.concatenate([part.decoded() for part in packed.parts])
     for found in each_isa(packed.decoded):
@@ -307,7 +307,7 @@ def test_parts_that_do_not_fit_are_refused() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 576), (6, 960), (11, 40), (64, 50), (70, 96), (200, 32), (150, 700)])
 @pytest.mark.parametrize("options", [{}, {"out": "q8", "gated": True, "activation": "silu"}, {"out": "bf16"}])
-def test_the_number_of_threads_changes_nothing(shape: tuple[int, int], options: dict[str, Any]) -> None:
+def test_number_of_threads_changes_nothing(shape: tuple[int, int], options: dict[str, Any]) -> None:
     num_rows, num_outputs = shape
     if options.get("gated"):
         num_outputs = -(-num_outputs // 32) * 64
@@ -336,7 +336,7 @@ def test_bias_and_activation_of_every_type_of_rows(out: str, activation: str, ga
 
 
 @pytest.mark.parametrize("isa", FAST_ISAS)
-def test_a_gated_half_may_end_within_a_panel(isa: str) -> None:
+def test_gated_half_may_end_within_a_panel(isa: str) -> None:
     packed, acts = random_weights("q4", 96, 64), random_acts(9, 64)
     whole = torch.from_numpy(multiply(packed, acts))
     for found in each_isa(lambda: multiply(packed, acts, activation="relu", gated=True), [isa]):
@@ -344,7 +344,7 @@ def test_a_gated_half_may_end_within_a_panel(isa: str) -> None:
 
 
 @pytest.mark.parametrize("num_outputs", [31, 33])
-def test_an_odd_bf16_row_ends_in_a_zero(num_outputs: int) -> None:
+def test_odd_bf16_row_ends_in_a_zero(num_outputs: int) -> None:
     found = multiply(random_weights("q4", num_outputs, 32), random_acts(3, 32), out="bf16")
     assert found.shape == (3, num_outputs + 1)
     assert (found[:, -1] == 0).all()

@@ -47,7 +47,7 @@ def logits_of(packed: Packed, acts: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("format_name", [*STORED, "f32"])
 @pytest.mark.parametrize("shape", [(1, 49), (2, 1), (3, 700), (9, 96), (70, 200), (150, 700)])
-def test_the_largest_logit_wins(format_name: str, shape: tuple[int, int]) -> None:
+def test_largest_logit_wins(format_name: str, shape: tuple[int, int]) -> None:
     num_rows, num_outputs = shape
     width = whole_blocks(format_name, 64)
     if format_name == "f32":
@@ -125,5 +125,5 @@ def test_rows_without_a_largest_finite_logit_have_no_answer(isa: str, threads: i
         assert found[4].tolist() == [77, 77, -1, 77]
 
 
-def test_a_step_that_samples_nothing() -> None:
+def test_step_that_samples_nothing() -> None:
     assert likeliest(random_weights("q8", 40, 32), random_acts(0, 32), threads=2).shape == (0,)

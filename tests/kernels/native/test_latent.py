@@ -148,7 +148,7 @@ def test_bits_depend_on_the_form_alone(weights: str) -> None:
     assert np.array_equal(shorter, layer.run([(0, 30, 130)])[:120])
 
 
-def test_the_form_is_that_of_fewer_operations() -> None:
+def test_form_is_that_of_fewer_operations() -> None:
     """DeepSeek-V2-Lite: prompts plain, decodes and short chunks after a long prefix absorbed."""
     for start, count, is_plain in (
         (0, 512, True),

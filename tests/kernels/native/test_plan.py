@@ -36,7 +36,7 @@ def doubling(num_threads: int, max_tokens: int, max_requests: int) -> tuple[_nat
         ([2], 4, "1 requests, 2 tokens and 4 rows"),
     ],
 )
-def test_a_step_larger_than_the_plan_is_refused(counts: list[int], num_logit_rows: int, message: str) -> None:
+def test_step_larger_than_the_plan_is_refused(counts: list[int], num_logit_rows: int, message: str) -> None:
     plan, _, out = doubling(2, 8, 3)
     with pytest.raises(ValueError, match=message):
         step(plan, counts, num_logit_rows)
@@ -46,7 +46,7 @@ def test_a_step_larger_than_the_plan_is_refused(counts: list[int], num_logit_row
     assert (out[8:] == 0).all()
 
 
-def test_an_op_runs_for_any_of_its_parts_and_in_order() -> None:
+def test_op_runs_for_any_of_its_parts_and_in_order() -> None:
     values = np.ones((1, 5), np.float32)
     plan = _native.Plan(3, 1, 1)
     plan.add(rows_of(values), rows_of(values), rows_of(values), 5, parts=1 | 2)
@@ -58,7 +58,7 @@ def test_an_op_runs_for_any_of_its_parts_and_in_order() -> None:
         assert (values == factor).all(), parts
 
 
-def test_a_timed_run_gives_the_nanoseconds_of_each_op_that_ran() -> None:
+def test_timed_run_gives_the_nanoseconds_of_each_op_that_ran() -> None:
     values = np.ones((8, 64), np.float32)
     plan = _native.Plan(2, 8, 1)
     for parts in (1, 2, 1):

@@ -156,7 +156,7 @@ def test_requests_of_a_step_have_the_bits_that_they_have_alone(sizes: Sizes, thr
         np.testing.assert_array_equal(bits(np.concatenate(parts)), bits(alone[row]))
 
 
-def test_a_chunks_matrices_are_written_when_it_is_full() -> None:
+def test_chunks_matrices_are_written_when_it_is_full() -> None:
     """A decode reads a state's matrices, and writes what its token adds beside them."""
     layer = Layer(Sizes())
     size = 4 * layer.sizes.heads * layer.sizes.key * layer.sizes.value

@@ -201,7 +201,7 @@ def kept_in_order(logits: np.ndarray, options: Options) -> tuple[np.ndarray, np.
     ids=str,
 )
 @pytest.mark.parametrize("size", [400, 9001])
-def test_the_token_is_where_the_random_number_points(fields: dict[str, Any], size: int) -> None:
+def test_token_is_where_the_random_number_points(fields: dict[str, Any], size: int) -> None:
     """Without filters tokens are in the order of ids, else best first."""
     num_rows = 60
     logits = peaked(num_rows, size)
@@ -235,7 +235,7 @@ def test_two_tokens_that_reach_top_p_but_for_rounding_suffice(shares: list[int],
     assert np.flatnonzero(counts_of(logits, options, 60)).tolist() == [0, 1]
 
 
-def test_a_quarter_of_a_million_tokens() -> None:
+def test_quarter_of_a_million_tokens() -> None:
     size = 262_144 + 3
     logits = peaked(2, size, 3)
     rows = [Options(temperature=0.0), Options(top_p=0.9, seed=5, wants_logprobs=True, num_top=3)]
@@ -265,7 +265,7 @@ def test_rows_that_hold_nan_or_infinity_have_no_token(fields: dict[str, Any], is
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_the_largest_is_found_wherever_it_is(isa: str) -> None:
+def test_largest_is_found_wherever_it_is(isa: str) -> None:
     places = [0, 15, 16, 255, 256, 511, 512, 688, 699]
     logits = gaussian(len(places), 700)
     logits[np.arange(len(places)), places] = 20

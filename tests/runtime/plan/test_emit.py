@@ -80,7 +80,7 @@ def test_products_share_what_the_next_attention_reads() -> None:
     }
 
 
-def test_a_chain_needs_two_places() -> None:
+def test_chain_needs_two_places() -> None:
     buffers = [Buffer(64) for _ in range(30)]
     body = [convert(a, b) for a, b in itertools.pairwise(buffers)]
     assert len(place_buffers(body, buffers[-1]).row_bytes) == 2
@@ -114,7 +114,7 @@ def test_threads_and_instruction_sets_give_the_same_bits(weight_format: object) 
         assert all(torch.equal(found[0], result) for result in found)
 
 
-def test_a_step_may_be_as_large_as_the_limits_and_no_larger() -> None:
+def test_step_may_be_as_large_as_the_limits_and_no_larger() -> None:
     model = GraphModel(MODEL)
     small, large = planned(model, max_tokens=9), planned(model, max_tokens=32)
     assert torch.equal(run_prompt(small, TOKENS), run_prompt(large, TOKENS))
@@ -125,7 +125,7 @@ def test_a_step_may_be_as_large_as_the_limits_and_no_larger() -> None:
     assert torch.equal(run_prompt(small, TOKENS), run_prompt(large, TOKENS))
 
 
-def test_a_step_of_no_numbers_leaves_nothing_behind() -> None:
+def test_step_of_no_numbers_leaves_nothing_behind() -> None:
     """NaN stays in buffers and scratch memory, and in the cache; the next step must not read it there."""
     model = GraphModel(MODEL)
     model.table[5] = torch.nan

@@ -70,7 +70,7 @@ def expected(model: GraphModel, tokens: list[int]) -> torch.Tensor:
 # --- What is fused ----------------------------------------------------------------------------
 
 
-def test_a_transformer_layer_has_no_instruction_that_only_moves_values() -> None:
+def test_transformer_layer_has_no_instruction_that_only_moves_values() -> None:
     layer = [
         ("rms_norm", 0),
         ("attention", 1),
@@ -185,7 +185,7 @@ def custom(body: Any, **methods: Any) -> Custom:
     return type("Changed", (Custom,), {"body": body, **methods})()
 
 
-def test_a_gate_over_part_tiles_stands_alone() -> None:
+def test_gate_over_part_tiles_stands_alone() -> None:
     """The two halves of a product's tiles must begin with a tile."""
 
     def body(self: Any, x: Any, batch: Any) -> Any:
@@ -199,7 +199,7 @@ def test_a_gate_over_part_tiles_stands_alone() -> None:
     assert kinds(program_of(Odd(), Format.f32)) == ["Embed", "Gemm", "Activate", "Gemm"]
 
 
-def test_an_activation_of_a_part_is_not_taken_for_one_of_all() -> None:
+def test_activation_of_a_part_is_not_taken_for_one_of_all() -> None:
     def body(self: Any, x: Any, batch: Any) -> Any:
         return relu(self.qkv(x).split([WIDTH, WIDTH], 1)[1])
 
@@ -422,7 +422,7 @@ def test_what_has_no_instruction_is_refused(body: Any, words: str) -> None:
         (lambda self, hidden: soft_cap(self.head(hidden), 1e-3), True),
     ],
 )
-def test_a_head_of_several_operations_gives_its_logits(compute_logits: Any, has_likeliest: bool) -> None:
+def test_head_of_several_operations_gives_its_logits(compute_logits: Any, has_likeliest: bool) -> None:
     """The likeliest token needs no logits; where a cap makes several equal, it is the first."""
     model = custom(lambda self, x, batch: x, compute_logits=compute_logits)
     model.others["norm"] = RMSNorm(WIDTH, 1e-5)
@@ -454,7 +454,7 @@ def test_caps_and_multiples_are_written_over_what_nothing_else_reads() -> None:
     assert again.out is again.x.buffer
 
 
-def test_a_head_without_a_linear_layer_is_refused() -> None:
+def test_head_without_a_linear_layer_is_refused() -> None:
     with pytest.raises(NotTraceableError, match="a head without a linear layer"):
         program_of(custom(lambda self, x, batch: x, compute_logits=lambda self, hidden: hidden))
 

@@ -32,7 +32,7 @@ def step_of(parts: int) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("head", [LOGITS, GREEDY])
-def test_a_timed_run_names_every_instruction_in_order_and_leaves_the_bits(head: int) -> None:
+def test_timed_run_names_every_instruction_in_order_and_leaves_the_bits(head: int) -> None:
     plain, timed = planned(GraphModel(MODEL)), planned(GraphModel(MODEL))
     plain.run(*step_of(BODY | head))
     times = timed.run_timed(*step_of(BODY | head))
@@ -50,7 +50,7 @@ def test_a_timed_run_names_every_instruction_in_order_and_leaves_the_bits(head: 
 
 
 @pytest.mark.parametrize("setting", ["", "1", "events"])
-def test_a_traced_engine_runs_its_plan_and_records_its_instructions(
+def test_traced_engine_runs_its_plan_and_records_its_instructions(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, setting: str
 ) -> None:
     directory = make_tiny_directory(tmp_path, tie_word_embeddings=False)
@@ -74,7 +74,7 @@ def test_a_traced_engine_runs_its_plan_and_records_its_instructions(
     assert any("Gemm: x [3, 16] f32" in record.getMessage() for record in caplog.records) == (setting == "1")
 
 
-def test_a_models_instructions_read_its_weights_and_its_cache_once() -> None:
+def test_models_instructions_read_its_weights_and_its_cache_once() -> None:
     """SmolLM2's sizes: 30 layers of width 576 with 9 query heads and 3 KV heads of 64, MLP 1536, 49,152 tokens."""
     fields = {
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 49152, "hidden_size": 576,

@@ -195,7 +195,7 @@ def test_matrices_lie_apart_and_aligned() -> None:
     assert weights.num_bytes == 2 * 320 + 64 * 16 * 4 + 3 * 96 * 16 * 2
 
 
-def test_a_model_without_matrices_packs() -> None:
+def test_model_without_matrices_packs() -> None:
     assert PackedWeights({}, {}).num_bytes == 0
 
 

@@ -178,7 +178,7 @@ def test_damaged_and_foreign_files_are_made_anew(
     assert path.read_bytes() == before
 
 
-def test_a_file_with_another_layout_is_made_anew(checkpoint: Any, traces: list[None], plans: Path) -> None:
+def test_file_with_another_layout_is_made_anew(checkpoint: Any, traces: list[None], plans: Path) -> None:
     load(checkpoint)
     (path,) = plans.iterdir()
     write("plan", key_of(path), {"ops": "none"})
@@ -232,6 +232,14 @@ def test_models_formats_and_code_are_in_the_key(checkpoint: Any, monkeypatch: py
     assert None not in keys
 
 
+def test_variable_names_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plans: Path) -> None:
+    monkeypatch.setenv("QUIRE_PLAN_CACHE", str(tmp_path / "own"))
+    write("plan", "key", {"a": 1})
+    assert [path.name for path in (tmp_path / "own").iterdir()] == ["plan-key.json"]
+    assert read("plan", "key", dict) == {"a": 1}
+    assert not plans.exists()
+
+
 @pytest.mark.parametrize("variable", [("QUIRE_PLAN_CACHE", "0"), ("QUIRE_KERNELS", "reference")])
 def test_no_plan_is_kept_where_it_is_switched_off(
     variable: tuple[str, str], checkpoint: Any, monkeypatch: pytest.MonkeyPatch
@@ -257,7 +265,7 @@ def test_random_weights_and_models_from_outside_are_traced_each_time(
     assert plan_key(make_config(CONFIG), checkpoint, (0, 0)) is None
 
 
-def test_the_model_config_is_that_of_the_registry() -> None:
+def test_model_config_is_that_of_the_registry() -> None:
     generation, overrides = {"temperature": 0.3, "eos_token_id": [3, 4]}, {"rope_theta": 7.0}
     expected = ModelRegistry.make_model_config(CONFIG, generation, overrides)
     for _ in range(2):
@@ -265,7 +273,7 @@ def test_the_model_config_is_that_of_the_registry() -> None:
     assert ConfigSource(CONFIG, {}, overrides).make() != expected
 
 
-def test_a_cache_that_cannot_be_written_is_left_alone(
+def test_cache_that_cannot_be_written_is_left_alone(
     checkpoint: Any, plans: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     plans.parent.write_text("a file where the directory should be")
@@ -285,7 +293,7 @@ def test_files_used_longest_ago_are_deleted(plans: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [[], ["--temperature", "1", "--structured-outputs", '{"choice": ["ab", "cd"]}']])
-def test_a_second_run_on_the_command_line_needs_no_torch(words: list[str], tmp_path: Path) -> None:
+def test_second_run_on_the_command_line_needs_no_torch(words: list[str], tmp_path: Path) -> None:
     directory = make_tiny_directory(tmp_path / "tiny")
     answers = []
     for without in ("", "sys.modules['torch'] = None;"):

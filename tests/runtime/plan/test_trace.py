@@ -67,7 +67,7 @@ def model_with(**methods: Any) -> nn.Module:
     return type("Changed", (Plain,), methods)()
 
 
-def test_the_batch_has_the_layers_caches_and_groups() -> None:
+def test_batch_has_the_layers_caches_and_groups() -> None:
     seen: list[Any] = []
 
     def middle(self: Any, x: Any, batch: Any) -> Any:

@@ -72,7 +72,7 @@ def test_required_without_parallel_calls_is_one_call() -> None:
 
 
 @pytest.mark.parametrize("parallel", [False, True])
-def test_a_named_function_is_one_call_of_it(parallel: bool) -> None:
+def test_named_function_is_one_call_of_it(parallel: bool) -> None:
     choice = {"type": "function", "function": {"name": "weather"}}
     schema = tool_choice_schema(TOOLS, choice, parallel_tool_calls=parallel)
     assert allows(schema, PARIS)

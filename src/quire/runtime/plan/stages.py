@@ -6,7 +6,7 @@ Next to read: `runtime/ranks.py` for the runner of a stage, `lower.py` for progr
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from quire._native import RowType
@@ -51,7 +51,8 @@ def cut(program: Program, stage: int, num_stages: int) -> Program:
         return program
     body, is_last = program.body, stage == num_stages - 1
     cuts = [0, *choose_cuts(program, num_stages), len(body)]
-    inputs, outputs = (_live(body, at) if 0 < at < len(body) else () for at in cuts[stage : stage + 2])
+    spans = lifetimes(body)
+    inputs, outputs = (live(spans, at) for at in cuts[stage : stage + 2])
     part = body[cuts[stage] : cuts[stage + 1]]
     used = {buffer for instruction in part for buffer in instruction.buffers}
     angles = [item for item in body[: cuts[stage]] if isinstance(item, Rotary) and used & {item.cos, item.sin}]
@@ -91,6 +92,7 @@ def choose_cuts(program: Program, num_stages: int) -> list[int]:
 
 def possible_cuts(body: Sequence[Instruction]) -> list[int]:
     """Return the places between two layers with the fewest values alive, where all of them are fp32."""
+    spans = lifetimes(body)
     layer_at = [(index, layer) for index, item in enumerate(body) for layer in _layers([item])]
     found = []
     for layer in sorted({layer for _, layer in layer_at})[:-1]:
@@ -98,20 +100,28 @@ def possible_cuts(body: Sequence[Instruction]) -> list[int]:
         last = min(index for index, other in layer_at if other > layer)
         widths = {}
         for at in range(first, last + 1):
-            live = _live(body, at)
-            if live and all(buffer.type == RowType.f32 for buffer in live):
-                widths[at] = sum(buffer.width for buffer in live)
+            buffers = live(spans, at)
+            if buffers and all(buffer.type == RowType.f32 for buffer in buffers):
+                widths[at] = sum(buffer.width for buffer in buffers)
         if widths:
             found.append(min(widths, key=lambda at: (widths[at], -at)))
     return found
 
 
-def _live(body: Sequence[Instruction], at: int) -> tuple[Buffer, ...]:
-    """Return the buffers that are written before instruction `at` and read from there on, but for angles."""
-    later = {buffer for instruction in body[at:] for buffer in instruction.buffers}
-    angles = {buffer for item in body[:at] if isinstance(item, Rotary) for buffer in (item.cos, item.sin)}
-    earlier = dict.fromkeys(buffer for instruction in body[:at] for buffer in instruction.buffers)
-    return tuple(buffer for buffer in earlier if buffer in later and buffer not in angles)
+def lifetimes(body: Sequence[Instruction]) -> dict[Buffer, tuple[int, int]]:
+    """Return the first and the last instruction that uses each buffer, but for angles."""
+    angles = {buffer for item in body if isinstance(item, Rotary) for buffer in (item.cos, item.sin)}
+    found: dict[Buffer, tuple[int, int]] = {}
+    for index, instruction in enumerate(body):
+        for buffer in instruction.buffers:
+            if buffer not in angles:
+                found[buffer] = found.get(buffer, (index, index))[0], index
+    return found
+
+
+def live(spans: Mapping[Buffer, tuple[int, int]], at: int) -> tuple[Buffer, ...]:
+    """Return the buffers that are written before instruction `at` and read from there on."""
+    return tuple(buffer for buffer, (first, last) in spans.items() if first < at <= last)
 
 
 def _layers(body: Sequence[Instruction]) -> list[int]:

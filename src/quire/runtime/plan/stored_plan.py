@@ -270,7 +270,7 @@ def write(kind: str, key: str, value: Any) -> None:
 def read_all(kind: str, value_type: type[T]) -> list[T]:
     """Return every value of a kind, of any key."""
     found = []
-    for path in sorted((cache_directory() / "plans").glob(f"{kind}-*.json")):
+    for path in sorted(plan_directory().glob(f"{kind}-*.json")):
         with suppress(OSError, msgspec.MsgspecError):
             header = msgspec.json.decode(path.read_bytes().partition(b"\n")[0], type=Header)
             found.append(read(kind, header.key, value_type))
@@ -300,8 +300,14 @@ def forget(kind: str, key: str) -> None:
         _path(kind, key).unlink(missing_ok=True)
 
 
+def plan_directory() -> Path:
+    """Return the directory of the files: `$QUIRE_PLAN_CACHE`, or one in Quire's cache directory."""
+    chosen = os.environ.get("QUIRE_PLAN_CACHE")
+    return Path(chosen).expanduser() if chosen else cache_directory() / "plans"
+
+
 def _path(kind: str, key: str) -> Path:
-    return cache_directory() / "plans" / f"{kind}-{key[:32]}.json"
+    return plan_directory() / f"{kind}-{key[:32]}.json"
 
 
 def make_key(*parts: Any) -> str | None:
