@@ -71,6 +71,13 @@ def test_continue_goes_on_with_the_chat_saved_last(
     assert [message["content"] for message in saved_chats.load("last")] == ["one", "1", "two", "Because."]
 
 
+def test_file_is_the_prompt_of_one_answer(engines: list[FakeEngine], tmp_path: Path) -> None:
+    (tmp_path / "q.txt").write_text("Why?\n")
+    assert call("run", "-f", str(tmp_path / "q.txt")).exit_code == 0
+    assert call("run", "smollm2", "Sum up.", "--file", str(tmp_path / "q.txt")).exit_code == 0
+    assert [engine.prompts[0]["prompt"] for engine in engines] == ["user: Why?\n", "user: Why?\n\nSum up.\n"]
+
+
 def test_several_completions_are_numbered(engines: list[FakeEngine]) -> None:
     result = call("run", "Hi there", "--n", "2")
     assert result.stdout == "[1/2]\nBecause.\n[2/2]\nBecause.\n"

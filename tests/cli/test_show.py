@@ -1,13 +1,13 @@
 """`quire show`: the facts of a model's files, and one line when they cannot be read."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from quire.models.llama import LlamaForCausalLM
+from quire.models.registry import ModelRegistry
 from tests.cli.command_line import call, parsed
 from tests.cli.tiny_directory import CONFIG, TEMPLATE, make_tiny_directory
 
@@ -43,7 +43,7 @@ def test_broken_tokenizer_does_not_hide_the_rest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({}, "Quire's own model"),
+        ({}, "Quire's own model, on CPUs as a plan"),
         ({"model_type": "stablelm", "architectures": ["StableLmForCausalLM"]}, "Transformers' own module, op by op"),
         (
             {"model_type": "bloom", "architectures": ["BloomForCausalLM"]},
@@ -58,11 +58,31 @@ def test_implementation_is_named(tmp_path: Path, change: dict[str, Any], words: 
     assert f"computed by      {words}" in call("show", str(path)).stdout
 
 
-def test_show_loads_no_torch(tiny: str) -> None:
-    code = (
-        "import sys, quire.cli.main as m\n"
-        f"try: m.main(['show', {tiny!r}])\n"
-        "except SystemExit as e: print('torch' in sys.modules, e.code, file=sys.stderr)"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stderr.strip() == "False 0"
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, "spiral"),
+        ({"hidden_act": "cosine"}, "hidden_act"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"new_attention": "linear"}, "new_attention"),
+        ({"intermediate_size": 48}, "configuration and weights do not belong together"),
+        ({"num_hidden_layers": 3}, "lacks tensors"),
+    ],
+)
+def test_model_that_would_not_load_has_the_error_of_loading(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    path = make_tiny_directory(tmp_path / "tiny")
+    (path / "config.json").write_text(json.dumps({**CONFIG, **change}))
+    shown = parsed(call("show", str(path), "--json"))["implementation"]
+    assert words in shown
+    result = call("run", str(path), "hi")
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert shown.removeprefix("none: ") in result.stderr
+
+
+def test_model_that_no_plan_can_hold_is_named(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clamped(LlamaForCausalLM):
+        def forward(self, token_ids: Any, batch: Any) -> Any:
+            return super().forward(token_ids, batch).clamp(-1, 1)
+
+    monkeypatch.setattr(ModelRegistry, "_registered", {"LlamaForCausalLM": Clamped})
+    assert "quire, op by op: a plan cannot hold" in parsed(call("show", tiny, "--json"))["implementation"]

@@ -2,13 +2,16 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from quire import _native
 from quire.kernels.activations import relu2_and_mul
 from quire.models.llama import LlamaForCausalLM, LlamaMLP
 from quire.models.registry import ModelRegistry
+from quire.runtime.forward import PlannedForward
 from tests.cli.command_line import call, parsed
 from tests.cli.tiny_directory import make_tiny_directory
 
@@ -59,6 +62,19 @@ def test_first_wrong_module_is_named_with_its_source(directory: str) -> None:
     assert result.exit_code == 6
     assert "first tensor out of tolerance: layers.1.mlp.down_proj" in result.stdout
     assert "layers.1.mlp.gate_up_proj before it is equal" in result.stdout
+
+
+def test_bisect_names_the_kernels_at_fault(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = PlannedForward.logits
+
+    def logits(forward: PlannedForward, rows: Any) -> Any:
+        return right(forward, rows) + (_native.isa() == "scalar")
+
+    monkeypatch.setattr(PlannedForward, "logits", logits)
+    result = call("diff", directory, "--bisect")
+    assert result.exit_code == 6
+    assert "the plan with scalar kernels DEPARTS from the model op by op" in result.stdout
+    assert "the plan with avx2 kernels equals the model op by op" in result.stdout
 
 
 def test_bad_input_is_one_line(directory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

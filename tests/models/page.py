@@ -1,6 +1,6 @@
-"""Writes the table of `docs/models.md` from the model files, the GGUF cases and the tiny configs.
+"""Writes the tables of `docs/models.md` from the model files, the formats, the GGUF cases and the tiny configs.
 
-The text around the table is written by hand. `python -m tests.models.page` writes the page; with `--check` it exits 1
+The text around the tables is written by hand. `python -m tests.models.page` writes the page; with `--check` it exits 1
 if the page is stale.
 """
 
@@ -17,12 +17,15 @@ from quire.kernels.tracing import NotTraceableError
 from quire.models.hf_rope import PARAMETERS
 from quire.models.registry import model_types
 from quire.runtime.loader import make_model
+from quire.runtime.placement import FLOATS
 from quire.runtime.plan.lower import lower
-from quire.runtime.plan.packed_weights import BY_DTYPE
+from quire.runtime.plan.packed_weights import BY_DTYPE, PACKED_DIRECTLY
 from quire.runtime.plan.trace import trace_model
+from quire.weights.block_formats import GGUF_FORMATS
 from tests.cli.reference import write_page
 from tests.models.test_gguf_export import CASES as WRITTEN
 from tests.models.test_gguf_families import CASES
+from tests.models.test_quantized_directories import CASES as QUANTIZED
 from tests.models.tiny_configs import TINY_CONFIGS, full_config
 
 PAGE = Path("docs/models.md")
@@ -30,13 +33,32 @@ HEADER = (
     "`model_type`", "models", "architectures", "GGUF", "`quire quantize`", "planned",
     "configs compared with Transformers",
 )  # fmt: skip
+FORMATS_HEADER = ("weights in", "formats", "in memory, as a plan", "compared with")
 
 
 def render() -> str:
-    """Return the table of model files, and the kinds of rotary angles."""
-    rows = [HEADER, ("---",) * len(HEADER), *map(_row, model_types())]
-    table = "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
-    return f"\n{table}\n\nRotary angles (`rope_type`): {', '.join(f'`{kind}`' for kind in PARAMETERS)}.\n\n"
+    """Return the table of model files, the kinds of rotary angles, and the table of formats."""
+    models, formats = _table([HEADER, *map(_row, model_types())]), _table([FORMATS_HEADER, *_format_rows()])
+    kinds = ", ".join(f"`{kind}`" for kind in PARAMETERS)
+    return f"\n{models}\n\nRotary angles (`rope_type`): {kinds}.\n\n{formats}\n\n"
+
+
+def _table(rows: list[tuple[str, ...]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (rows[0], ("---",) * len(rows[0]), *rows[1:]))
+
+
+def _format_rows() -> list[tuple[str, ...]]:
+    """Return the formats of weights, those of one kind of file and memory in a row."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for name in (item.name for item in GGUF_FORMATS.values()):
+        held = "compute type" if name in FLOATS else "as stored" if name in PACKED_DIRECTLY else "8 bit per 32"
+        found.setdefault(("GGUF", held, "values of the `gguf` package"), []).append(f"`{name}`")
+    experts: dict[str, Any] = {"MXFP4": ("MXFP4", None)}  # of gpt-oss: test_experts.py
+    for name, (stored, _) in (QUANTIZED | experts).items():
+        held = f"as `{stored}`" if stored in PACKED_DIRECTLY else "8 bit per 32"
+        key = ("Hugging Face directory", held, "Transformers' logits with the decoded weights")
+        found.setdefault(key, []).append(name.replace(", ", " "))
+    return [(kind, ", ".join(names), held, checked) for (kind, held, checked), names in found.items()]
 
 
 def is_planned(hf_config: dict[str, Any]) -> bool:

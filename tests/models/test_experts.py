@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,23 @@ def test_missing_and_foreign_experts_are_named(pair: Pair) -> None:
         plan_placements(model, whole | experts | {extra: stored(extra, part)})
     with pytest.raises(ModelFileError, match=r"experts\.gate_up_proj \[1024, 64\]"):
         plan_placements(model, whole | experts | {lost: stored(lost, part[:20])})
+
+
+@pytest.mark.parametrize("damage", ["cut off", "left out"])
+def test_shard_of_experts_that_is_damaged_is_named(tmp_path: Path, damage: str) -> None:
+    pair = Pair("qwen3_moe", WIDE)
+    pair.oracle.save_pretrained(tmp_path, max_shard_size="150KB")
+    shards = sorted(tmp_path.glob("model-0*.safetensors"))
+    assert len(shards) > 2
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
+    shard = next(path for path in shards[1:] if any("experts" in each for each, of in index.items() if of == path.name))
+    stored_bytes = shard.read_bytes()
+    if damage == "cut off":
+        shard.write_bytes(stored_bytes[: 2 * len(stored_bytes) // 3])
+    else:
+        shard.unlink()
+    with pytest.raises(ModelFileError, match=f"{re.escape(shard.name)}.*fetch"):
+        open_checkpoint(ModelFiles("tiny", tmp_path, "hf", "test"))
 
 
 @pytest.mark.parametrize("is_fused", [False, True])

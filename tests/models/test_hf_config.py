@@ -38,6 +38,19 @@ def test_unknown_fields_are_refused_by_name(field: str) -> None:
         llama(**{field: 7})
 
 
+@pytest.mark.parametrize("model_type", TINY_CONFIGS)
+def test_every_family_refuses_a_field_that_it_does_not_know(model_type: str) -> None:
+    fields = next(iter(TINY_CONFIGS[model_type].values()))
+    read(model_type, fields)
+    for changed in [{**fields, "attention_curvature": 7}] + (
+        [{**fields, "text_config": {**fields["text_config"], "attention_curvature": 7}}]
+        if "text_config" in fields
+        else []
+    ):
+        with pytest.raises(UnsupportedModelError, match="attention_curvature=7"):
+            read(model_type, changed)
+
+
 def test_unknown_fields_that_are_null_are_harmless() -> None:
     assert llama(attn_logit_softcapping=None) == llama()
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
 
@@ -265,6 +265,41 @@ def test_experts_and_latents_are_those_of_the_decoded_weights(tmp_path: Path, mo
         assert functional.cosine_similarity(found.flatten(), expected.flatten(), dim=0) > 0.99
 
 
+@pytest.mark.parametrize(
+    ("name", "file", "tag"),
+    [
+        ("GPTQ 4", "quantize_config.json", None), ("AWQ", "quant_config.json", None),
+        ("NVFP4, ModelOpt", "hf_quant_config.json", "quantization"),
+    ],
+)  # fmt: skip
+def test_methods_in_files_of_their_own_are_read(tmp_path: Path, name: str, file: str, tag: str | None) -> None:
+    fields, pack = CASES[name][1]
+    pair = save(tmp_path, fields, pack)
+    (tmp_path / "config.json").write_text(json.dumps(pair.hf_config))
+    fields = {key: value for key, value in fields.items() if key != "quant_method"}
+    (tmp_path / file).write_text(json.dumps({tag: fields, "producer": {}} if tag else fields))
+    checkpoint, token_ids = open_saved(tmp_path), random_tokens(9, 53)
+    runner = PlanRunner(make_config(checkpoint.hf_config), checkpoint)
+    assert_close(runner.run(runner.add(token_ids)), pair.expected(token_ids))
+    bad = {**fields, "bits": 3, "quant_algo": "W3"}
+    (tmp_path / file).write_text(json.dumps({tag: bad} if tag else bad))
+    with pytest.raises(UnsupportedModelError, match=f"{file}: quantization_config has"):
+        open_saved(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["W8A8 fp8", "W4A16"])
+@pytest.mark.parametrize("module", ["self_attn", "self_attn.k_proj"])
+def test_scales_of_caches_do_not_change_weights(tmp_path: Path, name: str, module: str) -> None:
+    fields, pack = CASES[name][1]
+    pair = save(tmp_path, {**fields, "kv_cache_scheme": {"num_bits": 8, "type": "float"}}, pack)
+    stored_tensors = load_file(tmp_path / "model.safetensors")
+    scales = {f"model.layers.{layer}.{module}.{kind}_scale": torch.ones(1) for layer in (0, 1) for kind in "kv"}
+    save_file(stored_tensors | scales, tmp_path / "model.safetensors")
+    checkpoint, token_ids = open_saved(tmp_path), random_tokens(9, 53)
+    runner = PlanRunner(make_config(checkpoint.hf_config), checkpoint)
+    assert_close(runner.run(runner.add(token_ids)), pair.expected(token_ids))
+
+
 def test_parts_and_blocks_have_the_values_of_the_whole(case: tuple[Pair, Checkpoint, str]) -> None:
     _, checkpoint, format_name = case
     tensor = checkpoint.tensors["model.layers.0.mlp.down_proj.weight"]
@@ -370,7 +405,7 @@ def load_all(path: Path) -> list[np.ndarray]:
         ("GPTQ 4", {"bits": 3}, UnsupportedModelError, "bits=3; supported are 4, 8: use a GGUF"),
         ("GPTQ 4", {"bits": 8}, ModelFileError, "96 columns, no multiple of group_size=64"),
         ("GPTQ 4", {"group_size": 40}, ModelFileError, "columns, no multiple of group_size=40"),
-        ("GPTQ 4", {"group_size": 32}, ModelFileError, "another order, but desc_act is not true"),
+        ("GPTQ 4", {"group_size": 32}, ModelFileError, "groups of 64 columns, but .* group_size=32; correct"),
         ("GPTQ 4", {"group_size": 0}, ModelFileError, "group_size=0, not -1 or a number above 0"),
         ("GPTQ 4", {"checkpoint_format": "marlin"}, UnsupportedModelError, "checkpoint_format=marlin"),
         ("GPTQ 4, act-order", {"desc_act": False}, ModelFileError, "another order, but desc_act is not true"),
@@ -383,7 +418,7 @@ def load_all(path: Path) -> list[np.ndarray]:
         ("FP8 blocks", {"weight_block_size": [64, 64]}, ModelFileError, "weight_scale_inv.* would fit"),
         ("W4A16", {"format": "marlin-24"}, UnsupportedModelError, "format=marlin-24"),
         ("W4A16", {"config_groups": {}}, ModelFileError, "lacks config_groups"),
-        ("W4A16", {"kv_cache_scheme": {"num_bits": 8}}, UnsupportedModelError, "has kv_cache_scheme, which is not"),
+        ("W4A16", {"transform_config": {"r1": {}}}, UnsupportedModelError, "has transform_config, which is not"),
         ("W4A16", {"sparsity_config": {"format": "sparse-24"}}, UnsupportedModelError, "format=sparse-24"),
     ],
 )
@@ -397,6 +432,28 @@ def test_what_is_not_supported_names_the_field(
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(error, match=message):
         load_all(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["GPTQ 4", "AWQ", "FP8 blocks", "W4A16", "NVFP4, ModelOpt", "MXFP4"])
+def test_floats_under_the_name_of_a_format_are_an_error(tmp_path: Path, name: str) -> None:
+    """Some layers of floats are no error: `FLOAT_LAYER` is one in every other test."""
+    quantization = {"quant_method": "mxfp4"} if name == "MXFP4" else CASES[name][1][0]
+    save(tmp_path, quantization, lambda weight: ({"weight": weight}, weight.clone()))
+    method = quantization["quant_method"]
+    with pytest.raises(ModelFileError, match=f"quant_method={method}, but no weight is quantised: take the field out"):
+        open_saved(tmp_path)
+
+
+def test_scales_of_groups_that_do_not_divide_are_named(tmp_path: Path) -> None:
+    def pack(weight: torch.Tensor) -> Parts:
+        parts, values = CASES["W4A16"][1][1](weight)
+        return {**parts, "weight_scale": parts["weight_scale"][:, :1].repeat(1, 5)}, values
+
+    save(tmp_path, CASES["W4A16"][1][0], pack)
+    with pytest.raises(
+        ModelFileError, match=r"_proj.weight_scale' has 5 groups, which do not divide the \d+ columns of"
+    ):
+        open_saved(tmp_path)
 
 
 @pytest.mark.parametrize("missing", ["scales", "qzeros", "g_idx"])

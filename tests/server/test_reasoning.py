@@ -72,6 +72,18 @@ async def test_reasoning_can_be_left_out(fields: dict[str, Any], content: str) -
     assert found["content"] == content
 
 
+@pytest.mark.parametrize("effort", ["none", "minimal", "low", "medium", "high"])
+@in_loop
+async def test_effort_reaches_the_template(effort: str) -> None:
+    app, engine = make_server(next_token=saying(TEXT), num_blocks=2000, max_model_len=2048, max_num_batched_tokens=2048)
+    app.state.quire.supervisor.front_end.chat_template = "{{ reasoning_effort }}, {{ enable_thinking }}"
+    for body in ({"reasoning_effort": effort}, {"chat_template_kwargs": {"reasoning_effort": effort}}):
+        assert (await post(app, PATH, {**CHAT, "max_tokens": 2, **body})).status_code == 200
+    own, given = (bytes(request.prompt_token_ids).decode() for request in engine.submitted)
+    assert own == f"{effort}, {effort != 'none'}"
+    assert given == f"{effort}, "
+
+
 @in_loop
 async def test_server_and_templates_without_reasoning_leave_the_text_as_it_is() -> None:
     assert (await message({}, reasoning_format="none"))["content"] == TEXT

@@ -113,5 +113,5 @@ UNSUPPORTED = {
     "version 4": (gguf_bytes(version=4), "version 4"),
     "big endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
     "nested array": (gguf_bytes(keys=(key_value("a", ARRAY, array(ARRAY, 1, bytes(12))),)), "array of arrays"),
-    "NVFP4": (gguf_bytes(tensors=(tensor_info(type_id=40),), data=DATA), "NVFP4.*Q4_K"),
+    "Q1_0": (gguf_bytes(tensors=(tensor_info(type_id=41),), data=DATA), "Q1_0.*Q4_K"),
 }

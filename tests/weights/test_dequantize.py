@@ -5,7 +5,7 @@ import torch
 from gguf import quants
 
 from quire.weights import dequantize as dequantize_module
-from quire.weights.block_formats import BLOCK_FORMATS, UNSUPPORTED_GGUF_FORMATS, BlockFormat
+from quire.weights.block_formats import BLOCK_FORMATS, GGUF_FORMATS, UNSUPPORTED_GGUF_FORMATS, BlockFormat
 from quire.weights.dequantize import dequantize
 from tests.weights.gguf_builder import random_rows
 
@@ -75,7 +75,7 @@ def test_unaligned_plain_values_are_copied() -> None:
     assert torch.equal(dequantize(buffer[1:].reshape(2, 12), "F32", torch.float32), torch.arange(6.0).view(2, 3))
 
 
-@pytest.mark.parametrize("item", BLOCK_FORMATS.values(), ids=lambda item: item.name)
+@pytest.mark.parametrize("item", GGUF_FORMATS.values(), ids=lambda item: item.name)
 def test_sizes_and_ids_are_those_of_gguf(item: BlockFormat) -> None:
     kind = gguf.GGMLQuantizationType[item.name]
     assert kind.value == item.gguf_id
@@ -88,5 +88,5 @@ def test_unsupported_names_are_those_of_gguf() -> None:
 
 
 def test_every_type_of_gguf_until_q1_0_is_either_supported_or_named() -> None:
-    known = {item.gguf_id for item in BLOCK_FORMATS.values()} | UNSUPPORTED_GGUF_FORMATS.keys()
+    known = GGUF_FORMATS.keys() | UNSUPPORTED_GGUF_FORMATS.keys()
     assert {kind.value for kind in gguf.GGMLQuantizationType if kind.value <= 41} <= known

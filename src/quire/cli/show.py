@@ -1,10 +1,10 @@
 """`quire show`: architecture, sizes, tensor formats, tokenizer and origin of a model, from its files alone.
 
-Reads headers only; no weights, and torch only for an architecture that Quire lacks. Next to read: `tokenize.py`.
+Reads headers only, no weights. The model's code runs once without values, as it does before weights are loaded, so that
+a model that cannot run is known here. Next to read: `tokenize.py`.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -34,7 +34,9 @@ CONFIG_FIELDS = {
     "tie_word_embeddings": "tied embeddings",
 }
 """The shown fields of config.json, and their labels."""
-IMPLEMENTATIONS = {"quire": "Quire's own model", "transformers": "Transformers' own module, op by op"}
+IMPLEMENTATIONS = {
+    "quire": "Quire's own model, on CPUs as a plan", "transformers": "Transformers' own module, op by op"
+}  # fmt: skip
 
 
 @verb("show", ("quire show", "quire show ./model.gguf --tensors"))
@@ -84,6 +86,8 @@ def open_model(name: str, revision: str | None, output: Output) -> "Checkpoint":
 
 def describe(checkpoint: "Checkpoint") -> dict[str, Any]:
     """Return the facts of a model, without reading weights, as they appear in JSON."""
+    from quire.insight.explain.explanation import implementation_of
+
     files, config = checkpoint.files, checkpoint.hf_config
     formats: dict[str, dict[str, int]] = defaultdict(lambda: {"num_tensors": 0, "num_bytes": 0})
     for tensor in checkpoint.tensors.values():
@@ -95,7 +99,7 @@ def describe(checkpoint: "Checkpoint") -> dict[str, Any]:
         "path": str(files.path),
         "format": checkpoint.format,
         "architectures": list(config.get("architectures") or ()),
-        "implementation": _implementation(config),
+        "implementation": implementation_of(checkpoint),
         "num_parameters": checkpoint.num_parameters,
         "num_bytes": sum(item["num_bytes"] for item in formats.values()),
         "config": {name: config[name] for name in CONFIG_FIELDS if config.get(name) is not None},
@@ -104,16 +108,6 @@ def describe(checkpoint: "Checkpoint") -> dict[str, Any]:
         "generation_config": dict(checkpoint.generation_config),
         "tokenizer": _tokenizer(checkpoint),
     }
-
-
-def _implementation(config: Mapping[str, Any]) -> str:
-    """Return "quire", "transformers" for Transformers' own module, or the error of a model that cannot be computed."""
-    from quire.models.registry import ModelRegistry, has_model_file
-
-    try:
-        return "quire" if has_model_file(config) else ModelRegistry.make_model_config(config).implementation
-    except QuireError as error:
-        return f"none: {error.message}"
 
 
 def _tokenizer(checkpoint: "Checkpoint") -> dict[str, Any]:

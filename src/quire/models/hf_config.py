@@ -36,6 +36,7 @@ IGNORED_FIELDS = frozenset(
 )  # fmt: skip
 """Fields that cannot change a decoder's hidden states or logits."""
 
+ADVICE = "--model-impl transformers computes what Transformers does"
 ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "relu2": "relu2",
@@ -107,7 +108,7 @@ class HFConfigReader:
         if value is not None and value not in supported:
             raise UnsupportedModelError(
                 f"the model's config has {name}={value!r}; Quire's {self.model_type} computes only "
-                f"{', '.join(map(repr, supported))}"
+                f"{', '.join(map(repr, supported))}; {ADVICE}"
             )
         return default if value is None else str(value)
 
@@ -116,7 +117,7 @@ class HFConfigReader:
         found = self.raw(name)
         if found is not None and found != value:
             raise UnsupportedModelError(
-                f"the model's config has {name}={found!r}; Quire's {self.model_type} computes only {value!r}"
+                f"the model's config has {name}={found!r}; Quire's {self.model_type} computes only {value!r}; {ADVICE}"
             )
 
     def strings(self, name: str, length: int) -> list[str] | None:
@@ -135,7 +136,7 @@ class HFConfigReader:
                 raise UnsupportedModelError(
                     f"the model's config has {name}={str(value)[:60]}, which Quire's {self.model_type} does not know"
                     f"{nearest(name, self._read)}; if it does not change what the model computes, "
-                    f"set hf_overrides={{'{name}': None}}; --model-impl transformers computes what Transformers does"
+                    f"set hf_overrides={{'{name}': None}}; {ADVICE}"
                 )
 
 

@@ -379,5 +379,6 @@ def _complain(what: str, names: list[str]) -> None:
         noun = "tensor" if len(names) == 1 else "tensors"
         shown = ", ".join(names[:NUM_NAMES_SHOWN])
         raise ModelFileError(
-            f"the checkpoint {what} {noun} {shown}{more}: it is incomplete or of another architecture than it says"
+            f"the checkpoint {what} {noun} {shown}{more}: it is incomplete, or of another architecture than it says;"
+            " fetch it again"
         )

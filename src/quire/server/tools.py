@@ -1,8 +1,9 @@
 """Tools of a conversation: their description in the prompt, and the schema of a demanded call.
 
 A chat template that reads `tools` gets them, and the parser reads calls in the format of that template. For other
-templates the system message describes the tools, and earlier calls become text of their messages. A demanded call is
-structured output. Next to read: `reply.py`, which finds calls in answers, and `quire/text/tool_calls/`.
+templates the system message describes the tools, and earlier calls become text of their messages, unless the template
+writes them itself (DeepSeek). A demanded call is structured output. Next to read: `reply.py`, which finds calls in
+answers, and `quire/text/tool_calls/`.
 """
 
 import json
@@ -13,7 +14,7 @@ from typing import Any
 from quire.server.protocol.tools import Offer
 from quire.structured_outputs import StructuredOutputsParams
 from quire.text.tokenizer import Tokenizer
-from quire.text.tool_calls.formats import GENERIC, ToolCallFormat, choose_format, uses_tools
+from quire.text.tool_calls.formats import GENERIC, GLM, ToolCallFormat, choose_format, uses_tools
 from quire.text.tool_calls.requests import text_parameters, tool_choice_schema, tool_names, tools_system_prompt
 
 Messages = list[dict[str, Any]]
@@ -66,13 +67,16 @@ def fields_of(use: ToolUse | None) -> dict[str, str]:
 
 def messages_with_tools(template: str | None, messages: Messages, tools: Tools | None) -> Messages:
     """Return messages in the format that the template reads. Mutates: `messages`."""
+    call_format = choose_format(template)
+    if call_format is GLM:
+        return [turn for message in messages for turn in _glm_turns(message)]
     if uses_tools(template):
         for message in messages:
             for call in message.get("tool_calls") or ():
                 call["function"]["arguments"] = _arguments(call["function"]["arguments"])
         return messages
     for message in messages:
-        calls = message.pop("tool_calls", None)
+        calls = None if call_format.example else message.pop("tool_calls", None)
         if calls:
             written = [{"name": call["function"]["name"], "arguments": _arguments(call["function"]["arguments"])}
                        for call in calls]  # fmt: skip
@@ -83,11 +87,20 @@ def messages_with_tools(template: str | None, messages: Messages, tools: Tools |
             message["content"] = f"{content}\n{text}" if content else text
     if tools is None:
         return messages
-    description = tools_system_prompt(tools)
+    description = tools_system_prompt(tools, call_format.example)
     if messages and messages[0]["role"] in ("system", "developer") and isinstance(messages[0].get("content"), str):
         messages[0]["content"] += "\n\n" + description
         return messages
     return [{"role": "system", "content": description}, *messages]
+
+
+def _glm_turns(message: dict[str, Any]) -> Messages:
+    """Return the turns of a message as GLM-4 (0414) knows them: a call has its tool's name as `metadata`."""
+    if message["role"] == "tool":
+        return [{**message, "role": "observation"}]
+    functions = [call["function"] for call in message.pop("tool_calls", None) or ()]
+    turns = [{"role": "assistant", "metadata": called["name"], "content": called["arguments"]} for called in functions]
+    return turns if turns and not message.get("content") else [message, *turns]
 
 
 def _arguments(text: str) -> Any:

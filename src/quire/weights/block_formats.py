@@ -45,10 +45,12 @@ _FORMATS = (
     BlockFormat("MXFP4", 39, 32, 17),
 )
 BLOCK_FORMATS = {item.name: item for item in _FORMATS}
-GGUF_FORMATS = {item.gguf_id: item for item in _FORMATS}
+NVFP4 = BlockFormat("NVFP4", 40, 64, 36)
+"""Blocks of GGUF alone: with the scale of the whole matrix, which is another tensor, they are a `QuantizedTensor`."""
+GGUF_FORMATS = {item.gguf_id: item for item in (*_FORMATS, NVFP4)}
 
 UNSUPPORTED_GGUF_FORMATS = {
-    9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 40: "NVFP4", 41: "Q1_0",
+    9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 41: "Q1_0",
 }  # fmt: skip
 """Valid in GGUF, not decoded here. Q8_1 and Q8_K hold activations, never weights."""
 

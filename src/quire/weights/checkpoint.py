@@ -5,6 +5,7 @@ then `runtime/loader.py`, which consumes this.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,19 +14,27 @@ from typing import Any
 import numpy as np
 
 from quire.errors import ModelFileError, UnsupportedModelError, printable
+from quire.weights.block_formats import NVFP4
 from quire.weights.gguf_architectures import architecture_of
 from quire.weights.gguf_config import translate_config, translate_generation_config
-from quire.weights.gguf_file import GGUFFile, read_gguf
+from quire.weights.gguf_file import GGUFFile, GGUFTensor, read_gguf
 from quire.weights.gguf_metadata import Metadata
 from quire.weights.gguf_names import huggingface_name, is_rotary_projection, predicts_further, rotary_row_order
 from quire.weights.gguf_recurrent import StateSizes, as_huggingface
 from quire.weights.model_cache import list_cached
 from quire.weights.model_files import read_json, read_json_object
+from quire.weights.quantized import QuantizedTensor, nvfp4
 from quire.weights.quantized_names import joined_quantized
 from quire.weights.safetensors_file import read_directory
 from quire.weights.sources import ModelFiles
 from quire.weights.weight_tensor import WeightTensor
 
+SCALE = re.compile(r"(.*)\.(?:input_)?scale")
+"""Names of scales beside weights in NVFP4."""
+SEPARATE_QUANTIZATION = {
+    "hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"
+}  # fmt: skip
+"""Files in which older tools write what `quantization_config` says, and their methods."""
 POOLINGS = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean"}
 """Poolings of sentence-transformers, and those of `PoolingParams`."""
 
@@ -91,10 +100,14 @@ def _named_tensors(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Weigh
     num_experts = metadata.value("expert_count", 0)
     sizes = StateSizes.read(metadata) if architecture.has_value_heads_in_turns else None
     tensors: dict[str, WeightTensor] = {}
+    nvfp4_names = {stored.name for stored in file.tensors.values() if stored.format is NVFP4}
     for stored in file.tensors.values():
         name, shown = huggingface_name(stored.name, architecture.names), printable(stored.name)
         if stored.name in architecture.factor_tensors or predicts_further(stored.name, num_layers):
             continue
+        scaled = SCALE.fullmatch(stored.name) if name is None else None
+        if scaled and f"{scaled[1]}.weight" in nvfp4_names:
+            continue  # `_nvfp4` reads the scale of the weight; those of activations are not used
         if name is None:
             raise UnsupportedModelError(f"{file.path}: tensor '{shown}' has no place in Quire's {config['model_type']}")
         row_order = None
@@ -114,6 +127,8 @@ def _named_tensors(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Weigh
         matrices = tensor.unstacked() if "*" in name else [tensor]
         for index, matrix in enumerate(matrices):
             part = replace(matrix, name=name.replace("*", str(index)))
+            if stored.format is NVFP4:
+                part = _nvfp4(part, file, stored, index)
             if part.name in tensors:
                 raise ModelFileError(f"{file.path}: '{shown}' and another tensor are both {part.name}")
             tensors[part.name] = part
@@ -124,6 +139,40 @@ def _named_tensors(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Weigh
         joined_tensor = joined_latents(tensors.pop(name), other)
         tensors[joined_tensor.name] = joined_tensor
     return tensors
+
+
+def _nvfp4(tensor: WeightTensor, file: GGUFFile, whole: GGUFTensor, index: int) -> WeightTensor:
+    """A matrix of which `stored` are blocks of 64: four scales, then for each 8 bytes, byte i with inputs i and i + 8.
+
+    `index`: of the matrix in the `whole` stack. The tensor `….scale` has the scale of the whole, or of each matrix;
+    without it, that is 1. Raises: ModelFileError; UnsupportedModelError.
+    """
+    num_parts = 1 if tensor.column_order is None else len(tensor.column_order)
+    if len(tensor.shape) != 2 or tensor.shape[1] // num_parts % NVFP4.block_len:
+        raise UnsupportedModelError(
+            f"{file.path}: '{printable(whole.name)}' {list(whole.shape)} is stored as NVFP4, but is no matrix whose "
+            f"parts are whole blocks of {NVFP4.block_len}: use a file of another format"
+        )
+    factor, scale = np.float32(1), file.tensors.get(whole.name.removesuffix("weight") + "scale")
+    if scale is not None:
+        values = WeightTensor(scale.name, scale.shape, scale.format.name, file.rows(scale)).to_numpy().reshape(-1)
+        if len(values) not in (1, math.prod(whole.shape[:-2])):
+            raise ModelFileError(f"{file.path}: '{printable(scale.name)}' {list(scale.shape)} does not fit "
+                                 f"'{printable(whole.name)}' {list(whole.shape)}; fetch the model again")  # fmt: skip
+        factor = values[index % len(values)]
+    blocks = (tensor.stored if tensor.column_order is None else tensor.raw).reshape(len(tensor.stored), -1, 4 + 32)
+
+    def codes(first: int, last: int) -> np.ndarray:
+        pairs = blocks[first:last, :, 4:].reshape(last - first, -1, 8)
+        return np.concatenate([pairs & 15, pairs >> 4], axis=-1).reshape(last - first, -1)
+
+    def scales(first: int, last: int) -> np.ndarray:
+        stored = blocks[first:last, :, :4].reshape(last - first, -1) & 0x7F
+        return np.where(stored == 0x7F, 0, stored)  # not a NaN in GGUF
+
+    num_rows, num_columns = len(blocks), tensor.shape[1]
+    found = nvfp4(tensor.name, (num_rows, num_columns), blocks.reshape(num_rows, -1), codes, scales, factor)
+    return replace(found, shape=tensor.shape, row_order=tensor.row_order)
 
 
 def joined_latents(keys: WeightTensor, values: WeightTensor) -> WeightTensor:
@@ -153,14 +202,25 @@ def _open_directory(files: ModelFiles, *, with_tensors: bool) -> Checkpoint:
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         raise ModelFileError(f"{config_path}: 'architectures' is missing; it names the model class to run")
     quantization = config.get("quantization_config") or config.get("compression_config")
+    own_path = config_path
+    for name, known in SEPARATE_QUANTIZATION.items():
+        if not quantization and (files.path / name).is_file():
+            own_path, found = files.path / name, read_json_object(files.path / name)
+            quantization = {"quant_method": known, **found.get("quantization", found)}
     method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
     generation_path = files.path / "generation_config.json"
     generation_config = read_json_object(generation_path) if generation_path.is_file() else {}
     tensors: Mapping[str, WeightTensor] = joined(read_directory(files.path)) if with_tensors else {}
     if quantization and method != "mxfp4":
-        tensors = joined_quantized(str(config_path), quantization, tensors)
+        tensors = joined_quantized(str(own_path), quantization, tensors)
         # The tensors' formats tell the rest.
         config = {name: value for name, value in config.items() if value is not quantization}
+    is_quantized = any(isinstance(item, QuantizedTensor) or item.format == "MXFP4" for item in tensors.values())
+    if quantization and tensors and not is_quantized:
+        raise ModelFileError(
+            f"{own_path}: quantization_config has quant_method={printable(str(method))}, but no weight is quantised:"
+            " take the field out if the weights are floats, or fetch the model again"
+        )
     return Checkpoint(files, "safetensors", config, generation_config, {}, tensors)
 
 

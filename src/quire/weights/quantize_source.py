@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from quire.errors import ModelFileError
-from quire.weights.block_formats import BLOCK_FORMATS, row_bytes
+from quire.errors import ModelFileError, UnsupportedModelError, printable
+from quire.weights.block_formats import BLOCK_FORMATS, NVFP4, row_bytes
 from quire.weights.dequantize import decode
 from quire.weights.gguf_architectures import ARCHITECTURES
 from quire.weights.gguf_config import sampling_keys, translate_config
@@ -56,6 +56,11 @@ def from_gguf(file: GGUFFile, recommended_sampling: Mapping[str, float] | None =
 
 
 def _tensor(file: GGUFFile, stored: GGUFTensor, names: Mapping[str, str] | None) -> SourceTensor:
+    if stored.format is NVFP4:
+        raise UnsupportedModelError(
+            f"{file.path}: '{printable(stored.name)}' is stored as NVFP4, which is not quantised again: use a "
+            "file with floats, or the original model"
+        )
     rows = file.rows(stored)
     hf_name = huggingface_name(stored.name, names)
 

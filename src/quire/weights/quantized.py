@@ -22,18 +22,22 @@ import numpy as np
 
 from quire.errors import ModelFileError, UnsupportedModelError
 from quire.weights.block_formats import BLOCK_FORMATS
+from quire.weights.dequantize import DOUBLED_FLOATS
 from quire.weights.weight_tensor import WeightTensor
 
 if TYPE_CHECKING:
     import torch
 
-BLOCK, NVFP4_GROUP = 32, 16
+BLOCK, NVFP4_GROUP, NVFP4_BYTES_PER_VALUE = 32, 16, 9 / 16
 WEIGHTS_PER_PIECE = 1 << 16
 """Temporaries stay in the cache."""
 E4M3_LARGEST, E4M3_ONE = 448, 0x38
 """The largest value, and the code of 1."""
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Column of each nibble of a word, lowest bits first (AutoAWQ, `gemm`)."""
+
+Rows = Callable[[int, int], np.ndarray]
+"""Codes of rows `first` to `last`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +54,9 @@ class Quantized:
         bytes_per_value: as stored, with scales and zeros.
     """
 
-    codes: Callable[[int, int], np.ndarray]
+    codes: Rows
     scales: WeightTensor
-    zeros: Callable[[int, int], np.ndarray] | float
+    zeros: Rows | float
     groups: np.ndarray
     bytes_per_value: float
     rows_per_scale: int = 1
@@ -220,6 +224,25 @@ class RoundedTensor(WeightTensor):
     def release(self) -> None:
         """Unmap the pages of the file until they are read again."""
         self.source.release()
+
+
+def nvfp4(
+    name: str, shape: tuple[int, int], stored: np.ndarray, codes: Rows, scales: Rows, factor: np.float32
+) -> QuantizedTensor:
+    """A matrix of 4-bit floats, with a scale for each 16 columns in E4M3 times the factor of all.
+
+    Shapes: codes rows `first` to `last` -> uint8 [rows, I]; scales -> uint8 [rows, I / 16].
+    """
+    num_groups = shape[1] // NVFP4_GROUP
+    one = WeightTensor(name, (1, 1), "F32", np.ones((1, 1), np.float32).view(np.uint8))
+    scaling = Quantized(
+        scales, one, 0.0, np.zeros(num_groups, np.int64), 1.0, shape[0], table=e4m3_values() * factor
+    )  # fmt: skip
+    of_groups = QuantizedTensor(name, (shape[0], num_groups), "FP8", stored, quantized=scaling)
+    quantized = Quantized(
+        codes, of_groups, 0.0, np.arange(shape[1]) // NVFP4_GROUP, NVFP4_BYTES_PER_VALUE, table=DOUBLED_FLOATS / 2
+    )  # fmt: skip
+    return QuantizedTensor(name, shape, "NVFP4", stored, quantized=quantized)
 
 
 def _nibbles(codes: np.ndarray) -> np.ndarray:

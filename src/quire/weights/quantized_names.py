@@ -1,8 +1,10 @@
 """Join the tensors of quantised Hugging Face directories: FP8, NVFP4, GPTQ, AWQ and compressed-tensors.
 
 Each quantised layer has several tensors, which become one `QuantizedTensor` under the name that the layer has without
-quantisation. Layers that are stored as floats (`modules_to_not_convert`, `ignore`) stay as they are. Scales of
-activations are not used: activations keep the compute dtype. Next to read: `quantized.py`.
+quantisation. Layers that are stored as floats stay as they are, named in `modules_to_not_convert` and `ignore` or not:
+their values are in the file. Only a directory without any quantised layer contradicts itself. Scales of activations and
+of KV caches are not used: activations keep the compute dtype, a cache has that of `--kv-cache-dtype`. Next to read:
+`quantized.py`.
 """
 
 import math
@@ -13,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from quire.errors import ModelFileError, UnsupportedModelError, printable
-from quire.weights.dequantize import DOUBLED_FLOATS
 from quire.weights.quantized import (
     BLOCK,
     NVFP4_GROUP,
@@ -24,6 +25,7 @@ from quire.weights.quantized import (
     codes_down,
     e4m3_values,
     e5m2_values,
+    nvfp4,
 )
 from quire.weights.weight_tensor import WeightTensor
 
@@ -40,9 +42,8 @@ UNUSED = (
     "weight_shape",
     "weight_g_idx",
     "input_global_scale",
-    "k_scale",
-    "v_scale",
 )
+CACHE_SCALES = ("k_scale", "v_scale")
 
 
 def joined_quantized(path: str, fields: Any, tensors: Tensors) -> dict[str, WeightTensor]:
@@ -67,7 +68,8 @@ def joined_quantized(path: str, fields: Any, tensors: Tensors) -> dict[str, Weig
     layers = {name.rpartition(".")[0] for name, tensor in found.items() if isinstance(tensor, QuantizedTensor)}
     return {
         name: tensor for name, tensor in found.items()
-        if name not in used and not (name.rpartition(".")[0] in layers and name.rpartition(".")[2] in UNUSED)
+        if name not in used and not name.endswith(CACHE_SCALES)
+        and not (name.rpartition(".")[0] in layers and name.rpartition(".")[2] in UNUSED)
     }  # fmt: skip
 
 
@@ -172,9 +174,15 @@ def _gptq(path: str, fields: Mapping[str, Any]) -> Make:
         order = parts.find("g_idx")
         if order is not None:
             stored_groups = _words(_check(name, order, (num_inputs,), "I32")).reshape(-1).astype(np.int64)
-            if not has_order and (stored_groups != groups).any():
+            if not has_order and (np.diff(stored_groups) < 0).any():
                 raise ModelFileError(
                     f"'{printable(name)}' has columns in another order, but desc_act is not true; set it"
+                )
+            if not has_order and (stored_groups != groups).any():
+                found = int(np.bincount(stored_groups.clip(0, num_inputs)).max())
+                raise ModelFileError(
+                    f"'{printable(name)}' has groups of {found} columns, but quantization_config has group_size={size};"
+                    " correct the field"
                 )
             if stored_groups.max() >= num_groups:
                 raise ModelFileError(
@@ -303,24 +311,17 @@ def _nvfp4(name: str, codes: WeightTensor, parts: _Parts) -> WeightTensor:
     """
     num_outputs, num_inputs = codes.shape[0], 2 * codes.shape[-1]
     _check(name, codes, (num_outputs, num_inputs // 2), "U8")
-    groups = _groups(name, num_inputs, NVFP4_GROUP)
+    _groups(name, num_inputs, NVFP4_GROUP)
     scales = _check(name, parts.get("weight_scale"), (num_outputs, num_inputs // NVFP4_GROUP), "F8_E4M3")
     factor = parts.find("weight_scale_2")
     stored = factor or parts.get("weight_global_scale")
     unit = stored.to_numpy().reshape(-1)[0]
-    table = e4m3_values() * (unit if factor is not None else np.float32(1) / unit)
     pairs, of_groups = codes.stored, scales.stored
-    one = np.ones((1, 1), np.float32).view(np.uint8)
-    scaling = Quantized(
-        lambda first, last: of_groups[first:last], WeightTensor(scales.name, (1, 1), "F32", one), 0.0,
-        np.zeros(scales.shape[1], np.int64), 1.0, num_outputs, table=table,
-    )  # fmt: skip
-    quantized = Quantized(
+    return nvfp4(
+        name, (num_outputs, num_inputs), pairs,
         lambda first, last: np.stack([pairs[first:last] & 15, pairs[first:last] >> 4], -1).reshape(last - first, -1),
-        QuantizedTensor(scales.name, scales.shape, "FP8", of_groups, quantized=scaling), 0.0, groups,
-        (codes.num_bytes + scales.num_bytes) / (num_outputs * num_inputs), table=DOUBLED_FLOATS / 2,
+        lambda first, last: of_groups[first:last], unit if factor is not None else np.float32(1) / unit,
     )  # fmt: skip
-    return QuantizedTensor(name, (num_outputs, num_inputs), "NVFP4", pairs, quantized=quantized)
 
 
 def _modelopt(path: str, fields: Mapping[str, Any]) -> Make:
@@ -340,9 +341,10 @@ def _compressed(path: str, fields: Mapping[str, Any]) -> Make:
     _choose(path, fields, "format", known)
     sparsity = fields.get("sparsity_config")
     _choose(path, sparsity if isinstance(sparsity, dict) else {}, "format", ["dense"], "dense")
-    for other in ("transform_config", "kv_cache_scheme"):
-        if fields.get(other):
-            raise UnsupportedModelError(f"{path}: quantization_config has {other}, which is not supported: {ADVICE}")
+    if fields.get("transform_config"):
+        raise UnsupportedModelError(
+            f"{path}: quantization_config has transform_config, which is not supported: {ADVICE}"
+        )
     schemes = fields.get("config_groups")
     if not isinstance(schemes, dict) or not schemes:
         raise ModelFileError(f"{path}: quantization_config lacks config_groups; fetch the model again")
@@ -371,7 +373,12 @@ def _compressed(path: str, fields: Mapping[str, Any]) -> Make:
         scales = parts.get("weight_scale")
         num_groups = scales.shape[-1] if scales.shape else 1
         _check(name, scales, (num_outputs, num_groups), *FLOATS)
-        groups = _groups(name, num_inputs, num_inputs // num_groups if num_inputs % num_groups == 0 else num_inputs + 1)
+        if num_inputs % num_groups:
+            raise ModelFileError(
+                f"'{printable(scales.name)}' has {num_groups} groups, which do not divide the {num_inputs} columns of "
+                f"'{printable(name)}'; fetch the model again"
+            )
+        groups = np.arange(num_inputs) // (num_inputs // num_groups)
         if (order := parts.find("weight_g_idx")) is not None:
             stored_groups = _words(_check(name, order, (num_inputs,), "I32")).reshape(-1).view("<i4").astype(np.int64)
             # -1 stands for columns in order.

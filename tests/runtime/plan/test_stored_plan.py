@@ -21,6 +21,7 @@ from quire.runtime.plan import stored_plan
 from quire.runtime.plan.stored_plan import INDIFFERENT, MAX_FILES, ConfigSource, load_plan, plan_key, read, write
 from tests.cli.tiny_directory import make_tiny_directory
 from tests.models.oracle import make_oracle
+from tests.models.test_gguf_nvfp4 import FAMILIES, Written
 from tests.models.test_quantized_directories import CASES as QUANTIZED
 from tests.models.test_quantized_directories import save
 from tests.models.tiny_configs import LLAMA, TINY_CONFIGS, full_config
@@ -80,12 +81,20 @@ def test_every_family_answers_the_same_without_torch(tmp_path: Path, plans: Path
     check_second_start(cases, plans)
 
 
-def test_every_quantised_format_answers_the_same_without_torch(tmp_path: Path, plans: Path) -> None:
+def test_every_quantised_format_answers_the_same_without_torch(
+    tmp_path: Path, plans: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, (_, written) in QUANTIZED.items():
         (tmp_path / name).mkdir()
         save(tmp_path / name, *written)
         write_tokenizer(tmp_path / name)
-    check_second_start([(name, tmp_path / name, {}) for name in QUANTIZED], plans)
+    cases: list[tuple[str, Path, dict[str, Any]]] = [(name, tmp_path / name, {}) for name in QUANTIZED]
+    for name in FAMILIES:
+        (tmp_path / name).mkdir()
+        with monkeypatch.context() as patch:
+            path = Written(tmp_path / name, name, patch).open().files.path
+        cases.append((f"NVFP4 in GGUF, {name}", path, {"tokenizer": str(tmp_path / "AWQ")}))
+    check_second_start(cases, plans)
 
 
 def check_second_start(cases: list[tuple[str, Path, dict[str, Any]]], plans: Path) -> None:

@@ -21,6 +21,10 @@ QWEN_35 = QWEN.replace('{"name": …}', "<function=example>\\n<parameter=x>\\n1\
 MISTRAL_V3 = "{% if tools %}[AVAILABLE_TOOLS]{{ tools }}[/AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS] ["
 GPT_OSS = "{% if tools %}{% endif %}<|start|>assistant to={{ name }}<|channel|>commentary json<|message|>"
 GEMMA_4 = "{% if tools %}…{% endif %}<|tool_call>call:{{ name }}{…}<tool_call|>"
+GLM_45 = "{% if tools %}<tool_call>{name}\\n<arg_key>{key}</arg_key>…</tool_call>{% endif %}<|observation|>"
+GLM_4 = "[gMASK]<sop>{% if tools %}…{% endif %}{{ message.metadata }}<|observation|>"
+DEEPSEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + call['type'] + '<｜tool▁sep｜>…```json"
+DEEPSEEK_31 = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ call.function.name }}<｜tool▁sep｜>"
 PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
@@ -30,7 +34,9 @@ PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
         (QWEN, HERMES), (QWEN_35, formats.QWEN), (LLAMA_31, LLAMA), (LLAMA_32, LLAMA), (MISTRAL_V3, MISTRAL),
         (f"{MISTRAL_V3} [ARGS]", formats.MISTRAL_ARGS), (GPT_OSS, formats.HARMONY),
         ("{{ tools }}<|tool_call_start|>", formats.LFM), ("{{ tools }}<function_calls>", formats.OLMO),
-        ("{{ tools }}<|tool_call|>", formats.PHI),
+        ("{{ tools }}<|tool_call|>", formats.PHI), ("{{ tools }}<seed:tool_call><function=", formats.SEED),
+        (GLM_45, formats.GLM_TAGGED), (GLM_4, formats.GLM), (DEEPSEEK, formats.DEEPSEEK),
+        (DEEPSEEK_31, formats.DEEPSEEK_V31), ("{{ tools }}" + DEEPSEEK, formats.DEEPSEEK),
         (GEMMA_4, GEMMA), (PLAIN, GENERIC), (None, GENERIC),
         ("{{ tools }}", GENERIC), ("{# <tool_call> #}", GENERIC),
     ],

@@ -8,9 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.text.tool_calls.formats import (
+    DEEPSEEK,
+    DEEPSEEK_V31,
     FORMATS,
     GEMMA,
     GENERIC,
+    GLM,
+    GLM_TAGGED,
     HARMONY,
     HERMES,
     LFM,
@@ -20,6 +24,7 @@ from quire.text.tool_calls.formats import (
     OLMO,
     PHI,
     QWEN,
+    SEED,
     ToolCallFormat,
 )
 from quire.text.tool_calls.parser import ContentDelta, ToolArgumentsDelta, ToolCallParser, ToolCallStart, ToolEvent
@@ -29,6 +34,14 @@ from tests.text.tool_calls.builders import Parsed, parse
 F = '{"name": "f", "arguments": {"a": [1, "}]", {"b": null}]}}'
 F_ARGUMENTS = '{"a": [1, "}]", {"b": null}]}'
 G = '{"name":"g","parameters":{}}'
+D_BEGIN, D_CALL, D_SEP, D_CALL_END, D_END = (
+    DEEPSEEK.around[0],
+    DEEPSEEK.opening,
+    "<｜tool▁sep｜>",
+    DEEPSEEK.closing,
+    DEEPSEEK.around[1],
+)
+D_KIND = f"{D_CALL}function{D_SEP}"
 CALLS: dict[str, tuple[ToolCallFormat, str, str, list[tuple[str, str]]]] = {
     "hermes": (HERMES, f"<tool_call>\n{F}\n</tool_call>", "", [("f", F_ARGUMENTS)]),
     "hermes, two": (
@@ -70,6 +83,10 @@ CALLS: dict[str, tuple[ToolCallFormat, str, str, list[tuple[str, str]]]] = {
         "<parameter=b>\n\n{x\n\n</parameter></function>", "",
         [("g", "{}"), ("f", '{"a": true, "b": "\\n{x\\n"}')],
     ),
+    "seed": (
+        SEED, "<seed:tool_call>\n<function=f>\n<parameter=a>3</parameter>\n</function>\n</seed:tool_call>", "",
+        [("f", '{"a": 3}')],
+    ),
     "mistral, name first": (
         MISTRAL_ARGS, f"Yes. [TOOL_CALLS]f[ARGS]{F_ARGUMENTS}[TOOL_CALLS]g[CALL_ID]abc[ARGS]{{}}", "Yes.",
         [("f", F_ARGUMENTS), ("g", "{}")],
@@ -98,6 +115,36 @@ CALLS: dict[str, tuple[ToolCallFormat, str, str, list[tuple[str, str]]]] = {
     "gemma, strings": (
         GEMMA, """<|tool_call>call:f{a:<|"|>"q"\\ <| é\n<|"|>,<|"|>b:c<|"|>:<|"|><|"|>,d:two words,e:None}""", "",
         [("f", '{"a": "\\"q\\"\\\\ <| é\\n", "b:c": "", "d": "two words", "e": null}')],
+    ),
+    "deepseek": (
+        DEEPSEEK, f"{D_BEGIN}{D_KIND}f\n```json\n{F_ARGUMENTS}\n```{D_CALL_END}{D_END}", "", [("f", F_ARGUMENTS)],
+    ),
+    "deepseek, two": (
+        DEEPSEEK, f"Sure.\n\n{D_BEGIN}{D_KIND}f\n```json\n{F_ARGUMENTS}\n```{D_CALL_END}\n{D_KIND}a.g\n```json\n"
+        f"{{}}\n```{D_CALL_END}{D_END}\n", "Sure.", [("f", F_ARGUMENTS), ("a.g", "{}")],
+    ),
+    "deepseek, as V3.1 writes it": (DEEPSEEK, f"{D_BEGIN}{D_CALL}g{D_SEP}{{}}{D_CALL_END}{D_END}", "", [("g", "{}")]),
+    "deepseek, no marker of all": (DEEPSEEK, f"a{D_KIND}g\n```json\n{{}}\n```{D_CALL_END} b", "a b", [("g", "{}")]),
+    "deepseek, marker of all alone": (
+        DEEPSEEK, f"a {D_BEGIN} b {D_BEGIN}\n{D_KIND}g\n{{}}", f"a {D_BEGIN} b", [("g", "{}")],
+    ),
+    "deepseek, not closed": (DEEPSEEK, f"{D_BEGIN}{D_KIND}g\n```json\n{{}}{D_END} b", " b", [("g", "{}")]),
+    "deepseek, end cut off": (DEEPSEEK, f"{D_BEGIN}{D_KIND}g\n```json\n{{}}\n``", "", [("g", "{}")]),
+    "deepseek 3.1": (
+        DEEPSEEK_V31, f"Yes. {D_BEGIN}{D_CALL}f{D_SEP}{F_ARGUMENTS}{D_CALL_END}{D_CALL}function{D_SEP}{{}}{D_CALL_END}"
+        f"{D_END}", "Yes.", [("f", F_ARGUMENTS), ("function", "{}")],
+    ),
+    "glm": (GLM, f"f\n{F_ARGUMENTS}", "", [("f", F_ARGUMENTS)]),
+    "glm, two": (GLM, f"\nf \n{F_ARGUMENTS}<|assistant|>g\n{{}}\n", "", [("f", F_ARGUMENTS), ("g", "{}")]),
+    "glm, text after": (GLM, "g\n{}\nDone.", "\nDone.", [("g", "{}")]),
+    "glm, tags": (
+        GLM_TAGGED, "\nWell.\n<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>\nUlm </arg_value>\n<arg_key>b c"
+        "</arg_key>\n<arg_value>[1, \"</x>\"]</arg_value>\n</tool_call>", "\nWell.",
+        [("f", '{"a": "\\nUlm ", "b c": [1, "</x>"]}')],
+    ),
+    "glm, tags without line breaks": (
+        GLM_TAGGED, "<tool_call>g</tool_call><tool_call>f<arg_key>a</arg_key><arg_value>true</arg_value>"
+        "</tool_call> Done.", " Done.", [("g", "{}"), ("f", '{"a": true}')],
     ),
     "gemma, text after": (GEMMA, "<|tool_call>call:g{}<tool_call|> Done. ", " Done. ", [("g", "{}")]),
     "gemma, closing cut off": (GEMMA, "<|tool_call>call:g{}<tool_c", "", [("g", "{}")]),
@@ -145,6 +192,18 @@ CONTENT: dict[str, tuple[ToolCallFormat, str]] = {
     "lfm, rather deep": (LFM, f"<|tool_call_start|>f(a={'[' * 90}{']' * 90})<|tool_call_end|>"),
     "lfm, large": (LFM, f"<|tool_call_start|>f(a='{'x' * 70_000}')<|tool_call_end|>"),
     "olmo, text": (OLMO, "<function_calls>I call f(a=1)</function_calls>"),
+    "deepseek, markers alone": (DEEPSEEK, f"{D_BEGIN}\n{D_CALL}{D_CALL_END}{D_END}"),
+    "deepseek, no object": (DEEPSEEK, f"a {D_BEGIN}{D_KIND}f\n```json\nnone\n```{D_CALL_END}{D_END} b"),
+    "deepseek, marker cut off": (DEEPSEEK, "a <｜tool▁calls▁begin"),
+    "deepseek, name cut off": (DEEPSEEK, f"{D_BEGIN}{D_KIND}f\n```js"),
+    "deepseek 3.1, no name": (DEEPSEEK_V31, f"{D_BEGIN}{D_CALL}{D_SEP}{{}}{D_CALL_END}"),
+    "glm, text": (GLM, "\nHello there {}"),
+    "glm, text before": (GLM, "I call\nf\n{}"),
+    "glm, name cut off": (GLM, "f\n"),
+    "glm, list": (GLM, "f\n[1]"),
+    "glm, tags, JSON": (GLM_TAGGED, f"<tool_call>{F}</tool_call>"),
+    "glm, tags, words": (GLM_TAGGED, "<tool_call>I call f</tool_call>"),
+    "glm, tags, cut off": (GLM_TAGGED, "<tool_call>f\n"),
     "gemma, JSON": (GEMMA, f"<|tool_call>{F}<tool_call|>"),
     "gemma, no name": (GEMMA, "<|tool_call>call:{}<tool_call|>"),
     "gemma, no object": (GEMMA, "a <|tool_call>call:f(1)<tool_call|> b"),
@@ -203,14 +262,60 @@ def test_broken_tagged_call_keeps_whole_parameters_and_rest_is_content(text: str
         assert (found.calls, found.content) == ([("f", arguments)], content)
 
 
+BROKEN_GLM_TAGS = [
+    ("<arg_key>a</arg_key>x", "", "x"),
+    ("<arg_key>a</arg_key><arg_value>1</arg_value> more", '{"a": 1', "more"),
+    ("<arg_key>a</arg_key>\n<arg_value>1</arg_val", "", ""),
+    ("<arg_key>a<b></arg_key>", "", "<b></arg_key>"),
+    ("<arg_key>a</arg_key><arg_value>1</arg_value><tool_call>g</tool_call>", '{"a": 1', ""),
+]
+
+
+@pytest.mark.parametrize(("text", "arguments", "content"), BROKEN_GLM_TAGS)
+def test_broken_call_of_glm_keeps_whole_parameters(text: str, arguments: str, content: str) -> None:
+    for pieces in ([f"<tool_call>f\n{text}"], list(f"<tool_call>f\n{text}")):
+        found = parse(GLM_TAGGED, pieces)
+        assert (found.calls[0], found.content) == (("f", arguments), content)
+        assert found.calls[1:] == ([("g", "{}")] if ">g<" in text else [])
+
+
+BROKEN_DEEPSEEK = [
+    ('{"a": "x', [("f", '{"a": "x')], ""),
+    (f'{{"a": 1}} more{D_CALL_END}{D_END}', [("f", '{"a": 1}')], f" more{D_CALL_END}{D_END}"),
+    (f"{{}}{D_CALL_END} or {D_KIND}g\n{{}}", [("f", "{}"), ("g", "{}")], " or"),
+]
+
+
+@pytest.mark.parametrize(("text", "calls", "content"), BROKEN_DEEPSEEK)
+def test_broken_call_of_deepseek_is_kept_and_rest_is_content(
+    text: str, calls: list[tuple[str, str]], content: str
+) -> None:
+    for pieces in ([f"{D_BEGIN}{D_KIND}f\n{text}"], list(f"{D_BEGIN}{D_KIND}f\n{text}")):
+        found = parse(DEEPSEEK, pieces)
+        assert (found.calls, found.content) == (calls, content)
+
+
+def test_arguments_behind_a_name_are_streamed() -> None:
+    for format, start in ((DEEPSEEK, f"{D_BEGIN}{D_KIND}f\n```json\n"), (GLM, "f\n")):
+        parser = ToolCallParser(format, make_id=lambda: "id")
+        assert parser.feed(start) == []
+        assert parser.feed('{"a": "x') == [ToolCallStart(0, "id", "f"), ToolArgumentsDelta(0, '{"a": "x')]
+        assert parser.feed('y"}') == [ToolArgumentsDelta(0, 'y"}')]
+        assert parser.feed(format.closing) == parser.finish() == []
+
+
 def test_declared_text_stays_text() -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {
         "properties": {"code": {"type": "string"}, "days": {"type": "integer"}, "any": True},
     }}}]  # fmt: skip
     parameters = "".join(f"<parameter={name}>\n7\n</parameter>" for name in ("code", "days", "any"))
     text = f"<tool_call><function=f>{parameters}</function></tool_call>"
-    found = parse(QWEN, [text], text_parameters=text_parameters(tools))
-    assert found.calls == [("f", '{"code": "7", "days": 7, "any": 7}')]
+    expected = [("f", '{"code": "7", "days": 7, "any": 7}')]
+    assert parse(QWEN, [text], text_parameters=text_parameters(tools)).calls == expected
+    names = ("code", "days", "any")
+    text = "".join(f"<arg_key>{name}</arg_key>\n<arg_value>7</arg_value>\n" for name in names)
+    text = f"<tool_call>f\n{text}</tool_call>"
+    assert parse(GLM_TAGGED, [text], text_parameters=text_parameters(tools)).calls == expected
 
 
 BROKEN_BARE = [
@@ -338,6 +443,8 @@ FRAGMENTS = st.sampled_from(
         F, G, '{"name": "f"', ', "arguments": ', '{"a": 1}', '"', "{", "}", "[", "]", ",", ";", " ", "\n", "x", "\\",
         '{"name": "f", "arguments": {"a": ', "1", "tru", "e", "é", '\\u00e9"', '{"arguments": {}, ', '"name": "f"}',
         '"{\\"a\\": 1}"', "<|tool_call>", "<tool_call|>", "call:f{", "a:", '<|"|>', "<|", "null",
+        D_BEGIN, D_CALL, D_KIND, D_SEP, D_CALL_END, D_END, "<｜tool", "f\n", "<|assistant|>",
+        "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
     ]
 )  # fmt: skip
 TEXTS = st.lists(FRAGMENTS, max_size=12).map("".join)
@@ -382,6 +489,9 @@ LONG: dict[str, str] = {
     "bare strings": '<|tool_call>call:f{a:<|"|>' + "<|" * (SIZE // 2),
     "bare objects": "<|tool_call>call:f{a:" + "{a:" * (SIZE // 3),
     "bare calls": "<|tool_call>call:f{a:1}<tool_call|>" * (SIZE // 35),
+    "deepseek, markers of all": f"{D_BEGIN} " * (SIZE // 20),
+    "deepseek, calls": f"{D_BEGIN}{D_KIND}f\n{{}}{D_CALL_END}{D_END}" * (SIZE // 90),
+    "deepseek, open calls": f"{D_KIND}f" * (SIZE // 40),
 }
 
 
@@ -393,6 +503,8 @@ def test_long_hostile_text_is_read_in_linear_time(name: str, size: int, piece_le
     format = (
         GEMMA
         if "bare" in name
+        else DEEPSEEK
+        if "deepseek" in name
         else MISTRAL
         if name == "list"
         else GENERIC

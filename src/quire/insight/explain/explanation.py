@@ -10,7 +10,8 @@ from itertools import groupby
 from quire.byte_sizes import format_bytes
 from quire.cache_spec import LatentKV, PagedKV, PoolShape
 from quire.config import EngineConfig, EngineOptions, Hardware, ModelConfig
-from quire.errors import CapacityError, ConfigError, UnsupportedModelError
+from quire.engine.build import resolve_config
+from quire.errors import CapacityError, ConfigError, QuireError, UnsupportedModelError
 from quire.insight.explain.device import Device, find_device
 from quire.insight.explain.phases import Phase, phase_section
 from quire.insight.explain.rank_model import RankModel, trace_rank
@@ -18,9 +19,11 @@ from quire.insight.explain.report import Quantity, Report, Section
 from quire.insight.picture import counted
 from quire.kernels.experts import ExpertGemm
 from quire.kernels.instruction import StepShape
+from quire.kernels.tracing import NotTraceableError
 from quire.memory_plan import split_memory
 from quire.models.registry import ModelRegistry
 from quire.resolve import resolve
+from quire.runtime.hardware import detect_hardware
 from quire.runtime.plan.packed_weights import kept_bytes
 from quire.runtime.worker import KV_FORMATS
 from quire.sampling_params import SamplingParams
@@ -97,6 +100,24 @@ def explain(checkpoint: Checkpoint, settings: Settings, *, with_ops: bool = Fals
         *(phase_section(phase, with_ops=with_ops) for phase in phases),
     ]  # fmt: skip
     return Explained(report, config, rank, phases)
+
+
+def implementation_of(checkpoint: Checkpoint) -> str:
+    """Return "quire" for a model that runs as a plan, "quire, op by op: …" with the reason, "transformers" for
+    Transformers' own module, or "none: …" with the error of loading.
+    """
+    hardware = replace(
+        detect_hardware("cpu"), total_memory_bytes=UNLIMITED_BYTES, available_memory_bytes=UNLIMITED_BYTES
+    )
+    try:
+        config = resolve_config(EngineOptions(model=checkpoint.files.name, device="cpu"), checkpoint, hardware)
+        if config.model.implementation == "quire":
+            trace_rank(config, checkpoint, 1)
+        return config.model.implementation
+    except QuireError as error:
+        if isinstance(error.__cause__, NotTraceableError):
+            return f"quire, op by op: a plan cannot hold {error.__cause__}"
+        return f"none: {error.message}"
 
 
 def steps(settings: Settings, kv_format: object, tile_rows: int = 0) -> dict[str, StepShape]:

@@ -16,7 +16,7 @@ from typing import Any, TypeGuard
 
 from quire.text.stop_strings import begun_len
 from quire.text.tool_calls.bare_object import BareObject
-from quire.text.tool_calls.formats import BARE_CALL, TAGGED_CALL, ToolCallFormat
+from quire.text.tool_calls.formats import BARE_CALL, ToolCallFormat
 from quire.text.tool_calls.pieces import Pieces, Reading
 from quire.text.tool_calls.python_calls import python_calls
 from quire.text.tool_calls.tagged_object import TaggedObject
@@ -26,7 +26,7 @@ _VALUE = re.compile(r"\S", re.ASCII)
 _STRUCTURE = re.compile(r'["{}:]|[^\s\w,\[\].+-]', re.ASCII)
 """Outside strings: a character that matters here, or one that JSON does not have."""
 _STRING_END = re.compile(r'["\\]')
-_OBJECT, _BRACES = re.compile(r"[{\n]"), re.compile(r'["{}]')
+_BRACES = re.compile(r'["{}]')
 _NAME_END = re.compile(r"[^\w.-]")
 
 
@@ -76,7 +76,7 @@ class ToolCallParser:
         self._tool_names = tool_names
         self._text_parameters = text_parameters or {}
         self._make_id = make_id or format.make_id
-        self._after_call = re.compile(rf"[^\s{format.separators}]")
+        self._after_call, self._object = re.compile(rf"[^\s{format.separators}]"), re.compile(format.names_first)
         self._events: list[ToolEvent] = []
         self._pieces = Pieces()
         self._held: list[str] = []
@@ -118,12 +118,13 @@ class ToolCallParser:
             yield
 
     def _read_content(self) -> Reading:
-        """Release text up to the opening marker, and hold the marker and the blanks before it."""
-        pieces, marker = self._pieces, self._format.opening
+        """Release text up to the opening marker, and hold the marker, blanks and the marker of all calls before it."""
+        pieces, marker, around = self._pieces, self._format.opening, self._format.around[0]
         while not pieces.is_ended:
             found = pieces.text.find(marker, pieces.position)
-            end = found if found >= 0 else len(pieces.text) - begun_len(pieces.text, marker, pieces.position)
-            body = pieces.text[pieces.position : end].rstrip()
+            begun = max(begun_len(pieces.text, item, pieces.position) for item in (marker, around) if item)
+            end = found if found >= 0 else len(pieces.text) - begun
+            body = pieces.text[pieces.position : end].rstrip().removesuffix(around).rstrip()
             if body:
                 self._hold(len(body))
                 self._release()
@@ -139,11 +140,11 @@ class ToolCallParser:
 
     def _read_calls(self) -> Reading:
         """Read calls and lists of calls, and release what is none."""
-        closing = self._format.closing
+        closing, around = self._format.closing, self._format.around[1]
         while True:
             character = yield from self._hold_until(_NON_BLANK)
             is_call = False
-            if self._format.quote or self._format.has_tags:
+            if self._format.quote or self._format.tags:
                 is_call = yield from self._read_bare_call()
             elif self._format.is_python:
                 is_call = yield from self._read_python_calls()
@@ -158,10 +159,13 @@ class ToolCallParser:
                 return
             while True:
                 yield from self._hold_until(self._after_call)
+                if around and (yield from self._pieces.is_at(around)):
+                    self._drop(len(around))
+                    break
                 if not closing or not (yield from self._pieces.is_at(closing)):
                     break
                 self._drop(len(closing))
-                if self._format.needs_opening:
+                if self._format.needs_opening and not around:
                     break
             if self._pieces.is_ended:  # blanks, separators and the beginning of a closing marker are no content
                 self._hold_rest()
@@ -272,10 +276,12 @@ class ToolCallParser:
 
     def _read_named_call(self) -> Reading:
         """Read a name, text before the first brace, and an object. A call that breaks off is one, if it has begun."""
+        if (yield from self._pieces.is_at(self._format.kind)):
+            self._hold(len(self._format.kind))
         first = len(self._held)
         yield from self._hold_until(_NAME_END)
         name = "".join(self._held[first:])
-        if not self._is_tool(name) or (yield from self._hold_until(_OBJECT)) != "{":
+        if not self._is_tool(name) or (yield from self._hold_until(self._object)) != "{":
             return False
         self._start_call(name)
         self._is_streaming, depth = True, 0
@@ -310,23 +316,24 @@ class ToolCallParser:
         return True
 
     def _read_bare_call(self) -> Reading:
-        """Read `call:name{…}` or `<function=name>…`. Return False if it is none; a call that breaks off is one, and the
-        rest is content."""
-        first, marker = len(self._held), TAGGED_CALL if self._format.has_tags else BARE_CALL
+        """Read `call:name{…}` or a name with tagged parameters. Return False if it is none; a call that breaks off is
+        one, and the rest is content."""
+        first, tags = len(self._held), self._format.tags
+        marker = tags.call if tags else BARE_CALL
         if not (yield from self._pieces.is_at(marker)):
             return False
         self._hold(len(marker))
-        if (yield from self._hold_until(_NAME_END)) != (">" if self._format.has_tags else "{"):
-            return False
+        yield from self._hold_until(_NAME_END)
         name = "".join(self._held[first:]).removeprefix(marker)
-        if not self._is_tool(name):
+        name_end = (tags.name_end or "<") if tags else "{"
+        if not self._is_tool(name) or (yield from self._hold_until(_NON_BLANK)) != name_end:
             return False
         self._start_call(name)
         self._is_streaming = True
-        if self._format.has_tags:
-            self._pieces.take(1)
+        if tags:
+            self._pieces.take(len(tags.name_end))
             texts = self._text_parameters.get(name, ())
-            is_whole = yield from TaggedObject(self._pieces, texts, self._held.append).read()
+            is_whole = yield from TaggedObject(self._pieces, tags, texts, self._held.append).read()
         else:
             is_whole = yield from BareObject(self._pieces, self._format.quote, self._held.append).read()
         self._end_streaming()

@@ -43,19 +43,28 @@ def text_parameters(tools: Tools) -> dict[str, frozenset[str]]:
     return found
 
 
-def tools_system_prompt(tools: Tools) -> str:
+def tools_system_prompt(tools: Tools, example: str = "") -> str:
     """Return the system message that describes tools, for a chat template without tools.
 
+    `example`: of a call in the model's own format; without it calls are in the format `GENERIC`.
     Raises: InvalidParameterError.
     """
     lines = [
         "You can call these functions, given as JSON with the schema of their arguments:",
         *(json.dumps(_described(function), ensure_ascii=False) for function in _functions(tools)),
         "",
-        "To call one, answer with nothing but a JSON object with its name and its arguments:",
-        '{"name": "<function>", "arguments": {"<argument>": "<value>"}}',
-        "To call several at once, answer with a list of such objects. If no function helps, answer in plain text.",
     ]
+    if example:
+        lines += [
+            "To call one or several, end the answer with their names and arguments, exactly in this form:",
+            example,
+        ]
+    else:
+        lines += [
+            "To call one, answer with nothing but a JSON object with its name and its arguments:",
+            '{"name": "<function>", "arguments": {"<argument>": "<value>"}}',
+            "To call several at once, answer with a list of such objects. If no function helps, answer in plain text.",
+        ]
     return "\n".join(lines)
 
 
