@@ -72,19 +72,72 @@ struct LatentStep {
   }
 };
 
+constexpr int kDecodedInputs = 4;  // at once: with a sum each they fit the registers
+
+// Inputs kDecodedInputs * group … of block `block`, each a vector of the tile's 16 outputs.
+template <WeightFormat kFormat>
+[[gnu::always_inline]] inline void decode_group(const QTile<kFormat>& from, int64_t block, int group,
+                                                F32x16 (&values)[kDecodedInputs]) {
+  using Tile = QTile<kFormat>;
+  const int first = group * kDecodedInputs, chunk = first / Tile::Dots::kInputs;
+  const auto copy_line = [](const uint8_t* line, uint32_t (&to)[kTile]) {
+    store(reinterpret_cast<int32_t*>(to), load(reinterpret_cast<const int32_t*>(line)));
+  };
+  uint32_t low[kTile], upper[kTile] = {};
+  copy_line(from.low(block, chunk), low);
+  if constexpr (kFormat == WeightFormat::q5k || kFormat == WeightFormat::q6k) {
+    copy_line(from.upper(block, chunk), upper);
+  }
+  const F32x16 scale = from.scale(block, first * Tile::kParts / kBlock);
+  QUIRE_UNROLL for (int i = 0; i < kDecodedInputs; ++i) {
+    int32_t integers[kTile];
+    for (int lane = 0; lane < kTile; ++lane) integers[lane] = integer_of<kFormat>(low[lane], upper[lane], first + i);
+    values[i] = scale * to_float(load(integers));
+    if constexpr (Tile::kHasMinima) values[i] = values[i] + from.minimum(block);
+  }
+}
+
 // Block `block` of a tile as fp32 rows of its 16 outputs, `stride` elements apart.
 template <WeightFormat kFormat>
 void decode_rows(const std::byte* tile, int64_t blocks, int64_t block, float* out, int64_t stride) {
+  const QTile<kFormat> from(tile, blocks);
+  for (int group = 0; group < kBlock / kDecodedInputs; ++group, out += kDecodedInputs * stride) {
+    F32x16 values[kDecodedInputs];
+    decode_group<kFormat>(from, block, group, values);
+    QUIRE_UNROLL for (int i = 0; i < kDecodedInputs; ++i) store(out + i * stride, values[i]);
+  }
+}
+
+// Tiles `first` to `end` of a weight hold a head's keys, and from tile `next` on are those of the next head.
+struct KeyTiles {
+  const Weight& weight;
+  int64_t first, end, next;
+};
+
+// out[i] = the sum over the outputs of a head's tiles of query * weight, for each input i of block `block`: `dots` with
+// one row, whose weights need no memory.
+template <WeightFormat kFormat>
+void absorb_block(const KeyTiles& tiles, int64_t block, const float* query, float* out) {
   using Tile = QTile<kFormat>;
-  const Tile from(tile, blocks);
-  uint32_t low[kTile], upper[kTile] = {};
-  for (int i = 0; i < kBlock; ++i) {
-    if (i % Tile::Dots::kInputs == 0) copy_lines(from, block, i / Tile::Dots::kInputs, 0, kTile, low, upper);
-    int32_t integers[kTile];
-    for (int lane = 0; lane < kTile; ++lane) integers[lane] = integer_of<kFormat>(low[lane], upper[lane], i);
-    F32x16 values = from.scale(block, i * Tile::kParts / kBlock) * to_float(load(integers));
-    if constexpr (Tile::kHasMinima) values = values + from.minimum(block);
-    store(out + i * stride, values);
+  constexpr int64_t kBlocksAhead = 3;
+  const Weight& weight = tiles.weight;
+  const int64_t blocks = weight.num_inputs / kBlock, bytes = tile_bytes(kFormat, weight.num_inputs);
+  const auto tile_at = [&](int64_t index) { return Tile(weight.data + index * bytes, blocks); };
+  const int64_t ahead = block + kBlocksAhead, then = ahead < blocks ? tiles.first : tiles.next;
+  for (int group = 0; group < kBlock / kDecodedInputs; ++group) {
+    const int chunk = group * kDecodedInputs / Tile::Dots::kInputs;
+    F32x16 totals[kDecodedInputs];
+    QUIRE_UNROLL for (int i = 0; i < kDecodedInputs; ++i) totals[i] = zero();
+    for (int64_t tile = tiles.first; tile < tiles.end; ++tile, query += kTile) {
+      prefetch_l1(tile_at(tile).low(block + 1, chunk));
+      prefetch(tile_at(tile - tiles.first + then).low(ahead % blocks, chunk));
+      F32x16 values[kDecodedInputs];
+      decode_group<kFormat>(tile_at(tile), block, group, values);
+      const F32x16 factor = load(query);
+      QUIRE_UNROLL for (int i = 0; i < kDecodedInputs; ++i) totals[i] = fma(factor, values[i], totals[i]);
+    }
+    query -= (tiles.end - tiles.first) * kTile;
+    sum_each(totals, out + group * kDecodedInputs);
   }
 }
 
@@ -152,6 +205,13 @@ inline void absorb_queries(const LatentStep& at, int64_t head, int64_t first, in
     float* rest = at.work(first + t, head) + sizes.rank;
     memcpy(rest, query, static_cast<size_t>(sizes.rotary) * sizeof(float));
     for (int64_t i = sizes.rotary; i < at.entry - sizes.rank; ++i) rest[i] = 0.0f;
+  }
+  if (count == 1 && at.op.up.next == nullptr && wanted_rows(at.op.up.format) == RowType::q8) {
+    const KeyTiles tiles{at.op.up, tile, tile + width / kTile, at.first_output(head + 1) / kTile};
+    const auto absorb =
+        choose_by_format(at.op.up.format, []<WeightFormat kFormat>() { return &absorb_block<kFormat>; });
+    for (int64_t b = 0; b < sizes.rank / kBlock; ++b) absorb(tiles, b, queries, at.work(first, head) + b * kBlock);
+    return;
   }
   for (int64_t column = 0; column < sizes.rank; column += kBlock) {
     const int64_t columns = sizes.rank - column < kBlock ? sizes.rank - column : kBlock;

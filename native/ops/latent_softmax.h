@@ -15,7 +15,7 @@ constexpr float kNoScore = -1e30f;
 #if defined(__AVX512F__)
 constexpr int kDotRows = 4, kDotTokens = 4, kSumRows = 4, kSumVectors = 4;
 #elif defined(__AVX2__)
-constexpr int kDotRows = 2, kDotTokens = 2, kSumRows = 2, kSumVectors = 2;
+constexpr int kDotRows = 3, kDotTokens = 4, kSumRows = 3, kSumVectors = 2;
 #else
 constexpr int kDotRows = 1, kDotTokens = 1, kSumRows = 1, kSumVectors = 1;
 #endif
@@ -28,21 +28,40 @@ struct Matrix {
   T* row(int64_t index) const { return data + index * stride; }
 };
 
+// Lanes that `dot_block` sums at once: with all of them the registers of AVX2 hold sums of four products, with half of
+// them twelve, which load half as much for each.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+using DotLanes = __m256;
+inline DotLanes load_dot_lanes(const float* p) { return _mm256_loadu_ps(p); }
+inline DotLanes fma(DotLanes a, DotLanes b, DotLanes c) { return _mm256_fmadd_ps(a, b, c); }
+#else
+using DotLanes = F32x16;
+inline DotLanes load_dot_lanes(const float* p) { return load(p); }
+#endif
+
 template <int kRows, int kTokens>
 void dot_block(Matrix<const float> q, Matrix<const float> k, int64_t width, Matrix<float> out) {
-  F32x16 sums[kRows][kTokens];
-  QUIRE_UNROLL for (int r = 0; r < kRows; ++r) { QUIRE_UNROLL for (int t = 0; t < kTokens; ++t) sums[r][t] = zero(); }
-  for (int64_t i = 0; i < width; i += kLanes) {
-    F32x16 keys[kTokens];
-    QUIRE_UNROLL for (int t = 0; t < kTokens; ++t) keys[t] = load(k.row(t) + i);
+  constexpr int kParts = sizeof(F32x16) / sizeof(DotLanes);
+  F32x16 sums[kRows * kTokens];
+  QUIRE_UNROLL for (int part = 0; part < kParts; ++part) {
+    DotLanes now[kRows][kTokens] = {};
+    for (int64_t i = part * (kLanes / kParts); i < width; i += kLanes) {
+      DotLanes queries[kRows];
+      QUIRE_UNROLL for (int r = 0; r < kRows; ++r) queries[r] = load_dot_lanes(q.row(r) + i);
+      QUIRE_UNROLL for (int t = 0; t < kTokens; ++t) {
+        const DotLanes key = load_dot_lanes(k.row(t) + i);
+        QUIRE_UNROLL for (int r = 0; r < kRows; ++r) now[r][t] = fma(queries[r], key, now[r][t]);
+      }
+    }
     QUIRE_UNROLL for (int r = 0; r < kRows; ++r) {
-      const F32x16 query = load(q.row(r) + i);
-      QUIRE_UNROLL for (int t = 0; t < kTokens; ++t) sums[r][t] = fma(query, keys[t], sums[r][t]);
+      QUIRE_UNROLL for (int t = 0; t < kTokens; ++t) {
+        memcpy(reinterpret_cast<DotLanes*>(&sums[r * kTokens + t]) + part, &now[r][t], sizeof(DotLanes));
+      }
     }
   }
-  QUIRE_UNROLL for (int r = 0; r < kRows; ++r) {
-    QUIRE_UNROLL for (int t = 0; t < kTokens; ++t) out.row(r)[t] = sum(sums[r][t]);
-  }
+  float results[kRows * kTokens];
+  sum_each(sums, results);
+  QUIRE_UNROLL for (int r = 0; r < kRows; ++r) memcpy(out.row(r), results + r * kTokens, kTokens * sizeof(float));
 }
 
 // out[r][t] = q[r] · k[t] for all of a tile's tokens up to num_tokens, and up to three after them. Widths are whole
@@ -68,11 +87,11 @@ void sum_block(Matrix<const float> p, Matrix<const float> v, int64_t count, Matr
     QUIRE_UNROLL for (int i = 0; i < kVectors; ++i) sums[r][i] = load(out.row(r) + i * kLanes);
   }
   for (int64_t t = 0; t < count; ++t) {
-    F32x16 values[kVectors];
-    QUIRE_UNROLL for (int i = 0; i < kVectors; ++i) values[i] = load(v.row(t) + i * kLanes);
-    QUIRE_UNROLL for (int r = 0; r < kRows; ++r) {
-      const F32x16 weight = broadcast(p.row(r)[t]);
-      QUIRE_UNROLL for (int i = 0; i < kVectors; ++i) sums[r][i] = fma(weight, values[i], sums[r][i]);
+    F32x16 weights[kRows];
+    QUIRE_UNROLL for (int r = 0; r < kRows; ++r) weights[r] = broadcast(p.row(r)[t]);
+    QUIRE_UNROLL for (int i = 0; i < kVectors; ++i) {
+      const F32x16 value = load(v.row(t) + i * kLanes);
+      QUIRE_UNROLL for (int r = 0; r < kRows; ++r) sums[r][i] = fma(weights[r], value, sums[r][i]);
     }
   }
   QUIRE_UNROLL for (int r = 0; r < kRows; ++r) {

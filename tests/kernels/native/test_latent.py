@@ -148,6 +148,16 @@ def test_bits_depend_on_the_form_alone(weights: str) -> None:
     assert np.array_equal(shorter, layer.run([(0, 30, 130)])[:120])
 
 
+@pytest.mark.parametrize("weights", ["q8", "q4m", "q4k", "q6k", "nvfp4"])
+def test_one_token_has_the_bits_of_many_where_heads_begin_within_tiles(weights: str) -> None:
+    layer = Layer(Sizes(heads=3, rotary=16, nope=40, value=24), weights)
+    layer.run([(0, 0, 110)])
+    together = layer.run([(0, 100, 10)])
+    assert distance(together, layer.expected(0, 110)[100:]) < 1e-2
+    for found in each_isa(lambda: np.concatenate([layer.run([(0, at, 1)]) for at in range(100, 110)]), EXACT):
+        assert np.array_equal(found, together)
+
+
 def test_form_is_that_of_fewer_operations() -> None:
     """DeepSeek-V2-Lite: prompts plain, decodes and short chunks after a long prefix absorbed."""
     for start, count, is_plain in (
