@@ -4,7 +4,7 @@
 // plus kAdded, which are then multiplied like any: `start` takes back what that adds.
 //
 // On Zen 3 (2 threads, AVX2, 12288 x 2048) one row of iq4xs, iq4nl, mxfp4 and nvfp4 reads at 94, 88, 88 and 76 % of the
-// speed of plain reads, q8 at 95. Products of 64 rows run at 115, 112, 147 and 103 GMAC/s, q8 at 119: iq4 takes q8's
+// speed of plain reads, q8 at 95. Products of 64 rows run at 115, 116, 170 and 143 GMAC/s, q8 at 119: iq4 takes q8's
 // instructions and looks up its codes, nvfp4 scales twice in a block.
 #pragma once
 #include "isa/dots.h"
