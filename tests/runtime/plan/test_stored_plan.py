@@ -238,6 +238,8 @@ def test_variable_names_the_directory(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [path.name for path in (tmp_path / "own").iterdir()] == ["plan-key.json"]
     assert read("plan", "key", dict) == {"a": 1}
     assert not plans.exists()
+    monkeypatch.setenv("QUIRE_PLAN_CACHE", "1")
+    assert stored_plan.plan_directory() == plans
 
 
 @pytest.mark.parametrize("variable", [("QUIRE_PLAN_CACHE", "0"), ("QUIRE_KERNELS", "reference")])

@@ -302,8 +302,8 @@ def forget(kind: str, key: str) -> None:
 
 def plan_directory() -> Path:
     """Return the directory of the files: `$QUIRE_PLAN_CACHE`, or one in Quire's cache directory."""
-    chosen = os.environ.get("QUIRE_PLAN_CACHE")
-    return Path(chosen).expanduser() if chosen else cache_directory() / "plans"
+    chosen = os.environ.get("QUIRE_PLAN_CACHE", "")
+    return cache_directory() / "plans" if chosen in ("", "1") else Path(chosen).expanduser()
 
 
 def _path(kind: str, key: str) -> Path:
