@@ -298,6 +298,9 @@ def test_scales_of_caches_do_not_change_weights(tmp_path: Path, name: str, modul
     checkpoint, token_ids = open_saved(tmp_path), random_tokens(9, 53)
     runner = PlanRunner(make_config(checkpoint.hf_config), checkpoint)
     assert_close(runner.run(runner.add(token_ids)), pair.expected(token_ids))
+    other = f"model.layers.0.{module}.block_scale"
+    save_file(stored_tensors | {other: torch.ones(1)}, tmp_path / "model.safetensors")
+    assert other in open_saved(tmp_path).tensors  # not of a cache, so that loading names it
 
 
 def test_parts_and_blocks_have_the_values_of_the_whole(case: tuple[Pair, Checkpoint, str]) -> None:

@@ -68,8 +68,8 @@ def joined_quantized(path: str, fields: Any, tensors: Tensors) -> dict[str, Weig
     layers = {name.rpartition(".")[0] for name, tensor in found.items() if isinstance(tensor, QuantizedTensor)}
     return {
         name: tensor for name, tensor in found.items()
-        if name not in used and not name.endswith(CACHE_SCALES)
-        and not (name.rpartition(".")[0] in layers and name.rpartition(".")[2] in UNUSED)
+        for layer, _, kind in [name.rpartition(".")]
+        if name not in used and kind not in CACHE_SCALES and not (layer in layers and kind in UNUSED)
     }  # fmt: skip
 
 
