@@ -51,8 +51,8 @@ def cut(program: Program, stage: int, num_stages: int) -> Program:
         return program
     body, is_last = program.body, stage == num_stages - 1
     cuts = [0, *choose_cuts(program, num_stages), len(body)]
-    spans = lifetimes(body)
-    inputs, outputs = (live(spans, at) for at in cuts[stage : stage + 2])
+    spans = _lifetimes(body)
+    inputs, outputs = (_live(spans, at) for at in cuts[stage : stage + 2])
     part = body[cuts[stage] : cuts[stage + 1]]
     used = {buffer for instruction in part for buffer in instruction.buffers}
     angles = [item for item in body[: cuts[stage]] if isinstance(item, Rotary) and used & {item.cos, item.sin}]
@@ -92,7 +92,7 @@ def choose_cuts(program: Program, num_stages: int) -> list[int]:
 
 def possible_cuts(body: Sequence[Instruction]) -> list[int]:
     """Return the places between two layers with the fewest values alive, where all of them are fp32."""
-    spans = lifetimes(body)
+    spans = _lifetimes(body)
     layer_at = [(index, layer) for index, item in enumerate(body) for layer in _layers([item])]
     found = []
     for layer in sorted({layer for _, layer in layer_at})[:-1]:
@@ -100,7 +100,7 @@ def possible_cuts(body: Sequence[Instruction]) -> list[int]:
         last = min(index for index, other in layer_at if other > layer)
         widths = {}
         for at in range(first, last + 1):
-            buffers = live(spans, at)
+            buffers = _live(spans, at)
             if buffers and all(buffer.type == RowType.f32 for buffer in buffers):
                 widths[at] = sum(buffer.width for buffer in buffers)
         if widths:
@@ -108,7 +108,7 @@ def possible_cuts(body: Sequence[Instruction]) -> list[int]:
     return found
 
 
-def lifetimes(body: Sequence[Instruction]) -> dict[Buffer, tuple[int, int]]:
+def _lifetimes(body: Sequence[Instruction]) -> dict[Buffer, tuple[int, int]]:
     """Return the first and the last instruction that uses each buffer, but for angles."""
     angles = {buffer for item in body if isinstance(item, Rotary) for buffer in (item.cos, item.sin)}
     found: dict[Buffer, tuple[int, int]] = {}
@@ -119,7 +119,7 @@ def lifetimes(body: Sequence[Instruction]) -> dict[Buffer, tuple[int, int]]:
     return found
 
 
-def live(spans: Mapping[Buffer, tuple[int, int]], at: int) -> tuple[Buffer, ...]:
+def _live(spans: Mapping[Buffer, tuple[int, int]], at: int) -> tuple[Buffer, ...]:
     """Return the buffers that are written before instruction `at` and read from there on."""
     return tuple(buffer for buffer, (first, last) in spans.items() if first < at <= last)
 
