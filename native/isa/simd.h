@@ -214,6 +214,16 @@ inline I32x16 shift_left(I32x16 a) {
 
 #endif
 
+// The same value, on AVX2 in registers of its own from here on: GCC 12 otherwise renames sums that a loop adds to until
+// it spills some of them, and each turn waits for memory.
+template <typename Vector>
+Vector in_registers(Vector a) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  asm("" : "+x"(a.lo), "+x"(a.hi));
+#endif
+  return a;
+}
+
 // Sum of the lanes in a fixed tree: halves, then quarters, …
 #if defined(__AVX2__)
 #if defined(__AVX512F__)

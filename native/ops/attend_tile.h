@@ -51,7 +51,7 @@ void score_block(const std::byte* const* keys, const std::byte* const* ahead, co
       QUIRE_UNROLL for (int c = 0; c < C; ++c) key[c] = Kv::key(keys[c] + i * Kv::kKeyBytes, part);
       QUIRE_UNROLL for (int r = 0; r < R; ++r) {
         const auto query = Kv::query(queries + r * query_stride + i * Kv::kQueryBytes, part);
-        QUIRE_UNROLL for (int c = 0; c < C; ++c) y[r][c] = Kv::add(key[c], query, y[r][c]);
+        QUIRE_UNROLL for (int c = 0; c < C; ++c) y[r][c] = in_registers(Kv::add(key[c], query, y[r][c]));
       }
     }
   }
@@ -89,7 +89,7 @@ void weigh_block(const Run* runs, int64_t num_runs, int64_t row_bytes, const std
         QUIRE_UNROLL for (int c = 0; c < C; ++c) value[c] = Kv::value(v + c * Kv::kValueBytes, part);
         QUIRE_UNROLL for (int r = 0; r < R; ++r) {
           const auto weight = Kv::weight(w + r * kTileTokens * 4, part);
-          QUIRE_UNROLL for (int c = 0; c < C; ++c) y[r][c] = Kv::add(value[c], weight, y[r][c]);
+          QUIRE_UNROLL for (int c = 0; c < C; ++c) y[r][c] = in_registers(Kv::add(value[c], weight, y[r][c]));
         }
       }
     }
