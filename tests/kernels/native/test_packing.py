@@ -221,4 +221,4 @@ def test_packed_k_quants_are_hardly_larger_than_the_file(stored: str, target: st
 )
 def test_what_cannot_be_packed_is_refused(stored: str, target: str, num_inputs: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        _native.pack_rows(stored, 0, 0, num_inputs, 0, 0, 0, FORMATS[target])
+        _native.pack_rows([_native.PackedRows(stored, 0, 0, num_inputs, 0, 0, 0, FORMATS[target])])
