@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
 #include <string>
 
 #include "weights/pack.h"
@@ -12,7 +13,34 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace quire {
+namespace {
+
+// Strings of GGUF, each of 8 bytes with its length and then its bytes: at most `count`, up to the first one that is cut
+// off, longer than most_bytes, or not UTF-8. Returns them, and how many bytes they take.
+nb::tuple read_strings(uintptr_t data, uint64_t num_bytes, int64_t count, uint64_t most_bytes) {
+  const char* bytes = reinterpret_cast<const char*>(data);
+  uint64_t at = 0, length;
+  nb::list found;
+  for (; count > 0 && num_bytes - at >= sizeof length; --count) {
+    std::memcpy(&length, bytes + at, sizeof length);
+    if (length > most_bytes || length > num_bytes - at - sizeof length) break;
+    PyObject* text = PyUnicode_DecodeUTF8(bytes + at + sizeof length, static_cast<Py_ssize_t>(length), nullptr);
+    if (text == nullptr) {
+      if (!PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) throw nb::python_error();
+      PyErr_Clear();
+      break;
+    }
+    found.append(nb::steal(text));
+    at += sizeof length + length;
+  }
+  return nb::make_tuple(found, at);
+}
+
+}  // namespace
+
 void bind_weights(nb::module_& m) {
+  m.def("read_strings", &read_strings, "data"_a, "num_bytes"_a, "count"_a, "most_bytes"_a,
+        "Strings of GGUF up to the first bad one, and their bytes.");
   m.def("packed_bytes", &packed_bytes, "format"_a, "num_outputs"_a, "num_inputs"_a,
         "Bytes of a packed matrix, which must start at a multiple of 64 bytes.");
   nb::class_<PackedRows>(m, "PackedRows")
