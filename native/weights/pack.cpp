@@ -356,7 +356,11 @@ void pack_piece(const PackedRows& job, const Stored& stored) {
           continue;
         }
         const int64_t r = o - job.first_output, at = job.row_order == nullptr ? r : job.row_order[r];
-        pack_chunk(stored, job.target, to, first, count, job.rows + at * job.row_stride_bytes);
+        const std::byte* row = job.rows + at * job.row_stride_bytes;
+        // The processor does not foresee the jumps from row to row: without this, packing took twice the time (Zen 3).
+        const std::byte* next = row + (first + count) / stored.inputs * stored.bytes;
+        for (int64_t i = 0; i < count / stored.inputs * stored.bytes; i += 64) __builtin_prefetch(next + i);
+        pack_chunk(stored, job.target, to, first, count, row);
       }
     }
     output = tile_end;
