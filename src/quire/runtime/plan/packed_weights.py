@@ -43,7 +43,7 @@ BY_QUANTIZATION = {"int8": WeightFormat.q8, "int4": WeightFormat.q4m, "fp8": Wei
 ALIGNMENT = 64
 PART_VALUES = 4 << 20
 """Weights of a piece: decoded, where that must be, they are 16 MB."""
-BATCH_BYTES = 64 << 20
+BATCH_BYTES = 96 << 20
 """Rows that one native call packs: decoded or read, they take memory beside the packed weights until it ends."""
 
 
@@ -215,6 +215,7 @@ class PackedWeights:
         Between two calls this thread waits for the interpreter's lock, while another one makes the tokenizer: with a
         call for each matrix of a small model, for most of that time.
         """
+        report = functools.partial(progress or ignore_progress, "loading weights")
         total, done, num_bytes = sum(item.tensor.num_bytes for item in placements), 0, 0
         batch: list[tuple[PackedRows, NDArray[Any], WeightTensor]] = []
         for placement in placements:
@@ -222,10 +223,11 @@ class PackedWeights:
                 batch.append(piece)
                 num_bytes += piece[1].nbytes
                 if num_bytes >= BATCH_BYTES:
+                    report(done, total)
                     self._pack(batch)
                     batch, num_bytes = [], 0
             done += placement.tensor.num_bytes
-            (progress or ignore_progress)("loading weights", done, total)
+        report(done, total)
         self._pack(batch)
 
     def _pieces(self, placement: Placement) -> Iterator[tuple[PackedRows, NDArray[Any], WeightTensor]]:
