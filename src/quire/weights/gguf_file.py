@@ -220,7 +220,7 @@ class _HeaderReader:
         return items
 
     def _read_strings(self, what: str, count: int) -> list[str]:
-        """Read strings in native code, because vocabularies are most of a header: 98,000 strings took 50 ms here."""
+        """Read strings in native code, because vocabularies are most of a header: Python took 50 ms for 98,000."""
         self.need(count * 8, f"{what} with {count:,} strings")
         strings, num_bytes = read_strings(
             self.data.ctypes.data + self.position, self.size - self.position, count, MAX_STRING_BYTES
