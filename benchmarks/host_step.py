@@ -12,11 +12,12 @@ Next to read: `src/quire/engine/llm_engine.py`.
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.command_line import Table, make_parser
 from quire.engine.llm_engine import LLMEngine
-from quire.engine.process.deltas import DeltaEncoder
+from quire.engine.process.child import update_of
 from quire.engine.process.messages import Updates
 from quire.engine.process.statistics import Meter
 from quire.engine.recorder import Recorder
@@ -125,20 +126,21 @@ def measure_with_model(model: str, num_streams: int, num_steps: int) -> dict[str
     engine = LLMEngine.from_options(
         model, max_model_len=1024, multi_step_decode=1, enable_prefix_caching=False, max_num_seqs=num_streams
     )
-    watch, meter, deltas = Stopwatch(), Meter(engine), DeltaEncoder()
+    watch, meter = Stopwatch(), Meter(engine)
     planned = engine._executor._worker.runner.forward._planned  # type: ignore[attr-defined]
     planned.run = watch.wrap("native", planned.run)
     for stream in range(num_streams):
         prompt = [100 + (stream + 7 * position) % 2000 for position in range(PROMPT_LEN)]
-        engine.add_request(str(stream), prompt, SamplingParams(temperature=0, max_tokens=800, ignore_eos=True))
+        params = SamplingParams(temperature=0, max_tokens=800, ignore_eos=True)
+        engine.submit(replace(engine.input_processor.prepare(str(stream), prompt, params), tells_news=True))
     samples: dict[str, list[float]] = {"native": [], "messages": [], "host": []}
     while len(samples["host"]) < NUM_WARM_STEPS + num_steps:
         watch.take()
         started = time.perf_counter()
         outputs = engine.step()
         stepped = time.perf_counter()
-        updates = [deltas.encode(output) for output in outputs]
-        frame(Updates(updates, meter.take(updates)))
+        updates = [update_of(output) for output in outputs]
+        frame(Updates(updates, meter.take(updates), *meter.prefixes.take()))
         ended = time.perf_counter()
         native = watch.take()["native"]
         for name, seconds in (("native", native), ("messages", ended - stepped), ("host", ended - started - native)):

@@ -17,6 +17,7 @@ from benchmarks.model_files import generated
 from quire._native import WeightFormat
 from quire.kernels.instruction import Packing
 from quire.runtime.hardware import count_threads
+from quire.runtime.placement import Placement
 from quire.runtime.plan.packed_weights import FLOATS, PACKED_DIRECTLY, PackedWeights
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.sources import resolve_source
@@ -48,8 +49,7 @@ def main() -> None:
     for index in range(REPETITIONS):
         start = time.perf_counter()
         weights = PackedWeights(parameters, packings, arguments.threads)
-        for name, tensor in tensors.items():
-            weights.put(name, tensor, 0)
+        weights.fill([Placement(tensor, name, 0) for name, tensor in tensors.items()])
         rates.append(file_bytes / (time.perf_counter() - start) / 1e9)
         if index == 0:
             beside = peak_bytes() - before - weights.num_bytes

@@ -97,7 +97,10 @@ def packed(product: Product) -> np.ndarray:
         raw[..., 0] = 120
     data = allocate(_native.packed_bytes(kind, product.num_outputs, product.num_inputs))
     tile = data[: _native.packed_bytes(kind, 16, product.num_inputs)]
-    _native.pack_rows(stored.name, raw.ctypes.data, 16, product.num_inputs, raw.strides[0], data.ctypes.data, 0, kind)
+    job = _native.PackedRows(
+        stored.name, raw.ctypes.data, 16, product.num_inputs, raw.strides[0], data.ctypes.data, 0, kind
+    )
+    _native.pack_rows([job])
     data.reshape(-1, len(tile))[1:] = tile
     return data
 

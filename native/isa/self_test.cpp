@@ -97,32 +97,34 @@ class SmallStep {
 };
 
 // Any bits are a 4- or 8-bit weight; floats and scales must be finite and not tiny.
-Weight random_weight(Memory& memory, WeightFormat format, int64_t num_outputs, Random& random) {
-  const int64_t bytes = num_outputs / kTile * tile_bytes(format, kWidth);
+Weight random_weight(Memory& memory, WeightFormat format, int64_t num_outputs, int64_t num_inputs, Random& random) {
+  const int64_t size = tile_bytes(format, num_inputs), num_tiles = num_outputs / kTile;
   if (format == WeightFormat::f32) {
     memory.fill(random);
   } else {
     auto* halves = reinterpret_cast<uint16_t*>(memory.data());
     const bool bf16 = format == WeightFormat::bf16;
-    for (int64_t i = 0; i < bytes / 2; ++i) {
+    for (int64_t i = 0; i < num_tiles * size / 2; ++i) {
       halves[i] = bf16 ? round_to_bf16(random.value()) : round_to_f16(random.value());
     }
   }
   // Any byte may be a scale of mxfp4 or nvfp4, but those are finite and not tiny.
-  const int64_t size = tile_bytes(format, kWidth), codes = kWidth / kBlock * 256;
-  const int64_t scales = format == WeightFormat::mxfp4 ? kWidth / 32 : format == WeightFormat::nvfp4 ? kWidth / 16 : 0;
-  for (int64_t i = 0; i < bytes; ++i) {
-    std::byte& scale = memory.data()[i];
-    if (i % size >= codes && i % size < codes + scales * kTile) scale = (scale & std::byte{7}) | std::byte{0x70};
+  const int64_t codes = num_inputs / kBlock * 256;
+  const int64_t inputs = format == WeightFormat::mxfp4 ? 32 : format == WeightFormat::nvfp4 ? 16 : 0;
+  for (int64_t tile = 0; inputs != 0 && tile < num_tiles; ++tile) {
+    std::byte* scales = memory.data() + tile * size + codes;
+    for (int64_t i = 0; i < num_inputs / inputs * kTile; ++i) {
+      scales[i] = (scales[i] & std::byte{7}) | std::byte{0x70};
+    }
   }
-  return {memory.data(), num_outputs, kWidth, format};
+  return {memory.data(), num_outputs, num_inputs, format};
 }
 
 std::string gemm_results(const OpTable& ops, WeightFormat format, int64_t num_outputs) {
   Random random;
   Memory values(kTokens * kWidth * 4), x(kTokens * kWidth * 4), packed(num_outputs * kWidth * 4 + 4096);
   values.fill(random);
-  const Weight weight = random_weight(packed, format, num_outputs, random);
+  const Weight weight = random_weight(packed, format, num_outputs, kWidth, random);
   const Rows in = rows_of(x, wanted_rows(format), kWidth);
   std::string results;
   for (int64_t num_tokens : {kTokens, int64_t{1}}) {
@@ -163,18 +165,18 @@ std::string row_results(const OpTable& ops) {
 
 std::string expert_results(const OpTable& ops, WeightFormat format) {
   Random random;
-  constexpr int64_t kExperts = 4, kTopK = 2;
-  Memory values(kTokens * kWidth * 4), x(kTokens * kWidth * 4), inner(kTokens * kTopK * kWidth * 4);
-  Memory up(kExperts * 2 * kWidth * kWidth * 4 + 4096), down(kExperts * kWidth * kWidth * 4 + 4096);
+  constexpr int64_t kExperts = 4, kTopK = 2, kSize = 64, kOutputs = 48;
+  Memory values(kTokens * kSize * 4), x(kTokens * kSize * 4), inner(kTokens * kTopK * kSize * 4);
+  Memory up(kExperts * 2 * kSize * kSize * 4 + 4096), down(kExperts * kOutputs * kSize * 4 + 4096);
   Memory logits(kTokens * kExperts * 4), choices(kTokens * kTopK * 8), routed(kTokens * kTopK * 8),
       counts(kExperts * 4);
-  Memory out(kTokens * kWidth * 4);
+  Memory out(kTokens * kOutputs * 4);
   values.fill(random);
   logits.fill(random);
-  const Weight ups = random_weight(up, format, kExperts * 2 * kWidth, random);
-  const Weight downs = random_weight(down, format, kExperts * kWidth, random);
-  const Rows wide = rows_of(values, RowType::f32, kWidth), in = rows_of(x, wanted_rows(format), kWidth);
-  const Rows between = rows_of(inner, wanted_rows(format), kWidth), to = rows_of(out, RowType::f32, kWidth);
+  const Weight ups = random_weight(up, format, kExperts * 2 * kSize, kSize, random);
+  const Weight downs = random_weight(down, format, kExperts * kOutputs, kSize, random);
+  const Rows wide = rows_of(values, RowType::f32, kSize), in = rows_of(x, wanted_rows(format), kSize);
+  const Rows between = rows_of(inner, wanted_rows(format), kSize), to = rows_of(out, RowType::f32, kOutputs);
   const auto* rows = reinterpret_cast<RoutedRow*>(routed.data());
   auto* loads = reinterpret_cast<int32_t*>(counts.data());
   SmallStep step(kTokens);
@@ -191,7 +193,7 @@ std::string expert_results(const OpTable& ops, WeightFormat format) {
                       1,
                       1,
                       1.0f};
-  run_op(scalar_ops, "activate", ActivateOp{wide, in, kWidth, Activation::none, false, false, false}, step.context());
+  run_op(scalar_ops, "activate", ActivateOp{wide, in, kSize, Activation::none, false, false, false}, step.context());
   run_op(ops, "route", route, step.context());
   run_op(ops, "expert_up",
          ExpertUpOp{ups, nullptr, in, between, rows, loads, kExperts, Activation::silu, 1.702f,

@@ -1,7 +1,9 @@
 // Python's view of packing: addresses and sizes in. The caller keeps the memory alive.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
+#include <cstring>
 #include <string>
 
 #include "weights/pack.h"
@@ -11,29 +13,59 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace quire {
+namespace {
+
+// Strings of GGUF, each of 8 bytes with its length and then its bytes: at most `count`, up to the first one that is cut
+// off, longer than most_bytes, or not UTF-8. Returns them, and how many bytes they take.
+nb::tuple read_strings(uintptr_t data, uint64_t num_bytes, int64_t count, uint64_t most_bytes) {
+  const char* bytes = reinterpret_cast<const char*>(data);
+  uint64_t at = 0, length;
+  nb::list found;
+  for (; count > 0 && num_bytes - at >= sizeof length; --count) {
+    std::memcpy(&length, bytes + at, sizeof length);
+    if (length > most_bytes || length > num_bytes - at - sizeof length) break;
+    PyObject* text = PyUnicode_DecodeUTF8(bytes + at + sizeof length, static_cast<Py_ssize_t>(length), nullptr);
+    if (text == nullptr) {
+      if (!PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) throw nb::python_error();
+      PyErr_Clear();
+      break;
+    }
+    found.append(nb::steal(text));
+    at += sizeof length + length;
+  }
+  return nb::make_tuple(found, at);
+}
+
+}  // namespace
+
 void bind_weights(nb::module_& m) {
+  m.def("read_strings", &read_strings, "data"_a, "num_bytes"_a, "count"_a, "most_bytes"_a,
+        "Strings of GGUF up to the first bad one, and their bytes.");
   m.def("packed_bytes", &packed_bytes, "format"_a, "num_outputs"_a, "num_inputs"_a,
         "Bytes of a packed matrix, which must start at a multiple of 64 bytes.");
-  m.def(
-      "pack_rows",
-      [](const std::string& stored, uintptr_t rows, int64_t num_rows, int64_t num_inputs, int64_t row_stride_bytes,
-         uintptr_t packed, int64_t first_output, WeightFormat target, uintptr_t row_order, int num_threads) {
-        const PackedRows job{.stored = stored,
-                             .rows = reinterpret_cast<const std::byte*>(rows),
-                             .row_stride_bytes = row_stride_bytes,
-                             .row_order = reinterpret_cast<const int32_t*>(row_order),
-                             .num_rows = num_rows,
-                             .num_inputs = num_inputs,
-                             .target = target,
-                             .packed = reinterpret_cast<std::byte*>(packed),
-                             .first_output = first_output};
-        nb::gil_scoped_release release;
-        pack_rows(job, num_threads);
-      },
-      "stored"_a, "rows"_a, "num_rows"_a, "num_inputs"_a, "row_stride_bytes"_a, "packed"_a, "first_output"_a,
-      "target"_a, "row_order"_a = 0, "num_threads"_a = 1,
-      "Pack rows stored in a GGUF format as outputs first_output and following of the matrix at `packed`; see\n"
-      "native/weights/pack.h. row_order: address of int32 row numbers, or 0 for rows as they come.");
+  nb::class_<PackedRows>(m, "PackedRows")
+      .def(
+          "__init__",
+          [](PackedRows* job, const std::string& stored, uintptr_t rows, int64_t num_rows, int64_t num_inputs,
+             int64_t row_stride_bytes, uintptr_t packed, int64_t first_output, WeightFormat target,
+             uintptr_t row_order) {
+            new (job) PackedRows{.stored = stored,
+                                 .rows = reinterpret_cast<const std::byte*>(rows),
+                                 .row_stride_bytes = row_stride_bytes,
+                                 .row_order = reinterpret_cast<const int32_t*>(row_order),
+                                 .num_rows = num_rows,
+                                 .num_inputs = num_inputs,
+                                 .target = target,
+                                 .packed = reinterpret_cast<std::byte*>(packed),
+                                 .first_output = first_output};
+          },
+          "stored"_a, "rows"_a, "num_rows"_a, "num_inputs"_a, "row_stride_bytes"_a, "packed"_a, "first_output"_a,
+          "target"_a, "row_order"_a = 0,
+          "Rows stored in a GGUF format, to be packed as outputs first_output and following of the matrix at "
+          "`packed`.\n"
+          "row_order: address of int32 row numbers, or 0 for rows as they come.");
+  m.def("pack_rows", &pack_rows, "jobs"_a, "num_threads"_a = 1, nb::call_guard<nb::gil_scoped_release>(),
+        "Pack the rows of all jobs; see native/weights/pack.h.");
   m.def(
       "quantize_rows",
       [](const std::string& format, uintptr_t rows, int64_t num_rows, int64_t num_inputs, uintptr_t out,

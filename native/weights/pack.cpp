@@ -342,26 +342,6 @@ void check(const PackedRows& job, const Stored& stored) {
   }
 }
 
-// Calls pack(first row, rows) for pieces that end where tiles end, on `num_threads` threads.
-template <typename Pack>
-void in_pieces(const PackedRows& job, int num_threads, Pack pack) {
-  const int64_t bytes = tile_bytes(job.target, job.num_inputs), skipped = job.first_output % kTile;
-  const int64_t tiles = (skipped + job.num_rows + kTile - 1) / kTile, each = 1 + kPieceBytes / bytes;
-  const int64_t count = (tiles + each - 1) / each;
-  std::atomic<int64_t> next = 0;
-  const auto work = [&] {
-    for (int64_t piece; (piece = next.fetch_add(1)) < count;) {
-      const int64_t begin = std::max<int64_t>(0, piece * each * kTile - skipped);
-      const int64_t end = std::min(job.num_rows, (piece + 1) * each * kTile - skipped);
-      pack(begin, end - begin);
-    }
-  };
-  std::vector<std::thread> threads;
-  for (int64_t i = 1; i < std::min<int64_t>(num_threads, count); ++i) threads.emplace_back(work);
-  work();
-  for (std::thread& thread : threads) thread.join();
-}
-
 void pack_piece(const PackedRows& job, const Stored& stored) {
   const int64_t bytes = tile_bytes(job.target, job.num_inputs), end = job.first_output + job.num_rows;
   for (int64_t output = job.first_output; output < end;) {
@@ -376,29 +356,60 @@ void pack_piece(const PackedRows& job, const Stored& stored) {
           continue;
         }
         const int64_t r = o - job.first_output, at = job.row_order == nullptr ? r : job.row_order[r];
-        pack_chunk(stored, job.target, to, first, count, job.rows + at * job.row_stride_bytes);
+        const std::byte* row = job.rows + at * job.row_stride_bytes;
+        // The processor does not foresee the jumps from row to row: without this, packing took twice the time (Zen 3).
+        const std::byte* next = row + (first + count) / stored.inputs * stored.bytes;
+        for (int64_t i = 0; i < count / stored.inputs * stored.bytes; i += 64) __builtin_prefetch(next + i);
+        pack_chunk(stored, job.target, to, first, count, row);
       }
     }
     output = tile_end;
   }
 }
 
-}  // namespace
-
-void pack_rows(const PackedRows& job, int num_threads) {
-  const Stored& stored = find_stored(job.stored);
-  check(job, stored);
-  in_pieces(job, num_threads, [&](int64_t first, int64_t count) {
+// Adds the pieces of a job, which end where tiles end.
+void cut(const PackedRows& job, std::vector<PackedRows>& pieces) {
+  const int64_t bytes = tile_bytes(job.target, job.num_inputs), outputs = (1 + kPieceBytes / bytes) * kTile;
+  for (int64_t first = 0; first < job.num_rows;) {
     PackedRows piece = job;
     piece.first_output += first;
-    piece.num_rows = count;
+    piece.num_rows = std::min(job.num_rows - first, outputs - piece.first_output % kTile);
     if (job.row_order == nullptr) {
       piece.rows += first * job.row_stride_bytes;
     } else {
       piece.row_order += first;
     }
-    pack_piece(piece, stored);
-  });
+    first += piece.num_rows;
+    pieces.push_back(std::move(piece));
+  }
+}
+
+// Pieces that share no tile, on num_threads threads.
+void pack_pieces(const std::vector<PackedRows>& pieces, int num_threads) {
+  std::atomic<size_t> next = 0;
+  const auto work = [&] {
+    for (size_t i; (i = next.fetch_add(1)) < pieces.size();) pack_piece(pieces[i], find_stored(pieces[i].stored));
+  };
+  std::vector<std::thread> threads;
+  for (size_t i = 1; i < std::min<size_t>(num_threads, pieces.size()); ++i) threads.emplace_back(work);
+  work();
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+
+void pack_rows(const std::vector<PackedRows>& jobs, int num_threads) {
+  for (const PackedRows& job : jobs) check(job, find_stored(job.stored));
+  std::vector<PackedRows> pieces;
+  for (const PackedRows& job : jobs) {
+    // Another job may have written the first outputs of this one's first tile, and zeros after them.
+    if (job.first_output % kTile != 0) {
+      pack_pieces(pieces, num_threads);
+      pieces.clear();
+    }
+    cut(job, pieces);
+  }
+  pack_pieces(pieces, num_threads);
 }
 
 }  // namespace quire

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "plan/types.h"
 
@@ -31,11 +32,11 @@ struct PackedRows {
 //   F32, F16, BF16 -> q8: d = max|w| / 127 as f16, u = round(w / d) + 128.
 //   F32, F16, BF16 -> q4m: m = min(w), d = (max(w) - m) / 15, both as f16, u = round((w - m) / d), 0 to 15.
 //   A NaN or infinity among the weights of a quantised block makes the block NaN.
-// Outputs that share the last written tile but come after the last written output become zero, so that several calls
+// Outputs that share the last written tile but come after the last written output become zero, so that several jobs
 // may fill one matrix in ascending order. Calls that share no tile may run at the same time.
-// Throws std::invalid_argument for other pairs, and where num_inputs is no multiple of a block of either format.
-// Rows are shared by num_threads threads, which end before it returns.
-void pack_rows(const PackedRows& job, int num_threads);
+// Throws std::invalid_argument for other pairs, and where num_inputs is no multiple of a block of either format: then
+// nothing is packed. The rows of all jobs are shared by num_threads threads, which end before it returns.
+void pack_rows(const std::vector<PackedRows>& jobs, int num_threads);
 
 inline int64_t packed_bytes(WeightFormat format, int64_t num_outputs, int64_t num_inputs) {
   return (num_outputs + kTile - 1) / kTile * tile_bytes(format, num_inputs);

@@ -1,7 +1,7 @@
 """Types of the C++ extension (`native/module.cpp`). Addresses are `tensor.data_ptr()`; the caller keeps the memory."""
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 requested_isa_missing: bool
 
@@ -76,13 +76,18 @@ def tile_bytes(format: WeightFormat, num_inputs: int) -> int: ...
 def kv_layer_bytes(format: KvFormat, block_size: int, num_kv_heads: int, head_size: int) -> int: ...
 def wanted_rows(format: WeightFormat) -> RowType: ...
 
-# --- native/weights/pack.h ----------------------------------------------------------------------
+# --- native/weights/ ----------------------------------------------------------------------------
 
+def read_strings(data: int, num_bytes: int, count: int, most_bytes: int) -> tuple[list[str], int]: ...
 def packed_bytes(format: WeightFormat, num_outputs: int, num_inputs: int) -> int: ...
-def pack_rows(
-    stored: str, rows: int, num_rows: int, num_inputs: int, row_stride_bytes: int, packed: int, first_output: int,
-    target: WeightFormat, row_order: int = 0, num_threads: int = 1,
-) -> None: ...  # fmt: skip
+
+class PackedRows:
+    def __init__(
+        self, stored: str, rows: int, num_rows: int, num_inputs: int, row_stride_bytes: int, packed: int,
+        first_output: int, target: WeightFormat, row_order: int = 0,
+    ) -> None: ...  # fmt: skip
+
+def pack_rows(jobs: Sequence[PackedRows], num_threads: int = 1) -> None: ...
 def quantize_rows(
     format: str, rows: int, num_rows: int, num_inputs: int, out: int, importance: int = 0, num_threads: int = 1
 ) -> None: ...

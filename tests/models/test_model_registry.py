@@ -97,7 +97,7 @@ def test_model_class_that_takes_no_group_is_refused_by_name() -> None:
 def test_installed_packages_bring_models(monkeypatch: pytest.MonkeyPatch) -> None:
     point = importlib.metadata.EntryPoint("PluginForCausalLM", f"{__name__}:Outside", "quire.models")
     points = importlib.metadata.EntryPoints([point])
-    monkeypatch.setattr("quire.models.registry.entry_points", points.select)
+    monkeypatch.setattr("importlib.metadata.entry_points", points.select)
     assert ModelRegistry.resolve({"architectures": ["PluginForCausalLM"]}).__name__ == "Outside"
     assert "PluginForCausalLM" in ModelRegistry.supported()
 

@@ -244,7 +244,7 @@ def test_packed_weights_of_a_rank_are_its_slices_of_the_packed_ones(
         with torch.device("meta"):
             model: Any = make_model(checkpoint.hf_config, LocalGroup(rank, size))
         weights, weights.placements = plan_weights(config, checkpoint, model)
-        loader.fill(weights.put, rounded_placements(config, weights))
+        weights.fill(rounded_placements(config, weights))
         of_layers, of_tables = model.layers[0].mlp.down_proj.weight, model.embed_tokens.weight
         for name, tensor in checkpoint.tensors.items() if not whole else ():
             chosen = weights.packing_of(of_tables if "embed" in name or "head" in name else of_layers).name

@@ -6,6 +6,7 @@ or numpy (a test looks). Next to read: `command.py`, then any verb, e.g. `run.py
 
 import contextlib
 import errno
+import gc
 import importlib
 import io
 import os
@@ -88,6 +89,7 @@ class RootGroup(click.Group):
             return None
         name = f"{cmd_name.replace(' ', '_')}_command"
         command = getattr(importlib.import_module(VERBS[cmd_name].module), name)
+        gc.enable()  # `__main__.py` disables it
         assert isinstance(command, click.Command)
         return command
 

@@ -73,7 +73,8 @@ class Generation:
 def open_engine(options: EngineOptions, output: Output) -> Iterator["LLMEngine"]:
     """Build an engine, describe it on stderr, and shut it down at the end."""
     start = time.perf_counter()
-    # Little that loading makes becomes garbage, and looking for it would take a twelfth of the time.
+    # Little that loading makes becomes garbage: looking for it now, at the first steps and at the end would take a
+    # twelfth of the time each.
     gc.disable()
     try:
         with show_progress(output) as progress:
@@ -83,6 +84,7 @@ def open_engine(options: EngineOptions, output: Output) -> Iterator["LLMEngine"]
 
             engine = build_engine(options, progress=progress)
     finally:
+        gc.freeze()
         gc.enable()
     try:
         config, num_ranks = engine.config, options.num_ranks

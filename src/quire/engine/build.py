@@ -5,15 +5,17 @@ Next to read: `resolve.py` for the decisions, `llm_engine.py` for what comes out
 """
 
 import atexit
+import functools
 import importlib
 import logging
 import os
 import time
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from quire.config import DTYPES, EngineConfig, EngineOptions, Hardware
 from quire.engine.input_processor import make_vocabulary
@@ -30,7 +32,7 @@ from quire.runtime.plan.stored_plan import ConfigSource
 from quire.runtime.tuning import tuned
 from quire.text.tokenizer import Tokenizer
 from quire.weights.checkpoint import Checkpoint, open_checkpoint, read_pooling
-from quire.weights.progress import Progress
+from quire.weights.progress import Progress, ignore_progress
 from quire.weights.sources import resolve_source
 
 logger = logging.getLogger("quire.engine")
@@ -79,13 +81,23 @@ def build_engine(
         config = resolve_config(options, checkpoint, hardware)
     _log_decisions(config)
     with ThreadPoolExecutor(1, "quire-tokenizer") as pool:
-        tokenizer_loading = pool.submit(_timed_tokenizer, tokenizer, options, checkpoint, config.model.vocab_size)
-        grammars = GrammarCompiler(lambda: make_vocabulary(config.model, tokenizer_loading.result()[0]))
+
+        @functools.cache
+        def tokenizer_loading() -> "Future[tuple[Tokenizer, float]]":
+            return pool.submit(_timed_tokenizer, tokenizer, options, checkpoint, config.model.vocab_size)
+
+        def report(*news: Any) -> None:
+            """Start with the tokenizer when native code packs the weights: both need the interpreter's lock before."""
+            tokenizer_loading()
+            (progress or ignore_progress)(*news)
+
+        if options.num_ranks > 1:
+            tokenizer_loading()
+        grammars = GrammarCompiler(lambda: make_vocabulary(config.model, tokenizer_loading().result()[0]))
         with times.phase("weights and cache"):
-            executor = create_executor(config, checkpoint, progress, grammars)
-        tokenizer, tokenizer_s = tokenizer_loading.result()
-    times["tokenizer (beside)"] = tokenizer_s
-    engine = LLMEngine(config, executor, tokenizer, chat_template=chat_template, grammars=grammars)
+            executor = create_executor(config, checkpoint, report, grammars)
+        found, times["tokenizer (beside)"] = tokenizer_loading().result()
+    engine = LLMEngine(config, executor, found, chat_template=chat_template, grammars=grammars)
     if options.kv_disk is not None:
         engine.scheduler.blocks.tiers.stored = getattr(executor, "stored_blocks", set())
         atexit.register(_shut_down, weakref.ref(engine))  # programs that never do so keep their blocks too

@@ -11,15 +11,14 @@ import sys
 import threading
 import weakref
 from dataclasses import dataclass
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
-from typing import Any
-
-import psutil
+from typing import TYPE_CHECKING, Any
 
 from quire.errors import EngineError, QueueFullError, printable
 from quire.grammar.limits import DEADLINE_S, READY
 from quire.structured_outputs import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 START_TIMEOUT_S = 60.0
 WHITESPACE = r" |\n{1,2}[ \t]{0,20}"
@@ -88,10 +87,12 @@ class CheckProcess:
     def _busy(self) -> QueueFullError:
         return QueueFullError(f"this grammar could not be compiled within {self._deadline_s:g} s: try again later")
 
-    def _running(self) -> tuple[subprocess.Popen[bytes], Connection]:
+    def _running(self) -> "tuple[subprocess.Popen[bytes], Connection]":
         if self._process is not None and self._connection is not None and self._process.poll() is None:
             return self._process, self._connection
         self._end()  # closes the connection to a process that died
+        from multiprocessing import Pipe  # most engines never get a grammar
+
         connection, of_child = Pipe()
         # With a session of its own it gets no interrupt that is typed at the terminal.
         process = subprocess.Popen(
@@ -137,6 +138,8 @@ def _question(spec: StructuredOutputsParams) -> bytes:
 
 def _computed_s(process: subprocess.Popen[bytes]) -> float:
     """Return the processor time of a process so far; 0 if it has ended."""
+    import psutil
+
     try:
         times = psutil.Process(process.pid).cpu_times()
     except psutil.Error:
@@ -158,7 +161,7 @@ def short_reason(message: str) -> str:
     return printable(line, limit=199)
 
 
-def _kill(process: subprocess.Popen[bytes], connection: Connection) -> None:
+def _kill(process: subprocess.Popen[bytes], connection: "Connection") -> None:
     process.kill()
     process.wait()
     connection.close()

@@ -9,15 +9,17 @@ import functools
 import importlib
 import inspect
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from quire.config import ModelConfig
 from quire.errors import ConfigError, InvalidParameterError, ModelFileError, UnsupportedModelError, nearest
 from quire.layers.group import SINGLE
 from quire.sampling_params import MODEL_DEFAULTS, SamplingParams
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
 
 NOT_MODELS = ("_", "hf_", "registry")
 """Prefixes of the files here that are not models."""
@@ -76,7 +78,7 @@ class ModelRegistry:
             if found is not None:
                 return found
         for name in names:
-            for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
+            for point in external_models().select(name=name):
                 return _load(name, point.value)
         if _is_in_transformers(hf_config, names):
             return _fallback()
@@ -90,8 +92,7 @@ class ModelRegistry:
     @classmethod
     def supported(cls) -> list[str]:
         """Names of all architectures, sorted."""
-        external = [point.name for point in entry_points(group=ENTRY_POINT_GROUP)]
-        return sorted({*cls._registered, *_scan(), *external})
+        return sorted({*cls._registered, *_scan(), *(point.name for point in external_models())})
 
     @classmethod
     def make_model_config(
@@ -149,6 +150,13 @@ class ModelRegistry:
             eos_token_ids=_token_ids("eos_token_id", generation, merged),
             generation_defaults=_generation_defaults(generation),
         )
+
+
+def external_models() -> "EntryPoints":
+    """Return the models of installed packages, by the names of their architectures."""
+    from importlib.metadata import entry_points  # takes 10 ms, and most models are found before
+
+    return entry_points(group=ENTRY_POINT_GROUP)
 
 
 def model_types() -> list[str]:

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import ALL_COMPLETED, Future, ThreadPoolExecutor, wait
-from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import Any
 
 import msgspec
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from quire import __version__, _native
 from quire.config import EngineConfig
 from quire.errors import ConfigError
-from quire.models.registry import ENTRY_POINT_GROUP, ModelRegistry
+from quire.models.registry import ModelRegistry, external_models
 from quire.runtime.block_files import BlockFileError, BlockFiles
 from quire.runtime.plan.stored_plan import INDIFFERENT, code_digest, is_built_in
 from quire.weights.checkpoint import Checkpoint
@@ -184,7 +183,7 @@ def open_disk_tier(config: EngineConfig, checkpoint: Checkpoint, rank: int = 0) 
     options = config.options
     if options.kv_disk is None:
         return None
-    has_entry_point = any(entry_points(group=ENTRY_POINT_GROUP, name=config.model.architecture))
+    has_entry_point = config.model.architecture in external_models().names
     if (has_entry_point or ModelRegistry.has_registered()) and not is_built_in(config.model.hf_config):
         raise ConfigError(
             "--kv-disk needs a model whose code is Quire's own: other code may change between two runs unnoticed; leave"
@@ -230,6 +229,8 @@ def fingerprint(config: EngineConfig, checkpoint: Checkpoint, rank: int = 0) -> 
 
 def _transformers_version() -> str:
     """Return the version whose modules may compute a model; empty if there is none."""
+    from importlib.metadata import PackageNotFoundError, version
+
     with contextlib.suppress(PackageNotFoundError):
         return version("transformers")
     return ""

@@ -13,8 +13,6 @@ import resource
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from quire._native import has_tiles
 from quire.config import Hardware
 from quire.errors import ConfigError
@@ -66,11 +64,11 @@ def has_gpu_driver() -> bool:
 
 
 def _detect_cpu() -> Hardware:
-    memory = psutil.virtual_memory()
+    memory = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    total, available = (int(memory[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
     limits = cgroup_limits()
     num_threads = count_threads(limits.num_cpus)
-    total = int(memory.total)
-    found = [(int(memory.available), "")]
+    found = [(available, "")]
     if limits.memory_bytes is not None:
         total = min(total, limits.memory_bytes)
         found.append((max(0, limits.memory_bytes - limits.memory_used_bytes), "cgroup"))

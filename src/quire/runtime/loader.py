@@ -24,10 +24,10 @@ from quire.layers.linear import pack_weights
 from quire.models.hf_decoder import DecoderConfig
 from quire.models.registry import ModelRegistry
 from quire.runtime.fallback import load_fallback
-from quire.runtime.placement import FLOATS, Placement, fill
+from quire.runtime.placement import FLOATS, Placement
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.checkpoint import Checkpoint
-from quire.weights.progress import Progress
+from quire.weights.progress import Progress, ignore_progress
 from quire.weights.weight_tensor import WeightTensor
 
 NUM_NAMES_SHOWN = 3
@@ -56,11 +56,13 @@ def load_model(
         for name, values in random_weights(parameters, config.options.seed, partitions_of(model)):
             parameters[name].data[: len(values)] = values
     else:
-
-        def put(name: str, tensor: WeightTensor, first_row: int) -> None:
-            parameters[name].data[first_row : first_row + tensor.shape[0]] = tensor.to_torch(dtype)
-
-        fill(put, plan_placements(model, checkpoint.tensors), progress)
+        placements = plan_placements(model, checkpoint.tensors)
+        total, done = sum(item.tensor.num_bytes for item in placements), 0
+        for item in placements:
+            rows = slice(item.first_row, item.first_row + item.tensor.shape[0])
+            parameters[item.parameter_name].data[rows] = item.tensor.to_torch(dtype)
+            done += item.tensor.num_bytes
+            (progress or ignore_progress)("loading weights", done, total)
     pack_weights(model)
     return model
 

@@ -1,12 +1,10 @@
-"""`Placement`: the place of a stored tensor in a model's parameters, and `fill`, which puts all of them there.
+"""`Placement`: the place of a stored tensor in a model's parameters.
 
 Must not know models: `loader.py` plans the placements. Next to read: `plan/packed_weights.py`.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from quire.weights.progress import Progress, ignore_progress
 from quire.weights.quantized import RoundedTensor
 from quire.weights.weight_tensor import WeightTensor
 
@@ -33,17 +31,3 @@ class Placement:
         whole = RoundedTensor.of(self.whole or self.tensor)
         columns = slice(None) if self.columns is None else slice(*self.columns)
         return replace(self, tensor=whole if self.rows is None else whole.part(slice(*self.rows), columns))
-
-
-def fill(
-    put: Callable[[str, WeightTensor, int], None], placements: list[Placement], progress: Progress | None = None
-) -> None:
-    """Put each stored tensor at its parameter's first row.
-
-    One after another: decoding is parallel inside, and a second tensor at a time only doubles the memory beside.
-    """
-    total, done = sum(placement.tensor.num_bytes for placement in placements), 0
-    for placement in placements:
-        put(placement.parameter_name, placement.tensor, placement.first_row)
-        done += placement.tensor.num_bytes
-        (progress or ignore_progress)("loading weights", done, total)

@@ -77,10 +77,11 @@ class Packed:
         """Shapes: raw `[rows, bytes]`, row_order int32."""
         count = len(raw) if row_order is None else len(row_order)
         order = 0 if row_order is None else row_order.ctypes.data
-        _native.pack_rows(
+        job = _native.PackedRows(
             stored, raw.ctypes.data, count, self.num_inputs, raw.strides[0], self.data.ctypes.data, self._next,
-            self.format, order, num_threads,
+            self.format, order,
         )  # fmt: skip
+        _native.pack_rows([job], num_threads)
         self._next += count
         return self
 

@@ -205,6 +205,19 @@ def test_packed_k_quants_are_hardly_larger_than_the_file(stored: str, target: st
     assert file_bytes <= _native.packed_bytes(FORMATS[target], 32, 512) <= 1.05 * file_bytes
 
 
+def test_jobs_of_one_call_that_share_tiles_equal_one_job() -> None:
+    raw = random_rows("Q8_0", 400, 2)
+    whole, joined = Packed("q8", 400, 64).add_rows("Q8_0", raw), Packed("q8", 400, 64)
+    jobs = [
+        _native.PackedRows(
+            "Q8_0", raw[first:].ctypes.data, 10, 64, raw.strides[0], joined.data.ctypes.data, first, joined.format
+        )
+        for first in range(0, 400, 10)
+    ]
+    _native.pack_rows(jobs, 4)
+    assert np.array_equal(joined.data, whole.data)
+
+
 @pytest.mark.parametrize(
     ("stored", "target", "num_inputs", "message"),
     [
@@ -221,4 +234,4 @@ def test_packed_k_quants_are_hardly_larger_than_the_file(stored: str, target: st
 )
 def test_what_cannot_be_packed_is_refused(stored: str, target: str, num_inputs: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        _native.pack_rows(stored, 0, 0, num_inputs, 0, 0, 0, FORMATS[target])
+        _native.pack_rows([_native.PackedRows(stored, 0, 0, num_inputs, 0, 0, 0, FORMATS[target])])

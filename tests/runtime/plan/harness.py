@@ -1,5 +1,6 @@
 """Run a plan by hand: a checkpoint in memory, a KV pool of NaN, block tables, one native call per step."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from quire.kernels.instruction import Packing
 from quire.models.registry import ModelRegistry
 from quire.resolve import resolve
 from quire.runtime.cache_engine import CacheEngine
+from quire.runtime.placement import Placement
 from quire.runtime.plan.emit import BODY, GREEDY, LOGITS, PlanLimits
 from quire.runtime.plan.load import plan_model
 from quire.runtime.plan.packed_weights import PackedWeights
@@ -63,10 +65,8 @@ def packed(format_name: str, *tensors: WeightTensor) -> tuple[torch.Tensor, torc
     counts = [sum(counts)] if len(names) == 1 else counts
     parts = tuple((count, WeightFormat[name]) for count, name in zip(counts, names, strict=True))
     weights = PackedWeights({"w": parameter}, {"w": Packing(parts)})
-    first = 0
-    for tensor in tensors:
-        weights.put("w", tensor, first)
-        first += tensor.shape[0]
+    firsts = itertools.accumulate((tensor.shape[0] for tensor in tensors), initial=0)
+    weights.fill([Placement(tensor, "w", first) for tensor, first in zip(tensors, firsts, strict=False)])
     return decoded(weights, parameter), expected
 
 

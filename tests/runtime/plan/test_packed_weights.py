@@ -11,6 +11,7 @@ from torch import nn
 
 from quire._native import WeightFormat
 from quire.kernels.instruction import Packing
+from quire.runtime.placement import Placement
 from quire.runtime.plan.packed_weights import PackedWeights, choose_formats, kept_bytes, stacked
 from quire.weights.model_files import map_file
 from quire.weights.weight_tensor import WeightTensor
@@ -172,8 +173,8 @@ def test_rows_stored_in_another_order() -> None:
 def test_vectors_are_fp32_and_stack_too() -> None:
     bias = nn.Parameter(torch.zeros(7), requires_grad=False)
     weights = PackedWeights({"b": bias}, {})
-    weights.put("b", stored("q", torch.arange(4.0)), 0)
-    weights.put("b", stored("k", torch.arange(3.0), "BF16"), 4)
+    stack = stored("q", torch.arange(4.0)), stored("k", torch.arange(3.0), "BF16")
+    weights.fill([Placement(stack[0], "b", 0), Placement(stack[1], "b", 4)])
     address = weights.vector_address(bias)
     found = np.ctypeslib.as_array((np.ctypeslib.ctypes.c_float * 7).from_address(address))
     assert found.tolist() == [0, 1, 2, 3, 0, 1, 2]

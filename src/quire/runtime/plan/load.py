@@ -14,7 +14,7 @@ from quire.kernels.registry import check_environment
 from quire.kernels.tracing import NotTraceableError
 from quire.layers.group import SINGLE, Group
 from quire.runtime.loader import check_split, make_model, partitions_of, plan_placements, random_weights
-from quire.runtime.placement import Placement, fill
+from quire.runtime.placement import Placement
 from quire.runtime.plan.lower import Program, lower
 from quire.runtime.plan.packed_weights import PackedWeights, choose_packings, rounded_placements
 from quire.runtime.plan.record import record
@@ -39,7 +39,7 @@ def plan_model(
         for name, values in random_weights(parameters, config.options.seed, partitions, weights.shapes):
             weights.put_values(name, values)
     else:
-        fill(weights.put, rounded_placements(config, weights), progress)
+        weights.fill(rounded_placements(config, weights), progress)
     return program, weights
 
 
@@ -74,7 +74,7 @@ def trace_program(
 def plan_weights(
     config: EngineConfig, checkpoint: Checkpoint, model: nn.Module
 ) -> tuple[PackedWeights, list[Placement]]:
-    """Allocate the packed weights of a model, and plan the tensors that `fill` puts there."""
+    """Allocate the packed weights of a model, and plan the tensors that `PackedWeights.fill` puts there."""
     parameters, partitions = dict(model.named_parameters()), partitions_of(model)
     random = config.options.load_format == "dummy"
     placements = [] if random else plan_placements(model, checkpoint.tensors)

@@ -17,18 +17,19 @@ parts that differ become 8 bit. Next to read: `emit.py`.
 import functools
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quire._native import Weight, WeightFormat, pack_rows, packed_bytes
+from quire._native import PackedRows, Weight, WeightFormat, pack_rows, packed_bytes
 from quire.config import EngineConfig
 from quire.kernels.instruction import Packing
 from quire.runtime.huge_pages import allocate
 from quire.runtime.placement import FLOATS, Placement
+from quire.weights.progress import Progress, ignore_progress
 from quire.weights.weight_tensor import WeightTensor
 
 BLOCK = 32
@@ -41,7 +42,9 @@ BY_DTYPE = {"float32": WeightFormat.f32, "float16": WeightFormat.f16, "bfloat16"
 BY_QUANTIZATION = {"int8": WeightFormat.q8, "int4": WeightFormat.q4m, "fp8": WeightFormat.q8}
 ALIGNMENT = 64
 PART_VALUES = 4 << 20
-"""Weights that are packed at a time: decoded, where that must be, they are 16 MB."""
+"""Weights of a piece: decoded, where that must be, they are 16 MB."""
+BATCH_BYTES = 96 << 20
+"""Rows that one native call packs: decoded or read, they take memory beside the packed weights until it ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,22 +209,44 @@ class PackedWeights:
         """The address of the fp32 values of a vector."""
         return self._vectors[self.name_of(parameter)].ctypes.data
 
-    def put(self, name: str, tensor: WeightTensor, first_row: int) -> None:
-        """A stored tensor becomes rows `first_row` … of a parameter."""
+    def fill(self, placements: Sequence[Placement], progress: Progress | None = None) -> None:
+        """Put each stored tensor at its parameter's first row, many in one native call.
+
+        Between two calls this thread waits for the interpreter's lock, while another one makes the tokenizer: with a
+        call for each matrix of a small model, for most of that time.
+        """
+        report = functools.partial(progress or ignore_progress, "loading weights")
+        total, done, num_bytes = sum(item.tensor.num_bytes for item in placements), 0, 0
+        batch: list[tuple[PackedRows, NDArray[Any], WeightTensor]] = []
+        for placement in placements:
+            for piece in self._pieces(placement):
+                batch.append(piece)
+                num_bytes += piece[1].nbytes
+                if num_bytes >= BATCH_BYTES:
+                    report(done, total)
+                    self._pack(batch)
+                    batch, num_bytes = [], 0
+            done += placement.tensor.num_bytes
+        report(done, total)
+        self._pack(batch)
+
+    def _pieces(self, placement: Placement) -> Iterator[tuple[PackedRows, NDArray[Any], WeightTensor]]:
+        """Cut a matrix: each piece with its rows as they are packed, and as they are stored. A vector is put at once.
+
+        Mutates: the vector.
+        """
+        name, tensor, first_row = placement.parameter_name, placement.tensor, placement.first_row
         if name in self._vectors:
             self._vectors[name][first_row : first_row + tensor.shape[0]] = tensor.to_numpy()
             return
         part = self._part(name, first_row)
         is_direct = (tensor.format in FLOATS and not tensor.offset) or PACKED_DIRECTLY.get(tensor.format) == part.format
         num_rows, num_inputs = tensor.shape
-        each = max(1, PART_VALUES // num_inputs)
+        each = max(1, PART_VALUES // num_inputs // BLOCK * BLOCK)
         for first in range(0, num_rows, each):
-            rows = tensor if num_rows <= each else tensor.part(slice(first, first + each), slice(None))
-            if is_direct:
-                self._pack(part, tensor.format, np.ascontiguousarray(rows.raw), first_row + first)
-            else:
-                self.put_values(name, rows.to_numpy(), first_row + first)
-            rows.release()
+            stored = tensor if num_rows <= each else tensor.part(slice(first, first + each), slice(None))
+            rows = np.ascontiguousarray(stored.raw if is_direct else stored.to_numpy())
+            yield self._job(part, tensor.format if is_direct else "F32", rows, first_row + first), rows, stored
 
     def put_values(self, name: str, values: Any, first_row: int = 0) -> None:
         """fp32 values, an array or a tensor, become rows of one part of a parameter, quantised if its format says so.
@@ -231,16 +256,22 @@ class PackedWeights:
         if name in self._vectors:
             self._vectors[name][first_row : first_row + len(values)] = values
         else:
-            self._pack(self._part(name, first_row), "F32", np.ascontiguousarray(values, np.float32), first_row)
+            rows = np.ascontiguousarray(values, np.float32)
+            pack_rows([self._job(self._part(name, first_row), "F32", rows, first_row)], self._num_threads)
 
     def _part(self, name: str, row: int) -> PartPlan:
         return next(part for part in self._matrices[name] if row in part.rows)
 
-    def _pack(self, part: PartPlan, stored: str, rows: NDArray[Any], first_row: int) -> None:
+    def _pack(self, batch: list[tuple[PackedRows, NDArray[Any], WeightTensor]]) -> None:
+        pack_rows([job for job, _, _ in batch], self._num_threads)
+        for _, _, stored in batch:
+            stored.release()
+
+    def _job(self, part: PartPlan, stored: str, rows: NDArray[Any], first_row: int) -> PackedRows:
         assert first_row + len(rows) <= part.rows.stop
-        pack_rows(
+        return PackedRows(
             stored, rows.ctypes.data, len(rows), part.num_inputs, rows.strides[0], self._address(part),
-            first_row - part.rows.start, part.format, num_threads=self._num_threads,
+            first_row - part.rows.start, part.format,
         )  # fmt: skip
 
     def _address(self, part: PartPlan) -> int:

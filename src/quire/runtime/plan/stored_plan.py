@@ -28,7 +28,7 @@ from quire.config import EngineConfig, EngineOptions, ModelConfig
 from quire.kernels.instruction import Packing
 from quire.models.registry import ModelRegistry, has_model_file
 from quire.runtime.links import ONE_RANK, Links
-from quire.runtime.placement import Placement, fill
+from quire.runtime.placement import Placement
 from quire.runtime.plan.emit import NativeOps
 from quire.runtime.plan.packed_weights import PackedWeights, rounded_placements
 from quire.weights.checkpoint import Checkpoint
@@ -135,7 +135,7 @@ def load_plan(
         }
         weights = PackedWeights(stored.parameters, packings, config.threads_per_rank)
         weights.placements = [_restored(item, checkpoint.tensors) for item in stored.placements]
-        fill(weights.put, rounded_placements(config, weights), progress)
+        weights.fill(rounded_placements(config, weights), progress)
         return stored.ops, weights, recording
     from quire.runtime.plan.load import plan_model
     from quire.runtime.plan.record import record
