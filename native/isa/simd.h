@@ -215,7 +215,8 @@ inline I32x16 shift_left(I32x16 a) {
 #endif
 
 // The same value, on AVX2 in registers of its own from here on: GCC 12 otherwise renames sums that a loop adds to until
-// it spills some of them, and each turn waits for memory.
+// it spills some of them, and each turn waits for memory. Attention of one decode to 2,048 positions in cache, with
+// three heads for each of keys, took 38 % longer so (bf16, Zen 3).
 template <typename Vector>
 Vector in_registers(Vector a) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
