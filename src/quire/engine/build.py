@@ -5,14 +5,14 @@ Next to read: `resolve.py` for the decisions, `llm_engine.py` for what comes out
 """
 
 import atexit
-import functools
 import importlib
 import logging
 import os
+import threading
 import time
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -81,22 +81,23 @@ def build_engine(
         config = resolve_config(options, checkpoint, hardware)
     _log_decisions(config)
     with ThreadPoolExecutor(1, "quire-tokenizer") as pool:
-
-        @functools.cache
-        def tokenizer_loading() -> "Future[tuple[Tokenizer, float]]":
-            return pool.submit(_timed_tokenizer, tokenizer, options, checkpoint, config.model.vocab_size)
+        packs = threading.Event()
+        loading = pool.submit(_timed_tokenizer, packs, tokenizer, options, checkpoint, config.model.vocab_size)
 
         def report(*news: Any) -> None:
-            """Start with the tokenizer when native code packs the weights: both need the interpreter's lock before."""
-            tokenizer_loading()
+            """Let the tokenizer begin when native code packs the weights: both need the interpreter's lock before."""
+            packs.set()
             (progress or ignore_progress)(*news)
 
         if options.num_ranks > 1:
-            tokenizer_loading()
-        grammars = GrammarCompiler(lambda: make_vocabulary(config.model, tokenizer_loading().result()[0]))
-        with times.phase("weights and cache"):
-            executor = create_executor(config, checkpoint, report, grammars)
-        found, times["tokenizer (beside)"] = tokenizer_loading().result()
+            packs.set()
+        grammars = GrammarCompiler(lambda: make_vocabulary(config.model, loading.result()[0]))
+        try:
+            with times.phase("weights and cache"):
+                executor = create_executor(config, checkpoint, report, grammars)
+        finally:
+            packs.set()
+        found, times["tokenizer (beside)"] = loading.result()
     engine = LLMEngine(config, executor, found, chat_template=chat_template, grammars=grammars)
     if options.kv_disk is not None:
         engine.scheduler.blocks.tiers.stored = getattr(executor, "stored_blocks", set())
@@ -141,8 +142,13 @@ def _log_decisions(config: EngineConfig) -> None:
 
 
 def _timed_tokenizer(
-    known: Tokenizer | None, options: EngineOptions, checkpoint: Checkpoint, model_vocab_size: int
+    packs: threading.Event,
+    known: Tokenizer | None,
+    options: EngineOptions,
+    checkpoint: Checkpoint,
+    model_vocab_size: int,
 ) -> tuple[Tokenizer, float]:
+    packs.wait()
     started = time.perf_counter()
     tokenizer = known or load_tokenizer(checkpoint, options.tokenizer, model_vocab_size)
     return tokenizer, time.perf_counter() - started
