@@ -218,16 +218,20 @@ class PackedWeights:
         report = functools.partial(progress or ignore_progress, "loading weights")
         total, done, num_bytes = sum(item.tensor.num_bytes for item in placements), 0, 0
         batch: list[tuple[PackedRows, NDArray[Any], WeightTensor]] = []
+        read: list[int] = []  # bytes done with each tensor of the batch
         for placement in placements:
             for piece in self._pieces(placement):
                 batch.append(piece)
                 num_bytes += piece[1].nbytes
                 if num_bytes >= BATCH_BYTES:
-                    report(done, total)
+                    while read:
+                        report(read.pop(0), total)
                     self._pack(batch)
                     batch, num_bytes = [], 0
             done += placement.tensor.num_bytes
-        report(done, total)
+            read.append(done)
+        for one in read:
+            report(one, total)
         self._pack(batch)
 
     def _pieces(self, placement: Placement) -> Iterator[tuple[PackedRows, NDArray[Any], WeightTensor]]:
