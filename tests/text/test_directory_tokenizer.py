@@ -187,7 +187,7 @@ def test_file_that_makes_the_library_panic_is_refused(tmp_path: Path) -> None:
         ({"a": -1}, "", "'a' the id -1"),
         ({"a": "0"}, "", "'a' the id '0'"),
         ({"a": 0}, "#version: 0.2\na\n", "line 2 is 'a'"),
-        ({"a": 0}, "a b\n", "merges do not fit"),
+        ({"a": 0}, "a b\n", "merge 0 of 1"),
     ],
 )
 def test_malformed_vocabulary_is_refused(tmp_path: Path, vocab: dict[str, Any], merges: str, message: str) -> None:

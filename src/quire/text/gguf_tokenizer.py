@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 import tokenizers
-from tokenizers import decoders, normalizers
+from tokenizers import decoders, models, normalizers
 
 from quire.errors import ModelFileError, UnsupportedModelError, printable
-from quire.text.pre_tokenization import PreTokenization, build_bpe, build_byte_level, find_pre_tokenization
+from quire.text.pre_tokenization import PreTokenization, build_byte_level, check_merges, find_pre_tokenization
 from quire.text.tokenizer_parts import TokenizerParts, add_bos_and_eos
 
 _log = logging.getLogger(__name__)
@@ -164,7 +164,9 @@ def _build_sentencepiece(
     found: _Metadata, vocab: dict[str, int], merges: list[tuple[str, str]], unknown_id: int | None, *, has_prefix: bool
 ) -> tokenizers.Tokenizer:
     unknown = None if unknown_id is None else found.tokens[unknown_id]
-    backend = tokenizers.Tokenizer(build_bpe(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    check_merges(vocab, merges)
+    model = models.BPE(vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    backend = tokenizers.Tokenizer(model)
     prefix = [normalizers.Prepend("▁")] if has_prefix else []
     backend.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
     strip = [decoders.Strip(" ", 1, 0)] if has_prefix else []

@@ -6,12 +6,11 @@ models were trained with. Must not know: files, models, templates. Next to read:
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from quire.errors import ModelFileError, UnsupportedModelError, nearest, printable
+from quire.errors import ModelFileError, UnsupportedModelError, nearest
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -128,7 +127,9 @@ def build_byte_level(
     vocab: dict[str, int], merges: list[tuple[str, str]], rules: PreTokenization
 ) -> tokenizers.Tokenizer:
     """Build a byte-level BPE tokenizer without added tokens. Raises: ModelFileError for merges outside `vocab`."""
-    backend = tokenizers.Tokenizer(build_bpe(vocab, merges, ignore_merges=rules.ignore_merges))
+    check_merges(vocab, merges)
+    model = models.BPE(vocab=vocab, merges=merges, ignore_merges=rules.ignore_merges)
+    backend = tokenizers.Tokenizer(model)
     if rules.composes:
         backend.normalizer = normalizers.NFC()
     splits = [pre_tokenizers.Split(tokenizers.Regex(split), behavior="isolated") for split in rules.splits]
@@ -138,12 +139,15 @@ def build_byte_level(
     return backend
 
 
-def build_bpe(vocab: dict[str, int], merges: list[tuple[str, str]], **options: Any) -> models.BPE:
-    """Build the model of a tokenizer. Raises: ModelFileError unless sides and results of all merges are tokens."""
-    try:
-        return models.BPE(vocab=vocab, merges=merges, **options)
-    except Exception as error:  # the library has no other class
-        raise ModelFileError(
-            f"the tokenizer's merges do not fit its {len(vocab)} tokens ({printable(str(error))}); the file is "
-            "corrupted, fetch it again"
-        ) from None
+def check_merges(vocab: dict[str, int], merges: list[tuple[str, str]]) -> None:
+    """Raise ModelFileError unless both sides and the result of each merge are tokens.
+
+    The tokenizers library panics on some of these.
+    """
+    for index, (left, right) in enumerate(merges):
+        if left not in vocab or right not in vocab or left + right not in vocab:
+            missing = next(piece for piece in (left, right, left + right) if piece not in vocab)
+            raise ModelFileError(
+                f"merge {index} of {len(merges)} ({left!r} + {right!r}) needs the token {missing!r}, which is not "
+                f"among the {len(vocab)} tokens; the file is corrupted, fetch it again"
+            )
