@@ -75,9 +75,9 @@ class EventLog:
         self._is_logged = LOGGER.isEnabledFor(logging.DEBUG)
         self.num_recorded = 0
 
-    def record(self, kind: EventKind, request_id: str = "", **data: Any) -> None:
-        """Append one event with the current time."""
-        self._events.append((self._clock(), kind, request_id, data))
+    def record(self, kind: EventKind, request_id: str = "", *, time_s: float | None = None, **data: Any) -> None:
+        """Append one event with the current time, or that which its maker has read."""
+        self._events.append((self._clock() if time_s is None else time_s, kind, request_id, data))
         self.num_recorded += 1
         if self._is_logged:
             LOGGER.debug("%s %s %s", kind.value, request_id, data)

@@ -1,4 +1,5 @@
 import itertools
+import time
 from typing import Any
 
 import pytest
@@ -76,6 +77,15 @@ def test_step_events_add_up() -> None:
     for step in steps:
         parts = step["schedule_s"] + step["execute_s"] + step["output_s"]
         assert step["duration_s"] == pytest.approx(parts)
+
+
+def test_steps_end_when_their_results_are_made_not_when_they_are_noted() -> None:
+    engine, _ = make_engine()
+    watched_s = []
+    engine.watcher = lambda *_: watched_s.append(time.monotonic())
+    engine.add_request("a", [3] * 5, SamplingParams(max_tokens=3))
+    run(engine)
+    assert all(event.time_s <= at for event, at in zip(engine.events.of(EventKind.STEP), watched_s, strict=True))
 
 
 def test_next_step_is_submitted_before_the_oldest_is_collected() -> None:

@@ -11,6 +11,7 @@ Knows neither queues nor budgets. Next to read: `scheduler.py`; `prefix_lookup.p
 
 from collections.abc import Iterable, Iterator
 from functools import partial
+from typing import Any
 
 from quire.cache_spec import PoolShape, RecurrentState
 from quire.config import SchedulerConfig
@@ -380,7 +381,7 @@ class BlockManager:
     def _release(self, block_id: int) -> None:
         self.pool.release(block_id, holds_prefix=self.cache.holds(block_id))
 
-    def _record(self, kind: EventKind, request_id: str, **data: object) -> None:
+    def _record(self, kind: EventKind, request_id: str, **data: Any) -> None:
         if self._events is not None:
             self._events.record(kind, request_id, **data)
 

@@ -10,6 +10,7 @@ time, and nothing else. Knows no I/O and no bytes. Next to read: `blocks.py`; `r
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from quire.config import SchedulerConfig
 from quire.events import EventKind, EventLog
@@ -302,6 +303,6 @@ class BlockTiers:
             self._pool.release(block_id, holds_prefix=self._cache.holds(block_id))
         self._record(EventKind.RELEASE, fetch.request.request_id, block_ids=tuple(fetch.block_ids))
 
-    def _record(self, kind: EventKind, request_id: str = "", **data: object) -> None:
+    def _record(self, kind: EventKind, request_id: str = "", **data: Any) -> None:
         if self._events is not None:
             self._events.record(kind, request_id, **data)
