@@ -57,8 +57,11 @@ class Meter:
         """Return the statistics up to now; `updates`: of the last step. Mutates: the object returned before."""
         now_s = self._clock()
         self._read_events()
+        gaps: dict[tuple[float, int], int] = {}
         for update in updates:
-            self._read_update(update, now_s)
+            self._read_update(update, now_s, gaps)
+        for (before_s, longest), times in gaps.items():
+            self._observe("inter_token", (now_s - before_s) / longest, longest * times)
         self._look_at_scheduler(now_s)
         return self.statistics
 
@@ -123,16 +126,22 @@ class Meter:
         reason = event.data["reason"]
         statistics.num_finished[reason] = statistics.num_finished.get(reason, 0) + 1
 
-    def _read_update(self, update: RequestUpdate, now_s: float) -> None:
-        num_tokens = sum(len(choice.token_ids) for choice in update.choices)
+    def _read_update(self, update: RequestUpdate, now_s: float, gaps: dict[tuple[float, int], int]) -> None:
+        """`gaps`: time of the token before and number of new ones, counted: streams of one step share both."""
+        num_tokens = longest = 0
+        for choice in update.choices:
+            num_new = len(choice.token_ids)
+            num_tokens += num_new
+            if num_new > longest:
+                longest = num_new
         self.statistics.num_generated_tokens += num_tokens
         before_s = self._last_token_s.pop(update.request_id, None)
         metrics = update.metrics
         if not update.finished:
             self._last_token_s[update.request_id] = now_s
-        longest = max((len(choice.token_ids) for choice in update.choices), default=0)
         if longest and before_s is not None:
-            self._observe("inter_token", (now_s - before_s) / longest, longest)
+            gap = (before_s, longest)
+            gaps[gap] = gaps.get(gap, 0) + 1
         if metrics is None:
             return
         arrival_s = metrics.arrival_time_s
