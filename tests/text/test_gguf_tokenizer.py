@@ -81,6 +81,14 @@ def test_gemma4_needs_merges(gemma4_pair: tuple[Tokenizer, Any]) -> None:
         load_tokenizer_gguf(sentencepiece_metadata(model="gemma4"))
 
 
+@pytest.mark.parametrize("merge", ["é a", "a zz"])
+def test_merges_to_unknown_pieces_are_refused_in_sentencepiece_files(merge: str) -> None:
+    tokens = ["<unk>", "<bos>", "<eos>", "é", "a"]
+    metadata = ggml({"model": "gemma4", "tokens": tokens, "token_type": [2, 3, 3, 1, 1], "merges": [merge]})
+    with pytest.raises(ModelFileError, match="merge 0 of 1"):
+        load_tokenizer_gguf(metadata)
+
+
 def test_sentencepiece_adds_a_space_before_a_leading_space() -> None:
     tokenizer = sentencepiece_tokenizer()
     pieces = [tokenizer.id_to_token(token_id) or "" for token_id in tokenizer.encode(" 12", add_special_tokens=False)]

@@ -43,7 +43,7 @@ BY_QUANTIZATION = {"int8": WeightFormat.q8, "int4": WeightFormat.q4m, "fp8": Wei
 ALIGNMENT = 64
 PART_VALUES = 4 << 20
 """Weights of a piece: decoded, where that must be, they are 16 MB."""
-BATCH_BYTES = 96 << 20
+BATCH_BYTES = 32 << 20
 """Rows that one native call packs: decoded or read, they take memory beside the packed weights until it ends."""
 
 
