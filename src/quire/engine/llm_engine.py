@@ -182,10 +182,9 @@ class LLMEngine:
         if result.op_times:
             self.events.record(EventKind.OPS, time_s=ended, step_id=schedule.step_id, ops=result.op_times)
         self.events.record(
-            EventKind.STEP, time_s=ended, step_id=schedule.step_id, num_tokens=num_tokens,
-            num_requests=len(schedule.scheduled), num_iterations=result.num_iterations, has_prompts=has_prompts,
-            duration_s=ended - started, schedule_s=scheduled - started, execute_s=executed - scheduled,
-            output_s=ended - executed,
+            EventKind.STEP, step_id=schedule.step_id, num_tokens=num_tokens, num_requests=len(schedule.scheduled),
+            num_iterations=result.num_iterations, has_prompts=has_prompts, duration_s=ended - started, time_s=ended,
+            schedule_s=scheduled - started, execute_s=executed - scheduled, output_s=ended - executed,
         )  # fmt: skip
         return outputs
 
