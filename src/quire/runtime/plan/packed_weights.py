@@ -219,20 +219,24 @@ class PackedWeights:
         total, done, num_bytes = sum(item.tensor.num_bytes for item in placements), 0, 0
         batch: list[tuple[PackedRows, NDArray[Any], WeightTensor]] = []
         read: list[int] = []  # bytes done with each tensor of the batch
+
+        def flush() -> None:
+            for one in read:
+                report(one, total)
+            self._pack(batch)
+            read.clear()
+            batch.clear()
+
         for placement in placements:
             for piece in self._pieces(placement):
                 batch.append(piece)
                 num_bytes += piece[1].nbytes
                 if num_bytes >= BATCH_BYTES:
-                    while read:
-                        report(read.pop(0), total)
-                    self._pack(batch)
-                    batch, num_bytes = [], 0
+                    flush()
+                    num_bytes = 0
             done += placement.tensor.num_bytes
             read.append(done)
-        for one in read:
-            report(one, total)
-        self._pack(batch)
+        flush()
 
     def _pieces(self, placement: Placement) -> Iterator[tuple[PackedRows, NDArray[Any], WeightTensor]]:
         """Cut a matrix: each piece with its rows as they are packed, and as they are stored. A vector is put at once.
