@@ -37,10 +37,17 @@ class ThreadedEngineClient(EngineClient):
         super().__init__()
         self.engine, self.executor = make_engine(next_token, **scheduler)
         self._thread: threading.Thread | None = None
+        self._loop: EngineLoop | None = None
+
+    @property
+    def has_commands(self) -> bool:
+        """Whether submissions or aborts wait for the end of the engine's step."""
+        assert self._loop is not None
+        return bool(self._loop._driver._inbox)
 
     async def begin(self) -> None:
         ours, theirs = socket.socketpair()
-        loop = EngineLoop(self.engine, Channel(theirs))
+        loop = self._loop = EngineLoop(self.engine, Channel(theirs))
 
         def work() -> None:
             with contextlib.suppress(EngineDeadError, OSError):
