@@ -120,7 +120,7 @@ class Served:
 
     async def until_idle(self) -> None:
         """Wait until the engine has nothing to do and has said so."""
-        for _ in range(500):
+        for _ in range(3000):
             client = self.supervisor.the_client
             if not client.num_requests and not client.engine.has_unfinished_requests() and not self.server_requests():
                 await asyncio.sleep(0.02)

@@ -169,21 +169,26 @@ async def test_timeouts_of_requests_and_silent_connections_are_logged(log: io.St
 async def test_repeated_429s_of_a_key_are_logged_as_one_line_and_a_number(
     log: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gate, "REPEATS_S", 0.2)
+    monkeypatch.setattr(gate, "REPEATS_S", 0.5)
+
+    def logged() -> tuple[list[str], list[int]]:
+        """Lines of 429s, and the numbers of those that stand for several."""
+        # Not merely "429": the random id of another request may have these digits.
+        lines = [line for line in log.getvalue().splitlines() if re.search(r'status"?(?:=|: )429', line)]
+        return lines, [int(found[1]) for line in lines if (found := re.search(r'"?requests"?(?:=|: )(\d+)', line))]
+
     async with serving(requests_per_minute=1) as served:
         assert (await served.chat()).status == 200
-        refused = [await served.chat() for _ in range(6)]
+        refused = await asyncio.gather(*(served.chat() for _ in range(6)))
         assert {answer.status for answer in refused} == {429}
         assert len({answer.headers["x-request-id"] for answer in refused}) == 6
         async with asyncio.timeout(20):
-            while "more requests" not in log.getvalue():
+            while sum("req-" in line for line in logged()[0]) + sum(logged()[1]) < 6:
                 await asyncio.sleep(0.01)
         page = (await served.answer("GET", "/metrics")).body.decode()
         assert re.search(r'quire_http_requests_total{.*status="429"} 6', page)
-    # Not merely "429": the random id of another request may have these digits.
-    lines = [line for line in log.getvalue().splitlines() if re.search(r'status"?(?:=|: )429', line)]
+    lines, numbers = logged()
     own = [line for line in lines if "req-" in line]
-    numbers = [int(found[1]) for line in lines if (found := re.search(r'"?requests"?(?:=|: )(\d+)', line))]
     assert own
     assert numbers
     assert len(own) + sum(numbers) == 6
