@@ -5,6 +5,7 @@ parent closes the socket or dies. Knows no HTTP. Next to read: `client.py`, the 
 """
 
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -256,6 +257,8 @@ def _build(start: Start) -> "LLMEngine":
 
     engine = build_engine(options)
     _warm_up(engine)
+    # What loading made stays until the end: each full collection of garbage would look through it, for 10 to 40 ms.
+    gc.freeze()
     return engine
 
 
