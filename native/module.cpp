@@ -1,8 +1,8 @@
 // Python binding of the native ops: chooses an instruction set at import, takes raw addresses.
 //
-// QUIRE_ISA=scalar|avx2|avx512|avx512_bf16|amx overrides the choice. Where the processor lacks that set, or the name is
-// another, the best one it has is used and `requested_isa_missing` says so: a wrong setting must not keep the engine
-// from starting.
+// QUIRE_ISA=scalar|avx2|avx_vnni|avx512|avx512_bf16|amx overrides the choice. Where the processor lacks that set, or
+// the name is another, the best one it has is used and `requested_isa_missing` says so: a wrong setting must not keep
+// the engine from starting.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>

@@ -47,6 +47,10 @@ bool has_avx2() {
          has(cpuid(7, 0).ebx, {5});
 }
 
+#ifdef QUIRE_AVX_VNNI
+bool has_avx_vnni() { return has_avx2() && cpuid(7, 0).eax >= 1 && has(cpuid(7, 1).eax, {4}); }
+#endif
+
 bool has_avx512() {
   const Leaf leaf = cpuid(7, 0);
   return has_avx2() && saves({5, 6, 7}) && has(leaf.ebx, {16, 17, 30, 31}) &&  // F, DQ, BW, VL
@@ -82,7 +86,7 @@ std::string refusal(const std::string& isa) {
   return "";
 }
 
-const char* const kBestFirst[] = {"amx", "avx512_bf16", "avx512", "avx2", "scalar"};
+const char* const kBestFirst[] = {"amx", "avx512_bf16", "avx512", "avx_vnni", "avx2", "scalar"};
 
 }  // namespace
 
@@ -90,6 +94,9 @@ const OpTable* supported_ops(const std::string& isa) {
   if (isa == "scalar") return &scalar_ops;
 #ifdef QUIRE_X86
   if (isa == "avx2" && has_avx2()) return &avx2_ops;
+#ifdef QUIRE_AVX_VNNI
+  if (isa == "avx_vnni" && has_avx_vnni()) return &avx_vnni_ops;
+#endif
   if (isa == "avx512" && has_avx512()) return &avx512_ops;
   if (isa == "avx512_bf16" && has_avx512_bf16()) return &avx512_bf16_ops;
   if (isa == "amx_emulated" && has_avx512()) return &amx_emulated_ops;

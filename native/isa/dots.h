@@ -83,8 +83,7 @@ inline __m256i in_register(__m256i value) {
   return value;
 }
 
-// Sums of two products as int16. 32 inputs make 16 products of at most 15 * 127 for each of them: they fit.
-struct NibbleDots {
+struct Nibbles {
   static constexpr int kInputs = 8;
   struct Half {
     __m256i low, high;
@@ -92,14 +91,80 @@ struct NibbleDots {
   struct Weights {
     Half lo, hi;  // lanes 0 … 7 and 8 … 15
   };
-  struct Sums {
-    __m256i lo, hi;
-  };
   static Half load_half(const uint8_t* p) {
     const __m256i pairs = _mm256_loadu_si256((const __m256i*)p), mask = _mm256_set1_epi8(15);
     return {_mm256_and_si256(pairs, mask), _mm256_and_si256(_mm256_srli_epi16(pairs, 4), mask)};
   }
   static Weights load(const uint8_t* p) { return {load_half(p), load_half(p + 32)}; }
+};
+
+struct WideNibbles : Nibbles {
+  static __m256i moved(__m256i bits, int count, int mask) {
+    const __m256i there = count < 0 ? _mm256_srli_epi32(bits, -count) : _mm256_slli_epi32(bits, count);
+    return _mm256_and_si256(there, _mm256_set1_epi8(static_cast<char>(mask)));
+  }
+  static Half with_half(const Half& w, const uint8_t* p, int low, int high, int mask) {
+    const __m256i bits = _mm256_loadu_si256((const __m256i*)p);
+    return {_mm256_or_si256(w.low, moved(bits, low, mask)), _mm256_or_si256(w.high, moved(bits, high, mask))};
+  }
+  static Weights with(const Weights& w, const uint8_t* p, int low, int high, int mask) {
+    return {with_half(w.lo, p, low, high, mask), with_half(w.hi, p + 32, low, high, mask)};
+  }
+  static Weights with_fifth(const Weights& w, const uint8_t* p, int chunk) {
+    return with(w, p, 4 - 2 * chunk, 3 - 2 * chunk, 16);
+  }
+  static Weights with_upper(const Weights& w, const uint8_t* p, int chunk) {
+    return with(w, p + chunk / 2 * 64, 4 - 4 * (chunk % 2), 2 - 4 * (chunk % 2), 48);
+  }
+};
+
+#if defined(__AVXVNNI__)
+
+struct NibbleDots : Nibbles {
+  using Sums = I32x16;
+  static Sums zero() { return zero_i(); }
+  static __m256i add(__m256i sums, const Half& w, __m256i a, __m256i b) {
+    return in_register(_mm256_dpbusd_avx_epi32(_mm256_dpbusd_avx_epi32(sums, w.low, a), w.high, b));
+  }
+  static Sums add(Sums sums, const Weights& w, const int8_t* x) {
+    const __m256i a = _mm256_set1_epi32(four_bytes(x)), b = _mm256_set1_epi32(four_bytes(x + 4));
+    return {add(sums.lo, w.lo, a, b), add(sums.hi, w.hi, a, b)};
+  }
+  static I32x16 total(Sums sums) { return sums; }
+};
+
+struct ByteDots {
+  static constexpr int kInputs = 4;
+  struct Weights {
+    __m256i lo, hi;
+  };
+  using Sums = I32x16;
+  static Weights load(const uint8_t* p) {
+    return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
+  }
+  static Sums zero() { return zero_i(); }
+  static Sums add(Sums sums, const Weights& w, const int8_t* x) {
+    const __m256i four = _mm256_set1_epi32(four_bytes(x));
+    return {in_register(_mm256_dpbusd_avx_epi32(sums.lo, w.lo, four)),
+            in_register(_mm256_dpbusd_avx_epi32(sums.hi, w.hi, four))};
+  }
+  static I32x16 total(Sums sums, int32_t sum_of_x) { return sums - shift_left<7>(broadcast(sum_of_x)); }
+};
+
+struct WideDots : WideNibbles {
+  using Sums = I32x16;
+  static Sums zero() { return zero_i(); }
+  static Sums add(Sums sums, const Weights& w, const int8_t* x) { return NibbleDots::add(sums, w, x); }
+  static I32x16 total(Sums sums) { return sums; }
+};
+
+#else
+
+// Sums of two products as int16. 32 inputs make 16 products of at most 15 * 127 for each of them: they fit.
+struct NibbleDots : Nibbles {
+  struct Sums {
+    __m256i lo, hi;
+  };
   static Sums zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
   static __m256i products(const Half& w, __m256i a, __m256i b) {
     return _mm256_add_epi16(_mm256_maddubs_epi16(w.low, a), _mm256_maddubs_epi16(w.high, b));
@@ -142,29 +207,8 @@ struct ByteDots {
 };
 
 // Four products of at most 63 * 127 fit int16.
-struct WideDots {
-  static constexpr int kInputs = 8;
-  using Half = NibbleDots::Half;
-  using Weights = NibbleDots::Weights;
+struct WideDots : WideNibbles {
   using Sums = I32x16;
-  static Weights load(const uint8_t* p) { return NibbleDots::load(p); }
-  static __m256i moved(__m256i bits, int count, int mask) {
-    const __m256i there = count < 0 ? _mm256_srli_epi32(bits, -count) : _mm256_slli_epi32(bits, count);
-    return _mm256_and_si256(there, _mm256_set1_epi8(static_cast<char>(mask)));
-  }
-  static Half with_half(const Half& w, const uint8_t* p, int low, int high, int mask) {
-    const __m256i bits = _mm256_loadu_si256((const __m256i*)p);
-    return {_mm256_or_si256(w.low, moved(bits, low, mask)), _mm256_or_si256(w.high, moved(bits, high, mask))};
-  }
-  static Weights with(const Weights& w, const uint8_t* p, int low, int high, int mask) {
-    return {with_half(w.lo, p, low, high, mask), with_half(w.hi, p + 32, low, high, mask)};
-  }
-  static Weights with_fifth(const Weights& w, const uint8_t* p, int chunk) {
-    return with(w, p, 4 - 2 * chunk, 3 - 2 * chunk, 16);
-  }
-  static Weights with_upper(const Weights& w, const uint8_t* p, int chunk) {
-    return with(w, p + chunk / 2 * 64, 4 - 4 * (chunk % 2), 2 - 4 * (chunk % 2), 48);
-  }
   static Sums zero() { return zero_i(); }
   static Sums add(Sums sums, const Weights& w, const int8_t* x) {
     const __m256i a = _mm256_set1_epi32(four_bytes(x)), b = _mm256_set1_epi32(four_bytes(x + 4));
@@ -174,6 +218,8 @@ struct WideDots {
   }
   static I32x16 total(Sums sums) { return sums; }
 };
+
+#endif
 
 inline F32x16 widen_u8(const uint8_t* p) {
   const __m128i bytes = _mm_loadu_si128((const __m128i*)p);

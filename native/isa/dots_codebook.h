@@ -86,7 +86,7 @@ struct CodebookDots : WideDots {
   static Sums start(int32_t sum_of_x) { return broadcast(-Codes<kBook>::kAdded * sum_of_x); }
 };
 
-#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
 
 // Two products of unsigned bytes up to 241 would not fit int16: |w| is unsigned and x takes w's sign. x is never -128.
 template <>

@@ -31,7 +31,6 @@ inline I32x16 dot2(Shorts a, Shorts b, I32x16 y) { return {_mm512_dpwssd_epi32(y
 
 #elif defined(__AVX2__)
 
-// VPMADDUBSW would saturate: bytes are widened instead, those at even places apart from those at odd ones.
 struct Quads {
   __m256i lo, hi;
 };
@@ -41,6 +40,21 @@ struct Shorts {
 inline Quads load_quads(const std::byte* p) {
   return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
 }
+inline __m256i broadcast_int(const std::byte* p) {
+  int32_t value;
+  memcpy(&value, p, sizeof value);
+  return _mm256_set1_epi32(value);
+}
+#if defined(__AVXVNNI__)
+inline Quads broadcast_quad(const std::byte* p) {
+  const __m256i quad = broadcast_int(p);
+  return {quad, quad};
+}
+inline I32x16 dot4(const Quads& u, const Quads& s, I32x16 y) {
+  return {_mm256_dpbusd_avx_epi32(y.lo, u.lo, s.lo), _mm256_dpbusd_avx_epi32(y.hi, u.hi, s.hi)};
+}
+#else
+// VPMADDUBSW would saturate: bytes are widened instead, those at even places apart from those at odd ones.
 // Four i8, widened once for all uses: (0, 2) and (1, 3).
 struct SignedQuads {
   __m256i even, odd;
@@ -50,12 +64,16 @@ inline void store_quad(std::byte* to, const int8_t* s) {
   const int16_t wide[4] = {s[0], s[2], s[1], s[3]};
   memcpy(to, wide, sizeof wide);
 }
-inline __m256i broadcast_int(const std::byte* p) {
-  int32_t value;
-  memcpy(&value, p, sizeof value);
-  return _mm256_set1_epi32(value);
-}
 inline SignedQuads broadcast_quad(const std::byte* p) { return {broadcast_int(p), broadcast_int(p + 4)}; }
+inline __m256i dot4(__m256i u, const SignedQuads& s, __m256i y) {
+  const __m256i even = _mm256_madd_epi16(_mm256_and_si256(u, _mm256_set1_epi16(255)), s.even);
+  const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(u, 8), s.odd);
+  return _mm256_add_epi32(y, _mm256_add_epi32(even, odd));
+}
+inline I32x16 dot4(const Quads& u, const SignedQuads& s, I32x16 y) {
+  return {dot4(u.lo, s, y.lo), dot4(u.hi, s, y.hi)};
+}
+#endif
 inline Shorts load_shorts(const std::byte* p) {
   return {_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)),
           _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(p + 16)))};
@@ -68,17 +86,12 @@ inline void store_shorts(std::byte* p, I32x16 a) {
   const __m256i mixed = _mm256_packs_epi32(a.lo, a.hi);  // quarters 0, 2, 1, 3
   _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(mixed, 0xd8));
 }
-inline __m256i dot4(__m256i u, const SignedQuads& s, __m256i y) {
-  const __m256i even = _mm256_madd_epi16(_mm256_and_si256(u, _mm256_set1_epi16(255)), s.even);
-  const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(u, 8), s.odd);
-  return _mm256_add_epi32(y, _mm256_add_epi32(even, odd));
-}
-inline I32x16 dot4(const Quads& u, const SignedQuads& s, I32x16 y) {
-  return {dot4(u.lo, s, y.lo), dot4(u.hi, s, y.hi)};
-}
-inline I32x16 dot2(Shorts a, Shorts b, I32x16 y) {
-  return {_mm256_add_epi32(y.lo, _mm256_madd_epi16(a.lo, b.lo)), _mm256_add_epi32(y.hi, _mm256_madd_epi16(a.hi, b.hi))};
-}
+#if defined(__AVXVNNI__)
+inline __m256i dot2(__m256i a, __m256i b, __m256i y) { return _mm256_dpwssd_avx_epi32(y, a, b); }
+#else
+inline __m256i dot2(__m256i a, __m256i b, __m256i y) { return _mm256_add_epi32(y, _mm256_madd_epi16(a, b)); }
+#endif
+inline I32x16 dot2(Shorts a, Shorts b, I32x16 y) { return {dot2(a.lo, b.lo, y.lo), dot2(a.hi, b.hi, y.hi)}; }
 
 #else
 
@@ -126,7 +139,7 @@ inline I32x16 dot2(const Shorts& a, const Shorts& b, I32x16 y) {
 
 #endif
 
-#if defined(__AVX512VNNI__) || !defined(__AVX2__)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || !defined(__AVX2__)
 // Four i8 as dot4 multiplies them, and as they are stored to be broadcast.
 using SignedQuads = Quads;
 constexpr int64_t kQuadBytes = 4;

@@ -22,6 +22,9 @@ static inline bool has_tiles(const OpTable& ops) { return std::strncmp(ops.isa, 
 extern const OpTable scalar_ops;
 #ifdef QUIRE_X86
 extern const OpTable avx2_ops;
+#ifdef QUIRE_AVX_VNNI
+extern const OpTable avx_vnni_ops;
+#endif
 extern const OpTable avx512_ops;
 extern const OpTable avx512_bf16_ops;
 extern const OpTable amx_emulated_ops;  // for tests

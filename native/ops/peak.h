@@ -25,6 +25,9 @@ namespace {
 #if defined(__AVX512F__)
 constexpr int kPeakSums = 12, kPeakDots = 12, kPeakWeights = 12;
 using PeakDots = ByteDots;  // VNNI multiplies bytes; nibbles it must unpack first
+#elif defined(__AVXVNNI__)
+constexpr int kPeakSums = 5, kPeakDots = 5, kPeakWeights = 1;
+using PeakDots = ByteDots;
 #else
 constexpr int kPeakSums = 5, kPeakDots = 4, kPeakWeights = 1;
 using PeakDots = NibbleDots;

@@ -10,7 +10,7 @@ from quire import _native
 
 pytestmark = pytest.mark.usefixtures("chosen_isa")
 
-ALL_ISAS = ("scalar", "avx2", "avx512", "avx512_bf16", "amx")
+ALL_ISAS = ("scalar", "avx2", "avx_vnni", "avx512", "avx512_bf16", "amx")
 ISAS = [isa for isa in ALL_ISAS if _native.isa_supported(isa)]
 
 

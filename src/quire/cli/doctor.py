@@ -21,9 +21,11 @@ from quire.cli.output import Output
 from quire.cli.version import package_version
 from quire.config import EngineOptions
 
-INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd", "i8mm", "bf16")
+INSTRUCTION_SETS = (
+    "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd", "i8mm", "bf16",
+)  # fmt: skip
 """Flags of /proc/cpuinfo that decide which kernels can run, x86 first, then ARM."""
-ISA_NAMES = "scalar, avx2, avx512, avx512_bf16 or amx"
+ISA_NAMES = "scalar, avx2, avx_vnni, avx512, avx512_bf16 or amx"
 MIN_PYTHON = (3, 11)
 TORCH_VERSIONS = ((2, 11), (2, 14))
 """The first supported version, and the first one that was not tested."""

@@ -25,7 +25,7 @@ from quire.runtime.worker import Worker
 from quire.sampling_params import SamplingParams
 from quire.weights.checkpoint import Checkpoint
 
-INSTRUCTION_SETS = ("scalar", "avx2", "avx512", "avx512_bf16", "amx")
+INSTRUCTION_SETS = ("scalar", "avx2", "avx_vnni", "avx512", "avx512_bf16", "amx")
 LOGITS, PLAN_LOGITS = "logits", "logits of the plan"
 Outputs = dict[str, torch.Tensor]
 

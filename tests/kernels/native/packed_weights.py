@@ -7,7 +7,8 @@ import numpy as np
 from quire import _native
 from quire.weights.block_formats import BLOCK_FORMATS, BlockFormat
 
-ISAS = [isa for isa in ("scalar", "avx2", "avx512", "avx512_bf16", "amx_emulated", "amx") if _native.isa_supported(isa)]
+ALL_ISAS = ("scalar", "avx2", "avx_vnni", "avx512", "avx512_bf16", "amx_emulated", "amx")
+ISAS = [isa for isa in ALL_ISAS if _native.isa_supported(isa)]
 FORMATS = _native.WeightFormat.__members__
 ACT_BLOCK = np.dtype([("q", "i1", 32), ("scale", "f4"), ("scaled_sum", "f4"), ("sum", "i4"), ("first_sum", "i4")])
 """`ActBlock` of native/plan/types.h."""

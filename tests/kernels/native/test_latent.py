@@ -13,7 +13,7 @@ from tests.kernels.native.packed_weights import Packed, aligned, each_isa, finit
 STORED = packed_weights.FLOATS_STORED | packed_weights.STORED
 KV_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i8": 1, "e4m3": 1, "e5m2": 1}
 BLOCK = 16
-EXACT = [isa for isa in ("scalar", "avx2", "avx512", "avx512_bf16") if _native.isa_supported(isa)]
+EXACT = [isa for isa in ("scalar", "avx2", "avx_vnni", "avx512", "avx512_bf16") if _native.isa_supported(isa)]
 Work = list[tuple[int, int, int]]
 """Of one step: (row of the block tables, first position, number of tokens)."""
 

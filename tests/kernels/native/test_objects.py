@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 BUILD = Path(__file__).parents[3] / "build"
-WITH_FLAGS = {"avx2", "avx512", "avx512_bf16", "amx", "amx_emulated"}
+WITH_FLAGS = {"avx2", "avx_vnni", "avx512", "avx512_bf16", "amx", "amx_emulated"}
 """Sources of native/isa/ that CMakeLists.txt compiles for one instruction set."""
 FROM_BASE = tuple(f"quire::{name}(" for name in ("wait_for_all", "next_piece", "slot_of", "meet"))
 """Symbols that ops call in code without flags: threads/pool.cpp, ranks/exchange.cpp."""

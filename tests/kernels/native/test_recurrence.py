@@ -10,7 +10,7 @@ from quire._native import KvFormat
 from quire.kernels.recurrence import CHUNK_TOKENS, recurrent_state_bytes
 from tests.kernels.native.packed_weights import aligned, each_isa, rows_of
 
-EXACT = [isa for isa in ("scalar", "avx2", "avx512", "avx512_bf16") if _native.isa_supported(isa)]
+EXACT = [isa for isa in ("scalar", "avx2", "avx_vnni", "avx512", "avx512_bf16") if _native.isa_supported(isa)]
 LENGTH, OFFSET = 150, 64
 Work = list[tuple[int, int, int]]
 """Of one step: (row of the block tables, first position, number of tokens)."""
