@@ -190,6 +190,18 @@ def test_options_that_cannot_work_are_config_errors(
         serve(EngineOptions(chat_template=template), ServerOptions(host=host, port=0, insecure=True))
 
 
+def test_what_a_server_imports_is_no_part_of_later_collections() -> None:
+    code = (
+        "import gc\n"
+        "from quire.server.options import ServerOptions\n"
+        "from quire.server.run import prepare_process\n"
+        "prepare_process(ServerOptions())\n"
+        "print(gc.get_freeze_count() / (gc.get_freeze_count() + len(gc.get_objects())))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S)
+    assert float(result.stdout) > 0.95
+
+
 def test_port_in_use_is_a_config_error() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

@@ -7,6 +7,7 @@ Next to read: `gate.py`, `routes/__init__.py`.
 
 import asyncio
 import errno
+import gc
 import logging
 import os
 import resource
@@ -69,6 +70,9 @@ def prepare_process(options: ServerOptions) -> None:
     use_format(options.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     raise_file_limit()
+    # What is imported stays: each full collection would look through it, for 20 to 60 ms in which no stream goes on.
+    gc.collect()
+    gc.freeze()
 
 
 def raise_file_limit() -> None:

@@ -83,6 +83,20 @@ def test_model_that_answers_nothing_is_not_ready(tmp_path: Path) -> None:
         asyncio.run(asyncio.wait_for(client.start(EngineOptions(model=str(directory))), LIMIT_S))
 
 
+def test_what_loading_made_is_no_part_of_later_collections(directory: Path) -> None:
+    code = (
+        "import gc, sys\n"
+        "from quire.config import EngineOptions\n"
+        "from quire.engine.process.child import _build\n"
+        "from quire.engine.process.messages import Start\n"
+        "engine = _build(Start(EngineOptions(model=sys.argv[1])))\n"
+        "print(gc.get_freeze_count() / (gc.get_freeze_count() + len(gc.get_objects())))\n"
+        "engine.shutdown()\n"
+    )
+    command = [sys.executable, "-c", code, str(directory)]
+    assert float(subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S).stdout) > 0.95
+
+
 def test_it_ends_with_its_server(directory: Path) -> None:
     # The server is killed without a chance to say anything; its engine must not stay behind.
     code = (

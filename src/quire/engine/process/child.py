@@ -257,7 +257,7 @@ def _build(start: Start) -> "LLMEngine":
 
     engine = build_engine(options)
     _warm_up(engine)
-    # What loading made stays until the end: each full collection of garbage would look through it, for 10 to 40 ms.
+    # What loading made stays: each full collection would look through it, for 20 ms.
     gc.freeze()
     return engine
 
