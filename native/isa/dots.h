@@ -83,6 +83,7 @@ inline __m256i in_register(__m256i value) {
   return value;
 }
 
+// Nibbles and WideNibbles unpack weights; how they are multiplied differs.
 struct Nibbles {
   static constexpr int kInputs = 8;
   struct Half {

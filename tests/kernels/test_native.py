@@ -7,11 +7,12 @@ import sys
 import pytest
 
 from quire import _native
+from tests.kernels.native import packed_weights
 
 pytestmark = pytest.mark.usefixtures("chosen_isa")
 
-ALL_ISAS = ("scalar", "avx2", "avx_vnni", "avx512", "avx512_bf16", "amx")
-ISAS = [isa for isa in ALL_ISAS if _native.isa_supported(isa)]
+ISAS = [isa for isa in packed_weights.ISAS if isa != "amx_emulated"]
+"""Those of this machine that may be chosen, the best last."""
 
 
 def test_unknown_instruction_set_is_refused() -> None:
@@ -32,7 +33,7 @@ def test_next_lower_set_is_used_after_a_failed_self_test(requested: str) -> None
     assert len(notes) == ISAS.index(best)
 
 
-@pytest.mark.parametrize("isa", [*ALL_ISAS, "amx_emulated"])
+@pytest.mark.parametrize("isa", packed_weights.ALL_ISAS)
 def test_every_set_passes_its_self_test(isa: str) -> None:
     if _native.isa_supported(isa):
         assert _native.self_test(isa) == ""

@@ -41,7 +41,7 @@ class ThreadedEngineClient(EngineClient):
 
     @property
     def has_commands(self) -> bool:
-        """Whether submissions or aborts wait for the end of the engine's step."""
+        """Tell whether the engine has submissions or aborts to take at the end of its step."""
         assert self._loop is not None
         return bool(self._loop._driver._inbox)
 
@@ -120,7 +120,7 @@ class Served:
 
     async def until_idle(self) -> None:
         """Wait until the engine has nothing to do and has said so."""
-        for _ in range(3000):
+        for _ in range(500):
             client = self.supervisor.the_client
             if not client.num_requests and not client.engine.has_unfinished_requests() and not self.server_requests():
                 await asyncio.sleep(0.02)

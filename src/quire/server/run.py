@@ -71,7 +71,7 @@ def prepare_process(options: ServerOptions) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     raise_file_limit()
     # What is imported stays: each full collection would look through it, for 20 to 60 ms in which no stream goes on.
-    gc.collect()
+    gc.collect()  # garbage that is there, as of a program that calls `serve`, must not stay with it
     gc.freeze()
 
 

@@ -9,6 +9,8 @@ from quire.weights.block_formats import BLOCK_FORMATS, BlockFormat
 
 ALL_ISAS = ("scalar", "avx2", "avx_vnni", "avx512", "avx512_bf16", "amx_emulated", "amx")
 ISAS = [isa for isa in ALL_ISAS if _native.isa_supported(isa)]
+EXACT_ISAS = [isa for isa in ISAS if not isa.startswith("amx")]
+"""Those without tiles, which round in another order."""
 FORMATS = _native.WeightFormat.__members__
 ACT_BLOCK = np.dtype([("q", "i1", 32), ("scale", "f4"), ("scaled_sum", "f4"), ("sum", "i4"), ("first_sum", "i4")])
 """`ActBlock` of native/plan/types.h."""

@@ -8,12 +8,19 @@ import pytest
 from quire import _native
 from quire._native import KvFormat, latent_cost
 from tests.kernels.native import packed_weights
-from tests.kernels.native.packed_weights import Packed, aligned, each_isa, finite_rows, rows_of, whole_blocks
+from tests.kernels.native.packed_weights import (
+    EXACT_ISAS,
+    Packed,
+    aligned,
+    each_isa,
+    finite_rows,
+    rows_of,
+    whole_blocks,
+)
 
 STORED = packed_weights.FLOATS_STORED | packed_weights.STORED
 KV_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i8": 1, "e4m3": 1, "e5m2": 1}
 BLOCK = 16
-EXACT = [isa for isa in ("scalar", "avx2", "avx_vnni", "avx512", "avx512_bf16") if _native.isa_supported(isa)]
 Work = list[tuple[int, int, int]]
 """Of one step: (row of the block tables, first position, number of tokens)."""
 
@@ -140,7 +147,7 @@ def test_bits_depend_on_the_form_alone(weights: str) -> None:
         for threads in (1, 2, 5):
             mixed = layer.run([(1, 140, 1), (0, start, count), (1, 0, 33)], threads=threads)
             assert np.array_equal(mixed[1 : count + 1], alone)
-        for found in each_isa(lambda start=start, count=count: layer.run([(0, start, count)]), EXACT):
+        for found in each_isa(lambda start=start, count=count: layer.run([(0, start, count)]), EXACT_ISAS):
             assert np.array_equal(found, alone) or weights == "bf16"
     singly = np.concatenate([layer.run([(0, at, 1)]) for at in range(100, 112)])
     assert np.array_equal(singly, layer.run([(0, 100, 12)]))
@@ -154,7 +161,7 @@ def test_one_token_has_the_bits_of_many_where_heads_begin_within_tiles(weights: 
     layer.run([(0, 0, 110)])
     together = layer.run([(0, 100, 10)])
     assert distance(together, layer.expected(0, 110)[100:]) < 1e-2
-    for found in each_isa(lambda: np.concatenate([layer.run([(0, at, 1)]) for at in range(100, 110)]), EXACT):
+    for found in each_isa(lambda: np.concatenate([layer.run([(0, at, 1)]) for at in range(100, 110)]), EXACT_ISAS):
         assert np.array_equal(found, together)
 
 

@@ -8,9 +8,8 @@ import pytest
 from quire import _native
 from quire._native import KvFormat
 from quire.kernels.recurrence import CHUNK_TOKENS, recurrent_state_bytes
-from tests.kernels.native.packed_weights import aligned, each_isa, rows_of
+from tests.kernels.native.packed_weights import EXACT_ISAS, aligned, each_isa, rows_of
 
-EXACT = [isa for isa in ("scalar", "avx2", "avx_vnni", "avx512", "avx512_bf16") if _native.isa_supported(isa)]
 LENGTH, OFFSET = 150, 64
 Work = list[tuple[int, int, int]]
 """Of one step: (row of the block tables, first position, number of tokens)."""
@@ -122,7 +121,7 @@ def test_results_are_those_of_one_token_after_another(sizes: Sizes, strength: fl
     """Decays from nearly 1 to 0 within a token."""
     layer = Layer(sizes, strength=strength)
     expected = layer.expected(1)
-    for found in each_isa(lambda: layer.run([(1, 0, LENGTH)], threads=2), EXACT):
+    for found in each_isa(lambda: layer.run([(1, 0, LENGTH)], threads=2), EXACT_ISAS):
         assert np.abs(found - expected).max() < 2e-5 * np.abs(expected).max()
 
 
@@ -130,7 +129,7 @@ def test_results_are_those_of_one_token_after_another(sizes: Sizes, strength: fl
 def test_bits_do_not_depend_on_steps_threads_and_instruction_sets(sizes: Sizes) -> None:
     layer, ends = Layer(sizes), [5, 6, 7, 8, 9, 11, 20, 37, 40, 104, 105, 121, LENGTH]
     whole = layer.run([(0, 0, LENGTH)])
-    for found in each_isa(lambda: run_all(layer, cut(0, ends), threads=3), EXACT):
+    for found in each_isa(lambda: run_all(layer, cut(0, ends), threads=3), EXACT_ISAS):
         np.testing.assert_array_equal(bits(found), bits(whole))
     decoded = run_all(layer, cut(0, [33, *range(34, LENGTH + 1)]))
     np.testing.assert_array_equal(bits(decoded), bits(whole))
