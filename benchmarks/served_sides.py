@@ -17,6 +17,7 @@ from benchmarks.server_process import ServerProcess, quire_serve
 from benchmarks.side_specs import KINDS, Models, interpreter
 from quire.cli.load_client import Endpoint, Load, LoadResult, put_load
 from quire.cli.server_client import Answer
+from quire.engine.chat import dialogue_of
 from quire.engine.llm import LLM
 from quire.sampling_params import SamplingParams
 
@@ -61,8 +62,7 @@ class Offline:
         self._num_asked += 1
         request_id = str(self._num_asked)
         answers[request_id] = Answer(time.perf_counter())
-        tokenizer = self._engine.get_tokenizer()
-        token_ids = tokenizer.encode(tokenizer.apply_chat_template(body["messages"]), add_special_tokens=False)
+        token_ids = dialogue_of(self._engine).prepare(body["messages"]).token_ids
         params = SamplingParams(temperature=0, max_tokens=body["max_tokens"], ignore_eos=True)
         self._engine.add_request(request_id, token_ids, params)
 

@@ -22,7 +22,7 @@ from quire.events import EventKind
 from quire.outputs import CompletionOutput, PoolingRequestOutput, RequestOutput
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.scheduler import pace
-from quire.structured_outputs import StructuredOutputsParams
+from quire.structured_outputs import ReasoningSpan, StructuredOutputsParams
 from quire.types import SchedulerOutput, SequenceUpdate, StepResult
 from tests.scheduler.integrity import check_integrity
 from tests.tiny_engine import (
@@ -45,6 +45,10 @@ FORMS = [
     StructuredOutputsParams(regex="[a-m]{3,12}"),
     StructuredOutputsParams(json={"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}),
     StructuredOutputsParams(choice=["abc", "bcd", "ahai"]),
+    StructuredOutputsParams(
+        regex="[a-m]{3,12}", reasoning=ReasoningSpan(start="a", end="hh", is_open=False, budget=5, closing="bchh")
+    ),
+    StructuredOutputsParams(reasoning=ReasoningSpan(start="a", end="hh", is_open=True, budget=3)),
 ]
 
 

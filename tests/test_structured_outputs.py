@@ -8,7 +8,13 @@ import pytest
 
 from quire.errors import InvalidParameterError
 from quire.sampling_params import BeamSearchParams, SamplingParams
-from quire.structured_outputs import MAX_CHOICES, MAX_SCHEMA_DEPTH, MAX_TEXT_BYTES, StructuredOutputsParams
+from quire.structured_outputs import (
+    MAX_CHOICES,
+    MAX_SCHEMA_DEPTH,
+    MAX_TEXT_BYTES,
+    ReasoningSpan,
+    StructuredOutputsParams,
+)
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -18,6 +24,7 @@ def nested(depth: int) -> dict[str, Any]:
     return schema
 
 
+SPAN = {"start": "<r>", "end": "</r>", "is_open": False}
 GOOD: list[dict[str, Any]] = [
     {"json": {}},
     {"json": "{}"},
@@ -31,6 +38,9 @@ GOOD: list[dict[str, Any]] = [
     {"choice": [str(i) for i in range(MAX_CHOICES)]},
     {"grammar": 'start: "a"'},
     {"regex": "a" * MAX_TEXT_BYTES},
+    {"json": {}, "reasoning": SPAN},
+    {"regex": "a", "reasoning": {**SPAN, "start": "", "is_open": True, "budget": 0, "closing": "So. </r>\n\n"}},
+    {"choice": ["a"], "reasoning": ReasoningSpan(start="<r>", end="</r>", is_open=True, budget=7)},
 ]
 BAD: list[tuple[dict[str, Any], str]] = [
     ({}, "exactly one"),
@@ -70,6 +80,23 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"choice": ["a"], "disable_any_whitespace": True}, "unless json"),
     ({"json": {}, "whitespace_pattern": " ", "disable_any_whitespace": True}, "left out"),
     ({"json": {}, "disable_any_whitespace": 1}, "true or false"),
+    ({"regex": "a", "choice": ["b"], "reasoning": SPAN}, "exactly one"),
+    ({"whitespace_pattern": " ", "reasoning": SPAN}, "unless json"),
+    ({"regex": "a", "reasoning": "<r>"}, "a ReasoningSpan"),
+    ({"reasoning": {"start": "<r>", "end": "</r>"}}, "start, end and is_open"),
+    ({"reasoning": {**SPAN, "begin": "<r>"}}, "start, end and is_open"),
+    ({"reasoning": {**SPAN, "start": ""}}, "reasoning.start must be a non-empty string"),
+    ({"reasoning": {**SPAN, "start": " \n"}}, "reasoning.start must be more than white space"),
+    ({"reasoning": {**SPAN, "start": None, "is_open": True}}, "reasoning.start"),
+    ({"reasoning": {**SPAN, "end": ""}}, "reasoning.end must be a non-empty string"),
+    ({"reasoning": {**SPAN, "end": "\ud800"}}, "surrogates"),
+    ({"reasoning": {**SPAN, "is_open": 1}}, "reasoning.is_open must be true or false"),
+    ({"reasoning": {**SPAN, "budget": -1}}, "reasoning.budget must be a number of tokens"),
+    ({"reasoning": {**SPAN, "budget": True}}, "reasoning.budget"),
+    ({"reasoning": {**SPAN, "budget": 1.5}}, "reasoning.budget"),
+    ({"reasoning": {**SPAN, "closing": "Enough."}}, "reasoning.closing must be a text with '</r>' in it"),
+    ({"reasoning": {**SPAN, "opening": 3}}, "reasoning.opening must be a non-empty string"),
+    ({"reasoning": {**SPAN, "closing": None}}, "reasoning.closing"),
 ]
 
 
@@ -105,6 +132,17 @@ def test_text_of_each_kind() -> None:
 def test_constraint_survives_recording(fields: dict[str, Any]) -> None:
     params = SamplingParams(structured_outputs=StructuredOutputsParams(**fields))
     assert msgspec.json.decode(msgspec.json.encode(params), type=SamplingParams) == params
+
+
+def test_reasoning_is_no_part_of_the_constraint() -> None:
+    span = ReasoningSpan(start="<r>", end="</r>", is_open=False)
+    both = StructuredOutputsParams(json={"type": "object"}, reasoning=span)
+    alone = StructuredOutputsParams(json={"type": "object"})
+    assert both != alone
+    assert both.constraint == alone.constraint == alone
+    assert both.reasoning == span, "it is not changed"
+    free = StructuredOutputsParams(reasoning=SPAN)
+    assert (free.reasoning, free.constraint, free.kind, free.text) == (span, None, None, "")
 
 
 def test_beam_search_refuses_structured_outputs() -> None:

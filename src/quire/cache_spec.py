@@ -138,8 +138,9 @@ class RecurrentState(CacheKind, frozen=True, tag=True):
 
     The block table has one entry: the state after all computed tokens. The state before the first token is zero, so
     that the step that computes position 0 must not read the page. The prefix cache keeps copies (checkpoints) at
-    multiples of `checkpoint_interval` tokens; None until `make_groups` has chosen it. Ranks that share the model's
-    heads hold parts of the state, but each all of `whole_bytes`.
+    multiples of `checkpoint_interval` tokens and, if that is far, at the last full block of a prompt; None until
+    `make_groups` has chosen it. Ranks that share the model's heads hold parts of the state, but each all of
+    `whole_bytes`.
     """
 
     state_bytes: int

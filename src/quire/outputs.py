@@ -5,6 +5,7 @@ Next to read: `types.py`, the messages between scheduler and executor, then `eng
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,17 @@ class CompletionOutput:
     def finished(self) -> bool:
         """True if this completion has ended."""
         return self.finish_reason is not None
+
+
+@dataclass(slots=True, kw_only=True)
+class ChatCompletionOutput(CompletionOutput):
+    """A completion of a chat. `text` is all that was generated.
+
+    `message`: the same in the format of the chat API: `role`, `content`, and where there are such `reasoning` and
+    `tool_calls`, whose `arguments` are JSON text. A client may append it to the messages.
+    """
+
+    message: dict[str, Any]
 
 
 @dataclass(slots=True)

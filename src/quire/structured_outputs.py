@@ -1,13 +1,15 @@
 """`StructuredOutputsParams`: the constraint that a generated text must follow. A field of `SamplingParams`.
 
-Names are vLLM's. Construction checks kind, sizes and depth; the grammar itself is compiled and checked when the
-request is added. No tensors here, and no grammar library.
+With a `ReasoningSpan` the constraint begins after the reasoning, whose length may be limited. The other names are
+vLLM's. Construction checks kind, sizes and depth; the grammar itself is compiled and checked when the request is added.
+No tensors here, and no grammar library.
 Next to read: `grammar/compiler.py`.
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from quire.errors import InvalidParameterError
@@ -23,8 +25,53 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReasoningSpan:
+    """Reasoning at the beginning of a text, between two markers. No constraint applies to it.
+
+    Fields:
+        start, end: texts of the markers; `start` may be empty if `is_open`.
+        is_open: True if the prompt ends inside the reasoning. Otherwise the text begins with `start`, or directly with
+            the answer.
+        budget: most tokens of reasoning, after which the end is forced; None: no limit.
+        closing: text that is forced then: some last words, `end`, and what the template has behind it. Empty: `end`.
+        opening: text that is forced before a constrained answer, such as a marker.
+
+    Raises: InvalidParameterError.
+    """
+
+    start: str
+    end: str
+    is_open: bool
+    budget: int | None = None
+    closing: str = ""
+    opening: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("end",) if self.is_open and self.start == "" else ("start", "end"):
+            _check_text(f"reasoning.{name}", getattr(self, name))
+            if not getattr(self, name).strip():
+                raise InvalidParameterError(_path(f"reasoning.{name}"), getattr(self, name), "more than white space")
+        if not isinstance(self.is_open, bool):
+            raise InvalidParameterError(_path("reasoning.is_open"), self.is_open, "true or false")
+        budget = self.budget
+        if budget is not None and (not isinstance(budget, int) or isinstance(budget, bool) or budget < 0):
+            raise InvalidParameterError(_path("reasoning.budget"), budget, "a number of tokens, 0 or more, or left out")
+        if not isinstance(self.closing, str) or self.closing:
+            _check_text("reasoning.closing", self.closing)
+            if self.end not in self.closing:
+                raise InvalidParameterError(_path("reasoning.closing"), self.closing, f"a text with {self.end!r} in it")
+        if not isinstance(self.opening, str) or self.opening:
+            _check_text("reasoning.opening", self.opening)
+
+    @property
+    def closing_text(self) -> str:
+        """Text that is forced at the budget."""
+        return self.closing or self.end
+
+
+@dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
-    """Constraint of a text: exactly one of the first five fields.
+    """Constraint of a text: exactly one of the first five fields; with `reasoning`, at most one.
 
     Fields:
         json: a JSON Schema, as a mapping or as JSON text; kept as text.
@@ -35,6 +82,8 @@ class StructuredOutputsParams:
         disable_any_whitespace: JSON without whitespace between its parts.
         whitespace_pattern: a regex for the whitespace between the parts of JSON. Default: a space, or one or two line
             breaks and up to 20 spaces or tabs, so that a model cannot write whitespace up to `max_tokens`.
+        reasoning: a `ReasoningSpan`, or a mapping of its fields. The constraint begins after it; without a constraint
+            the text after it is free.
 
     Schema, regex and grammar have at most 64 KiB, a schema at most 64 levels.
     Raises: InvalidParameterError.
@@ -47,10 +96,12 @@ class StructuredOutputsParams:
     grammar: str | None = None
     disable_any_whitespace: bool = False
     whitespace_pattern: str | None = None
+    reasoning: ReasoningSpan | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "reasoning", _reasoning(self.reasoning))
         given = [name for name in KINDS if getattr(self, name) is not None]
-        if len(given) != 1:
+        if len(given) > 1 or (not given and self.reasoning is None):
             names = ", ".join(KINDS)
             raise InvalidParameterError("structured_outputs", given, f"given exactly one of {names}")
         if self.json is not None:
@@ -79,9 +130,20 @@ class StructuredOutputsParams:
             raise InvalidParameterError(_path("whitespace_pattern"), self.whitespace_pattern, limit)
 
     @property
-    def kind(self) -> Kind:
-        """Name of the given field of the five."""
-        return next(name for name in KINDS if getattr(self, name) is not None)
+    def constraint(self) -> "StructuredOutputsParams | None":
+        """The same without `reasoning`; None if there is no more."""
+        if self.reasoning is None:
+            return self
+        if self.kind is None:
+            return None
+        found = copy(self)  # without the checks of a new one
+        object.__setattr__(found, "reasoning", None)
+        return found
+
+    @property
+    def kind(self) -> Kind | None:
+        """Name of the given field of the five; None if there is only `reasoning`."""
+        return next((name for name in KINDS if getattr(self, name) is not None), None)
 
     @property
     def text(self) -> str:
@@ -90,8 +152,21 @@ class StructuredOutputsParams:
             return '{"type":"object"}'
         if self.choice is not None:
             return json.dumps(list(self.choice), ensure_ascii=False)
-        text: str = getattr(self, self.kind)
+        text: str = "" if self.kind is None else getattr(self, self.kind)
         return text
+
+
+def _reasoning(span: Any) -> ReasoningSpan | None:
+    """Return a span from a `ReasoningSpan` or a mapping of its fields. Raises: InvalidParameterError."""
+    if isinstance(span, Mapping):
+        names = [item.name for item in fields(ReasoningSpan)]
+        if not {"start", "end", "is_open"} <= span.keys() <= set(names):
+            limit = f"an object with start, end and is_open, and perhaps {' and '.join(names[3:])}"
+            raise InvalidParameterError(_path("reasoning"), dict(span), limit)
+        return ReasoningSpan(**span)
+    if span is not None and not isinstance(span, ReasoningSpan):
+        raise InvalidParameterError(_path("reasoning"), span, "a ReasoningSpan")
+    return span
 
 
 def _path(name: str) -> str:

@@ -18,6 +18,7 @@ from quire.config import Decision, EngineOptions
 from quire.engine.llm_engine import LLMEngine
 from tests.engine.builders import ScriptedExecutor, byte_tokenizer, make_config, saying
 
+ANSWER = "Because."
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
 
 
@@ -67,7 +68,7 @@ class FakeEngine(LLMEngine):
         model = replace(config.model, generation_defaults={})
         decisions = (Decision("block_size", "4", "a CPU reads long runs"),)
         config = replace(config, options=options, model=model, batch_invariant=False, decisions=decisions)
-        super().__init__(config, ScriptedExecutor(config.scheduler, saying("Because.")), byte_tokenizer(CHAT_TEMPLATE))
+        super().__init__(config, ScriptedExecutor(config.scheduler, saying(ANSWER)), byte_tokenizer(CHAT_TEMPLATE))
         self.prompts: list[Any] = []
         self.params: list[Any] = []
         self.on_step: Callable[[], object] = lambda: None

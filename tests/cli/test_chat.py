@@ -5,14 +5,13 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from quire.cli.chat import COMMANDS, Chat
 from quire.cli.output import Output
-from quire.cli.session import ask_engine, sampling_params_for
+from quire.cli.session import ChatEngine, sampling_params_for
 from quire.config import EngineOptions
 from quire.sampling_params import SamplingParams
 from tests.cli.command_line import FakeEngine
@@ -36,7 +35,7 @@ class Typist:
 def chat(*lines: str | BaseException, engine: FakeEngine | None = None, system: str | None = None) -> FakeEngine:
     engine = engine or FakeEngine(EngineOptions())
     Chat(
-        partial(ask_engine, engine), lambda chosen: vars(sampling_params_for(engine, chosen)), Output(), {},
+        ChatEngine(engine, Output()).ask, lambda chosen: vars(sampling_params_for(engine, chosen)), Output(), {},
         system=system, read_line=Typist(*lines),
     ).loop()  # fmt: skip
     return engine

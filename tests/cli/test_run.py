@@ -9,7 +9,7 @@ import pytest
 from quire.cli import saved_chats
 from quire.errors import ModelNotFoundError
 from quire.outputs import RequestOutput
-from tests.cli.command_line import FakeEngine, call, parsed
+from tests.cli.command_line import CHAT_TEMPLATE, FakeEngine, call, parsed
 from tests.engine.builders import EOS
 
 
@@ -54,6 +54,43 @@ def test_flags_reach_the_request(engines: list[FakeEngine]) -> None:
     call("run", "Once upon", "--raw")
     assert engines[1].prompts[0]["prompt"] == "system: Be brief.\nuser: Hi there\n"
     assert engines[2].prompts[0] == {"prompt": "Once upon"}
+
+
+THINKS = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{{ enable_thinking }}<think>\n"
+
+
+def answering(text: str, template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the engines of `run` answer with a text, with a chat template."""
+    monkeypatch.setattr("tests.cli.command_line.CHAT_TEMPLATE", template)
+    monkeypatch.setattr("tests.cli.command_line.ANSWER", text)
+
+
+def test_reasoning_is_apart_from_the_answer(engines: list[FakeEngine], monkeypatch: pytest.MonkeyPatch) -> None:
+    answering("Hm.</think>\n\nFour.", THINKS, monkeypatch)
+    result = call("run", "2 and 2", "--reasoning-effort", "none")
+    assert result.stdout == "Four.\n"
+    assert "Hm." in result.stderr
+    assert engines[0].prompts[0]["prompt"].endswith("False<think>")
+    message = parsed(call("run", "2 and 2", "--json"))["completions"][0]["message"]
+    assert (message["reasoning"], message["content"]) == ("Hm.", "Four.")
+    call("run", "2 and 2", "--reasoning-budget", "9")
+    assert engines[-1].params[0].structured_outputs.reasoning.budget == 9
+
+
+def test_calls_of_tools_are_read(engines: list[FakeEngine], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    answering('{"name": "clock", "arguments": {"zone": "UTC"}}', CHAT_TEMPLATE, monkeypatch)
+    tools = tmp_path / "tools.json"
+    tools.write_text('[{"type": "function", "function": {"name": "clock", "description": "the time"}}]')
+    result = call("run", "What time is it?", "--tools", str(tools))
+    assert (result.stdout.strip(), result.exit_code) == ("", 0)
+    assert 'clock {"zone": "UTC"}' in result.stderr
+    assert "the time" in engines[0].prompts[0]["prompt"]
+    message = parsed(call("run", "What time is it?", "--tools", str(tools), "--json"))["completions"][0]["message"]
+    assert message["tool_calls"][0]["function"] == {"name": "clock", "arguments": '{"zone": "UTC"}'}
+    tools.write_text("{}")
+    assert "must hold a JSON list of tools" in call("run", "What time is it?", "--tools", str(tools)).stderr
+    assert "cannot be read" in call("run", "What time is it?", "--tools", "missing.json").stderr
+    assert len(engines) == 2
 
 
 def test_continue_goes_on_with_the_chat_saved_last(

@@ -29,7 +29,12 @@ def test_tensors_and_template(tiny: str) -> None:
     assert "16×32" in text
     listed = parsed(call("show", tiny, "--tensors", "--json"))["tensors"]
     assert {"name": "model.norm.weight", "shape": [16], "format": "F32", "num_bytes": 64} in listed
-    assert call("show", tiny, "--template").stdout == TEMPLATE + "\n"
+    result = call("show", tiny, "--template")
+    assert result.stdout == TEMPLATE + "\n"
+    assert "default: calls are read as generic" in result.stderr
+    assert "  tools = null" in result.stderr
+    (found,) = parsed(call("show", tiny, "--template", "--json"))["templates"].values()
+    assert (found["source"], found["call_format"], found["traits"]["system"]) == (TEMPLATE, "generic", True)
 
 
 def test_broken_tokenizer_does_not_hide_the_rest(tmp_path: Path) -> None:

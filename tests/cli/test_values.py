@@ -51,6 +51,7 @@ def test_length_is_the_number_times_its_suffix(number: int, suffix: str) -> None
         (STRUCTURED, "[1]", "'[1]'"),
         (STRUCTURED, '{"regexp": "a"}', "'regexp'"),
         (STRUCTURED, '{"regex": ""}', "structured_outputs.regex"),
+        (STRUCTURED, '{"reasoning": {"start": "<r>"}}', "start, end and is_open"),
         (STRUCTURED, "@no/such/file", "no/such/file"),
     ],
 )

@@ -1,13 +1,11 @@
 """Answers of the compiling process, asked in this process."""
 
-import json
 import re
-from typing import Any
 
 import llguidance
 import pytest
 
-from quire.grammar.check_child import ByteTokens, check, define, not_enforced
+from quire.grammar.check_child import ByteTokens, check, define
 
 WIDE = '{"type": "object", "minProperties": 2}'
 NARROW = '{"type": "object", "minProperties": 1}'
@@ -63,22 +61,3 @@ def test_invalid_or_unenforceable_grammar_is_an_error(
     answer = check(tokenizer, kind, text, {})
     assert list(answer) == ["error"]
     assert re.search(says, answer["error"])
-
-
-@pytest.mark.parametrize(
-    ("schema", "is_refused"),
-    [
-        ({"minProperties": 1}, False),
-        ({"properties": {"minProperties": {"type": "integer"}}}, False),
-        ({"properties": [], "required": True, "anyOf": 3, "type": 5}, False),
-        (True, False),
-        ({"minProperties": 2, "required": ["a", "b"]}, True),
-        ({"minProperties": 2.5}, True),
-        ({"$ref": "#/$defs/a~1b", "$defs": {"a/b": json.loads(WIDE)}}, True),
-        ({"$ref": "#/x-own/1", "x-own": [{}, json.loads(WIDE)]}, True),
-        ({"$ref": "#name", "$defs": {"d": {"$anchor": "name", **json.loads(WIDE)}}}, True),
-        ({"allOf": [{"minProperties": 3}, {"required": ["a"]}]}, True),
-    ],
-)
-def test_min_properties_above_1_is_refused_wherever_it_is(schema: Any, is_refused: bool) -> None:
-    assert (not_enforced(schema) is not None) is is_refused

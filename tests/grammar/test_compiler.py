@@ -10,7 +10,7 @@ import pytest
 from quire.errors import InvalidParameterError
 from quire.grammar.check_process import CheckProcess, Refused
 from quire.grammar.compiler import GrammarChecker, GrammarCompiler
-from quire.structured_outputs import StructuredOutputsParams
+from quire.structured_outputs import ReasoningSpan, StructuredOutputsParams
 from tests.grammar.builders import accepts, make_vocabulary
 
 
@@ -198,3 +198,48 @@ def test_checker_warm_up_starts_the_process_and_hides_its_errors() -> None:
     checker.close()
     assert child.poll() is not None
     GrammarChecker(CountingProcess(Refused("does not work"))).warm_up()
+
+
+# --- Reasoning before the text ----------------------------------------------------------------
+
+SPAN = ReasoningSpan(start="<r>", end="</r>", is_open=True, budget=3)
+
+
+def test_grammar_is_checked_once_with_and_without_reasoning() -> None:
+    process = CountingProcess()
+    compiler, checker = GrammarCompiler(make_vocabulary, check_process=process), GrammarChecker(process)
+    plain = StructuredOutputsParams(regex="ab")
+    with_reasoning = StructuredOutputsParams(regex="ab", reasoning=SPAN)
+    assert checker.check(plain) == checker.check(with_reasoning)
+    assert process.num_questions == 1
+    held = compiler.compile(with_reasoning)
+    assert compiler.compile(plain) is compiler.compile(plain)
+    assert process.num_questions == 2
+    assert held.start().allowed() is None
+    for text in ("ab", "why</r>ab"):
+        matcher = (compiler.compile(plain) if text == "ab" else held).start()
+        for byte in text.encode():
+            matcher.append(byte)
+        assert matcher.failure is None
+        assert matcher.allowed() is not None
+
+
+def test_reasoning_alone_is_no_grammar_to_check() -> None:
+    process = CountingProcess(Refused("not asked"))
+    compiler, checker = GrammarCompiler(make_vocabulary, check_process=process), GrammarChecker(process)
+    spec = StructuredOutputsParams(reasoning=SPAN)
+    checked = checker.check(spec)
+    for compiled in (compiler.compile(spec), compiler.compile(spec, checked)):
+        matcher = compiled.start()
+        for byte in b"why":
+            assert matcher.allowed() is None
+            matcher.append(byte)
+        assert matcher.allowed() == [ord("<")]
+    assert process.num_questions == 0
+
+
+def test_refused_grammar_is_named_with_reasoning_too() -> None:
+    compiler = GrammarCompiler(make_vocabulary, check_process=CountingProcess())
+    with pytest.raises(InvalidParameterError, match="unclosed") as caught:
+        compiler.compile(StructuredOutputsParams(regex="(a", reasoning=SPAN))
+    assert caught.value.field == "structured_outputs.regex"

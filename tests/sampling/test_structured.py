@@ -12,7 +12,7 @@ from quire.grammar.matcher import TokenMatcher
 from quire.sampling.reference import ReferenceRowSampler
 from quire.sampling.sampler import NO_GRAMMARS, Sampler
 from quire.sampling.state import NO_CHOICE, NOT_ALLOWED
-from quire.structured_outputs import STRUCTURED_OUTPUTS_FAILED, StructuredOutputsParams
+from quire.structured_outputs import STRUCTURED_OUTPUTS_FAILED, ReasoningSpan, StructuredOutputsParams
 from tests.grammar.builders import EOS, TOKENS, VOCAB_SIZE, make_vocabulary
 from tests.sampling.builders import CPU, ById, new_request, params
 
@@ -178,3 +178,73 @@ def test_failure_of_the_library_is_not_the_forms_and_is_logged(
     (record,) = caplog.records
     assert record.levelname == "ERROR"
     assert record.getMessage() == f"request 'a' fails: {reason}"
+
+
+# --- Reasoning --------------------------------------------------------------------------------
+
+THINKING = ReasoningSpan(start="<r>", end="</r>", is_open=True)
+SHORT = ReasoningSpan(start="<r>", end="</r>", is_open=True, budget=2, closing="!</r>")
+NO_GAP = ReasoningSpan(start="<r>", end="</r>", is_open=True, budget=2, closing="!</r>\n\n")
+"""No more line breaks may come before the answer."""
+LIKES_X = {ord("x"): 3, ord("a"): 2}
+
+
+def text(token_ids: list[int | None]) -> bytes:
+    return b"".join(TOKENS[token_id] for token_id in token_ids if token_id is not None)
+
+
+def test_budget_of_reasoning_holds_beside_rows_without_one(make: Callable[[], ById]) -> None:
+    sampler = make()
+    for name, spec in {"a": form(regex="a+", reasoning=SHORT), "b": form(reasoning=SHORT), "c": None}.items():
+        sampler.add_request(new_request(name, params(structured_outputs=spec, **GREEDY), eos=[EOS]))
+    found: dict[str, list[int | None]] = {"a": [], "b": [], "c": []}
+    for _ in range(9):
+        for name, (token_id, _) in zip(found, sampler.sample(logits(*[LIKES_X] * 3), list(found)), strict=True):
+            assert token_id is not None
+            found[name].append(token_id)
+            sampler.append_tokens(name, [token_id])
+    assert [text(tokens) for tokens in found.values()] == [b"xx!</r>aa", b"xx!</r>xx", b"x" * 9]
+
+
+def test_request_goes_on_in_its_reasoning_after_a_preemption(make: Callable[[], ById]) -> None:
+    sampling = params(structured_outputs=form(regex="ab", reasoning=NO_GAP), temperature=1.0)
+    whole = generate(make(), new_request(sampling=sampling, eos=[EOS], seed=5), 12)
+    assert text(whole[2:]) == b"!</r>\n\nab<eos>"
+    for count in range(12):
+        output = [token_id for token_id in whole[:count] if token_id is not None]
+        again = new_request(sampling=sampling, eos=[EOS], seed=5, output=output)
+        assert output + generate(make(), again, 12 - count) == whole
+
+
+@pytest.mark.parametrize("values", [{EOS: 9, ord("x"): 1}, {TOKENS.index(b"<tool>"): 9, EOS: 8, ord("x"): 1}])
+def test_reply_does_not_end_within_reasoning_before_a_constrained_answer(
+    make: Callable[[], ById], values: dict[int, float]
+) -> None:
+    constrained = params(structured_outputs=form(regex="a", reasoning=THINKING), **GREEDY)
+    assert EOS not in generate(make(), new_request(sampling=constrained, eos=[EOS]), 4, logits(values))
+    free = params(structured_outputs=form(reasoning=THINKING), **GREEDY)
+    best = max(values, key=values.__getitem__)
+    assert generate(make(), new_request(sampling=free, eos=[EOS]), 2, logits(values)) == [best] * 2
+
+
+def test_bans_hold_together_in_reasoning(make: Callable[[], ById]) -> None:
+    """The end is banned for the answer's sake, x as a bad word, and both come back where the answer needs them."""
+    spec = form(regex="x", reasoning=NO_GAP)
+    banned = params(structured_outputs=spec, **GREEDY)
+    new = new_request(sampling=banned, eos=[EOS], bad_words=[[ord("x")]])
+    found = generate(make(), new, 10, logits({EOS: 9, **LIKES_X}))
+    assert text(found) == b"aa!</r>\n\nx"
+    longer = params(structured_outputs=form(reasoning=SHORT), min_tokens=8, **GREEDY)
+    found = generate(make(), new_request(sampling=longer, eos=[EOS]), 9, logits({EOS: 9, **LIKES_X}))
+    assert text(found) == b"xx!</r>x<eos>"
+
+
+def test_allowed_token_ids_and_the_end_of_reasoning_must_agree(make: Callable[[], ById]) -> None:
+    sampler = make()
+    only = params(structured_outputs=form(reasoning=SHORT), allowed_token_ids=[ord("x"), EOS], **GREEDY)
+    assert generate(sampler, new_request(sampling=only), 4) == [ord("x"), ord("x"), None]
+    assert sampler.failure("a") == (NOT_ALLOWED, STRUCTURED_OUTPUTS_FAILED)
+    sampler = make()
+    ends = params(structured_outputs=form(regex="a", reasoning=THINKING), allowed_token_ids=[EOS], **GREEDY)
+    assert generate(sampler, new_request(sampling=ends), 2) == [None]
+    assert sampler.failure("a") == (NOT_ALLOWED, STRUCTURED_OUTPUTS_FAILED)

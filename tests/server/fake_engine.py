@@ -30,6 +30,7 @@ from quire.server.request_record import RECORD_KEY, Caller, RequestRecord
 from quire.server.routes import make_app
 from quire.server.state import ServerState
 from quire.server.supervisor import EngineState, Supervisor
+from quire.text.dialogue import Dialogue
 from quire.types import Request
 from tests.engine.builders import byte_tokenizer, make_engine
 
@@ -136,6 +137,12 @@ def make_server(engine: FakeEngine | None = None, **settings: Any) -> tuple[Fast
     app = make_app(ServerState(ServerOptions(), MODEL, ReadySupervisor(engine)))
     app.add_middleware(Recorded)
     return app, engine
+
+
+def use_template(app: FastAPI, template: str) -> None:
+    """Give the application's model another chat template."""
+    front_end = app.state.quire.supervisor.front_end
+    front_end.dialogue = Dialogue({"default": template}, front_end.tokenizer)
 
 
 class Recorded:

@@ -10,9 +10,10 @@ from typing import Any
 
 import openai
 import pytest
+from pydantic import BaseModel
 
 from tests.engine.builders import saying
-from tests.server.fake_engine import MESSAGES, MODEL, FakeEngine, in_loop, listening, make_server
+from tests.server.fake_engine import MESSAGES, MODEL, FakeEngine, in_loop, listening, make_server, use_template
 
 TEXT = "Hello wörld"
 LONG = {"num_blocks": 2000, "max_model_len": 2048, "max_num_batched_tokens": 2048}
@@ -65,9 +66,11 @@ FUNCTIONS: list[Any] = [
                     "additionalProperties": False}},
 ]  # fmt: skip
 SAYS = 'Let me see. <tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
-KNOWS_TOOLS = (
-    "{% for tool in tools or [] %}<tool_call>{{ tool.function.name }}{% endfor %}"
-    "{% for message in messages %}{{ message.role }}{{ message.content }}{% endfor %}"
+AGENT = (
+    "{% if tools %}Call <tool_call></tool_call> with one of {{ tools|tojson }}{% endif %}"
+    "{% for m in messages %}[{{ m.role }}]{% if m.reasoning %}<think>{{ m.reasoning }}</think>{% endif %}"
+    "{{ m.content or '' }}{% for call in m.tool_calls or [] %}<tool_call>{{ call.function|tojson }}</tool_call>"
+    "{% endfor %}{% endfor %}[assistant]"
 )
 
 
@@ -75,9 +78,15 @@ KNOWS_TOOLS = (
 async def calling() -> AsyncIterator[tuple[dict[str, Any], FakeEngine]]:
     """Return the settings of a strict client, for a model that calls a function."""
     app, engine = make_server(next_token=saying(SAYS), **LONG)
-    app.state.quire.supervisor.front_end.chat_template = KNOWS_TOOLS
+    use_template(app, AGENT)
     async with listening(app) as url:
         yield {"base_url": url + "/v1", "api_key": "any", "_strict_response_validation": True}, engine
+
+
+def conversation(engine: FakeEngine, index: int) -> str:
+    """Return the prompt of a request from its first user on."""
+    prompt = bytes(token for token in engine.submitted[index].prompt_token_ids if token < 256).decode()
+    return prompt[prompt.index("[user]") :]
 
 
 def check_call(output: list[Any]) -> None:
@@ -113,8 +122,100 @@ async def test_openai_responses_with_functions() -> None:
     assert "response.function_call_arguments.done" in kinds
     arguments = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
     assert "".join(arguments) == '{"city": "Rome"}'
-    said = bytes(token for token in engine.submitted[1].prompt_token_ids if token < 256).decode()
-    assert said.endswith("userHow is Rome?assistantLet me see.toolsunny")
+    call = SAYS.replace(". <", ".<")
+    assert conversation(engine, 1) == f"[user]How is Rome?[assistant]{call}[tool]sunny[assistant]"
+
+
+# --- Answers sent back ------------------------------------------------------------------------
+
+
+class Weather(BaseModel):
+    """Weather of a city."""
+
+    city: str
+
+
+ASKED = '<tool_call>{"name": "Weather", "arguments": {"city": "Rome"}}</tool_call>'
+TURNS: list[Any] = [{"role": "user", "content": "How is Rome?"}]
+
+
+@asynccontextmanager
+async def agents(asks: str, answers: str) -> AsyncIterator[tuple[dict[str, Any], FakeEngine]]:
+    """Return the settings of a strict client. The model says `answers` if the prompt has a result, else `asks`."""
+
+    def next_token(known: list[int], num_prompt_tokens: int, seed: int) -> int:
+        prompt = bytes(token for token in known[:num_prompt_tokens] if token < 256)
+        return saying(answers if b"[tool]" in prompt else asks)(known, num_prompt_tokens, seed)
+
+    app, engine = make_server(next_token=next_token, **LONG)
+    use_template(app, AGENT)
+    async with listening(app) as url:
+        yield {"base_url": url + "/v1", "api_key": "any", "_strict_response_validation": True}, engine
+
+
+def result_of(call: Any) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
+
+
+@in_loop
+async def test_openai_parsed_messages_can_be_sent_back() -> None:
+    def use(client: openai.OpenAI) -> Any:
+        tools = [openai.pydantic_function_tool(Weather)]
+        parsed = client.chat.completions.parse(model=MODEL, messages=TURNS, tools=tools).choices[0].message
+        with client.chat.completions.stream(model=MODEL, messages=TURNS, tools=tools) as stream:
+            for _ in stream:
+                pass
+            streamed = stream.get_final_completion().choices[0].message
+        turns = [*TURNS]
+        for message in (parsed, streamed):
+            (call,) = message.tool_calls
+            assert call.function.parsed_arguments == Weather(city="Rome")
+            turns += [message, result_of(call)]
+        plain = client.chat.completions.create(model=MODEL, messages=turns, tools=tools).choices[0].message
+        form = {"messages": [*turns, plain, *TURNS], "response_format": Weather}
+        typed = client.chat.completions.parse(model=MODEL, **form).choices[0].message
+        assert typed.parsed == Weather(city="Rome")
+        return client.chat.completions.create(model=MODEL, messages=[*turns, plain, *TURNS, typed, *TURNS])
+
+    async with agents(ASKED, '{"city": "Rome"}') as (settings, engine):
+        with openai.OpenAI(**settings) as client:
+            await asyncio.to_thread(use, client)
+    call = f"[assistant]{ASKED}[tool]sunny"
+    said = f"[user]How is Rome?{call}{call}[assistant]" + '{"city": "Rome"}'
+    assert (
+        conversation(engine, -1)
+        == f'{said}[user]How is Rome?[assistant]{{"city": "Rome"}}[user]How is Rome?[assistant]'
+    )
+
+
+@in_loop
+async def test_openai_output_of_responses_can_be_sent_back_with_its_reasoning() -> None:
+    def use(client: openai.OpenAI) -> Any:
+        turns: list[Any] = [*TURNS]
+        tool = openai.pydantic_function_tool(Weather)["function"]
+        tools: list[Any] = [{"type": "function", **tool}]
+        first = client.responses.create(model=MODEL, input=turns, tools=tools, reasoning={"effort": "low"})
+        assert [item.type for item in first.output] == ["reasoning", "message", "function_call"]
+        turns += first.output
+        turns.append({"type": "function_call_output", "call_id": first.output[2].call_id, "output": "sunny"})
+        second = client.responses.create(model=MODEL, input=turns, tools=tools)
+        assert second.output_text == "It is sunny."
+        turns += [*second.output, *TURNS]
+        parsed = client.responses.parse(model=MODEL, input=turns, tools=tools)
+        turns += [*parsed.output, *TURNS]
+        plain = [item.to_dict() if isinstance(item, BaseModel) else item for item in turns]
+        for sent in (turns, plain):
+            client.responses.create(model=MODEL, input=sent, tools=tools)
+
+    asks, answers = f"<think>\nWhere?\n</think>\n\nLet me see. {ASKED}", "<think>\nFine.\n</think>\n\nIt is sunny."
+    async with agents(asks, answers) as (settings, engine):
+        with openai.OpenAI(**settings) as client:
+            await asyncio.to_thread(use, client)
+    question = "[user]How is Rome?"
+    call = f"[assistant]<think>Where?</think>Let me see.{ASKED}[tool]sunny"
+    answer = "[assistant]<think>Fine.</think>It is sunny."
+    said = f"{question}{call}{answer}{question}{answer}{question}[assistant]"
+    assert conversation(engine, -1) == conversation(engine, -2) == said
 
 
 @in_loop
@@ -141,9 +242,13 @@ async def test_openai_sees_an_error_in_a_stream() -> None:
                     pass
 
 
+def langchain_chat() -> Any:
+    return pytest.importorskip("langchain_openai", reason="LangChain is not installed").ChatOpenAI
+
+
 @in_loop
 async def test_langchain() -> None:
-    chat = pytest.importorskip("langchain_openai", reason="LangChain is not installed").ChatOpenAI
+    chat = langchain_chat()
     async with serving() as (url, _):
         model = chat(model=MODEL, base_url=url, api_key="any", temperature=0, max_retries=0)
         answer = await model.ainvoke([("system", "be brief"), ("human", "hi")])
@@ -154,3 +259,29 @@ async def test_langchain() -> None:
         assert "".join(chunk.content for chunk in chunks) == TEXT
         with pytest.raises(openai.BadRequestError):
             await chat(model=MODEL, base_url=url, api_key="any", temperature=5).ainvoke("hi")
+
+
+@pytest.mark.parametrize("settings", [{}, {"use_responses_api": True, "output_version": "responses/v1"}], ids=str)
+def test_langchains_agent_loop(settings: dict[str, Any]) -> None:
+    chat = langchain_chat()
+    from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
+
+    @in_loop
+    async def loop() -> None:
+        async with agents(f"<think>Where?</think>{ASKED}", "<think>Fine.</think>It is sunny.") as (known, engine):
+            model = chat(model=MODEL, base_url=known["base_url"], api_key="any", max_retries=0, **settings)
+            model = model.bind_tools([Weather])
+            turns: list[Any] = [SystemMessage([{"type": "text", "text": "Be brief."}]), HumanMessage("How is Rome?")]
+            for _ in range(2):
+                turns.append(await model.ainvoke(turns))
+                for call in turns[-1].tool_calls:
+                    assert call["args"] == {"city": "Rome"}
+                    turns.append(ToolMessage("sunny", tool_call_id=call["id"], name=call["name"]))
+            assert (len(turns), turns[-1].text) == (5, "It is sunny.")
+            turns.append(HumanMessage("Thanks."))
+            await model.ainvoke(turns)
+            said = conversation(engine, -1)
+        assert "[tool]sunny[assistant]" in said
+        assert said.endswith("It is sunny.[user]Thanks.[assistant]")
+
+    loop()

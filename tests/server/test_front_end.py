@@ -88,7 +88,7 @@ def test_long_text_is_encoded_by_a_thread_of_low_priority() -> None:
 def test_model_template_that_does_not_parse_fails_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
     module = "quire.server.front_end."
     broken = byte_tokenizer()
-    broken._chat_templates["default"] = "{% for %}"
+    broken.chat_templates["default"] = "{% for %}"
     monkeypatch.setattr(module + "resolve_source", lambda *args, **kwargs: None)
     monkeypatch.setattr(module + "open_checkpoint", lambda *args, **kwargs: None)
     monkeypatch.setattr(module + "load_tokenizer", lambda *args: broken)

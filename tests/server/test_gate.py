@@ -55,7 +55,9 @@ WITHOUT_KEY: dict[str, list[tuple[bytes, bytes]]] = {
     "lower-case scheme, wrong key": [(b"authorization", b"bearer wrong")],
     "other scheme": [(b"authorization", b"Basic " + KEY.encode())],
     "no scheme": [(b"authorization", KEY.encode())],
-    "other header": [(b"x-api-key", KEY.encode())],
+    "other header": [(b"api-key", KEY.encode())],
+    "wrong, in Anthropic's header": [(b"x-api-key", b"wrong")],
+    "Anthropic's header, doubled": [(b"x-api-key", KEY.encode())] * 2,
     "cookie": [(b"cookie", b"key=" + KEY.encode())],
     "host trick": [(b"host", b"localhost/health/live?")],
     "host of a probe": [(b"host", b"127.0.0.1/health/ready#")],
@@ -116,7 +118,7 @@ def gate(app: ASGIApp = tell, keys: dict[str, str | None] | None = None, **optio
 
 
 SENDS_A_KEY = {"wrong", "prefix", "longer", "upper case", "unicode", "no UTF-8", "doubled key", "two keys",
-               "lower-case scheme, wrong key"}  # fmt: skip
+               "lower-case scheme, wrong key", "wrong, in Anthropic's header"}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", WITHOUT_KEY)
@@ -129,7 +131,8 @@ async def test_no_route_answers_without_a_key(case: str) -> None:
         assert status == 401, (method, path)
         assert headers["www-authenticate"] == "Bearer"
         error = json.loads(body)["error"]
-        assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
+        code = error["details"]["error_code"] if path.startswith("/v1/messages") else error["code"]
+        assert (error["type"], code) == ("authentication_error", "invalid_api_key")
         assert ("is not known" in error["message"]) == (case in SENDS_A_KEY)
         assert ("needs an API key" in error["message"]) == (case not in SENDS_A_KEY)
         assert not any(word in error["message"] for word in ("correct", "wrong", "horse"))
@@ -204,6 +207,8 @@ def test_each_key_is_a_caller_with_its_own_salt() -> None:
     assert salt != other_salt
     assert caller(path="/ping") == (ANONYMOUS.client_id, "")
     assert caller((b"authorization", b"Bearer key-one"), path="/ping")[0] == "ann"
+    assert caller((b"x-api-key", b"key-one")) == (name, salt)
+    assert caller((b"authorization", b"Bearer key-one"), (b"x-api-key", b"key-two"))[0] == "ann"
 
 
 # --- Hosts and origins --------------------------------------------------------------------------

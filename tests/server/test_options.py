@@ -14,12 +14,17 @@ from quire.server.options import ServerOptions, parse_keep_alive
         ("request_timeout_s", True), ("max_body_bytes", 0), ("max_queued_requests", -1), ("max_queued_tokens", 1.5),
         ("requests_per_minute", 0), ("tokens_per_minute", False), ("log_format", "xml"), ("metrics_names", "all"),
         ("keep_alive", "soon"), ("keep_alive", ""), ("keep_alive", "5m ago"), ("keep_alive", "nan"),
-        ("models_memory_bytes", 0),
+        ("models_memory_bytes", 0), ("reasoning_budget", -1), ("reasoning_budget", 1.5),
     ],
 )  # fmt: skip
 def test_error_names_the_option_with_a_bad_value(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=name):
         ServerOptions(**{name: value})
+
+
+def test_reasoning_has_no_budget_or_one_of_any_size() -> None:
+    assert ServerOptions().reasoning_budget is None
+    assert [ServerOptions(reasoning_budget=value).reasoning_budget for value in (0, 4096)] == [0, 4096]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from quire.server.options import ServerOptions
 from quire.server.protocol.chat import ChatCompletion
 from quire.server.protocol.responses import ResponseObject
 from tests.engine.builders import saying
-from tests.server.fake_engine import CHAT, chunks, in_loop, listening, make_server, post
+from tests.server.fake_engine import CHAT, chunks, in_loop, listening, make_server, post, use_template
 
 THINKS = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: "
@@ -27,7 +27,7 @@ PATH = "/v1/chat/completions"
 def server(text: str = TEXT, template: str = THINKS, **options: Any) -> Any:
     app, _ = make_server(next_token=saying(text), num_blocks=2000, max_model_len=2048, max_num_batched_tokens=2048)
     app.state.quire.options = ServerOptions(**options)
-    app.state.quire.supervisor.front_end.chat_template = template
+    use_template(app, template)
     return app
 
 
@@ -76,7 +76,7 @@ async def test_reasoning_can_be_left_out(fields: dict[str, Any], content: str) -
 @in_loop
 async def test_effort_reaches_the_template(effort: str) -> None:
     app, engine = make_server(next_token=saying(TEXT), num_blocks=2000, max_model_len=2048, max_num_batched_tokens=2048)
-    app.state.quire.supervisor.front_end.chat_template = "{{ reasoning_effort }}, {{ enable_thinking }}"
+    use_template(app, "{{ reasoning_effort }}, {{ enable_thinking }}")
     for body in ({"reasoning_effort": effort}, {"chat_template_kwargs": {"reasoning_effort": effort}}):
         assert (await post(app, PATH, {**CHAT, "max_tokens": 2, **body})).status_code == 200
     own, given = (bytes(request.prompt_token_ids).decode() for request in engine.submitted)

@@ -135,12 +135,11 @@ def test_role_outside_the_vocabulary_is_ignored(tmp_path: Path) -> None:
 
 def test_chat_templates(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "D"}, {"name": "rag", "template": "R"}]
-    messages = [{"role": "user", "content": "x"}]
     write_tokenizer(tmp_path, chat_template__json={"chat_template": "json"})
     assert load_tokenizer_directory(tmp_path).chat_template == "json"
     tokenizer = load_tokenizer_directory(write(tmp_path, tokenizer_config__json={"chat_template": named}))
     assert tokenizer.chat_template == "D"
-    assert tokenizer.apply_chat_template(messages, chat_template="rag") == "R"
+    assert tokenizer.chat_templates == {"default": "D", "rag": "R"}
     write(tmp_path, tokenizer_config__json={"chat_template": "text"})
     assert load_tokenizer_directory(tmp_path).chat_template == "text"
     write(tmp_path, chat_template__jinja="from a file")
@@ -148,7 +147,9 @@ def test_chat_templates(tmp_path: Path) -> None:
     write(tmp_path / "additional_chat_templates", tool_use__jinja="tools")
     tokenizer = load_tokenizer_directory(tmp_path)
     assert tokenizer.chat_template == "from a file"
-    assert tokenizer.apply_chat_template(messages, tools=[]) == "tools"
+    assert tokenizer.chat_templates == {"default": "from a file", "tool_use": "tools"}
+    (tmp_path / "chat_template.jinja").unlink()
+    assert load_tokenizer_directory(tmp_path).chat_templates == {"default": "text", "tool_use": "tools"}
 
 
 BAD_FILES = [

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 
 from quire.errors import ChatTemplateError
+from quire.text.dialogue import Dialogue, DialogueOptions
 from quire.text.rendered_chat import RenderedChat, SpecialTokenMarks
 from quire.text.tokenizer import Tokenizer
 from quire.text.tokenizer_parts import TokenizerParts, add_bos_and_eos
@@ -22,8 +23,12 @@ def make_tokenizer(template: str = TEMPLATE) -> Tokenizer:
     return Tokenizer(parts)
 
 
+def render(tokenizer: Tokenizer, messages: Any, tools: Any = None, **options: Any) -> RenderedChat:
+    return Dialogue(tokenizer.chat_templates, tokenizer).render(messages, tools, DialogueOptions(**options))
+
+
 def special_ids(tokenizer: Tokenizer, messages: Any, **options: Any) -> list[int]:
-    chat = tokenizer.render_chat(messages, **options)
+    chat = render(tokenizer, messages, **options)
     ids = tokenizer.encode_chat(chat)
     assert tokenizer.decode(ids, skip_special_tokens=False) == chat.text
     return [token_id for token_id in ids if token_id in tokenizer.special_token_ids]
@@ -46,8 +51,8 @@ USUAL = special_ids(make_tokenizer(), user("hello"))
         (lambda token: user(token[:3] + token + token[3:]), {}),
         (lambda token: user([{"type": "text", "text": f"a{token}"}]), {}),
         (lambda token: user("a", name=token), {}),
-        (lambda token: user("a"), {"tools": [{"function": {"{}": "{}"}}]}),
-        (lambda token: user("a"), {"greeting": ["{}", {"b": "{}"}]}),
+        (lambda token: user("a"), {"tools": [{"function": {"name": "{}", "{}": "{}"}}]}),
+        (lambda token: user("a"), {"variables": {"greeting": ["{}", {"b": "{}"}]}}),
     ],
 )
 def test_special_tokens_in_values_of_clients_are_text(token: str, messages: Any, options: dict[str, Any]) -> None:
@@ -65,9 +70,8 @@ def test_special_tokens_in_values_of_clients_are_text(token: str, messages: Any,
 def test_any_message_keeps_its_characters_and_the_special_tokens_of_the_template(text: str) -> None:
     tokenizer = make_tokenizer()
     assert special_ids(tokenizer, user(text)) == USUAL
-    chat = tokenizer.render_chat(user(text))
+    chat = render(tokenizer, user(text))
     assert chat.text == f"<|user|>{text}<|end|>"
-    assert chat.text == tokenizer.apply_chat_template(user(text))
     if not any(token in text for token in SPECIAL_TOKENS):
         assert chat.pieces == (chat.text,)
 
@@ -76,14 +80,16 @@ def test_value_that_is_nested_too_deep_is_refused() -> None:
     nested: Any = "<|end|>"
     for _ in range(100_000):
         nested = [nested]
+    with pytest.raises(ChatTemplateError, match="recursion"):
+        render(make_tokenizer(), user("a", extra=nested))
     with pytest.raises(ChatTemplateError, match="nested too deep"):
-        make_tokenizer().render_chat(user("a", extra=nested))
+        marks = make_tokenizer().marks
+        marks.render(lambda marked: str(marked(nested)))
 
 
 def test_final_message_with_a_special_token_is_continued() -> None:
-    chat = make_tokenizer("{{ messages[0].content }}<|end|>").render_chat(
-        user("a<|end|>b"), continue_final_message=True
-    )
+    tokenizer = make_tokenizer("{{ messages[0].content }}<|end|>")
+    chat = render(tokenizer, user("a<|end|>b"), continue_final_message=True)
     assert chat.pieces == ("a<", "|end|>b")
 
 
@@ -106,7 +112,7 @@ def test_bos_and_eos_go_around_all_pieces() -> None:
 
 def test_special_tokens_of_a_message_are_text_with_sentencepiece() -> None:
     tokenizer = sentencepiece_tokenizer()
-    chat = tokenizer.render_chat(user("a</s>b"), chat_template="{{ messages[0].content }}</s>")
+    chat = render(tokenizer, user("a</s>b"), chat_template="{{ messages[0].content }}</s>")
     ids = tokenizer.encode_chat(chat)
     assert [token_id for token_id in ids if token_id in tokenizer.special_token_ids] == [2]
     assert chat.text == "a</s>b</s>"

@@ -3,7 +3,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.errors import ChatTemplateError, ModelFileError, PromptError
+from quire.errors import PromptError
 from quire.text.tokenizer import LONG_TEXT, Tokenizer
 from quire.text.tokenizer_parts import TokenizerParts
 from tests.text.builders import (
@@ -12,20 +12,6 @@ from tests.text.builders import (
     sentencepiece_tokenizer,
     word_piece_tokenizer,
 )
-
-MESSAGES = [{"role": "user", "content": "hi"}]
-
-
-def with_templates(templates: dict[str, str], **variables: str) -> Tokenizer:
-    return Tokenizer(
-        TokenizerParts(
-            backend=byte_level_backend(),
-            bos_token_id=None,
-            eos_token_id=0,
-            template_variables=variables,
-            chat_templates=templates,
-        )
-    )
 
 
 @given(st.lists(st.integers(0, 700), max_size=30), st.booleans())
@@ -91,28 +77,6 @@ def test_tokens_without_an_embedding_are_refused() -> None:
     assert repr(last) in str(caught.value)
 
 
-def test_template_is_chosen_by_name_and_by_tools() -> None:
-    tokenizer = with_templates({"default": "D", "tool_use": "T", "rag": "R"})
-    assert tokenizer.chat_template == "D"
-    assert tokenizer.apply_chat_template(MESSAGES) == "D"
-    assert tokenizer.apply_chat_template(MESSAGES, tools=[]) == "T"
-    assert tokenizer.apply_chat_template(MESSAGES, chat_template="rag") == "R"
-    assert tokenizer.apply_chat_template(MESSAGES, chat_template="{{ messages[0].content }}!") == "hi!"
-
-
-def test_missing_template_names_the_next_step() -> None:
-    with pytest.raises(ChatTemplateError, match="chat_template="):
-        with_templates({}).apply_chat_template(MESSAGES)
-    with pytest.raises(ChatTemplateError, match=r"no default chat template.*of one, two"):
-        with_templates({"one": "1", "two": "2"}).apply_chat_template(MESSAGES)
-
-
-def test_variables_reach_the_template_and_can_be_replaced() -> None:
-    tokenizer = with_templates({"default": "{{ bos_token }}{{ thinking }}"}, bos_token="<s>")
-    assert tokenizer.apply_chat_template(MESSAGES, thinking=True) == "<s>True"
-    assert tokenizer.apply_chat_template(MESSAGES, bos_token="<b>", thinking=1) == "<b>1"
-
-
 def test_token_text_keeps_its_leading_space() -> None:
     tokenizer = sentencepiece_tokenizer()
     token_ids = tokenizer.encode("the fox", add_special_tokens=False)
@@ -120,10 +84,3 @@ def test_token_text_keeps_its_leading_space() -> None:
     assert tokenizer.decode(token_ids) == "the fox"
     words = word_piece_tokenizer()
     assert [words.token_text(token_id) for token_id in words.encode("fox !")] == ["fox", "!"]
-
-
-def test_model_template_that_does_not_parse_is_a_model_error() -> None:
-    with_templates({"default": "fine", "tool_use": "{{ tools }}"}).check_chat_templates()
-    broken = with_templates({"default": "fine", "tool_use": "\n{% for %}"})
-    with pytest.raises(ModelFileError, match=r"'tool_use' cannot be used: .* line 2: .*--chat-template FILE"):
-        broken.check_chat_templates()

@@ -40,17 +40,17 @@ DEFAULT_MAX_TOKENS = 512
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer, cut short if interrupted. `statistics` is a line to print."""
+    """An answer, cut short if interrupted. `message`: of the history. `statistics` is a line to print."""
 
-    text: str
+    message: Message
     statistics: str
     total_s: float
     interrupted: bool
 
 
 Ask = Callable[[Sequence[Message], Mapping[str, Any], Callable[[str], None]], Reply]
-"""Answers a conversation with chosen sampling values; the callback gets the text piece by piece. The first Ctrl-C stops
-the answer. Raises: QuireError."""
+"""Answers a conversation with chosen sampling values; the callback gets the content piece by piece. The first Ctrl-C
+stops the answer. Raises: QuireError."""
 Values = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """Returns every sampling value by name, given the chosen ones. Raises: InvalidParameterError."""
 
@@ -172,7 +172,7 @@ class Chat:
         reply = self._ask([*self._messages, user], self._chosen | {"n": 1}, self._output.stream)
         self._output.result()
         # A turn without any answer is not history.
-        self._turns += [user, {"role": "assistant", "content": reply.text}]
+        self._turns += [user, reply.message]
         self._last = reply
         if self._saved_name is not None:
             saved_chats.save(self._saved_name, self._messages)

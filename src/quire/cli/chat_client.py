@@ -78,7 +78,7 @@ def chat_command(
         served = find_model(client, model)
 
         def ask(messages: Sequence[Message], values: Mapping[str, Any], on_text: Callable[[str], None]) -> Reply:
-            return ask_server(client, served, messages, {**defaults, **values}, on_text)
+            return ask_server(client, served, messages, {**defaults, **values}, on_text, output.aside)
 
         if text is None:
             output.note(f"{served.name} at {client.url}")
@@ -93,7 +93,7 @@ def chat_command(
             _answer_whole(client, output, served, messages, defaults | chosen)
             return
         reply = ask(messages, chosen, output.stream)
-    if not reply.text.endswith("\n"):
+    if not (reply.message["content"] or "").endswith("\n"):
         output.result()
     output.note(reply.statistics)
     if reply.interrupted:
@@ -144,17 +144,24 @@ def all_values(chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 def ask_server(
     client: ServerClient, model: ServedModel, messages: Sequence[Message], chosen: Mapping[str, Any],
-    on_text: Callable[[str], None],
+    on_text: Callable[[str], None], on_reasoning: Callable[[str], None] = lambda text: None,
 ) -> Reply:  # fmt: skip
-    """Answer a conversation; Ctrl-C closes the connection. Raises: ServerUnreachableError, ServerAnswerError."""
+    """Answer a conversation; Ctrl-C closes the connection.
+
+    `on_text` gets the content, `on_reasoning` the reasoning. Raises: ServerUnreachableError, ServerAnswerError.
+    """
     body = {**request_body(model.name, messages, chosen), "stream_options": {"include_usage": True}}
     answer = Answer(time.perf_counter())
     is_interrupted = False
     with closing(client.stream(CHAT_PATH, body)) as events:
         try:
             for event in events:
-                if text := answer.take(event, time.perf_counter()):
-                    on_text(text)
+                before = len(answer.reasoning)
+                text = answer.take(event, time.perf_counter())
+                if reasoning := answer.reasoning[before:]:
+                    on_reasoning(reasoning)
+                if content := text[len(reasoning) :]:
+                    on_text(content)
         except KeyboardInterrupt:
             is_interrupted = True
         except QuireError:
@@ -162,7 +169,7 @@ def ask_server(
                 on_text("\n")  # the error gets a line of its own
             raise
     line = _statistics_line(answer, "interrupted" if is_interrupted else None, model.max_model_len)
-    return Reply(answer.text, line, time.perf_counter() - answer.started_s, is_interrupted)
+    return Reply(answer.message, line, time.perf_counter() - answer.started_s, is_interrupted)
 
 
 def _statistics_line(answer: Answer, interrupted: str | None, max_model_len: int | None) -> str:

@@ -73,6 +73,13 @@ class Output:
                 sys.stderr.write(self.style(text, style, sys.stderr) + "\n")
                 sys.stderr.flush()
 
+    def aside(self, text: str) -> None:
+        """Write a piece of text beside the result, such as reasoning, to stderr; not with `-q` or `--json`."""
+        if self.verbosity >= 0 and not self.json:
+            with contextlib.suppress(OSError):
+                sys.stderr.write(self.style(text, "dim", sys.stderr))
+                sys.stderr.flush()
+
     def detail(self, text: str) -> None:
         """Write a line to stderr that only `-v` shows."""
         if self.verbosity >= 1:

@@ -1,10 +1,11 @@
 """`quire run`: one answer to one prompt, streamed; or a chat when there is no prompt and a terminal to type on.
 
-The engine runs in this process. Text goes to stdout, the line of statistics to stderr.
+The engine runs in this process. Text goes to stdout; reasoning, calls of tools and the line of statistics to stderr.
 Next to read: `session.py`, `chat.py`.
 """
 
-import functools
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,17 +17,17 @@ from quire.cli.exit_codes import ExitCode
 from quire.cli.options import OF_REPLICAS, chosen_options, option_flags
 from quire.cli.output import Output
 from quire.cli.session import (
+    ChatEngine,
     Generation,
-    ask_engine,
-    chat_prompt,
     generate,
     open_engine,
     sampling_params_for,
 )
 from quire.config import EngineOptions
-from quire.errors import ModelNotFoundError
-from quire.outputs import CompletionOutput
+from quire.errors import ConfigError, ModelNotFoundError
+from quire.outputs import ChatCompletionOutput, CompletionOutput
 from quire.sampling_params import SamplingParams
+from quire.text.dialogue import DialogueOptions
 
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
@@ -44,6 +45,7 @@ EXAMPLES = (
     "quire run smollm2 --temperature 0 --max-tokens 64 < question.txt",
     'quire run ./model.gguf "Summarise this." -f notes.txt',
 )
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 TIMINGS = ("time_to_first_token_s", "decode_s", "total_s", "decode_tokens_per_s")
 
 
@@ -52,12 +54,21 @@ TIMINGS = ("time_to_first_token_s", "decode_s", "total_s", "decode_tokens_per_s"
 @option("--system", metavar="TEXT", help="system message of the chat")
 @option("-f", "--file", metavar="FILE", help="file with the prompt; - is standard input")
 @option("--raw", is_flag=True, help="continue the text itself, without the chat template")
+@option("--tools", "tools_file", metavar="FILE", help="JSON file with a list of tools, in the chat API's format")
+@option("--reasoning-effort", type=click.Choice(EFFORTS), help="how much a model that thinks should think")
+@option(
+    "--reasoning-budget",
+    type=click.IntRange(min=0),
+    metavar="TOKENS",
+    help="most tokens of reasoning before its end is forced",
+)
 @continue_option
 @option_flags(SamplingParams, defaults={"max_tokens": str(DEFAULT_MAX_TOKENS)})
 @option_flags(EngineOptions, without=OF_REPLICAS | {"seed"})
 def run_command(
-    words: tuple[str, ...], system: str | None, file: str | None, raw: bool, continues: bool, **values: Any
-) -> None:
+    words: tuple[str, ...], system: str | None, file: str | None, raw: bool, tools_file: str | None,
+    reasoning_effort: str | None, reasoning_budget: int | None, continues: bool, **values: Any,
+) -> None:  # fmt: skip
     """Decide between one answer and a chat, check the parameters, then load the model."""
     ctx = click.get_current_context()
     output = output_of(ctx)
@@ -67,8 +78,11 @@ def run_command(
     arguments = split_arguments(words, engine_values, what="prompt")
     options = EngineOptions.from_kwargs(**{**engine_values, "model": arguments.model})
     SamplingParams(**{"max_tokens": None, **chosen})  # a bad value must not wait for the model to load
-    if raw and system:
-        raise click.UsageError("--system needs the chat template, --raw leaves it out: use one of them")
+    if raw and (system or tools_file):
+        name = "--system" if system else "--tools"
+        raise click.UsageError(f"{name} needs the chat template, --raw leaves it out: use one of them")
+    tools = read_tools(tools_file)
+    dialogue = DialogueOptions(reasoning_effort=reasoning_effort, reasoning_budget=reasoning_budget)
     has_more = bool(system or file or raw) or arguments.text is not None
     saved_name = chat_to_continue(has_more=has_more) if continues else None
     text = None if continues else read_prompt(arguments.text, missing=arguments.missing_text, file=file)
@@ -76,17 +90,20 @@ def run_command(
         raise click.UsageError(f"{'--json' if output.json else '--raw'} needs a prompt: give one, or pipe it in")
     try:
         with open_engine(options, output) as engine:
+            chat = ChatEngine(engine, output, tools=tools, options=dialogue)
             if text is None:
-                ask = functools.partial(ask_engine, engine)
                 Chat(
-                    ask, lambda some: vars(sampling_params_for(engine, some)), output, chosen,
+                    chat.ask, lambda some: vars(sampling_params_for(engine, some)), output, chosen,
                     system=system, saved_name=saved_name,
                 ).loop()  # fmt: skip
                 return
-            messages = [{"role": "system", "content": system}] if system else []
-            messages.append({"role": "user", "content": text})
-            prompt = {"prompt": text} if raw else chat_prompt(engine, messages)
-            generation = _answer(engine, output, prompt, sampling_params_for(engine, chosen))
+            on_text = output.stream if chosen.get("n", 1) == 1 and not output.json else None
+            if raw:
+                generation = generate(engine, {"prompt": text}, sampling_params_for(engine, chosen), on_text)
+            else:
+                messages = [{"role": "system", "content": system}] if system else []
+                generation, _ = chat.generate([*messages, {"role": "user", "content": text}], chosen, on_text)
+            _end(engine, output, generation, streams=on_text is not None)
     except ModelNotFoundError as error:
         if len(words) != 1 or arguments.text is not None:
             raise
@@ -97,19 +114,34 @@ def run_command(
         ctx.exit(ExitCode.INTERRUPTED)
 
 
-def _answer(engine: "LLMEngine", output: Output, prompt: dict[str, Any], params: SamplingParams) -> Generation:
-    """Generate; write the text to stdout, except with --json, and the statistics to stderr."""
-    streams = params.n == 1 and not output.json
-    generation = generate(engine, prompt, params, output.stream if streams else None)
+def _end(engine: "LLMEngine", output: Output, generation: Generation, *, streams: bool) -> None:
+    """End a streamed text with a line break, or write several to stdout, except with --json; statistics to stderr."""
     completions = generation.output.outputs
     if streams:
         if not completions[0].text.endswith("\n"):
             output.result()
     elif not output.json:
         for completion in completions:
-            output.result(f"[{completion.index + 1}/{len(completions)}]\n{completion.text}")
+            output.result(f"[{completion.index + 1}/{len(completions)}]\n{_content(completion)}")
     output.note(generation.statistics_line(engine.config.scheduler.max_model_len))
-    return generation
+
+
+def _content(completion: CompletionOutput) -> str:
+    """Return the text of a completion without reasoning and calls."""
+    return completion.message["content"] or "" if isinstance(completion, ChatCompletionOutput) else completion.text
+
+
+def read_tools(path: str | None) -> list[dict[str, Any]] | None:
+    """Return the tools in a file. Raises: ConfigError."""
+    if path is None:
+        return None
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"--tools {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if not isinstance(found, list):
+        raise ConfigError(f"--tools {path} must hold a JSON list of tools, such as [{{'type': 'function', …}}]")
+    return found
 
 
 def generation_json(generation: Generation) -> dict[str, Any]:
@@ -132,7 +164,9 @@ def generation_json(generation: Generation) -> dict[str, Any]:
 
 def _completion_json(completion: CompletionOutput) -> dict[str, Any]:
     names = ("index", "text", "token_ids", "finish_reason", "stop_reason", "cumulative_logprob")
-    return {name: getattr(completion, name) for name in names} | {"logprobs": _logprobs_json(completion.logprobs)}
+    message = {"message": completion.message} if isinstance(completion, ChatCompletionOutput) else {}
+    found = {name: getattr(completion, name) for name in names} | message
+    return found | {"logprobs": _logprobs_json(completion.logprobs)}
 
 
 def _logprobs_json(positions: Any) -> list[list[dict[str, Any]] | None] | None:

@@ -68,4 +68,8 @@ def _path(name: str) -> Path:
 
 
 def _is_message(message: object) -> bool:
-    return isinstance(message, dict) and all(isinstance(message.get(field), str) for field in ("role", "content"))
+    return (
+        isinstance(message, dict)
+        and isinstance(message.get("role"), str)
+        and isinstance(message.get("content"), str if not message.get("tool_calls") else str | None)
+    )

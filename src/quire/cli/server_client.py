@@ -275,18 +275,21 @@ class Answer:
     num_tokens: int = 0
     num_cached_tokens: int = 0
     text: str = ""
+    reasoning: str = ""
     error: str | None = None
     finish_reason: str | None = None
     server_tokens_per_s: float | None = None
 
     def take(self, event: Mapping[str, Any], now_s: float) -> str:
-        """Add one event; returns the text that it brought, reasoning included, which `text` leaves out."""
+        """Add one event; returns the text that it brought, first its reasoning, which `text` leaves out."""
         text = ""
         for choice in event.get("choices") or ():
             delta = choice.get("delta") or {}
             content = delta.get("content") or choice.get("text") or ""
             self.text += content
-            text += (delta.get("reasoning_content") or delta.get("reasoning") or "") + content
+            reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
+            self.reasoning += reasoning
+            text += reasoning + content
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
         if text:
             self.chunk_times.append(now_s)
@@ -297,6 +300,12 @@ class Answer:
         if timings := event.get("timings"):
             self.server_tokens_per_s = timings.get("predicted_per_second")
         return text
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """Return the answer as a message of the history."""
+        reasoning = {"reasoning": self.reasoning} if self.reasoning else {}
+        return {"role": "assistant", "content": self.text, **reasoning}
 
     @property
     def time_to_first_s(self) -> float:

@@ -9,7 +9,7 @@ import gc
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -21,11 +21,13 @@ from quire.config import EngineOptions
 from quire.engine.interrupts import interrupts_between_steps
 from quire.errors import EngineError
 from quire.memory_plan import kv_bytes
-from quire.outputs import RequestOutput
+from quire.outputs import ChatCompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams
+from quire.text.dialogue import DialogueOptions
 from quire.weights.sources import resolve_source
 
 if TYPE_CHECKING:
+    from quire.engine.chat import Conversation
     from quire.engine.llm_engine import LLMEngine
 
 _REQUEST_IDS: "WeakKeyDictionary[LLMEngine, Iterator[int]]" = WeakKeyDictionary()
@@ -162,17 +164,63 @@ def generate(
     return Generation(latest, to_first, decode_s, last_s - start, is_aborted)
 
 
-def chat_prompt(engine: "LLMEngine", messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Render messages with the engine's chat template and encode them. Raises: ChatTemplateError."""
-    tokenizer = engine.get_tokenizer()
-    chat = tokenizer.render_chat(list(messages), add_generation_prompt=True, chat_template=engine.chat_template)
-    return {"prompt": chat.text, "prompt_token_ids": tokenizer.encode_chat(chat)}
+def chat_of(
+    engine: "LLMEngine", messages: Sequence[Message], params: SamplingParams,
+    tools: Sequence[Mapping[str, Any]] | None = None, options: DialogueOptions | None = None,
+) -> "Conversation":  # fmt: skip
+    """Return a conversation ready for `generate`. Raises: ChatTemplateError, PromptError, InvalidParameterError."""
+    from quire.engine.chat import Conversation, dialogue_of
+
+    return Conversation.prepare(dialogue_of(engine), list(messages), tools, options or DialogueOptions(), params)
 
 
-def ask_engine(
-    engine: "LLMEngine", messages: Sequence[Message], chosen: Mapping[str, Any], on_text: Callable[[str], None]
-) -> Reply:
-    """Answer a conversation of a chat. Raises: RequestError, EngineError."""
-    generation = generate(engine, chat_prompt(engine, messages), sampling_params_for(engine, chosen), on_text)
-    line = generation.statistics_line(engine.config.scheduler.max_model_len)
-    return Reply(generation.output.outputs[0].text, line, generation.total_s, generation.interrupted)
+class ChatEngine:
+    """Answers conversations with an engine, and shows them: content on stdout, reasoning and calls on stderr.
+
+    `tools`, `options`: as `Dialogue.prepare` takes them.
+    """
+
+    def __init__(
+        self,
+        engine: "LLMEngine",
+        output: Output,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: DialogueOptions | None = None,
+    ) -> None:
+        self._engine, self._output = engine, output
+        self._tools, self._options = tools, options
+
+    def ask(self, messages: Sequence[Message], chosen: Mapping[str, Any], on_text: Callable[[str], None]) -> Reply:
+        """Answer a conversation of a chat. Raises: RequestError, EngineError."""
+        generation, message = self.generate(messages, chosen, on_text)
+        line = generation.statistics_line(self._engine.config.scheduler.max_model_len)
+        return Reply(message, line, generation.total_s, generation.interrupted)
+
+    def generate(
+        self, messages: Sequence[Message], chosen: Mapping[str, Any], on_text: Callable[[str], None] | None
+    ) -> tuple[Generation, Message]:
+        """Return a generation, whose completions have messages, and the first message. Raises: as `ask`."""
+        params = sampling_params_for(self._engine, chosen)
+        chat = chat_of(self._engine, messages, params, self._tools, self._options)
+        reader = chat.prepared.reply_reader()
+
+        def show(text: str, *, ends: bool = False) -> None:
+            if reader is None:
+                on_text(text) if on_text is not None and text else None
+                return
+            for delta in reader.deltas(text, ends=ends):
+                if content := delta.get("content"):
+                    on_text(content) if on_text is not None else None
+                elif reasoning := delta.get("reasoning"):
+                    self._output.aside(reasoning)
+                for call in delta.get("tool_calls", ()):
+                    function = call["function"]
+                    self._output.aside(f"{function['name']} " if function.get("name") else f"{function['arguments']}\n")
+
+        generation = generate(self._engine, chat.prompt, chat.params, None if on_text is None else show)
+        if on_text is not None:
+            show("", ends=True)
+        read = chat.read(generation.output)
+        (message, *_) = [item.message for item in read.outputs if isinstance(item, ChatCompletionOutput)]
+        return replace(generation, output=read), message

@@ -4,6 +4,7 @@ Reads headers only, no weights. The model's code runs once without values, as it
 a model that cannot run is known here. Next to read: `tokenize.py`.
 """
 
+import json
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from quire.config import EngineOptions
 from quire.errors import QuireError
 
 if TYPE_CHECKING:
+    from quire.text.tokenizer import Tokenizer
     from quire.weights.checkpoint import Checkpoint
 
 CONFIG_FIELDS = {
@@ -43,16 +45,15 @@ IMPLEMENTATIONS = {
 @click.argument("model", default=EngineOptions.model, envvar=environment_name("model"))
 @revision_option
 @option("--tensors", is_flag=True, help="list every tensor")
-@option("--template", is_flag=True, help="print the chat template only")
+@option("--template", is_flag=True, help="print the chat template, and what rendering it found out")
 def show_command(model: str, revision: str | None, tensors: bool, template: bool) -> None:
     """Describe a model: architecture, sizes, tensors, tokenizer."""
     from quire.engine.tokenizer_source import load_tokenizer
 
     output = output_of()
     checkpoint = open_model(model, revision, output)
-    if template and not output.json:
-        output.result(load_tokenizer(checkpoint, None).chat_template or "")
-        return
+    if template:
+        return show_template(load_tokenizer(checkpoint, None), output)
     value = describe(checkpoint)
     listed = [
         {"name": tensor.name, "shape": list(tensor.shape), "format": tensor.format, "num_bytes": tensor.num_bytes}
@@ -82,6 +83,30 @@ def open_model(name: str, revision: str | None, output: Output) -> "Checkpoint":
     with show_progress(output) as progress:
         files = resolve_source(name, revision=revision, progress=progress)
     return open_checkpoint(files)
+
+
+def show_template(tokenizer: "Tokenizer", output: Output) -> None:
+    """Write the sources of all chat templates to stdout, and their properties to stderr; with --json all as JSON.
+
+    Raises: ChatTemplateError for a template that does not parse.
+    """
+    from quire.text.dialogue import Dialogue
+
+    dialogue = Dialogue(tokenizer.chat_templates, tokenizer)
+    found: dict[str, dict[str, Any]] = {
+        name: {"source": source, "traits": dialogue.traits(source).described(),
+               "call_format": dialogue.call_format(source).name}
+        for name, source in tokenizer.chat_templates.items()
+    }  # fmt: skip
+    if output.json:
+        return output.result_json("quire.show.template/1", {"templates": found})
+    for name, item in found.items():
+        if len(found) > 1:
+            output.result(f"{{# {name} #}}")
+        output.result(item["source"])
+        output.note(f"{name}: calls are read as {item['call_format']}")
+        for trait, value in item["traits"].items():
+            output.note(f"  {trait} = {json.dumps(value, ensure_ascii=False)}")
 
 
 def describe(checkpoint: "Checkpoint") -> dict[str, Any]:

@@ -40,6 +40,7 @@ def tokenize_command(
     A single argument is a MODEL if it is an alias, a path or a hub id, and otherwise the TEXT.
     """
     from quire.engine.tokenizer_source import load_tokenizer
+    from quire.text.dialogue import Dialogue
 
     output = output_of()
     arguments = split_arguments(words, {"model": engine_model}, what="text", plain_word_is_model=False)
@@ -51,8 +52,9 @@ def tokenize_command(
     encoder = load_tokenizer(open_model(arguments.model, revision, output), tokenizer)
     if template:
         messages = [{"role": "system", "content": system}] if system else []
-        chat = encoder.render_chat([*messages, {"role": "user", "content": text}])
-        text, token_ids = chat.text, encoder.encode_chat(chat)
+        dialogue = Dialogue(encoder.chat_templates, encoder)
+        prepared = dialogue.prepare([*messages, {"role": "user", "content": text}])
+        text, token_ids = prepared.text, prepared.token_ids
     else:
         token_ids = encoder.encode(text, add_special_tokens=special)
     pieces = [token_text(encoder, token_id) for token_id in token_ids]

@@ -75,6 +75,7 @@ def _stops(
 ) -> Iterator["Stop"]:
     """Load the model, then yield each stop when it is asked for."""
     from quire.engine.tokenizer_source import load_tokenizer, read_chat_template
+    from quire.text.dialogue import Dialogue
 
     options = EngineOptions(
         **{"device": "cpu", **engine_values}, enable_prefix_caching=False, multi_step_decode=1, batch_invariant=True
@@ -88,9 +89,8 @@ def _stops(
     output.note(f"loading {options.model}")
     config, executor = load(options, checkpoint)
     tokenizer = load_tokenizer(checkpoint, options.tokenizer, config.model.vocab_size)
-    template = read_chat_template(options.chat_template)
-    chat = tokenizer.render_chat([{"role": "user", "content": text}], chat_template=template)
-    token_ids = tokenizer.encode_chat(chat)
+    dialogue = Dialogue(tokenizer.chat_templates, tokenizer, read_chat_template(options.chat_template))
+    token_ids = dialogue.prepare([{"role": "user", "content": text}]).token_ids
     roles: RankModel | None = None
     try:
         roles = trace_rank(config, checkpoint, 1)

@@ -8,10 +8,11 @@ import asyncio
 import atexit
 import threading
 import uuid
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from typing import Any
 
+from quire.engine.chat import Conversation, chat_options, dialogue_of
 from quire.engine.driver import EngineDriver
 from quire.engine.handle import EngineHandle
 from quire.engine.input_processor import PreparedRequest
@@ -87,6 +88,31 @@ class AsyncLLM(EngineHandle):
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         identity = {"priority": priority, "client_id": client_id, "cache_salt": cache_salt}
         return self._follow(prompt, params, SamplingParams, request_id, streams=streams, **identity)
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        priority: int = 0,
+        client_id: str = "",
+        cache_salt: str = "",
+        streams: bool = True,
+        **choices: Any,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yield the answer of a conversation so far, as `generate` does; completions have a `message`.
+
+        `choices`: the other keyword arguments of `LLM.chat`. Raises: ChatTemplateError and what `generate` raises.
+        """
+        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        dialogue, options = dialogue_of(self.llm_engine), chat_options(**choices)
+        chat = await asyncio.to_thread(Conversation.prepare, dialogue, messages, tools, options, params)
+        identity: dict[str, Any] = {"priority": priority, "client_id": client_id, "cache_salt": cache_salt}
+        async with aclosing(self.generate(chat.prompt, chat.params, request_id, streams=streams, **identity)) as found:
+            async for output in found:
+                yield chat.read(output)
 
     def encode(
         self,

@@ -15,7 +15,7 @@ from typing import Any
 from quire.config import EngineConfig, ModelConfig
 from quire.engine.prompts import ParsedPrompt, parse_prompt
 from quire.errors import ContextLengthError, InvalidParameterError, PromptError, RequestError
-from quire.grammar.compiler import CompiledGrammar, GrammarCompiler
+from quire.grammar.compiler import CompiledGrammar, CompiledReasoning, GrammarCompiler
 from quire.grammar.vocabulary import Vocabulary
 from quire.sampling_params import ALL_LOGPROBS, PoolingParams, SamplingParams
 from quire.text.tokenizer import Tokenizer
@@ -37,7 +37,7 @@ class PreparedRequest:
     request: Request
     prompt: str | None
     streams: bool = True
-    grammar: CompiledGrammar | None = None
+    grammar: CompiledGrammar | CompiledReasoning | None = None
     tells_news: bool = False
 
 
@@ -86,7 +86,7 @@ class InputProcessor:
         text, request = self.make_request(request_id, prompt, params, **identity)
         return PreparedRequest(request, text, streams, self.completed(request))
 
-    def completed(self, request: Request) -> CompiledGrammar | None:
+    def completed(self, request: Request) -> CompiledGrammar | CompiledReasoning | None:
         """Give a checked request its siblings, and return its grammar. Mutates: request. Raises: as `prepare`."""
         params = request.sampling
         if params is None:

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from quire.engine.beam_search import BeamSearch
+from quire.engine.chat import Conversation, chat_options, dialogue_of
 from quire.engine.handle import EngineHandle
 from quire.engine.input_processor import PreparedRequest
 from quire.engine.interrupts import interrupts_between_steps
@@ -33,7 +34,6 @@ from quire.outputs import (
     ScoringRequestOutput,
 )
 from quire.sampling_params import BeamSearchParams, PoolingParams, SamplingParams
-from quire.text.chat_template import TEMPLATE_ARGUMENTS
 
 UseTqdm = bool | Callable[..., Any]
 """True or False, or a function with tqdm's arguments that makes a progress bar."""
@@ -94,40 +94,42 @@ class LLM(EngineHandle):
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] = "auto",
+        parallel_tool_calls: bool = True,
+        reasoning_effort: str | None = None,
+        reasoning_budget: int | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of messages) or a list of conversations.
 
-        A message is `{"role": "user", "content": "…"}`. `continue_final_message` goes on with the last message
-        instead of answering it; it needs `add_generation_prompt=False`.
+        A message is `{"role": "user", "content": "…"}`, with `tool_calls`, `reasoning` and so on as in the chat API;
+        the `message` of each completion is one, too. `continue_final_message` goes on with the last message instead of
+        answering it; it needs `add_generation_prompt=False`. `tool_choice`: "auto", "none", "required" or one tool.
+        `reasoning_budget`: most tokens of reasoning before its end is forced.
 
         Raises: ChatTemplateError and what `generate` raises.
         """
-        if continue_final_message and add_generation_prompt:
-            raise RequestError("continue_final_message=True needs add_generation_prompt=False: one or the other")
+        options = chat_options(
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
+            reasoning_effort=reasoning_effort,
+            reasoning_budget=reasoning_budget,
+        )
         if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)) or not messages:
             raise PromptError("messages must be a list of messages or a list of conversations, and not empty")
-        if not isinstance(chat_template, str | None):
-            raise RequestError(f"chat_template must be text, got {type(chat_template).__name__}")
-        variables = {} if chat_template_kwargs is None else chat_template_kwargs
-        if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
-            raise RequestError("chat_template_kwargs must be a mapping from names to values")
-        for name in sorted(TEMPLATE_ARGUMENTS & set(variables)):
-            raise RequestError(f"chat_template_kwargs must not hold '{name}': it is an argument of its own")
         conversations = [messages] if isinstance(messages[0], Mapping) else messages
-        tokenizer = self.get_tokenizer()
-        prompts = []
-        for conversation in conversations:
-            chat = tokenizer.render_chat(
-                conversation,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                tools=tools,
-                chat_template=chat_template or self.llm_engine.chat_template,
-                **variables,
-            )
-            prompts.append({"prompt": chat.text, "prompt_token_ids": tokenizer.encode_chat(chat)})
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        given = _per_prompt("sampling_params", sampling_params, SamplingParams, len(conversations))
+        dialogue, default = dialogue_of(self.llm_engine), self.get_default_sampling_params()
+        chats = [
+            Conversation.prepare(dialogue, conversation, tools, options, params or default)
+            for conversation, params in zip(conversations, given, strict=True)
+        ]
+        outputs = self.generate([chat.prompt for chat in chats], [chat.params for chat in chats], use_tqdm=use_tqdm)
+        return [chat.read(output) for chat, output in zip(chats, outputs, strict=True)]
 
     def beam_search(
         self, prompts: Any, params: BeamSearchParams, *, use_tqdm: UseTqdm = False

@@ -9,7 +9,6 @@ Must not know: tokenizers, requests. Next to read: `check_process.py`, the other
 
 import contextlib
 import json
-import re
 import resource
 import signal
 import sys
@@ -23,6 +22,8 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from quire.grammar.limits import READY, parser_limits
+from quire.grammar.patterns import LARK_PARTS, ascii_classes
+from quire.grammar.schemas import UnenforceableError, enforceable
 
 MEMORY_BYTES = 1 << 30
 STACK_BYTES = 2 << 20
@@ -48,13 +49,13 @@ class ByteTokens:
 def define(kind: str, text: str, options: dict[str, Any]) -> str:
     """Return llguidance's grammar for a structured output. Raises: ValueError."""
     if kind in ("json", "json_object"):
-        return LLMatcher.grammar_from_json_schema(text, overrides=options)  # type: ignore[arg-type]
+        schema = _enforceable(json.loads(text))
+        return LLMatcher.grammar_from_json_schema(_json_text(schema), overrides=options)  # type: ignore[arg-type]
     if kind == "regex":
-        return LLMatcher.grammar_from_regex(text)
+        return LLMatcher.grammar_from_regex(ascii_classes(text))
     if kind == "choice":
-        choices = [json.dumps(choice, ensure_ascii=False) for choice in json.loads(text)]
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(choices))
-    return LLMatcher.grammar_from_lark(any_to_lark(text))
+        return LLMatcher.grammar_from_lark("start: " + " | ".join(map(_json_text, json.loads(text))))
+    return LLMatcher.grammar_from_lark(_enforceable_lark(any_to_lark(text), options))
 
 
 def check(tokenizer: llguidance.LLTokenizer, kind: str, text: str, options: dict[str, Any]) -> dict[str, str]:
@@ -70,41 +71,49 @@ def check(tokenizer: llguidance.LLTokenizer, kind: str, text: str, options: dict
         return {"error": matcher.get_error()}
     if matcher.is_stopped() and not matcher.is_accepting():
         return {"error": "no text matches it"}
-    schemas = [json.loads(text)] if kind == "json" else schemas_in_lark(grammar) if kind == "grammar" else []
-    reason = next(filter(None, map(not_enforced, schemas)), None)
-    return {"grammar": grammar} if reason is None else {"error": reason}
+    return {"grammar": grammar}
 
 
-def not_enforced(schema: Any) -> str | None:
-    """Return the JSON Schema feature that llguidance accepts and does not enforce; None if there is none.
+def _json_text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
-    llguidance refuses the other keywords that it does not implement by itself.
+
+def _enforceable(schema: Any) -> Any:
+    """Return a schema that llguidance enforces. Raises: ValueError."""
+    try:
+        return enforceable(schema)
+    except (AttributeError, TypeError) as error:
+        # A keyword has a value of the wrong type: llguidance says which.
+        reason = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(_json_text(schema)))
+        raise UnenforceableError(reason or f"a keyword of the schema has a value of the wrong type: {error}") from None
+
+
+def _enforceable_lark(grammar: str, options: dict[str, Any]) -> str:
+    """Return a Lark grammar with ASCII's classes, and with schemas that llguidance enforces. Raises: ValueError.
+
+    Between the parts of a schema's JSON there is the whitespace of `options`, unless the schema has options of its own.
     """
-    options = schema.get("x-guidance") if isinstance(schema, dict) else None
-    for name in ("lenient", "coerce_one_of"):
-        if isinstance(options, dict) and options.get(name):
-            return f"x-guidance.{name} accepts keywords without enforcing them: leave it out"
-    waiting = [schema]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            least = value.get("minProperties")
-            if isinstance(least, int | float) and least > 1:
-                # A key may come twice and is counted twice.
-                return "minProperties above 1 is not supported: name the properties in `required`"
-            waiting.extend(value.values())
-        elif isinstance(value, list):
-            waiting.extend(value)
-    return None
-
-
-def schemas_in_lark(grammar: str) -> list[Any]:
-    """Return the JSON Schemas after `%json`, llguidance's extension of Lark, in a grammar that llguidance accepted."""
-    decoder, found = json.JSONDecoder(), []
-    for part in re.finditer(r"%json\s*", grammar):
-        with contextlib.suppress(ValueError, RecursionError):  # within a string or a comment
-            found.append(decoder.raw_decode(grammar, part.end())[0])
-    return found
+    parts, end = [], 0
+    for found in LARK_PARTS.finditer(grammar):
+        after = found.end()
+        if found["regex"]:
+            text = ascii_classes(found[0])
+        elif found["json"] and found.start() >= end:
+            try:
+                schema, after = json.JSONDecoder().raw_decode(grammar, after)
+                schema = _enforceable(schema)
+                if isinstance(schema, dict):
+                    schema = {"x-guidance": options, **schema}
+                text = f"{found[0]}{_json_text(schema)}"
+            except UnenforceableError:
+                raise
+            except (ValueError, RecursionError):  # llguidance has a message for it
+                continue
+        else:
+            continue
+        parts += [grammar[end : found.start()], text]
+        end = after
+    return "".join([*parts, grammar[end:]])
 
 
 def serve() -> None:

@@ -18,8 +18,9 @@ from quire.errors import InvalidParameterError, QuireError
 from quire.grammar.check_process import CheckProcess, Refused, shared_check_process, short_reason
 from quire.grammar.limits import parser_limits
 from quire.grammar.matcher import TokenMatcher
+from quire.grammar.reasoning import ReasoningMatcher
 from quire.grammar.vocabulary import Vocabulary
-from quire.structured_outputs import StructuredOutputsParams
+from quire.structured_outputs import ReasoningSpan, StructuredOutputsParams
 
 if TYPE_CHECKING:
     import llguidance
@@ -44,7 +45,8 @@ def check_grammar(spec: StructuredOutputsParams, process: CheckProcess | None = 
 
 def _refusal(spec: StructuredOutputsParams, reason: str) -> InvalidParameterError:
     limit = f"a constraint that can be enforced ({reason})"
-    return InvalidParameterError(f"structured_outputs.{spec.kind}", getattr(spec, spec.kind), limit)
+    value = None if spec.kind is None else getattr(spec, spec.kind)
+    return InvalidParameterError(f"structured_outputs.{spec.kind}", value, limit)
 
 
 class _Cache(Generic[_T]):
@@ -89,13 +91,19 @@ class GrammarChecker:
         (self._check_process or shared_check_process()).close()
 
     def check(self, spec: StructuredOutputsParams) -> str:
-        """Return llguidance's grammar for `spec`. Raises: as `GrammarCompiler.compile`."""
+        """Return llguidance's grammar for `spec`; empty if there is only reasoning.
+
+        Raises: as `GrammarCompiler.compile`.
+        """
+        constraint = spec.constraint
+        if constraint is None:
+            return ""
         with self._lock:
-            found = self._passed.get(spec)
+            found = self._passed.get(constraint)
         if found is None:
-            found = check_grammar(spec, self._check_process)
+            found = check_grammar(constraint, self._check_process)
             with self._lock:
-                self._passed.put(spec, found, len(spec.text.encode()) + len(found.encode()))
+                self._passed.put(constraint, found, len(constraint.text.encode()) + len(found.encode()))
         return found
 
 
@@ -136,6 +144,24 @@ class CompiledGrammar:
         return matcher
 
 
+class CompiledReasoning:
+    """A text that begins with reasoning, for one vocabulary. Thread-safe: `start` makes a matcher for each text."""
+
+    def __init__(self, span: ReasoningSpan, vocabulary: Vocabulary, grammar: CompiledGrammar | None) -> None:
+        """`grammar`: of the answer; None: it is free. Raises: InvalidParameterError."""
+        closing = span.closing_text.encode()
+        spelled = b"".join([vocabulary.tokens[token_id] for token_id in vocabulary.spell(closing)])
+        if span.budget is not None and spelled != closing:
+            limit = "a text that this model's tokens can spell"
+            raise InvalidParameterError("structured_outputs.reasoning.closing", span.closing_text, limit)
+        self._span, self._vocabulary, self._grammar = span, vocabulary, grammar
+
+    def start(self) -> ReasoningMatcher:
+        """Return a matcher at the beginning of a text. Raises: ValueError with the library's reason."""
+        answer = None if self._grammar is None else self._grammar.start()
+        return ReasoningMatcher(self._span, self._vocabulary, answer)
+
+
 class GrammarCompiler:
     """Compiles for one vocabulary. Thread-safe."""
 
@@ -162,7 +188,19 @@ class GrammarCompiler:
         with suppress(InvalidParameterError, ValueError):
             CompiledGrammar(WARM_UP_GRAMMAR, self._ready_vocabulary()).start().allowed()
 
-    def compile(self, spec: StructuredOutputsParams, checked: str | None = None) -> CompiledGrammar:
+    def compile(self, spec: StructuredOutputsParams, checked: str | None = None) -> CompiledGrammar | CompiledReasoning:
+        """Return `spec` for the vocabulary.
+
+        Raises: as `_compile_grammar`; InvalidParameterError if the vocabulary cannot spell the end of reasoning.
+        """
+        constraint = spec.constraint
+        grammar = None if constraint is None else self._compile_grammar(constraint, checked)
+        if spec.reasoning is None and grammar is not None:
+            return grammar
+        assert spec.reasoning is not None
+        return CompiledReasoning(spec.reasoning, self._ready_vocabulary(), grammar)
+
+    def _compile_grammar(self, spec: StructuredOutputsParams, checked: str | None) -> CompiledGrammar:
         """Return the grammar of `spec`. A caller that holds it finds it again, even if it was dropped from the cache.
 
         checked: the result of `GrammarChecker.check` for `spec`, from another process that is trusted.

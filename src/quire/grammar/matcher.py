@@ -57,12 +57,35 @@ class TokenMatcher:
     After a stop token the text is complete: only stop tokens may follow, and they change nothing.
     """
 
+    banned: frozenset[int] = frozenset()
+    """Tokens that may not follow where all others may: never any here. See `ReasoningMatcher`."""
+    may_ban = False
+
     def __init__(self, matcher: "llguidance.LLMatcher", vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         self.failure: Failure | None = None
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._has_ended = False
+
+    def accepts(self, token_id: int) -> bool:
+        """Return True if the token may follow."""
+        if self._has_ended or self.failure is not None:
+            return self._has_ended and token_id in self._eos_token_ids
+        try:
+            is_end = token_id in self._eos_token_ids and self._matcher.is_accepting()
+            return is_end or self._matcher.validate_tokens([token_id]) == 1
+        except Exception as error:
+            self.failure = failure_of(repr(error))
+            return False
+
+    def reset(self) -> None:
+        """Go back to the beginning of the text."""
+        self.failure, self._has_ended = None, False
+        try:
+            self._matcher.reset()
+        except Exception as error:
+            self.failure = failure_of(repr(error))
 
     def append(self, token_id: int) -> None:
         """Follow one token."""

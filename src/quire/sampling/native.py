@@ -19,8 +19,9 @@ from quire.sampling.token_history import MAX_REPETITION, MIN_REPETITION
 from quire.sampling_params import ALL_LOGPROBS
 from quire.types import TokenLogprobs
 
+_ALL = np.empty(0, np.int64)
+"""An empty list allows everything."""
 _NO_TOKEN = np.array([-1], np.int64)
-"""An empty list would allow everything."""
 _MAX_REPORTED = 4 * 1024 * 1024
 """Most log-probabilities of one native call: bounds its memory when the whole vocabulary is asked for."""
 
@@ -128,7 +129,7 @@ class _Row:
         self.num_top = -1 if params.logprobs is None else _num_top(params.logprobs, vocab_size)
         """Likeliest tokens to report; -1: no log-probabilities at all."""
         self._counts = state.counts
-        self._may_ban = state.has_bad_words or state.bans_end
+        self._may_ban = state.varies_bans or state.bans_end
         self.changes = self._counts is not None or self._may_ban or state.has_grammar
         """True if `update` must be called before each step."""
         self.options = options = _native.RowOptions()
@@ -154,15 +155,14 @@ class _Row:
         if self._counts is not None:
             self.options.penalise(*self._counts.addresses, len(self._counts))
         if state.has_grammar:
-            assert state.allowed is not None
             self._allow(state.allowed)
-        if self._may_ban and (state.has_bad_words or state.has_grammar or not state.bans_end):
+        if self._may_ban and (state.varies_bans or state.has_grammar or not state.bans_end):
             self._ban(state)
-            self._may_ban = state.has_bad_words or (state.has_grammar and state.bans_end)
+            self._may_ban = state.varies_bans or (state.has_grammar and state.bans_end)
             self.changes = self._counts is not None or self._may_ban or state.has_grammar
 
-    def _allow(self, token_ids: npt.NDArray[np.int64]) -> None:
-        self._allowed = token_ids if len(token_ids) else _NO_TOKEN
+    def _allow(self, token_ids: npt.NDArray[np.int64] | None) -> None:
+        self._allowed = _ALL if token_ids is None else token_ids if len(token_ids) else _NO_TOKEN
         self.options.allow(self._allowed.ctypes.data, len(self._allowed))
 
     def _ban(self, state: SamplingState) -> None:

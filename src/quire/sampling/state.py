@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.grammar.matcher import Failure, TokenMatcher
+from quire.grammar.reasoning import ReasoningMatcher
 from quire.sampling.token_history import BadWords, TokenCounts, leaves_a_token
 from quire.sampling_params import SamplingParams
 from quire.structured_outputs import STRUCTURED_OUTPUTS_FAILED
@@ -68,7 +69,7 @@ class SamplingState:
         new: NewRequest,
         params: SamplingParams,
         vocab_size: int,
-        matcher: TokenMatcher | None = None,
+        matcher: TokenMatcher | ReasoningMatcher | None = None,
         failure: Failure | None = None,
     ) -> None:
         """`matcher`: of `structured_outputs`, at the beginning of the text; `failure`: why there is none."""
@@ -88,6 +89,7 @@ class SamplingState:
             kept = sorted(params.allowed_token_ids or ()) if failure is None else []
             self._only = np.array(kept, np.int64)
         self._allowed: npt.NDArray[np.int64] | None = None
+        self._knows_allowed = False
         self.failure = failure
         self.options: Any = None
         self.counts: TokenCounts | None = None
@@ -113,7 +115,7 @@ class SamplingState:
             self.counts.add(token_id)
         if self._matcher is not None:
             self._matcher.append(token_id)
-            self._allowed = None
+            self._knows_allowed = False
 
     def fail(self, error: Exception) -> None:
         """Note that the request cannot be sampled: it ends with an error."""
@@ -137,16 +139,20 @@ class SamplingState:
         """Return the only tokens that may be chosen now, ascending; None: all. If it is empty, `failure` says why."""
         if self._matcher is None:
             return self._only
-        if self._allowed is None:
-            found = self._matcher.allowed()
-            self.failure = self.failure or self._matcher.failure
-            if self.failure is not None:
-                log_failure(self.request_id, self.failure)
-            if self._only is not None and self.failure is None:
-                found = np.intersect1d(found, self._only, assume_unique=True)
-                self.failure = None if len(found) else Failure(NOT_ALLOWED)
-            self._allowed = found
+        if not self._knows_allowed:
+            self._allowed, self._knows_allowed = self._find_allowed(self._matcher), True
         return self._allowed
+
+    def _find_allowed(self, matcher: TokenMatcher | ReasoningMatcher) -> npt.NDArray[np.int64] | None:
+        found = matcher.allowed()
+        self.failure = self.failure or matcher.failure
+        if self.failure is not None:
+            log_failure(self.request_id, self.failure)
+        elif self._only is not None:
+            found = self._only if found is None else np.intersect1d(found, self._only, assume_unique=True)
+            found = found[[token_id not in matcher.banned for token_id in found.tolist()]]
+            self.failure = None if len(found) else Failure(NOT_ALLOWED)
+        return found
 
     @property
     def bans_end(self) -> bool:
@@ -154,15 +160,19 @@ class SamplingState:
         return self.num_tokens - self._num_prompt_tokens < self.params.min_tokens
 
     @property
-    def has_bad_words(self) -> bool:
+    def varies_bans(self) -> bool:
         """True if the banned tokens may change after each token."""
-        return self._bad_words is not None
+        return self._bad_words is not None or (self._matcher is not None and self._matcher.may_ban)
 
     def banned_next(self) -> set[int]:
-        """Return the tokens that bad_words and min_tokens forbid now; none if they would leave no allowed token."""
+        """Return the tokens that bad_words, min_tokens and reasoning before a constrained answer forbid now.
+
+        Those of bad_words and min_tokens only if an allowed token is left.
+        """
+        always: set[int] = set() if self._matcher is None else set(self._matcher.banned)
         banned = set(self._end_ids) if self.bans_end else set()
         if self._bad_words is not None:
             banned |= self._bad_words.banned_next(self._output_ids)
-        if not banned or leaves_a_token(banned, self.allowed, self._vocab_size):
-            return banned
-        return set()
+        if banned and leaves_a_token(banned | always, self.allowed, self._vocab_size):
+            return banned | always
+        return always

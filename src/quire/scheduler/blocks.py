@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
+from quire import cache_spec
 from quire.cache_spec import PoolShape, RecurrentState
 from quire.config import SchedulerConfig
 from quire.errors import MemoryCapacityError
@@ -46,7 +47,7 @@ class BlockManager:
         self.pool = BlockPool(config.num_blocks)
         self.cache = PrefixCache()
         self.owned: dict[str, OwnedBlocks] = {}
-        self.lookup = PrefixLookup(config, self.cache, self._checkpoint_interval)
+        self.lookup = PrefixLookup(config, self.cache)
         self.tiers = BlockTiers(config, self.pool, self.cache, self.lookup, events)
 
     # --- How much is needed ---------------------------------------------------------------------
@@ -81,9 +82,11 @@ class BlockManager:
 
     def chunk_limit(self, request: Request, num_tokens: int) -> int:
         """Return how many of `num_tokens` a step may compute so that it ends at or before the next checkpoint."""
-        if self._checkpoint_interval is None:
+        interval, start, last = self._checkpoint_interval, request.num_computed_tokens, self._last_checkpoint(request)
+        if interval is None:
             return num_tokens
-        return min(num_tokens, self._checkpoint_interval - request.num_computed_tokens % self._checkpoint_interval)
+        stop = start - start % interval + interval
+        return min(num_tokens, (min(stop, last) if start < last else stop) - start)
 
     def num_missing(self, request: Request) -> int:
         """Most blocks that the request will still take until all its known tokens are computed."""
@@ -308,11 +311,29 @@ class BlockManager:
 
     # --- States ---------------------------------------------------------------------------------
 
+    def _last_checkpoint(self, request: Request) -> int:
+        """Return where a prompt gets a checkpoint besides those at multiples of the interval; 0 for none.
+
+        The next turn of a conversation goes on there. It is the last full block, if the interval leaves so much behind
+        it that to compute that again costs more than one more chunk of the prompt.
+        """
+        interval = self._checkpoint_interval
+        last = (request.num_prompt_tokens - 1) // self._block_size * self._block_size
+        is_worth = interval is not None and last % interval >= cache_spec.CHECKPOINT_INTERVALS[0]
+        return last if is_worth and request.sampling is not None else 0
+
+    def _is_checkpoint(self, request: Request, position: int) -> bool:
+        """Return True if the prefix cache is to keep the state after the first `position` tokens."""
+        interval = self._checkpoint_interval
+        if interval is None or position == 0:
+            return False
+        return position % interval == 0 or position == self._last_checkpoint(request)
+
     def _wants_checkpoint(self, request: Request, num_needed: int) -> bool:
         """Return True if the state before the next step is a checkpoint that the prefix cache lacks and can hold."""
-        start, interval = request.num_computed_tokens, self._checkpoint_interval
+        start = request.num_computed_tokens
         has_room = num_needed + len(self.state_groups) <= self.pool.num_free
-        if interval is None or start == 0 or start % interval or not has_room:
+        if not (has_room and self._is_checkpoint(request, start)):
             return False
         if start > request.num_tokens:
             return True  # steps in flight will yield some of its tokens: `register` will know the hash
@@ -324,8 +345,7 @@ class BlockManager:
         """Register kept states as checkpoints once a step has computed tokens behind them, and release them."""
         while owned.kept_states and owned.kept_states[0].position < num_tokens:
             kept = owned.kept_states.pop(0)
-            interval = self._checkpoint_interval
-            if interval is not None and kept.position > 0 and kept.position % interval == 0:
+            if self._is_checkpoint(request, kept.position):
                 at = kept.position // self._block_size - 1
                 chain = self.lookup.chain(request, at + 1)
                 for index, block_id in kept.block_ids.items():

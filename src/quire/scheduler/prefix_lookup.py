@@ -24,14 +24,13 @@ class PrefixHit:
 
 
 class PrefixLookup:
-    """Looks requests up; keeps the hash chain of each. `checkpoint_interval`: see `RecurrentState`."""
+    """Looks requests up; keeps the hash chain of each."""
 
-    def __init__(self, config: SchedulerConfig, cache: PrefixCache, checkpoint_interval: int | None) -> None:
+    def __init__(self, config: SchedulerConfig, cache: PrefixCache) -> None:
         self._block_size = config.block_size
         self._is_enabled = config.enable_prefix_caching
         self._specs = [group.spec for group in config.kv_cache_groups]
         self._cache = cache
-        self._checkpoint_interval = checkpoint_interval
         self.chains: dict[str, PrefixChain] = {}
 
     def chain(self, request: Request, num_blocks: int) -> PrefixChain:
@@ -82,12 +81,14 @@ class PrefixLookup:
         """Blocks of the longest prefix that every group can serve: full groups need all blocks, window groups the
         window's, state groups a checkpoint at the end."""
         num_blocks = limit
+        # Rows of the other groups end at their first gap.
+        gapped = [
+            item for item in zip(self._specs, rows, strict=True) if item[0].window is not None or item[0].is_state
+        ]
         while num_blocks:
-            if self._checkpoint_interval is not None:
-                num_blocks -= num_blocks % (self._checkpoint_interval // self._block_size)
             gaps = [
                 at
-                for spec, row in zip(self._specs, rows, strict=True)
+                for spec, row in gapped
                 for at in range(spec.first_of_hit(num_blocks * self._block_size, self._block_size), num_blocks)
                 if row[at] is None
             ]

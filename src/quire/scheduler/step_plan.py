@@ -195,6 +195,10 @@ class StepPlanner:
         plan.limit_prefill(requests.running, step_tokens, num_startable)
         if not num_startable:
             plan.allow_lookahead(requests.running, self._blocks.num_free)
+            if plan.num_lookahead_tokens and self._blocks.state_groups:  # a step past a checkpoint would leave it out
+                num_tokens = 1 + plan.num_lookahead_tokens
+                num_tokens = min(self._blocks.chunk_limit(request, num_tokens) for request in requests.running)
+                plan.num_lookahead_tokens = num_tokens - 1
         self._continue_running(plan.may_compute(requests.running), plan)
         if requests.waiting and not (plan.num_preempted or plan.is_blocked):
             self._admit_waiting(plan)

@@ -1,4 +1,5 @@
-"""Errors of the API, in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`.
+"""Errors of the API, in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`, and in Anthropic's below
+`/v1/messages`.
 
 Nothing internal gets out: an unexpected exception becomes a 500 with only its class in the message. Knows no engine.
 Next to read: `routes/__init__.py`, which installs the handlers.
@@ -14,9 +15,10 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
 from quire.errors import CapacityError, ContextLengthError, InvalidParameterError, QuireError, RequestError, nearest
-from quire.server.request_record import CLIENT_LEFT
+from quire.server.request_record import CLIENT_LEFT, RECORD_KEY
 
 LOGGER = logging.getLogger("quire.server")
 MAX_ECHOED_CHARACTERS = 200
@@ -25,6 +27,11 @@ TOO_LONG = "this model's maximum context length is exceeded: "
 """OpenAI's words: LiteLLM and others recognise the error by them, and cut the prompt or ask a larger model."""
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 """Error types by status. Others: "invalid_request_error" below 500, "server_error" from 500 on."""
+MESSAGES_PATH = "/v1/messages"
+MESSAGES_TYPES = {
+    **TYPES, 413: "request_too_large", 503: "overloaded_error", 504: "timeout_error",
+}  # fmt: skip
+"""Anthropic's error types by status. Others: "invalid_request_error" below 500, "api_error" from 500 on."""
 
 
 class ClientDisconnected(Exception):
@@ -77,10 +84,19 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, Any]:
         """Return the JSON body."""
-        message = self.message
-        if len(message) > MAX_MESSAGE_CHARACTERS:
-            message = message[: MAX_MESSAGE_CHARACTERS - 3] + "..."
-        return {"error": {"message": message, "type": self.type, "param": self.param, "code": self.code}}
+        return {"error": {"message": _cut(self.message), "type": self.type, "param": self.param, "code": self.code}}
+
+    def messages_body(self, request_id: str | None) -> dict[str, Any]:
+        """Return the JSON body in Anthropic's shape, which has no field for `param`: the message begins with it."""
+        kind = MESSAGES_TYPES.get(self.status) or ("invalid_request_error" if self.status < 500 else "api_error")
+        is_named = self.param is None or self.param in self.message
+        content: dict[str, Any] = {
+            "type": kind,
+            "message": _cut(self.message if is_named else f"{self.param}: {self.message}"),
+        }
+        if self.code is not None:
+            content["details"] = {"error_code": self.code}
+        return {"type": "error", "error": content, "request_id": request_id}
 
     def headers(self) -> dict[str, str]:
         """Return the headers."""
@@ -90,7 +106,32 @@ class ApiError(Exception):
 
     def response(self) -> Response:
         """Return the whole answer."""
-        return JsonResponse(self.body(), self.status, self.headers())
+        return _ErrorResponse(self)
+
+
+def _cut(message: str) -> str:
+    return message if len(message) <= MAX_MESSAGE_CHARACTERS else message[: MAX_MESSAGE_CHARACTERS - 3] + "..."
+
+
+def is_messages_path(path: str) -> bool:
+    """Return whether a route is one of Anthropic's API."""
+    return path == MESSAGES_PATH or path.startswith(MESSAGES_PATH + "/")
+
+
+class _ErrorResponse(Response):
+    """An error in the shape of the API that the request's path belongs to."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(status_code=error.status)
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer."""
+        error, body = self._error, self._error.body()
+        if is_messages_path(scope["path"]):
+            record = scope.get(RECORD_KEY)
+            body = error.messages_body(None if record is None else record.request_id)
+        await JsonResponse(body, error.status, error.headers())(scope, receive, send)
 
 
 class JsonResponse(Response):

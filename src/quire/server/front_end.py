@@ -1,4 +1,4 @@
-"""Chat template, tokenizer and checks of a request, in threads beside the event loop.
+"""Dialogue, tokenizer and checks of a request, in threads beside the event loop.
 
 It reads the tokenizer from the model's files a second time, so that the engine's process does none of this work.
 Knows no HTTP and no tensors. Next to read: `generation.py`.
@@ -20,9 +20,9 @@ from quire.engine.tokenizer_source import load_tokenizer
 from quire.errors import InvalidParameterError, RequestError
 from quire.grammar.compiler import GrammarChecker
 from quire.sampling_params import PoolingParams, SamplingParams
-from quire.server.tools import Messages, Tools, messages_with_tools
+from quire.text.dialogue import Dialogue, DialogueOptions, PreparedPrompt
+from quire.text.rendered_chat import RenderedChat
 from quire.text.tokenizer import LONG_TEXT, Tokenizer
-from quire.text.tool_calls.formats import uses_tools
 from quire.types import Request
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.sources import resolve_source
@@ -42,7 +42,7 @@ class FrontEnd:
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
-        self.chat_template = chat_template
+        self.dialogue = Dialogue(tokenizer.chat_templates, tokenizer, chat_template)
         self.input_processor = InputProcessor(config, tokenizer)
         self._forms = forms or GrammarChecker()
         self._threads = ThreadPoolExecutor(2, "quire-text")
@@ -57,9 +57,8 @@ class FrontEnd:
         files = resolve_source(options.model, revision=options.revision, progress=None)
         checkpoint = open_checkpoint(files, with_tensors=False)
         tokenizer = load_tokenizer(checkpoint, options.tokenizer, config.model.vocab_size)
-        if chat_template is None:
-            tokenizer.check_chat_templates()
         front_end = cls(config, tokenizer, chat_template, forms)
+        front_end.dialogue.check_templates()
         try:
             front_end.input_processor.check_grammars()
         except InvalidParameterError:
@@ -69,7 +68,7 @@ class FrontEnd:
     def warm_up(self) -> None:
         """Do all one-time work before the first request: imports, the template, the tokenizer."""
         with suppress(RequestError):  # a model without a chat template
-            self.chat_prompt([{"role": "user", "content": "Hello!"}])
+            self.chat_prompt([{"role": "user", "content": "Hello!"}], None, DialogueOptions())
         self.prompt("Hello!")
 
     async def run(self, function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -78,35 +77,27 @@ class FrontEnd:
 
     def chat_prompt(
         self,
-        messages: Messages,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        options: DialogueOptions,
         *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: Tools | None = None,
-        variables: Mapping[str, Any] | None = None,
-        add_special_tokens: bool = False,
         max_len: int | None = None,
         keeps_start: bool = False,
-    ) -> "PromptTokens":
-        """Return the prompt of a conversation. A template that reads `tools` gets them; else the system message does.
+    ) -> "tuple[PreparedPrompt, PromptTokens]":
+        """Return a conversation as a prompt, and the tokens of it. `max_len` and `keeps_start` are as in `prompt`.
 
-        `max_len` and `keeps_start` are as in `prompt`. The template writes the special tokens itself, so that
-        `add_special_tokens` is rarely right.
-        Mutates: `messages`. Raises: ChatTemplateError, PromptError, ContextLengthError, InvalidParameterError.
+        Raises: ChatTemplateError, PromptError, ContextLengthError, InvalidParameterError.
         """
-        chat = self.tokenizer.render_chat(
-            messages_with_tools(self.template, messages, tools),
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tools=tools if uses_tools(self.template) else None,
-            chat_template=self.chat_template,
-            **(variables or {}),
-        )
-        if max_len is None:
-            self.input_processor.check_text_length(chat.text)
-        encode = self.tokenizer.encode_chat
-        token_ids = self._encoded(len(chat.text), lambda: encode(chat, add_special_tokens=add_special_tokens))
-        return _kept(chat.text, token_ids, max_len, keeps_start=keeps_start)
+
+        def encode(chat: RenderedChat) -> list[int]:
+            text = chat.text
+            if max_len is None:
+                self.input_processor.check_text_length(text)
+            encode_chat, add = self.tokenizer.encode_chat, options.add_special_tokens
+            return self.encoded(len(text), lambda: encode_chat(chat, add_special_tokens=add))
+
+        prepared = self.dialogue.prepare(messages, tools, options, encode=encode)
+        return prepared, _kept(prepared.text, prepared.token_ids, max_len, keeps_start=keeps_start)
 
     def prompt(
         self,
@@ -125,18 +116,14 @@ class FrontEnd:
             if max_len is None:
                 self.input_processor.check_text_length(prompt)
             text, encode = prompt, self.tokenizer.encode
-            token_ids = self._encoded(len(text), lambda: encode(text, add_special_tokens=add_special_tokens))
+            token_ids = self.encoded(len(text), lambda: encode(text, add_special_tokens=add_special_tokens))
         else:
             text, token_ids = None, prompt
         return _kept(text, token_ids, max_len, keeps_start=keeps_start)
 
-    def _encoded(self, num_characters: int, encode: Callable[[], list[int]]) -> list[int]:
+    def encoded(self, num_characters: int, encode: Callable[[], _R]) -> _R:
+        """Call `encode`: for a long text in the thread for such texts."""
         return encode() if num_characters <= LONG_TEXT else self._encoder.submit(encode).result()
-
-    @property
-    def template(self) -> str | None:
-        """Return the source of the chat template: the operator's, else the model's."""
-        return self.chat_template or self.tokenizer.chat_template
 
     def max_prompt_len(self, truncate_prompt_tokens: int | None, max_tokens: int | None) -> int | None:
         """Return the most tokens of a prompt; None: no limit. -1 means as many as leave room for `max_tokens`.

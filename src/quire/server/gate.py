@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.server.errors import ApiError
+from quire.server.errors import MESSAGES_PATH, ApiError, is_messages_path
 from quire.server.keys import ROUTER, KeyRing, check_exposure
 from quire.server.request_record import ANONYMOUS, CLIENT_LEFT, LEASES_KEY, RECORD_KEY, Caller, RequestRecord
 from quire.server.supervisor import asleep
@@ -33,16 +33,24 @@ OPEN_WHILE_DRAINING = OPEN_PATHS | {"/metrics", "/version"}
 SCORE_PATHS = ("/score", "/v1/score")
 RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
 QUEUED_PATHS = frozenset(
-    {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/classify"}
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/infill",
+        "/v1/responses",
+        MESSAGES_PATH,
+        "/v1/embeddings",
+        "/classify",
+    }
     | {*SCORE_PATHS, *RERANK_PATHS}
 )
 """Routes whose requests take a place in the queue."""
-CORS_EXPOSED = ("x-request-id", "retry-after")
+CORS_EXPOSED = ("x-request-id", "request-id", "retry-after")
 MAX_TOKEN_BYTES = 1024
 MAX_PATH_CHARACTERS = 200
 REPEATS_S = 1.0
 """Only the first 429 of a key within this time gets a log line; the others are logged as one number."""
-NO_KEY = "this server needs an API key, sent as `Authorization: Bearer KEY`"
+NO_KEY = "this server needs an API key, sent as `Authorization: Bearer KEY` or `x-api-key: KEY`"
 UNKNOWN_KEY = "this API key is not known here: check it, or ask for one of this server"
 """Contains no part of the key."""
 CLIENT_HEADER, SALT_HEADER = b"x-quire-client", b"x-quire-salt"
@@ -95,7 +103,10 @@ class Gate:
                 return
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", record.request_id.encode())]
+                # Anthropic's clients read the second name.
+                names = [b"x-request-id", *([b"request-id"] if is_messages_path(scope["path"]) else [])]
+                given = [(name, record.request_id.encode()) for name in names]
+                message["headers"] = [*message.get("headers", ()), *given]
             elif not message.get("more_body", False):
                 has_ended = True
                 record.ended_s = time.perf_counter()
@@ -141,7 +152,7 @@ class Gate:
         caller: Caller | None = ANONYMOUS
         if len(self._keys):
             # Routing uses the same path, which no `Host` header can change.
-            token = bearer_token(scope)
+            token = key_of(scope)
             caller = None if token is None else self._keys.find(token)
             if caller is None and (scope["path"] in OPEN_PATHS or is_page_file(scope["path"])):
                 caller = ANONYMOUS
@@ -275,12 +286,16 @@ def header_value(scope: Scope, name: bytes) -> bytes | None:
     return values[0] if len(values) == 1 else None
 
 
-def bearer_token(scope: Scope) -> bytes | None:
-    """Return the token of the only `Authorization` header; None if there is none, or several."""
+def key_of(scope: Scope) -> bytes | None:
+    """Return the API key: the token of the only `Authorization` header, else the only `x-api-key`, Anthropic's header.
+
+    None if there is neither, or several.
+    """
     scheme, _, token = (header_value(scope, b"authorization") or b"").partition(b" ")
-    token = token.strip(b" ")
     # The name of the scheme is case-insensitive (RFC 9110, section 11.1).
-    return token if scheme.lower() == b"bearer" and 0 < len(token) <= MAX_TOKEN_BYTES else None
+    token = token if scheme.lower() == b"bearer" else header_value(scope, b"x-api-key") or b""
+    token = token.strip(b" ")
+    return token if 0 < len(token) <= MAX_TOKEN_BYTES else None
 
 
 def _routed_caller(scope: Scope) -> Caller:
@@ -292,7 +307,7 @@ def _routed_caller(scope: Scope) -> Caller:
 
 def new_record(scope: Scope) -> RequestRecord:
     """Make the record of a request. Its id is the client's if that is short, plain and not the key."""
-    token = (bearer_token(scope) or b"").decode("latin-1")
+    token = (key_of(scope) or b"").decode("latin-1")
     given = header_value(scope, b"x-request-id") or b""
     request_id = f"req-{os.urandom(16).hex()}"
     if _REQUEST_ID.fullmatch(given) and given.decode("ascii") != token:

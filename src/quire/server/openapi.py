@@ -13,9 +13,17 @@ from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from quire import __version__
+from quire.server.errors import MESSAGES_PATH, is_messages_path
 from quire.server.gate import OPEN_PATHS, QUEUED_PATHS, RERANK_PATHS, SCORE_PATHS
 from quire.server.protocol.answers import ErrorAnswer, ModelCard, ModelList, SleepAnswer, StatusAnswer, VersionAnswer
 from quire.server.protocol.chat import ChatCompletion, ChatRequest
+from quire.server.protocol.messages import (
+    CountTokensRequest,
+    MessageObject,
+    MessagesError,
+    MessagesRequest,
+    TokenCount,
+)
 from quire.server.protocol.prompts import (
     Completion,
     CompletionRequest,
@@ -23,6 +31,8 @@ from quire.server.protocol.prompts import (
     DetokenizeRequest,
     EmbeddingList,
     EmbeddingRequest,
+    InfillAnswer,
+    InfillRequest,
     TokenizeAnswer,
     TokenizeRequest,
 )
@@ -68,6 +78,11 @@ class Endpoint:
     query: tuple[str, tuple[str, ...]] | None = None
 
     @property
+    def error(self) -> type[BaseModel]:
+        """Return the shape of its errors."""
+        return MessagesError if is_messages_path(self.path) else ErrorAnswer
+
+    @property
     def is_open(self) -> bool:
         """Return whether the route needs no key."""
         return self.path in OPEN_PATHS
@@ -88,8 +103,13 @@ ENDPOINTS = (
     Endpoint("post", "/v1/chat/completions", "Answer a conversation", ChatRequest, ChatCompletion,
              streams=True),
     Endpoint("post", "/v1/completions", "Continue prompts", CompletionRequest, Completion, streams=True),
+    Endpoint("post", "/infill", "Fill in the text between prefix and suffix", InfillRequest, InfillAnswer,
+             streams=True),
     Endpoint("post", "/v1/responses", "Answer a text or a conversation", ResponsesRequest, ResponseObject,
              streams=True),
+    Endpoint("post", MESSAGES_PATH, "Answer a conversation, as Anthropic's API", MessagesRequest, MessageObject,
+             streams=True),
+    Endpoint("post", MESSAGES_PATH + "/count_tokens", "Number of tokens of a prompt", CountTokensRequest, TokenCount),
     Endpoint("post", "/v1/embeddings", "Turn texts into vectors", EmbeddingRequest, EmbeddingList),
     *(Endpoint("post", path, "Score pairs of texts", ScoreRequest, ScoreList) for path in SCORE_PATHS),
     *(Endpoint("post", path, "Sort documents by a query", RerankRequest, RerankAnswer) for path in RERANK_PATHS),
@@ -114,8 +134,9 @@ ENDPOINTS = (
 
 def build_document() -> dict[str, Any]:
     """Return the OpenAPI 3.1 document."""
-    wanted: list[tuple[type[BaseModel], JsonSchemaMode]] = [(ErrorAnswer, "serialization")]
+    wanted: list[tuple[type[BaseModel], JsonSchemaMode]] = []
     for endpoint in ENDPOINTS:
+        wanted.append((endpoint.error, "serialization"))
         if endpoint.body is not None:
             wanted.append((endpoint.body, "validation"))
         wanted += [] if endpoint.answer is None else [(endpoint.answer, "serialization")]
@@ -140,15 +161,18 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
     content: dict[str, Any] = {
         endpoint.media_type: {"schema": plain if endpoint.answer is None else _ref(endpoint.answer)}
     }
+    description = "The answer"
     if endpoint.streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        description = "The answer; with `stream: true`, server-sent events"
+        # It has no schema: in OpenAPI 3.1 that would describe the whole stream, but readers apply it to each event.
+        content["text/event-stream"] = {}
     name = endpoint.path.strip("/").replace("/", "_").replace("{", "").replace("}", "").replace(".", "_")
     operation: dict[str, Any] = {
         "operationId": f"{endpoint.method}_{name}",
         "summary": endpoint.summary,
         "responses": {
-            "200": {"description": "The answer", "content": content},
-            **{str(status): _error(status) for status in sorted(endpoint.errors)},
+            "200": {"description": description, "content": content},
+            **{str(status): _error(status, endpoint.error) for status in sorted(endpoint.errors)},
         },
     }
     if endpoint.body is not None:
@@ -165,9 +189,9 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
     return operation
 
 
-def _error(status: int) -> dict[str, Any]:
+def _error(status: int, kind: type[BaseModel]) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "description": ERRORS[status], "content": {"application/json": {"schema": _ref(ErrorAnswer)}},
+        "description": ERRORS[status], "content": {"application/json": {"schema": _ref(kind)}},
     }  # fmt: skip
     if status in (429, 503):
         found["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds"}}

@@ -51,6 +51,10 @@ class ServerOptions:
         "auto", "reasoning of models that think: apart from the answer, or none: within it", choices=REASONING_FORMATS,
         group="server",
     )  # fmt: skip
+    reasoning_budget: int | None = option(
+        None, "most tokens of reasoning before its end is forced; unset: no limit", group="server", low=0,
+        high=MAX_LIMIT,
+    )  # fmt: skip
     router_policy: str = option(
         "prefix", "replica of a request: that with most of its prompt cached, the next, or the least loaded",
         choices=ROUTER_POLICIES, group="server",

@@ -13,6 +13,7 @@ from typing import Any
 import tokenizers
 
 from quire.errors import ModelFileError, UnsupportedModelError
+from quire.text.fim_tokens import find_fim_tokens
 from quire.text.pre_tokenization import build_byte_level, find_pre_tokenization
 from quire.text.tokenizer_parts import TokenizerParts, add_bos_and_eos
 
@@ -49,6 +50,7 @@ def build_directory_tokenizer(path: Path) -> TokenizerParts:
         eos_token_id=backend.token_to_id(roles["eos_token"]) if "eos_token" in roles else None,
         template_variables=roles,
         chat_templates=_read_chat_templates(path, config),
+        fim=find_fim_tokens(backend.token_to_id),
     )
 
 
@@ -151,13 +153,11 @@ def _add_configured_tokens(
 
 
 def _read_chat_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the templates by name: chat_template.jinja is the default, else that of the other files."""
+    value: Any = config.get("chat_template")
     if (path / "chat_template.jinja").is_file():
-        templates = {"default": _read_text(path / "chat_template.jinja")}
-        for file in sorted((path / "additional_chat_templates").glob("*.jinja")):
-            templates[file.stem] = _read_text(file)
-        return templates
-    value = config.get("chat_template")
-    if value is None:
+        value = _read_text(path / "chat_template.jinja")
+    elif value is None:
         value = _read_json(path / "chat_template.json").get("chat_template")
     entries = [{"name": "default", "template": value}] if isinstance(value, str) else value or []
     try:
@@ -169,6 +169,8 @@ def _read_chat_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str
         raise ModelFileError(
             f"{path / 'tokenizer_config.json'}: chat_template is neither text nor a list of named texts"
         )
+    for file in sorted((path / "additional_chat_templates").glob("*.jinja")):
+        templates[file.stem] = _read_text(file)
     return templates
 
 

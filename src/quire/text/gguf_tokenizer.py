@@ -17,6 +17,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers
 
 from quire.errors import ModelFileError, UnsupportedModelError, printable
+from quire.text.fim_tokens import find_fim_tokens
 from quire.text.pre_tokenization import PreTokenization, build_byte_level, check_merges, find_pre_tokenization
 from quire.text.tokenizer_parts import TokenizerParts, add_bos_and_eos
 
@@ -25,6 +26,11 @@ _log = logging.getLogger(__name__)
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
 """Token types of the format; 1 is an ordinary token, 5 an unused one."""
 _TEMPLATE_KEY = "tokenizer.chat_template"
+_FIM_KEYS = {
+    "prefix": "prefix", "suffix": "suffix", "middle": "middle",
+    "fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle", "fim_rep": "repository", "fim_sep": "file",
+}  # fmt: skip
+"""Keys of fill-in-the-middle tokens → fields of `FimTokens`. The first three are those of older files."""
 
 
 class _Metadata(msgspec.Struct, rename=lambda name: f"tokenizer.ggml.{name}"):
@@ -40,6 +46,14 @@ class _Metadata(msgspec.Struct, rename=lambda name: f"tokenizer.ggml.{name}"):
     eos_token_id: int | None = None
     unknown_token_id: int | None = None
     padding_token_id: int | None = None
+    prefix_token_id: int | None = None
+    suffix_token_id: int | None = None
+    middle_token_id: int | None = None
+    fim_pre_token_id: int | None = None
+    fim_suf_token_id: int | None = None
+    fim_mid_token_id: int | None = None
+    fim_rep_token_id: int | None = None
+    fim_sep_token_id: int | None = None
     add_bos_token: bool | None = None
     add_eos_token: bool | None = None
     add_space_prefix: bool = True
@@ -88,6 +102,7 @@ def build_gguf_tokenizer(metadata: Mapping[str, Any]) -> TokenizerParts:
         eos_token_id=ids["eos_token"],
         template_variables=variables,
         chat_templates=_chat_templates(metadata),
+        fim=find_fim_tokens(backend.token_to_id, _named_fim_tokens(found)),
     )
 
 
@@ -102,7 +117,7 @@ def _read(metadata: Mapping[str, Any]) -> _Metadata:
         values = getattr(found, name)
         if values is not None and len(values) != num_tokens:
             raise ModelFileError(f"tokenizer.ggml.{name} has {len(values)} entries for {num_tokens} tokens")
-    for name in ("bos", "eos", "unknown", "padding"):
+    for name in ("bos", "eos", "unknown", "padding", *_FIM_KEYS):
         token_id = getattr(found, f"{name}_token_id")
         if token_id is not None and not 0 <= token_id < num_tokens:
             raise ModelFileError(
@@ -219,6 +234,11 @@ def _add_bos_and_eos(
         added[name] = token if (default if flag is None else flag) else None
     if any(added.values()):
         add_bos_and_eos(backend, bos=added["bos"], eos=added["eos"])
+
+
+def _named_fim_tokens(found: _Metadata) -> dict[str, int]:
+    named = [(role, getattr(found, f"{key}_token_id")) for key, role in _FIM_KEYS.items()]
+    return {role: token_id for role, token_id in named if token_id is not None}
 
 
 def _chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:

@@ -1,11 +1,11 @@
 """Reasoning that a model writes between two markers before its answer, and the answer behind it.
 
-Qwen3, DeepSeek-R1, SmolLM3 and GLM write `<think>…</think>`, Gemma 4 `<|channel>thought…<channel|>`, gpt-oss a message
-in the channel `analysis`. Some templates end the prompt with the first marker. Must not know: requests. Next to read:
-`tool_calls/parser.py`, which reads the answer.
+Must not know: requests. Next to read: `harmony.py`, which reads gpt-oss's messages, and `tool_calls/parser.py`, which
+reads the answer.
 """
 
 import math
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -20,8 +20,8 @@ class ReasoningFormat:
     """Markers around reasoning.
 
     `is_open`: the prompt ends inside. `has_special_marker`: markers are special tokens, which text must keep.
-    `breaks_off`: marker of the answer that ends reasoning, too, since models leave `end` out before it. `openings`:
-    markers before the answer, which are no part of it.
+    `breaks_off`: marker of the answer that ends reasoning, too, since models leave `end` out before it. `openings` and
+    `closing`: markers around the answer, which are no part of it. `is_harmony`: see `harmony.py`.
     """
 
     start: str = "<think>"
@@ -30,31 +30,58 @@ class ReasoningFormat:
     has_special_marker: bool = False
     breaks_off: str = ""
     openings: tuple[str, ...] = ()
+    closing: str = ""
+    is_harmony: bool = False
 
     def is_taught(self, chat_template: str) -> bool:
         """Return True if a template has the markers. Others also end turns with gpt-oss's `end`."""
-        return (self.start if self.openings else self.end) in chat_template
+        needed = (self.start,) if self.is_harmony else (self.end, *self.openings)
+        return all(marker in chat_template for marker in needed)
 
 
 FORMATS = (
-    ReasoningFormat(),
+    ReasoningFormat(openings=("<answer>",), closing="</answer>"),  # Hunyuan
+    ReasoningFormat(openings=("<response>",), closing="</response>"),  # Granite 3.3
+    ReasoningFormat(),  # Qwen3, DeepSeek, GLM, SmolLM3, Nemotron, MiniMax-M2, Phi-4, LFM2.5
     ReasoningFormat("<seed:think>", "</seed:think>"),
-    ReasoningFormat("[THINK]", "[/THINK]"),
-    ReasoningFormat("<|channel>thought", "<channel|>", breaks_off="<|tool_call>"),
+    ReasoningFormat("[THINK]", "[/THINK]"),  # Magistral
+    ReasoningFormat("<|channel>thought", "<channel|>", breaks_off="<|tool_call>"),  # Gemma 4
     ReasoningFormat(
-        "<|channel|>analysis<|message|>", "<|end|>", openings=("<|start|>assistant", "<|channel|>final<|message|>")
+        "<|START_THINKING|>", "<|END_THINKING|>", breaks_off="<|START_ACTION|>", openings=("<|START_RESPONSE|>",),
+        closing="<|END_RESPONSE|>",
+    ),  # Command R7B and A
+    ReasoningFormat(
+        "<|START_THINKING|>", "<|END_THINKING|>", breaks_off="<|START_ACTION|>", openings=("<|START_TEXT|>",),
+        closing="<|END_TEXT|>",
     ),
-)
+    ReasoningFormat("<|inner_prefix|>", "<|inner_suffix|>", breaks_off="<|tools_prefix|>"),  # Apertus
+    ReasoningFormat("<mm:think>", "</mm:think>"),  # MiniMax-M3
+    ReasoningFormat("<think:opensource>", "</think:opensource>"),  # Hunyuan 3
+    ReasoningFormat(
+        "<|open|>think<|sep|>", "<|close|>think<|sep|>", breaks_off="<|open|>tools<|sep|>",
+        openings=("<|open|>response<|sep|>",), closing="<|close|>response<|sep|>",
+    ),  # Kimi-K3
+    ReasoningFormat(
+        "Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", closing="[END FINAL RESPONSE]",
+    ),  # Apriel
+    ReasoningFormat(
+        "<|channel|>analysis<|message|>", "<|end|>", openings=("<|start|>assistant", "<|channel|>final<|message|>"),
+        is_harmony=True,
+    ),  # gpt-oss
+)  # fmt: skip
 
 
 def find_reasoning(chat_template: str | None, prompt: str, tokenizer: "Tokenizer") -> ReasoningFormat | None:
     """Return the format of a template's reasoning; None without any, or if the prompt has closed it already."""
-    found = next((item for item in FORMATS if chat_template is not None and item.is_taught(chat_template)), None)
-    if found is None or prompt.rstrip().endswith(found.end):
+    source = re.sub(r"\{#.*?#\}", "", chat_template or "", flags=re.DOTALL)
+    prompt = prompt.rstrip()
+    taught = (item for item in FORMATS if item.is_taught(source) or (source and prompt.endswith(item.start)))
+    found = next(taught, None)
+    if found is None or (prompt.endswith(found.end) and not found.closing):
         return None
     ids = tokenizer.encode(found.end, add_special_tokens=False)
     is_special = len(ids) == 1 and ids[0] in tokenizer.special_token_ids
-    return replace(found, is_open=prompt.rstrip().endswith(found.start), has_special_marker=is_special)
+    return replace(found, is_open=prompt.endswith(found.start), has_special_marker=is_special)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +103,7 @@ class ReasoningParser:
     def __init__(self, format: ReasoningFormat) -> None:
         self._format = format
         self._read = self._inside if format.is_open else self._before
+        self._closing = format.closing
         self._held, self._start = "", 0
         self._is_first = True
 
@@ -145,7 +173,16 @@ class ReasoningParser:
         return []
 
     def _answer(self, ends: bool) -> list[Piece]:
-        return self._take(len(self._held))
+        if not self._closing:
+            return self._take(len(self._held))
+        end = self._held.find(self._closing)
+        size = end if end >= 0 else len(self._held) - (0 if ends else begun_len(self._held, self._closing))
+        found = self._take(size if ends and end < 0 else len(self._held[:size].rstrip()))
+        if end >= 0:
+            self._take(self._held.index(self._closing) + len(self._closing), gives=False)
+            self._skip_blanks()
+            self._closing = ""
+        return found
 
 
 def _place(found: tuple[int, str]) -> float:

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.runtime import Context
@@ -71,20 +71,9 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         """Compile `source`. Raises: jinja2.TemplateSyntaxError and what Python's compiler raises."""
         return self.from_string(_CountIterations().visit(self.parse(source)))
 
-    def loops_over_content(self, source: str) -> bool:
-        """Return True if the template has a loop over the parts of a message's content."""
-        for loop in self.parse(source).find_all(nodes.For):
-            iterated: nodes.Node | None = loop.iter
-            while isinstance(iterated, nodes.Filter):
-                iterated = iterated.node
-            if isinstance(iterated, nodes.Getattr) and iterated.attr == "content":
-                return True
-            if isinstance(iterated, nodes.Name) and iterated.name == "content":
-                return True
-            key = iterated.arg if isinstance(iterated, nodes.Getitem) else None
-            if isinstance(key, nodes.Const) and key.value == "content":
-                return True
-        return False
+    def free_variables(self, source: str) -> list[str]:
+        """Return the names that a template may read from outside."""
+        return sorted(meta.find_undeclared_variables(self.parse(source)))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Apply an operator, unless its result would be too large."""

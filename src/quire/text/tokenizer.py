@@ -1,8 +1,9 @@
 """Text to token ids and back, for one model.
 
-Wraps the tokenizers library and adds special tokens, decoding as bytes, and chat templates.
+Wraps the tokenizers library and adds special tokens and decoding as bytes; it carries the model's chat templates.
 Made by `load_tokenizer_directory` or `load_tokenizer_gguf`. Must not know: requests, the scheduler, tensors; importing
-this file loads neither torch nor numpy nor jinja2. Next to read: `token_bytes.py`, then `detokenizer.py`.
+this file loads neither torch nor numpy nor jinja2. Next to read: `token_bytes.py`, then `detokenizer.py`; and
+`dialogue.py`, which renders chats.
 """
 
 import functools
@@ -10,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quire.errors import ChatTemplateError, ModelFileError, PromptError
-from quire.text.chat_template import compile_chat_template
+from quire.errors import PromptError
 from quire.text.directory_tokenizer import build_directory_tokenizer
 from quire.text.gguf_tokenizer import build_gguf_tokenizer
 from quire.text.rendered_chat import RenderedChat, SpecialTokenMarks
@@ -29,15 +29,19 @@ class Tokenizer:
         vocab_size: ids are below this. The model's vocabulary may be larger (padding): such ids decode to "".
         bos_token_id, eos_token_id: None where the model has none.
         special_token_ids: tokens that mark structure, removed by `skip_special_tokens`.
-        chat_template: Jinja2 source of the default template, or None.
+        special_tokens: their texts.
+        chat_templates: Jinja2 sources by name; "default" is used unless a request names another.
+        template_variables: names that chat templates may use, such as `bos_token`, with their text.
+        marks: finds special tokens in the text of messages.
+        fim: tokens of the fill-in-the-middle format; None if the model has none.
         byte_decoding: bytes of tokens; None for a tokenizer that does not work byte by byte.
     """
 
     def __init__(self, parts: TokenizerParts, *, model_vocab_size: int | None = None) -> None:
         """`model_vocab_size`: `encode` then refuses text with tokens the model has no embedding for."""
         self._backend = parts.backend
-        self._template_variables = parts.template_variables
-        self._chat_templates = parts.chat_templates
+        self.template_variables = parts.template_variables
+        self.chat_templates = parts.chat_templates
         self._added_tokens = {
             token_id: token.content for token_id, token in parts.backend.get_added_tokens_decoder().items()
         }
@@ -47,13 +51,20 @@ class Tokenizer:
         self.special_token_ids: frozenset[int] = frozenset(
             token_id for token_id, token in parts.backend.get_added_tokens_decoder().items() if token.special
         )
-        self.chat_template: str | None = parts.chat_templates.get("default")
         self.byte_decoding = byte_decoding(parts.backend)
-        self._marks = SpecialTokenMarks(self._added_tokens[token_id] for token_id in self.special_token_ids)
+        self.fim = parts.fim
+        marked = self.special_token_ids.union(() if parts.fim is None else parts.fim.endings)
+        self.special_tokens = frozenset(self._added_tokens[token_id] for token_id in self.special_token_ids)
+        self.marks = SpecialTokenMarks(piece for token_id in marked if (piece := self.id_to_token(token_id)))
         self._bytes_of: dict[int, bytes] = {}
         # None if every id of the tokenizer has an embedding, which is the usual case.
         exceeds_model = model_vocab_size is not None and self.vocab_size > model_vocab_size
         self._id_limit = model_vocab_size if exceeds_model else None
+
+    @property
+    def chat_template(self) -> str | None:
+        """Return the Jinja2 source of the default template; None without one."""
+        return self.chat_templates.get("default")
 
     @functools.cached_property
     def max_token_chars(self) -> int:
@@ -143,51 +154,6 @@ class Tokenizer:
         piece: str | None = self._backend.id_to_token(token_id)
         return piece
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        """Return the text of `render_chat`, for display: `encode` takes special tokens in a message for the template's.
-
-        Raises: ChatTemplateError.
-        """
-        return self.render_chat(messages, **options).text
-
-    def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template: str | None = None,
-        **variables: Any,
-    ) -> RenderedChat:
-        """Render `messages` to a prompt for `encode_chat`.
-
-        `add_generation_prompt` ends with the beginning of the assistant's turn; `continue_final_message` leaves the
-        last message open instead. `chat_template` is Jinja2 source or the name of one of the model's templates.
-        The template gets `variables` under their names. Raises: ChatTemplateError.
-        """
-        template = compile_chat_template(self._choose_template(chat_template, has_tools=tools is not None))
-        return self._marks.render(
-            lambda marked: template.render(
-                marked(messages),
-                add_generation_prompt=add_generation_prompt and not continue_final_message,
-                continue_final_message=continue_final_message,
-                tools=marked(tools),
-                variables={**self._template_variables, **marked(variables)},
-            )
-        )
-
-    def check_chat_templates(self) -> None:
-        """Compile the model's chat templates. Raises: ModelFileError naming a template that does not parse."""
-        for name, source in self._chat_templates.items():
-            try:
-                compile_chat_template(source)
-            except ChatTemplateError as error:
-                raise ModelFileError(
-                    f"the model's chat template '{name}' cannot be used: {error.message}; choose another with "
-                    "--chat-template FILE, or correct it in the model's files"
-                ) from None
-
     def encode_chat(self, chat: RenderedChat, *, add_special_tokens: bool = False) -> list[int]:
         """Return the token ids of a prompt. Only the template makes special tokens, BOS included.
 
@@ -201,22 +167,6 @@ class Tokenizer:
         start = next(at for at in range(len(whole)) if whole[at : at + len(first)] == first)
         end = start + len(first)
         return [*whole[:end], *(token_id for ids in others for token_id in ids), *whole[end:]]
-
-    def _choose_template(self, chat_template: str | None, *, has_tools: bool) -> str:
-        templates = self._chat_templates
-        if chat_template is not None:
-            return templates.get(chat_template, chat_template)
-        if has_tools and "tool_use" in templates:
-            return templates["tool_use"]
-        if self.chat_template is not None:
-            return self.chat_template
-        if templates:
-            raise ChatTemplateError(
-                f"the model has no default chat template; choose one with chat_template=, of {', '.join(templates)}"
-            )
-        raise ChatTemplateError(
-            "the model has no chat template; pass one with chat_template=, or send a prompt instead of messages"
-        )
 
 
 def load_tokenizer_directory(path: str | Path, *, model_vocab_size: int | None = None) -> Tokenizer:

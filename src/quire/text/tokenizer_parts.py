@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import tokenizers
 from tokenizers import processors
 
+from quire.text.fim_tokens import FimTokens
+
 
 @dataclass(frozen=True, slots=True)
 class TokenizerParts:
@@ -18,6 +20,7 @@ class TokenizerParts:
         bos_token_id, eos_token_id: None where the model has none.
         template_variables: names that chat templates may use, such as `bos_token`, with their text.
         chat_templates: Jinja2 sources by name; "default" is used unless a request names another.
+        fim: tokens of the fill-in-the-middle format; None if the model has none.
     """
 
     backend: tokenizers.Tokenizer
@@ -25,6 +28,7 @@ class TokenizerParts:
     eos_token_id: int | None
     template_variables: dict[str, str] = field(default_factory=dict)
     chat_templates: dict[str, str] = field(default_factory=dict)
+    fim: FimTokens | None = None
 
 
 def add_bos_and_eos(backend: tokenizers.Tokenizer, *, bos: str | None, eos: str | None) -> None:

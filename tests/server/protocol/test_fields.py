@@ -20,7 +20,10 @@ from tests.server.fake_engine import CHAT
 MINIMAL: dict[str, dict[str, Any]] = {
     "ChatRequest": {**CHAT, "logprobs": True},
     "CompletionRequest": {"model": "m", "prompt": "a"},
+    "InfillRequest": {"input_prefix": "a", "input_suffix": "b"},
     "ResponsesRequest": {"model": "m", "input": "a"},
+    "MessagesRequest": {"model": "m", "max_tokens": 1, "messages": CHAT["messages"]},
+    "CountTokensRequest": {"model": "m", "messages": CHAT["messages"]},
     "EmbeddingRequest": {"model": "m", "input": "a"},
     "ScoreRequest": {"queries": "a", "documents": ["b"]},
     "RerankRequest": {"query": "a", "documents": ["b"]},

@@ -27,7 +27,8 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
         (CompletionRequest, {"prompt": "a", "n": 1, "best_of": 2}, "best_of"),
         (CompletionRequest, {"prompt": "a", "max_tokens": 0}, "max_tokens"),
         (CompletionRequest, {"prompt": "a", "prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
-        (CompletionRequest, {"prompt": "a", "suffix": "x"}, "suffix"),
+        (CompletionRequest, {"prompt": [1], "suffix": "x"}, "suffix"),
+        (CompletionRequest, {"prompt": "", "suffix": ""}, "prompt"),
         (EmbeddingRequest, {"input": "a", "encoding_format": "int8"}, "encoding_format"),
         (EmbeddingRequest, {"input": "a", "endianness": "big"}, "endianness"),
         (TokenizeRequest, {}, "prompt"),
@@ -50,6 +51,8 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
         (ChatRequest, {"tools": [TOOL], "tool_choice": "required", "structured_outputs": {"json_object": True}},
          "tool_choice"),
         (ChatRequest, {"tools": [TOOL], "tool_choice": NAMED, "structured_outputs": {"regex": "a"}}, "tool_choice"),
+        (ChatRequest, {"tools": [{**TOOL, "allowed_callers": ["programmatic"]}]}, "tools.0.allowed_callers"),
+        (ChatRequest, {"tools": [{**TOOL, "unknown": 1}]}, "tools.0.unknown"),
         (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]},
          "messages.0.tool_calls.0.function"),
         (ChatRequest, {"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
@@ -91,6 +94,7 @@ def test_limits_and_neutral_values_are_accepted(kind: Any, fields: dict[str, Any
         {"prompt_cache_key": "k"}, {"prompt_cache_retention": "24h"}, {"parallel_tool_calls": True},
         {"reasoning_effort": "low"}, {"modalities": ["text"]}, {"verbosity": "low"}, {"include_reasoning": True},
         {"session_id": "s"}, {"stream_interval": 5}, {"top_logprobs": 0},
+        {"prompt_cache_options": {"mode": "explicit", "ttl": "30m"}},
         {"prediction": {"type": "content", "content": "x"}}, {"n": None}, {"stream": None}, {"logprobs": None},
     ],
     ids=lambda field: next(iter(field)),
@@ -99,7 +103,14 @@ def test_fields_without_effect_are_taken(field: dict[str, object]) -> None:
     assert validate(ChatRequest, {**CHAT, **field})
 
 
-def test_answer_can_be_sent_back_as_a_message() -> None:
-    answer = {"role": "assistant", "content": "x", "refusal": None, "annotations": [], "tool_calls": None}
-    for more in ({}, {"audio": None, "function_call": None, "annotations": None}):
-        assert validate(ChatRequest, {**CHAT, "messages": [*CHAT["messages"], {**answer, **more}]})
+def test_hints_of_tools_reach_no_prompt() -> None:
+    hints = {
+        "cache_control": {"type": "ephemeral"},
+        "defer_loading": False,
+        "output_schema": {},
+        "allowed_callers": None,
+    }
+    function = {**TOOL["function"], "return": {"type": "string"}, **hints}
+    offer = validate(ChatRequest, {**CHAT, "tools": [{**TOOL, "function": function, **hints}]}).offer()
+    assert offer is not None
+    assert offer.tools == [TOOL]

@@ -40,20 +40,36 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
         ({"stream_options": {}}, "invalid_parameter", "stream_options"),
         ({"chat_template_kwargs": {"tools": []}}, "invalid_parameter", "chat_template_kwargs"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "invalid_parameter", "input.0.type"),
-        ({"input": [{"type": "reasoning", "summary": []}]}, "invalid_parameter", "input.0.type"),
+        ({"input": [{"id": "msg_1"}]}, "invalid_parameter", "input.0.type"),
+        ({"input": [{"type": "web_search_call", "id": "x"}]}, "invalid_parameter", "input.0.type"),
+        ({"input": [{"type": "reasoning", "summary": "x"}]}, "invalid_parameter", "input.0.summary"),
+        ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "x"}]}, "invalid_parameter", "input"),
+        ({"input": [{"role": "user", "content": [{"type": "reasoning", "text": "x"}]}]}, "invalid_parameter",
+         "input.0.content"),
+        ({"input": [TURN, {**RESULT, "output": [{"type": "reasoning", "text": "x"}]}]}, "invalid_parameter",
+         "input.1.output"),
+        ({"reasoning": {"effort": "huge"}}, "invalid_parameter", "reasoning.effort"),
+        ({"reasoning": {"effort": "none", "max_tokens": 5}}, "invalid_parameter", "reasoning.max_tokens"),
+        ({"thinking_token_budget": 5}, "unsupported_parameter", "thinking_token_budget"),
         ({"input": [TURN, {"type": "function_call", "call_id": "1", "name": "now"}]}, "invalid_parameter",
          "input.1.arguments"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
          "unsupported_content", "input.0.content.0.type"),
-        ({"tools": [{"type": "web_search"}]}, "invalid_parameter", "tools.0.type"),
-        ({"tools": [TOOL, {"type": "code_interpreter", "container": {}}]}, "invalid_parameter", "tools.1.type"),
+        ({"tools": [{"type": "web_search"}]}, "unsupported_parameter", "tools.0.type"),
+        ({"tools": [TOOL, {"type": "code_interpreter", "container": {}}]}, "unsupported_parameter", "tools.1.type"),
+        ({"tools": [{"type": "custom", "name": "now"}]}, "unsupported_parameter", "tools.0.type"),
+        ({"tools": [{"type": "mcp", "server_label": "a"}]}, "unsupported_parameter", "tools.0.type"),
+        ({"tools": [{"type": 5}]}, "invalid_parameter", "tools.0.type"),
+        ({"tools": [{**TOOL, "allowed_callers": ["programmatic"]}]}, "unsupported_parameter",
+         "tools.0.allowed_callers"),
         ({"tools": [{"type": "function"}]}, "invalid_parameter", "tools.0.name"),
         ({"tools": [{"type": "function", "function": {"name": "now"}}]}, "invalid_parameter", "tools.0.name"),
         ({"tools": [{**TOOL, "name": "a b"}]}, "invalid_parameter", "tools.0.name"),
         ({"tools": [TOOL] * 129}, "invalid_parameter", "tools"),
         ({"tools": [TOOL], "tool_choice": "any"}, "invalid_parameter", "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "invalid_parameter", "tool_choice.name"),
-        ({"tools": [TOOL], "tool_choice": {"type": "web_search_preview"}}, "invalid_parameter", "tool_choice.type"),
+        ({"tools": [TOOL], "tool_choice": {"type": "web_search_preview"}}, "unsupported_parameter",
+         "tool_choice.type"),
         ({"tools": [TOOL], "tool_choice": allowed("auto", "other")}, "invalid_parameter", "tool_choice"),
         ({"tools": [TOOL], "tool_choice": allowed("auto")}, "invalid_parameter", "tool_choice.tools"),
         ({"tool_choice": "required"}, "invalid_parameter", "tool_choice"),
@@ -127,3 +143,51 @@ def test_call_becomes_part_of_the_assistants_turn_before_it() -> None:
     assert turn["content"] == [{"type": "text", "text": "Let me see."}]
     assert (two["tool_call_id"], two["content"]) == ("call_2", [{"type": "text", "text": "13:00"}])
     assert again["content"] == ""
+
+
+def test_items_of_one_answer_are_one_message_with_its_reasoning() -> None:
+    parts = [{"type": "reasoning_text", "text": "Which city?"}]
+    items = [
+        TURN,
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": parts, "encrypted_content": None,
+         "status": "completed"},
+        {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "phase": "commentary",
+         "content": [{"type": "output_text", "text": "Let me see.", "annotations": [], "parsed": None}]},
+        {**CALL, "parsed_arguments": {}, "caller": {"type": "direct"}, "namespace": "x"},
+        {"type": "message", "role": "assistant", "content": "Wait."},
+        {**RESULT, "id": "fco_1", "status": "completed", "name": "now"},
+        {"type": "reasoning", "id": "rs_2", "content": None, "summary": [{"type": "summary_text", "text": "Noon."}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+        {"type": "reasoning", "id": "rs_3", "summary": [], "encrypted_content": "gAAAA"},
+        TURN,
+    ]  # fmt: skip
+    chat = validate(ResponsesRequest, {**BODY, "input": items}).chat_request()
+    call = {"id": "call_1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    assert [message.model_dump(exclude_none=True) for message in chat.messages] == [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "reasoning": "Which city?", "tool_calls": [call],
+         "content": [{"type": "text", "text": "Let me see."}, {"type": "text", "text": "Wait."}]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "12:00"},
+        {"role": "assistant", "reasoning": "Noon.", "content": [{"type": "text", "text": "No."}]},
+        {"role": "user", "content": "a"},
+    ]  # fmt: skip
+
+
+def test_item_reference_error_says_what_to_send() -> None:
+    with pytest.raises(ApiError, match="send the item itself"):
+        validate(ResponsesRequest, {**BODY, "input": [{"type": "item_reference", "id": "x"}]})
+
+
+def test_options_of_reasoning_are_those_of_chat() -> None:
+    options = {"effort": "low", "summary": "auto", "max_tokens": 7, "exclude": True}
+    chat = validate(ResponsesRequest, {**BODY, "reasoning": options}).chat_request()
+    assert (chat.reasoning_effort, chat.reasoning_budget, chat.include_reasoning) == ("low", 7, False)
+    chat = validate(ResponsesRequest, {**BODY, "reasoning": {"enabled": False}}).chat_request()
+    assert (chat.reasoning_effort, chat.enables_reasoning) == ("none", False)
+
+
+def test_hints_of_tools_are_taken_and_reach_no_prompt() -> None:
+    hints = {"allowed_callers": ["direct", "programmatic"], "defer_loading": True, "output_schema": {"type": "string"}}
+    offer = validate(ResponsesRequest, {**BODY, "tools": [{**TOOL, **hints}]}).chat_request().offer()
+    assert offer is not None
+    assert offer.tools == [{"type": "function", "function": {name: TOOL[name] for name in TOOL if name != "type"}}]

@@ -1,5 +1,6 @@
 """`response_format`, `structured_outputs` and `text.format`, from the request to the engine."""
 
+import json
 from typing import Any
 
 import pytest
@@ -33,6 +34,27 @@ def test_each_way_to_ask_for_structured_output() -> None:
     assert params(structured_outputs={"regex": "a+", **defaults}) == StructuredOutputsParams(regex="a+")
 
 
+LOOSE = {"type": "object", "properties": {"a": {"type": "object", "properties": {"b": {}}}, "c": {"$ref": "#/$defs/C"}},
+         "$defs": {"C": {"properties": {"d": {}}}}}  # fmt: skip
+
+
+def test_response_format_has_declared_keys_only_unless_the_schema_says_more() -> None:
+    found = params(response_format=json_schema(LOOSE))
+    assert found is not None
+    closed = {"type": "object", "additionalProperties": False}
+    assert json.loads(found.text) == {
+        "properties": {"a": {**LOOSE["properties"]["a"], **closed}, "c": {"$ref": "#/$defs/C"}},
+        "$defs": {"C": {"properties": {"d": {}}, **closed}}, **closed,
+    }  # fmt: skip
+    for stated in ({"required": ["a"]}, {"additionalProperties": True}, {"additionalProperties": False}):
+        schema = {"type": "object", "properties": {"a": {}}, **stated}
+        assert params(response_format=json_schema(schema)) == StructuredOutputsParams(json=schema)
+
+
+def test_structured_outputs_json_stays_as_it_is() -> None:
+    assert params(structured_outputs={"json": LOOSE}) == StructuredOutputsParams(json=LOOSE)
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -42,6 +64,7 @@ def test_each_way_to_ask_for_structured_output() -> None:
         ({"response_format": {**NAMED, "json_schema": {"schema": {}}}}, "response_format.json_schema.name"),
         ({"response_format": NAMED, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
         ({"structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp"),
+        ({"structured_outputs": {"regex": "a", "reasoning": {}}}, "structured_outputs.reasoning"),
         ({"structured_outputs": {"json": [1]}}, "structured_outputs.json"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
         ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
@@ -94,10 +117,10 @@ async def test_engine_gets_the_schema_and_errors_name_the_field_that_was_sent(pa
             response = await client.post(path, json={**body, **asked})
             assert_error(response, 400, "invalid_parameter", param)
         assert engine.submitted == []
-        response = await client.post(path, json={**body, **with_schema(SCHEMA)})
-    assert response.status_code == 200, response.text
-    if is_response:
-        assert response.json()["text"] == with_schema(SCHEMA)["text"]
-    for request in engine.submitted:
-        assert request.sampling is not None
-        assert request.sampling.structured_outputs == StructuredOutputsParams(json=SCHEMA)
+        for schema in (SCHEMA, LOOSE):
+            response = await client.post(path, json={**body, **with_schema(schema)})
+            assert response.status_code == 200, response.text
+            if is_response:
+                assert response.json()["text"] == with_schema(schema)["text"]
+    given = {request.sampling.structured_outputs for request in engine.submitted if request.sampling}
+    assert given == {StructuredOutputsParams(json=SCHEMA), params(response_format=json_schema(LOOSE))}

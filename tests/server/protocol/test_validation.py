@@ -42,7 +42,7 @@ def refusal(value: Any, kind: Any = ChatRequest) -> ApiError:
         ({"messages": {}}, "messages", "messages must be a valid list, got an object"),
         ({"messages": [{"content": "x"}]}, "messages.0.role", "messages.0.role is required"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "messages.0.content must be text, got 5"),  # noqa: E501
-        ({"messages": [{"role": "assistant", "function_call": {}}]}, "messages.0.function_call", "messages.0.function_call must be null, got an object"),  # noqa: E501
+        ({"messages": [{"role": "assistant", "audio": {}}]}, "messages.0.audio", "messages.0.audio must be null, got an object"),  # noqa: E501
         ({"modalities": ["text", "audio"]}, "modalities.1", 'modalities.1 must be \'text\', got "audio"'),
         ({"stream_options": {}}, "stream_options", "stream_options needs stream: true"),
     ],
@@ -52,7 +52,7 @@ def test_error_names_the_field_and_its_limit(fields: dict[str, Any], param: str,
     assert (error.param, error.message, error.code) == (param, message, "invalid_parameter")
 
 
-@pytest.mark.parametrize("part", ["image_url", "input_audio", "file", "video_url", "refusal"])
+@pytest.mark.parametrize("part", ["image_url", "input_audio", "file", "video_url"])
 def test_content_other_than_text_is_refused(part: str) -> None:
     content = [{"type": "text", "text": "see"}, {"type": part, part: {"url": "http://example.com/a.png"}}]
     error = refusal({**CHAT, "messages": [{"role": "user", "content": content}]})
@@ -82,6 +82,8 @@ def test_unknown_field_error_names_the_nearest_known_one() -> None:
         ("input", ChatRequest, ": use messages"),
         ("max_completion_tokens", CompletionRequest, ": use max_tokens"),
         ("mirostat", ChatRequest, ""),
+        ("reasoning_budget", ChatRequest, ": use thinking_token_budget"),
+        ("thinking_budget", ResponsesRequest, ": use reasoning.max_tokens"),
     ],
 )
 def test_hint_is_a_field_of_this_request(name: str, kind: Any, hint: str) -> None:
@@ -89,6 +91,15 @@ def test_hint_is_a_field_of_this_request(name: str, kind: Any, hint: str) -> Non
     needed = {"model": "m", **({"messages": MESSAGES} if kind is ChatRequest else {"prompt": "x", "input": "x"})}
     body = {key: value for key, value in needed.items() if key in kind.model_fields}
     assert refusal({**body, name: 1}, kind).message == f"unknown field {json.dumps(name)}{hint}"
+
+
+def test_hint_inside_an_object_is_a_field_of_that_object() -> None:
+    function = {"name": "now", "parametres": {}}
+    error = refusal({**CHAT, "tools": [{"type": "function", "function": function}]})
+    assert error.message == "unknown field \"parametres\" (did you mean 'parameters'?)"
+    assert refusal({**CHAT, "reasoning": {"temperature": 1}}).message == 'unknown field "temperature"'
+    fields = {"response_format": {"type": "text", "json_shema": {}}}
+    assert refusal({**CHAT, **fields}).message == "unknown field \"json_shema\" (did you mean 'json_schema'?)"
 
 
 @pytest.mark.parametrize("name", sorted(set(UNSUPPORTED) - set(ChatRequest.model_fields)))
@@ -102,7 +113,9 @@ def test_unsupported_field_is_refused_unless_null(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(WITHOUT_EFFECT))
 def test_neutral_value_of_unsupported_field_is_accepted(name: str) -> None:
     validate(ChatRequest, {**CHAT, name: WITHOUT_EFFECT[name]})
-    for other in (True, 2, "x", []):
+    for other in (True, 2, "x", [], [1]):
+        if type(other) is type(WITHOUT_EFFECT[name]) and other == WITHOUT_EFFECT[name]:
+            continue
         assert refusal({**CHAT, name: other}).code == "unsupported_parameter"
 
 

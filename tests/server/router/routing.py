@@ -81,7 +81,7 @@ async def failing(script: Script, models: tuple[str, ...] = ("scripted",)) -> As
                 path = head.split(b" ")[1].decode()
                 length = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
                 await reader.readexactly(int(length[0].split(b":")[1]) if length else 0)
-                if path in (CHAT, "/v1/responses"):
+                if path in (CHAT, "/v1/responses", "/v1/messages"):
                     await script(reader, writer)
                     break
                 found = lists.get(path)

@@ -99,6 +99,7 @@ async def test_prefix_is_that_of_every_route_and_of_the_callers_key() -> None:
                 (CHAT, chat_body(text=long_text(1))),
                 ("/v1/completions", {"model": "scripted", "prompt": long_text(1)}),
                 ("/v1/responses", {"model": "scripted", "input": long_text(1)}),
+                ("/v1/messages", chat_body(text=long_text(1))),
             ):
                 forwarded = [(b"content-type", b"application/json"), (b"x-quire-client", key.encode()),
                              (b"x-quire-salt", keys.find(key.encode()).cache_salt.encode())]  # fmt: skip
@@ -107,7 +108,7 @@ async def test_prefix_is_that_of_every_route_and_of_the_callers_key() -> None:
                 answer = await router.answer("POST", path, body=body, headers={"Authorization": f"Bearer {key}"})
                 assert answer.status == 200, answer.body
         assert all(len(digests) > 5 for digests in found.values())
-        assert found["key-a", CHAT] == found["key-a", "/v1/responses"]
+        assert found["key-a", CHAT] == found["key-a", "/v1/responses"] == found["key-a", "/v1/messages"]
         assert len(set(found.values())) == 4, "keys share no prefixes"
         known = router.fleet.replicas[0].digests
         await until(lambda: all(set(digests) <= known for digests in found.values()))
@@ -168,8 +169,8 @@ async def test_refusal_of_a_request_takes_no_replica_out() -> None:
 
 @pytest.mark.parametrize(
     ("path", "cut"),
-    [(CHAT, EVENT), (CHAT, EVENT + b"data: {"), ("/v1/responses", EVENT)],
-    ids=["whole", "cut", "typed"],
+    [(CHAT, EVENT), (CHAT, EVENT + b"data: {"), ("/v1/responses", EVENT), ("/v1/messages", EVENT)],
+    ids=["whole", "cut", "typed", "Anthropic's"],
 )
 @in_loop
 async def test_stream_that_breaks_ends_with_an_error_event(path: str, cut: bytes) -> None:
@@ -187,7 +188,9 @@ async def test_stream_that_breaks_ends_with_an_error_event(path: str, cut: bytes
         else:
             name, data = last.split(b"\n")
             assert name == b"event: error"
-            assert json.loads(data.removeprefix(b"data: "))["code"] == "replica_lost"
+            content = json.loads(data.removeprefix(b"data: "))
+            code = content["error"]["details"]["error_code"] if path == "/v1/messages" else content["code"]
+            assert code == "replica_lost"
         assert (await router.counts("requests_total"))[1] == 0, "it is not sent again"
 
 

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from quire.server.protocol.chat import ChatCompletion, ChatRequest, Message
-from quire.server.protocol.fields import Body
+from quire.server.protocol.chat import ChatCompletion, ChatRequest
 from quire.server.protocol.validation import validate
 from quire.server.request_record import Caller
 from quire.server.routes.chat import message_dicts, prepare_chat
@@ -157,17 +156,14 @@ async def test_engine_that_dies_is_a_503_and_a_failed_request_a_500() -> None:
     assert "not finite" in message
 
 
-def test_template_sees_the_sent_fields_and_always_some_content() -> None:
-    class Messages(Body):
-        messages: list[Message]
-
+def test_dialogue_gets_the_known_keys_of_messages() -> None:
     sent = [
-        {"role": "user", "content": [{"type": "text", "text": "a"}], "name": "Ann"},
-        {"role": "assistant", "content": None, "annotations": []},
+        {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {}}], "name": "Ann"},
+        {"role": "assistant", "content": None, "annotations": [], "thinking": "Hm.", "stop_reason": None},
     ]
-    assert message_dicts(validate(Messages, {"messages": sent}).messages) == [
+    assert message_dicts(validate(ChatRequest, {**CHAT, "messages": sent}).messages) == [
         {"role": "user", "content": [{"type": "text", "text": "a"}], "name": "Ann"},
-        {"role": "assistant", "content": ""},
+        {"role": "assistant", "reasoning": "Hm."},
     ]
 
 

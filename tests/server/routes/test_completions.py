@@ -1,14 +1,29 @@
 """`/v1/completions`, whole and as a stream."""
 
+import asyncio
 import json
 from typing import Any
 
+import openai
 import pytest
+from fastapi import FastAPI
 
+from quire.server.front_end import FrontEnd
 from quire.server.protocol.prompts import Completion
 from quire.structured_outputs import STRUCTURED_OUTPUTS_FAILED
-from tests.engine.builders import mixing, saying
-from tests.server.fake_engine import MODEL, assert_error, chunks, in_loop, make_server, post, requests_to
+from tests.engine.builders import EOS, mixing, saying
+from tests.server.fake_engine import (
+    MODEL,
+    FakeEngine,
+    assert_error,
+    chunks,
+    in_loop,
+    listening,
+    make_server,
+    post,
+    requests_to,
+)
+from tests.text.infill_cases import QWEN, fim_tokenizer
 
 PATH = "/v1/completions"
 
@@ -190,3 +205,85 @@ async def test_failed_prompt_aborts_the_other_prompts() -> None:
     assert message == "broken"
     assert engine.num_requests == 0
     assert {engine.submitted[0].request_id, engine.submitted[2].request_id} == set(engine.aborted)
+
+
+# --- Fill in the middle -------------------------------------------------------------------------
+
+
+def filling(text: str = "fill", **settings: Any) -> tuple[FastAPI, FakeEngine]:
+    """Return a server of a model with fill-in-the-middle tokens, whose answer is `text`."""
+    tokenizer = fim_tokenizer(*QWEN)
+    app, engine = make_server(**({"next_token": saying(text)} | settings), tokenizer=tokenizer)
+    app.state.quire.supervisor._front_end = FrontEnd(engine.engine.config, tokenizer, None)
+    return app, engine
+
+
+@pytest.mark.parametrize("then", [EOS, QWEN.index("<|file_sep|>") + 1])
+@in_loop
+async def test_suffix_fills_in_the_middle_of_each_prompt(then: int) -> None:
+    app, engine = filling(next_token=saying("fill", then=then))
+    fields = {"prompt": ["ab", "c"], "suffix": "yz", "n": 2, "temperature": 1, "echo": True, "return_token_ids": True}
+    answer = (await post(app, PATH, fields)).json()
+    Completion.model_validate(answer)
+    assert texts(answer) == ["abfill", "abfill", "cfill", "cfill"]
+    assert {choice["finish_reason"] for choice in answer["choices"]} == {"stop"}
+    assert [request.prompt_token_ids for request in engine.submitted] == [
+        [1, 97, 98, 2, 121, 122, 3], [1, 99, 2, 121, 122, 3],
+    ]  # fmt: skip
+    streamed_app, _ = filling(next_token=saying("fill", then=then))
+    found = chunks((await post(streamed_app, PATH, fields | {"stream": True})).text)
+    assert [streamed(found, index) for index in range(4)] == texts(answer)
+
+
+@in_loop
+async def test_empty_prompt_needs_a_suffix() -> None:
+    app, engine = filling()
+    assert texts((await post(app, PATH, {"prompt": "", "suffix": "yz"})).json()) == ["fill"]
+    assert engine.submitted[0].prompt_token_ids == [1, 2, 121, 122, 3]
+    assert_error(await post(app, PATH, {"prompt": "", "suffix": ""}), 400, "invalid_parameter", "prompt")
+
+
+@pytest.mark.parametrize("suffix", ["", None])
+@in_loop
+async def test_empty_suffix_continues_the_prompt(suffix: str | None) -> None:
+    for app, engine in (filling(), make_server(next_token=saying("fill"))):
+        assert texts((await post(app, PATH, {"prompt": "ab", "suffix": suffix})).json()) == ["fill"]
+        assert engine.submitted[0].prompt_token_ids == [97, 98]
+
+
+@in_loop
+async def test_cut_prompt_with_suffix_keeps_its_markers_and_the_text_around_the_gap() -> None:
+    app, engine = filling()
+    fields = {"prompt": "abcdef", "suffix": "uvwxyz", "truncate_prompt_tokens": 11, "echo": True}
+    answer = (await post(app, PATH, fields)).json()
+    assert engine.submitted[0].prompt_token_ids == [1, *b"abcdef", 2, *b"uv", 3]
+    assert texts(answer) == ["abcdeffill"]
+    assert answer["usage"]["prompt_tokens_details"]["truncated_tokens"] == 4
+
+
+@in_loop
+async def test_suffix_needs_text_and_a_model_with_markers() -> None:
+    app, engine = filling()
+    assert_error(await post(app, PATH, {"prompt": [97], "suffix": "b"}), 400, "invalid_parameter", "suffix")
+    assert_error(await post(app, PATH, {"prompt": "a" * 500, "suffix": "b"}), 400, "context_length_exceeded")
+    plain, _ = make_server()
+    message = assert_error(
+        await post(plain, PATH, {"prompt": "a", "suffix": "b"}), 400, "unsupported_parameter", "suffix"
+    )
+    assert "<|fim_prefix|>" in message
+    assert engine.submitted == []
+
+
+@in_loop
+async def test_openai_client_fills_in_the_middle() -> None:
+    app, engine = filling()
+
+    def use(url: str) -> tuple[str, str]:
+        client = openai.OpenAI(base_url=url + "/v1", api_key="any", max_retries=0)
+        whole = client.completions.create(model=MODEL, prompt="ab", suffix="yz")
+        stream = client.completions.create(model=MODEL, prompt="ab", suffix="yz", stream=True)
+        return whole.choices[0].text, "".join(chunk.choices[0].text for chunk in stream)
+
+    async with listening(app) as url:
+        assert await asyncio.to_thread(use, url) == ("fill", "fill")
+    assert {tuple(request.prompt_token_ids) for request in engine.submitted} == {(1, 97, 98, 2, 121, 122, 3)}

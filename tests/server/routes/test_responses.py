@@ -16,7 +16,7 @@ from quire.server.protocol.validation import validate
 from quire.server.request_record import ANONYMOUS
 from quire.server.routes.responses import ResponseJob, ResponseOutput, prepare_response
 from tests.engine.builders import EOS, saying
-from tests.server.fake_engine import MODEL, assert_error, events, in_loop, make_server, requests_to
+from tests.server.fake_engine import MODEL, assert_error, events, in_loop, make_server, requests_to, use_template
 
 PATH = "/v1/responses"
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -79,6 +79,15 @@ async def test_length_limit_makes_the_response_incomplete() -> None:
     assert (answer["status"], answer["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert answer["output"][0]["status"] == "incomplete"
     assert (found[-1]["type"], found[-1]["response"]["status"]) == ("response.incomplete", "incomplete")
+
+
+@in_loop
+async def test_options_of_reasoning_are_repeated() -> None:
+    answer, found, _ = await ask(reasoning={"effort": "low", "summary": "auto", "max_tokens": 5})
+    for response in (answer, found[0]["response"], found[-1]["response"]):
+        assert response["reasoning"] == {"effort": "low", "summary": "auto"}
+    answer, _, _ = await ask()
+    assert answer["reasoning"] == {"effort": None, "summary": None}
 
 
 @in_loop
@@ -167,11 +176,12 @@ TEMPLATE = (
     "{% for tool in tools or [] %}<tool_call>{{ tool.function.name }}{% endfor %}"
     "{% for message in messages %}{{ message.role }}{{ message.content }}{% endfor %}"
 )
-STATE = make_server(**LONG)[0].state.quire
+APP, _ = make_server(**LONG)
+STATE = APP.state.quire
 
 
 def prepare(template: str = TEMPLATE, **fields: Any) -> ResponseJob:
-    STATE.supervisor.front_end.chat_template = template
+    use_template(APP, template)
     return prepare_response(STATE, validate(ResponsesRequest, {"model": MODEL, "input": "hi", **fields}), ANONYMOUS)
 
 

@@ -27,6 +27,7 @@ from quire.errors import ConfigError, InvalidParameterError
 from quire.sampling_params import SamplingParams
 from quire.server.options import parse_keep_alive
 from quire.structured_outputs import MAX_CHOICES, MAX_TEXT_BYTES, StructuredOutputsParams
+from quire.text.tool_calls.closed_objects import closed
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
@@ -45,6 +46,7 @@ _REASONS = {
     "answers are given while the client waits": "background",
     "base64 is of little-endian numbers": "endianness",
     "clients' code is not run; use logit_bias, bad_words or structured_outputs": "logits_processors",
+    "conversations are not compacted; send a shorter one": "compaction context_management",
     "leave it out: there is one backend for structured outputs": "guided_decoding_backend",
     "no extension reads them": "vllm_xargs",
     "nothing is padded": "padding",
@@ -55,9 +57,12 @@ _REASONS = {
     "send text or token ids": "prompt_embeds",
     "templates of clients are not run; the operator chooses one with `quire serve --chat-template`": "chat_template",
     "texts are not marked": "watermarking",
+    "texts are not moderated": "moderation",
     "the answer has its items only": "enable_response_messages",
-    "the model only continues text": "suffix",
+    "text is filled in by /v1/completions": "suffix",
     "the routing of experts is not reported": "routed_experts_prompt_start",
+    "the client runs all tools, which it sends as tools": "container mcp_servers",
+    "the model of the request answers it, and no other": "fallbacks",
     "there is no beam search over HTTP; use n and top_p": "early_stopping length_penalty use_beam_search",
     "this server does not search": "web_search_options",
     "this server reads text only": "media_io_kwargs mm_payload mm_processor_kwargs return_mm_kwargs",
@@ -65,11 +70,12 @@ _REASONS = {
     "tools are called by /v1/chat/completions and /v1/responses": "tool_choice tools",
     "use frequency_penalty or repetition_penalty": "repetition_detection",
     "use logprobs with a number of likeliest tokens": "logprob_token_ids",
-    "use max_tokens": "thinking_token_budget",
+    "reasoning is limited by /v1/chat/completions, and by /v1/responses with reasoning.max_tokens":
+        "thinking thinking_token_budget",
     "use return_token_ids, and /detokenize": "return_prompt_text return_token_offsets",
     "use structured_outputs":
         "guided_choice guided_grammar guided_json guided_json_object guided_regex guided_whitespace_pattern",
-    "use text.format": "response_format",
+    "use text.format, or output_config.format of /v1/messages": "output_format response_format",
     "use tool_choice": "function_call",
     "use tools": "functions",
     "vectors are numbers of 32 bits": "embed_dtype",
@@ -77,9 +83,10 @@ _REASONS = {
 UNSUPPORTED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 """Known fields that are refused if they have a value → the reason, or what to use instead."""
 WITHOUT_EFFECT = {
-    "background": False, "early_stopping": False, "embed_dtype": "float32", "enable_response_messages": False,
-    "endianness": "native", "length_penalty": 1, "mm_payload": "tensors", "return_prompt_text": False,
-    "return_token_offsets": False, "routed_experts_prompt_start": 0, "suffix": "", "use_beam_search": False,
+    "background": False, "context_management": [], "early_stopping": False, "embed_dtype": "float32",
+    "enable_response_messages": False, "endianness": "native", "length_penalty": 1, "mcp_servers": [],
+    "mm_payload": "tensors", "return_prompt_text": False, "return_token_offsets": False,
+    "routed_experts_prompt_start": 0, "suffix": "", "use_beam_search": False,
 }  # fmt: skip
 """Neutral values of unsupported fields, accepted because some clients send every default."""
 OTHER_NAMES = {
@@ -96,8 +103,12 @@ OTHER_NAMES = {
     "n_predict": ("max_tokens", "max_output_tokens"),
     "n_probs": ("logprobs", "top_logprobs"),
     "num_predict": ("max_tokens", "max_output_tokens"),
+    "reasoning_budget": ("thinking_token_budget", "reasoning.max_tokens"),
     "regex": ("structured_outputs.regex",),
     "repeat_penalty": ("repetition_penalty",),
+    "stop": ("stop_sequences",),
+    "stop_sequences": ("stop",),
+    "thinking_budget": ("thinking_token_budget", "reasoning.max_tokens"),
 }
 """Names that other servers or routes use → names here. The hint is the first one that the request has."""
 
@@ -108,12 +119,21 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class FieldError(ValueError):
-    """A field that contradicts another one. `param` is its path."""
+class LenientBody(Body):
+    """An object inside a conversation. Unknown keys are dropped, because clients send back answers of this and of other
+    servers with keys of their own: an agent must not fail at its second turn.
+    """
 
-    def __init__(self, param: str, message: str) -> None:
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+
+
+class FieldError(ValueError):
+    """A field that contradicts another one, or has a value that is not supported. `param` is its path."""
+
+    def __init__(self, param: str, message: str, *, code: str = "invalid_parameter") -> None:
         super().__init__(message)
         self.param = param
+        self.code = code
 
 
 def _require(*, expected: bool) -> Callable[[bool], bool]:
@@ -188,7 +208,7 @@ ModelName = Annotated[str, Field(max_length=512), AfterValidator(lambda name: na
 """Unset or empty: the served model."""
 RequestId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:-]+$")]
 TruncationSide = Literal["left", "right"]
-ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "standard_only"]
 
 
 def prompt_list(prompt: Prompts) -> list[str] | list[list[int]]:
@@ -245,6 +265,14 @@ class StructuredOutputs(Body):
     structural_tag: None = None
 
 
+def _closed(schema: dict[str, Any]) -> Any:
+    """Return the schema without other keys for objects that state neither `required` nor `additionalProperties`.
+
+    Without this a model may write an object without any declared key, and keys of its own up to the length limit.
+    """
+    return closed(schema, lambda part: bool(part.get("properties")) and "required" not in part)
+
+
 def check_formats(response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None) -> None:
     """Raises: FieldError for a format without its schema, and for both fields at once."""
     if response_format is None:
@@ -296,6 +324,7 @@ class IgnoredFields(Body):
     service_tier: ServiceTier | None = None
     safety_identifier: ShortText | None = None
     prompt_cache_key: ShortText | None = None
+    prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: Literal["in_memory", "24h", "in-memory"] | None = None
 
 
@@ -377,7 +406,7 @@ class ChoiceFields(SamplingFields):
                 del given["json_object"]
             chosen["structured_outputs"] = StructuredOutputsParams(**given)
         elif form is not None and form.json_schema is not None:
-            chosen["structured_outputs"] = StructuredOutputsParams(json=form.json_schema.schema_)
+            chosen["structured_outputs"] = StructuredOutputsParams(json=_closed(form.json_schema.schema_))
         elif form is not None and form.type == "json_object":
             chosen["structured_outputs"] = StructuredOutputsParams(json_object=True)
         return chosen

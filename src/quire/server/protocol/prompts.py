@@ -1,14 +1,14 @@
-"""Bodies of the routes that take prompts: `/v1/completions`, `/v1/embeddings`, `/tokenize` and `/detokenize`.
+"""Bodies of the routes that take prompts: `/v1/completions`, `/infill`, `/v1/embeddings`, `/tokenize`, `/detokenize`.
 
-Next to read: `routes/completions.py`, `routes/embeddings.py`, `routes/tokens.py`.
+Next to read: `routes/completions.py`, `routes/infill.py`, `routes/embeddings.py`, `routes/tokens.py`.
 """
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AliasChoices, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from quire.server.protocol.answers import Answer, AnswerHead, PromptLogprobs
-from quire.server.protocol.chat import MAX_MESSAGES, MAX_TEMPLATE_VARIABLES, Message, check_template_fields
+from quire.server.protocol.answers import Answer, AnswerHead, PromptLogprobs, Timings
+from quire.server.protocol.chat import MAX_TEMPLATE_VARIABLES, Messages, check_template_fields
 from quire.server.protocol.fields import (
     MAX_INTEGER,
     MAX_LOGPROBS,
@@ -17,9 +17,11 @@ from quire.server.protocol.fields import (
     ChoiceFields,
     FieldError,
     IgnoredFields,
+    LenientBody,
     ModelName,
     Prompts,
     RequestId,
+    SamplingFields,
     TokenId,
     TruncationSide,
     prompt_list,
@@ -28,13 +30,21 @@ from quire.server.protocol.tools import Tools
 
 MAX_CHOICES = 2048
 """Prompts times `n`."""
+MAX_FILES = 1024
 DEFAULT_MAX_TOKENS = 16
+CompletionPrompts = Annotated[
+    Annotated[Literal[""], Tag("<empty>")] | Annotated[Prompts, Tag("<prompts>")],
+    Discriminator(lambda value: "<empty>" if value == "" else "<prompts>"),
+]
+"""Prompts; an empty text needs a suffix."""
 
 
 class CompletionRequest(ChoiceFields):
     """OpenAI's fields and vLLM's."""
 
-    prompt: Prompts
+    prompt: CompletionPrompts
+    suffix: str | None = None
+    """Text after the generated one, for a model with fill-in-the-middle tokens. Empty: the prompt is continued."""
     max_tokens: int | None = Field(DEFAULT_MAX_TOKENS, ge=0, le=MAX_INTEGER)
     """0 needs `echo`: it scores the prompt and generates nothing."""
     best_of: int | None = Field(None, ge=1, le=MAX_INTEGER)
@@ -44,7 +54,12 @@ class CompletionRequest(ChoiceFields):
     @model_validator(mode="after")
     def _check(self) -> "CompletionRequest":
         self.check_together()
-        num_prompts = len(prompt_list(self.prompt))
+        prompts = prompt_list(self.prompt)
+        num_prompts = len(prompts)
+        if self.prompt == "" and not self.suffix:
+            raise FieldError("prompt", "prompt must not be empty, unless there is a suffix")
+        if self.suffix and not isinstance(prompts[0], str):
+            raise FieldError("suffix", "suffix needs prompts as text: token ids already have the model's markers")
         num_choices = num_prompts * (self.n or 1)
         if num_choices > MAX_CHOICES:
             raise FieldError(
@@ -86,6 +101,79 @@ class Completion(AnswerHead):
 
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
+
+
+# --- Fill in the middle ----------------------------------------------------------------------
+
+
+class ExtraFile(LenientBody):
+    """Part of another file, as context."""
+
+    filename: str | None = None
+    text: str
+
+
+class InfillRequest(SamplingFields):
+    """llama.cpp's fields as its plugins for editors send them, and the sampling fields of the other routes."""
+
+    model: ModelName | None = None
+    input_prefix: str
+    input_suffix: str
+    prompt: str | None = None
+    """More of the prefix: the beginning of the line to complete."""
+    input_extra: Annotated[list[ExtraFile], Field(max_length=MAX_FILES)] | None = None
+    n_predict: int | None = Field(None, ge=-2, le=MAX_INTEGER, validation_alias=AliasChoices("n_predict", "max_tokens"))
+    """Most tokens to generate; 0 computes the prompt for the prefix cache. Unset or negative: until the text ends."""
+    repetition_penalty: float | None = Field(
+        None, gt=0, le=1000, validation_alias=AliasChoices("repetition_penalty", "repeat_penalty")
+    )
+    response_fields: list[str] | None = Field(None, max_length=64)
+    """Fields of the answer that are wanted; "timings/prompt_n" stands for a field of an object."""
+    t_max_predict_ms: int | None = Field(None, ge=-1, le=MAX_INTEGER)
+    """Longest time from the first token on, once the text has a newline. Unset, 0 or -1: no limit."""
+    cache_prompt: Any = None
+    id_slot: Any = None
+    lora: Any = None
+    n_cache_reuse: Any = None
+    n_indent: Any = None
+    n_keep: Any = None
+    samplers: Any = None
+    t_max_prompt_ms: Any = None
+    timings_per_token: Any = None
+    """This field and those from `cache_prompt` on are without effect."""
+
+    def completion(self) -> CompletionRequest:
+        """Return the same request to `/v1/completions`; its fields are already checked one by one."""
+        sent = self.model_fields_set & CompletionRequest.model_fields.keys()
+        fields: dict[str, Any] = {name: getattr(self, name) for name in sent} | {
+            "prompt": self.input_prefix + (self.prompt or ""),
+            "suffix": self.input_suffix,
+            "max_tokens": None if self.n_predict is None or self.n_predict < 0 else self.n_predict,
+            "seed": None if self.seed == -1 else self.seed,
+        }
+        return CompletionRequest.model_construct(**fields)
+
+
+class InfillAnswer(Answer):
+    """llama.cpp's answer, or the last event of a stream; earlier events have `stop` false and no reason of the end.
+
+    With `response_fields` it has these fields only, a field of an object under its path. `tokens_evaluated` are those
+    of the prompt, `tokens_cached` those of them that the prefix cache had.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
+
+    index: int = 0
+    content: str = ""
+    stop: bool = True
+    model: str = ""
+    tokens_predicted: int = 0
+    tokens_evaluated: int = 0
+    tokens_cached: int = 0
+    truncated: bool = False
+    stop_type: Literal["eos", "limit", "word"] = "limit"
+    stopping_word: str = ""
+    timings: Timings | None = None
 
 
 # --- Embeddings ------------------------------------------------------------------------------
@@ -152,7 +240,7 @@ class TokenizeRequest(Body):
 
     model: ModelName | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
     """Unset: true for a prompt; false for messages, since their template writes the special tokens."""
     add_generation_prompt: bool | None = None

@@ -11,11 +11,14 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from quire.server.protocol.answers import Answer, ChosenLogprob
 from quire.server.protocol.chat import (
     MAX_MESSAGES,
-    MAX_PARTS,
     MAX_TEMPLATE_VARIABLES,
     ChatRequest,
+    Content,
     Message,
+    ReasoningOptions,
     TextPart,
+    reasoning_text,
+    refuse_reasoning,
 )
 from quire.server.protocol.fields import (
     MAX_INTEGER,
@@ -24,6 +27,8 @@ from quire.server.protocol.fields import (
     Body,
     FieldError,
     JsonSchema,
+    LenientBody,
+    Metadata,
     ModelName,
     ResponseFormat,
     SamplingFields,
@@ -36,6 +41,7 @@ from quire.server.protocol.tools import (
     MAX_TOOLS,
     AllowedNames,
     AllowedTools,
+    ArgumentsText,
     CalledFunction,
     FunctionDefinition,
     FunctionName,
@@ -51,62 +57,70 @@ ItemId = Annotated[str, Field(max_length=256)]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
-class InputPart(Body):
-    """A part of a message's content: text of the user, or of an earlier answer."""
-
-    type: Literal["input_text", "output_text", "text"]
-    text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
-
-
-InputContent = TextOrList[str, Annotated[list[InputPart], Field(max_length=MAX_PARTS)]]
-
-
-class InputMessage(Body):
+class InputMessage(LenientBody):
     """A turn, or an output item of an earlier answer, unchanged."""
 
     type: Literal["message"] | None = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: InputContent
-    id: ItemId | None = None
-    status: ItemStatus | None = None
-    phase: str | None = None
+    content: Content
+
+    @model_validator(mode="after")
+    def _check(self) -> "InputMessage":
+        refuse_reasoning("content", self.role, self.content)
+        return self
 
 
-class InputFunctionCall(Body):
+class InputReasoning(LenientBody):
+    """Reasoning of an earlier answer, unchanged. Its text is its content, or else its summary; `encrypted_content` of
+    other servers has none.
+    """
+
+    type: Literal["reasoning"]
+    content: list[Any] | None = None
+    summary: list[Any] | None = None
+
+    @property
+    def thought(self) -> str:
+        """Return its text."""
+        return reasoning_text(self.content) or reasoning_text(self.summary)
+
+
+class InputFunctionCall(LenientBody):
     """A call from an earlier answer, unchanged; `arguments` is JSON as text."""
 
     type: Literal["function_call"]
     call_id: ItemId
     name: ToolName
-    arguments: str
-    id: ItemId | None = None
-    status: ItemStatus | None = None
-    caller: None = None
-    namespace: None = None
-    """`caller` and `namespace` are part of OpenAI's answers, which clients send back unchanged."""
+    arguments: ArgumentsText
 
 
-class InputFunctionResult(Body):
+class InputFunctionResult(LenientBody):
     """The result of the call with the same `call_id`."""
 
     type: Literal["function_call_output"]
     call_id: ItemId
-    output: InputContent
-    id: ItemId | None = None
-    status: ItemStatus | None = None
+    output: Content
+
+    @model_validator(mode="after")
+    def _check(self) -> "InputFunctionResult":
+        refuse_reasoning("output", "tool", self.output)
+        return self
 
 
-KINDS_OF_ITEMS = ("message", "function_call", "function_call_output")
+KINDS_OF_ITEMS = ("message", "reasoning", "function_call", "function_call_output")
 
 
 def _kind_of_item(value: Any) -> Any:
-    return (value.get("type") if isinstance(value, dict) else None) or "message"
+    if not isinstance(value, dict):
+        return "message"
+    # OpenAI's types let a reference be an id alone.
+    return value.get("type") or ("item_reference" if set(value) - {"type"} == {"id"} else "message")
 
 
 def _check_item(value: Any) -> Any:
     kind = _kind_of_item(value)
+    if kind == "item_reference":
+        raise FieldError("type", "nothing is stored that an item_reference could mean: send the item itself")
     if kind not in KINDS_OF_ITEMS:
         expected = ", ".join(KINDS_OF_ITEMS)
         raise FieldError("type", f"items of the input are of the types {expected}, not {str(kind)[:100]}")
@@ -115,6 +129,7 @@ def _check_item(value: Any) -> Any:
 
 InputItem = Annotated[
     Annotated[InputMessage, Tag("<message>")]
+    | Annotated[InputReasoning, Tag("<reasoning>")]
     | Annotated[InputFunctionCall, Tag("<function_call>")]
     | Annotated[InputFunctionResult, Tag("<function_call_output>")],
     Discriminator(lambda value: f"<{_kind_of_item(value)}>"),
@@ -157,24 +172,38 @@ FunctionToolChoice = Annotated[
 
 
 def chat_messages(items: list[InputItem]) -> list[Message]:
-    """Return the same conversation as messages. A call becomes part of the assistant's turn before it."""
+    """Return the same conversation as messages. The assistant's items between two others are one message."""
     messages: list[Message] = []
     for item in items:
-        if isinstance(item, InputMessage):
-            messages.append(Message(role=item.role, content=_content(item.content)))
-        elif isinstance(item, InputFunctionResult):
-            messages.append(Message(role="tool", tool_call_id=item.call_id, content=_content(item.output)))
-        else:
+        if isinstance(item, InputFunctionResult):
+            messages.append(Message(role="tool", tool_call_id=item.call_id, content=item.output))
+        elif isinstance(item, InputMessage) and item.role != "assistant":
+            messages.append(Message(role=item.role, content=item.content))
+        elif not isinstance(item, InputReasoning) or item.thought:
             if not messages or messages[-1].role != "assistant":
                 messages.append(Message(role="assistant", content=""))
-            function = CalledFunction(name=item.name, arguments=item.arguments)
-            calls = messages[-1].tool_calls or []
-            messages[-1].tool_calls = [*calls, ToolCall(id=item.call_id, function=function)]
+            _add_item(messages[-1], item)
     return messages
 
 
-def _content(content: InputContent) -> str | list[TextPart]:
-    return content if isinstance(content, str) else [TextPart(type="text", text=part.text) for part in content]
+def _add_item(turn: Message, item: InputMessage | InputReasoning | InputFunctionCall) -> None:
+    """Add an item to the assistant's turn. Mutates: `turn`."""
+    if isinstance(item, InputFunctionCall):
+        call = ToolCall(id=item.call_id, function=CalledFunction(name=item.name, arguments=item.arguments))
+        turn.tool_calls = [*(turn.tool_calls or ()), call]
+        return
+    if isinstance(item, InputMessage):
+        message = Message(role="assistant", content=item.content)
+        thought = message.reasoning
+        turn.content = [*_parts(turn.content), *_parts(message.content)] if turn.content else message.content
+    else:
+        thought = item.thought
+    if thought:
+        turn.reasoning = f"{turn.reasoning}\n{thought}" if turn.reasoning else thought
+
+
+def _parts(content: Content | None) -> list[TextPart]:
+    return [TextPart(type="text", text=content)] if isinstance(content, str) else content or []
 
 
 def chat_tools(tools: list[FunctionTool] | None) -> list[Tool] | None:
@@ -239,7 +268,8 @@ class ResponsesRequest(SamplingFields):
     """Unset: "auto"."""
     max_tool_calls: int | None = Field(None, ge=1, le=MAX_INTEGER)
     parallel_tool_calls: bool | None = None
-    reasoning: dict[str, Any] | None = None
+    reasoning: ReasoningOptions | None = None
+    client_metadata: Metadata | None = None
     include_reasoning: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_VARIABLES)] | None = None
 
@@ -249,7 +279,10 @@ class ResponsesRequest(SamplingFields):
         return self
 
     def chat_request(self) -> ChatRequest:
-        """Return the chat request with the same meaning; its fields are already checked one by one."""
+        """Return the chat request with the same meaning; its fields are already checked one by one.
+
+        Raises: FieldError for options of reasoning that contradict each other.
+        """
         wants_logprobs = WITH_LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
         sent = self.model_fields_set & ChatRequest.model_fields.keys()
         messages = [] if self.instructions is None else [Message(role="system", content=self.instructions)]
@@ -257,6 +290,10 @@ class ResponsesRequest(SamplingFields):
             messages.append(Message(role="user", content=self.input))
         else:
             messages += chat_messages(self.input)
+        if not messages:
+            raise FieldError(
+                "input", "input has no text: it is reasoning of another server that only that one can read"
+            )
         fields = {name: getattr(self, name) for name in sent} | {
             "messages": messages,
             "max_tokens": self.max_output_tokens,
@@ -265,7 +302,9 @@ class ResponsesRequest(SamplingFields):
             "tools": chat_tools(self.tools),
             "tool_choice": chat_tool_choice(self.tool_choice),
         }
-        return ChatRequest.model_construct(**fields)
+        chat = ChatRequest.model_construct(**fields)
+        chat.settle_reasoning()
+        return chat
 
     def _response_format(self) -> ResponseFormat | None:
         given = None if self.text is None else self.text.format

@@ -3,28 +3,47 @@
 Next to read: `../tools.py`.
 """
 
+import json
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
 from quire.server.protocol.answers import Answer
-from quire.server.protocol.fields import Body, FieldError
+from quire.server.protocol.fields import Body, FieldError, LenientBody
 
 MAX_TOOLS = 128
 ToolName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
 
 
-class FunctionDefinition(Body):
+class ToolHints(Body):
+    """Hints of clients to other servers, without effect: every tool is in the prompt, and a result is read as text."""
+
+    allowed_callers: list[Literal["direct", "programmatic"]] | None = Field(default=None, exclude=True)
+    cache_control: dict[str, Any] | None = Field(default=None, exclude=True)
+    defer_loading: bool | None = Field(default=None, exclude=True)
+    output_schema: dict[str, Any] | None = Field(default=None, exclude=True)
+
+    @model_validator(mode="after")
+    def _check_callers(self) -> "ToolHints":
+        if self.allowed_callers and "direct" not in self.allowed_callers:
+            message = 'allowed_callers is not supported without "direct": no program runs in this server to call a tool'
+            raise FieldError("allowed_callers", message, code="unsupported_parameter")
+        return self
+
+
+class FunctionDefinition(ToolHints):
     """A function; `parameters` is the JSON Schema of its arguments."""
 
     name: ToolName
     description: Annotated[str, Field(max_length=16384)] | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    return_: dict[str, Any] | None = Field(default=None, alias="return", exclude=True)
+    """Written by Transformers' `get_json_schema`; without effect."""
 
 
-class Tool(Body):
+class Tool(ToolHints):
     """A function, which the client runs by itself: no tool runs in this server."""
 
     type: Literal["function"]
@@ -113,20 +132,34 @@ def offer_of(tools: list[Tool] | None, choice: ToolChoice | None) -> Offer | Non
     return Offer(tool_dicts(tools), mode)
 
 
-class CalledFunction(Body):
+def _arguments_text(value: Any) -> Any:
+    """Return arguments as JSON text: some clients send the object itself, or null for no arguments."""
+    if isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False)
+    return "" if value is None else value
+
+
+ArgumentsText = Annotated[
+    str,
+    BeforeValidator(_arguments_text),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]}),
+]
+"""JSON as text, or the object itself."""
+
+
+class CalledFunction(LenientBody):
     """The called function; `arguments` is JSON as text."""
 
     name: ToolName
-    arguments: str
+    arguments: ArgumentsText = ""
 
 
-class ToolCall(Body):
+class ToolCall(LenientBody):
     """A call in a message of the assistant, unchanged from an answer."""
 
-    id: Annotated[str, Field(max_length=256)]
+    id: Annotated[str, Field(max_length=256)] | None = None
     type: Literal["function"] | None = "function"
     function: CalledFunction
-    index: int | None = None
 
 
 # --- Answers ----------------------------------------------------------------------------------

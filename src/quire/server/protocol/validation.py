@@ -8,7 +8,7 @@ Next to read: `fields.py`.
 import json
 import re
 from collections import Counter
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, get_args
 
 from pydantic import AliasChoices, ValidationError
 
@@ -17,6 +17,7 @@ from quire.server.errors import ApiError, shown
 from quire.server.protocol.fields import OTHER_NAMES, UNSUPPORTED, WITHOUT_EFFECT, Body, FieldError, known_names
 
 MAX_NAME_CHARACTERS = 100
+TOOL_FIELDS = ("tools", "tool_choice")
 _B = TypeVar("_B", bound=Body)
 _WORDING = [
     (re.compile(pattern), words)
@@ -78,16 +79,19 @@ def _api_error(error: ValidationError, kind: type[Body]) -> ApiError:
         if len(path) == 1 and name in UNSUPPORTED:
             message, code = f"{name} is not supported: {UNSUPPORTED[name]}", "unsupported_parameter"
         else:
-            hint = _field_hint(name, kind if len(path) == 1 else None)
+            hint = _field_hint(name, path[:-1], kind)
             message, code = f"unknown field {json.dumps(name)}{hint}", "unknown_parameter"
     elif first["type"] == "value_error":
         cause = first["ctx"]["error"]
         message = f"{param} {cause}, got {shown(given)}"
         if isinstance(cause, FieldError):
-            param, message = ".".join([*path, cause.param]), str(cause)
+            param, message, code = ".".join([*path, cause.param]), str(cause), cause.code
     elif name == "type" and first["type"] == "literal_error" and "content" in path:
         where, code = ".".join(path[:-1]), "unsupported_content"
         message = f"{where} is of type {shown(given)}: this server reads text only, so remove it or describe it in text"
+    elif name == "type" and first["type"] == "literal_error" and path[0] in TOOL_FIELDS and isinstance(given, str):
+        where, code = ".".join(path[:-1]), "unsupported_parameter"
+        message = f"{where} is of type {shown(given)}, which is not supported: the only tools are functions"
     else:
         sentence = first["msg"][:200]
         for pattern, words in _WORDING:
@@ -105,15 +109,30 @@ def _other_names(name: str, kind: type[Body]) -> str:
     return f", which may also be named {', '.join(others)}" if others else ""
 
 
-def _field_hint(name: str, kind: type[Body] | None) -> str:
-    """Return the nearest known field, for a message. `kind`: the request, for a field at its top level."""
-    if kind is None:
-        return nearest(name, known_names() - {name})
-    fields = {field.alias or own for own, field in kind.model_fields.items()}
-    for other in OTHER_NAMES.get(name, ()):
+def _field_hint(name: str, path: list[str], kind: type[Body]) -> str:
+    """Return the nearest field of the object at `path` in a request, for a message."""
+    kinds = {kind}
+    for part in path:
+        if not part.isdigit():
+            kinds = {
+                inner
+                for outer in kinds
+                for own, field in outer.model_fields.items()
+                if (field.alias or own) == part
+                for inner in _bodies(field.annotation)
+            }
+    fields = {field.alias or own for each in kinds for own, field in each.model_fields.items()}
+    for other in () if path else OTHER_NAMES.get(name, ()):
         if other.partition(".")[0] in fields:
             return f": use {other}"
     return nearest(name, fields)
+
+
+def _bodies(annotation: Any) -> set[type[Body]]:
+    """Return the objects of requests in a type, such as those of a list or a union."""
+    if isinstance(annotation, type) and issubclass(annotation, Body):
+        return {annotation}
+    return {found for inner in get_args(annotation) for found in _bodies(inner)}
 
 
 def _is_tag(part: int | str) -> bool:

@@ -14,7 +14,7 @@ import msgspec
 from quire.engine.process.prefixes import split
 from quire.errors import ConfigError
 from quire.server.announcements import Ended, PromptPrefix
-from quire.server.errors import ApiError
+from quire.server.errors import MESSAGES_PATH, ApiError
 from quire.server.router.metrics import RouterMetrics
 from quire.server.router.placement import Prompt, choose
 from quire.server.router.replica import RETRY_AFTER_S, Replica
@@ -23,7 +23,7 @@ LOGGER = logging.getLogger("quire.router")
 BYTES_PER_TOKEN = 4
 """Usual length of a token, for prompts that are not tokenised."""
 RETIRE_CHECK_S = 0.05
-PREFIX_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
+PREFIX_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", MESSAGES_PATH})
 """Routes whose prompts use the prefix cache."""
 
 

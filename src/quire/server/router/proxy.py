@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from quire.server.admission import KeyRates
 from quire.server.announcements import Ended
-from quire.server.errors import ApiError, ClientDisconnected
+from quire.server.errors import ApiError, ClientDisconnected, is_messages_path
 from quire.server.gate import CLIENT_HEADER, QUEUED_PATHS, SALT_HEADER
 from quire.server.generation import until_disconnect
 from quire.server.options import ServerOptions
@@ -34,7 +34,7 @@ HOP_HEADERS = frozenset({
 """Headers of one connection (RFC 9110, section 7.6.1)."""
 OWN_HEADERS = frozenset({b"host", b"content-length", b"expect", b"origin", b"x-request-id", CLIENT_HEADER, SALT_HEADER})
 """Headers of a request that the router writes itself, or has checked."""
-OWN_ANSWER_HEADERS = frozenset({b"date", b"server", b"x-request-id"})
+OWN_ANSWER_HEADERS = frozenset({b"date", b"server", b"x-request-id", b"request-id"})
 RESPONSES_PATH = "/v1/responses"
 
 
@@ -161,6 +161,8 @@ class Forwarding(Response):
         """Return the end of a stream whose replica is lost."""
         error = ApiError(503, "the replica that computed this answer was lost: send the request again",
                          code="replica_lost")  # fmt: skip
+        if is_messages_path(self._path):
+            return event(error.messages_body(self._record.request_id), "error")
         if self._path == RESPONSES_PATH:
             content = {"type": "error", "code": error.code, "message": error.message, "param": None}
             return event(content, "error")

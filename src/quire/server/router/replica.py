@@ -251,7 +251,9 @@ class Replica:
 
     def _authorized(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         """Return the headers of a request, with the router's key for the replica if there is one."""
-        return headers if self._key is None else [item for item in headers if item[0] != b"authorization"]
+        if self._key is None:
+            return headers
+        return [item for item in headers if item[0] not in (b"authorization", b"x-api-key")]
 
     def note_failure(self, error: Exception) -> None:
         """Send it no further requests until it answers a health check: a connection failed."""

@@ -13,6 +13,8 @@ from quire.server.routes import (
     chat,
     completions,
     embeddings,
+    infill,
+    messages,
     page,
     replica,
     responses,
@@ -24,7 +26,21 @@ from quire.server.routes import (
 )
 from quire.server.state import ServerState
 
-MODULES = (status, chat, completions, responses, embeddings, scores, tokens, sleep, xray, replica, page)
+MODULES = (
+    status,
+    chat,
+    completions,
+    infill,
+    responses,
+    messages,
+    embeddings,
+    scores,
+    tokens,
+    sleep,
+    xray,
+    replica,
+    page,
+)
 
 
 def make_app(state: ServerState, models: Models | None = None) -> FastAPI:

@@ -10,19 +10,18 @@ from fastapi import APIRouter, Request, Response
 
 from quire.engine.process.messages import RequestUpdate
 from quire.outputs import CompletionOutput
-from quire.server.front_end import PromptTokens
 from quire.server.generation import new_id
 from quire.server.logprobs import prompt_logprobs
 from quire.server.protocol.chat import ChatRequest, Message
 from quire.server.protocol.fields import renaming
-from quire.server.reply import ReplyReader
 from quire.server.request_record import Caller
 from quire.server.routes.exchange import answer, prepare, read_body
 from quire.server.routes.job import Chunks, Job
 from quire.server.state import ServerState
 from quire.server.streaming import stream_answer
-from quire.server.tools import ToolUse, fields_of, plan_tools
-from quire.text.reasoning import ReasoningFormat, find_reasoning
+from quire.structured_outputs import StructuredOutputsParams
+from quire.text.dialogue import DialogueOptions, PreparedPrompt
+from quire.text.reply import ReplyReader
 
 router = APIRouter()
 
@@ -32,20 +31,16 @@ class ChatJob(Job):
     """A chat request, checked and tokenised.
 
     Fields:
-        tool_use, reasoning: calls and reasoning that answers may have.
+        prepared: the prompt, and how answers are read.
         opening: the beginning of every answer, the message that `echo` repeats.
     """
 
-    tool_use: ToolUse | None
-    reasoning: ReasoningFormat | None
+    prepared: PreparedPrompt
     opening: str
-    keeps_reasoning: bool = True
 
     def reader(self) -> ReplyReader | None:
         """Return a reader of one choice; None if its text is all content."""
-        if self.tool_use is None and self.reasoning is None:
-            return None
-        return ReplyReader(self.reasoning, self.tool_use, keeps_reasoning=self.keeps_reasoning)
+        return self.prepared.reply_reader()
 
 
 @router.post("/v1/chat/completions")
@@ -63,32 +58,26 @@ def prepare_chat(state: ServerState, body: ChatRequest, caller: Caller) -> ChatJ
     front_end = state.supervisor.front_end
     max_tokens = body.max_completion_tokens or body.max_tokens
     num_top = (body.top_logprobs or 0) if body.logprobs else None
-    offer, is_parallel = body.offer(), body.parallel_tool_calls is not False
-    tool_use = plan_tools(front_end.template, front_end.tokenizer, offer, is_parallel=is_parallel)
-    prompt = front_end.chat_prompt(
-        message_dicts(body.messages),
-        tools=None if offer is None else offer.tools,
-        add_generation_prompt=adds_generation_prompt(body.add_generation_prompt, body.continue_final_message),
-        continue_final_message=bool(body.continue_final_message),
-        variables={**reasoning_variables(body), **(body.chat_template_kwargs or {}), "documents": body.documents},
-        add_special_tokens=bool(body.add_special_tokens),
-        max_len=front_end.max_prompt_len(body.truncate_prompt_tokens, max_tokens),
-        keeps_start=body.keeps_start,
-    )
-    with renaming({"logprobs": "top_logprobs", **body.renamed(), **fields_of(tool_use)}):
-        limits = {
-            name: value for name, value in (("max_tokens", max_tokens), ("logprobs", num_top)) if value is not None
-        }
-        calls = {} if tool_use is None else tool_use.sampling_values()
-        values = {**body.sampling_values(), **limits, **calls}
-        reasoning = _reasoning(state, body, prompt, is_bound=values.get("structured_outputs") is not None)
-        if reasoning is not None and reasoning.has_special_marker:
+    offer = body.offer()
+    demands = offer is not None and offer.demands
+    demanded = {"structured_outputs": "tools"} if demands else {}
+    with renaming({"logprobs": "top_logprobs", **body.renamed(), **demanded}):
+        values = body.sampling_values()
+        prepared, prompt = front_end.chat_prompt(
+            message_dicts(body.messages),
+            None if offer is None else offer.tools,
+            dialogue_options(state, body, None if demands else values.pop("structured_outputs", None)),
+            max_len=front_end.max_prompt_len(body.truncate_prompt_tokens, max_tokens),
+            keeps_start=body.keeps_start,
+        )
+        limits = {"max_tokens": max_tokens, "logprobs": num_top, "structured_outputs": prepared.constraint}
+        values |= {name: value for name, value in limits.items() if value is not None}
+        if prepared.keeps_special_tokens:
             values["skip_special_tokens"] = False
         params = front_end.sampling_params(values)
-        identity = caller.identity(body.priority, body.cache_salt)
         # The answer's id ends like the engine's: a trace and an answer can be matched.
         request_id = new_id("chat")
-        request = front_end.prepare(request_id, prompt, params, **identity)
+        request = front_end.prepare(request_id, prompt, params, **caller.identity(body.priority, body.cache_salt))
     return ChatJob(
         body=body,
         front_end=front_end,
@@ -97,36 +86,36 @@ def prepare_chat(state: ServerState, body: ChatRequest, caller: Caller) -> ChatJ
         requests=[request],
         prompts=[prompt],
         num_top=num_top,
-        tool_use=tool_use,
-        reasoning=reasoning,
+        prepared=prepared,
         opening=_opening(body),
-        keeps_reasoning=body.include_reasoning is not False,
     )
 
 
-def reasoning_variables(body: ChatRequest) -> dict[str, Any]:
-    """Return `reasoning_effort` under the names that templates read."""
-    effort = body.reasoning_effort
-    return {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
-
-
-def _reasoning(
-    state: ServerState, body: ChatRequest, prompt: PromptTokens, *, is_bound: bool
-) -> ReasoningFormat | None:
-    """Return how answers may reason; None if a grammar binds them, which allows no markers."""
-    if state.options.reasoning_format == "none" or is_bound or body.continue_final_message:
-        return None
-    front_end = state.supervisor.front_end
-    return find_reasoning(front_end.template, prompt.text or "", front_end.tokenizer)
+def dialogue_options(
+    state: ServerState, body: ChatRequest, constraint: StructuredOutputsParams | None
+) -> DialogueOptions:
+    """Return a body's choices about its prompt and the reading of its answers."""
+    offer = body.offer()
+    budget = body.reasoning_budget
+    return DialogueOptions(
+        tool_choice="none" if offer is None else offer.choice,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        add_generation_prompt=adds_generation_prompt(body.add_generation_prompt, body.continue_final_message),
+        continue_final_message=bool(body.continue_final_message),
+        reasoning_effort=body.reasoning_effort,
+        enables_reasoning=body.enables_reasoning,
+        reasoning_budget=state.options.reasoning_budget if budget is None else budget,
+        separates_reasoning=state.options.reasoning_format != "none",
+        includes_reasoning=body.include_reasoning is not False,
+        constraint=constraint,
+        variables={**(body.chat_template_kwargs or {}), "documents": body.documents},
+        add_special_tokens=bool(body.add_special_tokens),
+    )
 
 
 def message_dicts(messages: list[Message]) -> list[dict[str, Any]]:
-    """Return messages as a chat template reads them."""
-    found = [message.model_dump(exclude_none=True, exclude={"annotations"}) for message in messages]
-    for message in found:
-        # Templates read it; a message may leave it out.
-        message.setdefault("content", "")
-    return found
+    """Return messages as a dialogue takes them."""
+    return [message.model_dump(exclude_none=True, exclude={"annotations"}) for message in messages]
 
 
 def adds_generation_prompt(chosen: bool | None, continue_final_message: bool | None) -> bool:

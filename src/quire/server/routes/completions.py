@@ -1,7 +1,8 @@
 """`POST /v1/completions`: continuations of one prompt or of many.
 
 With `echo` a choice begins with its prompt; the prompt's log-probabilities then come from `prompt_logprobs`.
-Next to read: `job.py`, `../generation.py`, `../logprobs.py`.
+With `suffix` a choice fills in the text between prompt and suffix.
+Next to read: `job.py`, `infill.py`, `../generation.py`, `../logprobs.py`.
 """
 
 from typing import Any
@@ -16,6 +17,7 @@ from quire.server.protocol.fields import prompt_list, renaming
 from quire.server.protocol.prompts import DEFAULT_MAX_TOKENS, CompletionRequest
 from quire.server.request_record import Caller
 from quire.server.routes.exchange import answer, prepare, read_body
+from quire.server.routes.infill import fim_prompt, fim_tokens, with_endings
 from quire.server.routes.job import Chunks, Job
 from quire.server.state import ServerState
 from quire.server.streaming import stream_answer
@@ -46,14 +48,14 @@ def prepare_completion(state: ServerState, body: CompletionRequest, caller: Call
             chosen["logprobs"] = body.logprobs
             if body.echo:
                 chosen["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
-        params = front_end.sampling_params(chosen)
+        fim = fim_tokens(front_end, "suffix") if body.suffix else None
+        params = front_end.sampling_params(chosen if fim is None else with_endings(front_end, fim, chosen))
+        max_len = front_end.max_prompt_len(body.truncate_prompt_tokens, chosen["max_tokens"])
+        adds = body.add_special_tokens is not False
         prompts = [
-            front_end.prompt(
-                prompt,
-                add_special_tokens=body.add_special_tokens is not False,
-                max_len=front_end.max_prompt_len(body.truncate_prompt_tokens, chosen["max_tokens"]),
-                keeps_start=body.keeps_start,
-            )
+            fim_prompt(front_end, fim, prompt, body.suffix, adds_bos=adds, max_len=max_len)
+            if fim is not None and body.suffix and isinstance(prompt, str)
+            else front_end.prompt(prompt, add_special_tokens=adds, max_len=max_len, keeps_start=body.keeps_start)
             for prompt in prompt_list(body.prompt)
         ]
         identity = caller.identity(body.priority, body.cache_salt)
@@ -108,7 +110,9 @@ class _ChoiceWriter:
         return written
 
     def _prompt_text(self) -> str:
-        if self._prompt.text is not None and not self._prompt.num_truncated:
+        body = self._job.body
+        has_suffix = isinstance(body, CompletionRequest) and bool(body.suffix)
+        if self._prompt.text is not None and (has_suffix or not self._prompt.num_truncated):
             return self._prompt.text
         return self._job.front_end.tokenizer.decode(self._prompt.token_ids, skip_special_tokens=False)
 

@@ -14,6 +14,7 @@ from quire.server.announcements import PromptPrefix
 from quire.server.errors import ApiError, JsonResponse
 from quire.server.protocol.chat import ChatRequest
 from quire.server.protocol.fields import Body
+from quire.server.protocol.messages import MessagesRequest
 from quire.server.protocol.prompts import CompletionRequest
 from quire.server.protocol.responses import ResponsesRequest
 from quire.server.request_record import Caller, record_of
@@ -21,6 +22,7 @@ from quire.server.routes.chat import prepare_chat
 from quire.server.routes.completions import prepare_completion
 from quire.server.routes.exchange import read_body
 from quire.server.routes.job import Job
+from quire.server.routes.messages import MessageJob, prepare_message
 from quire.server.routes.responses import ResponseJob, prepare_response
 from quire.server.state import ServerState, state_of
 from quire.server.streaming import EventStream, EventWriter, event
@@ -42,10 +44,11 @@ async def _stream(state: ServerState) -> AsyncGenerator[bytes, None]:
             yield event(announcement)
 
 
-PREPARERS: dict[str, tuple[type[Body], Callable[[ServerState, Any, Caller], Job | ResponseJob]]] = {
+PREPARERS: dict[str, tuple[type[Body], Callable[[ServerState, Any, Caller], Job | ResponseJob | MessageJob]]] = {
     "v1/chat/completions": (ChatRequest, prepare_chat),
     "v1/completions": (CompletionRequest, prepare_completion),
     "v1/responses": (ResponsesRequest, prepare_response),
+    "v1/messages": (MessagesRequest, prepare_message),
 }
 
 

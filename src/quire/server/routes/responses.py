@@ -16,16 +16,16 @@ from quire.outputs import CompletionOutput
 from quire.server.errors import ApiError
 from quire.server.generation import new_id, timestamp
 from quire.server.logprobs import TextLogprobs
+from quire.server.protocol.chat import ReasoningOptions
 from quire.server.protocol.fields import renaming
 from quire.server.protocol.responses import ResponsesRequest
-from quire.server.reply import ReasoningDelta
 from quire.server.request_record import Caller
 from quire.server.routes.chat import ChatJob, prepare_chat
 from quire.server.routes.exchange import answer, prepare, read_body
 from quire.server.state import ServerState
 from quire.server.streaming import EventWriter, event, stream_answer
 from quire.text.detokenizer import IncrementalDetokenizer
-from quire.text.tool_calls.parser import ContentDelta, ToolArgumentsDelta, ToolCallStart
+from quire.text.reply import ContentDelta, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
 from quire.types import Request as EngineRequest
 
 router = APIRouter()
@@ -90,7 +90,7 @@ class ResponseJob:
             "output": [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": (body.reasoning or ReasoningOptions()).model_dump(include={"effort", "summary"}),
             "service_tier": "default",
             "store": False,
             "temperature": sampling.temperature,

@@ -11,6 +11,7 @@ from quire.server.protocol.tools import tool_dicts
 from quire.server.routes.chat import adds_generation_prompt, message_dicts
 from quire.server.routes.exchange import read_body
 from quire.server.state import state_of
+from quire.text.dialogue import DialogueOptions
 
 router = APIRouter()
 
@@ -37,14 +38,14 @@ def _tokenize(front_end: FrontEnd, body: TokenizeRequest) -> dict[str, Any]:
     elif body.prompt is not None:
         token_ids = front_end.prompt(body.prompt, add_special_tokens=body.add_special_tokens is not False).token_ids
     else:
-        token_ids = front_end.chat_prompt(
-            message_dicts(body.messages or []),
-            tools=tool_dicts(body.tools) if body.tools else None,
+        options = DialogueOptions(
             add_generation_prompt=adds_generation_prompt(body.add_generation_prompt, body.continue_final_message),
             continue_final_message=bool(body.continue_final_message),
-            variables=body.chat_template_kwargs,
+            variables=body.chat_template_kwargs or {},
             add_special_tokens=bool(body.add_special_tokens),
-        ).token_ids
+        )
+        tools = tool_dicts(body.tools) if body.tools else None
+        token_ids = front_end.chat_prompt(message_dicts(body.messages or []), tools, options)[0].token_ids
     pieces = [front_end.tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
     return {
         "count": len(token_ids),

@@ -1,122 +1,203 @@
-"""Formats in which models write tool calls.
+"""Formats in which models write tool calls: one row per family of models, and the choice of a row for a template.
 
-Must not know: the parser. Next to read: `parser.py`.
+A row says which markers stand around calls and which reader reads what is between them. To add a family, add a row to
+`FORMATS` and its outputs to the tests. Must not know templates. Next to read: `readers.py`, `parser.py`.
 """
 
+import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
-from uuid import uuid4
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from quire.text.tool_calls.tagged_object import GLM_TAGS, QWEN_TAGS, Tags
+from quire.text.tool_calls.call_format import Lead, ToolCallFormat, short_id
+from quire.text.tool_calls.events import ContentDelta, ToolArgumentsDelta
+from quire.text.tool_calls.parser import CallReading, ToolCallParser
+from quire.text.tool_calls.readers import NAME, Tags, either, gemma, keyed, named, objects, python
+from quire.text.tool_calls.schemas import ToolSchemas
 
 if TYPE_CHECKING:
     from quire.text.tokenizer import Tokenizer
 
-BARE_CALL = "call:"
-"""Marker before the name of a call with a bare object."""
+__all__ = ["FORMATS", "GENERIC", "HARMONY", "ToolCallFormat", "choose_format", "has_special_marker", "hinted"]
 
 
-def long_id() -> str:
-    """Return an id like OpenAI's: `call_` and 24 characters."""
-    return f"call_{uuid4().hex[:24]}"
+_LIST_LEAD = Lead((r"\[", r"\s*", NAME, r"\s*", r"\("))
+"""Python's `[name(`."""
 
 
-def short_id() -> str:
-    """Return nine letters and digits: Mistral's templates accept no other id."""
-    return uuid4().hex[:9]
+def _literally(text: str) -> tuple[str, ...]:
+    """Return parts that match a text."""
+    return tuple(map(re.escape, text))
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCallFormat:
-    """Text around a call: a JSON object with a name and arguments, a list of these, or a call that is no JSON.
-
-    Fields:
-        name: of the format.
-        opening: marker before a call.
-        needs_opening: calls are found behind `opening` anywhere in a text. False: a text may also begin with the call
-            itself; a text that does not begin with a call has none.
-        closing: marker that may follow a call.
-        around: markers before the first and behind the last of several calls; a model may leave them out.
-        kind: text that may stand between `opening` and the name.
-        separators: characters that may separate calls, besides blanks.
-        argument_keys: keys that hold the arguments.
-        make_id: makes the ids of calls.
-        has_special_marker: the markers are special tokens, which `skip_special_tokens` removes from the text.
-        quote: marker on both sides of a string. A call is then `call:name{key:value}`, see `bare_object.py`. Empty:
-            calls are JSON.
-        names_first: a call is a name, text, and the arguments as a JSON object, whose brace must be the first character
-            of the text that this pattern finds. Empty: calls are otherwise.
-        is_python: calls are Python's, one or a list of them up to the closing marker, see `python_calls.py`.
-        tags: a call is a name with tagged parameters, see `tagged_object.py`.
-        example: a call as a system message shows it, for templates that write calls but do not read `tools`.
-    """
-
-    name: str
-    opening: str
-    needs_opening: bool
-    closing: str = ""
-    separators: str = ""
-    argument_keys: tuple[str, ...] = ("arguments", "parameters")
-    make_id: Callable[[], str] = long_id
-    has_special_marker: bool = False
-    quote: str = ""
-    names_first: str = ""
-    tags: Tags | None = None
-    is_python: bool = False
-    around: tuple[str, str] = ("", "")
-    kind: str = ""
-    example: str = ""
+def _tag_lead(before: str, after: str) -> Lead:
+    return Lead((*_literally(before), NAME, *_literally(after)))
 
 
-HERMES = ToolCallFormat("hermes", "<tool_call>", True, closing="</tool_call>")
-"""Hermes 2 and 3, Qwen 2.5 and 3, SmolLM3, Granite 4."""
-QWEN = ToolCallFormat("qwen", "<tool_call>", True, closing="</tool_call>", tags=QWEN_TAGS)
-"""Qwen3.5 and Qwen3-Coder."""
-SEED = ToolCallFormat("seed", "<seed:tool_call>", True, closing="</seed:tool_call>", tags=QWEN_TAGS)
-"""Seed-OSS."""
-GLM_TAGGED = ToolCallFormat("glm-tagged", "<tool_call>", True, tags=GLM_TAGS)
-"""GLM-4.5 and later."""
-GLM = ToolCallFormat("glm", "<|assistant|>", False, closing="<|assistant|>", names_first=r"\S")
-"""GLM-4 (0414): a name, a line break and the object are a turn; the next call is another turn."""
-LLAMA = ToolCallFormat("llama", "<|python_tag|>", False, separators=";")
-"""Llama 3.1 and later, except calls of built-in tools, which are Python."""
-MISTRAL = ToolCallFormat("mistral", "[TOOL_CALLS]", True, make_id=short_id)
-"""Mistral, with a list of objects."""
-MISTRAL_ARGS = ToolCallFormat("mistral-args", "[TOOL_CALLS]", True, make_id=short_id, names_first=r"[{\n]")
-"""Ministral 3, Mistral Small 3.2 and later: `[TOOL_CALLS]name[ARGS]{…}`."""
-HARMONY = ToolCallFormat("harmony", "<|channel|>commentary to=functions.", True, names_first=r"[{\n]")
-"""gpt-oss: `… to=functions.name <|constrain|>json<|message|>{…}`."""
-GEMMA = ToolCallFormat("gemma", "<|tool_call>", True, closing="<tool_call|>", quote='<|"|>')
-"""Gemma 4."""
-PHI = ToolCallFormat("phi", "<|tool_call|>", True, closing="<|/tool_call|>")
-"""Phi-4-mini, with a list of objects."""
-LFM = ToolCallFormat("lfm", "<|tool_call_start|>", True, closing="<|tool_call_end|>", is_python=True)
-"""LFM2."""
-OLMO = ToolCallFormat("olmo", "<function_calls>", True, closing="</function_calls>", is_python=True)
-"""OLMo 3."""
-DEEPSEEK = ToolCallFormat(
-    "deepseek", "<｜tool▁call▁begin｜>", True, closing="<｜tool▁call▁end｜>", separators="`", names_first="{",
-    around=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"), kind="function<｜tool▁sep｜>",
-    example="<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜><name>\n```json\n"
-    '{"<argument>": "<value>"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+def _name_lead(*after: str) -> Lead:
+    """Return the lead that is a tool's name and a text, at the beginning of a line."""
+    return Lead((NAME, *after), begins_line=True)
+
+
+_QWEN = Tags(r"<function=\s*(?P<name>[^<>\n]+?)\s*>", r"<parameter=(?P<key>[^<>\n]+)>", "</parameter>", "\n")
+_MINIMAX = Tags(r'<invoke name="(?P<name>[^"]*)">', r'<parameter name="(?P<key>[^"]*)">', "</parameter>")
+_GLM = Tags(rf"{NAME}", r"<arg_key>(?P<key>[^<>\n]+)</arg_key>\s*<arg_value>", "</arg_value>")
+_DSML = Tags(
+    r'<｜DSML｜invoke name="(?P<name>[^"]*)">',
+    r'<｜DSML｜parameter name="(?P<key>[^"]*)"(?: string="(?P<type>\w*)")?>', "</｜DSML｜parameter>",
 )  # fmt: skip
-"""DeepSeek-V3 and R1, with the object in a fence."""
-DEEPSEEK_V31 = replace(
-    DEEPSEEK, name="deepseek-v3.1", kind="", separators="",
-    example='<｜tool▁calls▁begin｜><｜tool▁call▁begin｜><name><｜tool▁sep｜>{"<argument>": "<value>"}'
-    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+_HUNYUAN_3 = Tags(
+    rf"{NAME}<tool_sep:opensource>",
+    r"<arg_key:opensource>(?P<key>[^<>\n]+)</arg_key:opensource>\s*<arg_value:opensource>", "</arg_value:opensource>",
 )  # fmt: skip
-"""DeepSeek-V3.1."""
-GENERIC = ToolCallFormat("generic", "```json", False, closing="```", separators=",;")
-"""The format of `tools_system_prompt` and `tool_choice_schema`: nothing but JSON, fenced or not."""
-_BY_MARKER = (HERMES, MISTRAL, LLAMA, GEMMA, PHI, LFM, OLMO, SEED, DEEPSEEK)
-"""Chosen by their opening markers."""
-FORMATS = {
-    item.name: item
-    for item in (*_BY_MARKER, QWEN, GLM_TAGGED, GLM, MISTRAL_ARGS, HARMONY, DEEPSEEK_V31, GENERIC)
-}  # fmt: skip
+_KIMI_3 = Tags(
+    r'<\|open\|>call tool="(?P<name>[^"]*)"[^<>]*<\|sep\|>',
+    r'<\|open\|>argument key="(?P<key>[^"]*)"(?: type="(?P<type>\w*)")?<\|sep\|>', "<|close|>argument<|sep|>",
+)  # fmt: skip
+_MINICPM = Tags(r'<function name="(?P<name>[^"]*)">', r'<param name="(?P<key>[^"]*)">', "</param>")
+_MISTRAL = rf"{NAME}\s*(?:\[CALL_ID\]\s*\w*\s*)?(?:\[ARGS\])?"
+_DEEPSEEK = rf"(?:function\s*<｜tool▁sep｜>\s*(?=[\w.-]+\s*[`{{]))?{NAME}\s*(?:<｜tool▁sep｜>)?"
+_KIMI = rf"(?:(?=(?P<id>[\w.-]+:\d+)))?{NAME}(?::\d+)?\s*<\|tool_call_argument_begin\|>"
+_SOLAR = rf"(?P<id>\w*)<\|tool_call:name\|>\s*{NAME}\s*<\|tool_call:args\|>"
+_FENCE = ("`", "`", "`", r"\w*", r"[\s\[]*")
+
+GENERIC = ToolCallFormat("generic", "demanded calls, and tools described by `tools_system_prompt`")
+HARMONY = ToolCallFormat(
+    "harmony", "gpt-oss", is_harmony=True, reads_json=False, openings=("<|channel|>",),
+    signs=(("<|channel|>commentary",), ("<|channel|>", "<|message|>")),
+)  # fmt: skip
+GLM = ToolCallFormat(
+    "glm-4", "GLM-4 (0414)", named(rf"{NAME}[ \t]*\n"), ("<|assistant|>",),
+    leads=(_name_lead(r"[ \t]*", r"\n", r"\s*", r"\{"),), signs=(("<|observation|>",),),
+)  # fmt: skip
+"""A call is a turn: a name, a line break and the arguments."""
+_ROWS = (
+    ToolCallFormat(
+        "hermes", "Hermes, Qwen2.5, Qwen3, QwQ, Granite 4, ERNIE, MiMo, Reka", objects, ("<tool_call>",),
+        ("</tool_call>",),
+    ),
+    ToolCallFormat(
+        "smollm3", "SmolLM3", either(objects, python), ("<tool_call>", "<code>"), ("</tool_call>", "</code>"),
+        signs=(("<tool_call>", "<code>"),),
+    ),
+    ToolCallFormat(
+        "qwen3-coder", "Qwen3-Coder, Qwen3.5, Nemotron 3, Step 3.5", _QWEN, ("<tool_call>",),
+        ("</function>", "</tool_call>"), (_tag_lead("<function=", ">"),), signs=(("<tool_call>", "<function="),),
+    ),
+    ToolCallFormat(
+        "seed", "Seed-OSS", _QWEN, ("<seed:tool_call>",), ("</function>", "</seed:tool_call>"),
+        (_tag_lead("<function=", ">"),),
+    ),
+    ToolCallFormat(
+        "glm-4.5", "GLM-4.5, 4.6, 4.7, 5, Ling", _GLM, ("<tool_call>",), ("</tool_call>",),
+        (_name_lead(r"\s*", *_literally("<arg_key>")),), signs=(("<tool_call>", "<arg_key>"),),
+    ),
+    GLM,
+    ToolCallFormat(
+        "llama", "Llama 3.1, 3.2, 3.3 and 4, Functionary 3.1", either(objects, python, _QWEN),
+        ("<|python_tag|>", "<|python_start|>"), ("<|python_end|>", "</function>"),
+        (_LIST_LEAD, _tag_lead("<function=", ">")), signs=(("<|python_tag|>",), ("ipython", '"parameters"')),
+    ),
+    ToolCallFormat(
+        "lfm", "LFM2, LFM2.5", either(python, objects), ("<|tool_call_start|>",), ("<|tool_call_end|>",), (_LIST_LEAD,),
+        signs=(("<|tool_call_start|>",), ("<|tool_list_start|>",)),
+    ),
+    ToolCallFormat("olmo", "OLMo 3", python, ("<function_calls>",), ("</function_calls>",), (_LIST_LEAD,)),
+    ToolCallFormat(
+        "mistral", "Mistral, Ministral, Magistral, Devstral", either(named(_MISTRAL), objects), ("[TOOL_CALLS]",),
+        leads=(_name_lead(*_literally("[ARGS]")), _name_lead(*_literally("[CALL_ID]"))), make_id=short_id,
+    ),
+    ToolCallFormat(
+        "deepseek", "DeepSeek-V3, R1, V3.1", named(_DEEPSEEK), ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
+        ("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
+        (Lead((*_literally("function<｜tool▁sep｜>"), NAME, r"\s")), _name_lead(*_literally("<｜tool▁sep｜>"))),
+    ),
+    ToolCallFormat(
+        "deepseek-v3.2", "DeepSeek-V3.2, V4", _DSML, ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>"),
+        ("</｜DSML｜invoke>", "</｜DSML｜function_calls>", "</｜DSML｜tool_calls>"),
+        (_tag_lead('<｜DSML｜invoke name="', '"'),), signs=(("｜DSML｜",),),
+    ),
+    ToolCallFormat(
+        "kimi-k2", "Kimi-K2", named(_KIMI), ("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
+        ("<|tool_call_end|>", "<|tool_calls_section_end|>"),
+        (_name_lead(r"[:\d]*", *_literally("<|tool_call_argument_begin|>")),),
+    ),
+    ToolCallFormat(
+        "kimi-k3", "Kimi-K3", _KIMI_3, ("<|open|>tools<|sep|>",),
+        ("<|close|>call<|sep|>", "<|close|>tools<|sep|>", "<|close|>message<|sep|>"),
+        (_tag_lead('<|open|>call tool="', '"'),), ("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
+    ),
+    ToolCallFormat(
+        "minimax-m2", "MiniMax-M2", _MINIMAX, ("<minimax:tool_call>",), ("</invoke>", "</minimax:tool_call>"),
+        (_tag_lead('<invoke name="', '"'),),
+    ),
+    ToolCallFormat(
+        "gemma-4", "Gemma 4", gemma('<|"|>'), ("<|tool_call>",), ("<tool_call|>", "<|tool_response>"),
+        (Lead((*_literally("call:"), NAME, r"\s*", r"\{")),),
+    ),
+    ToolCallFormat(
+        "functiongemma", "FunctionGemma", gemma("<escape>"), ("<start_function_call>",),
+        ("<end_function_call>", "<start_function_response>"),
+        (Lead((*_literally("call:"), NAME, r"\s*", r"\{")),),
+    ),
+    ToolCallFormat(
+        "gemma-3", "Gemma 3", either(objects, python),
+        leads=(_LIST_LEAD, Lead((*_FENCE, NAME, r"\s*", r"\(")),
+               Lead((*_FENCE, *_literally("print("), NAME, r"\s*", r"\("))),
+        signs=(("<start_of_turn>",),),
+    ),
+    ToolCallFormat("granite-3", "Granite 3", objects, ("<|tool_call|>",)),
+    ToolCallFormat("phi-4", "Phi-4-mini", objects, ("<|tool_call|>", "functools["), ("<|/tool_call|>",),
+                   signs=(("<|tool_call|>", "<|/tool_call|>"), ("functools[",))),
+    ToolCallFormat(
+        "command", "Command R7B, Command A", objects, ("<|START_ACTION|>",), ("<|END_ACTION|>",),
+        dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    ),
+    ToolCallFormat("nemotron", "Nemotron Nano 2", objects, ("<TOOLCALL>",), ("</TOOLCALL>",)),
+    ToolCallFormat("jamba", "Jamba, Hunyuan-A13B, Apriel, MiniMax-M1", objects, ("<tool_calls>",), ("</tool_calls>",)),
+    ToolCallFormat(
+        "hunyuan", "Hunyuan", either(named(rf"{NAME}\s*"), objects), ("<tool_calls>", "<tool_call>"),
+        ("</tool_call>", "</tool_calls>"), dropped=("<answer>", "</answer>"), signs=(("<tool_calls>", "<tool_call>"),),
+    ),
+    ToolCallFormat(
+        "hunyuan-3", "Hunyuan 3", _HUNYUAN_3, ("<tool_calls:opensource>", "<tool_call:opensource>"),
+        ("</tool_call:opensource>", "</tool_calls:opensource>"),
+        (_name_lead(*_literally("<tool_sep:opensource>")),),
+    ),
+    ToolCallFormat("apertus", "Apertus", keyed, ("<|tools_prefix|>",), ("<|tools_suffix|>",)),
+    ToolCallFormat("internlm", "InternLM 2, 3", objects, ("<|action_start|>", "<|plugin|>"), ("<|action_end|>",)),
+    ToolCallFormat(
+        "minicpm", "MiniCPM5", _MINICPM, closings=("</function>",), leads=(_tag_lead('<function name="', '"'),),
+        signs=(('<function name="',),),
+    ),
+    ToolCallFormat(
+        "gigachat", "GigaChat 3", objects, ("<|function_call|>", "function call<|role_sep|>"),
+        dropped=("<|message_sep|>",), signs=(("<|function_call|>",), ("function call<|role_sep|>",)),
+    ),
+    ToolCallFormat(
+        "solar", "Solar Open", named(_SOLAR), ("<|tool_calls|>", "<|tool_call:begin|>"), ("<|tool_call:end|>",),
+    ),
+    ToolCallFormat("xlam", "xLAM", signs=(('[{"name"',),)),
+)  # fmt: skip
+FORMATS = {row.name: row for row in (*_ROWS, HARMONY, GENERIC)}
+
+
+def write_calls(row: ToolCallFormat, calls: Sequence[Mapping[str, Any]]) -> str:
+    """Return calls as text that the row reads, for a template that writes none. `calls`: names and arguments."""
+    opening, closing = row.openings[0] if row.openings else "", row.closings[0] if row.closings else ""
+    if row.read is not python and _LIST_LEAD not in row.leads:
+        written = [{"name": call["name"], "arguments": call["arguments"]} for call in calls]
+        text = json.dumps(written[0] if len(written) == 1 else written, ensure_ascii=False)
+        return f"{opening}{text}{closing}" if row.read is objects else text
+    return f"{opening}[{', '.join(map(_python_call, calls))}]{closing}"
+
+
+def _python_call(call: Mapping[str, Any]) -> str:
+    arguments = call["arguments"]
+    arguments = arguments if isinstance(arguments, Mapping) else {"arguments": arguments}
+    written = (f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in arguments.items())
+    return f"{call['name']}({', '.join(written)})"
 
 
 def uses_tools(chat_template: str | None) -> bool:
@@ -124,28 +205,70 @@ def uses_tools(chat_template: str | None) -> bool:
     return chat_template is not None and re.search(r"\btools\b", chat_template) is not None
 
 
-def choose_format(chat_template: str | None, tokenizer: "Tokenizer | None" = None) -> ToolCallFormat:
-    """Return the format that a template describes or writes; `GENERIC` for a template without tools or with another.
+def has_special_marker(row: ToolCallFormat, tokenizer: "Tokenizer") -> bool:
+    """Return True if markers are special tokens, which `skip_special_tokens` removes from the text."""
+    special = tokenizer.special_token_ids
+    return any(not special.isdisjoint(tokenizer.encode(marker, add_special_tokens=False)) for marker in row.markers)
 
-    `tokenizer` shows if the markers are special tokens.
+
+def hinted(source: str, special_tokens: Collection[str] = ()) -> ToolCallFormat | None:
+    """Return the row whose markers a template's source has, or else the tokenizer among its special tokens.
+
+    Of several rows the one that needs most texts wins, then the first in the table.
     """
-    text = chat_template or ""
-    chosen = next((item for item in _BY_MARKER if item.opening in text), GENERIC)
-    if not uses_tools(text):
-        chosen = chosen if chosen.example else GENERIC
-    elif chosen is HERMES:
-        chosen = QWEN if QWEN_TAGS.call in text else GLM_TAGGED if GLM_TAGS.key in text else HERMES
-    elif chosen is MISTRAL and "[ARGS]" in text:
-        chosen = MISTRAL_ARGS
-    elif chosen is GENERIC and "<|channel|>commentary" in text:
-        chosen = HARMONY
-    elif chosen is GENERIC and "ipython" in text and '"parameters"' in text:
-        chosen = LLAMA  # 3.2 asks for the object alone
-    elif chosen is GENERIC and "<|observation|>" in text:
-        chosen = GLM
-    if chosen is DEEPSEEK and "```json" not in text:
-        chosen = DEEPSEEK_V31
-    if tokenizer is None or chosen is GENERIC:
-        return chosen
-    ids = tokenizer.encode(chosen.opening, add_special_tokens=False)
-    return replace(chosen, has_special_marker=not tokenizer.special_token_ids.isdisjoint(ids))
+    text = re.sub(r"\{#.*?#\}", "", source, flags=re.DOTALL)
+    sizes = {row.name: _num_signs(row, text.__contains__) for row in FORMATS.values()}
+    if not any(sizes.values()):
+        sizes = {row.name: any(marker in special_tokens for marker in row.openings) for row in FORMATS.values()}
+    best = max(FORMATS.values(), key=lambda row: sizes[row.name])
+    return best if sizes[best.name] else None
+
+
+def _num_signs(row: ToolCallFormat, has: Callable[[str], bool]) -> int:
+    """Return the number of texts in the largest group of signs that is there."""
+    groups = row.signs or ((row.openings[0],) if row.openings else (),)
+    return max(len(group) if all(map(has, group)) else 0 for group in groups)
+
+
+def recognise(written: str, name: str, arguments: Mapping[str, Any]) -> ToolCallFormat | None:
+    """Return the most specific row that reads exactly this call from a turn that a template wrote; None without any.
+
+    The most specific row is the one of whose markers and signs most are in the text, then the first in the table.
+    """
+    fitting = [row for row in FORMATS.values() if _reads(row, written, name, arguments)]
+    if GENERIC in fitting and not any(_num_marks(row, written) for row in fitting):
+        return None
+    return max(fitting, key=lambda row: _num_marks(row, written), default=None)
+
+
+def _num_marks(row: ToolCallFormat, written: str) -> int:
+    return sum(text in written for text in {*row.markers, *(text for group in row.signs for text in group)})
+
+
+def _reads(row: ToolCallFormat, written: str, name: str, arguments: Mapping[str, Any]) -> bool:
+    # Without the readers of other families' JSON.
+    row = replace(row, reads_json=row is GENERIC or not (row.openings or row.leads))
+    tools = [{"type": "function", "function": {"name": name}}]
+    parser = ToolCallParser(CallReading(format=row, schemas=ToolSchemas(tools)))
+    found = [event for event in parser.feed(written) + parser.finish() if not isinstance(event, ContentDelta)]
+    written_arguments = [json.loads(event.text) for event in found if isinstance(event, ToolArgumentsDelta)]
+    return written_arguments == [arguments]
+
+
+def choose_format(
+    source: str | None,
+    *,
+    written: str = "",
+    name: str = "",
+    arguments: Mapping[str, Any] | None = None,
+    special_tokens: Collection[str] = (),
+) -> ToolCallFormat:
+    """Return the row of a chat template: the one that reads what it writes, else the one that it names, else `GENERIC`.
+
+    `written`: the turn that the template wrote for a call of `name` with `arguments`. `special_tokens`: the tokenizer's.
+    """
+    chosen = recognise(written, name, arguments or {}) if written else None
+    if chosen is None or not any(marker in written for marker in chosen.markers):
+        # A bare object or list is read in every format.
+        chosen = hinted(source or "", special_tokens) or chosen
+    return chosen or GENERIC

@@ -8,16 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.errors import InvalidParameterError
+from quire.text.tool_calls.closed_objects import OPEN_KEYS, closed
 
 MAX_PARALLEL_CALLS = 16
 """Most calls of a forced list: without a limit a model may repeat calls up to `max_tokens`."""
 MAX_DEPTH = 64
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
-_OPEN_KEYS = frozenset({
-    "$dynamicRef", "$ref", "additionalProperties", "allOf", "anyOf", "const", "dependentSchemas", "enum", "if",
-    "minProperties", "not", "oneOf", "patternProperties", "propertyNames", "unevaluatedProperties",
-})  # fmt: skip
-"""Keywords with which parameters may have keys that `properties` does not declare."""
 _VALUE_KEYS = frozenset({"const", "enum", "default", "examples"})
 """Keywords with values that are no schemas."""
 _NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
@@ -106,7 +102,7 @@ def tool_choice_schema(
     schema = {"type": "array", "items": call, "minItems": 1, "maxItems": MAX_PARALLEL_CALLS} if is_list else call
     # Each function's schema is a definition; its references to itself are moved along.
     definitions = {
-        str(index): _closed(_moved(function["parameters"], f"#/$defs/{index}"))
+        str(index): _moved(_closed(function["parameters"]), f"#/$defs/{index}")
         for index, function in enumerate(functions)
     }
     return {**schema, "$defs": definitions}
@@ -145,24 +141,12 @@ def _chosen(functions: list[dict[str, Any]], tool_choice: Mapping[str, Any]) -> 
     raise InvalidParameterError("tool_choice", name, f"the name of one of the tools ({names})")
 
 
-def _closed(schema: Any, *, is_top: bool = True) -> Any:
-    """Return the schema with `additionalProperties: false` wherever it only lists the keys of an object.
-
-    Without this a model may add keys to a call until the length limit. Schemas that are combined (`allOf`, `$ref` …)
-    stay open, because each part lists only some of the keys; so do nested objects without any listed key: maps.
-    """
-    if not isinstance(schema, Mapping) or not _OPEN_KEYS.isdisjoint(schema):
-        return schema
-    closed = dict(schema)
-    if "items" in schema:
-        closed["items"] = _closed(schema["items"], is_top=False)
-    properties = schema.get("properties")
-    if isinstance(properties, Mapping):
-        closed["properties"] = {name: _closed(value, is_top=False) for name, value in properties.items()}
-    if (is_top and not properties) or (properties and schema.get("type", "object") == "object"):
-        closed.setdefault("type", "object")
-        closed["additionalProperties"] = False
-    return closed
+def _closed(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the schema of arguments with no other keys than it lists, unless it allows them explicitly."""
+    if not parameters.get("properties") and OPEN_KEYS.isdisjoint(parameters):
+        return {"type": "object", **parameters, "additionalProperties": False}
+    closed_parameters: Mapping[str, Any] = closed(parameters, lambda part: bool(part.get("properties")))
+    return closed_parameters
 
 
 def _moved(schema: Any, base: str, depth: int = 0) -> Any:

@@ -1,0 +1,36 @@
+"""`plain`: values of clients as plain Python data: objects with methods must not reach a chat template.
+
+Next to read: `messages.py`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from quire.errors import ChatTemplateError
+
+
+def plain(value: Any, name: str) -> Any:
+    """Return a copy of JSON-like data in plain types. Raises: ChatTemplateError for other data, by `name`."""
+    try:
+        return msgspec.to_builtins(value, builtin_types=(bytes, bytearray), enc_hook=_plain_base)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ChatTemplateError(
+            f"{name} cannot be passed to the chat template, which takes text, numbers, booleans, null, lists and "
+            f"objects: {error}"
+        ) from None
+
+
+_BASES: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
+    (str, str.__str__), (int, int.__int__), (float, float.__float__), (Mapping, dict), (Sequence, list),
+)  # fmt: skip
+"""Types of plain data, and functions that make one of a subclass."""
+
+
+def _plain_base(value: Any) -> Any:
+    """Return a value of a subclass as one of its base class."""
+    for base, make in _BASES:
+        if isinstance(value, base):
+            return make(value)
+    raise TypeError(f"{type(value).__name__} is none of these")
