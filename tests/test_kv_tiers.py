@@ -110,6 +110,22 @@ def test_restarted_engine_reads_prefixes_from_disk(
     assert num_second == [(len(token_ids) - 1) // interval * interval for token_ids in PROMPTS]
 
 
+@pytest.mark.parametrize("kind", WRITERS)
+def test_session_goes_on_after_a_restart(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_spec, "CHECKPOINT_INTERVALS", (32, 32))
+    model, unit = WRITERS[kind](tmp_path / "model"), 32 if kind == "hybrid" else BLOCK_SIZE
+    history: list[int] = []
+    for life in range(3):
+        engine = build(model, block_size=BLOCK_SIZE, kv_disk=str(tmp_path / "kv"))
+        for turn in range(3):
+            question = prompt(10 * life + turn, 90 if not history else 15)
+            (((answer, _), num_cached),) = generate(engine, [history + question], max_tokens=20)
+            # The last token of an answer is sampled and never computed.
+            assert num_cached >= max(0, len(history) - 1) // unit * unit
+            history += [*question, *answer]
+        engine.shutdown()
+
+
 def test_blocks_that_leave_the_memory_are_read_back(llama: Path, tmp_path: Path) -> None:
     # 14 usable blocks: a prompt and its answer take seven.
     options = {"block_size": BLOCK_SIZE, "num_blocks_override": 15, "kv_disk": tmp_path / "kv"}

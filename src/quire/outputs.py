@@ -49,7 +49,7 @@ class CompletionOutput:
 
 @dataclass(slots=True, kw_only=True)
 class ChatCompletionOutput(CompletionOutput):
-    """A completion of a chat. `text` is all that was generated.
+    """A completion of a chat. `text` is the whole generated text.
 
     `message`: the same in the format of the chat API: `role`, `content`, and where there are such `reasoning` and
     `tool_calls`, whose `arguments` are JSON text. A client may append it to the messages.

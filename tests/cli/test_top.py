@@ -108,6 +108,17 @@ def test_view_of_an_interval() -> None:
     assert summary(load).startswith("25.0 tok/s · 2 running · 1 waiting · KV 50% · hit 75% · TTFT 100 ms")
 
 
+def test_view_tells_where_prefixes_broke_and_what_that_cost() -> None:
+    broken = "quire_prefix_breaks_total 3.0\nquire_prefix_break_tokens_total 24000.0\nquire_prefix_last_break 14.0\n"
+    load = load_between(Metrics(page(), 10.0), Metrics(page() + broken, 12.0))
+    assert (load.prefix_breaks, load.prefix_break_tokens, load.last_prefix_break) == (3, 24000, 14)
+    assert "prefixes    3 broken, the last at token 14; 24000 tokens computed again" in view_lines(load, "http://x")
+    assert summary(load).endswith(" · prefixes 3 broken, the last at token 14; 24000 tokens computed again")
+    without = load_between(Metrics(page(), 10.0), Metrics(page() + "quire_prefix_breaks_total 0.0\n", 12.0))
+    assert without.last_prefix_break is None
+    assert "prefixes" not in "".join((*view_lines(without, "http://x"), summary(without)))
+
+
 def router_page(**counters: int) -> str:
     """Counters of replica-0; replica-1 is down, and http://other tells no tokens."""
     lines = [f"quire_requests_running {counters['running']}"]

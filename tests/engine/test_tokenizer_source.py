@@ -39,3 +39,6 @@ def test_template_that_does_not_parse_is_refused_when_it_is_read(tmp_path: Path)
         with pytest.raises(ConfigError, match=r"error in line 2.*correct it, or leave the option out"):
             read_chat_template(value)
     assert read_chat_template("{{ messages }}") == "{{ messages }}"
+    assert read_chat_template("tool_use") == "tool_use"
+    with pytest.raises(ConfigError, match="neither a Jinja template nor a readable file"):
+        read_chat_template("missing.jinja")

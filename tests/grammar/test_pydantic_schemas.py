@@ -28,7 +28,7 @@ class Cat(BaseModel):
 
 
 class Dog(BaseModel):
-    kind: Literal["dog", "wolf"] = "dog"
+    kind: Literal["dog", "wolf"]
     puppies: "list[Animal]" = []
 
 
@@ -61,13 +61,16 @@ TYPES: dict[str, Any] = {
     "ipv4 interface": ipaddress.IPv4Interface, "ipv6 interface": ipaddress.IPv6Interface,
     "few digits": Annotated[decimal.Decimal, Field(ge=0, le=100)], "base64": pydantic.Base64Bytes,
     "base64url": pydantic.Base64UrlStr, "path": pathlib.Path, "secret": pydantic.SecretStr, "bytes": bytes,
-    "literal": Literal["a", 1, None, True], "enum": Color, "union": Animal, "node": Node, "closed": Closed, "pair": Pair,
+    "literal": Literal["a", 1, None, True], "enum": Color, "union": Animal, "node": Node, "closed": Closed,
+    "pair": Pair,
     "int": Annotated[int, Field(gt=0, le=1000, multiple_of=3)], "float": Annotated[float, Field(gt=0, lt=1.5)],
     "list": Annotated[list[int], Field(min_length=1, max_length=3)], "tuple": tuple[int, str, Color],
     "text": Annotated[str, Field(min_length=1, max_length=5, pattern=r"^\w+$")], "optional": int | None,
     "map": dict[str, int], "map of enum": dict[Literal["a", "b"], int], "map of dates": dict[datetime.date, bool],
+    "map of ids": dict[uuid.UUID, None],
     "map of texts": dict[Annotated[str, Field(min_length=2)], int], "any": Any, "object": dict[str, Any],
-    "several": int | str | list[int] | None, "json": pydantic.JsonValue, "uint64": Annotated[int, Field(ge=0, lt=2**64)],
+    "several": int | str | list[int] | None, "json": pydantic.JsonValue,
+    "uint64": Annotated[int, Field(ge=0, lt=2**64)],
     "byte size": Annotated[pydantic.ByteSize, Field(le=10)],
 }  # fmt: skip
 NOT_READ = {"byte size", "few digits"}

@@ -25,7 +25,12 @@ A, B = tagged({"const": "a"}, x={"type": "integer"}), tagged({"enum": ["b", "c"]
     [
         ({"oneOf": [{"type": "integer"}, {"type": ["string", "null"]}]}, [1, "a", None], [1.5, True]),
         ({"oneOf": [{"const": 1}, {"enum": [2, "1"]}]}, [1, 2, "1"], [3]),
-        ({"oneOf": [A, tagged({"const": "b"})]}, [{"kind": "a", "x": 1}, {"kind": "b"}], [{}, {"x": 1}, {"kind": "b", "x": 1}]),
+        ({"oneOf": [A, tagged({"const": "b"})]}, [{"kind": "a", "x": 1}, {"kind": "b"}],
+         [{}, {"x": 1}, {"kind": "b", "x": 1}]),
+        ({"oneOf": [tagged({"const": "a"}), tagged({"const": "b"}, required=True)],
+          "discriminator": {"propertyName": "kind"}}, [{"kind": "a"}, {"kind": "b"}], [{}]),
+        ({"oneOf": [tagged({"const": "a"}, x={"type": "null"}), tagged({"const": "b"}, x={"type": "integer"})]},
+         [{"kind": "a"}, {"kind": "b", "x": 1}], [{}, {"x": 1}]),
         ({"oneOf": REFERENCES, "$defs": {"A": A, "B": B}},
          [{"kind": "a", "x": 1}, {"kind": "c", "y": {"kind": "b"}}, {"kind": "b", "y": {"kind": "a", "x": 2}}],
          [{}, {"x": 1}, {"kind": "c", "y": {}}, {"kind": "c", "x": 1}]),
@@ -34,7 +39,8 @@ A, B = tagged({"const": "a"}, x={"type": "integer"}), tagged({"enum": ["b", "c"]
         ({"oneOf": [{"type": "object", "properties": {"a": {}}, "required": ["a"], "additionalProperties": False},
                     {"type": "object", "properties": {"b": {}}, "required": ["b"], "additionalProperties": False}]},
          [{"a": 1}, {"b": 1}], [{}, {"a": 1, "b": 1}]),
-        ({"anyOf": [{"minimum": 3}, {"type": "string"}], "oneOf": [{"type": "integer"}, {"type": "string"}]}, [3, "a"], [2]),
+        ({"anyOf": [{"minimum": 3}, {"type": "string"}], "oneOf": [{"type": "integer"}, {"type": "string"}]},
+         [3, "a"], [2]),
         ({"oneOf": [{"anyOf": [{"const": 1}, {"const": 2}]}, {"allOf": [{"enum": [3, 4]}]}]}, [1, 4], [5]),
     ],
 )  # fmt: skip
@@ -68,6 +74,7 @@ def test_one_of_members_with_a_value_in_common_are_refused(members: list[Any]) -
         ({"$ref": "#/$defs/Name"}, [{"a": 1}], [{"c": 1}]),
         ({"const": "a"}, [{"a": 1}], [{"b": 1}]),
         ({"format": "date"}, [{"2024-02-29": 1}], [{"2023-02-29": 1}, {"a": 1}]),
+        ({"format": "password", "title": "T"}, [{"a": 1}], [{"a": "x"}]),
         ({"minLength": 2, "maxLength": 3}, [{"ab": 1, "cde": 2}], [{"a": 1}, {"abcd": 1}]),
         ({"minLength": 2}, [{"ab": 1}], [{"a": 1}]),
         ({"pattern": "^x"}, [{"x1": 1}], [{"y": 1}, {"x": "a"}]),
@@ -134,7 +141,9 @@ NODE: dict[str, Any] = {"type": "object", "properties": {"next": {"$ref": "#/$de
         ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, {}, True),
         ({"type": "array", "prefixItems": [{"$ref": "#"}], "minItems": 1}, {}, True),
         ({"$ref": "#/$defs/Node"}, {**NODE, "required": ["next"]}, True),
-        ({"anyOf": [{"$ref": "#/$defs/Node"}]}, {"allOf": [{"$ref": "#/$defs/Node"}]}, True),
+        ({"anyOf": [{"$ref": "#/$defs/Node"}]}, {"allOf": [{**NODE, "required": ["next"]}]}, True),
+        ({"additionalProperties": {"$ref": "#"}, "type": "object", "minProperties": 1}, {}, True),
+        ({"additionalProperties": {"$ref": "#"}, "type": "object", "minProperties": 0}, {}, False),
         ({"$ref": "#/$defs/Node"}, NODE, False),
         ({"$ref": "#/$defs/Node"}, {"anyOf": [{"type": "null"}, {**NODE, "required": ["next"]}]}, False),
         ({"type": "array", "items": {"$ref": "#"}}, {}, False),
@@ -148,15 +157,23 @@ def test_schema_that_requires_itself_is_refused(schema: Any, definition: Any, is
 
 def test_optional_part_that_requires_itself_is_left_out() -> None:
     endless = {"$ref": "#/$defs/D"}
-    schema = {
-        "type": "object",
-        "properties": {"a": endless, "b": {}},
-        "additionalProperties": endless,
-        "$defs": {"D": endless},
-    }
+    definition = {"type": "array", "items": endless, "minItems": 1}
+    schema = {"properties": {"a": endless, "b": {}}, "additionalProperties": endless, "$defs": {"D": definition}}
     assert accepts(schema, {"b": 1})
-    assert not accepts(schema, {"a": 1})
+    assert not accepts(schema, {"a": []})
     assert not accepts(schema, {"c": 1})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"items": {"$ref": "#/$defs/A"}, "$defs": {"A": {"$ref": "#/$defs/A"}}},
+        {"$defs": {"A": {"anyOf": [{}, {"$ref": "#/$defs/B"}]}, "B": {"allOf": [{"$ref": "#/$defs/A"}]}}},
+    ],
+)
+def test_reference_that_leads_back_for_the_same_value_is_refused(schema: Any) -> None:
+    assert "leads back to itself" in grammar_of(schema)["error"]
 
 
 def test_recursive_reference_may_have_remarks_beside_it() -> None:

@@ -2,11 +2,13 @@
 
 import pytest
 
+from quire import cache_spec
 from quire.cache_spec import CacheGroup, PagedKV, RecurrentState
 from quire.config import SchedulerConfig
 from quire.scheduler.blocks import BlockManager
+from quire.scheduler.scheduler import Scheduler
 from quire.transfers import Transfer
-from quire.types import Request
+from quire.types import Request, RequestResult, StepResult
 from tests.scheduler.builders import make_config, make_request
 from tests.scheduler.integrity import check_blocks
 
@@ -71,6 +73,49 @@ def test_hit_fits_only_if_the_copy_of_its_checkpoint_does() -> None:
         other = make_request("b", request.prompt_token_ids[:9] + [1] * (num_tokens - 9))
         assert blocks.find_prefix(other).num_tokens == 8
         assert blocks.fits(other, blocks.find_prefix(other), 0) is fits
+
+
+@pytest.mark.parametrize(("num_tokens", "last"), [(15, 12), (16, 16), (17, 16), (12, 8), (7, 4)])
+def test_prompt_has_a_checkpoint_at_its_last_full_block_if_the_interval_leaves_much_behind_it(
+    monkeypatch: pytest.MonkeyPatch, num_tokens: int, last: int
+) -> None:
+    monkeypatch.setattr(cache_spec, "CHECKPOINT_INTERVALS", (4, 8))
+    blocks, request = started(make_config(kv_cache_groups=STATE_AND_FULL), num_tokens)
+    while (num_left := request.num_uncomputed_tokens) > 0:
+        compute(blocks, request, blocks.chunk_limit(request, num_left))
+    request.output_token_ids += [1, 2]
+    compute(blocks, request, 1)
+    turn = make_request("b", [*request.prompt_token_ids, *range(20)])
+    assert blocks.find_prefix(turn).num_tokens == last
+    blocks.forget("a")
+    blocks.admit(turn, blocks.find_prefix(turn))
+    turn.num_computed_tokens = last
+    assert compute(blocks, turn, blocks.chunk_limit(turn, turn.num_uncomputed_tokens))
+    blocks.forget("b")
+    assert blocks.reset_prefix_cache()
+
+
+def test_prompt_has_no_second_checkpoint_close_behind_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_spec, "CHECKPOINT_INTERVALS", (5, 8))
+    blocks, request = started(make_config(kv_cache_groups=STATE_AND_FULL), 15)
+    compute(blocks, request, 8)
+    assert blocks.chunk_limit(request, 7) == 7
+
+
+def test_decodes_do_not_step_past_a_checkpoint() -> None:
+    config = make_config(kv_cache_groups=STATE_AND_FULL, multi_step_decode=6)
+    scheduler = Scheduler(config)
+    scheduler.add_request(make_request("a", 5, max_tokens=40))
+    ends = []
+    for _ in range(6):
+        output = scheduler.schedule()
+        (item,) = output.scheduled
+        new = RequestResult("a", tuple(range(item.max_new_tokens)))
+        scheduler.update(output, StepResult(output.step_id, (new,)))
+        ends.append(item.num_computed_tokens + item.num_tokens + item.max_new_tokens - 1)
+    assert ends == [5, 8, 14, 16, 22, 24]
+    turn = make_request("b", [*scheduler.requests.by_id["a"].token_slice(0, 24), 1])
+    assert scheduler.blocks.find_prefix(turn).num_tokens == 16
 
 
 def test_pool_without_a_spare_page_makes_no_checkpoint() -> None:

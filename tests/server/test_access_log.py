@@ -6,6 +6,7 @@ import logging
 import re
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -202,3 +203,49 @@ async def test_429s_of_one_key_do_not_hide_those_of_another(log: io.StringIO) ->
             await served.chat(headers={"Authorization": f"Bearer {key}"})
     refused = [line for line in log.getvalue().splitlines() if "status=429" in line]
     assert [name for line in refused for name in ("ann", "bob") if name in line] == ["ann", "bob"]
+
+
+def dated(date: str, *texts: str) -> dict[str, Any]:
+    """Return a chat body whose system text begins with a date."""
+    system = f"You are an assistant. Today is {date}. " + "Answer in one sentence and name your source. " * 6
+    roles = itertools.cycle(("user", "assistant"))
+    messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
+    return {"messages": [{"role": "system", "content": system}, *messages]}
+
+
+@pytest.mark.parametrize("log", ["text", "json"], indirect=True)
+@in_loop
+async def test_log_tells_cached_tokens_and_where_a_prefix_broke(log: io.StringIO) -> None:
+    async with serving(scheduler={"max_model_len": 1024}) as served:
+        bodies = (dated("Monday", "hi"), dated("Monday", "hi", "ho", "and?"), dated("Tuesday", "hi", "ho", "and?"),
+                  dated("Tuesday", "hi", "ho", "and?", "ha", "so?"), dated("Tuesday", "another one"))  # fmt: skip
+        usage = [(await served.chat(**body)).json["usage"] for body in bodies]
+        page = (await served.answer("GET", "/metrics")).body.decode()
+    lines = log.getvalue().splitlines()[:5]
+    broke = [re.search(r'"?prefix_broke_at"?(?:=|: )(\d+)', line) for line in lines]
+    cached = [re.search(r'"?cached_tokens"?(?:=|: )(\d+)', line) for line in lines]
+    prompts = [re.search(r'"?prompt_tokens"?(?:=|: )(\d+)', line) for line in lines]
+    assert [int(found[1]) for found in cached if found] == [
+        item["prompt_tokens_details"]["cached_tokens"] for item in usage
+    ]
+    assert [int(found[1]) for found in prompts if found] == [item["prompt_tokens"] for item in usage]
+    # Every byte is a token, and the template's first one is the role's.
+    at = len("You are an assistant. Today is ") + 1
+    assert [found and int(found[1]) for found in broke] == [None, None, at, None, None]
+    # The cache gives what stands before, down to a block of 4.
+    assert usage[2]["prompt_tokens_details"]["cached_tokens"] == at // 4 * 4
+    assert "Tuesday" not in log.getvalue()
+    assert "quire_prefix_breaks_total 1.0" in page
+    assert f"quire_prefix_break_tokens_total {usage[1]['prompt_tokens'] - at}.0" in page
+    assert f"quire_prefix_last_break {at}.0" in page
+
+
+@in_loop
+async def test_prefixes_are_not_compared_without_a_prefix_cache(log: io.StringIO) -> None:
+    async with serving(scheduler={"max_model_len": 1024, "enable_prefix_caching": False}) as served:
+        for date in ("Monday", "Tuesday"):
+            await served.chat(**dated(date, "hi"))
+        page = (await served.answer("GET", "/metrics")).body.decode()
+    assert "prefix_broke_at" not in log.getvalue()
+    assert "quire_prefix_breaks_total 0.0" in page
+    assert "quire_prefix_last_break" not in page

@@ -34,6 +34,7 @@ CLEAR = "\x1b[H\x1b[2J"
 def top_command(url: str | None, interval_s: float, once: bool) -> None:
     """Watch a server: tokens per second, requests, KV cache, cache hits, latency, preemptions, engine deaths.
 
+    Prompts that break the prefix of an earlier one are counted since the server's start, with the token of the last.
     Of a router it shows each replica and the sums.
     Each view compares two readings of /metrics; "–" stands for a value without samples. q or Ctrl-C leaves.
     """
@@ -129,6 +130,7 @@ def view_lines(load: Load, url: str) -> list[str]:
         "requests": f"{load.running} running · {load.waiting} waiting · {load.requests_per_s:.1f}/s ended",
         "generation": f"{load.generation_tokens_per_s:.1f} tok/s",
         "prompts": f"{load.prompt_tokens_per_s:.1f} tok/s · cache hit {_percent(load.cache_hit_ratio)}",
+        **({"prefixes": _breaks(load)} if load.prefix_breaks else {}),
         "KV cache": f"{bar} {_percent(load.kv_usage_ratio)} · {load.preemptions} preemptions",
         "TTFT": f"p50 {_seconds(load.ttft_p50_s)} · p95 {_seconds(load.ttft_p95_s)}",
         "ITL": f"p50 {_seconds(load.itl_p50_s)} · p95 {_seconds(load.itl_p95_s)}",
@@ -139,12 +141,18 @@ def view_lines(load: Load, url: str) -> list[str]:
 
 def summary(load: Load) -> str:
     """Return one interval as one line."""
+    breaks = [f"prefixes {_breaks(load)}"] if load.prefix_breaks else []
     return " · ".join((
         f"{load.generation_tokens_per_s:.1f} tok/s", f"{load.running} running", f"{load.waiting} waiting",
         f"KV {_percent(load.kv_usage_ratio)}", f"hit {_percent(load.cache_hit_ratio)}",
         f"TTFT {_seconds(load.ttft_p50_s)}", f"ITL {_seconds(load.itl_p50_s)}",
-        f"{load.preemptions} preemptions", f"{load.engine_deaths} engine deaths",
+        f"{load.preemptions} preemptions", f"{load.engine_deaths} engine deaths", *breaks,
     ))  # fmt: skip
+
+
+def _breaks(load: Load) -> str:
+    last = "" if load.last_prefix_break is None else f", the last at token {load.last_prefix_break}"
+    return f"{load.prefix_breaks} broken{last}; {load.prefix_break_tokens} tokens computed again"
 
 
 def _percent(ratio: float | None) -> str:

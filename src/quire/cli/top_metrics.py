@@ -10,6 +10,7 @@ from functools import partial
 from prometheus_client.parser import text_string_to_metric_families
 
 Labels = frozenset[tuple[str, str]]
+LAST_BREAK = "quire_prefix_last_break"
 REPLICA = "quire_router_replica"
 """Beginning of the names of a router's gauges."""
 
@@ -52,7 +53,11 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A server between two pages. None: no sample, or the server does not tell."""
+    """A server between two pages. None: no sample, or the server does not tell.
+
+    `prefix_breaks`: prompts that differ early from an earlier one that they repeat, since the server's start;
+    `prefix_break_tokens`: what was computed again behind such differences; `last_prefix_break`: token of the last one.
+    """
 
     model: str
     seconds: float
@@ -69,6 +74,9 @@ class Load:
     itl_p95_s: float | None
     preemptions: int
     engine_deaths: int
+    prefix_breaks: int = 0
+    prefix_break_tokens: int = 0
+    last_prefix_break: int | None = None
 
 
 def change_between(before: Metrics, after: Metrics, name: str, **labels: str) -> float:
@@ -80,7 +88,7 @@ def change_between(before: Metrics, after: Metrics, name: str, **labels: str) ->
 def load_between(before: Metrics, after: Metrics) -> Load:
     """Return the changes between two pages.
 
-    Preemptions are those of the interval, engine deaths those since the server's start.
+    Preemptions are those of the interval, engine deaths and broken prefixes those since the server's start.
     """
     seconds = max(after.time_s - before.time_s, 1e-9)
     change = partial(change_between, before, after)
@@ -101,6 +109,9 @@ def load_between(before: Metrics, after: Metrics) -> Load:
         itl_p95_s=quantile(before, after, "quire_inter_token_latency_seconds", 0.95),
         preemptions=int(change("quire_preemptions_total")),
         engine_deaths=int(after.value("quire_engine_deaths_total")),
+        prefix_breaks=int(after.value("quire_prefix_breaks_total")),
+        prefix_break_tokens=int(after.value("quire_prefix_break_tokens_total")),
+        last_prefix_break=int(after.value(LAST_BREAK)) if LAST_BREAK in after else None,
     )
 
 

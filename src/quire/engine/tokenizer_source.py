@@ -3,6 +3,7 @@
 Next to read: `text/tokenizer.py`.
 """
 
+import re
 from pathlib import Path
 
 from quire.errors import ChatTemplateError, ConfigError
@@ -30,12 +31,13 @@ def load_tokenizer(checkpoint: Checkpoint, source: str | None = None, model_voca
 
 
 def read_chat_template(value: str | None) -> str | None:
-    """Return the template that the option gives: its text, or the content of the file it names.
+    """Return the template that the option gives: its text, the content of the file it names, or a template's name.
 
+    A plain word that is no file is the name of one of the model's templates, which `Dialogue` checks.
     Raises: ConfigError for a file that cannot be read or a template that does not parse.
     """
-    if value is None:
-        return None
+    if value is None or (re.fullmatch(r"[\w-]+", value) and not Path(value).exists()):
+        return value
     text = value
     if "{" not in value and "\n" not in value:
         try:

@@ -37,6 +37,7 @@ OWN_FORMATS = {
     "date-time": f"{_DATE}T{_TIME}",
     "duration": f"P(?:{_DAYS}(?:{_HOURS})?|{_HOURS}|{_N}W)",
     "email": rf"{_ATOM}(?:\.{_ATOM})*@(?:{_LABEL}\.)+[A-Za-z]{{2,}}",
+    "ipv4": _IPV4,
     "ipv4interface": f"{_IPV4}(?:{_OF_32})?",
     "ipv4network": f"{_IPV4}(?:{_OF_32})?",
     "ipv6": _IPV6,
@@ -45,8 +46,9 @@ OWN_FORMATS = {
     "ipvanyaddress": f"(?:{_IPV4}|{_IPV6})",
     "json-pointer": "(?:/(?:[^/~]|~[01])*)*",
     "time": _TIME,
+    "uuid": f"{_HEX}{{8}}(?:-{_HEX}{{4}}){{3}}-{_HEX}{{12}}",
     **{f"uuid{n}": f"{_HEX}{{8}}-{_HEX}{{4}}-{n}{_HEX}{{3}}-[89ABab]{_HEX}{{3}}-{_HEX}{{12}}" for n in range(1, 9)},
 }
 """Formats → regexes of the whole text. Addresses of networks may have bits of hosts."""
-LIBRARY_FORMATS = frozenset({"hostname", "ipv4", "uri", "uuid"})
+LIBRARY_FORMATS = frozenset({"hostname", "uri"})
 """Formats that llguidance enforces as they should be."""

@@ -44,6 +44,8 @@ def enforceable(schema: Any) -> Any:
     """Return the schema for llguidance. Raises: UnenforceableError."""
     _check_options(schema)
     root = _Root(schema)
+    if root.has_loop(schema):
+        raise UnenforceableError("a reference leads back to itself without an object or a list between")
     if not root.is_finite(schema):
         raise UnenforceableError("no text matches it: what it requires contains the schema itself, without end")
     return root.whole()
@@ -110,13 +112,23 @@ class _Root:
         _rewrite_text(schema)
         _rewrite_bounds(schema)
         if isinstance(schema.get("oneOf"), list):
-            schema = self._without_one_of(schema, value["oneOf"])
+            schema = self._without_one_of(schema, value["oneOf"], value.get("discriminator"))
         return schema
 
-    def _without_one_of(self, schema: dict[str, Any], given: list[Any]) -> dict[str, Any]:
-        """Return the schema with `anyOf` if no value follows two members of its `oneOf`, or if a tag makes it so."""
+    def _without_one_of(self, schema: dict[str, Any], given: list[Any], discriminator: Any) -> dict[str, Any]:
+        """Return the schema with `anyOf` if no value follows two members of its `oneOf`, or if a tag makes it so.
+
+        discriminator: OpenAPI's keyword. pydantic reads no object without this tag.
+        """
         tags: list[set[str]] = [set() for _ in given]
-        for at, one in enumerate(given):
+        parts = [list(self._parts(member)) for member in given]
+        common = self._common_tag(parts)
+        if common is not None:
+            is_free = [not any(common in (part.get("required") or ()) for part in member) for member in parts]
+            name = discriminator.get("propertyName") if isinstance(discriminator, dict) else None
+            if sum(is_free) > 1 or name == common:
+                tags = [{common} for _ in given]
+        for at, one in enumerate(given) if common is None else ():
             for other_at in range(at):
                 tag = self._difference(given[other_at], one)
                 if tag is None:
@@ -133,11 +145,31 @@ class _Root:
         )
         return {key: inner for key, inner in schema.items() if key != "oneOf"} | any_of
 
-    def _with_required(self, given: dict[str, Any], rewritten: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    def _common_tag(self, members: list[list[dict[str, Any]]]) -> str | None:
+        """Return a property with `const` or `enum` of which no two objects allow the same value."""
+        if not all(any(part.get("type") == "object" for part in parts) for parts in members):
+            return None
+        names: list[str] = [name for part in members[0] for name in part.get("properties", ())]
+        for name in names:
+            found: list[str] = []
+            for parts in members:
+                values = [_values(inner) for schema in _declared(name, parts) for inner in self._parts(schema)]
+                allowed = next((some for some in values if some is not None), None)
+                if allowed is None:
+                    break
+                found += {_identity(value) for value in allowed}
+            else:
+                if len(set(found)) == len(found):
+                    return name
+        return None
+
+    def _with_required(self, given: dict[str, Any], rewritten: Any, names: list[str]) -> Any:
         """Return a schema with more required properties; for a reference, a reference to such a definition.
 
         llguidance does not allow keywords beside a reference to a schema that refers to itself.
         """
+        if rewritten is False:
+            return False
         if given.keys() != {"$ref"}:
             return {**rewritten, "required": [*dict.fromkeys([*rewritten.get("required", []), *names])]}
         key = (given["$ref"], *names)
@@ -165,8 +197,8 @@ class _Root:
         patterns = []
         if isinstance(names.get("pattern"), str):
             patterns.append(known.pop("pattern"))
-        if names.get("format") in OWN_FORMATS:
-            patterns.append(_whole(OWN_FORMATS[known.pop("format")]))
+        if names.get("format") not in LIBRARY_FORMATS and (form := known.pop("format", None)) in OWN_FORMATS:
+            patterns.append(_whole(OWN_FORMATS[form]))
         if known.keys() <= {"maxLength"} and (known or "minLength" in names):
             patterns.append(f"^[\\s\\S]{{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$")
             known = {}
@@ -203,18 +235,32 @@ class _Root:
         required = {name for part in (*ones, *others) for name in part.get("required") or ()}
         if _misses_required(ones, others) or _misses_required(others, ones):
             return ""
-        tags = [name for part in ones for name in part.get("properties", ()) if self._is_tag(name, ones, others, depth)]
-        tags.sort(key=lambda name: name not in required)
-        return None if not tags else "" if tags[0] in required else tags[0]
+        tags: list[str] = [
+            name for part in ones for name in part.get("properties", ()) if self._is_tag(name, ones, others, depth)
+        ]
+        if not tags or not required.isdisjoint(tags):
+            return "" if tags else None
+        with_values = (name for name in tags if any("const" in one or "enum" in one for one in _declared(name, ones)))
+        return next(with_values, tags[0])
 
     def _is_tag(self, name: str, ones: list[dict[str, Any]], others: list[dict[str, Any]], depth: int) -> bool:
-        first, second = (
-            [part["properties"][name] for part in parts if name in part.get("properties", ())]
-            for parts in (ones, others)
-        )
-        return any(self._difference(one, other, depth + 1) == "" for one in first for other in second)
+        pairs = ((one, other) for one in _declared(name, ones) for other in _declared(name, others))
+        return any(self._difference(one, other, depth + 1) == "" for one, other in pairs)
 
     # --- Ends ---------------------------------------------------------------------------------
+
+    def has_loop(self, schema: Any) -> bool:
+        """Return True if a reference leads back to itself for the same value."""
+        done: set[str] = set()
+
+        def leads_back(name: str, path: frozenset[str]) -> bool:
+            if name in path or name in done:
+                return name in path
+            found = any(leads_back(inner, path | {name}) for inner in _direct_references(self.target(name)))
+            done.add(name)
+            return found
+
+        return any(leads_back(name, frozenset()) for name in _references(schema))
 
     def is_finite(self, schema: Any) -> bool:
         """Return False if each text that follows the schema is without end: it requires itself."""
@@ -249,7 +295,10 @@ class _Root:
 
     def _has_object(self, schema: dict[str, Any]) -> bool:
         properties, others = schema.get("properties") or {}, schema.get("additionalProperties", True)
-        return all(self._ends(properties.get(name, others)) for name in schema.get("required") or ())
+        if required := schema.get("required"):
+            return all(self._ends(properties.get(name, others)) for name in required)
+        parts = [*properties.values(), *(schema.get("patternProperties") or {}).values(), others]
+        return not schema.get("minProperties") or any(map(self._ends, parts))
 
     def _has_array(self, schema: dict[str, Any]) -> bool:
         first, least = schema.get("prefixItems") or [], schema.get("minItems") or 0
@@ -271,9 +320,25 @@ def _references(schema: Any) -> Iterator[str]:
             waiting.extend(value)
 
 
+def _direct_references(schema: Any) -> Iterator[str]:
+    """Yield the references that a value of the schema follows, not only parts of it."""
+    if isinstance(schema, dict):
+        if isinstance(schema.get("$ref"), str):
+            yield schema["$ref"]
+        for key in ("allOf", "anyOf", "oneOf"):
+            for member in schema.get(key) or ():
+                yield from _direct_references(member)
+
+
 def _values(schema: dict[str, Any]) -> list[Any] | None:
     """Return the values that `const` or `enum` allow; None without them."""
     return [schema["const"]] if "const" in schema else schema.get("enum")
+
+
+def _declared(name: str, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the schemas of a property."""
+    found = [part["properties"][name] for part in parts if name in part.get("properties", ())]
+    return [schema for schema in found if isinstance(schema, dict)]
 
 
 def _is_disjoint(one: dict[str, Any], other: dict[str, Any]) -> bool:

@@ -146,7 +146,7 @@ async function save(form) {
 // --- Chat -------------------------------------------------------------------------------------
 
 function requestBody(turns) {
-  const messages = turns.filter((turn) => turn.content || turn.role === "user").map(({ role, content }) => ({ role, content }));
+  const messages = turns.filter((turn) => turn.content || turn.role === "user").map(({ role, content, reasoning }) => ({ role, content, ...(reasoning && { reasoning }) }));
   if (app.system.trim()) messages.unshift({ role: "system", content: app.system });
   const chosen = Object.fromEntries(Object.entries(app.params).filter(([, value]) => value !== "").map(([name, value]) => [name, Number(value)]));
   return { model: app.model?.id, messages, ...chosen, stream: true, stream_options: { include_usage: true }, logprobs: true, top_logprobs: 5, return_token_ids: true };
@@ -156,7 +156,7 @@ async function send(text) {
   if (!text.trim() || app.answering) return;
   app.turns.push({ role: "user", content: text });
   const body = requestBody(app.turns);
-  const turn = { role: "assistant", content: "", shown: "", tokens: [], body, stats: null, error: "", id: "", started: performance.now(), firstToken: 0 };
+  const turn = { role: "assistant", content: "", reasoning: "", shown: "", tokens: [], body, stats: null, error: "", id: "", started: performance.now(), firstToken: 0 };
   app.turns.push(turn);
   Object.assign(app, { draft: "", token: null, answering: new AbortController() });
   changed();
@@ -171,6 +171,7 @@ async function send(text) {
       const [choice] = chunk.choices;
       if (!choice) continue;
       turn.content += choice.delta.content ?? "";
+      turn.reasoning += choice.delta.reasoning_content ?? "";
       turn.shown += (choice.delta.reasoning_content ?? "") + (choice.delta.content ?? "");
       turn.reason = choice.finish_reason ?? turn.reason;
       (choice.logprobs?.content ?? []).forEach((entry, i) => {

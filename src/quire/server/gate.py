@@ -253,6 +253,8 @@ class Gate:
                 "status": status,
                 "ms": round(duration_s * 1000, 1),
                 "prompt_tokens": record.num_prompt_tokens,
+                "cached_tokens": record.num_cached_tokens,
+                **({} if record.prefix_broke_at is None else {"prefix_broke_at": record.prefix_broke_at}),
                 "generated_tokens": record.num_generated_tokens,
                 "key": record.client_id or "-",
                 "request_id": record.request_id,

@@ -55,7 +55,7 @@ async def generate(
         if len(requests) > 1:
             updates = _compute_all(state, requests, num_at_once, streams=streams)
         else:
-            updates = _compute(state, 0, requests[0], streams=streams)
+            updates = _compute(state, 0, requests[0], record, streams=streams)
         try:
             async with asyncio.timeout(timeout_s or None), aclosing(updates):
                 async for item in updates:
@@ -85,7 +85,7 @@ async def _compute_all(
 
     async def pump(index: int, request: Request) -> None:
         try:
-            async with slots, aclosing(_compute(state, index, request, streams=streams)) as updates:
+            async with slots, aclosing(_compute(state, index, request, None, streams=streams)) as updates:
                 async for item in updates:
                     await queue.put(item)
         except Exception as error:
@@ -107,13 +107,18 @@ async def _compute_all(
 
 
 async def _compute(
-    state: ServerState, index: int, request: Request, *, streams: bool
+    state: ServerState, index: int, request: Request, record: RequestRecord | None, *, streams: bool
 ) -> AsyncGenerator[tuple[int, RequestUpdate], None]:
+    """Compute one request. `record`: that of its only prompt, which is compared with earlier ones."""
     client = state.supervisor.client
     if index:  # later requests of a large batch arrive when earlier ones end: the queue timeout begins then
         request.arrival_time_s = time.monotonic()
     stream = client.submit(Submit(request, streams, state.options.queue_timeout_s or None))
     try:
+        if record is not None and request.sampling is not None and _reads_prefixes(state, request):
+            # The engine computes meanwhile.
+            caller = (request.client_id, *request.hash_extras)
+            record.prefix_broke_at = await state.prefix_breaks.note(caller, request.prompt_token_ids)
         async with aclosing(cast(AsyncGenerator[RequestUpdate, None], aiter(stream))) as updates:
             async for update in updates:
                 for choice in update.choices:
@@ -122,6 +127,10 @@ async def _compute(
                 yield index, update
     finally:
         client.abort(stream)
+
+
+def _reads_prefixes(state: ServerState, request: Request) -> bool:
+    return request.reads_prefix_cache and state.supervisor.front_end.config.scheduler.enable_prefix_caching
 
 
 def _failure(choice: CompletionOutput) -> ApiError:

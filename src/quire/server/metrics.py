@@ -20,6 +20,7 @@ from quire.engine.process.messages import Histogram, Statistics
 from quire.engine.process.statistics import BOUNDS_S, LATENCY_BOUNDS_S
 from quire.server.admission import Admission, statistics_of
 from quire.server.options import ServerOptions
+from quire.server.prefix_breaks import PrefixBreaks
 from quire.server.supervisor import Supervisor
 from quire.types import RequestStatus
 
@@ -120,30 +121,36 @@ class Metrics(HttpMetrics, Collector):
     def __init__(self, options: ServerOptions) -> None:
         super().__init__()
         self._options = options
-        self._models: list[tuple[str, Supervisor, Admission]] = []
+        self._models: list[tuple[str, Supervisor, Admission, PrefixBreaks]] = []
         self.registry.register(self)
 
-    def add_model(self, name: str, supervisor: Supervisor, admission: Admission) -> None:
+    def add_model(self, name: str, supervisor: Supervisor, admission: Admission, breaks: PrefixBreaks) -> None:
         """Show the metrics of a model too. Of several models each has its name as the label `model`."""
-        self._models.append((name, supervisor, admission))
+        self._models.append((name, supervisor, admission, breaks))
 
     # --- Calls of Prometheus's client -----------------------------------------------------------
 
     def collect(self) -> Iterable[Metric]:
         """Return every metric as it is now."""
-        versions = [((__version__, name), 1) for name, _, _ in self._models]
+        versions = [((__version__, model[0]), 1) for model in self._models]
         yield _family(_GAUGE, "quire_build_info", "Version and model", ("version", "model"), versions)
         if len(self._models) == 1:
             yield from self._of_model(*self._models[0])
         else:
             yield from _labelled((model[0], self._of_model(*model)) for model in self._models)
 
-    def _of_model(self, name: str, supervisor: Supervisor, admission: Admission) -> Iterable[Metric]:
+    def _of_model(
+        self, name: str, supervisor: Supervisor, admission: Admission, breaks: PrefixBreaks
+    ) -> Iterable[Metric]:
         yield _GAUGE("quire_engine_up", "1 while the engine takes requests", supervisor.is_ready)
         yield _COUNTER("quire_engine_deaths", "Engine processes that ended unexpectedly", supervisor.num_deaths)
         yield _GAUGE("quire_admitted_requests", "Completions, waiting or running", admission.num_requests)
         refused = [((reason,), number) for reason, number in {**_NO_REFUSALS, **admission.num_refused}.items()]
         yield _family(_COUNTER, "quire_refused_requests", "Refused requests", ("reason",), refused)
+        yield _COUNTER("quire_prefix_breaks", "Prompts that differ early from one that they repeat", breaks.num_breaks)
+        yield _COUNTER("quire_prefix_break_tokens", "Prompt tokens behind such a difference", breaks.num_lost_tokens)
+        if breaks.last_at is not None:
+            yield _GAUGE("quire_prefix_last_break", "Token at which the last such prompt differs", breaks.last_at)
         yield from engine_metrics(statistics_of(supervisor), name if self._options.metrics_names == "vllm" else None)
 
 

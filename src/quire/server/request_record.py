@@ -46,6 +46,7 @@ class RequestRecord:
 
     `caller`: None before the check of the key. `is_noted`: it is logged and counted. `started_s` and
     `ended_s`, when the whole answer was sent: by `time.perf_counter()`. `holds_model`: it has a lease on its model.
+    `prefix_broke_at`: position at which the prompt differs from an earlier one that it repeats, see `prefix_breaks.py`.
     """
 
     request_id: str
@@ -60,6 +61,7 @@ class RequestRecord:
     started_s: float = field(default_factory=time.perf_counter)
     ended_s: float | None = None
     num_cached_tokens: int = 0
+    prefix_broke_at: int | None = None
     holds_model: bool = False
 
     @property

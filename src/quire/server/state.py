@@ -10,6 +10,7 @@ from quire.server.admission import Admission
 from quire.server.announcements import Announcer
 from quire.server.metrics import Metrics
 from quire.server.options import ServerOptions
+from quire.server.prefix_breaks import PrefixBreaks
 from quire.server.supervisor import Supervisor
 from quire.server.tracing import Tracer
 
@@ -49,13 +50,14 @@ class ServerState:
     admission: Admission = field(init=False)
     announcer: Announcer = field(init=False)
     metrics: Metrics = field(init=False)
+    prefix_breaks: PrefixBreaks = field(default_factory=PrefixBreaks, init=False)
 
     def __post_init__(self) -> None:
         rates = None if self.first is None else self.first.admission.rates
         self.admission = Admission(self.options, self.supervisor, tracer=Tracer.load(os.environ), rates=rates)
         self.announcer = Announcer(self.supervisor, self.admission)
         self.metrics = Metrics(self.options) if self.first is None else self.first.metrics
-        self.metrics.add_model(self.model_name, self.supervisor, self.admission)
+        self.metrics.add_model(self.model_name, self.supervisor, self.admission, self.prefix_breaks)
 
     @property
     def is_idle(self) -> bool:

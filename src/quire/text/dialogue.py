@@ -130,8 +130,10 @@ class Dialogue:
         chosen, templates = chat_template or self._chosen, self._templates
         if chosen is not None:
             if chosen not in templates and "{" not in chosen and "\n" not in chosen:
-                names = f"one of its templates ({', '.join(templates)})" if templates else "a Jinja template"
-                raise ChatTemplateError(f"the model has no chat template named {chosen!r}: give {names}")
+                names = f"one of its templates ({', '.join(templates)}), " if templates else ""
+                raise ChatTemplateError(
+                    f"the model has no chat template named {chosen!r}: give {names}a Jinja template or its file"
+                )
             return templates.get(chosen, chosen)
         name = "tool_use" if has_tools and "tool_use" in templates else "default"
         if name in templates:

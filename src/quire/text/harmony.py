@@ -133,4 +133,4 @@ class HarmonyReader:
                 self._found.append(Piece("\n", self._offset + self._at, kind))
             self._is_first, self._has_given[kind] = False, True
             self._found.append(Piece(self._text[self._at : end], self._offset + self._at, kind))
-            self._at = end
+            self._at = self._scan = end

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import ChatTemplateError
-from quire.text.plain_data import plain
+from quire.text.plain_data import plain, unicode_text
 from quire.text.template_probe import REASONING_KEYS, SHORT_ID_LEN, TemplateTraits
 
 Message = dict[str, Any]
@@ -127,6 +127,9 @@ def _arguments(value: Any) -> Any:
         found = json.loads(value)
     except (ValueError, RecursionError):
         return value
+    if isinstance(found, dict) and "\\u" in value:
+        # An escape can be half of a surrogate pair, which no tokenizer takes.
+        found = json.loads(unicode_text(json.dumps(found, ensure_ascii=False)))
     return found if isinstance(found, dict) else value
 
 

@@ -1,14 +1,25 @@
-"""`plain`: values of clients as plain Python data: objects with methods must not reach a chat template.
+"""Values of clients as plain Python data: objects with methods must not reach a chat template.
 
 Next to read: `messages.py`.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from quire.errors import ChatTemplateError
+
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
+
+
+def unicode_text(text: str) -> str:
+    """Return the text with U+FFFD for each NUL character and each half of a surrogate pair.
+
+    Output of programs may have them: bytes of a file, or a text that was cut off within a pair of UTF-16.
+    """
+    return _NO_TEXT.sub("\ufffd", text)
 
 
 def plain(value: Any, name: str) -> Any:

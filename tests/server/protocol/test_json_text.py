@@ -53,7 +53,11 @@ def test_many_brackets_side_by_side_are_not_nesting() -> None:
         ("[-Infinity]", "Infinity is not"),
         ("[1e400]", "1e400 is too large"),
         ("[18446744073709551616]", "more than 64 bits"),
-        ("[" + "9" * 5000 + "]", "more than 64 bits"),
+        ("[" + "9" * 5000 + "]", "more than 4000 digits"),
+        ('{"seed": 18446744073709551616}', "more than 64 bits"),
+        ('{"metadata": {"messages": ["\\ud800"]}}', "half of a surrogate"),
+        ('{"stop": "a\\u0000"}', "\\u0000, the NUL character"),
+        ('{"messages": [{"a\\u0000": 1}]}', "NUL"),
         ("[-18446744073709551616]", "more than 64 bits"),
         ('["\\ud800"]', "\\ud800, half of a surrogate"),
         ('{"\\udc00": 1}', "half of a surrogate"),
@@ -72,6 +76,14 @@ def test_refuses(text: str, message: str) -> None:
         parse_json(text.encode())
     assert message in str(caught.value)
     assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("field", ["messages", "system", "input", "prompt", "documents", "tools"])
+def test_texts_that_the_model_reads_are_mended(field: str) -> None:
+    given = {field: ["\x7fELF\0\0", {"content": [{"text": "cut \ud83d"}]}, "\U0001f96d", 10**30]}
+    assert parse_json(json.dumps(given).encode()) == {
+        field: ["\x7fELF\ufffd\ufffd", {"content": [{"text": "cut \ufffd"}]}, "\U0001f96d", 10**30]
+    }
 
 
 @pytest.mark.parametrize(("text", "value"), [("8.0", 8), ("-0.0", 0), ("1e3", 1000), ("8.5", 8.5), ("1e300", 1e300)])

@@ -208,6 +208,25 @@ async def test_omitted_thinking_is_not_in_the_answer() -> None:
     assert [block["type"] for block in answer["content"]] == ["text", "tool_use"]
 
 
+THINKS = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+
+
+@in_loop
+async def test_budget_of_thinking_reaches_the_engine_and_disabled_thinking_the_template() -> None:
+    app, engine = server("<think>\nHm.\n</think>\n\nFour.", THINKS)
+    async with requests_to(app) as client:
+        for thinking in ({"type": "enabled", "budget_tokens": 20}, {"type": "disabled"}, {"type": "adaptive"}):
+            assert (await client.post(PATH, json={**BODY, "thinking": thinking})).status_code == 200
+    limited, disabled, adaptive = engine.submitted
+    assert limited.sampling.structured_outputs.reasoning.budget == 20
+    assert said(disabled).endswith("</think>\n\n")
+    assert said(adaptive).endswith("[assistant]")
+    assert adaptive.sampling.structured_outputs is None
+
+
 @in_loop
 async def test_beginning_of_the_answer_is_continued() -> None:
     begun = {"role": "assistant", "content": "The answer is (  "}

@@ -26,7 +26,7 @@ def close(schema: Any) -> Any:
         ({"prefixItems": [A, True]}, {"prefixItems": [CLOSED, True]}),
         ({"type": "object", "additionalProperties": A}, {"type": "object", "additionalProperties": CLOSED}),
         ({"anyOf": [A, {"type": "null"}], "title": "T"}, {"anyOf": [CLOSED, {"type": "null"}], "title": "T"}),
-        ({"properties": {"x": A}, "additionalProperties": True}, {"properties": {"x": CLOSED}, "additionalProperties": True}),
+        ({"properties": {"": A}, "additionalProperties": {}}, {"properties": {"": CLOSED}, "additionalProperties": {}}),
         ({**REF, "$defs": {"A": A}}, {**REF, "$defs": {"A": CLOSED}}),
         ({"items": {**REF, "title": "T"}, "definitions": {}, "$defs": {"A": A}},
          {"items": {**REF, "title": "T"}, "definitions": {}, "$defs": {"A": CLOSED}}),

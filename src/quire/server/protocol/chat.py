@@ -4,9 +4,9 @@ Next to read: `routes/chat.py`.
 """
 
 import json
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import AfterValidator, AliasChoices, Field, model_validator
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, model_validator
 
 from quire.server.protocol.answers import Answer, AnswerHead, ChosenLogprob, PromptLogprobs, Usage
 from quire.server.protocol.fields import (
@@ -92,6 +92,26 @@ class TextPart(LenientBody):
 Content = TextOrList[str, Annotated[list[TextPart], Field(max_length=MAX_PARTS)]]
 
 
+def result_parts(content: Any, *known: str) -> Any:
+    """Return the content of a tool's result with a note to the model for each image, file or other part without text.
+
+    An agent cannot take back what a tool has returned: a refusal would end its conversation. `known`: further types of
+    parts that stay.
+    """
+    if not isinstance(content, list):
+        return content
+    kinds = [part.get("type") if isinstance(part, dict) else None for part in content]
+    return [
+        {"type": "text", "text": f"[{kind[:100]}: not shown, because this model reads text only]"}
+        if isinstance(kind, str) and kind not in (*get_args(PartType), *known)
+        else part
+        for part, kind in zip(content, kinds, strict=True)
+    ]
+
+
+ResultContent = Annotated[Content, BeforeValidator(result_parts)]
+
+
 class Message(LenientBody):
     """A turn. The chat template decides which roles it accepts, and in which order.
 
@@ -113,6 +133,12 @@ class Message(LenientBody):
     function_call: CalledFunction | None = None
     """OpenAI's older form of a call; its result has the role "function"."""
     audio: None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_result(cls, value: Any) -> Any:
+        is_result = isinstance(value, dict) and value.get("role") in ("tool", "function")
+        return {**value, "content": result_parts(value.get("content"))} if is_result else value
 
     @model_validator(mode="after")
     def _check(self) -> "Message":

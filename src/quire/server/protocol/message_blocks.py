@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from quire.server.protocol.chat import MAX_PARTS, Message, TextPart
+from quire.server.protocol.chat import MAX_PARTS, Message, TextPart, result_parts
 from quire.server.protocol.fields import FieldError, LenientBody, TextOrList
 from quire.server.protocol.tools import CalledFunction, ToolCall
 
@@ -92,7 +92,7 @@ class ToolResultBlock(LenientBody):
 
     type: Literal["tool_result"]
     tool_use_id: BlockId
-    content: Texts | None = None
+    content: Annotated[Texts, BeforeValidator(result_parts)] | None = None
     is_error: bool | None = None
 
 
@@ -109,11 +109,20 @@ AssistantBlock = Annotated[
 ]
 
 
+def _turn_parts(content: Any) -> Any:
+    """Return the content of a user's turn. Beside results, agents send files that a tool has read as further blocks."""
+    blocks = content if isinstance(content, list) else ()
+    has_result = any(isinstance(block, dict) and block.get("type") == "tool_result" for block in blocks)
+    return result_parts(content, "tool_result") if has_result else content
+
+
 class UserTurn(LenientBody):
     """Text of the user, and results of calls."""
 
     role: Literal["user"]
-    content: TextOrList[str, Annotated[list[UserBlock], Field(max_length=MAX_PARTS)]]
+    content: Annotated[
+        TextOrList[str, Annotated[list[UserBlock], Field(max_length=MAX_PARTS)]], BeforeValidator(_turn_parts)
+    ]
 
 
 class AssistantTurn(LenientBody):

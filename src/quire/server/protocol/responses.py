@@ -16,6 +16,7 @@ from quire.server.protocol.chat import (
     Content,
     Message,
     ReasoningOptions,
+    ResultContent,
     TextPart,
     reasoning_text,
     refuse_reasoning,
@@ -99,7 +100,7 @@ class InputFunctionResult(LenientBody):
 
     type: Literal["function_call_output"]
     call_id: ItemId
-    output: Content
+    output: ResultContent
 
     @model_validator(mode="after")
     def _check(self) -> "InputFunctionResult":

@@ -1,13 +1,14 @@
 """From the bytes of a body to a checked request, and from pydantic's errors to one sentence about one field.
 
 JSON is parsed strictly. Refused beyond what JSON itself forbids: nesting above `MAX_DEPTH`, duplicate keys (parsers
-disagree on which one counts), NaN and infinities, integers of more than 64 bits, lone surrogates and NUL characters.
-Next to read: `fields.py`.
+disagree on which one counts), NaN and infinities; and outside of what the model reads (`PROMPT_FIELDS`) integers of
+more than 64 bits, lone surrogates and NUL characters. Next to read: `fields.py`.
 """
 
 import json
 import re
 from collections import Counter
+from functools import partial
 from typing import Any, NoReturn, TypeVar, get_args
 
 from pydantic import AliasChoices, ValidationError
@@ -15,6 +16,7 @@ from pydantic import AliasChoices, ValidationError
 from quire.errors import nearest
 from quire.server.errors import ApiError, shown
 from quire.server.protocol.fields import OTHER_NAMES, UNSUPPORTED, WITHOUT_EFFECT, Body, FieldError, known_names
+from quire.text.plain_data import unicode_text
 
 MAX_NAME_CHARACTERS = 100
 TOOL_FIELDS = ("tools", "tool_choice")
@@ -145,8 +147,17 @@ def _is_tag(part: int | str) -> bool:
 
 MAX_DEPTH = 64
 INTEGER_BITS = 64
+MAX_DIGITS = 4000
+"""Python reads up to 4,300."""
 MAX_EXACT = 2.0**53
 """Above this, floating-point numbers skip integers."""
+PROMPT_FIELDS = frozenset(
+    ("data_1", "data_2", "documents", "input", "input_extra", "input_prefix", "input_suffix", "instructions", "items",
+     "messages", "prompt", "queries", "query", "suffix", "system", "text_1", "text_2", "tools")
+)  # fmt: skip
+"""Fields whose text the model reads. It may be output of programs: NUL characters and halves of surrogate pairs are
+replaced there, and a call that a model wrote may have any integer, because an agent cannot take back what it has read.
+"""
 
 
 class JsonTextError(ValueError):
@@ -163,9 +174,11 @@ def parse_json(data: bytes) -> Any:
         raise JsonTextError("the body is empty: send a JSON object")
     try:
         text = data.decode()
+        large: list[int] = []
         value = json.loads(
-            text, parse_constant=_constant, parse_float=_number, parse_int=_integer, object_pairs_hook=_object
-        )
+            text, parse_constant=_constant, parse_float=_number, parse_int=partial(_integer, large),
+            object_pairs_hook=_object,
+        )  # fmt: skip
     except UnicodeDecodeError as error:
         raise JsonTextError(f"the body is not UTF-8: byte {error.start}") from None
     except json.JSONDecodeError as error:
@@ -175,8 +188,8 @@ def parse_json(data: bytes) -> Any:
     except RecursionError:
         raise _too_deep() from None
     # Only an escape can encode a surrogate or a NUL: the parser refuses raw control characters, UTF-8 lone surrogates.
-    if "\\u" in text or text.count("[") + text.count("{") > MAX_DEPTH:
-        _check(value)
+    if large or "\\u" in text or text.count("[") + text.count("{") > MAX_DEPTH:
+        value = _checked(value, 0, is_read=False)
     return value
 
 
@@ -192,10 +205,13 @@ def _number(digits: str) -> float:
     return int(value) if value.is_integer() and abs(value) <= MAX_EXACT else value
 
 
-def _integer(digits: str) -> int:
-    # Python's own limit is 4,300 digits. Integers of up to 64 bits are refused later, with the field's name.
-    if len(digits) > 21 or (value := int(digits)).bit_length() > INTEGER_BITS:
-        raise JsonTextError(f"the integer {digits[:40]} has more than {INTEGER_BITS} bits")
+def _integer(large: list[int], digits: str) -> int:
+    """Return an integer. Mutates: `large` gets it if it has more than 64 bits. Raises: JsonTextError."""
+    if len(digits) > MAX_DIGITS:
+        raise JsonTextError(f"the integer {digits[:40]} has more than {MAX_DIGITS} digits")
+    value = int(digits)
+    if value.bit_length() > INTEGER_BITS:
+        large.append(value)
     return value
 
 
@@ -207,23 +223,32 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _check(value: Any) -> None:
-    """Raises: JsonTextError for text that is not Unicode, and for nesting that is too deep."""
-    waiting = [(value, 0)]
-    while waiting:
-        item, depth = waiting.pop()
-        if isinstance(item, str):
-            if "\0" in item:
-                raise JsonTextError("a text of the body has a NUL character (\\u0000): remove it")
-            try:
-                item.encode()
-            except UnicodeEncodeError as error:
-                code = f"\\u{ord(item[error.start]):04x}"
-                raise JsonTextError(f"a text of the body has {code}, half of a surrogate pair: remove it") from None
-        elif isinstance(item, dict | list):
-            if depth == MAX_DEPTH:
-                raise _too_deep()
-            if isinstance(item, dict):
-                waiting += [(name, depth) for name in item]
-                item = item.values()
-            waiting += [(child, depth + 1) for child in item]
+def _checked(value: Any, depth: int, *, is_read: bool) -> Any:
+    """Return the value; `is_read`: the model reads it, so that its texts are mended.
+
+    Raises: JsonTextError for text that is not Unicode, for large integers, and for nesting that is too deep.
+    """
+    if isinstance(value, str):
+        return unicode_text(value) if is_read else _unicode(value)
+    if isinstance(value, dict | list) and depth == MAX_DEPTH:
+        raise _too_deep()
+    if isinstance(value, list):
+        return [_checked(item, depth + 1, is_read=is_read) for item in value]
+    if isinstance(value, dict):
+        return {
+            _unicode(name): _checked(item, depth + 1, is_read=is_read or (not depth and name in PROMPT_FIELDS))
+            for name, item in value.items()
+        }
+    if isinstance(value, int) and value.bit_length() > INTEGER_BITS and not is_read:
+        raise JsonTextError(f"the integer {str(value)[:40]} has more than {INTEGER_BITS} bits")
+    return value
+
+
+def _unicode(text: str) -> str:
+    """Raises: JsonTextError for text that is not Unicode, and for NUL."""
+    mended = unicode_text(text)
+    if mended == text:
+        return text
+    code = ord(next(old for old, new in zip(text, mended, strict=True) if old != new))
+    kind = "half of a surrogate pair" if code else "the NUL character"
+    raise JsonTextError(f"a text of the body has \\u{code:04x}, {kind}: remove it")

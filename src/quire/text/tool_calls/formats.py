@@ -8,12 +8,14 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from quire.text.harmony import HarmonyReader
 from quire.text.tool_calls.call_format import Lead, ToolCallFormat, short_id
-from quire.text.tool_calls.events import ContentDelta, ToolArgumentsDelta
+from quire.text.tool_calls.events import ToolArgumentsDelta
 from quire.text.tool_calls.parser import CallReading, ToolCallParser
-from quire.text.tool_calls.readers import NAME, Tags, either, gemma, keyed, named, objects, python
+from quire.text.tool_calls.readers import NAME, Call, Tags, either, gemma, keyed, named, objects, python
 from quire.text.tool_calls.schemas import ToolSchemas
 
 if TYPE_CHECKING:
@@ -69,7 +71,7 @@ HARMONY = ToolCallFormat(
 )  # fmt: skip
 GLM = ToolCallFormat(
     "glm-4", "GLM-4 (0414)", named(rf"{NAME}[ \t]*\n"), ("<|assistant|>",),
-    leads=(_name_lead(r"[ \t]*", r"\n", r"\s*", r"\{"),), signs=(("<|observation|>",),),
+    leads=(_name_lead(r"[ \t]*", r"\n", r"\s*", r"\{"), _name_lead(r"[ \t]*", r"\n", r"\s*", "`", "`", "`")), signs=(("<|observation|>",),),
 )  # fmt: skip
 """A call is a turn: a name, a line break and the arguments."""
 _ROWS = (
@@ -200,11 +202,6 @@ def _python_call(call: Mapping[str, Any]) -> str:
     return f"{call['name']}({', '.join(written)})"
 
 
-def uses_tools(chat_template: str | None) -> bool:
-    """Return True if a template describes the tools itself; otherwise `tools_system_prompt` can."""
-    return chat_template is not None and re.search(r"\btools\b", chat_template) is not None
-
-
 def has_special_marker(row: ToolCallFormat, tokenizer: "Tokenizer") -> bool:
     """Return True if markers are special tokens, which `skip_special_tokens` removes from the text."""
     special = tokenizer.special_token_ids
@@ -235,9 +232,14 @@ def recognise(written: str, name: str, arguments: Mapping[str, Any]) -> ToolCall
 
     The most specific row is the one of whose markers and signs most are in the text, then the first in the table.
     """
-    fitting = [row for row in FORMATS.values() if _reads(row, written, name, arguments)]
-    if GENERIC in fitting and not any(_num_marks(row, written) for row in fitting):
-        return None
+    rows = [row for row in FORMATS.values() if any(marker in written for marker in row.openings)]
+    fitting = [row for row in rows if _reads(_without_json(row), written, name, arguments)]
+    if not fitting and _reads(GENERIC, written, name, arguments):
+        # A bare object or list, which every row reads: only a sign tells the family.
+        fitting = [row for row in FORMATS.values() if row.signs and _num_marks(row, written)]
+    elif not fitting:
+        rows = [row for row in FORMATS.values() if row.leads and row not in rows]
+        fitting = [row for row in rows if _reads(_without_json(row), written, name, arguments)]
     return max(fitting, key=lambda row: _num_marks(row, written), default=None)
 
 
@@ -246,13 +248,19 @@ def _num_marks(row: ToolCallFormat, written: str) -> int:
 
 
 def _reads(row: ToolCallFormat, written: str, name: str, arguments: Mapping[str, Any]) -> bool:
-    # Without the readers of other families' JSON.
-    row = replace(row, reads_json=row is GENERIC or not (row.openings or row.leads))
-    tools = [{"type": "function", "function": {"name": name}}]
-    parser = ToolCallParser(CallReading(format=row, schemas=ToolSchemas(tools)))
-    found = [event for event in parser.feed(written) + parser.finish() if not isinstance(event, ContentDelta)]
-    written_arguments = [json.loads(event.text) for event in found if isinstance(event, ToolArgumentsDelta)]
-    return written_arguments == [arguments]
+    schemas = ToolSchemas([{"type": "function", "function": {"name": name}}])
+    if row.is_harmony:
+        pieces = HarmonyReader(schemas).feed(written, ends=True)
+        return [piece.arguments for piece in pieces if isinstance(piece, Call)] == [arguments]
+    parser = ToolCallParser(CallReading(format=row, schemas=schemas))
+    events = parser.feed(written) + parser.finish()
+    return [json.loads(event.text) for event in events if isinstance(event, ToolArgumentsDelta)] == [arguments]
+
+
+@cache
+def _without_json(row: ToolCallFormat) -> ToolCallFormat:
+    """Return a row that does not read the JSON of other families."""
+    return replace(row, reads_json=False)
 
 
 def choose_format(
@@ -263,9 +271,9 @@ def choose_format(
     arguments: Mapping[str, Any] | None = None,
     special_tokens: Collection[str] = (),
 ) -> ToolCallFormat:
-    """Return the row of a chat template: the one that reads what it writes, else the one that it names, else `GENERIC`.
+    """Return the row of a chat template: one that reads what it writes, else one whose markers it has, else `GENERIC`.
 
-    `written`: the turn that the template wrote for a call of `name` with `arguments`. `special_tokens`: the tokenizer's.
+    `written`: a turn with a call of `name` with `arguments`, by the template. `special_tokens`: those of the tokenizer.
     """
     chosen = recognise(written, name, arguments or {}) if written else None
     if chosen is None or not any(marker in written for marker in chosen.markers):

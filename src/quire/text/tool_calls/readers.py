@@ -258,6 +258,8 @@ def _tagged(passage: Passage, tags: Tags, start: int) -> Call | None:
         if found is None and not passage.is_last_try:
             return None
         value = passage.text[key.end() : found.start() if found else passage.end]
+        if found and not found["closer"] and tags.call.startswith("<") and call_tag.search(value):
+            return None  # its end is missing, and another call follows
         value = value.removeprefix(tags.set_off).removesuffix(tags.set_off)
         kind = key["type"] if "type" in key_tag.groupindex else None
         is_text = kind in ("string", "true")

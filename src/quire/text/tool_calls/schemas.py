@@ -26,10 +26,14 @@ class ToolSchemas:
 
     def known(self, name: Any) -> str | None:
         """Return the name of the tool that a model means, which may have a prefix; None if there is none."""
-        if not isinstance(name, str) or not name or any("\ud800" <= character <= "\udfff" for character in name):
+        if not isinstance(name, str) or not name:
             return None
-        names = (name, *(name.removeprefix(prefix) for prefix in PREFIXES))
-        return next((each for each in names if self.names is None or each in self.names), None)
+        if self.names is None:
+            return name if _is_unicode(name) else None
+        if name in self.names:
+            return name
+        bare = next((name.removeprefix(prefix) for prefix in PREFIXES if name.startswith(prefix)), name)
+        return bare if bare in self.names else None
 
     def may_begin(self, name: str) -> bool:
         """Return True if the name of a tool may begin with `name`."""
@@ -59,6 +63,11 @@ class ToolSchemas:
         comes_first = is_json and (not isinstance(value, str) or schema in (True, {}))
         choices = (value, text) if comes_first else (text, value)
         return next((choice for choice in choices if _allows(schema, choice, root, 0)), choices[0])
+
+
+def _is_unicode(text: str) -> bool:
+    """Return False for halves of surrogate pairs, which JSON can name and UTF-8 cannot encode."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _parameter(root: Any, key: str) -> Any:
