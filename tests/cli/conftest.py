@@ -30,7 +30,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[FakeEngine]:
     opened: list[FakeEngine] = []
 
     @contextmanager
-    def open_fake(options: EngineOptions, output: Output) -> Iterator[FakeEngine]:
+    def open_fake(options: EngineOptions, output: Output, **_: str | None) -> Iterator[FakeEngine]:
         opened.append(FakeEngine(options))
         yield opened[-1]
 

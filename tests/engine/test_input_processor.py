@@ -5,7 +5,7 @@ import pytest
 import tokenizers
 
 from quire.config import ModelConfig
-from quire.engine.input_processor import InputProcessor, make_vocabulary
+from quire.engine.input_processor import InputProcessor, find_eos_token_ids, make_vocabulary
 from quire.errors import ContextLengthError, InvalidParameterError, PromptError, RequestError
 from quire.grammar.compiler import check_grammar
 from quire.sampling_params import PoolingParams, SamplingParams
@@ -228,6 +228,48 @@ def model_of(vocab_size: int, *eos_token_ids: int) -> ModelConfig:
     return replace(make_config().model, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
 
 
+def end_tokenizer(*special: str, eos: str | None = None) -> Tokenizer:
+    """Return a tokenizer of bytes whose special tokens begin at 256."""
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={chr(index): index for index in range(256)}, merges=[]))
+    backend.add_special_tokens(list(special))
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    return Tokenizer(TokenizerParts(backend, None, None if eos is None else backend.token_to_id(eos)))
+
+
+CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+
+@pytest.mark.parametrize(
+    ("special", "eos", "generation", "config", "expected"),
+    [
+        (CHATML, "<|im_end|>", (256,), 256, {256, 258}),  # each file names another end
+        (CHATML, None, (256,), 256, {256, 258}),  # no file names the end of a turn
+        (CHATML, None, (), None, {256, 258}),
+        (CHATML, "<|im_end|>", (0,), 0, {256, 258}),  # the id is ordinary text here
+        (CHATML, None, (10, 258), 0, {10, 256, 258}),  # a chosen one stays, another file's ordinary text does not
+        (CHATML, None, (258,), [256, 257], {256, 257, 258}),
+        (("<s>",), None, (10,), 10, {10}),  # there is no other end
+        (("<s>", "</s>"), None, (), None, {257}),
+    ],
+)
+def test_ends_of_a_text_are_those_of_all_files(
+    special: tuple[str, ...], eos: str | None, generation: tuple[int, ...], config: Any, expected: set[int]
+) -> None:
+    model = replace(make_config().model, eos_token_ids=generation, hf_config={"eos_token_id": config})
+    tokenizer = end_tokenizer(*special, eos=eos)
+    assert find_eos_token_ids(model, tokenizer) == expected
+    assert set(make_vocabulary(model, tokenizer).eos_token_ids) == expected
+    assert find_eos_token_ids(model, None) == set(generation)
+
+
+def test_end_that_is_ordinary_text_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    config = make_config()
+    config = replace(config, model=replace(config.model, eos_token_ids=(33,)))
+    assert InputProcessor(config, end_tokenizer("<|im_end|>")).eos_token_ids == {256}
+    assert "names token 33 as the end of a text, which is ordinary text" in caplog.text
+    assert InputProcessor(replace(config, model=replace(config.model, vocab_size=100)), byte_tokenizer()).eos_token_ids
+
+
 def test_vocabulary_has_one_entry_per_logit() -> None:
     tokenizer = byte_tokenizer()
     vocabulary = make_vocabulary(model_of(VOCAB_SIZE + 3, EOS, VOCAB_SIZE + 9), tokenizer)
@@ -249,7 +291,7 @@ def test_vocabulary_that_can_follow_no_grammar_is_refused() -> None:
     for tokenizer, end, says in (
         (None, 0, "no tokenizer"),
         (Tokenizer(TokenizerParts(words, None, 0)), 0, "not runs of bytes"),
-        (byte_tokenizer(), VOCAB_SIZE, "no end-of-sequence token"),
+        (end_tokenizer(), VOCAB_SIZE, "no end-of-sequence token"),
     ):
         with pytest.raises(InvalidParameterError, match=says):
             make_vocabulary(model_of(VOCAB_SIZE, end), tokenizer)

@@ -8,7 +8,7 @@ preferred.
 import decimal
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from random import Random
 from typing import Any
 
@@ -25,9 +25,25 @@ EOS = 256
 MAX_BYTES = 20_000
 TOKENIZER = llguidance.LLTokenizer(llguidance.TokenizerWrapper(ByteTokens()), eos_token=[EOS])
 OPTIONS = {"whitespace_pattern": WHITESPACE, "json_allowed_escapes": JSON_ESCAPES}
-CLOSING = frozenset(b'"]}') | {EOS}
-WHITE = frozenset(b" \n\t\r")
-WORST = WHITE | frozenset(b'\\[{",.-+eE0123456789')
+
+
+def bits(tokens: Iterable[int]) -> int:
+    """Return a set of tokens as a mask."""
+    return sum(1 << token for token in set(tokens))
+
+
+def members(mask: int) -> list[int]:
+    """Return the tokens of a mask, ascending."""
+    found = []
+    while mask:
+        found.append((mask & -mask).bit_length() - 1)
+        mask &= mask - 1
+    return found
+
+
+CLOSING = bits([*b'"]}', EOS])
+WHITE = bits(b" \n\t\r")
+WORST = WHITE | bits(b'\\[{",.-+eE0123456789')
 PATTERNS = (
     "^[a-z]{2,5}$", r"^\d{3}-\d{4}$", r"^\w+$", r"^\S+@\S+$", r"\d", "^(ab|cd)*$", r"^[^\d\s]{1,3}$", r"^[\w.-]+$",
     "[A-F]+", r"^\s?x\s*$", r"^[\s\S]{0,4}$", r"^\.$", r"^\$[0-9]+(\.[0-9]{2})?$", "^.*$", "^é+$", r"\D$", r"^\W",
@@ -192,32 +208,32 @@ def accepts(schema: Any, value: Any) -> bool:
 def walk(grammar: str, random: Random, *, likes_whitespace: bool = False) -> bytes | None:
     """Return a text of drawn bytes; None if it is as long as `MAX_BYTES` without an end."""
     matcher = LLMatcher(TOKENIZER, grammar, log_level=0)
-    text = bytearray()
+    text, is_in_string = bytearray(), False
     while len(text) < MAX_BYTES:
-        bits = int.from_bytes(matcher.compute_bitmask(), "little")
-        allowed = [token for token in range(EOS + 1) if bits >> token & 1]
+        allowed = int.from_bytes(matcher.compute_bitmask(), "little")
         assert allowed, (bytes(text), matcher.get_error())
-        outside = likes_whitespace and not is_inside_string(text)
-        white = [token for token in allowed if token in WHITE] if outside else []
-        closing = [token for token in allowed if token in CLOSING]
-        if not white and closing and random.random() < 0.8:
-            allowed = closing
-        elif random.random() < 0.5:
-            allowed = white or [token for token in allowed if token in WORST] or allowed
-        token = random.choice(white or allowed)
+        preferred = 0
+        if likes_whitespace and not is_in_string:
+            preferred = allowed & WHITE
+        if not preferred and random.random() < 0.8:
+            preferred = allowed & CLOSING
+        if not preferred and random.random() < 0.5:
+            preferred = allowed & WORST
+        token = random.choice(members(preferred or allowed))
         if token == EOS:
             return bytes(text)
         text.append(token)
+        is_in_string ^= token == ord('"') and not is_escaped(text)
         assert matcher.consume_token(token), matcher.get_error()
     return None
 
 
-STRING = re.compile(rb'"(?:\\.|[^"\\])*(?:"|$)', re.DOTALL)
+def is_escaped(text: bytearray) -> bool:
+    """Return True if the last byte of a text within a string comes after a backslash that is not escaped itself."""
+    return (len(text) - 1 - len(text[:-1].rstrip(b"\\"))) % 2 == 1
 
 
-def is_inside_string(text: bytes | bytearray) -> bool:
-    """Return True if a JSON text ends within a string."""
-    return STRING.sub(b"", text + b"x")[-1:] != b"x"
+STRING = re.compile(rb'"(?:\\.|[^"\\])*"', re.DOTALL)
 
 
 def longest_whitespace(text: bytes) -> int:

@@ -64,6 +64,9 @@ def test_harmless_fields_are_ignored() -> None:
     changes = {
         "pretraining_tp": 4, "torch_dtype": "bfloat16", "attention_dropout": 0.1, "use_cache": True,
         "is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"},
+        "_name_or_path": "a/b", "_model_name_or_path": "a/b", "model_name_or_path": "a/b", "_auto_class": "AutoModel",
+        "_attn_implementation_autoset": True, "_experts_implementation": "eager", "_output_attentions": False,
+        "_pre_quantization_dtype": "bfloat16", "pruned_heads": {},
     }  # fmt: skip
     assert llama(**changes) == llama()
 
@@ -75,6 +78,8 @@ def test_harmless_fields_are_ignored() -> None:
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
         ("llama", {"rope_interleaved": True}, "rope_interleaved=True"),
         ("llama", {"is_encoder_decoder": True}, "is_encoder_decoder=True"),
+        ("llama", {"pruned_heads": {"0": [1]}}, "pruned_heads="),
+        ("llama", {"_curvature": 7}, "_curvature=7"),
         ("llama", {"sliding_window": 5}, "sliding_window=5"),
         ("llama", {"rope_scaling": {"rope_type": "yarm", "factor": 4.0}}, "rope_type 'yarm'.*'yarn'.*default, linear"),
         ("llama", {"rope_scaling": {"type": "ntk", "factor": 4.0}}, "rope_type 'ntk'"),

@@ -172,10 +172,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("merge of an unknown token", {"merges": ["t zz"]}, "merge 0 of 1"),
     ("too few types", {"token_type": [1, 1]}, "token_type has 2 entries for 538"),
     ("types are not numbers", {"token_type": "x"}, "got `str` - at `\\$.tokenizer.ggml.token_type`"),
-    ("eos out of range", {"eos_token_id": 538}, "eos_token_id is 538, but the file has the 538 tokens"),
-    ("bos negative", {"bos_token_id": -1}, "bos_token_id is -1"),
-    ("bos is text", {"bos_token_id": "1"}, "got `str` - at `\\$.tokenizer.ggml.bos_token_id`"),
-    ("bos wanted but missing", {"add_bos_token": True}, "add_bos_token is true but there is no"),
+    ("a flag is text", {"add_bos_token": "yes"}, "got `str` - at `\\$.tokenizer.ggml.add_bos_token`"),
     ("pre is a number", {"pre": 7}, "got `int` - at `\\$.tokenizer.ggml.pre`"),
 ]
 
@@ -194,9 +191,81 @@ def test_sentencepiece_needs_a_score_for_each_token() -> None:
         load_tokenizer_gguf(sentencepiece_metadata(scores=[0.0]))
 
 
-def test_chat_template_must_be_text() -> None:
-    with pytest.raises(ModelFileError, match="chat template 'default' is int"):
-        load_tokenizer_gguf({**byte_level_metadata(), "tokenizer.chat_template": 1})
+TOLERATED: list[tuple[str, dict[str, Any], str]] = [
+    ("eos out of range", {"eos_token_id": 538}, "eos_token_id is 538, which is none of the file's 538 tokens"),
+    ("padding out of range", {"padding_token_id": 9999}, "padding_token_id is 9999"),
+    ("bos negative", {"bos_token_id": -7}, "bos_token_id is -7"),
+    ("bos is text", {"bos_token_id": "1"}, "bos_token_id is '1'"),
+    ("bos is a flag", {"bos_token_id": True}, "bos_token_id is True"),
+    ("bos is none", {"bos_token_id": 2**32 - 1, "eos_token_id": -1}, ""),
+    ("bos wanted but missing", {"add_bos_token": True}, "add_bos_token is true, but the file has no such token"),
+    ("a flag is a number", {"add_bos_token": 0}, "add_bos_token is the number 0"),
+    ("too many types", {"token_type": [3, 3, *[1] * 540]}, "token_type has 542 entries for 538 tokens"),
+    ("template is a number", {"chat_template": 1}, ""),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), [case[1:] for case in TOLERATED], ids=[case[0] for case in TOLERATED])
+def test_keys_that_llama_cpp_does_without_are_left_out_with_a_warning(
+    changes: dict[str, Any], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = load_tokenizer_gguf(byte_level_metadata(**changes))
+    assert tokenizer.encode("the fox<|end|>") == byte_level_tokenizer().encode("the fox<|end|>")
+    assert (message in caplog.text) if message else not caplog.records
+
+
+def test_chat_template_that_is_no_text_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    templates = {"tokenizer.chat_template": 1, "tokenizer.chat_template.tool_use": "with tools"}
+    assert load_tokenizer_gguf({**byte_level_metadata(), **templates}).chat_templates == {"tool_use": "with tools"}
+    assert "the chat template 'default' is int, not a string" in caplog.text
+
+
+def with_tokens(*added: tuple[str, int], **changes: Any) -> dict[str, Any]:
+    """Return byte-level metadata with further tokens of these texts and types."""
+    whole = byte_level_metadata()
+    tokens = [*whole["tokenizer.ggml.tokens"], *(text for text, _ in added)]
+    types = [*whole["tokenizer.ggml.token_type"], *(kind for _, kind in added)]
+    return byte_level_metadata(tokens=tokens, token_type=types, **changes)
+
+
+@pytest.mark.parametrize(
+    ("added", "changes", "expected"),
+    [
+        ([("<|im_end|>", 3)], {"eos_token_id": None}, {0, 538}),  # <|end|> is one, too
+        ([("<|im_end|>", 4)], {"eos_token_id": 9}, {0, 538}),  # token 9 is ordinary text
+        ([("<|im_end|>", 1)], {"eos_token_id": None}, {0}),
+        ([("<|return|>", 3), ("<|call|>", 3)], {"eos_token_id": 538}, {538, 539}),  # <|end|> ends a part
+        ([("<x>", 3), ("<y>", 3)], {"eot_token_id": 538, "eom_token_id": 539}, {0, 538, 539}),
+        ([("</s>", 4)], {}, {0}),  # a tag of HTML
+        ([("</s>", 3)], {"eot_token_id": 9}, {0, 538}),
+    ],
+)
+def test_ends_are_control_tokens_that_the_file_names_or_whose_texts_are_known(
+    added: list[tuple[str, int]], changes: dict[str, Any], expected: set[int]
+) -> None:
+    assert load_tokenizer_gguf(with_tokens(*added, **changes)).end_token_ids == expected
+
+
+def test_wrong_end_stays_ordinary_text(caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = load_tokenizer_gguf(with_tokens(eos_token_id=9))
+    text = tokenizer.token_text(9)
+    assert (tokenizer.eos_token_id, tokenizer.decode([9]), tokenizer.encode(text)) == (None, text, [9])
+    assert "as the end of a text, which is ordinary text" in caplog.text
+
+
+def test_named_end_of_a_file_without_types_is_special() -> None:
+    tokenizer = load_tokenizer_gguf(byte_level_metadata(token_type=None, eos_token_id=0))
+    assert (tokenizer.end_token_ids, tokenizer.decode([0])) == ({0}, "")
+
+
+@pytest.mark.parametrize(("absent", "expected"), [("</s>", "</s>"), ("<x>", None)])
+def test_default_end_of_sentencepiece_is_not_another_models_bos(absent: str, expected: str | None) -> None:
+    metadata = sentencepiece_metadata(eos_token_id=None)
+    tokens = metadata["tokenizer.ggml.tokens"]
+    if absent != "</s>":
+        tokens[2], tokens[300] = "<bos>", "<end_of_turn>"
+        metadata["tokenizer.ggml.token_type"][300] = 3
+    assert load_tokenizer_gguf(metadata).template_variables.get("eos_token") == expected
 
 
 @pytest.mark.parametrize(("changes", "name"), [({"model": "bert"}, "'bert'"), ({"pre": "martian"}, "'martian'")])

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from quire.text.reasoning import FORMATS, Piece, ReasoningFormat, ReasoningParser, find_reasoning
 
 THINK, OPEN = ReasoningFormat(), ReasoningFormat(is_open=True)
-FINAL = "<|start|>assistant<|channel|>final<|message|>"
-HARMONY = next(item for item in FORMATS if item.openings)
+HARMONY = next(item for item in FORMATS if item.is_harmony)
+HUNYUAN = ReasoningFormat(openings=("<answer>",), closing="</answer>")
 CHANNEL = ReasoningFormat("<|channel>thought", "<channel|>", breaks_off="<|tool_call>")
 
 
@@ -50,16 +50,10 @@ def split(format: ReasoningFormat, *texts: str) -> tuple[str, str]:
         (CHANNEL, "<|channel>thought\n<channel|>Four.", "", "Four."),
         (CHANNEL, "<|channel>thought\nHmm <|tool. <|tool_call>call:f{}", "Hmm <|tool.", "<|tool_call>call:f{}"),
         (CHANNEL, "<|channel>thought\na<channel|>b<|tool_call>c", "a", "b<|tool_call>c"),
-        (HARMONY, f"<|channel|>analysis<|message|>Hm.<|end|>{FINAL}Four.", "Hm.", "Four."),
-        (HARMONY, "<|channel|>final<|message|>Four.", "", "Four."),
-        (HARMONY, "Four.", "", "Four."),
-        (HARMONY, "<|channel|>analysis<|message|>Hm.<|end|><|start|>assi", "Hm.", "<|start|>assi"),
-        (
-            HARMONY,
-            "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary to=functions.f{}",
-            "a",
-            "<|channel|>commentary to=functions.f{}",
-        ),
+        (HUNYUAN, "<think>\nHm.\n</think>\n<answer>\nFour.\n</answer>", "Hm.", "Four."),
+        (HUNYUAN, "<think>\nHm.\n</think>\n<answer>\nFour.\n</answer>\nMore.", "Hm.", "Four.\nMore."),
+        (HUNYUAN, "<think>\nHm.\n</think>\nFour.\n", "Hm.", "Four.\n"),
+        (HUNYUAN, "<answer>Four. </ans", "", "Four. </ans"),
     ],
 )
 def test_text_is_reasoning_then_answer(format: ReasoningFormat, text: str, reasoning: str, answer: str) -> None:
@@ -67,12 +61,25 @@ def test_text_is_reasoning_then_answer(format: ReasoningFormat, text: str, reaso
     assert split(format, *text) == (reasoning, answer)
 
 
+@pytest.mark.parametrize("format", [item for item in FORMATS if not item.is_harmony])
+def test_each_family_separates_reasoning_and_answer(format: ReasoningFormat) -> None:
+    answer = f"{''.join(format.openings)}Four.{format.closing}"
+    for text in (f"{format.start}\nHm.\n{format.end}\n\n{answer}", answer):
+        reasoning = "Hm." if format.start in text else ""
+        assert split(format, text) == split(format, *text) == (reasoning, "Four.")
+    assert format.is_taught(f"{format.start} {format.end} {answer}")
+    broken = f"{format.start}Hm.{format.breaks_off or format.end}x"
+    assert split(format, broken) == ("Hm.", f"{format.breaks_off}x")
+
+
 @given(st.lists(st.sampled_from(["<think>", "</think>", "<", "/th", "ink>", "a", " ", "\n", "<thi"]), max_size=12),
-       st.booleans(), st.sampled_from(["", "<a", "<thina"]), st.sampled_from([(), ("<a", "</th<")]))  # fmt: skip
+       st.booleans(), st.sampled_from(["", "<a", "<thina"]),
+       st.sampled_from([(), ("<a", "</th<")]), st.sampled_from(["", "<a", "</tha"]))  # fmt: skip
 def test_cut_of_the_text_changes_nothing(
-    parts: list[str], is_open: bool, breaks_off: str, openings: tuple[str, ...]
+    parts: list[str], is_open: bool, breaks_off: str, openings: tuple[str, ...], closing: str
 ) -> None:
-    text, format = "".join(parts), ReasoningFormat(is_open=is_open, breaks_off=breaks_off, openings=openings)
+    format = ReasoningFormat(is_open=is_open, breaks_off=breaks_off, openings=openings, closing=closing)
+    text = "".join(parts)
     assert split(format, *parts) == split(format, text) == split(format, *text)
 
 
@@ -90,4 +97,9 @@ def test_format_comes_from_the_template_and_the_prompt() -> None:
     gemma = "{{ '<|channel>thought\n<channel|>' if not enable_thinking }}"
     assert find_reasoning(gemma, "<|turn>model\n", plain) == CHANNEL
     assert find_reasoning(gemma, "<|turn>model\n<|channel>thought\n<channel|>", plain) is None
+    hunyuan = "{{ '</think>' }}<answer>{{ content }}</answer>"
+    assert find_reasoning(hunyuan, "user: hi", plain) == HUNYUAN
+    assert find_reasoning(hunyuan, "user: hi<think>\n\n</think>", plain) == HUNYUAN
+    assert find_reasoning("{# </think> #}", "user: hi", plain) is None
+    assert find_reasoning("{{ open('think') }}", "hi<|open|>think<|sep|>", plain) is not None
     assert find_reasoning(template, "user: hi", Vocabulary({7})) == ReasoningFormat(has_special_marker=True)

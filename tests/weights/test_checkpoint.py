@@ -94,6 +94,8 @@ def test_bad_directory_is_a_typed_error(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(f'{{"architectures": {architectures}}}')
         with pytest.raises(ModelFileError, match="architectures"):
             open_directory(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert open_directory(tmp_path).hf_config == {"model_type": "llama"}
     hugging_face_directory(tmp_path)
     (tmp_path / "generation_config.json").write_text("[")
     with pytest.raises(ModelFileError, match="generation_config"):

@@ -53,6 +53,7 @@ def test_llama3_rope_factors(tmp_path: Path) -> None:
         ({"type": "none"}, None),
         ({"type": "linear", "factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
         ({"type": "linear", "factor": 1.0}, None),
+        ({"type": "linear", "factor": 0.0}, None),
         (
             {"type": "yarn", "factor": 4.0, "original_context_length": 32},
             {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
@@ -75,19 +76,17 @@ def test_generation_config(tmp_path: Path) -> None:
     }
 
 
-def test_gemma4_ends_turns_with_tokens_of_known_names(tmp_path: Path) -> None:
-    tokens = [f"t{index}" for index in range(VOCAB_SIZE)]
-    tokens[7], tokens[4] = "<turn|>", "<|tool_response>"
-    changes = {"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.tokens": tokens}
-    TinyModel(changes=changes).write(tmp_path / "model.gguf")
-    assert translate_generation_config(read_gguf(tmp_path / "model.gguf"), VOCAB_SIZE) == {"eos_token_id": [2, 4, 7]}
-
-
-@pytest.mark.parametrize("absent", [None, 0xFFFFFFFF])
+@pytest.mark.parametrize("absent", [None, 0xFFFFFFFF, VOCAB_SIZE, "2"])
 def test_model_without_an_end_token(tmp_path: Path, absent: int | None) -> None:
     model = TinyModel(changes={"tokenizer.ggml.eos_token_id": absent})
     assert config_of(tmp_path, model)["eos_token_id"] is None
     assert translate_generation_config(read_gguf(tmp_path / "model.gguf"), VOCAB_SIZE) == {"eos_token_id": []}
+
+
+def test_values_of_other_types_that_say_the_same_are_read(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    changes = {"llama.embedding_length": 64.0, "llama.attention.causal": 1, "llama.rope.scale_linear": 0.0}
+    assert config_of(tmp_path / "other", TinyModel(changes=changes)) == config_of(tmp_path, TinyModel())
 
 
 BAD = {
@@ -101,7 +100,8 @@ BAD = {
     "head size odd": ({"llama.attention.key_length": 15}, "odd"),
     "epsilon": ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "not a positive number"),
     "theta": ({"llama.rope.freq_base": -1.0}, "not a positive number"),
-    "token": ({"tokenizer.ggml.eos_token_id": VOCAB_SIZE}, "outside the 40 tokens"),
+    "flag": ({"llama.attention.causal": "yes"}, "not true or false"),
+    "half": ({"llama.embedding_length": 64.5}, "not a positive integer"),
     "window": ({"llama.attention.sliding_window": "x"}, "not a positive integer"),
 }
 

@@ -82,6 +82,28 @@ def test_both_versions_are_read(tmp_path: Path, version: int) -> None:
     assert file.rows(file.tensors["w"]).shape == (2, 128)
 
 
+def test_descriptions_that_are_not_utf8_are_repaired_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "model.gguf"
+    names = array(STRING, 3, string("a") + string(b"\xe9") + string("ä"))
+    path.write_bytes(
+        gguf_bytes(
+            keys=(
+                key_value("general.name", STRING, string(b"Caf\xe9")),
+                key_value("general.tags", ARRAY, names),
+                key_value("other", STRING, string("x")),
+            )
+        )
+    )
+    expected = {"general.name": "Caf\ufffd", "general.tags": ["a", "\ufffd", "ä"], "other": "x"}
+    assert read_gguf(path).metadata == expected
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    path.write_bytes(gguf_bytes(keys=(key_value("general.name", STRING, struct.pack("<Q", 2**40)),)))
+    with pytest.raises(ModelFileError, match="more than are left"):
+        read_gguf(path)
+
+
 def test_every_value_type_reads_as_the_gguf_package_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     writer = gguf.GGUFWriter(path, "llama")

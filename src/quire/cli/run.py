@@ -19,6 +19,7 @@ from quire.cli.output import Output
 from quire.cli.session import (
     ChatEngine,
     Generation,
+    continues_text,
     generate,
     open_engine,
     sampling_params_for,
@@ -89,7 +90,8 @@ def run_command(
     if text is None and (output.json or raw):
         raise click.UsageError(f"{'--json' if output.json else '--raw'} needs a prompt: give one, or pipe it in")
     try:
-        with open_engine(options, output) as engine:
+        needs = "a chat" if text is None else "--system" if system else "--tools" if tools_file else None
+        with open_engine(options, output, chat_for=needs) as engine:
             chat = ChatEngine(engine, output, tools=tools, options=dialogue)
             if text is None:
                 Chat(
@@ -98,7 +100,7 @@ def run_command(
                 ).loop()  # fmt: skip
                 return
             on_text = output.stream if chosen.get("n", 1) == 1 and not output.json else None
-            if raw:
+            if raw or continues_text(engine, output):
                 generation = generate(engine, {"prompt": text}, sampling_params_for(engine, chosen), on_text)
             else:
                 messages = [{"role": "system", "content": system}] if system else []

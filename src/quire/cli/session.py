@@ -19,17 +19,18 @@ from quire.cli.output import Output, format_seconds
 from quire.cli.progress import show_progress
 from quire.config import EngineOptions
 from quire.engine.interrupts import interrupts_between_steps
-from quire.errors import EngineError
+from quire.errors import ConfigError, EngineError
 from quire.memory_plan import kv_bytes
 from quire.outputs import ChatCompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams
 from quire.text.dialogue import DialogueOptions
-from quire.weights.sources import resolve_source
+from quire.weights.sources import ModelFiles, resolve_source
 
 if TYPE_CHECKING:
     from quire.engine.chat import Conversation
     from quire.engine.llm_engine import LLMEngine
 
+NO_TEMPLATE = "the model has no chat template and continues the text; --chat-template FILE makes it answer"
 _REQUEST_IDS: "WeakKeyDictionary[LLMEngine, Iterator[int]]" = WeakKeyDictionary()
 """Numbers of an engine's requests: equal runs have equal recordings."""
 
@@ -72,8 +73,11 @@ class Generation:
 
 
 @contextlib.contextmanager
-def open_engine(options: EngineOptions, output: Output) -> Iterator["LLMEngine"]:
-    """Build an engine, describe it on stderr, and shut it down at the end."""
+def open_engine(options: EngineOptions, output: Output, *, chat_for: str | None = None) -> Iterator["LLMEngine"]:
+    """Build an engine, describe it on stderr, and shut it down at the end.
+
+    `chat_for`: what the caller needs a chat template for. Raises: ConfigError before weights load if there is none.
+    """
     start = time.perf_counter()
     # Little that loading makes becomes garbage: looking for it now, at the first steps and at the end would take a
     # twelfth of the time each.
@@ -81,7 +85,9 @@ def open_engine(options: EngineOptions, output: Output) -> Iterator["LLMEngine"]
     try:
         with show_progress(output) as progress:
             # A missing model is reported before the engine is imported.
-            resolve_source(options.model, revision=options.revision, progress=progress)
+            files = resolve_source(options.model, revision=options.revision, progress=progress)
+            if chat_for is not None:
+                require_template(options, files, chat_for)
             from quire.engine.build import build_engine
 
             engine = build_engine(options, progress=progress)
@@ -107,6 +113,25 @@ def open_engine(options: EngineOptions, output: Output) -> Iterator["LLMEngine"]
         yield engine
     finally:
         engine.shutdown()
+
+
+def require_template(options: EngineOptions, files: ModelFiles, chat_for: str) -> None:
+    """Raises: ConfigError if a model has no chat template and the options name none."""
+    from quire.engine.tokenizer_source import has_chat_template
+
+    if options.chat_template is None and not has_chat_template(files, options.tokenizer):
+        raise ConfigError(
+            f"{options.model} has no chat template, which {chat_for} needs: give it one with --chat-template FILE, or "
+            "give a PROMPT alone, which the model continues"
+        )
+
+
+def continues_text(engine: "LLMEngine", output: Output) -> bool:
+    """Return whether a model continues a prompt as it is, because it has no chat template; if so, write a note."""
+    if engine.chat_template is not None or engine.get_tokenizer().chat_templates:
+        return False
+    output.note(NO_TEMPLATE)
+    return True
 
 
 def sampling_params_for(engine: "LLMEngine", chosen: Mapping[str, Any]) -> SamplingParams:

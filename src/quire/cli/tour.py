@@ -74,6 +74,7 @@ def _stops(
     engine_values: dict[str, Any], text: str, max_tokens: int, chunk: int, tp: int | None, output: Output
 ) -> Iterator["Stop"]:
     """Load the model, then yield each stop when it is asked for."""
+    from quire.cli.session import NO_TEMPLATE
     from quire.engine.tokenizer_source import load_tokenizer, read_chat_template
     from quire.text.dialogue import Dialogue
 
@@ -89,8 +90,13 @@ def _stops(
     output.note(f"loading {options.model}")
     config, executor = load(options, checkpoint)
     tokenizer = load_tokenizer(checkpoint, options.tokenizer, config.model.vocab_size)
-    dialogue = Dialogue(tokenizer.chat_templates, tokenizer, read_chat_template(options.chat_template))
-    token_ids = dialogue.prepare([{"role": "user", "content": text}]).token_ids
+    template = read_chat_template(options.chat_template)
+    if template is None and not tokenizer.chat_templates:
+        output.note(NO_TEMPLATE)
+        token_ids = tokenizer.encode(text)
+    else:
+        dialogue = Dialogue(tokenizer.chat_templates, tokenizer, template)
+        token_ids = dialogue.prepare([{"role": "user", "content": text}]).token_ids
     roles: RankModel | None = None
     try:
         roles = trace_rank(config, checkpoint, 1)

@@ -87,7 +87,7 @@ def trace_command(
 def _record_prompt(
     file: BinaryIO, words: tuple[str, ...], values: dict[str, Any], op_period: int, profiles: bool, output: Output
 ) -> None:
-    from quire.cli.session import chat_of, generate, open_engine, sampling_params_for
+    from quire.cli.session import chat_of, continues_text, generate, open_engine, sampling_params_for
     from quire.engine.recorder import Recorder
 
     engine_values, chosen = chosen_options(values, EngineOptions), chosen_options(values, SamplingParams)
@@ -103,9 +103,12 @@ def _record_prompt(
         def write(_: str = "") -> None:
             file.write(recorder.take())
 
-        with _torch_profile(profiles) as profile:
+        prompt: dict[str, Any] = {"prompt": text}
+        if not continues_text(engine, output):
             chat = chat_of(engine, [{"role": "user", "content": text}], params)
-            generate(engine, chat.prompt, chat.params, write)
+            prompt, params = chat.prompt, chat.params
+        with _torch_profile(profiles) as profile:
+            generate(engine, prompt, params, write)
         write()
         file.write(b"" if profile is None else profile.line())
         recorder.close()

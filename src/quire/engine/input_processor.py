@@ -6,6 +6,7 @@ Next to read: `llm_engine.py`.
 """
 
 import itertools
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -21,6 +22,7 @@ from quire.sampling_params import ALL_LOGPROBS, PoolingParams, SamplingParams
 from quire.text.tokenizer import Tokenizer
 from quire.types import Request
 
+logger = logging.getLogger("quire.engine")
 _MASK_64 = 2**64 - 1
 LIKELY_CHARS_PER_TOKEN = 16
 """Shorter texts are simply tokenised: finding the longest token takes as long as a few thousand tokens."""
@@ -57,6 +59,11 @@ class InputProcessor:
         self._clock = clock
         self._num_seeds_drawn = itertools.count()
         self.eos_token_ids = find_eos_token_ids(config.model, tokenizer)
+        if left_out := sorted(set(config.model.eos_token_ids) - self.eos_token_ids):
+            logger.warning(
+                "the model's config names %s as the end of a text, which is ordinary text to the tokenizer: left out",
+                ", ".join(f"token {item}" for item in left_out),
+            )
         self.grammars = grammars or GrammarCompiler(lambda: make_vocabulary(config.model, tokenizer))
 
     @property
@@ -298,10 +305,21 @@ def _sibling(leader: Request, index: int) -> Request:
 
 
 def find_eos_token_ids(model: ModelConfig, tokenizer: Tokenizer | None) -> frozenset[int]:
-    """Return the tokens that end a text, from the generation config, else from the tokenizer."""
-    if model.eos_token_ids or tokenizer is None or tokenizer.eos_token_id is None:
-        return frozenset(model.eos_token_ids)
-    return frozenset((tokenizer.eos_token_id,))
+    """Return the tokens that end a text: those of generation_config.json, config.json and the tokenizer.
+
+    A piece of ordinary text is an end only if generation_config.json (without one, config.json) names it beside a token
+    that is none, or if nothing else ends a text: some configurations have an id of another vocabulary.
+    """
+    named = frozenset(model.eos_token_ids)
+    if tokenizer is None:
+        return named
+    known = frozenset(item for item in tokenizer.end_token_ids if item < model.vocab_size)
+    if known and all(map(tokenizer.is_text, named)):
+        named = frozenset()
+    configured = model.hf_config.get("eos_token_id")
+    ids = configured if isinstance(configured, list) else [configured]
+    others = {item for item in ids if isinstance(item, int) and not tokenizer.is_text(item)}
+    return named | others | known
 
 
 def check_vocabulary(model: ModelConfig, tokenizer: Tokenizer | None) -> Tokenizer:

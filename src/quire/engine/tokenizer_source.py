@@ -8,8 +8,12 @@ from pathlib import Path
 
 from quire.errors import ChatTemplateError, ConfigError
 from quire.text.chat_template import compile_chat_template
+from quire.text.directory_tokenizer import directory_chat_templates
+from quire.text.gguf_tokenizer import gguf_chat_templates
 from quire.text.tokenizer import Tokenizer, load_tokenizer_directory, load_tokenizer_gguf
 from quire.weights.checkpoint import Checkpoint
+from quire.weights.gguf_file import read_gguf
+from quire.weights.sources import ModelFiles
 
 
 def load_tokenizer(checkpoint: Checkpoint, source: str | None = None, model_vocab_size: int | None = None) -> Tokenizer:
@@ -19,15 +23,28 @@ def load_tokenizer(checkpoint: Checkpoint, source: str | None = None, model_voca
     Raises: ConfigError, ModelError.
     """
     if source is not None:
-        path = Path(source).expanduser()
-        if not path.is_dir() and (path.name != "tokenizer.json" or not path.exists()):
-            problem = "is no directory" if path.exists() else "does not exist"
-            raise ConfigError(f"tokenizer='{source}' {problem}: give a directory or its tokenizer.json")
-        directory = path if path.is_dir() else path.parent
-        return load_tokenizer_directory(directory, model_vocab_size=model_vocab_size)
+        return load_tokenizer_directory(_directory(source), model_vocab_size=model_vocab_size)
     if checkpoint.format == "gguf":
         return load_tokenizer_gguf(checkpoint.metadata, model_vocab_size=model_vocab_size)
     return load_tokenizer_directory(checkpoint.files.path, model_vocab_size=model_vocab_size)
+
+
+def has_chat_template(files: ModelFiles, source: str | None = None) -> bool:
+    """Return whether the tokenizer at `source`, or the model's own, has a chat template, without building it.
+
+    Raises: ConfigError, ModelError.
+    """
+    if source is None and files.kind == "gguf":
+        return bool(gguf_chat_templates(read_gguf(files.path).metadata))
+    return bool(directory_chat_templates(files.path if source is None else _directory(source)))
+
+
+def _directory(source: str) -> Path:
+    path = Path(source).expanduser()
+    if not path.is_dir() and (path.name != "tokenizer.json" or not path.exists()):
+        problem = "is no directory" if path.exists() else "does not exist"
+        raise ConfigError(f"tokenizer='{source}' {problem}: give a directory or its tokenizer.json")
+    return path if path.is_dir() else path.parent
 
 
 def read_chat_template(value: str | None) -> str | None:

@@ -14,11 +14,11 @@ from quire.errors import ModelFileError, UnsupportedModelError, nearest
 IGNORED_FIELDS = frozenset(
     {
         # origin of the file, and the programs it is for
-        "architectures", "model_type", "auto_map", "transformers_version", "_name_or_path", "_commit_hash",
-        "tokenizer_class", "is_llama_config", "transformers.js_config", "unsloth_fixed", "unsloth_version",
+        "architectures", "model_type", "auto_map", "transformers_version", "name_or_path",
+        "model_name_or_path", "base_model_name_or_path", "tokenizer_class", "is_llama_config", "transformers.js_config", "unsloth_fixed", "unsloth_version",
         # computing, storing and training in other programs
         "dtype", "torch_dtype", "use_cache", "use_bfloat16", "torchscript", "tf_legacy_loss", "attn_implementation",
-        "_attn_implementation", "_attn_implementation_autoset", "_flash_attn_2_enabled", "cache_implementation",
+        "cache_implementation",
         "pretraining_tp", "chunk_size_feed_forward", "gradient_checkpointing", "initializer_range",
         "attention_dropout", "hidden_dropout", "activation_dropout", "dropout", "layerdrop", "output_attentions",
         "output_hidden_states", "return_dict", "is_decoder",
@@ -60,6 +60,7 @@ class HFConfigReader:
         self.model_type = str(fields.get("model_type", "model"))
         for name in ("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder"):
             self.require(name, False)
+        self.require("pruned_heads", {})
 
     def has(self, name: str) -> bool:
         """True if the field is there, also if it is null."""
@@ -132,12 +133,20 @@ class HFConfigReader:
     def finish(self) -> None:
         """Check that every field was read, is null or is known as harmless. Raises: UnsupportedModelError naming it."""
         for name, value in self._fields.items():
-            if name not in self._read and name not in IGNORED_FIELDS and value is not None:
+            if name not in self._read and not is_harmless(name, value):
                 raise UnsupportedModelError(
                     f"the model's config has {name}={str(value)[:60]}, which Quire's {self.model_type} does not know"
                     f"{nearest(name, self._read)}; if it does not change what the model computes, "
                     f"set hf_overrides={{'{name}': None}}; {ADVICE}"
                 )
+
+
+def is_harmless(name: str, value: Any) -> bool:
+    """Return whether a field cannot change a decoder's hidden states or logits.
+
+    The texts and flags of `_name_or_path`, `_attn_implementation_autoset` and the like are Transformers' own state.
+    """
+    return value is None or name in IGNORED_FIELDS or (name.startswith("_") and isinstance(value, (str, bool)))
 
 
 def check_divides(divisor_name: str, divisor: int, name: str, value: int) -> None:

@@ -108,7 +108,8 @@ class ModelRegistry:
         Raises: UnsupportedModelError, ModelFileError.
         """
         merged = {**hf_config, **(overrides or {})}
-        architecture = _architectures(merged)[0]
+        names = _architectures(merged)
+        architecture, merged["architectures"] = names[0], names
         label_tokens = tuple(merged.pop("classifier_from_token", None) or ())
         merged.pop("is_original_qwen3_reranker", None)
         labels: tuple[str, ...] = ()
@@ -194,10 +195,11 @@ def _scan() -> dict[str, ModelClass]:
 
 
 def _architectures(hf_config: Mapping[str, Any]) -> list[str]:
-    """The names in `architectures`, or without that field the architectures of the model type's file."""
+    """Return the names in `architectures`, or without that field those of the model type, here or in Transformers."""
     names = hf_config.get("architectures")
     if not names:
-        names = list(_architectures_in(str(hf_config.get("model_type"))))
+        model_type = str(hf_config.get("model_type"))
+        names = list(_architectures_in(model_type)) or _architecture_in_transformers(model_type)
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise ModelFileError(
             f"the model's config names no architecture: architectures={hf_config.get('architectures')!r}, "
@@ -212,16 +214,22 @@ def _fallback() -> ModelClass:
     return importlib.import_module("quire.models.hf_fallback").TransformersForCausalLM
 
 
+def _architecture_in_transformers(model_type: str) -> list[str]:
+    """Return the causal language model of a type, as a list; empty if Transformers has none or is not installed."""
+    if find_spec("transformers") is None:
+        return []
+    auto = importlib.import_module("transformers.models.auto.modeling_auto")
+    name = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
+    return [] if name is None else [name]
+
+
 def _is_in_transformers(hf_config: Mapping[str, Any], names: list[str]) -> bool:
     """Return whether Transformers is installed and has a causal language model of this kind."""
-    if find_spec("transformers") is None:
-        return False
-    auto = importlib.import_module("transformers.models.auto.modeling_auto")
     model_type = str(hf_config.get("model_type"))
-    known = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
+    known = _architecture_in_transformers(model_type)
     # Some types share a class with another: InternLM3 is Llama to Transformers.
     of_type = model_type.replace("_", "") + "forcausallm"
-    return known is not None and all(name == known or name.lower() == of_type for name in names)
+    return bool(known) and all(name in known or name.lower() == of_type for name in names)
 
 
 def _load(architecture: str, model_class: ModelClass | str) -> ModelClass:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+from tokenizers import pre_tokenizers
 
 from quire.errors import ModelFileError, UnsupportedModelError
 from quire.text.fim_tokens import find_fim_tokens
@@ -31,13 +32,15 @@ def build_directory_tokenizer(path: Path) -> TokenizerParts:
 
     Raises: ModelFileError for missing or malformed files; UnsupportedModelError for another format.
     """
-    config = _read_json(path / "tokenizer_config.json")
-    roles = _special_tokens({**_read_json(path / "special_tokens_map.json"), **config})
+    config = {**_read_json(path / "special_tokens_map.json"), **_read_json(path / "tokenizer_config.json")}
+    roles = _special_tokens(config)
     if (path / "tokenizer.json").is_file():
         backend = _read_tokenizer_json(path / "tokenizer.json")
+        if _class_name(path, config) in _BYTE_LEVEL_CLASSES and isinstance(config.get("add_prefix_space"), bool):
+            _prefix_spaces(backend, adds=config["add_prefix_space"])
     elif (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
         rules_name = _byte_level_rules(path, config)
-        backend = _read_vocabulary_and_merges(path, rules_name)
+        backend = _read_vocabulary_and_merges(path, rules_name, adds_space=config.get("add_prefix_space") is True)
         roles = {**_CLASS_DEFAULTS[rules_name], **roles}
     else:
         raise _no_tokenizer(path)
@@ -48,8 +51,13 @@ def build_directory_tokenizer(path: Path) -> TokenizerParts:
         backend=backend,
         bos_token_id=backend.token_to_id(roles["bos_token"]) if "bos_token" in roles else None,
         eos_token_id=backend.token_to_id(roles["eos_token"]) if "eos_token" in roles else None,
+        end_token_ids=frozenset(
+            token_id
+            for name in ("eot_token", "eom_token")
+            if (token_id := backend.token_to_id(_token_text(config.get(name)) or "")) is not None
+        ),
         template_variables=roles,
-        chat_templates=_read_chat_templates(path, config),
+        chat_templates=directory_chat_templates(path),
         fim=find_fim_tokens(backend.token_to_id),
     )
 
@@ -82,8 +90,16 @@ def _read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
     return backend
 
 
+def _class_name(path: Path, config: Mapping[str, Any]) -> str:
+    """Return the tokenizer's class; if the files do not name it, the one that Transformers has for the model type."""
+    model = _read_json(path / "config.json")
+    is_qwen = str(model.get("model_type")).startswith("qwen")
+    name = config.get("tokenizer_class") or model.get("tokenizer_class")
+    return str(name or ("Qwen2Tokenizer" if is_qwen else "GPT2Tokenizer")).removesuffix("Fast")
+
+
 def _byte_level_rules(path: Path, config: Mapping[str, Any]) -> str:
-    name = str(config.get("tokenizer_class") or "GPT2Tokenizer").removesuffix("Fast")
+    name = _class_name(path, config)
     if name not in _BYTE_LEVEL_CLASSES:
         raise UnsupportedModelError(
             f"{path} has vocab.json and merges.txt of a {name}; from these only {', '.join(_BYTE_LEVEL_CLASSES)} can "
@@ -92,7 +108,7 @@ def _byte_level_rules(path: Path, config: Mapping[str, Any]) -> str:
     return _BYTE_LEVEL_CLASSES[name]
 
 
-def _read_vocabulary_and_merges(path: Path, rules_name: str) -> tokenizers.Tokenizer:
+def _read_vocabulary_and_merges(path: Path, rules_name: str, *, adds_space: bool) -> tokenizers.Tokenizer:
     vocab = _read_json(path / "vocab.json")
     for token, token_id in vocab.items():
         if not isinstance(token_id, int) or not 0 <= token_id < 2**31:
@@ -105,7 +121,16 @@ def _read_vocabulary_and_merges(path: Path, rules_name: str) -> tokenizers.Token
         if len(pieces) != 2:
             raise ModelFileError(f"{path / 'merges.txt'} line {number} is {line[:40]!r}, not two pieces")
         merges.append((pieces[0], pieces[1]))
-    return build_byte_level(vocab, merges, find_pre_tokenization(rules_name))
+    return build_byte_level(vocab, merges, find_pre_tokenization(rules_name), adds_space=adds_space)
+
+
+def _prefix_spaces(backend: tokenizers.Tokenizer, *, adds: bool) -> None:
+    """Make the byte-level step of a tokenizer.json add a leading space, or not. Mutates: `backend`."""
+    found = backend.pre_tokenizer
+    steps: Any = found if isinstance(found, pre_tokenizers.Sequence) else [found]
+    for step in steps:
+        if isinstance(step, pre_tokenizers.ByteLevel):
+            step.add_prefix_space = adds
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
@@ -122,13 +147,17 @@ def _add_configured_tokens(
 ) -> None:
     """Add tokens that only the configuration names. Mutates: `backend`."""
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    decoder = config.get("added_tokens_decoder") or {}
-    extra = config.get("additional_special_tokens") or []
-    for name, value, kind in (("added_tokens_decoder", decoder, dict), ("additional_special_tokens", extra, list)):
-        if not isinstance(value, kind):
-            raise ModelFileError(
-                f"{path / 'tokenizer_config.json'}: {name} is a {type(value).__name__}, not a {kind.__name__}"
-            )
+    extra = [*_listed(path, config, "additional_special_tokens"), *_listed(path, config, "extra_special_tokens")]
+    special = {*roles.values(), *map(_token_text, extra)}
+    decoder = config.get("added_tokens_decoder")
+    if decoder is None:  # a file of older tools
+        decoder = {
+            token_id: {"content": token, "special": token in special, "normalized": token not in special}
+            for token, token_id in _read_json(path / "added_tokens.json").items()
+        }
+    if not isinstance(decoder, dict):
+        kind = type(decoder).__name__
+        raise ModelFileError(f"{path / 'tokenizer_config.json'}: added_tokens_decoder is a {kind}, not a dict")
     for key, entry in sorted(decoder.items(), key=lambda item: int(item[0]) if str(item[0]).isdigit() else -1):
         content = _token_text(entry)
         if content is None or not str(key).isdigit():
@@ -152,9 +181,22 @@ def _add_configured_tokens(
     backend.add_special_tokens([tokenizers.AddedToken(token, special=True, normalized=False) for token in added])
 
 
-def _read_chat_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the templates by name: chat_template.jinja is the default, else that of the other files."""
-    value: Any = config.get("chat_template")
+def _listed(path: Path, config: Mapping[str, Any], name: str) -> list[Any]:
+    """Return the tokens of a list, or of an object whose names are further roles. Raises: ModelFileError."""
+    found = config.get(name) or []
+    if not isinstance(found, list | dict):
+        raise ModelFileError(
+            f"{path / 'tokenizer_config.json'}: {name} is a {type(found).__name__}, not a list or an object"
+        )
+    return list(found.values()) if isinstance(found, dict) else found
+
+
+def directory_chat_templates(path: Path) -> dict[str, str]:
+    """Return a directory's templates by name: chat_template.jinja is the default, else that of the other files.
+
+    Raises: ModelFileError.
+    """
+    value: Any = _read_json(path / "tokenizer_config.json").get("chat_template")
     if (path / "chat_template.jinja").is_file():
         value = _read_text(path / "chat_template.jinja")
     elif value is None:

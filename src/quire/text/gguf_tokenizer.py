@@ -17,20 +17,26 @@ import tokenizers
 from tokenizers import decoders, models, normalizers
 
 from quire.errors import ModelFileError, UnsupportedModelError, printable
+from quire.text.end_tokens import find_end_tokens
 from quire.text.fim_tokens import find_fim_tokens
 from quire.text.pre_tokenization import PreTokenization, build_byte_level, check_merges, find_pre_tokenization
 from quire.text.tokenizer_parts import TokenizerParts, add_bos_and_eos
 
 _log = logging.getLogger(__name__)
 
-_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
-"""Token types of the format; 1 is an ordinary token, 5 an unused one."""
+_ORDINARY, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
+"""Token types of the format; 5 is an unused one."""
 _TEMPLATE_KEY = "tokenizer.chat_template"
 _FIM_KEYS = {
     "prefix": "prefix", "suffix": "suffix", "middle": "middle",
     "fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle", "fim_rep": "repository", "fim_sep": "file",
 }  # fmt: skip
 """Keys of fill-in-the-middle tokens → fields of `FimTokens`. The first three are those of older files."""
+_ROLES = ("bos", "eos", "eot", "eom", "unknown", "padding", *_FIM_KEYS)
+_DEFAULT_EOS = 2
+"""Of SentencePiece models, for older files."""
+_NO_TOKEN = (-1, 2**32 - 1)
+"""Ids that stand for none."""
 
 
 class _Metadata(msgspec.Struct, rename=lambda name: f"tokenizer.ggml.{name}"):
@@ -44,6 +50,8 @@ class _Metadata(msgspec.Struct, rename=lambda name: f"tokenizer.ggml.{name}"):
     pre: str | None = None
     bos_token_id: int | None = None
     eos_token_id: int | None = None
+    eot_token_id: int | None = None
+    eom_token_id: int | None = None
     unknown_token_id: int | None = None
     padding_token_id: int | None = None
     prefix_token_id: int | None = None
@@ -67,10 +75,11 @@ def build_gguf_tokenizer(metadata: Mapping[str, Any]) -> TokenizerParts:
     """
     found = _read(metadata)
     vocab = _vocabulary(found.tokens)
-    token_types = found.token_type or [1] * len(found.tokens)
+    token_types = found.token_type or [_ORDINARY] * len(found.tokens)
+    ends = _ends(found, token_types)
     ids = {
         "bos_token": found.bos_token_id,
-        "eos_token": found.eos_token_id,
+        "eos_token": ends[0],
         "unk_token": found.unknown_token_id,
         "pad_token": found.padding_token_id,
     }
@@ -83,7 +92,7 @@ def build_gguf_tokenizer(metadata: Mapping[str, Any]) -> TokenizerParts:
         adds_bos = True
     elif found.model == "llama":
         # Defaults of SentencePiece models, for older files.
-        for name, default in (("unk_token", 0), ("bos_token", 1), ("eos_token", 2)):
+        for name, default in (("unk_token", 0), ("bos_token", 1)):
             ids[name] = ids[name] if ids[name] is not None or default >= len(found.tokens) else default
         merges = merges_from_scores(_ordinary(found, token_types))
         backend = _build_sentencepiece(found, vocab, merges, ids["unk_token"], has_prefix=found.add_space_prefix)
@@ -100,31 +109,69 @@ def build_gguf_tokenizer(metadata: Mapping[str, Any]) -> TokenizerParts:
         backend=backend,
         bos_token_id=ids["bos_token"],
         eos_token_id=ids["eos_token"],
+        end_token_ids=frozenset(token_id for token_id in ends if token_id is not None),
         template_variables=variables,
-        chat_templates=_chat_templates(metadata),
+        chat_templates=gguf_chat_templates(metadata),
         fim=find_fim_tokens(backend.token_to_id, _named_fim_tokens(found)),
     )
 
 
 def _read(metadata: Mapping[str, Any]) -> _Metadata:
+    """Read the keys. As llama.cpp does, leave out those that need not be there and make no sense, with a warning.
+
+    Raises: ModelFileError for others, which would change tokens.
+    """
+    keys = dict(metadata)
+    tokens = keys.get("tokenizer.ggml.tokens")
+    num_tokens = len(tokens) if isinstance(tokens, list) else 0
+    for name in _ROLES:
+        value = keys.get(key := f"tokenizer.ggml.{name}_token_id")
+        if value is not None and (type(value) is not int or not 0 <= value < num_tokens):
+            del keys[key]
+            if value not in _NO_TOKEN:
+                shown = printable(repr(value), limit=40)
+                _log.warning("%s is %s, which is none of the file's %d tokens: left out", key, shown, num_tokens)
+    for name in ("token_type", "scores"):
+        values = keys.get(key := f"tokenizer.ggml.{name}")
+        if isinstance(values, list) and len(values) > num_tokens > 0:
+            _log.warning("%s has %d entries for %d tokens: the rest is left out", key, len(values), num_tokens)
+            keys[key] = values[:num_tokens]
+    for name in ("add_bos_token", "add_eos_token", "add_space_prefix"):
+        value = keys.get(key := f"tokenizer.ggml.{name}")
+        if type(value) is int and value in (0, 1):
+            _log.warning("%s is the number %d, not a boolean: read as %s", key, value, bool(value))
+            keys[key] = bool(value)
     try:
-        found = msgspec.convert(dict(metadata), _Metadata)
+        found = msgspec.convert(keys, _Metadata)
     except msgspec.ValidationError as error:
         problem = printable(str(error))
         raise ModelFileError(f"the file's tokenizer is damaged ({problem}); get another conversion") from None
-    num_tokens = len(found.tokens)
     for name in ("token_type", "scores"):
         values = getattr(found, name)
-        if values is not None and len(values) != num_tokens:
+        if values is not None and len(values) < num_tokens:
             raise ModelFileError(f"tokenizer.ggml.{name} has {len(values)} entries for {num_tokens} tokens")
-    for name in ("bos", "eos", "unknown", "padding", *_FIM_KEYS):
-        token_id = getattr(found, f"{name}_token_id")
-        if token_id is not None and not 0 <= token_id < num_tokens:
-            raise ModelFileError(
-                f"tokenizer.ggml.{name}_token_id is {token_id}, but the file has the {num_tokens} tokens "
-                f"0..{num_tokens - 1}"
-            )
     return found
+
+
+def _ends(found: _Metadata, token_types: list[int]) -> list[int | None]:
+    """Return EOS and the ends of turns and messages; None for a piece of text where another token is an end by its text.
+
+    Some files have the EOS of another vocabulary.
+    """
+    ends = [found.eos_token_id, found.eot_token_id, found.eom_token_id]
+    added = {
+        token: index
+        for index, (token, token_type) in enumerate(zip(found.tokens, token_types, strict=True))
+        if token_type in (_CONTROL, _USER_DEFINED)
+    }
+    known = find_end_tokens(added, frozenset(index for index in added.values() if token_types[index] == _CONTROL))
+    for place, token_id in enumerate(ends):
+        if known and token_id is not None and token_types[token_id] == _ORDINARY:
+            shown = printable(repr(found.tokens[token_id]), limit=40)
+            _log.warning("the file names %s as the end of a text, which is ordinary text: left out", shown)
+            ends[place] = None
+    is_default = found.model == "llama" and len(found.tokens) > _DEFAULT_EOS and (not known or _DEFAULT_EOS in known)
+    return [_DEFAULT_EOS, *ends[1:]] if ends[0] is None and is_default else ends
 
 
 def _vocabulary(tokens: list[str]) -> dict[str, int]:
@@ -228,9 +275,7 @@ def _add_bos_and_eos(
     for name, flag, default in (("bos", found.add_bos_token, adds_bos), ("eos", found.add_eos_token, False)):
         token = variables.get(f"{name}_token")
         if flag and token is None:
-            raise ModelFileError(
-                f"tokenizer.ggml.add_{name}_token is true but there is no tokenizer.ggml.{name}_token_id"
-            )
+            _log.warning("tokenizer.ggml.add_%s_token is true, but the file has no such token: none is added", name)
         added[name] = token if (default if flag is None else flag) else None
     if any(added.values()):
         add_bos_and_eos(backend, bos=added["bos"], eos=added["eos"])
@@ -241,11 +286,11 @@ def _named_fim_tokens(found: _Metadata) -> dict[str, int]:
     return {role: token_id for role, token_id in named if token_id is not None}
 
 
-def _chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
+def gguf_chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Return the Jinja2 sources of a file's chat templates by name."""
     templates = {"default": metadata[_TEMPLATE_KEY]} if _TEMPLATE_KEY in metadata else {}
     prefix = f"{_TEMPLATE_KEY}."
     templates |= {key.removeprefix(prefix): text for key, text in metadata.items() if key.startswith(prefix)}
-    for name, text in templates.items():
-        if not isinstance(text, str):
-            raise ModelFileError(f"the chat template '{name}' is {type(text).__name__}, not a string")
+    for name in [name for name, text in templates.items() if not isinstance(text, str)]:
+        _log.warning("the chat template '%s' is %s, not a string: left out", name, type(templates.pop(name)).__name__)
     return templates

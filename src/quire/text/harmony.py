@@ -23,10 +23,11 @@ from quire.text.tool_calls.schemas import ToolSchemas
 
 MAX_HEADER_LEN = 512
 _MESSAGE = "<|message|>"
-_MARKERS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
+_BEGINNINGS = ("<|start|>", "<|channel|>")
+_MARKERS = ("<|end|>", "<|call|>", "<|return|>", *_BEGINNINGS)
 _ENDS = re.compile("|".join(map(re.escape, _MARKERS)))
 _HEADER_END = re.compile(r"<\|(?:message|end|call|return)\|>")
-_HEADER_BEGINNINGS = ("<|start|>", "<|channel|>", "<|constrain|>", _MESSAGE, "to=")
+_HEADER_BEGINNINGS = (*_BEGINNINGS, "<|constrain|>", _MESSAGE, "to=")
 _BLANKS = re.compile(r"\s*")
 _ROLE = re.compile(r"<\|start\|>\s*(?!assistant\b)\w")
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
@@ -78,7 +79,7 @@ class HarmonyReader:
         self._header, self._is_first, self._is_reasoning, self._tool = "", True, False, None
         if match is None or match[0] != _MESSAGE:
             # A marker that begins no message is text.
-            self._give(start + next((len(each) for each in _MARKERS if text.startswith(each)), 0))
+            self._give(start + next((len(each) for each in _BEGINNINGS if text.startswith(each)), 0))
             return True
         self._header = self._text[self._at : start + match.end()]
         recipient, channel = _RECIPIENT.search(self._header), _CHANNEL.search(self._header)
@@ -104,7 +105,7 @@ class HarmonyReader:
         self._scan = end
         if match is None:
             return False
-        if match[0] not in ("<|start|>", "<|channel|>"):
+        if match[0] not in _BEGINNINGS:
             self._at = self._scan = match.end()
         self._header = None
         return True

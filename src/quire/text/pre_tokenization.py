@@ -124,17 +124,22 @@ def find_pre_tokenization(name: str) -> PreTokenization:
 
 
 def build_byte_level(
-    vocab: dict[str, int], merges: list[tuple[str, str]], rules: PreTokenization
+    vocab: dict[str, int], merges: list[tuple[str, str]], rules: PreTokenization, *, adds_space: bool = False
 ) -> tokenizers.Tokenizer:
-    """Build a byte-level BPE tokenizer without added tokens. Raises: ModelFileError for merges outside `vocab`."""
+    """Build a byte-level BPE tokenizer without added tokens. Raises: ModelFileError for merges outside `vocab`.
+
+    `adds_space`: before text that begins with none; before each piece where Transformers does so.
+    """
     check_merges(vocab, merges)
     model = models.BPE(vocab=vocab, merges=merges, ignore_merges=rules.ignore_merges)
     backend = tokenizers.Tokenizer(model)
     if rules.composes:
         backend.normalizer = normalizers.NFC()
+    # GPT-2's rules are the library's own, which adds the space before it splits.
+    is_whole = adds_space and rules.splits == (_GPT2,)
     splits = [pre_tokenizers.Split(tokenizers.Regex(split), behavior="isolated") for split in rules.splits]
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=adds_space, use_regex=is_whole)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([byte_level] if is_whole else [*splits, byte_level])
     backend.decoder = decoders.ByteLevel()
     return backend
 

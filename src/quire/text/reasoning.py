@@ -75,8 +75,10 @@ def find_reasoning(chat_template: str | None, prompt: str, tokenizer: "Tokenizer
     """Return the format of a template's reasoning; None without any, or if the prompt has closed it already."""
     source = re.sub(r"\{#.*?#\}", "", chat_template or "", flags=re.DOTALL)
     prompt = prompt.rstrip()
-    taught = (item for item in FORMATS if item.is_taught(source) or (source and prompt.endswith(item.start)))
-    found = next(taught, None)
+    found = next((item for item in FORMATS if item.is_taught(source)), None)
+    if found is None and source:
+        opened = [item for item in FORMATS if prompt.endswith(item.start)]
+        found = min(opened, key=lambda item: len(item.openings), default=None)
     if found is None or (prompt.endswith(found.end) and not found.closing):
         return None
     ids = tokenizer.encode(found.end, add_special_tokens=False)
@@ -180,9 +182,13 @@ class ReasoningParser:
         found = self._take(size if ends and end < 0 else len(self._held[:size].rstrip()))
         if end >= 0:
             self._take(self._held.index(self._closing) + len(self._closing), gives=False)
-            self._skip_blanks()
-            self._closing = ""
+            self._closing, self._read = "", self._behind
         return found
+
+    def _behind(self, ends: bool) -> list[Piece]:
+        if not self._held.isspace():
+            self._read = self._answer
+        return []
 
 
 def _place(found: tuple[int, str]) -> float:

@@ -47,7 +47,7 @@ class ReplyReader:
         self._num_chars = self._num_fed = 0
         """Characters of the whole text, and of those that `_calls` got."""
         self._places = [(0, 0)]
-        """Where the text of `_calls` goes on elsewhere in the whole text: its places in both."""
+        """Places in the text of `_calls` and in the whole text, for each jump between messages."""
 
     def events(self, text: str, *, ends: bool) -> list[ReplyEvent]:
         """Return the events of a piece of text; `ends`: it is the last one."""

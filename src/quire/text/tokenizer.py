@@ -13,6 +13,7 @@ from typing import Any
 
 from quire.errors import PromptError
 from quire.text.directory_tokenizer import build_directory_tokenizer
+from quire.text.end_tokens import find_end_tokens
 from quire.text.gguf_tokenizer import build_gguf_tokenizer
 from quire.text.rendered_chat import RenderedChat, SpecialTokenMarks
 from quire.text.token_bytes import byte_decoding
@@ -28,6 +29,7 @@ class Tokenizer:
     Attributes:
         vocab_size: ids are below this. The model's vocabulary may be larger (padding): such ids decode to "".
         bos_token_id, eos_token_id: None where the model has none.
+        end_token_ids: every token that ends a turn or a text, EOS included.
         special_token_ids: tokens that mark structure, removed by `skip_special_tokens`.
         special_tokens: their texts.
         chat_templates: Jinja2 sources by name; "default" is used unless a request names another.
@@ -51,6 +53,9 @@ class Tokenizer:
         self.special_token_ids: frozenset[int] = frozenset(
             token_id for token_id, token in parts.backend.get_added_tokens_decoder().items() if token.special
         )
+        ids = {text: token_id for token_id, text in self._added_tokens.items()}
+        named = parts.end_token_ids.union(() if parts.eos_token_id is None else (parts.eos_token_id,))
+        self.end_token_ids: frozenset[int] = named | find_end_tokens(ids, self.special_token_ids)
         self.byte_decoding = byte_decoding(parts.backend)
         self.fim = parts.fim
         marked = self.special_token_ids.union(() if parts.fim is None else parts.fim.endings)
@@ -140,6 +145,10 @@ class Tokenizer:
         raw = decoding.added_token_to_bytes(piece) if is_added else decoding.piece_to_bytes(piece)
         self._bytes_of[token_id] = raw
         return raw
+
+    def is_text(self, token_id: int) -> bool:
+        """Return whether a token is a piece of ordinary text: in the vocabulary, but not matched whole."""
+        return 0 <= token_id < self.vocab_size and token_id not in self._added_tokens
 
     def token_text(self, token_id: int) -> str:
         """Return the text of one token with its leading space; U+FFFD for part of a character."""

@@ -21,6 +21,7 @@ class TokenizerParts:
         template_variables: names that chat templates may use, such as `bos_token`, with their text.
         chat_templates: Jinja2 sources by name; "default" is used unless a request names another.
         fim: tokens of the fill-in-the-middle format; None if the model has none.
+        end_token_ids: tokens that the files name as ends beside EOS.
     """
 
     backend: tokenizers.Tokenizer
@@ -29,6 +30,7 @@ class TokenizerParts:
     template_variables: dict[str, str] = field(default_factory=dict)
     chat_templates: dict[str, str] = field(default_factory=dict)
     fim: FimTokens | None = None
+    end_token_ids: frozenset[int] = frozenset()
 
 
 def add_bos_and_eos(backend: tokenizers.Tokenizer, *, bos: str | None, eos: str | None) -> None:

@@ -35,6 +35,10 @@ SEPARATE_QUANTIZATION = {
     "hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"
 }  # fmt: skip
 """Files in which older tools write what `quantization_config` says, and their methods."""
+HEADS = ("lm_head.weight", "embed_out.weight", "language_model.lm_head.weight")
+FIRST_LAYER = re.compile(r"((?:(?:model|language_model|decoder|transformer|gpt_neox|backbone)\.)+)(?:layers|h)\.0\.")
+"""Names of tensors of a language model's first layer; the group is what the embedding's name begins with."""
+EMBEDDINGS = {"transformer.": "wte", "gpt_neox.": "embed_in", "backbone.": "embeddings"}
 POOLINGS = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean"}
 """Poolings of sentence-transformers, and those of `PoolingParams`."""
 
@@ -47,7 +51,7 @@ class Checkpoint:
     format: str
     """"gguf" or "safetensors"."""
     hf_config: Mapping[str, Any]
-    """config.json, or its translation from GGUF metadata; always has a non-empty "architectures"."""
+    """config.json, or its translation from GGUF metadata; always has "architectures" or "model_type"."""
     generation_config: Mapping[str, Any]
     """generation_config.json, or its translation; may be empty."""
     metadata: Mapping[str, Any]
@@ -198,9 +202,11 @@ def joined_latents(keys: WeightTensor, values: WeightTensor) -> WeightTensor:
 def _open_directory(files: ModelFiles, *, with_tensors: bool) -> Checkpoint:
     config_path = files.path / "config.json"
     config = read_json_object(config_path)
-    architectures = config.get("architectures")
-    if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
-        raise ModelFileError(f"{config_path}: 'architectures' is missing; it names the model class to run")
+    architectures = config.get("architectures") or [config.get("model_type")]
+    if not isinstance(architectures, list) or not isinstance(architectures[0], str):
+        raise ModelFileError(
+            f"{config_path}: neither 'architectures' nor 'model_type' names the model to run; fetch it again"
+        )
     quantization = config.get("quantization_config") or config.get("compression_config")
     own_path = config_path
     for name, known in SEPARATE_QUANTIZATION.items():
@@ -211,6 +217,8 @@ def _open_directory(files: ModelFiles, *, with_tensors: bool) -> Checkpoint:
     generation_path = files.path / "generation_config.json"
     generation_config = read_json_object(generation_path) if generation_path.is_file() else {}
     tensors: Mapping[str, WeightTensor] = joined(read_directory(files.path)) if with_tensors else {}
+    if config.get("tie_word_embeddings") is not False:
+        tensors = with_embedding(tensors)
     if quantization and method != "mxfp4":
         tensors = joined_quantized(str(own_path), quantization, tensors)
         # The tensors' formats tell the rest.
@@ -222,6 +230,23 @@ def _open_directory(files: ModelFiles, *, with_tensors: bool) -> Checkpoint:
             " take the field out if the weights are floats, or fetch the model again"
         )
     return Checkpoint(files, "safetensors", config, generation_config, {}, tensors)
+
+
+def with_embedding(tensors: Mapping[str, WeightTensor]) -> Mapping[str, WeightTensor]:
+    """Return the tensors of a tied model with the head under the embedding's name, if they have the head alone.
+
+    `safetensors.torch.save_model` keeps one name of weights that are the same, and of these the head's.
+    """
+    head = next((name for name in HEADS if name in tensors), None)
+    layer = next((match for name in tensors if (match := FIRST_LAYER.match(name))), None)
+    if head is None or layer is None:
+        return tensors
+    prefix = layer[1]
+    if any(f"{prefix}{name}.weight" in tensors for name in ("embed_tokens", "embedding", *EMBEDDINGS.values())):
+        return tensors
+    name = f"{prefix}{EMBEDDINGS.get(prefix, 'embed_tokens')}.weight"
+    return {**{other: tensor for other, tensor in tensors.items() if other != head},
+            name: replace(tensors[head], name=name)}  # fmt: skip
 
 
 def read_pooling(directory: Path) -> dict[str, Any]:

@@ -27,8 +27,6 @@ _KEYS_WITHOUT_EFFECT = frozenset({
     "rope.dimension_count", "attention.value_length", "expert_used_count",
 })  # fmt: skip
 
-_TURN_ENDS = {"gemma4": ("<turn|>", "<|tool_response>")}
-"""Tokens that end a turn, of tokenizers whose files name one end only."""
 _SAMPLING_DEFAULTS = {
     "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
 }  # fmt: skip
@@ -85,11 +83,9 @@ def translate_config(file: GGUFFile) -> dict[str, Any]:
 
 
 def translate_generation_config(file: GGUFFile, vocab_size: int) -> dict[str, Any]:
-    """generation_config.json: every token that ends a turn, and the sampling defaults if the file has any."""
+    """generation_config.json: the tokens that the file names as ends, and the sampling defaults if it has any."""
     metadata = Metadata(file.path, file.metadata, "")
     ends = [metadata.token_id(name, vocab_size) for name in ("eos_token_id", "eot_token_id", "eom_token_id")]
-    if names := _TURN_ENDS.get(str(file.metadata.get("tokenizer.ggml.model"))):
-        ends += [index for index, token in enumerate(file.metadata["tokenizer.ggml.tokens"]) if token in names]
     config: dict[str, Any] = {"eos_token_id": list(dict.fromkeys(end for end in ends if end is not None))}
     for gguf_name, name in _SAMPLING_DEFAULTS.items():
         value = file.metadata.get(f"general.sampling.{gguf_name}")
@@ -129,7 +125,7 @@ def _check_kind(metadata: Metadata, architecture: Architecture) -> None:
             f"{metadata.path}: {metadata.key('expert_count')} is {num_experts!r}, which Quire's "
             f"{architecture.model_type} does not have"
         )
-    if metadata.value("attention.causal", default=True) is not True:
+    if not metadata.flag("attention.causal", default=True):
         raise UnsupportedModelError(f"{metadata.path}: attention is not causal; Quire runs causal models only")
 
 

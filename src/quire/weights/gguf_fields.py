@@ -187,7 +187,7 @@ def _gptneox(file: GGUFFile, metadata: Metadata, config: Config) -> None:
         "layer_norm_eps": config.pop("rms_norm_eps"),
         "rotary_emb_base": config.pop("rope_theta"),
         "rotary_pct": rotated_share(metadata, config.pop("head_dim")),
-        "use_parallel_residual": metadata.value("use_parallel_residual", default=True),
+        "use_parallel_residual": metadata.flag("use_parallel_residual", default=True),
     }
 
 
@@ -258,7 +258,7 @@ def _granitehybrid(file: GGUFFile, metadata: Metadata, config: Config) -> None:
     shared = "expert_shared_feed_forward_length" if has_experts else "feed_forward_length"
     config |= {
         "layer_types": [FULL if count else "mamba" for count in counts],
-        "position_embedding_type": "rope" if metadata.value("rope.scaling.finetuned", default=True) else "nope",
+        "position_embedding_type": "rope" if metadata.flag("rope.scaling.finetuned", default=True) else "nope",
         "shared_intermediate_size": metadata.integer(shared),
         "num_local_experts": 0,
         "num_experts_per_tok": metadata.value("expert_used_count", 0),
@@ -314,7 +314,7 @@ def _deepseek2(file: GGUFFile, metadata: Metadata, config: Config) -> None:
         "n_shared_experts": metadata.integer("expert_shared_count"),
         "first_k_dense_replace": metadata.value("leading_dense_block_count", 0),
         "routed_scaling_factor": metadata.number("expert_weights_scale", 1.0),
-        "norm_topk_prob": metadata.value("expert_weights_norm", default=False),
+        "norm_topk_prob": metadata.flag("expert_weights_norm", default=False),
         "n_group": metadata.integer("expert_group_count", 1),
         "topk_group": metadata.integer("expert_group_used_count", 1),
     }

@@ -6,6 +6,7 @@ Format: github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, lit
 Next to read: `gguf_names.py` and `gguf_config.py`, which give the contents their Hugging Face names.
 """
 
+import logging
 import math
 import mmap
 import struct
@@ -19,6 +20,8 @@ from quire._native import read_strings
 from quire.errors import ModelFileError, UnsupportedModelError, printable
 from quire.weights.block_formats import BLOCK_FORMATS, GGUF_FORMATS, UNSUPPORTED_GGUF_FORMATS, BlockFormat, row_bytes
 from quire.weights.model_files import map_file, split_parts
+
+_log = logging.getLogger(__name__)
 
 MAX_NAME_LEN = 65535
 MAX_DIMENSIONS = 4
@@ -138,6 +141,8 @@ class _HeaderReader:
         self.size = len(mapping)
         self.key_places: dict[str, slice] = {}
         self._num_items = 0
+        self._repairs = False
+        """True: strings that are not UTF-8 are read nevertheless, of keys that only describe the file."""
 
     def fail(self, problem: str) -> NoReturn:
         raise ModelFileError(f"{self.path}: {printable(problem)}; the file is corrupted, fetch it again")
@@ -187,7 +192,9 @@ class _HeaderReader:
             if key in metadata:
                 self.fail(f"metadata key '{key}' appears twice")
             type_id = self.read_integer(f"the type of '{key}'", _U32)
+            self._repairs = key.startswith("general.")
             metadata[key] = self._read_array(key) if type_id == _ARRAY else self._read_values(key, type_id, 1)[0]
+            self._repairs = False
             self.key_places[key] = slice(start, self.position)
         return metadata
 
@@ -226,9 +233,24 @@ class _HeaderReader:
             self.data.ctypes.data + self.position, self.size - self.position, count, MAX_STRING_BYTES
         )
         self.position += num_bytes
-        if len(strings) < count:
-            self._fail_at_string(what, len(strings))
+        while len(strings) < count:
+            strings.append(self._repaired_string(what, len(strings)))
         return strings
+
+    def _repaired_string(self, what: str, index: int) -> str:
+        """Read a string that may not be UTF-8. Raises: ModelFileError unless it is there and may be repaired."""
+        start = self.position
+        length = self.read_integer(what) if start + 8 <= self.size else self.size
+        if not self._repairs or length > min(MAX_STRING_BYTES, self.size - self.position):
+            self.position = start
+            self._fail_at_string(what, index)
+        stored = bytes(self.mapping[self.position : self.position + length])
+        self.position += length
+        try:
+            return stored.decode()
+        except UnicodeDecodeError:
+            _log.warning("%s: %s is not UTF-8: its wrong bytes are replaced", self.path, printable(what))
+            return stored.decode(errors="replace")
 
     def _fail_at_string(self, what: str, index: int) -> NoReturn:
         if self.position + 8 > self.size:

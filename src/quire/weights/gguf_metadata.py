@@ -10,8 +10,6 @@ import numpy as np
 
 from quire.errors import ModelFileError, UnsupportedModelError, printable
 
-NULL_TOKEN_ID = 0xFFFFFFFF
-
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
@@ -54,6 +52,8 @@ class Metadata:
             if any(item != value[0] for item in value):
                 raise UnsupportedModelError(f"{self.path}: {self.key(name)} differs between layers")
             value = value[0]
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
         if type(value) is not int or value < 1:
             raise ModelFileError(f"{self.path}: {self.key(name)} is {printable(repr(value))}, not a positive integer")
         return value
@@ -76,6 +76,13 @@ class Metadata:
             raise ModelFileError(f"{self.path}: {self.key(name)} is {printable(repr(value))}, not a positive number")
         return float(str(np.float32(value)))
 
+    def flag(self, name: str, *, default: bool) -> bool:
+        """True or False, which some files have as 1 or 0."""
+        value = self.value(name, default)
+        if value not in (False, True):
+            raise ModelFileError(f"{self.path}: {self.key(name)} is {printable(repr(value))}, not true or false")
+        return bool(value)
+
     def pattern(self, name: str, default_period: int, num_layers: int) -> list[bool]:
         """A flag per layer: an array of them, or a period whose last layer alone has none."""
         value = self.value(name, default_period)
@@ -88,11 +95,9 @@ class Metadata:
         )
 
     def token_id(self, name: str, vocab_size: int) -> int | None:
-        """A token id of the tokenizer, or None when the model has no such token."""
-        key = f"tokenizer.ggml.{name}"
-        value = self.values.get(key)
-        if value is None or value in (-1, NULL_TOKEN_ID):
-            return None
-        if type(value) is not int or not 0 <= value < vocab_size:
-            raise ModelFileError(f"{self.path}: {key} is {printable(repr(value))}, outside the {vocab_size:,} tokens")
-        return value
+        """A token id of the tokenizer, or None when the model has no such token.
+
+        An id that makes no sense is none: the reader of the tokenizer warns of it.
+        """
+        value = self.values.get(f"tokenizer.ggml.{name}")
+        return value if type(value) is int and 0 <= value < vocab_size else None

@@ -21,6 +21,8 @@ ORIGINAL_CONTEXT_LEN = 8192
 LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 """Hugging Face's mscale_all_dim where mscale is 1; 0 stands for neither."""
 ATTENTION_FACTORS = ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor")
+FACTORS = ("rope.scaling.factor", "rope.scale_linear")
+"""Of linear scaling and YaRN; 0 stands for none."""
 _FACTOR_TOLERANCE = 1e-4
 """Relative; converters compute the factors in fp32 with other orders of operations."""
 
@@ -41,7 +43,8 @@ def rope_scaling(file: GGUFFile, metadata: Metadata, config: Mapping[str, Any]) 
     if kind == "none" and metadata.key("rope.scale_linear") in metadata.values:
         kind = "linear"
     if kind != "none":
-        factor = metadata.number("rope.scaling.factor", metadata.number("rope.scale_linear", 1.0))
+        keys = [key for key in FACTORS if metadata.values.get(metadata.key(key), 0) != 0]
+        factor = metadata.number(keys[0]) if keys else 1.0
         scaling = {"rope_type": kind, "factor": factor} if factor != 1.0 else None
     if scaling is not None and kind == "yarn":
         original = metadata.integer("rope.scaling.original_context_length", config["max_position_embeddings"])

@@ -96,7 +96,8 @@ DOCUMENTED: dict[str, list[Case]] = {
     "deepseek-v3.2": [
         (f"Ok.\n\n<｜DSML｜function_calls>\n{DSML}</｜DSML｜function_calls>", "Ok.", BOTH),
         (f"<｜DSML｜tool_calls>\n{DSML}</｜DSML｜tool_calls>", "", BOTH),
-        ('<｜DSML｜function_calls><｜DSML｜invoke name="f"><｜DSML｜parameter name="a" string="true">3</｜DSML｜parameter>'
+        ('<｜DSML｜function_calls><｜DSML｜invoke name="f">'
+         '<｜DSML｜parameter name="a" string="true">3</｜DSML｜parameter>'
          "</｜DSML｜invoke></｜DSML｜function_calls>", "", [("f", '{"a": "3"}')]),
     ],
     "kimi-k2": [
@@ -105,7 +106,8 @@ DOCUMENTED: dict[str, list[Case]] = {
     ],
     "kimi-k3": [
         ('<|open|>response<|sep|>Ok.<|close|>response<|sep|><|open|>tools<|sep|><|open|>call tool="weather" index="1"'
-         '<|sep|><|open|>argument key="city" type="string"<|sep|>Ulm<|close|>argument<|sep|><|open|>argument key="days" '
+         '<|sep|><|open|>argument key="city" type="string"<|sep|>Ulm<|close|>argument<|sep|>'
+         '<|open|>argument key="days" '
          'type="number"<|sep|>3<|close|>argument<|sep|><|close|>call<|sep|><|open|>call tool="clock" index="2"<|sep|>'
          "<|close|>call<|sep|><|close|>tools<|sep|>", "Ok.", BOTH),
     ],
@@ -133,7 +135,8 @@ DOCUMENTED: dict[str, list[Case]] = {
         (f"functools[{W}, {C}]", "", BOTH),
     ],
     "command": [
-        ('<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "weather", "parameters": {"city": "Ulm", "days": 3}},'
+        ('<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "weather", '
+         '"parameters": {"city": "Ulm", "days": 3}},'
          '\n    {"tool_call_id": "1", "tool_name": "clock", "parameters": {}}\n]<|END_ACTION|>', "", BOTH),
         ("<|START_RESPONSE|>Sunny.<|END_RESPONSE|>", "Sunny.", []),
     ],
@@ -156,7 +159,8 @@ DOCUMENTED: dict[str, list[Case]] = {
         ('Ok.<|tools_prefix|>[{"weather": {"city": "Ulm", "days": 3}}, {"clock": {}}]<|tools_suffix|>', "Ok.", BOTH),
     ],
     "internlm": [
-        (f"Ok.<|action_start|><|plugin|>\n{W}<|action_end|>\n<|action_start|> <|plugin|>{C}<|action_end|>", "Ok.", BOTH),
+        (f"Ok.<|action_start|><|plugin|>\n{W}<|action_end|>\n<|action_start|> <|plugin|>{C}<|action_end|>",
+         "Ok.", BOTH),
     ],
     "minicpm": [
         ('<function name="weather"><param name="city">Ulm</param><param name="days">3</param></function>\n'
@@ -198,6 +202,10 @@ SLIPS: dict[str, list[Case]] = {
         ('<tool_call>{"name": "weather", "arguments": "{\\"city\\": \\"Ulm\\"}"}</tool_call>', "", CITY),
         ('<tool_call>{"name": "clock", "arguments": ""}</tool_call>', "", BOTH[1:]),
         ('<tool_call>{"name": "functions.clock", "arguments": {}}</tool_call>', "", BOTH[1:]),
+        (f'<tool_call>[{W}, {{"name": "f", "arguments": {{"a": "</tool_call>"}}}}]</tool_call>', "",
+         [*ONE, ("f", '{"a": "</tool_call>"}')]),
+        (f"<tool_call>{W} so </tool_call> Done.", " so  Done.", ONE),
+        (f"Sure, {W}", "Sure,", ONE),
         (f"I call it: {W} and wait.", "I call it: and wait.", ONE),
         (f"<tool_call>{W}</tool_call></tool_call> Done.", " Done.", ONE),
     ],
@@ -240,6 +248,7 @@ SLIPS: dict[str, list[Case]] = {
     "mistral": [
         (f"[TOOL_CALLS] [{W}, ", "", ONE), (f"[TOOL_CALLS]{W}", "", ONE), (f"weather[ARGS]{ULM}", "", ONE),
         (f"[TOOL_CALLS]weather{ULM}", "", ONE), (f"[TOOL_CALLS]weather[ARGS]{ULM}}}", "", ONE),
+        ('[TOOL_CALLS]weather[ARGS]"{\\"city\\": \\"Ulm\\"}"', "", CITY),
         (f"[TOOL_CALLS]weather[ARGS]{ULM[:-1]}[TOOL_CALLS]clock[ARGS]{{}}", "", BOTH),
     ],
     "deepseek": [
@@ -266,7 +275,10 @@ SLIPS: dict[str, list[Case]] = {
         (f"<|tool_call>{W}<tool_call|>", "", ONE),
     ],
     "command": [(f"<|START_ACTION|>{W}<|END_ACTION|>", "", ONE), (f"<|START_ACTION|>[{W}", "", ONE)],
-    "apertus": [('<|tools_prefix|>[{"clock": {}}', "", BOTH[1:]), ('<|tools_prefix|>[{"clock": {}}}]<|tools_suffix|>', "", BOTH[1:])],
+    "apertus": [
+        ('<|tools_prefix|>[{"clock": {}}', "", BOTH[1:]),
+        ('<|tools_prefix|>[{"clock": {}}}]<|tools_suffix|>', "", BOTH[1:]),
+    ],
     "internlm": [(f"<|plugin|>{W}", "", ONE), (f"<|action_start|><|plugin|>{P}}}<|action_end|>", "", ONE)],
     "generic": [
         (f"Sure.\n{W}\nDone.", "Sure.\nDone.", ONE), (f"[{W}", "", ONE), (f"```\n{W}\n```", "", ONE),
@@ -278,13 +290,15 @@ CONTENT: dict[str, list[str]] = {
     "hermes": [
         "Hello <b>world</b>.\n", "a <tool_call> nope </tool_call> b", '<tool_call>{"arguments": {}}</tool_call>',
         '<tool_call>{"name": "weather", "argum', "yes <tool_ca", "<tool_call>[]</tool_call>", "  \n\t ", "",
-        '<tool_call>{"name": "f", "arguments": [1]}</tool_call>', '<tool_call>{"name": "f", "arguments": "a"}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": "a"}</tool_call>',
         "<tool_call><tool_call><tool_call>", '<tool_call>{"x": ' + "[" * 10**4 + "]" * 10**4 + "}",
         f"<tool_call>{W[:-2]}", '<tool_call>{"name": "weather", "arguments": {"city": "Ul',
         '<tool_call>{"name": "f", "arguments": {"a": 1 "b": 2}}</tool_call>',
         '<tool_call>{"name": "f", "arguments": {"a": 1e999}}</tool_call>',
         '<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>',
-        '{"name": "Bob", "data": {"name": "clock", "arguments": {}}}', '{"answer": [{"name": "clock", "arguments": {}}]}',
+        '{"name": "Bob", "data": {"name": "clock", "arguments": {}}}',
+        '{"answer": [{"name": "clock", "arguments": {}}]}',
         '<tool_call>{"name": "nope", "arguments": {"name": "clock", "arguments": {}}}</tool_call>',
     ],
     "qwen3-coder": [
@@ -297,11 +311,14 @@ CONTENT: dict[str, list[str]] = {
     "lfm": ["[weather(city=", "<|tool_call_start|>[nope()]<|tool_call_end|>", "[weather(x=y)]"],
     "mistral": ["[TOOL_CALLS] nope()", "[TOOL_CALLS]{}", "weather[0]", "[TOOL_CALLS]weather[ARGS]{\"city\": \"U"],
     "deepseek": [f"{D}weather\n[1]{DE}", f"a {DD} b"],
-    "gemma-4": ["<|tool_call>call:{}<tool_call|>", "a <|tool_call>call:f(1)<tool_call|> b", "<|tool_call>call:f", "call: me"],
+    "gemma-4": [
+        "<|tool_call>call:{}<tool_call|>", "a <|tool_call>call:f(1)<tool_call|> b", "<|tool_call>call:f", "call: me",
+    ],
     "gemma-3": ["```python\nprint('weather')\n```", "```json\n{\"a\": 1}\n```"],
     "generic": [
         "[1, 2]", "```python\nprint(1)\n```", "[", '{"name": 3, "arguments": {}}', '{"name": "", "arguments": {}}',
-        '{"name": "\\ud800", "arguments": {}}', "{]", '{"name": "Bob", "arguments": {}}', '{"name": "f", "city": "Ulm"}',
+        '{"name": "\\ud800", "arguments": {}}', "{]", '{"name": "Bob", "arguments": {}}',
+        '{"name": "f", "city": "Ulm"}',
     ],
 }  # fmt: skip
 

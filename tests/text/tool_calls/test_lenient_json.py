@@ -68,7 +68,8 @@ def test_strings_of_gemma_stand_between_markers() -> None:
 
 @pytest.mark.parametrize(
     ("text", "value", "is_json"),
-    [("3", 3, True), ('"a"', "a", True), ("a", "a", False), ("{'a': 1}", {"a": 1}, False), ("{'a': 1", "{'a': 1", False),
+    [("3", 3, True), ('"a"', "a", True), ("a", "a", False), ("{'a': 1}", {"a": 1}, False),
+     ("{'a': 1", "{'a': 1", False),
      ("NaN", "NaN", False), ("1e999", "1e999", False), ('"\\ud800"', '"\\ud800"', False), ("", "", False)],
 )  # fmt: skip
 def test_whole_text_is_a_value_or_stays_text(text: str, value: Any, is_json: bool) -> None:

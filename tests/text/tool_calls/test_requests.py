@@ -77,7 +77,7 @@ def test_named_function_is_one_call_of_it(parallel: bool) -> None:
     schema = tool_choice_schema(TOOLS, choice, parallel_tool_calls=parallel)
     assert allows(schema, PARIS)
     assert not allows(schema, NOW)
-    assert parse(GENERIC, [PARIS]).calls == [("weather", '{"city":"Paris","unit":"C"}')]
+    assert parse(GENERIC, [PARIS]).calls == [("weather", '{"city": "Paris", "unit": "C"}')]
 
 
 @pytest.mark.parametrize(

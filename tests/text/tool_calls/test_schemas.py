@@ -45,7 +45,8 @@ SCHEMAS = ToolSchemas([{"type": "function", "function": {"name": "f", "parameter
         ("unit", "1", "1"), ("unit", "auto", "auto"), ("level", "1", 1), ("level", "auto", "auto"), ("level", "9", 9),
         ("constant", "7", "7"), ("code", "7", "7"), ("code", "null", "null"), ("code", '"x"', '"x"'),
         ("code", " a\n", " a\n"), ("code", "True", "True"), ("days", "3", 3), ("days", " 3\n", 3),
-        ("days", "three", "three"), ("days", "3.0", 3.0), ("days", "3.5", 3.5), ("ratio", "3", 3), ("ratio", "2.5", 2.5),
+        ("days", "three", "three"), ("days", "3.0", 3.0), ("days", "3.5", 3.5), ("ratio", "3", 3),
+        ("ratio", "2.5", 2.5),
         ("on", "true", True), ("on", "False", False), ("on", "1", 1), ("tags", '["a", "b"]', ["a", "b"]),
         ("tags", "['a', 'b',]", ["a", "b"]), ("tags", "a", "a"), ("filter", "{'a': True}", {"a": True}),
         ("filter", "{", "{"), ("either", "3", 3), ("either", "x", "x"), ("all", "5", "5"), ("name", "5", "5"),
@@ -68,6 +69,8 @@ def test_parameters_may_be_declared_elsewhere_in_the_schema() -> None:
     assert value({"allOf": [{}, properties]}) == "5"
     assert value({"$ref": "#/$defs/p", "$defs": {"p": properties}}) == "5"
     assert value(None) == value({}) == value({"properties": []}) == value({"additionalProperties": False}) == 5
+    for odd in ({"allOf": 3}, [], {"properties": {"a": {"type": [["x"]], "enum": 3, "anyOf": [3], "$ref": "x"}}}):
+        assert value(odd) == 5
 
 
 def test_name_of_a_tool_may_have_a_namespace() -> None:

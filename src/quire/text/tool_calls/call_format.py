@@ -15,8 +15,8 @@ from quire.text.tool_calls.readers import Reader, objects
 from quire.text.tool_calls.schemas import ToolSchemas
 
 MAX_LEAD_LEN = 160
-"""Most characters of a lead: a place that does not match with so many after it begins no call."""
-_IN_JSON = ("[", "{", ",", '":', "':")
+"""Most characters of a lead: a longer text that does not match begins no call."""
+_IN_JSON = ("[", "{", '",', "',", "},", "],", '":', "':")
 """Ends of a text that goes on with a part of a JSON value."""
 
 
@@ -72,13 +72,21 @@ def is_within_json(before: str) -> bool:
     return before.rstrip().endswith(_IN_JSON)
 
 
+def literally(text: str) -> tuple[str, ...]:
+    """Return parts of a lead that match a text."""
+    return tuple(map(re.escape, text))
+
+
 def _json_leads() -> tuple[Lead, ...]:
-    start = ("[\\[{]", r"[\s\[{]*", "[\"']", r"(?P<key>\w*)", "[\"']", r"\s*", ":")
-    name = (*start, r"\s*", "[\"']", r"(?P<name>[^\"'\n]*)", "[\"']")
+    key = ("[\\[{]", r"[\s\[{]*", "[\"']", r"(?P<key>\w*)", "[\"']", r"\s*", ":")
+    name = (*key, r"\s*", "[\"']", r"(?P<name>[^\"'\n]*)", "[\"']")
+    kind = (*key, r"\s*", "[\"']", *literally("function"), "[\"']")
+    leads = (
+        Lead(name, frozenset({"name", "tool_name", "function"})),
+        Lead(kind, frozenset({"type"})),
+        Lead(key, frozenset({"tool_call_id", "function", "arguments", "parameters"})),
+    )
     fence = ("`", "`", "`", r"\w*", r"\s*")
-    keys = frozenset({"type", "id", "tool_call_id", "function", "arguments", "parameters"})
-    named_keys = frozenset({"name", "tool_name", "function"})
-    leads = (Lead(name, named_keys), Lead(start, keys))
     return (*leads, *(Lead(fence + lead.parts, lead.keys) for lead in leads))
 
 

@@ -12,7 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from quire.text.harmony import HarmonyReader
-from quire.text.tool_calls.call_format import Lead, ToolCallFormat, short_id
+from quire.text.tool_calls.call_format import Lead, ToolCallFormat, literally, short_id
 from quire.text.tool_calls.events import ToolArgumentsDelta
 from quire.text.tool_calls.parser import CallReading, ToolCallParser
 from quire.text.tool_calls.readers import NAME, Call, Tags, either, gemma, keyed, named, objects, python
@@ -24,17 +24,13 @@ if TYPE_CHECKING:
 __all__ = ["FORMATS", "GENERIC", "HARMONY", "ToolCallFormat", "choose_format", "has_special_marker", "hinted"]
 
 
-_LIST_LEAD = Lead((r"\[", r"\s*", NAME, r"\s*", r"\("))
+_PYTHON = (NAME, r"\s*", r"\(")
+_LIST_LEAD = Lead((r"\[", r"\s*", *_PYTHON))
 """Python's `[name(`."""
 
 
-def _literally(text: str) -> tuple[str, ...]:
-    """Return parts that match a text."""
-    return tuple(map(re.escape, text))
-
-
 def _tag_lead(before: str, after: str) -> Lead:
-    return Lead((*_literally(before), NAME, *_literally(after)))
+    return Lead((*literally(before), NAME, *literally(after)))
 
 
 def _name_lead(*after: str) -> Lead:
@@ -62,125 +58,82 @@ _MISTRAL = rf"{NAME}\s*(?:\[CALL_ID\]\s*\w*\s*)?(?:\[ARGS\])?"
 _DEEPSEEK = rf"(?:function\s*<｜tool▁sep｜>\s*(?=[\w.-]+\s*[`{{]))?{NAME}\s*(?:<｜tool▁sep｜>)?"
 _KIMI = rf"(?:(?=(?P<id>[\w.-]+:\d+)))?{NAME}(?::\d+)?\s*<\|tool_call_argument_begin\|>"
 _SOLAR = rf"(?P<id>\w*)<\|tool_call:name\|>\s*{NAME}\s*<\|tool_call:args\|>"
+_GEMMA_LEAD = Lead((*literally("call:"), NAME, r"\s*", r"\{"))
 _FENCE = ("`", "`", "`", r"\w*", r"[\s\[]*")
 
-GENERIC = ToolCallFormat("generic", "demanded calls, and tools described by `tools_system_prompt`")
-HARMONY = ToolCallFormat(
+Row = ToolCallFormat
+GENERIC = Row("generic", "demanded calls, and tools described by `tools_system_prompt`")
+HARMONY = Row(
     "harmony", "gpt-oss", is_harmony=True, reads_json=False, openings=("<|channel|>",),
     signs=(("<|channel|>commentary",), ("<|channel|>", "<|message|>")),
 )  # fmt: skip
-GLM = ToolCallFormat(
+GLM = Row(
     "glm-4", "GLM-4 (0414)", named(rf"{NAME}[ \t]*\n"), ("<|assistant|>",),
-    leads=(_name_lead(r"[ \t]*", r"\n", r"\s*", r"\{"), _name_lead(r"[ \t]*", r"\n", r"\s*", "`", "`", "`")), signs=(("<|observation|>",),),
+    leads=(_name_lead(r"[ \t]*", r"\n", r"\s*", r"\{"), _name_lead(r"[ \t]*", r"\n", r"\s*", "`", "`", "`")),
+    signs=(("<|observation|>",),),
 )  # fmt: skip
 """A call is a turn: a name, a line break and the arguments."""
 _ROWS = (
-    ToolCallFormat(
-        "hermes", "Hermes, Qwen2.5, Qwen3, QwQ, Granite 4, ERNIE, MiMo, Reka", objects, ("<tool_call>",),
-        ("</tool_call>",),
-    ),
-    ToolCallFormat(
-        "smollm3", "SmolLM3", either(objects, python), ("<tool_call>", "<code>"), ("</tool_call>", "</code>"),
-        signs=(("<tool_call>", "<code>"),),
-    ),
-    ToolCallFormat(
-        "qwen3-coder", "Qwen3-Coder, Qwen3.5, Nemotron 3, Step 3.5", _QWEN, ("<tool_call>",),
-        ("</function>", "</tool_call>"), (_tag_lead("<function=", ">"),), signs=(("<tool_call>", "<function="),),
-    ),
-    ToolCallFormat(
-        "seed", "Seed-OSS", _QWEN, ("<seed:tool_call>",), ("</function>", "</seed:tool_call>"),
-        (_tag_lead("<function=", ">"),),
-    ),
-    ToolCallFormat(
-        "glm-4.5", "GLM-4.5, 4.6, 4.7, 5, Ling", _GLM, ("<tool_call>",), ("</tool_call>",),
-        (_name_lead(r"\s*", *_literally("<arg_key>")),), signs=(("<tool_call>", "<arg_key>"),),
-    ),
+    Row("hermes", "Hermes, Qwen2.5, Qwen3, QwQ, Granite 4, ERNIE, MiMo, Reka", objects, ("<tool_call>",),
+        ("</tool_call>",)),
+    Row("smollm3", "SmolLM3", either(objects, python), ("<tool_call>", "<code>"), ("</tool_call>", "</code>"),
+        signs=(("<tool_call>", "<code>"),)),
+    Row("qwen3-coder", "Qwen3-Coder, Qwen3.5, Nemotron 3, Step 3.5", _QWEN, ("<tool_call>",),
+        ("</function>", "</tool_call>"), (_tag_lead("<function=", ">"),), signs=(("<tool_call>", "<function="),)),
+    Row("seed", "Seed-OSS", _QWEN, ("<seed:tool_call>",), ("</function>", "</seed:tool_call>"),
+        (_tag_lead("<function=", ">"),)),
+    Row("glm-4.5", "GLM-4.5, 4.6, 4.7, 5, Ling", _GLM, ("<tool_call>",), ("</tool_call>",),
+        (_name_lead(r"\s*", *literally("<arg_key>")),), signs=(("<tool_call>", "<arg_key>"),)),
     GLM,
-    ToolCallFormat(
-        "llama", "Llama 3.1, 3.2, 3.3 and 4, Functionary 3.1", either(objects, python, _QWEN),
+    Row("llama", "Llama 3.1, 3.2, 3.3 and 4, Functionary 3.1", either(objects, python, _QWEN),
         ("<|python_tag|>", "<|python_start|>"), ("<|python_end|>", "</function>"),
-        (_LIST_LEAD, _tag_lead("<function=", ">")), signs=(("<|python_tag|>",), ("ipython", '"parameters"')),
-    ),
-    ToolCallFormat(
-        "lfm", "LFM2, LFM2.5", either(python, objects), ("<|tool_call_start|>",), ("<|tool_call_end|>",), (_LIST_LEAD,),
-        signs=(("<|tool_call_start|>",), ("<|tool_list_start|>",)),
-    ),
-    ToolCallFormat("olmo", "OLMo 3", python, ("<function_calls>",), ("</function_calls>",), (_LIST_LEAD,)),
-    ToolCallFormat(
-        "mistral", "Mistral, Ministral, Magistral, Devstral", either(named(_MISTRAL), objects), ("[TOOL_CALLS]",),
-        leads=(_name_lead(*_literally("[ARGS]")), _name_lead(*_literally("[CALL_ID]"))), make_id=short_id,
-    ),
-    ToolCallFormat(
-        "deepseek", "DeepSeek-V3, R1, V3.1", named(_DEEPSEEK), ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
+        (_LIST_LEAD, _tag_lead("<function=", ">")), signs=(("<|python_tag|>",), ("ipython", '"parameters"'))),
+    Row("lfm", "LFM2, LFM2.5", either(python, objects), ("<|tool_call_start|>",), ("<|tool_call_end|>",),
+        (_LIST_LEAD,), signs=(("<|tool_call_start|>",), ("<|tool_list_start|>",))),
+    Row("olmo", "OLMo 3", python, ("<function_calls>",), ("</function_calls>",), (_LIST_LEAD,)),
+    Row("mistral", "Mistral, Ministral, Magistral, Devstral", either(named(_MISTRAL), objects), ("[TOOL_CALLS]",),
+        leads=(_name_lead(*literally("[ARGS]")), _name_lead(*literally("[CALL_ID]"))), make_id=short_id),
+    Row("deepseek", "DeepSeek-V3, R1, V3.1", named(_DEEPSEEK), ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
         ("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
-        (Lead((*_literally("function<｜tool▁sep｜>"), NAME, r"\s")), _name_lead(*_literally("<｜tool▁sep｜>"))),
-    ),
-    ToolCallFormat(
-        "deepseek-v3.2", "DeepSeek-V3.2, V4", _DSML, ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>"),
+        (Lead((*literally("function<｜tool▁sep｜>"), NAME, r"\s")), _name_lead(*literally("<｜tool▁sep｜>")))),
+    Row("deepseek-v3.2", "DeepSeek-V3.2, V4", _DSML, ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>"),
         ("</｜DSML｜invoke>", "</｜DSML｜function_calls>", "</｜DSML｜tool_calls>"),
-        (_tag_lead('<｜DSML｜invoke name="', '"'),), signs=(("｜DSML｜",),),
-    ),
-    ToolCallFormat(
-        "kimi-k2", "Kimi-K2", named(_KIMI), ("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
+        (_tag_lead('<｜DSML｜invoke name="', '"'),), signs=(("｜DSML｜",),)),
+    Row("kimi-k2", "Kimi-K2", named(_KIMI), ("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
         ("<|tool_call_end|>", "<|tool_calls_section_end|>"),
-        (_name_lead(r"[:\d]*", *_literally("<|tool_call_argument_begin|>")),),
-    ),
-    ToolCallFormat(
-        "kimi-k3", "Kimi-K3", _KIMI_3, ("<|open|>tools<|sep|>",),
+        (_name_lead(r"[:\d]*", *literally("<|tool_call_argument_begin|>")),)),
+    Row("kimi-k3", "Kimi-K3", _KIMI_3, ("<|open|>tools<|sep|>",),
         ("<|close|>call<|sep|>", "<|close|>tools<|sep|>", "<|close|>message<|sep|>"),
-        (_tag_lead('<|open|>call tool="', '"'),), ("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
-    ),
-    ToolCallFormat(
-        "minimax-m2", "MiniMax-M2", _MINIMAX, ("<minimax:tool_call>",), ("</invoke>", "</minimax:tool_call>"),
-        (_tag_lead('<invoke name="', '"'),),
-    ),
-    ToolCallFormat(
-        "gemma-4", "Gemma 4", gemma('<|"|>'), ("<|tool_call>",), ("<tool_call|>", "<|tool_response>"),
-        (Lead((*_literally("call:"), NAME, r"\s*", r"\{")),),
-    ),
-    ToolCallFormat(
-        "functiongemma", "FunctionGemma", gemma("<escape>"), ("<start_function_call>",),
-        ("<end_function_call>", "<start_function_response>"),
-        (Lead((*_literally("call:"), NAME, r"\s*", r"\{")),),
-    ),
-    ToolCallFormat(
-        "gemma-3", "Gemma 3", either(objects, python),
-        leads=(_LIST_LEAD, Lead((*_FENCE, NAME, r"\s*", r"\(")),
-               Lead((*_FENCE, *_literally("print("), NAME, r"\s*", r"\("))),
-        signs=(("<start_of_turn>",),),
-    ),
-    ToolCallFormat("granite-3", "Granite 3", objects, ("<|tool_call|>",)),
-    ToolCallFormat("phi-4", "Phi-4-mini", objects, ("<|tool_call|>", "functools["), ("<|/tool_call|>",),
-                   signs=(("<|tool_call|>", "<|/tool_call|>"), ("functools[",))),
-    ToolCallFormat(
-        "command", "Command R7B, Command A", objects, ("<|START_ACTION|>",), ("<|END_ACTION|>",),
-        dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
-    ),
-    ToolCallFormat("nemotron", "Nemotron Nano 2", objects, ("<TOOLCALL>",), ("</TOOLCALL>",)),
-    ToolCallFormat("jamba", "Jamba, Hunyuan-A13B, Apriel, MiniMax-M1", objects, ("<tool_calls>",), ("</tool_calls>",)),
-    ToolCallFormat(
-        "hunyuan", "Hunyuan", either(named(rf"{NAME}\s*"), objects), ("<tool_calls>", "<tool_call>"),
-        ("</tool_call>", "</tool_calls>"), dropped=("<answer>", "</answer>"), signs=(("<tool_calls>", "<tool_call>"),),
-    ),
-    ToolCallFormat(
-        "hunyuan-3", "Hunyuan 3", _HUNYUAN_3, ("<tool_calls:opensource>", "<tool_call:opensource>"),
-        ("</tool_call:opensource>", "</tool_calls:opensource>"),
-        (_name_lead(*_literally("<tool_sep:opensource>")),),
-    ),
-    ToolCallFormat("apertus", "Apertus", keyed, ("<|tools_prefix|>",), ("<|tools_suffix|>",)),
-    ToolCallFormat("internlm", "InternLM 2, 3", objects, ("<|action_start|>", "<|plugin|>"), ("<|action_end|>",)),
-    ToolCallFormat(
-        "minicpm", "MiniCPM5", _MINICPM, closings=("</function>",), leads=(_tag_lead('<function name="', '"'),),
-        signs=(('<function name="',),),
-    ),
-    ToolCallFormat(
-        "gigachat", "GigaChat 3", objects, ("<|function_call|>", "function call<|role_sep|>"),
-        dropped=("<|message_sep|>",), signs=(("<|function_call|>",), ("function call<|role_sep|>",)),
-    ),
-    ToolCallFormat(
-        "solar", "Solar Open", named(_SOLAR), ("<|tool_calls|>", "<|tool_call:begin|>"), ("<|tool_call:end|>",),
-    ),
-    ToolCallFormat("xlam", "xLAM", signs=(('[{"name"',),)),
+        (_tag_lead('<|open|>call tool="', '"'),), ("<|open|>response<|sep|>", "<|close|>response<|sep|>")),
+    Row("minimax-m2", "MiniMax-M2", _MINIMAX, ("<minimax:tool_call>",), ("</invoke>", "</minimax:tool_call>"),
+        (_tag_lead('<invoke name="', '"'),)),
+    Row("gemma-4", "Gemma 4", gemma('<|"|>'), ("<|tool_call>",), ("<tool_call|>", "<|tool_response>"),
+        (_GEMMA_LEAD,)),
+    Row("functiongemma", "FunctionGemma", gemma("<escape>"), ("<start_function_call>",),
+        ("<end_function_call>", "<start_function_response>"), (_GEMMA_LEAD,)),
+    Row("gemma-3", "Gemma 3", either(objects, python),
+        leads=(_LIST_LEAD, Lead((*_FENCE, *_PYTHON)), Lead((*_FENCE, *literally("print("), *_PYTHON))),
+        signs=(("<start_of_turn>",),)),
+    Row("granite-3", "Granite 3", objects, ("<|tool_call|>",)),
+    Row("phi-4", "Phi-4-mini", objects, ("<|tool_call|>", "functools["), ("<|/tool_call|>",),
+        signs=(("<|tool_call|>", "<|/tool_call|>"), ("functools[",))),
+    Row("command", "Command R7B, Command A", objects, ("<|START_ACTION|>",), ("<|END_ACTION|>",),
+        dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")),
+    Row("nemotron", "Nemotron Nano 2", objects, ("<TOOLCALL>",), ("</TOOLCALL>",)),
+    Row("jamba", "Jamba, Hunyuan-A13B, Apriel, MiniMax-M1", objects, ("<tool_calls>",), ("</tool_calls>",)),
+    Row("hunyuan", "Hunyuan", either(named(rf"{NAME}\s*"), objects), ("<tool_calls>", "<tool_call>"),
+        ("</tool_call>", "</tool_calls>"), dropped=("<answer>", "</answer>"),
+        signs=(("<tool_calls>", "<tool_call>"),)),
+    Row("hunyuan-3", "Hunyuan 3", _HUNYUAN_3, ("<tool_calls:opensource>", "<tool_call:opensource>"),
+        ("</tool_call:opensource>", "</tool_calls:opensource>"), (_name_lead(*literally("<tool_sep:opensource>")),)),
+    Row("apertus", "Apertus", keyed, ("<|tools_prefix|>",), ("<|tools_suffix|>",)),
+    Row("internlm", "InternLM 2, 3", objects, ("<|action_start|>", "<|plugin|>"), ("<|action_end|>",)),
+    Row("minicpm", "MiniCPM5", _MINICPM, closings=("</function>",), leads=(_tag_lead('<function name="', '"'),),
+        signs=(('<function name="',),)),
+    Row("gigachat", "GigaChat 3", objects, ("<|function_call|>", "function call<|role_sep|>"),
+        dropped=("<|message_sep|>",), signs=(("<|function_call|>",), ("function call<|role_sep|>",))),
+    Row("solar", "Solar Open", named(_SOLAR), ("<|tool_calls|>", "<|tool_call:begin|>"), ("<|tool_call:end|>",)),
+    Row("xlam", "xLAM", signs=(('[{"name"',),)),
 )  # fmt: skip
 FORMATS = {row.name: row for row in (*_ROWS, HARMONY, GENERIC)}
 
@@ -211,7 +164,7 @@ def has_special_marker(row: ToolCallFormat, tokenizer: "Tokenizer") -> bool:
 def hinted(source: str, special_tokens: Collection[str] = ()) -> ToolCallFormat | None:
     """Return the row whose markers a template's source has, or else the tokenizer among its special tokens.
 
-    Of several rows the one that needs most texts wins, then the first in the table.
+    Of several rows, the row with the largest group of signs is chosen, then the first in the table.
     """
     text = re.sub(r"\{#.*?#\}", "", source, flags=re.DOTALL)
     sizes = {row.name: _num_signs(row, text.__contains__) for row in FORMATS.values()}
@@ -230,21 +183,25 @@ def _num_signs(row: ToolCallFormat, has: Callable[[str], bool]) -> int:
 def recognise(written: str, name: str, arguments: Mapping[str, Any]) -> ToolCallFormat | None:
     """Return the most specific row that reads exactly this call from a turn that a template wrote; None without any.
 
-    The most specific row is the one of whose markers and signs most are in the text, then the first in the table.
+    The most specific row has the most markers and signs in the text; of several, it is the first in the table.
     """
     rows = [row for row in FORMATS.values() if any(marker in written for marker in row.openings)]
     fitting = [row for row in rows if _reads(_without_json(row), written, name, arguments)]
     if not fitting and _reads(GENERIC, written, name, arguments):
         # A bare object or list, which every row reads: only a sign tells the family.
-        fitting = [row for row in FORMATS.values() if row.signs and _num_marks(row, written)]
-    elif not fitting:
+        return next((row for row in FORMATS.values() if row.signs and any(map(written.count, _signs(row)))), None)
+    if not fitting:
         rows = [row for row in FORMATS.values() if row.leads and row not in rows]
         fitting = [row for row in rows if _reads(_without_json(row), written, name, arguments)]
     return max(fitting, key=lambda row: _num_marks(row, written), default=None)
 
 
 def _num_marks(row: ToolCallFormat, written: str) -> int:
-    return sum(text in written for text in {*row.markers, *(text for group in row.signs for text in group)})
+    return sum(text in written for text in {*row.markers, *_signs(row)})
+
+
+def _signs(row: ToolCallFormat) -> list[str]:
+    return [text for group in row.signs for text in group]
 
 
 def _reads(row: ToolCallFormat, written: str, name: str, arguments: Mapping[str, Any]) -> bool:

@@ -16,7 +16,7 @@ from quire.text.stop_strings import begun_len
 from quire.text.tool_calls.call_format import Lead, ToolCallFormat, is_within_json
 from quire.text.tool_calls.events import ContentDelta, ToolArgumentsDelta, ToolCallStart, ToolEvent
 from quire.text.tool_calls.lenient_json import dump_json
-from quire.text.tool_calls.readers import Call, Passage, objects
+from quire.text.tool_calls.readers import GAP, Call, Passage, objects
 from quire.text.tool_calls.schemas import ToolSchemas
 
 MAX_TRIES = 8
@@ -30,7 +30,7 @@ _BLANKS = re.compile(r"\s*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallReading:
-    """How the calls of a request's answers are read.
+    """Settings for reading the calls of a request's answers.
 
     Fields:
         schema: of an answer that is only the demanded calls; None if no call is demanded.
@@ -173,12 +173,8 @@ class ToolCallParser:
 
     def _is_lead(self, place: int, *, ends: bool) -> bool | None:
         """Return whether a call begins at a place; None if more text decides that."""
-        text, row = self._text, self._format
-        if not ends and any(len(text) - place < len(each) and each.startswith(text[place:]) for each in row.markers):
-            return None
-        found = {
-            lead.is_at(text, place, self._schemas, ends=ends) for lead in row.all_leads if self._may_be(lead, place)
-        }
+        leads = [lead for lead in self._format.all_leads if self._may_be(lead, place)]
+        found = {lead.is_at(self._text, place, self._schemas, ends=ends) for lead in leads}
         return True if True in found else None if None in found else False
 
     def _may_be(self, lead: Lead, place: int) -> bool:
@@ -251,7 +247,10 @@ class ToolCallParser:
         return True
 
     def _has_calls(self, end: int, *, is_closed: bool = False, is_last_try: bool = False) -> bool:
-        """Return True if calls were read up to a place or some of the way, and give their events."""
+        """Return True if there are calls up to a place, and give their events.
+
+        At a closing marker all of the text must be calls, unless it is the last try: the marker may stand in a string.
+        """
         assert self._body is not None
         passage = Passage(
             text=self._text, start=self._body, end=end, schemas=self._schemas, is_marked=self._is_marked,
@@ -260,10 +259,11 @@ class ToolCallParser:
         calls = self._format.read(passage)
         if not calls and self._format.reads_json:
             calls = objects(passage)
+        if not calls or (is_closed and not is_last_try and passage.after(GAP, calls[-1].end) < end):
+            return False
         for call in calls:
             self._events += self._writer.write(call)
-        if calls:
-            self._left_fence = self._text.find("```", self._done, calls[-1].end) >= 0
-            self._done = self._solid = self._scan = calls[-1].end
-            self._body, self._follows_call = None, True
-        return bool(calls)
+        self._left_fence = self._text.find("```", self._done, calls[-1].end) >= 0
+        self._done = self._solid = self._scan = calls[-1].end
+        self._body, self._follows_call = None, True
+        return True

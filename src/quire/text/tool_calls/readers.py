@@ -20,7 +20,7 @@ from quire.text.tool_calls.lenient_json import Bare, NotReadableError, Read, dum
 from quire.text.tool_calls.schemas import ToolSchemas
 
 NAME = r"(?P<name>[\w.-]+)"
-_GAP = re.compile(r"(?:```\w*|[\s,;\[\]})`])*+")
+GAP = re.compile(r"(?:```\w*|[\s,;\[\]})`])*+")
 """Text that may stand between calls: separators, fences, and brackets that are one too many."""
 _REST = re.compile(r"[\s,;\[\]})`]*+(?:\{|$)")
 _FENCE = re.compile(r"\s*(?:```\w*\s*)?")
@@ -83,16 +83,8 @@ def objects(passage: Passage) -> list[Call]:
 
 
 def keyed(passage: Passage) -> list[Call]:
-    """Read JSON objects with names as keys and arguments as values."""
-    found: list[Call] = []
-    for read in _values(passage):
-        items = [(passage.schemas.known(name), value) for name, value in read.value.items()]
-        if not items or not all(name and isinstance(value, dict) for name, value in items):
-            break
-        if not _is_whole(passage, read, num_outer=1):
-            break
-        found += [Call(name or "", value, read.end) for name, value in items]
-    return found
+    """Read JSON objects with a name as their key and arguments as its value."""
+    return _each(passage, lambda start: _keyed(passage, start))
 
 
 def named(head: str) -> Reader:
@@ -141,24 +133,15 @@ def _each(passage: Passage, read: Callable[[int], Call | None]) -> list[Call]:
     """Read calls one after another."""
     found: list[Call] = []
     end = passage.start
-    while (call := read(passage.after(_GAP, end))) is not None:
+    while (call := read(passage.after(GAP, end))) is not None:
         found.append(call)
         end = call.end
     return found
 
 
-def _values(passage: Passage) -> list[Read]:
-    found: list[Read] = []
-    end = passage.start
-    while (read := _read(passage, passage.after(_GAP, end))) is not None:
-        found.append(read)
-        end = read.end
-    return found
-
-
-def _read(passage: Passage, start: int, quote: str = "") -> Read | None:
-    """Return the object at a place; None if there is none."""
-    if not passage.begins("{", start):
+def _read(passage: Passage, start: int, *, quote: str = "", opening: str | tuple[str, ...] = "{") -> Read | None:
+    """Return the object at a place; None if there is none. `opening`: what it may begin with."""
+    if not passage.text.startswith(opening, start, passage.end):
         return None
     try:
         return read_value(passage.text, start, passage.end, quote=quote)
@@ -177,8 +160,11 @@ def _is_whole(passage: Passage, read: Read, *, num_outer: int) -> bool:
 
 
 def _call(passage: Passage, name: Any, arguments: Any, end: int, call_id: str | None = None) -> Call | None:
-    """Return a call; None for a name that no tool has, or for arguments that JSON cannot hold."""
+    """Return a call; None for a name that no tool has, or for arguments that are no object. They may be its text."""
     known = passage.schemas.known(name)
+    if isinstance(arguments, str) and arguments.strip():
+        arguments, _ = parse_json(arguments)
+    arguments = {} if arguments in (None, "") else arguments
     if known is None or not isinstance(arguments, dict) or dump_json(arguments) is None:
         return None
     return Call(known, arguments, end, call_id)
@@ -197,10 +183,15 @@ def _object(passage: Passage, start: int) -> Call | None:
         # Between markers, or with the name of a tool, this is a call without arguments; otherwise it is any object.
         is_call = passage.is_marked or passage.schemas.names is not None
         return _call(passage, name, {}, read.end) if is_call and _OTHER_KEYS.issuperset(value) else None
-    arguments = value[key]
-    if isinstance(arguments, str) and arguments.strip():
-        arguments, _ = parse_json(arguments)
-    return _call(passage, name, {} if arguments in (None, "") else arguments, read.end)
+    return _call(passage, name, value[key], read.end)
+
+
+def _keyed(passage: Passage, start: int) -> Call | None:
+    read = _read(passage, start)
+    if read is None or len(read.value) != 1 or not _is_whole(passage, read, num_outer=1):
+        return None
+    ((name, arguments),) = read.value.items()
+    return _call(passage, name, arguments, read.end)
 
 
 def _named(passage: Passage, head: re.Pattern[str], start: int, *, quote: str) -> Call | None:
@@ -214,13 +205,13 @@ def _named(passage: Passage, head: re.Pattern[str], start: int, *, quote: str) -
 def call_with(name: str, passage: Passage, start: int, *, quote: str = "", call_id: str | None = None) -> Call | None:
     """Return a call of `name` with the object at `start`, or without arguments if a closing marker follows at once."""
     begin = passage.after(_FENCE, start)
-    read = _read(passage, begin, quote)
+    read = _read(passage, begin, quote=quote, opening=("{", '"'))
     if read is None:
-        is_empty = passage.is_closed and passage.after(_GAP, begin) == passage.end
+        is_empty = passage.is_closed and passage.after(GAP, begin) == passage.end
         return Call(name, {}, passage.end, call_id) if is_empty else None
     if not _is_whole(passage, read, num_outer=0):
         return None
-    arguments = _typed(passage.schemas, name, read.value) if quote else read.value
+    arguments = _typed(passage.schemas, name, read.value) if isinstance(read.value, dict) else read.value
     return _call(passage, name, arguments, read.end, call_id)
 
 

@@ -12,7 +12,7 @@ from quire.text.tool_calls.lenient_json import WORDS, parse_json
 MAX_DEPTH = 16
 PREFIXES = ("functions.", "default_api.", "tools.")
 """Namespaces that models write before the name of a tool."""
-_KINDS: dict[Any, type] = {"string": str, "boolean": bool, "null": type(None), "object": dict, "array": list}
+_KINDS: dict[str, type] = {"string": str, "boolean": bool, "null": type(None), "object": dict, "array": list}
 
 
 class ToolSchemas:
@@ -73,7 +73,8 @@ def _is_unicode(text: str) -> bool:
 def _parameter(root: Any, key: str) -> Any:
     """Return the schema of a parameter; True if there is none."""
     found = _resolved(root, root)
-    for schema in (found, *(_resolved(each, root) for each in found.get("allOf") or ())):
+    parts = found.get("allOf")
+    for schema in (found, *(_resolved(part, root) for part in (parts if isinstance(parts, list) else ()))):
         properties = schema.get("properties")
         if isinstance(properties, Mapping) and key in properties:
             return properties[key]
@@ -81,7 +82,7 @@ def _parameter(root: Any, key: str) -> Any:
 
 
 def _resolved(schema: Any, root: Any) -> Mapping[str, Any]:
-    """Return a schema, or the one that it refers to; empty if there is none."""
+    """Return a schema, or the schema that it refers to; empty if there is none."""
     for _ in range(MAX_DEPTH):
         reference = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(reference, str) or not reference.startswith("#"):
@@ -116,7 +117,7 @@ def _is_kind(value: Any, kind: Any) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if kind == "integer":
         return is_number and (isinstance(value, int) or value.is_integer())
-    return is_number if kind == "number" else isinstance(value, _KINDS.get(kind, object))
+    return is_number if kind == "number" else isinstance(value, _KINDS.get(str(kind), object))
 
 
 def _is_same(value: Any, other: Any) -> bool:
