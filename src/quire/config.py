@@ -65,7 +65,9 @@ class EngineOptions:
     tokenizer: str | None = option(None, "tokenizer file or directory, if not the model's", group="model")
     revision: str | None = option(None, "hub revision: branch, tag or commit", group="model")
     hf_overrides: Mapping[str, Any] | None = option(None, "values that replace fields of config.json", group="model")
-    chat_template: str | None = option(None, "chat template: a file, the text itself, or the name of one of the model's", group="model")
+    chat_template: str | None = option(
+        None, "chat template: a file, the text itself, or the name of one of the model's", group="model"
+    )
     trust_remote_code: bool = option(False, "for compatibility: code in model directories is never run", group="model")
     load_format: str = option(
         "auto", "weights: auto, or dummy for random ones", choices=("auto", "dummy"), group="model"

@@ -55,7 +55,7 @@ def test_reasoning_is_apart_and_its_effort_reaches_the_template() -> None:
 
 
 def test_constraint_begins_after_the_reasoning() -> None:
-    engine, executor = make_engine(saying("Hm.</think>{}"), **LONG)
+    engine, _ = make_engine(saying("Hm.</think>{}"), **LONG)
     asked: list[SamplingParams] = []
     generate = LLM.generate
 

@@ -230,8 +230,10 @@ def test_arguments_are_encoded_once(arguments: Any) -> None:
 
 
 def test_empty_arguments_are_an_empty_object() -> None:
-    template = LOOP + "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.name }}(" \
-        "{% for key, value in c.function.arguments | items %}{{ key }}={{ value }}{% endfor %}){% endfor %}{% endfor %}"  # fmt: skip
+    call_as_text = "{{ c.function.name }}({% for k, v in c.function.arguments | items %}{{ k }}={{ v }}{% endfor %})"
+    template = (
+        f"{LOOP}{{% for m in messages %}}{{% for c in m.tool_calls or [] %}}{call_as_text}{{% endfor %}}{{% endfor %}}"
+    )
     assert "weather()" in text(template, [user(), call(arguments=""), result()])
     assert "weather(city=Ulm)" in text(template, [user(), call(), result()])
 
@@ -287,8 +289,9 @@ def test_ids_have_nine_characters_where_the_template_demands_it() -> None:
 
 
 def test_tools_without_descriptions_reach_a_template_that_reads_them() -> None:
-    template = "{% for tool in tools or [] %}{{ tool.function.name + tool.function.description }}{% for name, field in " \
-        "tool.function.parameters.properties | items %}{{ name + field.description }}{% endfor %}{% endfor %}" + LOOP  # fmt: skip
+    fields = "{% for k, v in f.parameters.properties | items %}{{ k + v.description }}{% endfor %}"
+    described = f"{{% set f = tool.function %}}{{{{ f.name + f.description }}}}{fields}"
+    template = f"{{% for tool in tools or [] %}}{described}{{% endfor %}}{LOOP}"
     assert text(template, [user()], [CLOCK]) == "clock<user>hi"
     assert text(template, [user()], [WEATHER]) == "weatherWeather of a citycity<user>hi"
 

@@ -82,8 +82,8 @@ def test_value_that_is_nested_too_deep_is_refused() -> None:
         nested = [nested]
     with pytest.raises(ChatTemplateError, match="recursion"):
         render(make_tokenizer(), user("a", extra=nested))
+    marks = make_tokenizer().marks
     with pytest.raises(ChatTemplateError, match="nested too deep"):
-        marks = make_tokenizer().marks
         marks.render(lambda marked: str(marked(nested)))
 
 

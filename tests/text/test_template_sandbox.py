@@ -63,18 +63,3 @@ def test_ordinary_operators_and_loops_are_not_hindered() -> None:
     for source, expected in cases.items():
         assert run(source) == expected
     assert len(run("{{ 'x' * n }}", n=MAX_CHARACTERS)) == MAX_CHARACTERS
-
-
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("{% for x in c.content %}{% endfor %}", True),
-        ("{% for x in c['content'] | reverse | list %}{% endfor %}", True),
-        ("{% if a %}{% for x in content %}{% endfor %}{% endif %}", True),
-        ("{% for x in c['parts'] %}{% endfor %}{% for x in c.content %}{% endfor %}", True),
-        ("{% for x in c.content.split('a') %}{% endfor %}", False),
-        ("{% for x in messages %}{{ x.content }}{% endfor %}", False),
-    ],
-)
-def test_loops_over_content(source: str, expected: bool) -> None:
-    assert ENVIRONMENT.loops_over_content(source) is expected

@@ -36,9 +36,9 @@ class ChatTemplate:
         with _as_chat_template_error():
             self._template = _environment().compile_template(source)
 
-    def mentions(self, word: str) -> bool:
-        """Return True if the source has a word that begins so."""
-        return re.search(rf"\b\w*{word}", self._source) is not None
+    def names(self, pattern: str) -> set[str]:
+        """Return the words of the source that match and are neither attributes nor keys: a superset of variables."""
+        return set(re.findall(rf"(?<![\w.'\"]){pattern}(?![\w'\"])", self._source))
 
     def free_variables(self) -> list[str]:
         """Return the names that the template may read from outside, sorted."""

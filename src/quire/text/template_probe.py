@@ -1,8 +1,8 @@
 """Properties of a chat template, found by rendering small conversations and looking at the text.
 
 A template's source says little: it may name `tools` in a comment, raise for a role, or print a list as Python writes
-it. Each property here is what came of a rendering. Must not know: tokenizers, requests. Next to read: `messages.py`, which
-brings messages into the form that these properties ask for.
+it. Each property here is what came of a rendering. Must not know: tokenizers, requests. Next to read: `messages.py`,
+which brings messages into the form that these properties ask for.
 """
 
 import functools
@@ -27,6 +27,8 @@ PROBE_ARGUMENTS = {ARGUMENT: VALUE}
 """Name and arguments of the call in `TemplateTraits.written_call`."""
 _SYSTEM, _USER, _ANSWER, _RESULT, _THOUGHT = "qsystem0", "quser0", "qanswer0", "qresult0", "qthought0"
 _OPEN_MARKER = re.compile(r"[<\[][^<>\[\]\s]*$")
+_NAMES_IN_LOOPS = {"tools", "tool", "tool_call", "tool_calls", "function"}
+"""Names that are no variables from outside, but for the first, which is tried before."""
 _IDS = ("call_q0000001", "call_q0000002")
 _TOOL = {
     "type": "function",
@@ -177,8 +179,8 @@ class _Probe:
     def _find_tools(self) -> dict[str, Any]:
         written = json.dumps(_TOOL)
         forms = {"objects": [_TOOL], "texts": [written], "text": json.dumps([_TOOL])}
-        for name, (form, value) in itertools.product(self._tool_names(), forms.items()):
-            for needs_system in (False, True):
+        for name in self._tool_names():
+            for (form, value), needs_system in itertools.product(forms.items(), (False, True)):
                 turns = [*[message("system", _SYSTEM)] * needs_system, self._user]
                 if self._shows(turns, TOOL_NAME, "qdescription0", **{name: value}):
                     needs_tools = not self._shows([self._user], _USER)
@@ -190,12 +192,13 @@ class _Probe:
         return {"tools": None}
 
     def _tool_names(self) -> Iterator[str]:
-        """Yield the variables that may hold tools, the likeliest first: finding all takes as long as ten renderings."""
-        if self._template.mentions("tools"):
+        """Yield the variables that may hold tools, the likeliest first."""
+        names = self._template.names(r"\w*(?:tool|function)\w*")
+        if "tools" in names:
             yield "tools"
-        if self._template.mentions("tool") or self._template.mentions("function"):
-            names = [name for name in self._template.free_variables() if "tool" in name or "function" in name]
-            yield from sorted({*names} - {"tools"}, key=lambda name: ("python" in name, name != "xml_tools", name))
+        if others := names - _NAMES_IN_LOOPS:  # finding the variables takes as long as ten renderings
+            found = others.intersection(self._template.free_variables())
+            yield from sorted(found, key=lambda name: ("python" in name, name != "xml_tools", name))
 
     def _systems(self) -> dict[str, Any]:
         system, later, user = message("system", _SYSTEM), message("system", "qsystem1"), message("user", "quser1")
