@@ -33,7 +33,7 @@ run: $(VENV)/.installed  ## set everything up, then answer PROMPT
 
 test: $(VENV)/.installed-dev $(VENV)/.installed-clients  ## set everything up, then run the tests
 	$(BIN)/quire pull --quiet
-	PYTHONDONTWRITEBYTECODE= QUIRE_TEST_CLIENTS=$(CLIENTS)/bin/python $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	PYTHONDONTWRITEBYTECODE= QUIRE_TEST_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-fast: $(VENV)/.installed-dev  ## the tests that need neither torch nor a server: seconds
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q --without-torch $(FAST_TESTS) $(ARGS)
@@ -94,10 +94,14 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@$(PIP) 'quire[dev]'
 	@touch $@
 
-# Clients whose pinned versions contradict Quire's have an environment of their own: tests/server/test_litellm.py.
-$(VENV)/.installed-clients: $(VENV)/bin/python constraints-clients.txt
-	@echo "installing LiteLLM beside Quire" >&2
-	@$(PYTHON) -m venv --clear --without-pip $(CLIENTS)
-	@$(BIN)/python -m pip --python $(CLIENTS)/bin/python install --disable-pip-version-check --quiet --no-compile \
-		-c constraints-clients.txt 'litellm[mcp]'
+# Clients whose pinned versions contradict Quire's, or each other's, have environments of their own: tests/server/clients.
+$(VENV)/.installed-clients: $(VENV)/bin/python constraints-clients-openai2.txt constraints-clients-openai3.txt
+	@echo "installing LiteLLM, instructor, pydantic-ai and llm beside Quire" >&2
+	@rm -rf $(CLIENTS)
+	@install() { \
+		$(PYTHON) -m venv --without-pip $(CLIENTS)/$$1 && \
+		$(BIN)/python -m pip --python $(CLIENTS)/$$1/bin/python install --disable-pip-version-check --quiet --no-compile \
+			-c constraints-clients-$$1.txt "$$2" "$$3"; \
+	}; \
+	install openai2 'litellm[mcp]' instructor && install openai3 'pydantic-ai-slim[openai,anthropic]' llm
 	@touch $@

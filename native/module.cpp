@@ -19,6 +19,7 @@ namespace quire {
 void bind_plan(nb::module_& m);      // plan/bindings.cpp
 void bind_ranks(nb::module_& m);     // ranks/bindings.cpp
 void bind_sampling(nb::module_& m);  // sampling/bindings.cpp
+void bind_text(nb::module_& m);      // text/bindings.cpp
 void bind_weights(nb::module_& m);   // weights/bindings.cpp
 }  // namespace quire
 
@@ -66,9 +67,11 @@ void bind_choice(nb::module_& m) {
 
 NB_MODULE(_native, m) {
   m.doc() = "Quire's native CPU ops. Addresses are `tensor.data_ptr()` of contiguous tensors.";
+  nb::set_leak_warnings(false);  // a program may end while it holds a tokenizer
   bind_choice(m);
   quire::bind_plan(m);
   quire::bind_ranks(m);
   quire::bind_sampling(m);
+  quire::bind_text(m);
   quire::bind_weights(m);
 }

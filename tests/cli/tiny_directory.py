@@ -31,13 +31,13 @@ TEMPLATE = (
 )
 
 
-def make_tiny_directory(path: Path, **config: Any) -> Path:
-    """Write the model; keyword arguments replace fields of config.json."""
+def make_tiny_directory(path: Path, *, template: str | None = TEMPLATE, **config: Any) -> Path:
+    """Write the model; further keyword arguments replace fields of config.json."""
     path.mkdir(parents=True, exist_ok=True)
     settings = {**CONFIG, **config}
     (path / "config.json").write_text(json.dumps(settings))
     special = {"bos_token": "<s>", "eos_token": "</s>"}
-    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE, **special}))
+    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, **special}))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({piece: index for index, piece in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -1,16 +1,16 @@
-"""Libraries and tools of users that run agents, unchanged, against a server on a real port: they run in environments
-of their own, see `clients/running.py`.
+"""Libraries and commands that people run agents with, unchanged, against a server on a real port.
+
+They run in environments of their own: `clients/running.py`.
 """
 
 import json
 import re
 
-import pytest
+from tests.server.clients.running import ASKS, TURNS, call, use, weather_agent
 
-from tests.server.clients.running import ASKS, call, run, scripted, weather_agent
-from tests.server.fake_engine import in_loop
-
-OPENAI3 = "openai3"
+ANSWER = "It is sunny."
+CALLS = ASKS.replace(". <", ".<")
+"""As it comes back: text loses the blanks before a call."""
 
 
 def forms(prompt: str) -> str:
@@ -21,38 +21,37 @@ def forms(prompt: str) -> str:
     return call("final_result", city="Rome") if "FORM tool" in last else '{"city": "Rome"}'
 
 
-@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
-def test_pydantic_ai(api: str) -> None:
-    @in_loop
-    async def check() -> None:
-        async with scripted(forms) as model:
-            found = await run(OPENAI3, "pydantic_ai_agent.py", api=api, url=model.url, model=model.model)
-            said = model.conversation(5)
-        print(found, said)
-        assert found["outputs"] == ["It is sunny."] * 3
-
-    check()
-
-
 def filled_in(prompt: str) -> str:
     """Return the answer to instructor's request: a call of its only tool, or JSON."""
     city = {"city": "Ulm" if "taken" in prompt else "Rome"}
     named = re.match(r'Call .*?"name": "(\w+)"', prompt)
-    if named is None:
-        return json.dumps(city)
-    return call(named[1], **({"tasks": [city, city]} if named[1] == "IterableCity" else city))
+    found = {"tasks": [city, city]} if "Which cities?" in prompt else city
+    return json.dumps(found) if named is None else call(named[1], **found)
 
 
-@in_loop
-async def test_instructor() -> None:
-    async with scripted(filled_in) as model:
-        found = await run("openai2", "instructor_models.py", url=model.url, model=model.model)
-    for f in found: print(f)
+def test_pydantic_ai_over_chat_responses_and_messages() -> None:
+    used = use("openai3", "pydantic_ai_agent.py", forms)
+    for found, modes in zip(used.found, (3, 3, 2), strict=True):
+        assert found["texts"] == [ANSWER] * 3
+        assert {"function_tool_call", "function_tool_result", "part_delta", "final_result"} <= {*found["kinds"]}
+        assert found["cities"] == ["Rome"] * 2 * modes
+    said = TURNS.format(CALLS, f"<think>Fine.</think>{ANSWER}")
+    assert [prompt for prompt in used.prompts if prompt == said] == [said] * 3
 
 
-@in_loop
-async def test_llm() -> None:
-    async with scripted(forms) as model:
-        found = await run("openai3", "llm_cli.py", url=model.url, model=model.model)
-        for i in range(len(model.engine.submitted)): print("P", i, model.conversation(i))
-    for f in found: print(repr(f))
+def test_instructor_in_its_modes() -> None:
+    used = use("openai2", "instructor_models.py", filled_in)
+    assert len(used.found) == 5
+    for mode, found in used.found.items():
+        assert found == ["Rome", "Rome", ["Rome", "Rome"], "Ulm"], mode
+
+
+def test_llm_command_over_chat_and_responses() -> None:
+    used = use("openai3", "llm_cli.py", forms)
+    for whole, streamed, called, continued, chatted, form in used.found:
+        assert whole == streamed == ASKS.replace("<think>Where?</think>", "")
+        assert called == continued == f"Let me see. {ANSWER}"
+        assert f"\n{called}\n" in chatted
+        assert json.loads(form) == {"city": "Rome"}
+    said = TURNS.format(CALLS, ANSWER).replace("<think>Where?</think>", "")
+    assert [prompt for prompt in used.prompts if prompt == said] == [said] * 2

@@ -44,6 +44,26 @@ def test_context_length_error_has_openais_words() -> None:
     assert message == "this model's maximum context length is exceeded: the prompt has 20 tokens"
 
 
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (
+            "the prompt has 20 tokens, the context holds 16 including",
+            "prompt is too long: 20 tokens > 16 maximum: the",
+        ),
+        (
+            "the prompt has 300 characters, so at least 28 tokens; the context holds 16",
+            "28 tokens > 16 maximum",
+        ),
+        ("the prompt is long", "prompt is too long: the prompt is long"),
+    ],
+)
+def test_context_length_error_has_anthropics_words_below_messages(message: str, words: str) -> None:
+    error = ApiError.of(ContextLengthError(message)).messages_body(None)["error"]
+    assert words in error["message"]
+    assert "maximum context length" not in error["message"]
+
+
 def test_unexpected_exception_shows_only_its_class(caplog: pytest.LogCaptureFixture) -> None:
     answer = ApiError.of(ZeroDivisionError("secret: /etc/key"))
     assert (answer.status, answer.message) == (500, "internal error: ZeroDivisionError")

@@ -1,6 +1,7 @@
 """Small tokenizers for tests: trained in a moment with the tokenizers library, and described as GGUF metadata."""
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import tokenizers
@@ -77,6 +78,50 @@ def sentencepiece_pieces() -> tuple[tuple[str, float, int], ...]:
     pieces += [(f"<0x{byte:02X}>", 0.0, 6) for byte in range(256)]
     pieces += [(piece, float(-rank), 1) for rank, piece in enumerate(merged + sorted(characters))]
     return tuple(pieces)
+
+
+def merges_from_scores(scores: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Return the merges of a SentencePiece BPE vocabulary, the piece with the highest score first.
+
+    Of several merges to the same piece, the longest left side is first, as in Hugging Face's conversion.
+    """
+    ranked = []
+    for piece, score in scores.items():
+        for cut in range(1, len(piece)):
+            left, right = piece[:cut], piece[cut:]
+            if left in scores and right in scores:
+                ranked.append((score, cut, len(right), left, right))
+    ranked.sort(key=lambda merge: merge[:3], reverse=True)
+    return [(left, right) for *_, left, right in ranked]
+
+
+def sentencepiece_backend(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    """Return the library's tokenizer of the same metadata, with its merges written out; no BOS or EOS is added."""
+    keys = {key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()}
+    tokens, types = keys["tokens"], keys["token_type"]
+    pieces = [index for index, kind in enumerate(types) if kind not in (2, 3, 6)]
+    if "merges" in keys:
+        merges = [(left, right) for left, _, right in (line.partition(" ") for line in keys["merges"])]
+    else:
+        merges = merges_from_scores({tokens[index]: keys["scores"][index] for index in pieces})
+    unknown_id = keys.get("unknown_token_id")
+    vocab = {token: index for index, token in enumerate(tokens) if token}
+    unknown = None if unknown_id is None else tokens[unknown_id]
+    backend = tokenizers.Tokenizer(
+        models.BPE(vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    )
+    has_prefix = keys.get("add_space_prefix", True) and "merges" not in keys
+    prefix = [normalizers.Prepend("▁")] if has_prefix else []
+    backend.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
+    strip = [decoders.Strip(" ", 1, 0)] if has_prefix else []
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+    special = {keys.get(f"{name}_token_id") for name in ("bos", "eos", "unknown")}
+    special |= {index for index, kind in enumerate(types) if kind in (2, 3)}
+    backend.add_tokens([
+        tokenizers.AddedToken(token, special=index in special, normalized=False)
+        for index, token in enumerate(tokens) if token and (index in special or types[index] == 4)
+    ])  # fmt: skip
+    return backend
 
 
 def sentencepiece_metadata(**changes: Any) -> dict[str, Any]:

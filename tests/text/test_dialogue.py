@@ -350,3 +350,9 @@ def test_a_call_in_the_history_is_read_as_it_was_written(family: str) -> None:
     message, reason = reader.message(prepared.text.rpartition("What now?")[2], "stop")
     (found,) = (each["function"] for each in message["tool_calls"])
     assert (found["name"], json.loads(found["arguments"]), reason) == ("weather", {"city": "Ulm"}, "tool_calls")
+
+
+def test_half_of_a_surrogate_pair_in_replayed_arguments_is_replaced() -> None:
+    arguments = '{"city": "cut \\ud83d", "sky": "\\ud83e\\udd6d", "path": "C:\\\\u00"}'
+    said = text(LOOP, [user(), call(arguments=arguments), result()])
+    assert '{"city": "cut \ufffd", "sky": "\U0001f96d", "path": "C:\\\\u00"}' in said

@@ -3,7 +3,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import given
+from tokenizers import pre_tokenizers
 
 from quire.errors import ModelFileError, UnsupportedModelError
 from quire.text.tokenizer import Tokenizer, load_tokenizer_directory
@@ -59,6 +61,90 @@ def from_vocabulary(request: pytest.FixtureRequest, tmp_path_factory: pytest.Tem
 def test_vocabulary_and_merges_equal_transformers(from_vocabulary: tuple[Tokenizer, Any], text: str) -> None:
     ours, theirs = from_vocabulary
     assert ours.encode(text) == theirs(text)["input_ids"]
+
+
+TURNS = ["<|im_start|>", "<|im_end|>"]
+TURN_TEXTS = [
+    "<|im_start|>user\nhi<|im_end|>",
+    " a <|im_start|>  b",
+    "hi there",
+    "it's 12 345",
+    "a<|im_end|> b <|user|>",
+]
+
+
+@pytest.mark.parametrize("adds_space", [None, False, True])
+@pytest.mark.parametrize("named_in", [None, "tokenizer_config__json", "special_tokens_map__json"])
+@pytest.mark.parametrize("tokenizer_class", ["GPT2Tokenizer", "Qwen2Tokenizer"])
+def test_added_tokens_json_and_added_spaces_equal_transformers(
+    tmp_path: Path, tokenizer_class: str, named_in: str | None, adds_space: bool | None
+) -> None:
+    size = byte_level_backend().get_vocab_size()
+    files: dict[str, Any] = {"tokenizer_config__json": {"tokenizer_class": tokenizer_class}}
+    if adds_space is not None:
+        files["tokenizer_config__json"]["add_prefix_space"] = adds_space
+    files["special_tokens_map__json"] = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "<|end|>")
+    if named_in is not None:
+        files[named_in]["additional_special_tokens"] = TURNS
+    write_vocabulary(tmp_path, added_tokens__json={token: size + index for index, token in enumerate(TURNS)}, **files)
+    ours, theirs = load_tokenizer_directory(tmp_path), transformers_tokenizer(tmp_path)
+    for text in TURN_TEXTS:
+        assert ours.encode(text) == theirs(text)["input_ids"]
+    assert ours.encode("<|im_start|>") == [size]
+    assert ours.special_tokens.issuperset(theirs.all_special_tokens)
+    assert set(TURNS).issubset(ours.special_tokens) == (named_in is not None)
+
+
+@pytest.mark.parametrize("adds_space", [False, True])
+def test_added_space_of_the_configuration_replaces_that_of_tokenizer_json(tmp_path: Path, adds_space: bool) -> None:
+    for name, steps in (("one", None), ("several", [pre_tokenizers.Digits(individual_digits=True)])):
+        backend = tokenizers.Tokenizer.from_str(byte_level_backend().to_str())
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=not adds_space)
+        backend.pre_tokenizer = byte_level if steps is None else pre_tokenizers.Sequence([*steps, byte_level])
+        (tmp_path / name).mkdir()
+        config = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": adds_space, **ROLES}
+        write(tmp_path / name, tokenizer__json=backend.to_str(), tokenizer_config__json=config)
+        ours = load_tokenizer_directory(tmp_path / name)
+        assert (ours.encode("the") == ours.encode(" the")) == adds_space
+        if steps is None:
+            assert ours.encode("the fox") == transformers_tokenizer(tmp_path / name)("the fox")["input_ids"]
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3", "gpt2"])
+def test_vocabulary_without_a_class_has_that_of_the_model_type(tmp_path: Path, model_type: str) -> None:
+    write_vocabulary(
+        tmp_path, config__json={"model_type": model_type}, special_tokens_map__json=dict.fromkeys(
+            ("bos_token", "eos_token", "unk_token", "pad_token"), "<|end|>"
+        ),
+    )  # fmt: skip
+    ours, theirs = load_tokenizer_directory(tmp_path), transformers_tokenizer(tmp_path)
+    for text in ("e\u0301 it'LL 12 345", *TURN_TEXTS):
+        assert ours.encode(text) == theirs(text)["input_ids"]
+
+
+def test_added_tokens_json_that_does_not_belong_to_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    write_vocabulary(tmp_path, added_tokens__json={"<|im_start|>": 9999})
+    with pytest.raises(ModelFileError, match=r"'<\|im_start\|>' the id 9999, but in the vocabulary it has"):
+        load_tokenizer_directory(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "added", "expected"),
+    [
+        ({"eos_token": "<|user|>"}, {}, {0, 1}),  # <|end|> is one by its text
+        ({"eos_token": "<|user|>", "eot_token": "<turn>"}, {"<turn>": True}, {0, 1, 538}),
+        ({}, {"<|im_end|>": False, "</s>": False, "<eos>": True}, {0, 538, 540}),
+        ({}, {"<|return|>": True, "<|call|>": True}, {538, 539}),
+    ],
+)
+def test_ends_are_named_or_known_by_their_texts(
+    tmp_path: Path, config: dict[str, str], added: dict[str, bool], expected: set[int]
+) -> None:
+    entries = {
+        538 + index: {"content": text, "special": special} for index, (text, special) in enumerate(added.items())
+    }
+    write_tokenizer(tmp_path, tokenizer_config__json={**config, "added_tokens_decoder": entries})
+    assert load_tokenizer_directory(tmp_path).end_token_ids == expected
 
 
 FLAGS = [({}, False, False), ({"add_bos_token": True}, True, False), ({"add_eos_token": True}, False, True)]

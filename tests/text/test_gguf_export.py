@@ -11,7 +11,7 @@ from quire.text.gguf_export import SAMPLES, describe_tokenizer
 from quire.text.gguf_tokenizer import build_gguf_tokenizer
 from quire.text.pre_tokenization import PRE_TOKENIZATIONS
 from quire.text.tokenizer import load_tokenizer_gguf
-from tests.text.builders import byte_level_metadata, sentencepiece_metadata, word_piece_tokenizer
+from tests.text.builders import byte_level_metadata, sentencepiece_backend, sentencepiece_metadata, word_piece_tokenizer
 
 
 def directory(path: Path, backend: tokenizers.Tokenizer) -> Path:
@@ -34,8 +34,8 @@ def test_pre_tokenizer_is_recognised(tmp_path: Path, pre: str) -> None:
 )
 def test_sentencepiece_keeps_its_ids(tmp_path: Path, changes: dict[str, Any], has_merges: bool) -> None:
     expected = load_tokenizer_gguf(sentencepiece_metadata(**changes))
-    parts = build_gguf_tokenizer(sentencepiece_metadata(**changes))
-    keys = describe_tokenizer(directory(tmp_path, parts.backend), expected.vocab_size, has_merges=has_merges)
+    backend = sentencepiece_backend(sentencepiece_metadata(**changes))
+    keys = describe_tokenizer(directory(tmp_path, backend), expected.vocab_size, has_merges=has_merges)
     assert keys["tokenizer.ggml.model"] == ("gemma4" if has_merges else "llama")
     found = build_gguf_tokenizer(keys).backend
     for text in SAMPLES:

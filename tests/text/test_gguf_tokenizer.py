@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from quire.errors import ModelFileError, UnsupportedModelError
-from quire.text.gguf_tokenizer import build_gguf_tokenizer, merges_from_scores
+from quire.text.gguf_tokenizer import build_gguf_tokenizer
 from quire.text.tokenizer import Tokenizer, load_tokenizer_gguf
 from quire.weights.gguf_file import read_gguf
 from tests.text.builders import (
@@ -18,6 +18,7 @@ from tests.text.builders import (
     byte_level_metadata,
     byte_level_tokenizer,
     ggml,
+    merges_from_scores,
     sentencepiece_metadata,
     sentencepiece_pieces,
     sentencepiece_tokenizer,

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from quire.errors import ModelFileError
 from quire.text.fim_tokens import FimTokens, find_fim_tokens
 from quire.text.infill import infill_prompt
 from quire.text.tokenizer import Tokenizer, load_tokenizer_directory, load_tokenizer_gguf
@@ -171,9 +170,8 @@ def test_gguf_tokens_are_found_by_their_text() -> None:
     assert shown(tokenizer, "ab", "<|end|>yz") == "[SUFFIX]<|end|>yz[PREFIX]ab"
 
 
-def test_gguf_token_id_outside_the_vocabulary_is_an_error() -> None:
-    with pytest.raises(ModelFileError, match=r"fim_pre_token_id is \d+"):
-        load_tokenizer_gguf(with_control_tokens("<A>", fim_pre_token_id=7))
+def test_gguf_token_id_outside_the_vocabulary_is_left_out() -> None:
+    assert load_tokenizer_gguf(with_control_tokens("<A>", fim_pre_token_id=7)).fim is None
 
 
 def test_vocabularies_without_markers_are_recognised() -> None:

@@ -1,5 +1,4 @@
 import pytest
-import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +8,8 @@ from quire.text.tokenizer_parts import TokenizerParts
 from tests.text.builders import (
     byte_level_backend,
     byte_level_tokenizer,
+    sentencepiece_backend,
+    sentencepiece_metadata,
     sentencepiece_tokenizer,
     word_piece_tokenizer,
 )
@@ -23,7 +24,7 @@ def test_byte_level_decodes_any_ids_as_the_library(ids: list[int], skip: bool) -
 @given(st.lists(st.integers(3, 258) | st.integers(259, 700), max_size=30), st.booleans())
 def test_sentencepiece_decodes_as_the_library_where_the_bytes_are_text(ids: list[int], skip: bool) -> None:
     tokenizer = sentencepiece_tokenizer()
-    backend: tokenizers.Tokenizer = tokenizer._backend
+    backend = sentencepiece_backend(sentencepiece_metadata())
     expected = backend.decode(ids, skip_special_tokens=skip)
     if "\ufffd" not in expected:
         assert tokenizer.decode(ids, skip_special_tokens=skip) == expected
@@ -34,7 +35,7 @@ def test_valid_character_is_kept_beside_an_invalid_byte() -> None:
     tokenizer = sentencepiece_tokenizer()
     ids = [byte + 3 for byte in "é".encode() + b"\xff"]
     assert tokenizer.decode(ids) == "é\ufffd"
-    assert tokenizer._backend.decode(ids) == "\ufffd\ufffd\ufffd"
+    assert sentencepiece_backend(sentencepiece_metadata()).decode(ids) == "\ufffd\ufffd\ufffd"
 
 
 @pytest.mark.parametrize("make", [byte_level_tokenizer, sentencepiece_tokenizer, word_piece_tokenizer])

@@ -28,7 +28,6 @@ from quire.config import EngineOptions
 from quire.errors import ConfigError, ModelNotFoundError
 from quire.outputs import ChatCompletionOutput, CompletionOutput
 from quire.sampling_params import SamplingParams
-from quire.text.dialogue import DialogueOptions
 
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
@@ -83,6 +82,8 @@ def run_command(
         name = "--system" if system else "--tools"
         raise click.UsageError(f"{name} needs the chat template, --raw leaves it out: use one of them")
     tools = read_tools(tools_file)
+    from quire.text.dialogue import DialogueOptions  # loads tokenizers, which help does without
+
     dialogue = DialogueOptions(reasoning_effort=reasoning_effort, reasoning_budget=reasoning_budget)
     has_more = bool(system or file or raw) or arguments.text is not None
     saved_name = chat_to_continue(has_more=has_more) if continues else None

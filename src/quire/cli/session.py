@@ -23,12 +23,12 @@ from quire.errors import ConfigError, EngineError
 from quire.memory_plan import kv_bytes
 from quire.outputs import ChatCompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams
-from quire.text.dialogue import DialogueOptions
 from quire.weights.sources import ModelFiles, resolve_source
 
 if TYPE_CHECKING:
     from quire.engine.chat import Conversation
     from quire.engine.llm_engine import LLMEngine
+    from quire.text.dialogue import DialogueOptions
 
 NO_TEMPLATE = "the model has no chat template and continues the text; --chat-template FILE makes it answer"
 _REQUEST_IDS: "WeakKeyDictionary[LLMEngine, Iterator[int]]" = WeakKeyDictionary()
@@ -191,10 +191,11 @@ def generate(
 
 def chat_of(
     engine: "LLMEngine", messages: Sequence[Message], params: SamplingParams,
-    tools: Sequence[Mapping[str, Any]] | None = None, options: DialogueOptions | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = None, options: "DialogueOptions | None" = None,
 ) -> "Conversation":  # fmt: skip
     """Return a conversation ready for `generate`. Raises: ChatTemplateError, PromptError, InvalidParameterError."""
     from quire.engine.chat import Conversation, dialogue_of
+    from quire.text.dialogue import DialogueOptions
 
     return Conversation.prepare(dialogue_of(engine), list(messages), tools, options or DialogueOptions(), params)
 
@@ -211,7 +212,7 @@ class ChatEngine:
         output: Output,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        options: DialogueOptions | None = None,
+        options: "DialogueOptions | None" = None,
     ) -> None:
         self._engine, self._output = engine, output
         self._tools, self._options = tools, options

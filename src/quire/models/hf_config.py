@@ -14,14 +14,14 @@ from quire.errors import ModelFileError, UnsupportedModelError, nearest
 IGNORED_FIELDS = frozenset(
     {
         # origin of the file, and the programs it is for
-        "architectures", "model_type", "auto_map", "transformers_version", "name_or_path",
-        "model_name_or_path", "base_model_name_or_path", "tokenizer_class", "is_llama_config", "transformers.js_config", "unsloth_fixed", "unsloth_version",
+        "architectures", "model_type", "auto_map", "transformers_version", "name_or_path", "model_name_or_path",
+        "base_model_name_or_path", "tokenizer_class", "is_llama_config", "transformers.js_config", "unsloth_fixed",
+        "unsloth_version",
         # computing, storing and training in other programs
         "dtype", "torch_dtype", "use_cache", "use_bfloat16", "torchscript", "tf_legacy_loss", "attn_implementation",
-        "cache_implementation",
-        "pretraining_tp", "chunk_size_feed_forward", "gradient_checkpointing", "initializer_range",
-        "attention_dropout", "hidden_dropout", "activation_dropout", "dropout", "layerdrop", "output_attentions",
-        "output_hidden_states", "return_dict", "is_decoder",
+        "cache_implementation", "pretraining_tp", "chunk_size_feed_forward", "gradient_checkpointing",
+        "initializer_range", "attention_dropout", "hidden_dropout", "activation_dropout", "dropout", "layerdrop",
+        "output_attentions", "output_hidden_states", "return_dict", "is_decoder",
         # tokens and generation: tokenizer and generation_config.json have these
         "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "decoder_start_token_id",
         "prefix", "max_length", "min_length", "max_new_tokens", "do_sample", "early_stopping", "num_beams",

@@ -8,6 +8,7 @@ Next to read: `routes/__init__.py`, which installs the handlers.
 import json
 import logging
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,9 @@ MAX_ECHOED_CHARACTERS = 200
 MAX_MESSAGE_CHARACTERS = 2000
 TOO_LONG = "this model's maximum context length is exceeded: "
 """OpenAI's words: LiteLLM and others recognise the error by them, and cut the prompt or ask a larger model."""
+MESSAGES_TOO_LONG = "prompt is too long: "
+"""Anthropic's words, with the two numbers: agents recognise the error by them, and summarise their conversation."""
+_TOKENS_AND_LIMIT = re.compile(r"(\d+) tokens[,;] the context holds (\d+)")
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 """Error types by status. Others: "invalid_request_error" below 500, "server_error" from 500 on."""
 MESSAGES_PATH = "/v1/messages"
@@ -90,10 +94,12 @@ class ApiError(Exception):
         """Return the JSON body in Anthropic's shape, which has no field for `param`: the message begins with it."""
         kind = MESSAGES_TYPES.get(self.status) or ("invalid_request_error" if self.status < 500 else "api_error")
         is_named = self.param is None or self.param in self.message
-        content: dict[str, Any] = {
-            "type": kind,
-            "message": _cut(self.message if is_named else f"{self.param}: {self.message}"),
-        }
+        message = self.message if is_named else f"{self.param}: {self.message}"
+        if message.startswith(TOO_LONG):
+            numbers = _TOKENS_AND_LIMIT.search(message)
+            words = f"{MESSAGES_TOO_LONG}{numbers[1]} tokens > {numbers[2]} maximum: " if numbers else MESSAGES_TOO_LONG
+            message = words + message.removeprefix(TOO_LONG)
+        content: dict[str, Any] = {"type": kind, "message": _cut(message)}
         if self.code is not None:
             content["details"] = {"error_code": self.code}
         return {"type": "error", "error": content, "request_id": request_id}

@@ -91,7 +91,7 @@ def _read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
 
 
 def _class_name(path: Path, config: Mapping[str, Any]) -> str:
-    """Return the tokenizer's class; if the files do not name it, the one that Transformers has for the model type."""
+    """Return the tokenizer's class; without a name, what Transformers takes for the model type."""
     model = _read_json(path / "config.json")
     is_qwen = str(model.get("model_type")).startswith("qwen")
     name = config.get("tokenizer_class") or model.get("tokenizer_class")

@@ -14,18 +14,22 @@ from typing import Any
 
 import msgspec
 import tokenizers
-from tokenizers import decoders, models, normalizers
 
 from quire.errors import ModelFileError, UnsupportedModelError, printable
 from quire.text.end_tokens import find_end_tokens
 from quire.text.fim_tokens import find_fim_tokens
 from quire.text.pre_tokenization import PreTokenization, build_byte_level, check_merges, find_pre_tokenization
+from quire.text.sentencepiece import NO_PIECE, SentencePieceBackend
 from quire.text.tokenizer_parts import TokenizerParts, add_bos_and_eos
 
 _log = logging.getLogger(__name__)
 
 _ORDINARY, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 """Token types of the format; 5 is an unused one."""
+_MARKED = frozenset((_UNKNOWN, _CONTROL, _USER_DEFINED))
+"""Types of tokens that are matched whole."""
+_NO_PIECES = frozenset((_UNKNOWN, _CONTROL, _BYTE))
+"""Types of tokens that no merge makes."""
 _TEMPLATE_KEY = "tokenizer.chat_template"
 _FIM_KEYS = {
     "prefix": "prefix", "suffix": "suffix", "middle": "middle",
@@ -74,37 +78,37 @@ def build_gguf_tokenizer(metadata: Mapping[str, Any]) -> TokenizerParts:
         tokenizer or pre-tokenizer that is not implemented.
     """
     found = _read(metadata)
-    vocab = _vocabulary(found.tokens)
     token_types = found.token_type or [_ORDINARY] * len(found.tokens)
-    ends = _ends(found, token_types)
+    marked = [index for index, token_type in enumerate(token_types) if token_type in _MARKED]
+    ends = _ends(found, token_types, marked)
     ids = {
         "bos_token": found.bos_token_id,
         "eos_token": ends[0],
         "unk_token": found.unknown_token_id,
         "pad_token": found.padding_token_id,
     }
-    if found.model == "gpt2":
-        rules = _pre_tokenization(found.pre)
-        backend = build_byte_level(vocab, _merges(found), rules)
-        adds_bos = rules.adds_bos
-    elif found.model == "gemma4":
-        backend = _build_sentencepiece(found, vocab, _merges(found), ids["unk_token"], has_prefix=False)
-        adds_bos = True
-    elif found.model == "llama":
+    if found.model == "llama":
         # Defaults of SentencePiece models, for older files.
         for name, default in (("unk_token", 0), ("bos_token", 1)):
             ids[name] = ids[name] if ids[name] is not None or default >= len(found.tokens) else default
-        merges = merges_from_scores(_ordinary(found, token_types))
-        backend = _build_sentencepiece(found, vocab, merges, ids["unk_token"], has_prefix=found.add_space_prefix)
-        adds_bos = True
+    rules = _pre_tokenization(found.pre) if found.model == "gpt2" else None
+    added = _added_tokens(found.tokens, token_types, marked, ids)
+    around = _around(found, ids, adds_bos=rules is None or rules.adds_bos)
+    variables = {name: found.tokens[token_id] for name, token_id in ids.items() if token_id is not None}
+    backend: tokenizers.Tokenizer | SentencePieceBackend
+    if rules is not None:
+        backend = build_byte_level(_vocabulary(found.tokens), _merges(found), rules)
+        backend.add_tokens(list(added.values()))
+        if around != (None, None):
+            bos, eos = (None if token_id is None else found.tokens[token_id] for token_id in around)
+            add_bos_and_eos(backend, bos=bos, eos=eos)
+    elif found.model in ("llama", "gemma4"):
+        backend = _build_sentencepiece(found, token_types, added, ids["unk_token"], around)
     else:
         raise UnsupportedModelError(
             f"tokenizer.ggml.model is '{printable(found.model)}'; supported are 'gpt2' (byte-level BPE), 'llama' and "
             "'gemma4' (SentencePiece BPE)"
         )
-    _add_added_tokens(backend, found.tokens, token_types, ids)
-    variables = {name: found.tokens[token_id] for name, token_id in ids.items() if token_id is not None}
-    _add_bos_and_eos(backend, found, variables, adds_bos=adds_bos)
     return TokenizerParts(
         backend=backend,
         bos_token_id=ids["bos_token"],
@@ -153,18 +157,14 @@ def _read(metadata: Mapping[str, Any]) -> _Metadata:
     return found
 
 
-def _ends(found: _Metadata, token_types: list[int]) -> list[int | None]:
-    """Return EOS and the ends of turns and messages; None for a piece of text where another token is an end by its text.
+def _ends(found: _Metadata, token_types: list[int], marked: list[int]) -> list[int | None]:
+    """Return EOS, the end of a turn and that of a message; None for a piece of text, as some files name.
 
-    Some files have the EOS of another vocabulary.
+    It stays where no other token is an end by its text.
     """
     ends = [found.eos_token_id, found.eot_token_id, found.eom_token_id]
-    added = {
-        token: index
-        for index, (token, token_type) in enumerate(zip(found.tokens, token_types, strict=True))
-        if token_type in (_CONTROL, _USER_DEFINED)
-    }
-    known = find_end_tokens(added, frozenset(index for index in added.values() if token_types[index] == _CONTROL))
+    special = frozenset(index for index in marked if token_types[index] == _CONTROL)
+    known = find_end_tokens({found.tokens[index]: index for index in marked}, special)
     for place, token_id in enumerate(ends):
         if known and token_id is not None and token_types[token_id] == _ORDINARY:
             shown = printable(repr(found.tokens[token_id]), limit=40)
@@ -211,74 +211,59 @@ def _merges(found: _Metadata) -> list[tuple[str, str]]:
     return merges
 
 
-def _ordinary(found: _Metadata, token_types: list[int]) -> dict[str, float]:
-    """Return the scores of the tokens that are pieces of text."""
-    if found.scores is None:
-        raise _missing("scores")
-    return {
-        token: score
-        for token, score, token_type in zip(found.tokens, found.scores, token_types, strict=True)
-        if token_type not in (_UNKNOWN, _CONTROL, _BYTE)
-    }
-
-
 def _build_sentencepiece(
-    found: _Metadata, vocab: dict[str, int], merges: list[tuple[str, str]], unknown_id: int | None, *, has_prefix: bool
-) -> tokenizers.Tokenizer:
-    unknown = None if unknown_id is None else found.tokens[unknown_id]
-    check_merges(vocab, merges)
-    model = models.BPE(vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
-    backend = tokenizers.Tokenizer(model)
-    prefix = [normalizers.Prepend("▁")] if has_prefix else []
-    backend.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
-    strip = [decoders.Strip(" ", 1, 0)] if has_prefix else []
-    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+    found: _Metadata,
+    token_types: list[int],
+    added: Mapping[int, tokenizers.AddedToken],
+    unknown_id: int | None,
+    around: tuple[int | None, int | None],
+) -> SentencePieceBackend:
+    has_merges = found.model == "gemma4"
+    if not has_merges and found.scores is None:
+        raise _missing("scores")
+    scores = [
+        NO_PIECE if token_type in _NO_PIECES else score
+        for score, token_type in zip(found.scores or [0.0] * len(token_types), token_types, strict=True)
+    ]
+    marks_start = found.add_space_prefix and not has_merges
+    try:
+        backend = SentencePieceBackend(found.tokens, scores, added, unknown_id, marks_start=marks_start, around=around)
+    except ValueError:
+        _vocabulary(found.tokens)  # names the token that is there twice
+        raise
+    if has_merges:
+        if found.merges is None:
+            raise _missing("merges")
+        if backend.set_merges(found.merges) < len(found.merges):
+            check_merges(_vocabulary(found.tokens), _merges(found))  # says what is wrong
     return backend
-
-
-def merges_from_scores(scores: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Return the merges of a SentencePiece BPE vocabulary, the piece with the highest score first.
-
-    Of several merges to the same piece, the longest left side is first, as in Hugging Face's conversion.
-    """
-    ranked = []
-    for piece, score in scores.items():
-        for cut in range(1, len(piece)):
-            left, right = piece[:cut], piece[cut:]
-            if left in scores and right in scores:
-                ranked.append((score, cut, len(right), left, right))
-    ranked.sort(key=lambda merge: merge[:3], reverse=True)
-    return [(left, right) for *_, left, right in ranked]
 
 
 # --- Tokens outside the model -----------------------------------------------------------------
 
 
-def _add_added_tokens(
-    backend: tokenizers.Tokenizer, tokens: list[str], token_types: list[int], ids: Mapping[str, int | None]
-) -> None:
-    """Add control and user-defined tokens, which are matched whole; control tokens are special. Mutates: `backend`."""
+def _added_tokens(
+    tokens: list[str], token_types: list[int], marked: list[int], ids: Mapping[str, int | None]
+) -> dict[int, tokenizers.AddedToken]:
+    """Return control and user-defined tokens, which are matched whole; control tokens are special."""
     special_ids = {token_id for name, token_id in ids.items() if token_id is not None and name != "pad_token"}
-    special_ids |= {index for index, token_type in enumerate(token_types) if token_type in (_UNKNOWN, _CONTROL)}
-    added = [
-        tokenizers.AddedToken(token, special=index in special_ids, normalized=False)
-        for index, (token, token_type) in enumerate(zip(tokens, token_types, strict=True))
-        if token and (index in special_ids or token_type == _USER_DEFINED)
-    ]
-    backend.add_tokens(added)
+    special_ids |= {index for index in marked if token_types[index] != _USER_DEFINED}
+    return {
+        index: tokenizers.AddedToken(tokens[index], special=index in special_ids, normalized=False)
+        for index in sorted(special_ids.union(marked))
+        if tokens[index]
+    }
 
 
-def _add_bos_and_eos(
-    backend: tokenizers.Tokenizer, found: _Metadata, variables: Mapping[str, str], *, adds_bos: bool
-) -> None:
-    added: dict[str, str | None] = {}
+def _around(found: _Metadata, ids: Mapping[str, int | None], *, adds_bos: bool) -> tuple[int | None, int | None]:
+    """Return BOS and EOS as far as they are added to each text."""
+    added: list[int | None] = []
     for name, flag, default in (("bos", found.add_bos_token, adds_bos), ("eos", found.add_eos_token, False)):
-        token = variables.get(f"{name}_token")
-        if flag and token is None:
+        token_id = ids[f"{name}_token"]
+        if flag and token_id is None:
             _log.warning("tokenizer.ggml.add_%s_token is true, but the file has no such token: none is added", name)
-        added[name] = token if (default if flag is None else flag) else None
-    if any(added.values()):
-        add_bos_and_eos(backend, bos=added["bos"], eos=added["eos"])
+        added.append(token_id if (default if flag is None else flag) else None)
+    return added[0], added[1]
 
 
 def _named_fim_tokens(found: _Metadata) -> dict[str, int]:

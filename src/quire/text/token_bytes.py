@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import tokenizers
-
 _SPACE_MARK = "▁"
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 
@@ -30,8 +28,8 @@ class ByteDecoding:
     strips_leading_space: bool
 
 
-def byte_decoding(backend: tokenizers.Tokenizer) -> ByteDecoding | None:
-    """Recognise the decoder of `backend`; return None if it does not work byte by byte."""
+def byte_decoding(backend: Any) -> ByteDecoding | None:
+    """Recognise the `decoder` of a backend; return None if it does not work byte by byte."""
     if backend.decoder is None:
         return None
     decoder = json.loads(backend.decoder.__getstate__())

@@ -44,15 +44,12 @@ class Tokenizer:
         self._backend = parts.backend
         self.template_variables = parts.template_variables
         self.chat_templates = parts.chat_templates
-        self._added_tokens = {
-            token_id: token.content for token_id, token in parts.backend.get_added_tokens_decoder().items()
-        }
+        added: dict[int, Any] = parts.backend.get_added_tokens_decoder()
+        self._added_tokens: dict[int, str] = {token_id: token.content for token_id, token in added.items()}
         self.vocab_size: int = max(parts.backend.get_vocab_size(), max(self._added_tokens, default=-1) + 1)
         self.bos_token_id = parts.bos_token_id
         self.eos_token_id = parts.eos_token_id
-        self.special_token_ids: frozenset[int] = frozenset(
-            token_id for token_id, token in parts.backend.get_added_tokens_decoder().items() if token.special
-        )
+        self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         ids = {text: token_id for token_id, text in self._added_tokens.items()}
         named = parts.end_token_ids.union(() if parts.eos_token_id is None else (parts.eos_token_id,))
         self.end_token_ids: frozenset[int] = named | find_end_tokens(ids, self.special_token_ids)
@@ -86,7 +83,7 @@ class Tokenizer:
             raise PromptError(f"a prompt must be a string, got {type(text).__name__}")
         try:
             ids: list[int] = self._encoding(text, add_special_tokens).ids
-        except TypeError:
+        except (TypeError, UnicodeEncodeError):
             position = next(index for index, character in enumerate(text) if "\ud800" <= character <= "\udfff")
             raise PromptError(
                 f"the prompt has half of a surrogate pair (U+{ord(text[position]):04X}) at character {position}, which "

@@ -4,6 +4,7 @@ Must not know: `Tokenizer`, which uses it. Next to read: `tokenizer.py`.
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import tokenizers
 from tokenizers import processors
@@ -16,7 +17,7 @@ class TokenizerParts:
     """A tokenizer with its special tokens and chat templates.
 
     Fields:
-        backend: encodes and decodes; adds BOS and EOS if the model needs them.
+        backend: a `tokenizers.Tokenizer` or `SentencePieceBackend`, which adds BOS and EOS if the model needs them.
         bos_token_id, eos_token_id: None where the model has none.
         template_variables: names that chat templates may use, such as `bos_token`, with their text.
         chat_templates: Jinja2 sources by name; "default" is used unless a request names another.
@@ -24,7 +25,7 @@ class TokenizerParts:
         end_token_ids: tokens that the files name as ends beside EOS.
     """
 
-    backend: tokenizers.Tokenizer
+    backend: Any
     bos_token_id: int | None
     eos_token_id: int | None
     template_variables: dict[str, str] = field(default_factory=dict)

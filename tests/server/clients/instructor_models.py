@@ -1,4 +1,4 @@
-"""instructor: a model class as the answer in its modes, streamed in parts, as a list, and asked again after an error."""
+"""instructor: a class as the form of an answer, in its modes."""
 
 import json
 import sys
@@ -30,23 +30,24 @@ class Checked(BaseModel):
         return value
 
 
-def main(url: str, model: str) -> list[Any]:
-    """Return what each mode finds."""
-    found: list[Any] = []
-    for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON, instructor.Mode.JSON_SCHEMA, instructor.Mode.MD_JSON,
-                 instructor.Mode.TOOLS_STRICT, instructor.Mode.RESPONSES_TOOLS):  # fmt: skip
+MODES = [instructor.Mode.TOOLS, instructor.Mode.JSON, instructor.Mode.JSON_SCHEMA, instructor.Mode.MD_JSON,
+         instructor.Mode.RESPONSES_TOOLS]  # fmt: skip
+
+
+def main(url: str, model: str) -> dict[str, Any]:
+    """Return what each mode finds: whole, streamed in parts, as a list, and after a second try."""
+    found = {}
+    for mode in MODES:
         client = instructor.from_openai(openai.OpenAI(base_url=url + "/v1", api_key="any", max_retries=0), mode=mode)
-        asked: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": f"FORM {mode.value}"}]}
-        for name, ask in {
-            "whole": lambda: client.chat.completions.create(**asked, response_model=City, max_retries=0).city,
-            "partial": lambda: [part.city for part in client.chat.completions.create_partial(**asked, response_model=City)][-1],
-            "list": lambda: [item.city for item in client.chat.completions.create(**asked, response_model=Iterable[City])],
-            "again": lambda: client.chat.completions.create(**asked, response_model=Checked, max_retries=2).city,
-        }.items():
-            try:
-                found.append((mode.value, name, ask()))
-            except Exception as e:
-                found.append((mode.value, name, repr(e)[:600]))
+        create, stream = client.chat.completions.create, client.chat.completions.create_partial
+        asked: Any = {"model": model, "messages": [{"role": "user", "content": "Which city?"}]}
+        several = {**asked, "messages": [{"role": "user", "content": "Which cities?"}]}
+        found[mode.value] = [
+            create(**asked, response_model=City, max_retries=0).city,
+            [part.city for part in stream(**asked, response_model=City)][-1],
+            [item.city for item in create(**several, response_model=Iterable[City], max_retries=0)],
+            create(**asked, response_model=Checked, max_retries=1).city,
+        ]
     return found
 
 

@@ -5,25 +5,27 @@ scripts of this folder run in them: they get JSON as their argument, and print J
 """
 
 import asyncio
-import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.engine.builders import EOS
-from tests.server.fake_engine import FakeEngine, listening, make_server, use_template
+from tests.engine.builders import EOS, NextToken
+from tests.server.fake_engine import MODEL, listening, make_server, use_template
 
 NAMED = os.environ.get("QUIRE_TEST_CLIENTS")
 FOLDER = Path(NAMED or Path(sys.prefix) / "clients")
 SCRIPTS = Path(__file__).parent
 OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_HUB_OFFLINE": "1"}
 """Else LiteLLM's table of prices and its tokenizer are fetched."""
+LIMIT_S = 300.0
+"""A client's imports take seconds, and more beside other tests."""
 LONG = {"num_blocks": 4000, "max_model_len": 8192, "max_num_batched_tokens": 8192}
 TEMPLATE = (
     "{% if tools %}Call <tool_call></tool_call> with one of {{ tools|tojson }}{% endif %}"
@@ -38,8 +40,19 @@ def call(name: str, **arguments: Any) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
+@dataclass(frozen=True, slots=True)
+class Used:
+    """What a script found, and the prompts of its requests from their first user on."""
+
+    found: Any
+    prompts: list[str]
+
+
 ASKS = "<think>Where?</think>Let me see. " + call("weather", city="Rome")
 ANSWERS = "<think>Fine.</think>It is sunny."
+_TURN = "{0}[tool]sunny in Rome[assistant]"
+TURNS = f"[user]How is Rome?[assistant]{_TURN}{{1}}[user]And now?[assistant]{_TURN}"
+"""The conversation before the last answer, with the text of calls and that of an answer."""
 
 
 def weather_agent(prompt: str) -> str:
@@ -47,28 +60,13 @@ def weather_agent(prompt: str) -> str:
     return ANSWERS if "[tool]" in prompt[prompt.rindex("[user]") :] else ASKS
 
 
-class ScriptedModel:
-    """A server whose model answers each prompt with `reply(prompt)`."""
-
-    def __init__(self, url: str, engine: FakeEngine, model: str) -> None:
-        self.url = url
-        self.engine = engine
-        self.model = model
-
-    def conversation(self, index: int = -1) -> str:
-        """Return the prompt of a request from its first user on."""
-        prompt = text_of(self.engine.submitted[index].prompt_token_ids)
-        return prompt[prompt.index("[user]") :]
-
-
 def text_of(token_ids: Any) -> str:
     """Return tokens of bytes as text."""
     return bytes(token for token in token_ids if token < 256).decode()
 
 
-@contextlib.asynccontextmanager
-async def scripted(reply: Callable[[str], str] = weather_agent) -> AsyncIterator[ScriptedModel]:
-    """Serve a scripted model on a free port."""
+def scripted(reply: Callable[[str], str]) -> NextToken:
+    """Answer each prompt with `reply(prompt)`."""
     replies: dict[tuple[int, ...], bytes] = {}
 
     def next_token(known: list[int], num_prompt_tokens: int, seed: int) -> int:
@@ -78,24 +76,27 @@ async def scripted(reply: Callable[[str], str] = weather_agent) -> AsyncIterator
         position = len(known) - num_prompt_tokens
         return replies[prompt][position] if position < len(replies[prompt]) else EOS
 
-    app, engine = make_server(next_token=next_token, **LONG)
-    use_template(app, TEMPLATE)
-    async with listening(app) as url:
-        yield ScriptedModel(url, engine, app.state.quire.model_name)
+    return next_token
 
 
-def interpreter(environment: str) -> Path:
-    """Return the Python of an environment. Skips where there is none."""
-    path = FOLDER / environment / "bin" / "python"
-    if not (NAMED or path.exists()):
-        pytest.skip(f"there is no {path} here: `make test` sets it up")
-    return path
+def use(environment: str, script: str, reply: Callable[[str], str] = weather_agent, **given: Any) -> Used:
+    """Run a script of this folder against a model that answers each prompt with `reply(prompt)`.
 
+    It gets `url` and `model`. Skips where the environment does not exist.
+    """
+    python = FOLDER / environment / "bin" / "python"
+    if not (NAMED or python.exists()):
+        pytest.skip(f"{python} does not exist: `make test` sets it up")
 
-async def run(environment: str, script: str, **given: Any) -> Any:
-    """Run a script of this folder. Returns: what it prints."""
-    command = [str(interpreter(environment)), str(SCRIPTS / script), json.dumps(given)]
-    settings = {"capture_output": True, "text": True, "check": False, "env": {**os.environ, **OFFLINE}}
-    done = await asyncio.to_thread(subprocess.run, command, **settings)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    async def work() -> Used:
+        app, engine = make_server(next_token=scripted(reply), **LONG)
+        use_template(app, TEMPLATE)
+        async with listening(app) as url:
+            command = [str(python), str(SCRIPTS / script), json.dumps({"url": url, "model": MODEL, **given})]
+            settings: Any = {"capture_output": True, "text": True, "check": False, "env": {**os.environ, **OFFLINE}}
+            done = await asyncio.to_thread(subprocess.run, command, timeout=LIMIT_S, **settings)
+        assert done.returncode == 0, done.stderr
+        prompts = [text_of(request.prompt_token_ids) for request in engine.submitted]
+        return Used(json.loads(done.stdout.splitlines()[-1]), [prompt[prompt.index("[user]") :] for prompt in prompts])
+
+    return asyncio.run(work())

@@ -10,11 +10,16 @@ from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionStr
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.completion_create_params import CompletionCreateParamsBase, CompletionCreateParamsStreaming
 from openai.types.embedding_create_params import EmbeddingCreateParams
-from openai.types.responses import FunctionToolParam, ResponseTextConfigParam, response_create_params
+from openai.types.responses import (
+    FunctionToolParam,
+    NamespaceToolParam,
+    ResponseTextConfigParam,
+    response_create_params,
+)
 from openai.types.shared_params import FunctionDefinition, Reasoning, ResponseFormatJSONSchema
 
 from quire.server.errors import ApiError
-from quire.server.protocol import chat, fields, prompts, responses, tools
+from quire.server.protocol import chat, fields, prompts, response_tools, responses, tools
 from quire.server.protocol.validation import validate
 from tests.server.fake_engine import CHAT
 
@@ -35,7 +40,8 @@ OBJECTS = [
     (chat.ReasoningOptions, Reasoning),
     (tools.Tool, ChatCompletionFunctionToolParam),
     (tools.FunctionDefinition, FunctionDefinition),
-    (responses.FunctionTool, FunctionToolParam),
+    (response_tools.FunctionTool, FunctionToolParam),
+    (response_tools.NamespaceTool, NamespaceToolParam),
 ]
 
 

@@ -127,6 +127,16 @@ def test_result_without_an_id_belongs_to_an_open_call() -> None:
     assert other["tool_call_id"] == "call_2"
 
 
+@pytest.mark.parametrize("kind", ["image_url", "input_image", "input_audio", "file"])
+def test_part_of_a_result_that_is_no_text_is_a_note(kind: str) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": kind, kind: {"url": "x"}}]
+    *_, given = normal(
+        USER, {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "call_1", "content": parts}
+    )
+    note = f"[{kind}: not shown, because this model reads text only]"
+    assert given["content"] == [{"type": "text", "text": "a"}, {"type": "text", "text": note}]
+
+
 @pytest.mark.parametrize(
     ("message", "param"),
     [

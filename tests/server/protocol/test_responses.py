@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from quire.server.errors import ApiError
+from quire.server.protocol.response_tools import namespaces
 from quire.server.protocol.responses import WITH_LOGPROBS, ResponsesRequest
 from quire.server.protocol.validation import validate
 
@@ -162,7 +163,7 @@ def test_items_of_one_answer_are_one_message_with_its_reasoning() -> None:
         TURN,
     ]  # fmt: skip
     chat = validate(ResponsesRequest, {**BODY, "input": items}).chat_request()
-    call = {"id": "call_1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    call = {"id": "call_1", "type": "function", "function": {"name": "x__now", "arguments": "{}"}}
     assert [message.model_dump(exclude_none=True) for message in chat.messages] == [
         {"role": "user", "content": "a"},
         {"role": "assistant", "reasoning": "Which city?", "tool_calls": [call],
@@ -191,3 +192,23 @@ def test_hints_of_tools_are_taken_and_reach_no_prompt() -> None:
     offer = validate(ResponsesRequest, {**BODY, "tools": [{**TOOL, **hints}]}).chat_request().offer()
     assert offer is not None
     assert offer.tools == [{"type": "function", "function": {name: TOOL[name] for name in TOOL if name != "type"}}]
+
+
+def test_functions_of_a_namespace_have_its_name_and_description() -> None:
+    space = {"type": "namespace", "name": "crm", "description": "Customers.",
+             "tools": [{**TOOL, "description": "The time"}, {**TOOL, "name": "who"}]}  # fmt: skip
+    request = validate(ResponsesRequest, {**BODY, "tools": [TOOL, space]})
+    offer = request.chat_request().offer()
+    assert offer is not None
+    functions = [tool["function"] for tool in offer.tools]
+    assert [function["name"] for function in functions] == ["now", "crm__now", "crm__who"]
+    assert [function.get("description") for function in functions] == [None, "Customers.\n\nThe time", None]
+    assert namespaces(request.tools) == {"crm__now": ("crm", "now"), "crm__who": ("crm", "who")}
+
+
+@pytest.mark.parametrize("kind", ["custom", "mcp"])
+def test_other_tool_in_a_namespace_is_refused(kind: str) -> None:
+    space = {"type": "namespace", "name": "crm", "description": "", "tools": [TOOL, {"type": kind, "name": "x"}]}
+    with pytest.raises(ApiError) as caught:
+        validate(ResponsesRequest, {**BODY, "tools": [space]})
+    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "tools.0.tools.1.type")

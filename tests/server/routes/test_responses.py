@@ -130,6 +130,16 @@ async def test_call_is_an_item_with_events_of_its_own() -> None:
 
 
 @in_loop
+async def test_call_of_a_function_in_a_namespace_has_both_names() -> None:
+    space = {"type": "namespace", "name": "crm", "description": "Customers.", "tools": TOOLS}
+    answer, found, _ = await ask(CALL.replace("weather", "crm__weather"), tools=[space])
+    (item,) = answer["output"]
+    assert (item["namespace"], item["name"], answer["tools"][0]["name"]) == ("crm", "weather", "crm")
+    added = next(event["item"] for event in found if event["type"] == "response.output_item.added")
+    assert (added["namespace"], added["name"]) == ("crm", "weather")
+
+
+@in_loop
 async def test_tools_and_choice_are_repeated_and_a_demanded_call_is_structured_output() -> None:
     answer, found, request = await ask(CALL, tools=TOOLS, tool_choice=WEATHER, parallel_tool_calls=False)
     for response in (answer, found[0]["response"], found[-1]["response"]):

@@ -1,7 +1,7 @@
 """Request and answer of `/v1/responses`, and the conversion to a chat request.
 
-Functions are flat in this API; calls and their results are items of the input. Nothing is stored: `store: true` and
-references to earlier responses are refused. Next to read: `routes/responses.py`.
+Calls and their results are items of the input. Nothing is stored: `store: true` and references to earlier responses
+are refused. Next to read: `response_tools.py`, `routes/responses.py`.
 """
 
 from typing import Annotated, Any, Literal
@@ -38,21 +38,16 @@ from quire.server.protocol.fields import (
     StreamOptions,
     TextOrList,
 )
-from quire.server.protocol.tools import (
-    MAX_TOOLS,
-    AllowedNames,
-    AllowedTools,
-    ArgumentsText,
-    CalledFunction,
-    FunctionDefinition,
-    FunctionName,
-    NamedTool,
-    Tool,
-    ToolCall,
-    ToolChoice,
-    ToolName,
-    kind_of_choice,
+from quire.server.protocol.response_tools import (
+    AllowedFunctions,
+    FunctionChoice,
+    FunctionToolChoice,
+    ResponseTools,
+    chat_tool_choice,
+    chat_tools,
+    joined_name,
 )
+from quire.server.protocol.tools import ArgumentsText, CalledFunction, ToolCall, ToolName
 
 ItemId = Annotated[str, Field(max_length=256)]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -92,6 +87,7 @@ class InputFunctionCall(LenientBody):
     type: Literal["function_call"]
     call_id: ItemId
     name: ToolName
+    namespace: ToolName | None = None
     arguments: ArgumentsText
 
 
@@ -139,36 +135,6 @@ InputItem = Annotated[
 InputItems = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
-class FunctionTool(FunctionDefinition):
-    """A function; `parameters` is the JSON Schema of its arguments."""
-
-    type: Literal["function"]
-
-
-class FunctionChoice(Body):
-    """The function that the answer must call."""
-
-    type: Literal["function"]
-    name: ToolName
-
-
-class AllowedFunctions(Body):
-    """The only functions that the prompt describes: the model may call one (`auto`), or must (`required`)."""
-
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[FunctionChoice], Field(min_length=1, max_length=MAX_TOOLS)]
-
-
-FunctionTools = Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)]
-FunctionToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("<text>")]
-    | Annotated[FunctionChoice, Tag("<object>")]
-    | Annotated[AllowedFunctions, Tag("<allowed>")],
-    Discriminator(kind_of_choice),
-]
-
-
 # --- Conversion to the chat API ---------------------------------------------------------------
 
 
@@ -190,7 +156,8 @@ def chat_messages(items: list[InputItem]) -> list[Message]:
 def _add_item(turn: Message, item: InputMessage | InputReasoning | InputFunctionCall) -> None:
     """Add an item to the assistant's turn. Mutates: `turn`."""
     if isinstance(item, InputFunctionCall):
-        call = ToolCall(id=item.call_id, function=CalledFunction(name=item.name, arguments=item.arguments))
+        function = CalledFunction.model_construct(name=joined_name(item.namespace, item.name), arguments=item.arguments)
+        call = ToolCall.model_construct(id=item.call_id, type="function", function=function)
         turn.tool_calls = [*(turn.tool_calls or ()), call]
         return
     if isinstance(item, InputMessage):
@@ -205,21 +172,6 @@ def _add_item(turn: Message, item: InputMessage | InputReasoning | InputFunction
 
 def _parts(content: Content | None) -> list[TextPart]:
     return [TextPart(type="text", text=content)] if isinstance(content, str) else content or []
-
-
-def chat_tools(tools: list[FunctionTool] | None) -> list[Tool] | None:
-    """Return the same tools as the chat API's."""
-    return None if tools is None else [Tool(type="function", function=tool) for tool in tools]
-
-
-def chat_tool_choice(choice: FunctionToolChoice | None) -> ToolChoice | None:
-    """Return the same choice as the chat API's."""
-    if isinstance(choice, FunctionChoice):
-        return NamedTool(type="function", function=FunctionName(name=choice.name))
-    if isinstance(choice, AllowedFunctions):
-        named = [NamedTool(type="function", function=FunctionName(name=tool.name)) for tool in choice.tools]
-        return AllowedTools(type="allowed_tools", allowed_tools=AllowedNames(mode=choice.mode, tools=named))
-    return choice
 
 
 # --- The request -----------------------------------------------------------------------------
@@ -264,7 +216,7 @@ class ResponsesRequest(SamplingFields):
     text: TextOptions | None = None
     truncation: Literal["disabled"] | None = None
     store: AlwaysFalse | None = None
-    tools: FunctionTools | None = None
+    tools: ResponseTools | None = None
     tool_choice: FunctionToolChoice | None = None
     """Unset: "auto"."""
     max_tool_calls: int | None = Field(None, ge=1, le=MAX_INTEGER)
@@ -346,6 +298,7 @@ class OutputFunctionCall(Answer):
     id: str
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str
     status: ItemStatus
 
@@ -428,7 +381,7 @@ class ResponseObject(Answer):
     temperature: float
     text: dict[str, Any]
     tool_choice: str | FunctionChoice | AllowedFunctions
-    tools: list[FunctionTool]
+    tools: ResponseTools
     top_logprobs: int
     top_p: float
     truncation: str

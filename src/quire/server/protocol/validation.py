@@ -147,8 +147,8 @@ def _is_tag(part: int | str) -> bool:
 
 MAX_DEPTH = 64
 INTEGER_BITS = 64
-MAX_DIGITS = 4000
-"""Python reads up to 4,300."""
+MAX_DIGITS = 4300
+"""As many as Python reads."""
 MAX_EXACT = 2.0**53
 """Above this, floating-point numbers skip integers."""
 PROMPT_FIELDS = frozenset(

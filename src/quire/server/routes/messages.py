@@ -178,8 +178,7 @@ class MessageContent:
             return
         block = self.blocks[-1]
         if block["type"] == "tool_use":
-            # NaN and infinities, which Python reads, are no JSON.
-            block["input"] = json.loads(self._arguments or "{}", parse_constant=lambda name: None)
+            block["input"] = json.loads(self._arguments or "{}")
         elif block["type"] == "thinking":
             block["signature"] = _signature(block["thinking"])
             self._emit_delta({"type": "signature_delta", "signature": block["signature"]})

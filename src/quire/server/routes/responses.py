@@ -18,6 +18,7 @@ from quire.server.generation import new_id, timestamp
 from quire.server.logprobs import TextLogprobs
 from quire.server.protocol.chat import ReasoningOptions
 from quire.server.protocol.fields import renaming
+from quire.server.protocol.response_tools import namespaces
 from quire.server.protocol.responses import ResponsesRequest
 from quire.server.request_record import Caller
 from quire.server.routes.chat import ChatJob, prepare_chat
@@ -146,6 +147,7 @@ class ResponseOutput:
         self.num_generated = 0
         self._emit = emit
         self._reader = job.chat.reader()
+        self._namespaces = namespaces(job.body.tools)
         self._logprobs = job.text_logprobs()
         self._num_chars = 0
 
@@ -189,8 +191,10 @@ class ResponseOutput:
         self._emit("response.output_item.added", {"output_index": len(self.items) - 1, "item": item})
 
     def _start_call(self, start: ToolCallStart) -> None:
-        self._start({"type": "function_call", "id": _item_id("fc"), "call_id": start.id, "name": start.name,
-                     "arguments": "", "status": "in_progress"})  # fmt: skip
+        namespace, name = self._namespaces.get(start.name, (None, start.name))
+        self._start({"type": "function_call", "id": _item_id("fc"), "call_id": start.id, "name": name,
+                     **({"namespace": namespace} if namespace else {}), "arguments": "",
+                     "status": "in_progress"})  # fmt: skip
 
     def _start_message(self) -> None:
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
