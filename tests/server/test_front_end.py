@@ -11,7 +11,7 @@ from quire.sampling_params import SamplingParams
 from quire.server.front_end import ENCODER_NICENESS, FrontEnd
 from quire.structured_outputs import StructuredOutputsParams
 from quire.text.tokenizer import LONG_TEXT
-from tests.engine.builders import byte_tokenizer, make_config
+from tests.engine.builders import EOS, VOCAB_SIZE, byte_tokenizer, make_config
 
 
 def front_end(**changes: Any) -> FrontEnd:
@@ -45,9 +45,9 @@ def test_structured_output_is_checked_without_compiling_it_here() -> None:
         made.prepare("r", made.prompt("a"), SamplingParams(structured_outputs=StructuredOutputsParams(regex="(a")))
 
 
-@pytest.mark.parametrize(("eos", "closed"), [((256,), 0), ((10**6,), 1)], ids=["some form", "none"])
+@pytest.mark.parametrize(("vocab_size", "closed"), [(VOCAB_SIZE, 0), (EOS, 1)], ids=["some form", "none"])
 def test_checker_process_is_closed_if_the_model_supports_no_structured_output(
-    monkeypatch: pytest.MonkeyPatch, eos: tuple[int, ...], closed: int
+    monkeypatch: pytest.MonkeyPatch, vocab_size: int, closed: int
 ) -> None:
     is_warm = threading.Event()
     num_closed: list[int] = []
@@ -58,7 +58,7 @@ def test_checker_process_is_closed_if_the_model_supports_no_structured_output(
     monkeypatch.setattr(module + "GrammarChecker.warm_up", lambda self: is_warm.set())
     monkeypatch.setattr(module + "GrammarChecker.close", lambda self: num_closed.append(1))
     config = make_config()
-    FrontEnd.load(replace(config, model=replace(config.model, eos_token_ids=eos)), None)
+    FrontEnd.load(replace(config, model=replace(config.model, vocab_size=vocab_size)), None)
     assert is_warm.wait(20)
     assert len(num_closed) == closed
 
