@@ -152,7 +152,8 @@ class Answer:
 
     @property
     def code(self) -> str:
-        return self.json["error"]["code"]
+        error = self.json["error"]
+        return error["code"] if "code" in error else error["details"]["error_code"]  # OpenAI's shape, or Anthropic's
 
 
 def dechunked(data: bytes) -> bytes:

@@ -47,6 +47,7 @@ COMPUTED_DEFAULTS = {
     "keep_alive": "one model stays loaded; of several 5m",
     "models_memory_bytes": "90 % of the memory that is available at start",
     "api_key_file": "none",
+    "reasoning_budget": "no limit",
     "requests_per_minute": "no limit",
     "tokens_per_minute": "no limit",
 }
