@@ -259,20 +259,20 @@ def test_reasoning_is_under_the_name_that_the_template_reads(sent: str, read: st
 
 def test_named_templates_are_chosen_as_transformers_does() -> None:
     both = dialogue({"default": "D{{ messages[0].content }}", "tool_use": "T{{ messages[0].content }}"})
-    assert both.render([user()]).text == "Dhi"
-    assert both.render([user()], [WEATHER]).text.startswith("T")
-    assert both.render([user()], None, DialogueOptions(chat_template="tool_use")).text == "Thi"
+    assert both.prepare([user()]).text == "Dhi"
+    assert both.prepare([user()], [WEATHER]).text.startswith("T")
+    assert both.prepare([user()], None, DialogueOptions(chat_template="tool_use")).text == "Thi"
     alone = dialogue({"tool_use": "T{{ messages[0].content }}"})
-    assert alone.render([user()], [WEATHER]).text.startswith("T")
+    assert alone.prepare([user()], [WEATHER]).text.startswith("T")
     with pytest.raises(ChatTemplateError, match="no chat template named 'rag': give one of its templates"):
-        both.render([user()], None, DialogueOptions(chat_template="rag"))
+        both.prepare([user()], None, DialogueOptions(chat_template="rag"))
 
 
 def test_missing_template_names_the_next_step() -> None:
     with pytest.raises(ChatTemplateError, match="chat_template="):
-        dialogue({}).render([user()])
+        dialogue({}).prepare([user()])
     with pytest.raises(ChatTemplateError, match=r"no default chat template.*of one, two"):
-        dialogue({"one": "1", "two": "2"}).render([user()])
+        dialogue({"one": "1", "two": "2"}).prepare([user()])
 
 
 def test_described_calls_have_the_form_that_the_template_writes() -> None:

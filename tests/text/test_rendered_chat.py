@@ -24,7 +24,10 @@ def make_tokenizer(template: str = TEMPLATE) -> Tokenizer:
 
 
 def render(tokenizer: Tokenizer, messages: Any, tools: Any = None, **options: Any) -> RenderedChat:
-    return Dialogue(tokenizer.chat_templates, tokenizer).render(messages, tools, DialogueOptions(**options))
+    rendered: list[RenderedChat] = []
+    dialogue = Dialogue(tokenizer.chat_templates, tokenizer)
+    dialogue.prepare(messages, tools, DialogueOptions(**options), encode=lambda chat: rendered.append(chat) or [])
+    return rendered[0]
 
 
 def special_ids(tokenizer: Tokenizer, messages: Any, **options: Any) -> list[int]:

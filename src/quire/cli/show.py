@@ -95,7 +95,7 @@ def show_template(tokenizer: "Tokenizer", output: Output) -> None:
     dialogue = Dialogue(tokenizer.chat_templates, tokenizer)
     found: dict[str, dict[str, Any]] = {
         name: {"source": source, "traits": dialogue.traits(source).described(),
-               "call_format": dialogue.call_format(source).name}
+               "call_format": dialogue.call_format(source, dialogue.traits(source)).name}
         for name, source in tokenizer.chat_templates.items()
     }  # fmt: skip
     if output.json:

@@ -106,8 +106,8 @@ class Dialogue:
         """`templates`: the model's, by name. `chat_template`: the operator's choice, source or name; None: as the model
         says. Raises: ChatTemplateError for a name that there is not."""
         self._templates, self._tokenizer, self._chosen = templates, tokenizer, chat_template
-        if chat_template is not None and "{" not in chat_template and "\n" not in chat_template:
-            self.source(chat_template)
+        if chat_template is not None:
+            self.source()
 
     def check_templates(self) -> None:
         """Compile the templates that requests may use. Raises: ModelFileError naming one that does not parse."""
@@ -168,8 +168,9 @@ class Dialogue:
         tools = None if options.tool_choice == "none" else tools
         source = self.source(options.chat_template, has_tools=tools is not None)
         traits = self.traits(source)
-        calls = self._calls(source, tools, options) if tools else None
-        chat = self._render(source, traits, messages, tools, options)
+        form = self.call_format(source, traits)
+        calls = _calls(form, tools, options) if tools else None
+        chat = self._render(source, traits, form, messages, tools, options)
         add = options.add_special_tokens
         token_ids = self._tokenizer.encode_chat(chat, add_special_tokens=add) if encode is None else encode(chat)
         reasoning = None
@@ -188,38 +189,20 @@ class Dialogue:
             includes_reasoning=options.includes_reasoning,
         )
 
-    def render(self, messages: Any, tools: Tools | None = None, options: DialogueOptions | None = None) -> RenderedChat:
-        """Return the prompt's text alone. Raises: ChatTemplateError, InvalidParameterError."""
-        options = options or DialogueOptions()
-        source = self.source(options.chat_template, has_tools=tools is not None)
-        traits = self.traits(source)
-        return self._render(source, traits, messages, tools, options)
-
-    def call_format(self, source: str) -> ToolCallFormat:
-        """Return the format in which a template's model writes calls. Raises: as `traits`."""
-        return _call_format(source, self.traits(source).written_call, self._tokenizer.special_tokens)
-
-    def _calls(self, source: str, tools: Tools, options: DialogueOptions) -> CallReading:
-        """Return how calls are read. A demanded call is nothing but JSON. Raises: InvalidParameterError."""
-        schema = tool_choice_schema(tools, options.tool_choice, parallel_tool_calls=options.parallel_tool_calls)
-        return CallReading(
-            format=GENERIC if schema is not None else self.call_format(source),
-            schemas=ToolSchemas(tools),
-            schema=schema,
-            is_named=isinstance(options.tool_choice, Mapping),
-            is_parallel=options.parallel_tool_calls,
-        )
+    def call_format(self, source: str, traits: TemplateTraits) -> ToolCallFormat:
+        """Return the format in which the model of a template with these properties writes calls."""
+        return _call_format(source, traits.written_call, self._tokenizer.special_tokens)
 
     def _render(
         self,
         source: str,
         traits: TemplateTraits,
+        form: ToolCallFormat,
         messages: Any,
         tools: Tools | None,
         options: DialogueOptions,
     ) -> RenderedChat:
         template, normal = compile_chat_template(source), normalise(messages)
-        form = self.call_format(source)
         given = plain(tools, "tools")
         values = {name: plain(value, name) for name, value in {**_effort(options), **options.variables}.items()}
         adds = options.add_generation_prompt and not options.continue_final_message
@@ -249,6 +232,18 @@ class Dialogue:
             return _cut_after_final_message(text, final_text) if options.continue_final_message else text
 
         return self._tokenizer.marks.render(render)
+
+
+def _calls(form: ToolCallFormat, tools: Tools, options: DialogueOptions) -> CallReading:
+    """Return how calls are read. A demanded call is nothing but JSON. Raises: InvalidParameterError."""
+    schema = tool_choice_schema(tools, options.tool_choice, parallel_tool_calls=options.parallel_tool_calls)
+    return CallReading(
+        format=form if schema is None else GENERIC,
+        schemas=ToolSchemas(tools),
+        schema=schema,
+        is_named=isinstance(options.tool_choice, Mapping),
+        is_parallel=options.parallel_tool_calls,
+    )
 
 
 @functools.lru_cache(maxsize=32)

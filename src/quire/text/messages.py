@@ -58,7 +58,7 @@ def _normalised(item: Any, place: str, names: dict[str, str]) -> Message:
     thoughts = [message.pop(key, None) for key in REASONING_KEYS]
     message["content"], inside = _content(message["content"], f"{place}.content")
     thoughts.append("\n".join(inside))
-    calls = message.pop("tool_calls", None) or _older_call(message.pop("function_call", None), names)
+    calls = message.pop("tool_calls", None) or _older_call(message.pop("function_call", None))
     if calls:
         message["tool_calls"] = _calls(calls, f"{place}.tool_calls", names)
     if role == "function":
@@ -93,7 +93,7 @@ def _content(content: Any, place: str) -> tuple[Any, list[str]]:
     return parts, reasoning
 
 
-def _older_call(call: Any, names: dict[str, str]) -> list[Any]:
+def _older_call(call: Any) -> list[Any]:
     """Return OpenAI's older `function_call` as calls."""
     if not isinstance(call, dict):
         return []
@@ -180,23 +180,23 @@ def _calls_and_results(
         return [{"role": "user", "content": text + text_of(message["content"])}]
     if not calls:
         return [message]
+    content = text_of(message["content"])
+    without_calls = {name: value for name, value in message.items() if name != "tool_calls"}
     if traits.calls is None:
-        turn = {name: value for name, value in message.items() if name != "tool_calls"}
-        content = text_of(message["content"])
-        return [{**turn, "content": f"{content}{chr(10) * bool(content)}{described.write_calls(calls)}"}]
-    has_text = bool(text_of(message["content"]))
+        written = described.write_calls(calls)
+        return [{**without_calls, "content": f"{content}\n{written}" if content else written}]
     before: list[Message] = []
-    if has_text and not traits.text_beside_calls:
-        before.append({name: value for name, value in message.items() if name != "tool_calls"})
+    if content and not traits.text_beside_calls:
+        before.append(without_calls)
         if not traits.answer_before_call:
             before.append({"role": "user", "content": ""})
         message = {"role": "assistant", "content": None, "tool_calls": calls}
     if traits.calls == "metadata":
-        named = [call["function"] for call in calls]
-        texts = [json.dumps(item["arguments"], ensure_ascii=False) if not isinstance(item["arguments"], str)
-                 else item["arguments"] for item in named]  # fmt: skip
-        pairs = zip(named, texts, strict=True)
-        return before + [{"role": "assistant", "metadata": item["name"], "content": text} for item, text in pairs]
+        functions = [call["function"] for call in calls]
+        return before + [
+            {"role": "assistant", "metadata": item["name"], "content": _as_text(item["arguments"])}
+            for item in functions
+        ]
     return [*before, message]
 
 
@@ -269,11 +269,9 @@ def _merge(turns: list[Message], traits: TemplateTraits) -> list[Message]:
 
 def _needs_answer(turn: Message, traits: TemplateTraits) -> bool:
     """Return True if a template prints no user's turn behind this one."""
-    return (
-        not traits.user_after_result
-        if turn["role"] == "tool"
-        else (bool(turn.get("tool_calls")) and not traits.user_after_call)
-    )
+    if turn["role"] == "tool":
+        return not traits.user_after_result
+    return "tool_calls" in turn and not traits.user_after_call
 
 
 def _joined(first: Message, second: Message) -> Message:
@@ -312,11 +310,14 @@ def _shaped(turn: Message, traits: TemplateTraits) -> Message:
 def _shaped_call(call: Mapping[str, Any], traits: TemplateTraits) -> dict[str, Any]:
     function = dict(call["function"])
     if traits.arguments_as_text:
-        if not isinstance(function["arguments"], str):
-            function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+        function["arguments"] = _as_text(function["arguments"])
     elif not isinstance(function["arguments"], Mapping):  # a client's text that is no object
         function["arguments"] = {"arguments": function["arguments"]}
     return {**call, "id": _short_id(call["id"]) if traits.short_ids else call["id"], "function": function}
+
+
+def _as_text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def _short_id(call_id: str) -> str:

@@ -4,6 +4,7 @@ Must not know: requests. Next to read: `harmony.py`, which reads gpt-oss's messa
 reads the answer.
 """
 
+import functools
 import math
 import re
 from dataclasses import dataclass, replace
@@ -73,10 +74,9 @@ FORMATS = (
 
 def find_reasoning(chat_template: str | None, prompt: str, tokenizer: "Tokenizer") -> ReasoningFormat | None:
     """Return the format of a template's reasoning; None without any, or if the prompt has closed it already."""
-    source = re.sub(r"\{#.*?#\}", "", chat_template or "", flags=re.DOTALL)
     prompt = prompt.rstrip()
-    found = next((item for item in FORMATS if item.is_taught(source)), None)
-    if found is None and source:
+    found = _taught(chat_template or "")
+    if found is None and chat_template:
         opened = [item for item in FORMATS if prompt.endswith(item.start)]
         found = min(opened, key=lambda item: len(item.openings), default=None)
     if found is None or (prompt.endswith(found.end) and not found.closing):
@@ -84,6 +84,13 @@ def find_reasoning(chat_template: str | None, prompt: str, tokenizer: "Tokenizer
     ids = tokenizer.encode(found.end, add_special_tokens=False)
     is_special = len(ids) == 1 and ids[0] in tokenizer.special_token_ids
     return replace(found, is_open=prompt.endswith(found.start), has_special_marker=is_special)
+
+
+@functools.lru_cache(maxsize=32)
+def _taught(chat_template: str) -> ReasoningFormat | None:
+    """Return the format whose markers a template has outside of comments."""
+    source = re.sub(r"\{#.*?#\}", "", chat_template, flags=re.DOTALL)
+    return next((item for item in FORMATS if item.is_taught(source)), None)
 
 
 @dataclass(frozen=True, slots=True)

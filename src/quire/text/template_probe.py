@@ -9,12 +9,13 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from quire.errors import ChatTemplateError
 from quire.text.chat_template import ChatTemplate, TemplateLimitReachedError, compile_chat_template
+from quire.text.reasoning import FORMATS
 
 Messages = Sequence[Mapping[str, Any]]
 RESULT_ROLES = ("tool", "observation", "ipython", "function")
@@ -355,7 +356,4 @@ def _has_python(text: str) -> bool:
 
 def _last_marker(prompt: str) -> str:
     """Return the marker of reasoning that a prompt ends with; "" if with none."""
-    from quire.text.reasoning import FORMATS
-
-    found: Iterable[str] = (item.start for item in FORMATS if prompt.rstrip().endswith(item.start))
-    return next(iter(found), "")
+    return next((item.start for item in FORMATS if prompt.rstrip().endswith(item.start)), "")

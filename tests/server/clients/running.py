@@ -42,7 +42,7 @@ def call(name: str, **arguments: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What a script found, and the prompts of its requests from their first user on."""
+    """Result of a script, and the prompts of its requests from their first user on."""
 
     found: Any
     prompts: list[str]
