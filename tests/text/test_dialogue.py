@@ -356,3 +356,12 @@ def test_half_of_a_surrogate_pair_in_replayed_arguments_is_replaced() -> None:
     arguments = '{"city": "cut \\ud83d", "sky": "\\ud83e\\udd6d", "path": "C:\\\\u00"}'
     said = text(LOOP, [user(), call(arguments=arguments), result()])
     assert '{"city": "cut \ufffd", "sky": "\U0001f96d", "path": "C:\\\\u00"}' in said
+
+
+def test_system_message_is_added_only_for_tools_that_need_one() -> None:
+    offered = "{% if m.role == 'system' and tools %}{{ tools | tojson }}{% endif %}"
+    template = f"{{% for m in messages %}}<{{{{ m.role }}}}>{offered}{{{{ m.content }}}}{{% endfor %}}"
+    assert text(template, [user()]) == "<user>hi"
+    found = text(template, [user()], [WEATHER])
+    assert found.startswith("<system>[")
+    assert found.endswith("<user>hi")

@@ -212,6 +212,7 @@ class Dialogue:
             shown = marked(given)
             describes = bool(shown) and traits.tools is None
             described = Described(
+                bool(shown),
                 tools_system_prompt(shown, _example(traits, form)) if describes else "",
                 lambda calls: write_calls(form, [call["function"] for call in calls]),
             )

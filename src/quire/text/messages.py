@@ -144,8 +144,12 @@ def _wrong(place: str, value: Any, expected: str) -> ChatTemplateError:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """Our own texts for a template that does not write something: the description of tools, and calls as text."""
+    """Our own texts for a template that does not write something: the description of tools, and calls as text.
 
+    `has_tools`: the request has tools.
+    """
+
+    has_tools: bool
     tools: str
     write_calls: Callable[[Sequence[Mapping[str, Any]]], str]
 
@@ -160,7 +164,7 @@ def adapt(messages: list[Message], traits: TemplateTraits, described: Described)
         turns += _calls_and_results(message, traits, described, is_lone=not follows_call)
     if not traits.several_results or not traits.several_calls:
         turns = _one_by_one(turns, traits)
-    turns = _fold_systems(turns, traits, described.tools)
+    turns = _fold_systems(turns, traits, described)
     return [_shaped(turn, traits) for turn in _merge(turns, traits)]
 
 
@@ -224,7 +228,7 @@ def _one_by_one(turns: list[Message], traits: TemplateTraits) -> list[Message]:
     return found
 
 
-def _fold_systems(turns: list[Message], traits: TemplateTraits, description: str) -> list[Message]:
+def _fold_systems(turns: list[Message], traits: TemplateTraits, described: Described) -> list[Message]:
     """Return turns whose system messages the template prints, with the description of tools."""
     if not traits.developer:
         turns = [{**turn, "role": "system"} if turn["role"] == "developer" else turn for turn in turns]
@@ -232,9 +236,9 @@ def _fold_systems(turns: list[Message], traits: TemplateTraits, description: str
     leading, rest = turns[:num_leading], turns[num_leading:]
     if not traits.later_system:
         rest = [{**turn, "role": "user"} if turn["role"] in ROLES_OF_SYSTEM else turn for turn in rest]
-    if description:
-        leading = [*leading, {"role": "system", "content": description}]
-    if len(leading) > 1 and (description or not traits.several_systems or not traits.system):
+    if described.tools:
+        leading = [*leading, {"role": "system", "content": described.tools}]
+    if len(leading) > 1 and (described.tools or not traits.several_systems or not traits.system):
         text = _GAP.join(text_of(turn["content"]) for turn in leading)
         leading = [{**leading[0], "content": text}]
     if leading and not rest and not traits.system_alone:
@@ -244,7 +248,7 @@ def _fold_systems(turns: list[Message], traits: TemplateTraits, description: str
         if len(rest) > 1 and rest[1]["role"] == "user":
             rest[:2] = [_joined(rest[0], rest[1])]
         return rest
-    if traits.tools_need_system and not leading:
+    if described.has_tools and traits.tools_need_system and not leading:
         leading = [{"role": "system", "content": ""}]
     return leading + rest
 

@@ -148,7 +148,8 @@ class _Probe:
         tools = self._find_tools()
         calls, call = self._find_calls(reads_tools=tools["tools"] is not None)
         results, turns = self._find_results(call)
-        if tools["tools"] is not None and not self._shows(turns, TOOL_NAME, "qdescription0", **self._offered):
+        begun = [message("system", _SYSTEM)] if tools.get("tools_need_system") else []
+        if tools["tools"] and not self._shows([*begun, *turns], TOOL_NAME, "qdescription0", **self._offered):
             tools = {"tools": None}  # it leaves them out of later turns
         found = {**tools, **calls, **results, **self._systems(), **self._sequences(call, turns)}
         return TemplateTraits(**found, **self._find_reasoning(call, turns), **self._content_forms(turns))
