@@ -45,11 +45,15 @@ constexpr int64_t block_bytes(WeightFormat target) { return target == WeightForm
 void put_word(const Lane& to, WeightFormat target, int64_t block, int64_t index, uint32_t value) {
   put(to.tile + block * block_bytes(target) + index * 64 + to.lane * 4, value);
 }
-void put_scale(const Lane& to, WeightFormat target, int64_t block, uint16_t d) {
-  put(to.tile + to.blocks * block_bytes(target) + (block * kTile + to.lane) * 2, d);
+// Where the fp16 scales of all blocks start, and after them the minima.
+int64_t scales_at(const Lane& to, WeightFormat target) {
+  return to.blocks * (block_bytes(target) + 64 * upper_bits(target));
 }
-void put_minimum(const Lane& to, int64_t block, uint16_t m) {
-  put(to.tile + to.blocks * (block_bytes(WeightFormat::q4m) + 2 * kTile) + (block * kTile + to.lane) * 2, m);
+void put_scale(const Lane& to, WeightFormat target, int64_t block, uint16_t d) {
+  put(to.tile + scales_at(to, target) + (block * kTile + to.lane) * 2, d);
+}
+void put_minimum(const Lane& to, WeightFormat target, int64_t block, uint16_t m) {
+  put_scale(to, target, to.blocks + block, m);
 }
 
 // --- Blocks of integers: the same nibbles and bytes in another order ----------------------------------------------
@@ -72,8 +76,24 @@ void copy_q4_0(const Lane& to, int64_t block, const std::byte* from) {
 
 void copy_q4_1(const Lane& to, int64_t block, const std::byte* from) {
   put_scale(to, WeightFormat::q4m, block, half(from));
-  put_minimum(to, block, half(from + 2));
+  put_minimum(to, WeightFormat::q4m, block, half(from + 2));
   copy_nibbles(to, WeightFormat::q4m, block, from + 4);
+}
+
+// A scale, for Q5_1 a minimum, the fifth bits of the 32 inputs, then their nibbles.
+template <WeightFormat kTarget>
+void copy_q5(const Lane& to, int64_t block, const std::byte* from) {
+  put_scale(to, kTarget, block, half(from));
+  if constexpr (kTarget == WeightFormat::q5m) put_minimum(to, kTarget, block, half(from + 2));
+  from += kTarget == WeightFormat::q5m ? 4 : 2;
+  uint32_t bits = 0;
+  for (int i = 0; i < 8; ++i) {
+    // Bits 4 i … 4 i + 3 of the file, one in each byte.
+    const uint32_t four = (word(from, 0) >> (4 * i)) & 15u;
+    bits |= ((four * 0x00204081u) & 0x01010101u) << i;
+  }
+  put(to.tile + to.blocks * 256 + block * 64 + to.lane * 4, bits);
+  copy_nibbles(to, kTarget, block, from + 4);
 }
 
 void copy_q8_0(const Lane& to, int64_t block, const std::byte* from) {
@@ -235,7 +255,7 @@ void encode_q4m(const Lane& to, int64_t block, const float* values) {
   uint8_t u[kBlock];
   quantise(values, -from_f16(m), step > 0.0f ? 1.0f / step : 0.0f, 0, 15, u);
   put_scale(to, WeightFormat::q4m, block, d);
-  put_minimum(to, block, m);
+  put_minimum(to, WeightFormat::q4m, block, m);
   const auto* words = reinterpret_cast<std::byte*>(u);
   for (int64_t j = 0; j < 4; ++j) {
     put_word(to, WeightFormat::q4m, block, j, word(words, 2 * j) | (word(words, 2 * j + 1) << 4));
@@ -295,6 +315,8 @@ constexpr Stored kStored[] = {
     {"BF16", 1, 2, WeightFormat::bf16, nullptr},
     blocks<copy_q4_0, 32, 18>("Q4_0", WeightFormat::q4),
     blocks<copy_q4_1, 32, 20>("Q4_1", WeightFormat::q4m),
+    blocks<copy_q5<WeightFormat::q5>, 32, 22>("Q5_0", WeightFormat::q5),
+    blocks<copy_q5<WeightFormat::q5m>, 32, 24>("Q5_1", WeightFormat::q5m),
     blocks<copy_q8_0, 32, 34>("Q8_0", WeightFormat::q8),
     blocks<copy_q45_k<WeightFormat::q4k>, 256, 144>("Q4_K", WeightFormat::q4k),
     blocks<copy_q45_k<WeightFormat::q5k>, 256, 176>("Q5_K", WeightFormat::q5k),

@@ -25,14 +25,16 @@ class WeightFormat(enum.Enum):
     bf16 = 2
     q4 = 3
     q4m = 4
-    q8 = 5
-    q4k = 6
-    q5k = 7
-    q6k = 8
-    iq4nl = 9
-    iq4xs = 10
-    mxfp4 = 11
-    nvfp4 = 12
+    q5 = 5
+    q5m = 6
+    q8 = 7
+    q4k = 8
+    q5k = 9
+    q6k = 10
+    iq4nl = 11
+    iq4xs = 12
+    mxfp4 = 13
+    nvfp4 = 14
 
 class KvFormat(enum.Enum):
     f32 = 0

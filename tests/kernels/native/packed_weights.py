@@ -16,8 +16,8 @@ ACT_BLOCK = np.dtype([("q", "i1", 32), ("scale", "f4"), ("scaled_sum", "f4"), ("
 """`ActBlock` of native/plan/types.h."""
 
 
-STORED = {"q4": "Q4_0", "q4m": "Q4_1", "q8": "Q8_0", "q4k": "Q4_K", "q5k": "Q5_K", "q6k": "Q6_K",
-          "iq4nl": "IQ4_NL", "iq4xs": "IQ4_XS", "mxfp4": "MXFP4", "nvfp4": "NVFP4"}  # fmt: skip
+STORED = {"q4": "Q4_0", "q4m": "Q4_1", "q5": "Q5_0", "q5m": "Q5_1", "q8": "Q8_0", "q4k": "Q4_K", "q5k": "Q5_K",
+          "q6k": "Q6_K", "iq4nl": "IQ4_NL", "iq4xs": "IQ4_XS", "mxfp4": "MXFP4", "nvfp4": "NVFP4"}  # fmt: skip
 """Return values from which a quantised format is packed without loss."""
 BLOCKS = {**BLOCK_FORMATS, "NVFP4": BlockFormat("NVFP4", 40, 32, 22)}
 """NVFP4: as native/weights/pack.h has it."""
@@ -50,7 +50,7 @@ def finite_rows(stored: str, num_rows: int, num_inputs: int, seed: int = 0) -> n
         rows[..., :4] = random.uniform(1e-4, 1e-3, (num_rows, 1)).astype(np.float32).view(np.uint8)[:, None]
         rows[..., 4:6] &= 0x77  # no NaN
         return raw
-    columns = {"Q6_K": (208,), "Q4_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}.get(stored, (0,))
+    columns = {"Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}.get(stored, (0,))
     for column, (low, high) in zip(columns, [(0.001, 0.1), (-0.1, 0.02)], strict=False):
         largest = 64 if block.block_len == 256 else 1  # of the factors with fewer bits
         scales = (random.uniform(low, high, len(blocks)) / largest).astype(np.float16)

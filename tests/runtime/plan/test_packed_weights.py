@@ -19,9 +19,9 @@ from tests.kernels.native.packed_weights import finite_rows
 from tests.runtime.plan.harness import decoded, k_quants, packed, stored
 
 DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
-EXACT = {"Q4_0": "q4", "Q4_1": "q4m", "Q8_0": "q8", "Q4_K": "q4k", "Q5_K": "q5k", "Q6_K": "q6k",
-         "IQ4_NL": "iq4nl", "IQ4_XS": "iq4xs", "MXFP4": "mxfp4", "NVFP4": "nvfp4"}  # fmt: skip
-OTHERS = ("Q5_0", "Q5_1", "Q2_K", "Q3_K")
+EXACT = {"Q4_0": "q4", "Q4_1": "q4m", "Q5_0": "q5", "Q5_1": "q5m", "Q8_0": "q8", "Q4_K": "q4k", "Q5_K": "q5k",
+         "Q6_K": "q6k", "IQ4_NL": "iq4nl", "IQ4_XS": "iq4xs", "MXFP4": "mxfp4", "NVFP4": "nvfp4"}  # fmt: skip
+OTHERS = ("Q2_K", "Q3_K")
 
 
 def chosen(
@@ -64,7 +64,8 @@ def test_quantised_weights_keep_their_format(stored_format: str, name: str) -> N
 @pytest.mark.parametrize(
     ("parts", "names"),
     [(("Q4_0", "Q4_1"), "q4+q4m"), (("Q4_1", "Q4_K"), "q4m+q4k"), (("Q4_0", "Q4_0", "Q8_0"), "q4+q8"),
-     (("F32", "Q4_0"), "q8+q4"), (("MXFP4", "IQ4_XS"), "mxfp4+iq4xs"), (("Q5_0", "Q4_0"), "q8+q4")],
+     (("F32", "Q4_0"), "q8+q4"), (("MXFP4", "IQ4_XS"), "mxfp4+iq4xs"), (("Q5_0", "Q4_0"), "q5+q4"),
+     (("Q3_K", "Q5_1"), "q8+q5m")],
 )  # fmt: skip
 def test_parts_of_different_formats_keep_theirs(parts: tuple[str, ...], names: str) -> None:
     assert chosen(*parts) == names
@@ -96,9 +97,7 @@ def test_quantised_at_load(quantization: str, is_table: bool, name: str) -> None
 
 @pytest.mark.parametrize("stored_format", OTHERS)
 def test_other_formats_are_within_half_a_step_of_8_bit(stored_format: str) -> None:
-    by_gguf = stored_format in ("Q5_0", "Q5_1")
-    tensor = stored("w", random(21, 256), stored_format) if by_gguf else k_quants("w", 21, 256, stored_format)
-    found, expected = packed("q8", tensor)
+    found, expected = packed("q8", k_quants("w", 21, 256, stored_format))
     largest = expected.view(-1, 32).abs().amax(1, keepdim=True)
     # Half a step, and the rounding of the step itself to fp16.
     assert ((found - expected).view(-1, 32).abs() <= largest * (0.5 / 127 + 1 / 2048) + 1e-6).all()
@@ -134,7 +133,7 @@ def finite(stored_format: str, rows: int) -> WeightTensor:
     return WeightTensor(stored_format, (rows, 512), stored_format, finite_rows(stored_format, rows, 512))
 
 
-@pytest.mark.parametrize("stored_format", ["IQ4_NL", "IQ4_XS", "MXFP4"])
+@pytest.mark.parametrize("stored_format", ["Q5_0", "Q5_1", "IQ4_NL", "IQ4_XS", "MXFP4"])
 def test_slices_of_a_rank_have_the_values_of_the_whole(stored_format: str) -> None:
     tensor = finite(stored_format, 53)
     whole = tensor.to_torch(torch.float32)
@@ -203,10 +202,10 @@ def test_model_without_matrices_packs() -> None:
 def test_kept_bytes_counts_packed_and_plain_weights() -> None:
     """Return the bytes that `resolve` counts: packed tiles of what is quantised, the file's bytes of the rest."""
     tensors = [
-        stored("a", random(32, 64), "Q4_1"), stored("b", random(16, 64), "Q5_0"), stored("c", random(8, 3), "BF16"),
+        stored("a", random(32, 64), "Q4_1"), k_quants("b", 16, 256, "Q3_K"), stored("c", random(8, 3), "BF16"),
         stored("d", torch.zeros(5)),
     ]  # fmt: skip
-    assert kept_bytes(tensors) == 2 * 2 * 320 + 2 * 544 + 8 * 3 * 2 + 5 * 4
+    assert kept_bytes(tensors) == 2 * 2 * 320 + 8 * 544 + 8 * 3 * 2 + 5 * 4
     parameters = {tensor.name: nn.Parameter(torch.empty(tensor.shape, device="meta")) for tensor in tensors[:2]}
     packings = {"a": Packing.whole(32, WeightFormat.q4m), "b": Packing.whole(16, WeightFormat.q8)}
     weights = PackedWeights(parameters, packings)

@@ -160,7 +160,7 @@ def calibrate(report: Callable[[str], None] = lambda text: None) -> Calibration:
     report("scheduling and sampling")
     attention = {name: (*_fit(samples), prompts[name]) for name, samples in decodes.items()}
     for name, measured in (
-        *((name, "q4m") for name in ("q4", "q4k", "q5k", "mxfp4", "nvfp4")),
+        *((name, "q4m") for name in ("q4", "q5", "q5m", "q4k", "q5k", "mxfp4", "nvfp4")),
         *((name, "q8") for name in ("q6k", "iq4nl", "iq4xs")),
     ):
         if measured in products:

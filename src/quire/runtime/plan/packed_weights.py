@@ -1,8 +1,8 @@
-"""Weights in the layout of the native kernels: packed once at load, 4- and 8-bit weights staying 4 and 8 bit.
+"""Weights in the layout of the native kernels: packed once at load, weights of 4 to 8 bits staying so.
 
 What a stored format becomes (layouts: `native/plan/types.h`):
 
-    Q4_0, Q4_1, Q8_0   the same values, in another order
+    Q4_0 … Q5_1, Q8_0  the same values, in another order, in the file's bytes
     Q4_K, Q5_K, Q6_K   the same values, in another order, of at most 1.03 times the file's bytes
     IQ4_NL, IQ4_XS     the same, of at most 1.03 times the file's bytes
     MXFP4, NVFP4       the same, in the file's bytes; MXFP4's blocks of scales up to 2^-126 become 0
@@ -34,9 +34,10 @@ from quire.weights.weight_tensor import WeightTensor
 
 BLOCK = 32
 PACKED_DIRECTLY = {
-    "Q4_0": WeightFormat.q4, "Q4_1": WeightFormat.q4m, "Q8_0": WeightFormat.q8, "Q4_K": WeightFormat.q4k,
-    "Q5_K": WeightFormat.q5k, "Q6_K": WeightFormat.q6k, "IQ4_NL": WeightFormat.iq4nl, "IQ4_XS": WeightFormat.iq4xs,
-    "MXFP4": WeightFormat.mxfp4, "NVFP4": WeightFormat.nvfp4,
+    "Q4_0": WeightFormat.q4, "Q4_1": WeightFormat.q4m, "Q5_0": WeightFormat.q5, "Q5_1": WeightFormat.q5m,
+    "Q8_0": WeightFormat.q8, "Q4_K": WeightFormat.q4k, "Q5_K": WeightFormat.q5k, "Q6_K": WeightFormat.q6k,
+    "IQ4_NL": WeightFormat.iq4nl, "IQ4_XS": WeightFormat.iq4xs, "MXFP4": WeightFormat.mxfp4,
+    "NVFP4": WeightFormat.nvfp4,
 }  # fmt: skip
 BY_DTYPE = {"float32": WeightFormat.f32, "float16": WeightFormat.f16, "bfloat16": WeightFormat.bf16}
 BY_QUANTIZATION = {"int8": WeightFormat.q8, "int4": WeightFormat.q4m, "fp8": WeightFormat.q8}
