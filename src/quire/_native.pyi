@@ -96,8 +96,9 @@ def packed_bytes(format: WeightFormat, num_outputs: int, num_inputs: int) -> int
 class PackedRows:
     def __init__(
         self, stored: str, rows: int, num_rows: int, num_inputs: int, row_stride_bytes: int, packed: int,
-        first_output: int, target: WeightFormat, row_order: int = 0,
+        first_output: int, target: WeightFormat, row_order: int = 0, codebook: int = 0,
     ) -> None: ...  # fmt: skip
+    def set_codes(self, table: int, scales: int, zeros: int, groups: int, num_groups: int) -> None: ...
 
 def pack_rows(jobs: Sequence[PackedRows], num_threads: int = 1) -> None: ...
 def quantize_rows(

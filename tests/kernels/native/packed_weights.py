@@ -6,6 +6,7 @@ import numpy as np
 
 from quire import _native
 from quire.weights.block_formats import BLOCK_FORMATS, BlockFormat
+from quire.weights.codebooks import packed_codebook
 
 ALL_ISAS = ("scalar", "avx2", "avx_vnni", "avx512", "avx512_bf16", "amx_emulated", "amx")
 ISAS = [isa for isa in ALL_ISAS if _native.isa_supported(isa)]
@@ -80,9 +81,10 @@ class Packed:
         """Shapes: raw `[rows, bytes]`, row_order int32."""
         count = len(raw) if row_order is None else len(row_order)
         order = 0 if row_order is None else row_order.ctypes.data
+        codebook = packed_codebook(stored)
         job = _native.PackedRows(
             stored, raw.ctypes.data, count, self.num_inputs, raw.strides[0], self.data.ctypes.data, self._next,
-            self.format, order,
+            self.format, order, 0 if codebook is None else codebook.ctypes.data,
         )  # fmt: skip
         _native.pack_rows([job], num_threads)
         self._next += count

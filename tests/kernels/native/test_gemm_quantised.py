@@ -194,7 +194,8 @@ def test_extreme_integers_do_not_overflow(format_name: str) -> None:
     if stored == "Q8_0":
         rows[::2], rows[1::2] = 0x80, 0x7F
     # Powers of two, so that sums are exact; scales of 127 and -128 of Q6_K.
-    columns = dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)) | {"Q6_K": (208,), "MXFP4": (), "NVFP4": ()}
+    columns = dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,))
+    columns |= {"Q6_K": (208,), "MXFP4": (), "NVFP4": ()}
     for column in columns.get(stored, (0, 2)):
         rows[..., column : column + 2] = np.array([2.0**-4], np.float16).view(np.uint8)
     if stored == "MXFP4":

@@ -7,7 +7,7 @@ from gguf import quants
 
 from quire import _native
 from quire.weights.block_formats import BLOCK_FORMATS
-from quire.weights.dequantize import dequantize
+from quire.weights.dequantize import decode, dequantize
 from tests.kernels.native.packed_weights import BLOCKS, FORMATS, STORED, Packed, finite_rows
 from tests.weights.gguf_builder import random_rows
 
@@ -75,6 +75,29 @@ def test_nvfp4_keeps_its_values(shape: tuple[int, int]) -> None:
     of_groups = 2 * quants.NVFP4.ue4m3_to_fp32(scales) * factors
     wanted = np.array(quants.NVFP4.kvalues)[codes] * of_groups.astype(np.float32)[..., None]
     assert same_bits(found, wanted.astype(np.float32).reshape(shape))
+
+
+@pytest.mark.parametrize("target", ["f32", "bf16", "q8", "q4m"])
+@pytest.mark.parametrize("stored", [name for name in BLOCK_FORMATS if name not in ("Q4_1", "Q8_0")])
+def test_blocks_are_packed_as_the_values_that_numpy_decodes(stored: str, target: str) -> None:
+    """Random bytes: among the scales are denormals, infinities and NaN, whose signs and payloads may differ."""
+
+    def both(raw: np.ndarray) -> tuple[Packed, Packed]:
+        values = decode(raw, stored).view(np.uint8)
+        return Packed(target, 37, 768).add_rows(stored, raw), Packed(target, 37, 768).add_rows("F32", values)
+
+    raw = random_rows(stored, 37, 768 // BLOCK_FORMATS[stored].block_len, seed=1)
+    found, wanted = both(raw)
+    assert same_bits(found.decoded(), wanted.decoded())
+    found, wanted = both(raw & 0xBB)  # no exponent of infinity
+    assert np.array_equal(found.data, wanted.data)
+
+
+@pytest.mark.parametrize(("stored", "target"), [("Q4_1", "q8"), ("Q4_1", "f32"), ("Q8_0", "q4m"), ("Q8_0", "f32")])
+def test_formats_with_a_packed_one_of_their_own_are_decoded_for_others(stored: str, target: str) -> None:
+    raw = finite_rows(stored, 21, 96)
+    values = Packed(target, 21, 96).add_rows("F32", decode(raw, stored).view(np.uint8))
+    assert np.array_equal(Packed(target, 21, 96).add_rows(stored, raw).data, values.data)
 
 
 @pytest.mark.parametrize("stored", STORED.values())
@@ -221,15 +244,16 @@ def test_jobs_of_one_call_that_share_tiles_equal_one_job() -> None:
 @pytest.mark.parametrize(
     ("stored", "target", "num_inputs", "message"),
     [
-        ("Q2_K", "q8", 256, "stored as Q2_K"),
-        ("Q4_0", "q8", 32, "cannot be packed"),
+        ("Q8_K", "q8", 256, "stored as Q8_K"),
+        ("NVFP4", "q8", 32, "cannot be packed"),
         ("F32", "q4", 32, "cannot be packed"),
         ("F32", "q8", 48, "whole number of blocks"),
         ("Q4_K", "q4k", 288, "whole number of blocks"),
-        ("Q4_K", "q4m", 256, "cannot be packed"),
+        ("Q4_K", "q5k", 256, "cannot be packed"),
+        ("CODES", "q8", 256, "need a table"),
         ("F32", "q4k", 256, "cannot be packed"),
         ("F32", "mxfp4", 256, "cannot be packed"),
-        ("MXFP4", "q8", 256, "cannot be packed"),
+        ("MXFP4", "q4", 256, "cannot be packed"),
     ],
 )
 def test_what_cannot_be_packed_is_refused(stored: str, target: str, num_inputs: int, message: str) -> None:

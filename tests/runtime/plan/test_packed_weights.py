@@ -14,6 +14,7 @@ from quire.kernels.instruction import Packing
 from quire.runtime.placement import Placement
 from quire.runtime.plan.packed_weights import PackedWeights, choose_formats, kept_bytes, stacked
 from quire.weights.model_files import map_file
+from quire.weights.quantized import Quantized, QuantizedTensor
 from quire.weights.weight_tensor import WeightTensor
 from tests.kernels.native.packed_weights import finite_rows
 from tests.runtime.plan.harness import decoded, k_quants, packed, stored
@@ -141,6 +142,38 @@ def test_slices_of_a_rank_have_the_values_of_the_whole(stored_format: str) -> No
         found, expected = packed(EXACT[stored_format], tensor.part(rows, columns))
         assert torch.equal(found, expected)
         assert torch.equal(found, whole[rows, columns])
+
+
+def quantized(*, dtype: type, table: np.ndarray | None, has_zeros: bool, rows_per_scale: int = 1) -> QuantizedTensor:
+    """Codes with a scale and a zero for each 32 columns in a shuffled order. Shapes: `[42, 96]`."""
+    generator = np.random.default_rng(5)
+    codes = generator.integers(0, 256, (42, 96), np.uint8).view(dtype)
+    scales = generator.uniform(0.01, 0.1, (42 // rows_per_scale, 3)).astype(np.float32)
+    zeros = generator.integers(0, 9, (42, 3), np.uint8)
+    parts = Quantized(
+        lambda first, last: codes[first:last], WeightTensor("s", scales.shape, "F32", scales.view(np.uint8)),
+        (lambda first, last: zeros[first:last]) if has_zeros else 0.0, generator.permutation(96) // 32, 1.0,
+        rows_per_scale, table=table,
+    )  # fmt: skip
+    return QuantizedTensor("w", (42, 96), "INT8", codes.view(np.uint8), quantized=parts)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        quantized(dtype=np.uint8, table=None, has_zeros=True),
+        quantized(dtype=np.int8, table=None, has_zeros=False),
+        quantized(dtype=np.uint8, table=np.arange(256, dtype=np.float32) / 3, has_zeros=False, rows_per_scale=7),
+    ],
+    ids=["zeros", "signed", "table"],
+)
+@pytest.mark.parametrize("target", ["q8", "f32"])
+def test_codes_are_packed_as_the_values_that_numpy_decodes(tensor: QuantizedTensor, target: str) -> None:
+    order = np.random.default_rng(6).permutation(42)
+    for part in (tensor, tensor.with_rows(order), tensor.part(slice(3, 40), slice(32, 96))):
+        values = np.ascontiguousarray(part.to_numpy())
+        as_floats = WeightTensor("w", values.shape, "F32", values.view(np.uint8))
+        assert torch.equal(packed(target, part)[0], packed(target, as_floats)[0])
 
 
 def test_parts_with_codebooks_stack_and_keep_their_values() -> None:

@@ -29,7 +29,10 @@ from quire.config import EngineConfig
 from quire.kernels.instruction import Packing
 from quire.runtime.huge_pages import allocate
 from quire.runtime.placement import FLOATS, Placement
+from quire.weights.block_formats import BLOCK_FORMATS
+from quire.weights.codebooks import packed_codebook
 from quire.weights.progress import Progress, ignore_progress
+from quire.weights.quantized import QuantizedTensor
 from quire.weights.weight_tensor import WeightTensor
 
 BLOCK = 32
@@ -56,6 +59,15 @@ class PartPlan:
     offset: int
     rows: range
     num_inputs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows of a tensor to be packed, and the arrays whose memory `job` reads."""
+
+    job: PackedRows
+    arrays: tuple[NDArray[Any], ...]
+    tensor: WeightTensor
 
 
 def choose_packings(
@@ -218,7 +230,7 @@ class PackedWeights:
         """
         report = functools.partial(progress or ignore_progress, "loading weights")
         total, done, num_bytes = sum(item.tensor.num_bytes for item in placements), 0, 0
-        batch: list[tuple[PackedRows, NDArray[Any], WeightTensor]] = []
+        batch: list[Piece] = []
         read: list[int] = []  # bytes done with each tensor of the batch
 
         def flush() -> None:
@@ -231,7 +243,7 @@ class PackedWeights:
         for placement in placements:
             for piece in self._pieces(placement):
                 batch.append(piece)
-                num_bytes += piece[1].nbytes
+                num_bytes += sum(array.nbytes for array in piece.arrays)
                 if num_bytes >= BATCH_BYTES:
                     flush()
                     num_bytes = 0
@@ -239,8 +251,8 @@ class PackedWeights:
             read.append(done)
         flush()
 
-    def _pieces(self, placement: Placement) -> Iterator[tuple[PackedRows, NDArray[Any], WeightTensor]]:
-        """Cut a matrix: each piece with its rows as they are packed, and as they are stored. A vector is put at once.
+    def _pieces(self, placement: Placement) -> Iterator[Piece]:
+        """Cut a matrix in pieces. A vector is put at once.
 
         Mutates: the vector.
         """
@@ -249,13 +261,23 @@ class PackedWeights:
             self._vectors[name][first_row : first_row + tensor.shape[0]] = tensor.to_numpy()
             return
         part = self._part(name, first_row)
-        is_direct = (tensor.format in FLOATS and not tensor.offset) or PACKED_DIRECTLY.get(tensor.format) == part.format
         num_rows, num_inputs = tensor.shape
         each = max(1, PART_VALUES // num_inputs // BLOCK * BLOCK)
         for first in range(0, num_rows, each):
             stored = tensor if num_rows <= each else tensor.part(slice(first, first + each), slice(None))
-            rows = np.ascontiguousarray(stored.raw if is_direct else stored.to_numpy())
-            yield self._job(part, tensor.format if is_direct else "F32", rows, first_row + first), rows, stored
+            yield self._piece(part, stored, first_row + first)
+
+    def _piece(self, part: PartPlan, tensor: WeightTensor, first_row: int) -> Piece:
+        """Return the job that packs a tensor: from its blocks or codes, or from values that NumPy decodes."""
+        is_direct = PACKED_DIRECTLY.get(tensor.format) == part.format
+        if isinstance(tensor, QuantizedTensor) and not is_direct and not tensor.offset:
+            codes, table, scales, zeros, groups = arrays = tensor.in_groups()
+            job = self._job(part, "CODES", codes, first_row)
+            job.set_codes(table.ctypes.data, scales.ctypes.data, zeros.ctypes.data, groups.ctypes.data, scales.shape[1])
+            return Piece(job, arrays, tensor)
+        is_stored = is_direct or (tensor.format in BLOCK_FORMATS and not tensor.offset)
+        rows = np.ascontiguousarray(tensor.raw if is_stored else tensor.to_numpy())
+        return Piece(self._job(part, tensor.format if is_stored else "F32", rows, first_row), (rows,), tensor)
 
     def put_values(self, name: str, values: Any, first_row: int = 0) -> None:
         """fp32 values, an array or a tensor, become rows of one part of a parameter, quantised if its format says so.
@@ -271,16 +293,17 @@ class PackedWeights:
     def _part(self, name: str, row: int) -> PartPlan:
         return next(part for part in self._matrices[name] if row in part.rows)
 
-    def _pack(self, batch: list[tuple[PackedRows, NDArray[Any], WeightTensor]]) -> None:
-        pack_rows([job for job, _, _ in batch], self._num_threads)
-        for _, _, stored in batch:
-            stored.release()
+    def _pack(self, batch: Sequence[Piece]) -> None:
+        pack_rows([piece.job for piece in batch], self._num_threads)
+        for piece in batch:
+            piece.tensor.release()
 
     def _job(self, part: PartPlan, stored: str, rows: NDArray[Any], first_row: int) -> PackedRows:
         assert first_row + len(rows) <= part.rows.stop
+        codebook = packed_codebook(stored)
         return PackedRows(
             stored, rows.ctypes.data, len(rows), part.num_inputs, rows.strides[0], self._address(part),
-            first_row - part.rows.start, part.format,
+            first_row - part.rows.start, part.format, codebook=0 if codebook is None else codebook.ctypes.data,
         )  # fmt: skip
 
     def _address(self, part: PartPlan) -> int:
