@@ -108,6 +108,21 @@ void copy_mxfp4(const Lane& to, int64_t block, const std::byte* from) {
   copy_nibbles(to, WeightFormat::mxfp4, block, from + 1);
 }
 
+// The halves of two bytes, each in a byte of its own.
+uint32_t spread(uint32_t pair) {
+  return (pair & 15u) | (pair & 0xf0u) << 4 | (pair & 0xf00u) << 8 | (pair & 0xf000u) << 12;
+}
+
+// 16 bytes: byte j holds input 2 j in its low half, input 2 j + 1 in its high half.
+void copy_mxfp4_apart(const Lane& to, int64_t block, std::byte scale, const std::byte* from) {
+  const int exponent = static_cast<int>(scale);
+  put(to.tile + to.blocks * 256 + block * kTile + to.lane, static_cast<uint8_t>(exponent == 0 ? 0 : exponent - 1));
+  for (int64_t j = 0; j < 4; ++j) {
+    const uint32_t eight = word(from, j);
+    put_word(to, WeightFormat::mxfp4, block, j, spread(eight & 0xffffu) | spread(eight >> 16) << 4);
+  }
+}
+
 // The row's fp32 factor, two scales in E4M3, then codes in the order of Q4_0.
 void copy_nvfp4(const Lane& to, int64_t block, const std::byte* from) {
   std::byte* scales = to.tile + to.blocks * 256 + block * 2 * kTile + to.lane;
@@ -283,6 +298,7 @@ constexpr Stored kStored[] = {
     blocks<copy_q4_0, 32, 18>("IQ4_NL", WeightFormat::iq4nl),
     blocks<copy_iq4_xs, 256, 136>("IQ4_XS", WeightFormat::iq4xs),
     blocks<copy_mxfp4, 32, 17>("MXFP4", WeightFormat::mxfp4),
+    {"MXFP4_APART", 32, 16, WeightFormat::mxfp4, copy_blocks<copy_mxfp4, 32, 17>},  // for zeros
     blocks<copy_nvfp4, 32, 22>("NVFP4", WeightFormat::nvfp4),
 };
 
@@ -301,6 +317,13 @@ void pack_chunk(const PackedRows& job, const Stored& stored, const Lane& to, int
                 int64_t row) {
   const WeightFormat target = job.target;
   const std::byte* from = job.rows + row * job.row_stride_bytes + first / stored.inputs * stored.bytes;
+  if (job.block_scales != nullptr) {
+    const std::byte* scales = job.block_scales + row * to.blocks;
+    for (int64_t b = first / kBlock; b < (first + count) / kBlock; ++b, from += kBlock / 2) {
+      copy_mxfp4_apart(to, b, scales[b], from);
+    }
+    return;
+  }
   if (stored.copies_to(target)) return stored.copy(to, first, count, from);
   const bool is_half = stored.target == WeightFormat::f16 || stored.target == WeightFormat::bf16;
   if (is_half && stored.is_float() && stored.target == target) return copy_halves(to, target, first, count, from);
@@ -337,6 +360,9 @@ void check(const PackedRows& job, const Stored& stored) {
   }
   if ((job.stored == "CODES") != (job.codes.table != nullptr)) {
     throw std::invalid_argument("rows of codes, and no others, need a table");
+  }
+  if ((job.stored == "MXFP4_APART") != (job.block_scales != nullptr)) {
+    throw std::invalid_argument("MXFP4_APART, and no other format, has scales apart");
   }
   if (job.stored.starts_with("IQ") && stored.copy == nullptr && job.codebook == nullptr) {
     throw std::invalid_argument("weights stored as " + job.stored + " need their codebook");

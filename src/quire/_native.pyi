@@ -97,6 +97,7 @@ class PackedRows:
     def __init__(
         self, stored: str, rows: int, num_rows: int, num_inputs: int, row_stride_bytes: int, packed: int,
         first_output: int, target: WeightFormat, row_order: int = 0, codebook: int = 0,
+        block_scales: int = 0,
     ) -> None: ...  # fmt: skip
     def set_codes(self, table: int, scales: int, zeros: int, groups: int, num_groups: int) -> None: ...
 

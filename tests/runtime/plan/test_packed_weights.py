@@ -15,7 +15,7 @@ from quire.runtime.placement import Placement
 from quire.runtime.plan.packed_weights import PackedWeights, choose_formats, kept_bytes, stacked
 from quire.weights.model_files import map_file
 from quire.weights.quantized import Quantized, QuantizedTensor
-from quire.weights.weight_tensor import WeightTensor
+from quire.weights.weight_tensor import WeightTensor, join_mxfp4
 from tests.kernels.native.packed_weights import finite_rows
 from tests.runtime.plan.harness import decoded, k_quants, packed, stored
 
@@ -174,6 +174,20 @@ def test_codes_are_packed_as_the_values_that_numpy_decodes(tensor: QuantizedTens
         values = np.ascontiguousarray(part.to_numpy())
         as_floats = WeightTensor("w", values.shape, "F32", values.view(np.uint8))
         assert torch.equal(packed(target, part)[0], packed(target, as_floats)[0])
+
+
+def test_mxfp4_with_scales_apart_is_packed_as_gguf_stores_it() -> None:
+    generator = np.random.default_rng(7)
+    pairs, scales = generator.integers(0, 256, (53, 256), np.uint8), generator.integers(0, 255, (53, 16), np.uint8)
+    apart = WeightTensor("w", (53, 512), "MXFP4", pairs, scales=scales)
+    joined = WeightTensor("w", (53, 512), "MXFP4", join_mxfp4(pairs, scales))
+    order = generator.permutation(53)
+    for change in (
+        lambda tensor: tensor, lambda tensor: tensor.part(slice(5, 37), slice(64, 256)),
+        lambda tensor: tensor.with_rows(order).part(slice(3, 20), slice(None)),
+    ):  # fmt: skip
+        assert torch.equal(packed("mxfp4", change(apart))[0], packed("mxfp4", change(joined))[0])
+        assert np.array_equal(change(apart).raw, change(joined).raw)
 
 
 def test_parts_with_codebooks_stack_and_keep_their_values() -> None:

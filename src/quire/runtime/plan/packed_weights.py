@@ -275,6 +275,10 @@ class PackedWeights:
             job = self._job(part, "CODES", codes, first_row)
             job.set_codes(table.ctypes.data, scales.ctypes.data, zeros.ctypes.data, groups.ctypes.data, scales.shape[1])
             return Piece(job, arrays, tensor)
+        if is_direct and tensor.scales is not None:
+            pairs, scales = tensor.pairs_and_scales()
+            job = self._job(part, "MXFP4_APART", pairs, first_row, scales)
+            return Piece(job, (pairs, scales), tensor)
         is_stored = is_direct or (tensor.format in BLOCK_FORMATS and not tensor.offset)
         rows = np.ascontiguousarray(tensor.raw if is_stored else tensor.to_numpy())
         return Piece(self._job(part, tensor.format if is_stored else "F32", rows, first_row), (rows,), tensor)
@@ -298,12 +302,15 @@ class PackedWeights:
         for piece in batch:
             piece.tensor.release()
 
-    def _job(self, part: PartPlan, stored: str, rows: NDArray[Any], first_row: int) -> PackedRows:
+    def _job(
+        self, part: PartPlan, stored: str, rows: NDArray[Any], first_row: int, scales: NDArray[Any] | None = None
+    ) -> PackedRows:
         assert first_row + len(rows) <= part.rows.stop
         codebook = packed_codebook(stored)
         return PackedRows(
             stored, rows.ctypes.data, len(rows), part.num_inputs, rows.strides[0], self._address(part),
-            first_row - part.rows.start, part.format, codebook=0 if codebook is None else codebook.ctypes.data,
+            first_row - part.rows.start, part.format, 0, 0 if codebook is None else codebook.ctypes.data,
+            0 if scales is None else scales.ctypes.data,
         )  # fmt: skip
 
     def _address(self, part: PartPlan) -> int:
