@@ -20,6 +20,7 @@ from quire.cli.exit_codes import ExitCode
 from quire.cli.output import Output
 from quire.cli.version import package_version
 from quire.config import EngineOptions
+from quire.lazy_torch import INSTALL
 
 INSTRUCTION_SETS = (
     "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd", "i8mm", "bf16",
@@ -99,10 +100,10 @@ def check_python() -> Finding:
 
 
 def check_torch() -> Finding:
-    """Check that torch imports and has a supported version."""
+    """Check that torch, if it is installed, imports and has a supported version."""
     found = package_version("torch")
     if found is None:
-        return Finding("torch", PROBLEM, "not installed", "pip install torch==2.13.0")
+        return Finding("torch", OK, f"not installed: needed for GPUs and for models op by op ({INSTALL})")
     import torch
 
     device = f"CUDA {torch.version.cuda}: {torch.cuda.get_device_name(0)}" if torch.cuda.is_available() else "CPU only"
