@@ -158,7 +158,7 @@ def test_default_dtype_stays_close(
 
     And as it runs by default, a plan that keeps the weights in 4 bit.
     """
-    from quire.runtime.loader import load_model
+    from quire.runtime.eager import load_model
     from tests.models.harness import Runner
 
     prompt = text_ids[:256]

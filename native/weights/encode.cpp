@@ -38,7 +38,7 @@ template <typename To, typename From>
 // Of each block the lowest and the highest value, or the highest magnitude twice, and 0, or NaN where a value is not
 // finite.
 struct Extents {
-  float low[kChunk / kBlock], high[kChunk / kBlock], check[kChunk / kBlock];
+  float low[kInputsAtOnce / kBlock], high[kInputsAtOnce / kBlock], check[kInputsAtOnce / kBlock];
 };
 
 template <bool kOfMagnitudes>

@@ -7,12 +7,12 @@
 namespace quire {
 
 // Of inputs that are packed for 16 rows before the next ones: 16 lines of source and the part of a tile stay in L1.
-constexpr int64_t kChunk = 256;
+constexpr int64_t kInputsAtOnce = 256;
 
 // A chunk quantised: 8 or 4 bits, and the scales and minima of its blocks.
 struct Quantised {
-  uint8_t u[kChunk];
-  uint16_t d[kChunk / kBlock], m[kChunk / kBlock];
+  uint8_t u[kInputsAtOnce];
+  uint16_t d[kInputsAtOnce / kBlock], m[kInputsAtOnce / kBlock];
 };
 
 void quantise_q8(const float* values, int64_t num_blocks, Quantised& to);

@@ -16,7 +16,7 @@ namespace quire {
 namespace {
 
 // That a thread packs before it takes more.
-constexpr int64_t kPieceBytes = 1 << 18;
+constexpr int64_t kJobBytes = 1 << 18;
 
 // One output of a packed matrix.
 struct Lane {
@@ -327,7 +327,7 @@ void pack_chunk(const PackedRows& job, const Stored& stored, const Lane& to, int
   if (stored.copies_to(target)) return stored.copy(to, first, count, from);
   const bool is_half = stored.target == WeightFormat::f16 || stored.target == WeightFormat::bf16;
   if (is_half && stored.is_float() && stored.target == target) return copy_halves(to, target, first, count, from);
-  float values[kChunk];
+  float values[kInputsAtOnce];
   if (job.codes.table != nullptr) {
     const Codes of_row{job.codes.table, job.codes.scales + row * job.num_groups, job.codes.zeros + row * job.num_groups,
                        job.codes.groups + first};
@@ -342,7 +342,7 @@ void pack_chunk(const PackedRows& job, const Stored& stored, const Lane& to, int
 
 // An output past the last one.
 void pack_zeros(const Stored& stored, WeightFormat target, const Lane& to, int64_t first, int64_t count) {
-  const float zeros[kChunk] = {};
+  const float zeros[kInputsAtOnce] = {};
   if (!stored.copies_to(target)) return encode_floats(to, target, first, count, zeros);
   stored.copy(to, first, count, reinterpret_cast<const std::byte*>(zeros));
 }
@@ -374,8 +374,8 @@ void pack_piece(const PackedRows& job, const Stored& stored) {
   for (int64_t output = job.first_output; output < end;) {
     const int64_t tile = output / kTile, tile_end = (tile + 1) * kTile;
     std::byte* data = job.packed + tile * bytes;
-    for (int64_t first = 0; first < job.num_inputs; first += kChunk) {
-      const int64_t count = std::min(kChunk, job.num_inputs - first);
+    for (int64_t first = 0; first < job.num_inputs; first += kInputsAtOnce) {
+      const int64_t count = std::min(kInputsAtOnce, job.num_inputs - first);
       for (int64_t o = output; o < tile_end; ++o) {
         const Lane to{data, o - tile * kTile, job.num_inputs / kBlock};
         if (o >= end) {
@@ -396,7 +396,7 @@ void pack_piece(const PackedRows& job, const Stored& stored) {
 
 // Adds the pieces of a job, which end where tiles end.
 void cut(const PackedRows& job, std::vector<PackedRows>& pieces) {
-  const int64_t bytes = tile_bytes(job.target, job.num_inputs), outputs = (1 + kPieceBytes / bytes) * kTile;
+  const int64_t bytes = tile_bytes(job.target, job.num_inputs), outputs = (1 + kJobBytes / bytes) * kTile;
   for (int64_t first = 0; first < job.num_rows;) {
     PackedRows piece = job;
     piece.first_output += first;

@@ -30,6 +30,12 @@ class ConfigError(QuireError):
     exit_code = 2
 
 
+class MissingExtraError(ConfigError):
+    """A package that a request needs is not installed; the message has the command that installs it."""
+
+    code = "missing_extra"
+
+
 class RequestError(QuireError):
     """A request is wrong; the engine and all other requests are unaffected."""
 

@@ -16,6 +16,7 @@ from quire.kernels.lowering import LOWERS, Lowering, lowers
 from quire.kernels.registry import KERNELS, kernel
 from quire.kernels.tracing import SIZES, Call, same_sizes
 from quire.layers.embedding import Embedding
+from quire.runtime.eager import give_memory
 from tests.runtime.plan.graphs import planned, run_prompt
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +62,7 @@ def test_op_declared_in_one_place_is_traced_lowered_and_run(doubled: Any) -> Non
         def __init__(self) -> None:
             super().__init__()
             self.table = Embedding(19, 32)
-            self.table.weight.data.normal_()
+            give_memory(self, torch.float32, torch.device("cpu"), lambda shape, **_: torch.randn(shape))
 
         def forward(self, token_ids: Any, batch: Any) -> Any:
             return doubled(self.table(token_ids))

@@ -11,10 +11,11 @@ from typing import Any
 import gguf
 import torch
 from gguf.quants import quantize
-from torch import nn
 
 from quire.cache_spec import CacheGroup, make_groups
 from quire.layers.forward_batch import ForwardBatch
+from quire.nn import named_parameters
+from quire.runtime.eager import give_memory
 from quire.runtime.loader import make_model, plan_placements
 from quire.weights.weight_tensor import WeightTensor
 
@@ -32,12 +33,16 @@ def stored(name: str, values: torch.Tensor, format_name: str = "F32") -> WeightT
 
 
 def build_model(
-    hf_config: Mapping[str, Any], state: Mapping[str, torch.Tensor], max_model_len: int | None = None
-) -> nn.Module:
-    """Our model for a config, in fp32, with a checkpoint's tensors loaded."""
-    model = make_model(hf_config, max_model_len=max_model_len).eval()
+    hf_config: Mapping[str, Any],
+    state: Mapping[str, torch.Tensor],
+    max_model_len: int | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Any:
+    """Our model for a config, with a checkpoint's tensors loaded."""
+    made = make_model(hf_config, max_model_len=max_model_len)
+    model = give_memory(made, dtype, torch.device("cpu"), torch.empty)
     tensors = {name: stored(name, values.detach()) for name, values in state.items()}
-    parameters = dict(model.named_parameters())
+    parameters = dict(named_parameters(model))
     for placement in plan_placements(model, tensors):
         rows = slice(placement.first_row, placement.first_row + placement.tensor.shape[0])
         parameters[placement.parameter_name].data[rows] = placement.tensor.to_torch(torch.float32)
@@ -100,7 +105,7 @@ class Runner(Steps):
     `num_ranks`: the size of the group that the model is one rank of.
     """
 
-    model: nn.Module
+    model: Any
     block_size: int = 4
     num_blocks: int = 128
     scatter: int = 0

@@ -20,7 +20,8 @@ from quire.kernels.experts import ExpertGemm, Route
 from quire.kernels.instruction import StepShape
 from quire.layers.group import LocalGroup
 from quire.models.registry import ModelRegistry
-from quire.runtime.loader import load_model, plan_placements
+from quire.runtime.eager import load_model
+from quire.runtime.loader import plan_placements
 from quire.runtime.plan.emit import BODY
 from quire.runtime.plan.packed_weights import kept_bytes
 from quire.sampling_params import SamplingParams

@@ -18,7 +18,7 @@ from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
 
 from quire.errors import ConfigError, ModelFileError, QuireError, UnsupportedModelError
 from quire.layers.group import LocalGroup
-from quire.runtime.loader import load_model
+from quire.runtime.eager import load_model
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.dequantize import decode
 from quire.weights.quantized import QuantizedTensor, RoundedTensor, e4m3_values, e5m2_values, round_to_e4m3
@@ -332,7 +332,7 @@ def test_ranks_hold_rows_and_columns_of_the_whole(
     case: tuple[Pair, Checkpoint, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, checkpoint, _ = case
-    monkeypatch.setattr("quire.runtime.loader.pack_weights", lambda model: None)
+    monkeypatch.setattr("quire.runtime.eager.pack_weights", lambda model: None)
     config = make_config(checkpoint.hf_config)
     whole = layer_of(load_model(config, checkpoint))
     for rank in range(2):

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from quire.runtime.batch import RequestStates, StepLayout, lay_out
 from quire.runtime.cache_engine import CacheEngine
+from quire.runtime.eager import load_model
 from quire.runtime.forward import EagerForward, Forward, PlannedForward
-from quire.runtime.loader import load_model
 from quire.runtime.plan.emit import PlanLimits
 from quire.runtime.plan.load import plan_model
 from quire.runtime.plan.record import planned_model

@@ -11,8 +11,9 @@ from torch import nn
 
 from quire.config import EngineOptions
 from quire.errors import ModelFileError
-from quire.runtime import loader
-from quire.runtime.loader import load_model, part_names, target_of
+from quire.runtime import eager
+from quire.runtime.eager import load_model
+from quire.runtime.loader import part_names, target_of
 from tests.runtime.builders import make_config
 from tests.runtime.tiny_model import ONE_GROUP
 
@@ -101,7 +102,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Any:
         config = make_config(kv_cache_groups=ONE_GROUP, dtype=dtype, options=EngineOptions(**options))
         return load_model(config, files, progress)
 
-    monkeypatch.setattr(loader, "make_model", lambda hf_config, group, max_model_len: Stored())
+    monkeypatch.setattr(eager, "make_model", lambda hf_config, group, max_model_len: Stored())
     return load
 
 

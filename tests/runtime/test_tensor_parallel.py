@@ -14,8 +14,9 @@ import torch
 from quire.errors import ConfigError
 from quire.layers.group import SINGLE, Group, LocalGroup
 from quire.models.registry import model_types
-from quire.runtime import loader
-from quire.runtime.loader import load_model, make_model, part_names, partitions_of, stacked_params
+from quire.runtime import eager
+from quire.runtime.eager import load_model
+from quire.runtime.loader import make_model, part_names, partitions_of, stacked_params
 from quire.runtime.plan.load import plan_model, plan_weights
 from quire.runtime.plan.packed_weights import rounded_placements
 from quire.weights.block_formats import BLOCK_FORMATS
@@ -137,7 +138,7 @@ def test_ranks_compute_the_logits_of_the_whole_model(model_type: str, name: str,
 def test_random_weights_of_a_rank_are_its_slice_of_the_whole(
     monkeypatch: pytest.MonkeyPatch, model_type: str, size: int
 ) -> None:
-    monkeypatch.setattr(loader, "pack_weights", lambda model: None)
+    monkeypatch.setattr(eager, "pack_weights", lambda model: None)
     hf_config = full_config(model_type, next(iter(TINY_CONFIGS[model_type].values())))
     config, empty = make_config(hf_config, load_format="dummy"), make_checkpoint(hf_config, {})
     whole = dict(load_model(config, empty).named_parameters())
@@ -218,7 +219,7 @@ RANKS = [(0, 2), (1, 2), (0, 4), (2, 4), (3, 4)]
 def test_weights_of_a_rank_are_its_slices_of_the_stored_ones(
     monkeypatch: pytest.MonkeyPatch, stored_format: str
 ) -> None:
-    monkeypatch.setattr(loader, "pack_weights", lambda model: None)
+    monkeypatch.setattr(eager, "pack_weights", lambda model: None)
     checkpoint = wide_checkpoint(stored_format)
     config = make_config(checkpoint.hf_config)
     whole = {name: tensor.to_torch(torch.float32) for name, tensor in checkpoint.tensors.items()}

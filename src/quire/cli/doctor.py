@@ -20,12 +20,14 @@ from quire.cli.exit_codes import ExitCode
 from quire.cli.output import Output
 from quire.cli.version import package_version
 from quire.config import EngineOptions
+from quire.lazy_torch import INSTALL
 
 INSTRUCTION_SETS = (
     "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd", "i8mm", "bf16",
 )  # fmt: skip
 """Flags of /proc/cpuinfo that decide which kernels can run, x86 first, then ARM."""
 ISA_NAMES = "scalar, avx2, avx_vnni, avx512, avx512_bf16 or amx"
+BUILDS = "a checkout has the kernels of one machine: `make run` builds those of this one, QUIRE_ISAS=all builds all"
 MIN_PYTHON = (3, 11)
 TORCH_VERSIONS = ((2, 11), (2, 14))
 """The first supported version, and the first one that was not tested."""
@@ -98,10 +100,10 @@ def check_python() -> Finding:
 
 
 def check_torch() -> Finding:
-    """Check that torch imports and has a supported version."""
+    """Check that torch, if it is installed, imports and has a supported version."""
     found = package_version("torch")
     if found is None:
-        return Finding("torch", PROBLEM, "not installed", "pip install torch==2.13.0")
+        return Finding("torch", OK, f"not installed: needed for GPUs and for models op by op ({INSTALL})")
     import torch
 
     device = f"CUDA {torch.version.cuda}: {torch.cuda.get_device_name(0)}" if torch.cuda.is_available() else "CPU only"
@@ -141,10 +143,12 @@ def check_native() -> Finding:
     native = importlib.import_module("quire._native")
     if native.requested_isa_missing:
         wanted = f"QUIRE_ISA={os.environ.get('QUIRE_ISA')} is not available here, {native.isa()} is used"
-        return Finding("native module", PROBLEM, wanted, f"QUIRE_ISA is {ISA_NAMES}; unset it for the best")
+        return Finding("native module", PROBLEM, wanted, f"QUIRE_ISA is {ISA_NAMES}; unset it for the best; {BUILDS}")
     if notes := native.isa_notes():
         found = f"loads, uses {native.isa()}; {'; '.join(notes)}"
         advice = "QUIRE_ISA chooses another set; a failed self-test is worth a report"
+        if native.unbuilt_isa:
+            advice = BUILDS
         return Finding("native module", NOTE, found, advice)
     found = f"loads, uses {native.isa()}"
     if native.has_tiles():

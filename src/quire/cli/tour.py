@@ -81,7 +81,6 @@ def _stops(
     options = EngineOptions(
         **{"device": "cpu", **engine_values}, enable_prefix_caching=False, multi_step_decode=1, batch_invariant=True
     )
-    # A missing model is reported before torch is imported, which takes seconds.
     checkpoint = open_model(options.model, options.revision, output)
     from quire.insight.compare.rig import load
     from quire.insight.explain.rank_model import trace_rank
@@ -111,14 +110,14 @@ def _stops(
 
 
 def _gpu_stop(tour: "Tour", options: EngineOptions, checkpoint: "Checkpoint") -> "Stop":
-    import torch
-
     from quire.insight.compare.rig import load
     from quire.insight.tour import Stop
+    from quire.lazy_torch import torch
+    from quire.runtime.hardware import has_gpu_driver
 
     if options.device != "cpu":
         return Stop("CPU and GPU", [f"this tour ran on {options.device}: --device cpu compares the two"], "")
-    if not torch.cuda.is_available():
+    if not has_gpu_driver() or not torch.cuda.is_available():
         return Stop("CPU and GPU", ["this machine has no CUDA GPU to run the same prompt on"], "")
     config, executor = load(replace(options, device="cuda"), checkpoint)
     return tour.beside(torch.cuda.get_device_name(), config, executor)

@@ -117,6 +117,9 @@ def _record_prompt(
 def _torch_profile(is_wanted: bool) -> "AbstractContextManager[TorchProfile | None]":
     if not is_wanted:
         return nullcontext()
+    from quire.lazy_torch import require_torch
+
+    require_torch("--torch-profiler")
     from quire.insight.torch_profile import TorchProfile
 
     return TorchProfile()

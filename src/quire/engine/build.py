@@ -23,12 +23,11 @@ from quire.engine.llm_engine import LLMEngine
 from quire.engine.tokenizer_source import load_tokenizer, read_chat_template
 from quire.errors import ConfigError
 from quire.grammar.compiler import GrammarCompiler
-from quire.parallel.plan_process import describe_apart
+from quire.models.registry import ModelRegistry
 from quire.parallel.tensor_parallel import create_executor
 from quire.resolve import resolve
 from quire.runtime.hardware import detect_hardware
 from quire.runtime.plan.packed_weights import kept_bytes
-from quire.runtime.plan.stored_plan import ConfigSource
 from quire.runtime.tuning import tuned
 from quire.text.tokenizer import Tokenizer
 from quire.weights.checkpoint import Checkpoint, open_checkpoint, read_pooling
@@ -76,8 +75,6 @@ def build_engine(
     with times.phase("checkpoint"):
         checkpoint = open_checkpoint(files, with_tensors=options.load_format != "dummy")
     with times.phase("decisions"):
-        if options.num_ranks > 1 and not options.enforce_eager:
-            describe_apart(options, checkpoint)
         config = resolve_config(options, checkpoint, hardware)
     _log_decisions(config)
     with ThreadPoolExecutor(1, "quire-tokenizer") as pool:
@@ -112,7 +109,9 @@ def resolve_config(options: EngineOptions, checkpoint: Checkpoint, hardware: Har
 
     Raises: ConfigError, UnsupportedModelError, CapacityError.
     """
-    model = ConfigSource.of(options, checkpoint).make()
+    model = ModelRegistry.make_model_config(
+        checkpoint.hf_config, checkpoint.generation_config, options.hf_overrides, options.model_impl
+    )
     if checkpoint.tensors:
         model = replace(model, stored_bytes=kept_bytes(checkpoint.tensors.values()))
     if checkpoint.format != "gguf":
@@ -138,6 +137,11 @@ def _log_decisions(config: EngineConfig) -> None:
         logger.warning(
             "QUIRE_ISA=%s is unknown or not available here, %s is used: unset it, or see `quire doctor`",
             os.environ.get("QUIRE_ISA"), native.isa(),
+        )  # fmt: skip
+    if native.unbuilt_isa:
+        logger.warning(
+            "Quire was built without the kernels for %s, which this processor has; %s is used: build it again here "
+            "with `make run` or `pip install -e .`", native.unbuilt_isa, native.isa(),
         )  # fmt: skip
 
 

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
 
-from quire import _native
+from quire import _native, nn
 from quire.config import EngineOptions
 from quire.engine.build import resolve_config
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import ConfigError, UnsupportedModelError
+from quire.lazy_torch import Tensor, is_tensor, require_torch, torch
 from quire.parallel.executor import InProcessExecutor
 from quire.runtime.worker import Worker
 from quire.sampling_params import SamplingParams
@@ -27,7 +26,7 @@ from quire.weights.checkpoint import Checkpoint
 
 INSTRUCTION_SETS = ("scalar", "avx2", "avx_vnni", "avx512", "avx512_bf16", "amx")
 LOGITS, PLAN_LOGITS = "logits", "logits of the plan"
-Outputs = dict[str, torch.Tensor]
+Outputs = dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +57,7 @@ def compare_with_hf(options: EngineOptions, checkpoint: Checkpoint, path: Path, 
     `path`: the model's directory or GGUF file. Raises: ConfigError without Transformers; UnsupportedModelError if it
     cannot load the model, or no module has the same name on both sides.
     """
+    require_torch("comparing with Transformers")
     reference = _reference(path, token_ids)
     ours, sources, model = _ours(replace(options, enforce_eager=True), checkpoint, token_ids)
     names: Mapping[str, tuple[str, ...]] = getattr(model, "stacked_params", {})
@@ -76,6 +76,7 @@ def compare_with_hf(options: EngineOptions, checkpoint: Checkpoint, path: Path, 
 
 def bisect_kernels(options: EngineOptions, checkpoint: Checkpoint, token_ids: Sequence[int]) -> list[Row]:
     """Compute the plan with each instruction set's kernels. Returns: the logits of each beside those op by op."""
+    require_torch("a model that runs op by op")
     expected = _ours(replace(options, enforce_eager=True), checkpoint, token_ids)[0][LOGITS]
     before, rows = _native.isa(), []
     try:
@@ -96,7 +97,7 @@ def first_departure(rows: Sequence[Row], tolerance: float) -> Row | None:
 
 
 def _plan_rows(
-    options: EngineOptions, checkpoint: Checkpoint, token_ids: Sequence[int], reference: torch.Tensor
+    options: EngineOptions, checkpoint: Checkpoint, token_ids: Sequence[int], reference: Tensor
 ) -> list[Row]:
     """Return the row of the plan's logits; nothing if the model has no plan. Shapes: reference [T, V]."""
     ours, _, _ = _ours(options, checkpoint, token_ids)
@@ -113,14 +114,14 @@ def _ours(
     )  # fmt: skip
     worker = Worker(resolve_config(options, checkpoint), checkpoint)
     engine = LLMEngine(worker.config, InProcessExecutor(worker), None)
-    model = getattr(worker.forward, "model", nn.Module())
+    model = getattr(worker.forward, "model", None)
     engine.add_request("diff", {"prompt_token_ids": list(token_ids)}, SamplingParams(temperature=0, max_tokens=1))
     with _recorded(model) as found:
         engine.step()
     found[LOGITS] = torch.tensor(worker.forward.logits(np.arange(len(token_ids), dtype=np.int32)))
-    if not list(model.children()):
+    if model is None:
         found[PLAN_LOGITS] = found[LOGITS]
-    sources = {name: _source(module) for name, module in model.named_modules()}
+    sources = {name: _source(module) for name, module in _named(model)}
     engine.shutdown()
     return found, sources, model
 
@@ -134,7 +135,7 @@ def _reference(path: Path, token_ids: Sequence[int]) -> Outputs:
     disable_progress_bar()  # type: ignore[no-untyped-call]
     place: dict[str, Any] = {"gguf_file": path.name} if path.is_file() else {}
     try:
-        model: nn.Module = transformers.AutoModelForCausalLM.from_pretrained(
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(
             path.parent if path.is_file() else path, dtype=torch.float32, attn_implementation="eager", **place
         )
     except (OSError, ValueError, KeyError, NotImplementedError) as error:
@@ -146,19 +147,19 @@ def _reference(path: Path, token_ids: Sequence[int]) -> Outputs:
 
 
 @contextmanager
-def _recorded(model: nn.Module) -> Iterator[Outputs]:
+def _recorded(model: Any) -> Iterator[Outputs]:
     """Keep the first tensor that each module returns, by the module's name, in the order in which they end."""
     found: Outputs = {}
 
-    def keep(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def hook(module: nn.Module, arguments: Any, output: Any) -> None:
+    def keep(name: str) -> Callable[[Any, Any, Any], None]:
+        def hook(module: Any, arguments: Any, output: Any) -> None:
             value = output[0] if isinstance(output, tuple) and output else output
-            if isinstance(value, torch.Tensor) and name:
+            if is_tensor(value) and name:
                 found[name] = value.detach().float().clone()
 
         return hook
 
-    handles = [module.register_forward_hook(keep(name)) for name, module in model.named_modules()]
+    handles = [module.register_forward_hook(keep(name)) for name, module in _named(model)]
     try:
         yield found
     finally:
@@ -182,7 +183,7 @@ def _renamed(outputs: Outputs, renames: Mapping[str, str]) -> Outputs:
     return found
 
 
-def _find(name: str, expected: Outputs, stacked: Mapping[str, tuple[str, ...]]) -> torch.Tensor | None:
+def _find(name: str, expected: Outputs, stacked: Mapping[str, tuple[str, ...]]) -> Tensor | None:
     """Return the reference's output for a module; of a merged projection those of its parts, side by side."""
     if name in expected:
         return expected[name]
@@ -192,7 +193,7 @@ def _find(name: str, expected: Outputs, stacked: Mapping[str, tuple[str, ...]]) 
     return torch.cat([part.flatten(0, -2) for part in found], -1) if found and len(found) == len(parts) else None
 
 
-def _row(name: str, source: str, ours: torch.Tensor, reference: torch.Tensor) -> Row:
+def _row(name: str, source: str, ours: Tensor, reference: Tensor) -> Row:
     ours, reference = ours.flatten(0, -2), reference.flatten(0, -2)  # [T, C]
     error = (ours - reference).abs()
     error = torch.where(error.isnan(), torch.inf, error)
@@ -205,6 +206,11 @@ def _row(name: str, source: str, ours: torch.Tensor, reference: torch.Tensor) ->
     return Row(name, source, tuple(ours.shape), largest, share, cosine, token, channel, *values)
 
 
-def _source(module: nn.Module) -> str:
+def _named(model: Any) -> list[tuple[str, Any]]:
+    """Return the modules of a model and their names; none of a plan."""
+    return [] if model is None else list(nn.named_modules(model))
+
+
+def _source(module: Any) -> str:
     file = inspect.getsourcefile(type(module)) or ""
     return f"{type(module).__name__}, {'/'.join(Path(file).parts[-2:])}"

@@ -5,17 +5,18 @@ the matrices of experts have no entry. Next to read: `weights/importance.py`, `w
 """
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
 
+from quire import nn
 from quire.config import EngineOptions
 from quire.engine.build import resolve_config
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.tokenizer_source import load_tokenizer
 from quire.errors import ConfigError, UnsupportedModelError
 from quire.layers.linear import Linear
+from quire.lazy_torch import Tensor
 from quire.models.registry import ModelRegistry
 from quire.parallel.executor import InProcessExecutor
 from quire.runtime.loader import renamed, stacked_params, target_of
@@ -52,16 +53,16 @@ def measure_importance(
     worker = Worker(resolve_config(options, checkpoint), checkpoint)
     model = worker.forward.model  # type: ignore[attr-defined]
     engine = LLMEngine(worker.config, InProcessExecutor(worker), None)
-    sums: dict[str, torch.Tensor] = {}
+    sums: dict[str, Tensor] = {}
 
-    def summing(name: str) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
-        def hook(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    def summing(name: str) -> Callable[[Any, tuple[Tensor, ...]], None]:
+        def hook(module: Any, inputs: tuple[Tensor, ...]) -> None:
             squares = inputs[0].detach().float().square().sum(0).double()
             sums[name] = sums[name] + squares if name in sums else squares
 
         return hook
 
-    for name, module in model.named_modules():
+    for name, module in nn.named_modules(model):
         if isinstance(module, Linear):
             module.register_forward_pre_hook(summing(name))
     params = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)

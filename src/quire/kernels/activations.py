@@ -6,9 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
-from torch.nn import functional
-
 from quire._native import Activation
 from quire.kernels.case import Arguments, Check, random
 from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, StepShape
@@ -16,19 +13,20 @@ from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.registry import kernel
 from quire.kernels.rms_norm import lower_gated_input
 from quire.kernels.tracing import SIZES, TORCH_FUNCTIONS, Call, NotTraceableError, Symbol, same_sizes
+from quire.lazy_torch import Tensor, functional, torch
 
-Function = Callable[[torch.Tensor], torch.Tensor]
+Function = Callable[[Tensor], Tensor]
 OPERATORS: dict[str, Function] = {
-    "silu": functional.silu,
-    "gelu": functional.gelu,
-    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
-    "relu": functional.relu,
+    "silu": lambda x: functional.silu(x),
+    "gelu": lambda x: functional.gelu(x),
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "relu": lambda x: functional.relu(x),
     "relu2": lambda x: functional.relu(x).square(),
 }
 
 
 @kernel
-def activate(x: torch.Tensor, name: str) -> torch.Tensor:
+def activate(x: Tensor, name: str) -> Tensor:
     """Apply an elementwise function, by name.
 
     silu: x / (1 + exp(-x));  relu: max(x, 0);  relu2: max(x, 0)²     (So 2021)
@@ -41,7 +39,7 @@ def activate(x: torch.Tensor, name: str) -> torch.Tensor:
 
 
 @kernel
-def gate(gate_up: torch.Tensor, name: str) -> torch.Tensor:
+def gate(gate_up: Tensor, name: str) -> Tensor:
     """Gate the second half of each row by the activation of the first.
 
     out[…, i] = activation(gate_up[…, i]) · gate_up[…, F + i]     (Shazeer 2020)
@@ -52,7 +50,7 @@ def gate(gate_up: torch.Tensor, name: str) -> torch.Tensor:
     return OPERATORS[name](first) * up
 
 
-def _named(apply: Callable[[torch.Tensor, str], torch.Tensor], name: str) -> Function:
+def _named(apply: Callable[[Tensor, str], Tensor], name: str) -> Function:
     return lambda x: apply(x, name)
 
 
@@ -122,7 +120,7 @@ FORMULAS: dict[str, Function] = {
 }
 
 
-def _gate_formula(gate_up: torch.Tensor, name: str) -> torch.Tensor:
+def _gate_formula(gate_up: Tensor, name: str) -> Tensor:
     first, up = gate_up.chunk(2, -1)
     return FORMULAS[name](first) * up
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from quire.kernels.registry import Kernel
+from quire.lazy_torch import Tensor, torch
 
 Arguments = dict[str, Any]
 
@@ -34,7 +33,7 @@ class Check:
     kept_float32: tuple[str, ...] = ()
 
 
-def random(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
+def random(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
     """Normal fp32 values, the same at every call."""
     generator = torch.Generator().manual_seed(seed * 7919 + sum(shape) + len(shape))
     return torch.randn(shape, generator=generator) * scale

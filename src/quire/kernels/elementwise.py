@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
-
 from quire.kernels.case import Arguments, Check, random
 from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, StepShape
 from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.registry import kernel
 from quire.kernels.tracing import SIZES, Call, NotTraceableError, Symbol, same_sizes
+from quire.lazy_torch import Tensor, torch
 
 
 def _gated_sizes(x: Symbol, gates: Symbol) -> tuple[int, ...]:
@@ -26,7 +25,7 @@ SIZES.update(soft_cap=same_sizes, scale_by=same_sizes, gate_rows=_gated_sizes)
 
 
 @kernel
-def soft_cap(x: torch.Tensor, cap: float) -> torch.Tensor:
+def soft_cap(x: Tensor, cap: float) -> Tensor:
     """Hold values within -cap … cap: out = cap · tanh(x / cap).     (Gemma 2, sec. 2)
 
     Shapes: x [...] -> [...]. Dtypes: bf16, fp16 or fp32, returned the same.
@@ -35,7 +34,7 @@ def soft_cap(x: torch.Tensor, cap: float) -> torch.Tensor:
 
 
 @kernel
-def scale_by(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+def scale_by(x: Tensor, factor: Tensor) -> Tensor:
     """Multiply by a parameter: out = factor[0] · x.
 
     Shapes: x [...]; factor [1] -> [...]. Dtypes: bf16, fp16 or fp32, returned as x.
@@ -44,7 +43,7 @@ def scale_by(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
 
 
 @kernel
-def gate_rows(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+def gate_rows(x: Tensor, gates: Tensor) -> Tensor:
     """Multiply each row by the sigmoid of its gate, or each value by that of its own: out = x / (1 + exp(-gates)).
 
     Shapes: x [T, E]; gates [T, G], G being 1 or E -> [T, E]. Dtypes: bf16, fp16 or fp32, returned the same.

@@ -1,14 +1,27 @@
-"""Rows of a table for token ids or positions. Op by op this is PyTorch's `functional.embedding`.
+"""Rows of a table for token ids or positions.
 
 Next to read: `layers/embedding.py`.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from quire.kernels.case import Arguments, Check, random
 from quire.kernels.instruction import Buffer, Cost, Emitter, Instruction, Packing, StepShape
 from quire.kernels.lowering import Lowering, lowers
-from quire.kernels.tracing import TORCH_FUNCTIONS, Call, NotTraceableError, Symbol
+from quire.kernels.registry import kernel
+from quire.kernels.tracing import SIZES, TORCH_FUNCTIONS, Call, NotTraceableError, Symbol
+from quire.lazy_torch import Tensor, functional, torch
+
+
+@kernel
+def embedding(ids: Tensor, table: Tensor) -> Tensor:
+    """out[t] = table[ids[t]].
+
+    Shapes: ids [T]; table [N, E] -> [T, E]. Dtypes: ids int64; table any, returned the same.
+    """
+    return functional.embedding(ids, table)
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -34,10 +47,19 @@ class Embed(Instruction):
         return Cost(bytes_read=step.num_tokens * self.packing.num_bytes(num_inputs) // (16 * num_tiles))
 
 
+def _sizes(ids: Symbol, table: Any) -> tuple[int, ...]:
+    return (table.shape[1],)
+
+
+SIZES["embedding"] = _sizes
+
+
 def _record(ids: Any, table: Any, *_: Any, **options: Any) -> Symbol:
+    """Record a call of PyTorch's own function."""
     if not isinstance(ids, Symbol) or options.get("max_norm") is not None:
         raise NotTraceableError("torch's embedding with options")
-    return ids.trace.record("embedding", (ids, table), (table.shape[1],))
+    recorded: Symbol = embedding(ids, table)  # type: ignore[arg-type, assignment]
+    return recorded
 
 
 TORCH_FUNCTIONS["embedding"] = _record
@@ -59,3 +81,17 @@ def _lower(to: Lowering, call: Call) -> None:
     if not of_positions and ids.call.operation != "token_ids":
         raise NotTraceableError("an embedding of other things than token ids and positions")
     to.append(Embed(table, to.packing_of(table), to.result(call), offset, of_positions))
+
+
+def _make(num_tokens: int, num_rows: int, width: int) -> Arguments:
+    ids = torch.arange(num_tokens) * 7 % num_rows
+    return {"ids": ids, "table": random(num_rows, width)}
+
+
+CHECKS = (
+    Check(
+        embedding,
+        lambda ids, table: table[ids],
+        {"empty": partial(_make, 0, 5, 8), "one row": partial(_make, 1, 5, 8), "odd width": partial(_make, 33, 10, 67)},
+    ),
+)

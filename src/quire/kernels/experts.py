@@ -7,9 +7,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
-from torch.nn import functional
-
 from quire._native import Activation
 from quire.kernels.activations import FORMULAS, OPERATORS
 from quire.kernels.case import Arguments, Check, random
@@ -17,6 +14,7 @@ from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instructio
 from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.registry import kernel
 from quire.kernels.tracing import SIZES, Call, NotTraceableError, Symbol
+from quire.lazy_torch import Tensor, functional, torch
 
 CLAMPED, ALPHA, LIMIT = "clamped", 1.702, 7.0
 TINY = 1e-20
@@ -45,13 +43,13 @@ SOFTMAX = Scoring()
 
 @kernel
 def route(
-    logits: torch.Tensor,
+    logits: Tensor,
     top_k: int,
     renormalise: bool,
     scoring: Scoring = SOFTMAX,
-    bias: torch.Tensor | None = None,
-    scales: torch.Tensor | None = None,
-) -> torch.Tensor:
+    bias: Tensor | None = None,
+    scales: Tensor | None = None,
+) -> Tensor:
     """Choose each token's `top_k` experts of largest logit, of equal ones the lower index.
 
     out[t, e] = factor · exp(l[t, e]) / Σ exp(l[t, i]) for chosen e, else 0; i is any expert, or with `renormalise` any
@@ -87,14 +85,14 @@ def route(
 
 @kernel
 def experts(
-    x: torch.Tensor,
-    weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    x: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
     name: str,
-    gate_up_bias: torch.Tensor | None = None,
-    down_bias: torch.Tensor | None = None,
-) -> torch.Tensor:
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+) -> Tensor:
     """Sum the results of each token's experts, in ascending order of the experts.
 
     out[t] = Σ_e weights[t, e] · down_e(activation(gate_e(x[t])) · up_e(x[t])) over e with weights[t, e] ≠ 0
@@ -121,7 +119,7 @@ def experts(
     return out.to(x.dtype)
 
 
-def _clamped(gates: torch.Tensor, ups: torch.Tensor) -> torch.Tensor:
+def _clamped(gates: Tensor, ups: Tensor) -> Tensor:
     gates, ups = gates.clamp(max=LIMIT), ups.clamp(-LIMIT, LIMIT)
     return gates * torch.sigmoid(ALPHA * gates) * (ups + 1)
 
@@ -275,7 +273,7 @@ def _sizes(x: Symbol, weights: Symbol, gate_up: Any, down: Any, name: str, *_: A
 SIZES.update(route=_route_sizes, experts=_sizes)
 
 
-def _is_among(values: torch.Tensor, count: int) -> torch.Tensor:
+def _is_among(values: Tensor, count: int) -> Tensor:
     """Values before which fewer than `count` others come, which are larger or equal and of lower index."""
     index = torch.arange(values.shape[1])
     other, this = values[:, None, :], values[:, :, None]
@@ -284,8 +282,8 @@ def _is_among(values: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _route_formula(
-    logits: torch.Tensor, top_k: int, renormalise: bool, scoring: Scoring = SOFTMAX, bias: Any = None, scales: Any = 1
-) -> torch.Tensor:
+    logits: Tensor, top_k: int, renormalise: bool, scoring: Scoring = SOFTMAX, bias: Any = None, scales: Any = 1
+) -> Tensor:
     numerators = 1 / (1 + torch.exp(-logits)) if scoring.is_sigmoid else torch.exp(logits)
     ranked = logits if bias is None else numerators + bias
     size = logits.shape[1] // scoring.num_groups

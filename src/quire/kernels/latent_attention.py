@@ -10,9 +10,6 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import torch
-from torch.nn import functional
-
 from quire._native import RowType, latent_cost
 from quire.kernels.case import Arguments, Check, random
 from quire.kernels.instruction import (
@@ -30,6 +27,7 @@ from quire.kernels.paged_attention import AttentionStep
 from quire.kernels.registry import kernel
 from quire.kernels.rope import rotation_of
 from quire.kernels.tracing import SIZES, Call, NotTraceableError, Symbol
+from quire.lazy_torch import Tensor, functional, torch
 
 QUERY_TILE = 256
 MAX_ENTRY, MAX_HEAD = 576, 512
@@ -37,9 +35,7 @@ MAX_ENTRY, MAX_HEAD = 576, 512
 
 
 @kernel
-def write_latent(
-    latent: torch.Tensor, rotary: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor
-) -> None:
+def write_latent(latent: Tensor, rotary: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
     """Store each token's latent and its rotary key in its slot.
 
     kv_cache[slot // B, slot % B] = (latent[t], rotary[t]);  slot = slot_mapping[t]
@@ -56,14 +52,14 @@ def write_latent(
 
 @kernel
 def latent_attention(
-    q: torch.Tensor,
-    up: torch.Tensor,
-    kv_cache: torch.Tensor,
+    q: Tensor,
+    up: Tensor,
+    kv_cache: Tensor,
     step: AttentionStep,
     group_index: int,
     rotary_size: int,
     scale: float,
-) -> torch.Tensor:
+) -> Tensor:
     """Attend each query to the latents of its request at its own and earlier positions.
 
     out[t, h] = softmax(scale · q[t, h] @ K_h[0…p].T) @ V_h[0…p], with p the position of token t, and at each position
@@ -230,9 +226,7 @@ def _sizes(q: Symbol, up: Any, cache: Any, step: Any, group_index: int, rotary_s
 SIZES.update(write_latent=lambda *_: (), latent_attention=_sizes)
 
 
-def _write_formula(
-    latent: torch.Tensor, rotary: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor
-) -> None:
+def _write_formula(latent: Tensor, rotary: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
     for token, slot in enumerate(slot_mapping.tolist()):
         kv_cache[slot // kv_cache.shape[1], slot % kv_cache.shape[1]] = torch.cat((latent[token], rotary[token, 0]))
 

@@ -2,20 +2,18 @@
 
 from functools import partial
 
-import torch
-from torch.nn import functional
-
 from quire.kernels.case import Arguments, Check, random
 from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.registry import kernel
 from quire.kernels.rms_norm import Norm
 from quire.kernels.tracing import SIZES, Call, norm_sizes
+from quire.lazy_torch import Tensor, functional, torch
 
 SIZES["layer_norm"] = norm_sizes
 
 
 @kernel
-def layer_norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, epsilon: float) -> torch.Tensor:
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float) -> Tensor:
     """Shift each row to mean 0 and scale it to variance 1, then apply `weight` and `bias` where given.
 
     out[…, i] = (x[…, i] - mean) / sqrt(variance + epsilon) · weight[i] + bias[i]     (Ba et al. 2016)
@@ -33,7 +31,7 @@ def _lower(to: Lowering, call: Call) -> None:
     to.append(Norm(to.columns(x), out, weight, bias, epsilon, True, x.num_columns // x.sizes[-1]))
 
 
-def _formula(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, epsilon: float) -> torch.Tensor:
+def _formula(x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float) -> Tensor:
     centred = x - x.mean(-1, keepdim=True)
     out = centred * torch.rsqrt((centred * centred).mean(-1, keepdim=True) + epsilon)
     out = out if weight is None else out * weight

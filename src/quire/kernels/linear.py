@@ -4,21 +4,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
-from torch.nn import functional
-
 from quire._native import Activation
 from quire.kernels.case import Arguments, Check, random
 from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, Packing, StepShape, product_cost
 from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.registry import kernel
 from quire.kernels.tracing import SIZES, Call, NotTraceableError, Symbol
+from quire.lazy_torch import Tensor, functional, torch
 
 TILE = 16
 
 
 @kernel
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """out = x @ weight.T + bias.
 
     Shapes: x [T, I]; weight [O, I], plain or from `pack_weight`; bias [O] or None -> [T, O].
@@ -28,7 +26,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 
 
 @linear.version("packed", "cpu")
-def _packed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _packed(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply with a weight in oneDNN's blocked layout, by the operator that `torch.compile` uses for frozen weights.
 
     PyTorch's own `linear` reorders the weight inside every call. The linear layers of a 135M model, 30 layers, two
@@ -37,11 +35,11 @@ def _packed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
     """
     if not weight.is_mkldnn:
         return functional.linear(x, weight, bias)
-    out: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+    out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
     return out
 
 
-def pack_weight(weight: torch.Tensor) -> torch.Tensor:
+def pack_weight(weight: Tensor) -> Tensor:
     """The weight in the layout that `linear` reads fastest on its device; the same tensor where there is none.
 
     Exact: values are moved, not changed. Only `linear` can read the result.
@@ -108,7 +106,7 @@ def _sizes(x: Symbol, weight: Any, bias: Any) -> tuple[int, ...]:
 SIZES["linear"] = _sizes
 
 
-def _formula(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _formula(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return x @ weight.T if bias is None else x @ weight.T + bias
 
 

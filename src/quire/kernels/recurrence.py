@@ -13,9 +13,6 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, Protocol
 
-import torch
-from torch.nn import functional
-
 from quire._native import Activation
 from quire.kernels.activations import FORMULAS, OPERATORS
 from quire.kernels.case import Arguments, Check, random
@@ -23,6 +20,7 @@ from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instructio
 from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.registry import kernel
 from quire.kernels.tracing import SIZES, Call, NotTraceableError, Symbol
+from quire.lazy_torch import Tensor, functional, torch
 
 LANES = 16
 CHUNK_TOKENS = 8
@@ -33,7 +31,7 @@ EPSILON = 1e-6
 class StateStep(Protocol):
     """The part of `layers.forward_batch.ForwardBatch` that recurrences read: this folder may not import that one."""
 
-    block_tables: tuple[torch.Tensor, ...]
+    block_tables: tuple[Tensor, ...]
     query_lens_list: tuple[int, ...]
     seq_lens_list: tuple[int, ...]
 
@@ -55,14 +53,14 @@ def recurrent_state_bytes(num_key_heads: int, num_heads: int, key_size: int, val
 
 @kernel
 def causal_conv(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
     activation: str | None,
-    cache: torch.Tensor,
+    cache: Tensor,
     step: StateStep,
     group_index: int,
-) -> torch.Tensor:
+) -> Tensor:
     """Convolve each channel over the last W inputs of its request, by weights of its own.
 
     out[t, c] = activation(bias[c] + sum_j weight[j · C + c] · x[t - W + 1 + j, c]); inputs before the step's first come
@@ -88,19 +86,19 @@ def causal_conv(
 
 @kernel
 def linear_recurrence(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    gates: torch.Tensor | None,
-    log_rates: torch.Tensor | None,
-    time_bias: torch.Tensor | None,
-    skip: torch.Tensor | None,
-    cache: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gates: Tensor | None,
+    log_rates: Tensor | None,
+    time_bias: Tensor | None,
+    skip: Tensor | None,
+    cache: Tensor,
     step: StateStep,
     group_index: int,
     offset_bytes: int,
     delta: bool,
-) -> torch.Tensor:
+) -> Tensor:
     """Decay a matrix S per head, add k ⊗ u to it and read it with q, token by token. S is 0 before the first token.
 
     S = decay · S;  S = S + k[t] ⊗ u;  out[t] = q[t] @ S + skip · v[t], with dt = softplus(gates[t, :H] + time_bias)
@@ -146,8 +144,8 @@ def linear_recurrence(
 
 
 def _states(
-    cache: torch.Tensor, step: StateStep, group_index: int, offset_bytes: int, shape: tuple[int, ...]
-) -> Iterator[tuple[slice, torch.Tensor, bool]]:
+    cache: Tensor, step: StateStep, group_index: int, offset_bytes: int, shape: tuple[int, ...]
+) -> Iterator[tuple[slice, Tensor, bool]]:
     """Per request its rows, the view of its state as fp32, and whether the step computes its first token."""
     first, size = 0, 4 * math.prod(shape)
     for request, (query_len, seq_len) in enumerate(zip(step.query_lens_list, step.seq_lens_list, strict=True)):

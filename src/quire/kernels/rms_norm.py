@@ -5,21 +5,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
-from torch.nn import functional
-
 from quire._native import Activation
 from quire.kernels.case import Arguments, Check, random
 from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, StepShape
 from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.registry import kernel
 from quire.kernels.tracing import SIZES, Call, Symbol, norm_sizes
+from quire.lazy_torch import Tensor, functional, torch
 
 SIZES["rms_norm"] = norm_sizes
 
 
 @kernel
-def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:
+def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
     """Scale each row to root mean square 1, then by `weight`, or without one by 1.
 
     out[…, i] = x[…, i] / sqrt(mean_i x[…, i]² + epsilon) · weight[i]     (Zhang & Sennrich 2019)
@@ -125,7 +123,7 @@ def lower_gated_input(to: Lowering, gates: Call) -> bool:
     return True
 
 
-def _formula(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:
+def _formula(x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
     normal = x * torch.rsqrt((x * x).mean(-1, keepdim=True) + epsilon)
     if weight is None:
         return normal

@@ -4,17 +4,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
-
 from quire.kernels.case import Arguments, Check, random
 from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, StepShape
 from quire.kernels.lowering import CACHE_WRITES, Lowering, lowers
 from quire.kernels.registry import kernel
 from quire.kernels.tracing import SIZES, Call, NotTraceableError, Symbol
+from quire.lazy_torch import Tensor, torch
 
 
 @kernel
-def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the pair (i, i + C/2) of each head by its token's angle of frequency i; values from C on stay.
 
     out[t, h, i]       = x[t, h, i] · cos[t, i] - x[t, h, i + C/2] · sin[t, i]
@@ -113,7 +112,7 @@ def _sizes(x: Symbol, cos: Symbol, sin: Symbol) -> tuple[int, ...]:
 SIZES["rope"] = _sizes
 
 
-def _formula(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def _formula(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     out, half = x.clone(), cos.shape[-1] // 2
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     for i in range(half):

@@ -2,14 +2,13 @@
 
 from functools import partial
 
-import torch
-
 from quire.kernels.case import Arguments, Check, random
 from quire.kernels.registry import kernel
+from quire.lazy_torch import Tensor, torch
 
 
 @kernel
-def write_kv(k: torch.Tensor, v: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+def write_kv(k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
     """Store each token's key and value in its slot.
 
     kv_cache[slot // B, 0, slot % B] = k[t];  kv_cache[slot // B, 1, slot % B] = v[t];  slot = slot_mapping[t]
@@ -24,7 +23,7 @@ def write_kv(k: torch.Tensor, v: torch.Tensor, kv_cache: torch.Tensor, slot_mapp
     kv_cache[blocks, 1, offsets] = v.to(kv_cache.dtype)
 
 
-def _formula(k: torch.Tensor, v: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+def _formula(k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
     for token, slot in enumerate(slot_mapping.tolist()):
         kv_cache[slot // kv_cache.shape[2], :, slot % kv_cache.shape[2]] = torch.stack((k[token], v[token]))
 

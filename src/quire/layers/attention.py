@@ -3,12 +3,11 @@
 The model does projections, norms of heads and rotation. Next to read: `kernels/paged_attention/__init__.py`.
 """
 
-import torch
-from torch import nn
-
+from quire import nn
 from quire.kernels.paged_attention import paged_attention
 from quire.kernels.write_kv import write_kv
 from quire.layers.forward_batch import ForwardBatch
+from quire.lazy_torch import Tensor
 
 
 class Attention(nn.Module):
@@ -37,12 +36,12 @@ class Attention(nn.Module):
 
     def forward(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor | None,
-        v: torch.Tensor | None,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
         batch: ForwardBatch,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         kv_cache = batch.kv_caches[self.layer_index]  # [N, 2, B, K, D]
         group_index = batch.layer_groups[self.layer_index]
         if k is not None and v is not None:

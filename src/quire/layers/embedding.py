@@ -3,14 +3,13 @@
 Next to read: `models/llama.py`, which uses both ends.
 """
 
-import torch
-from torch import nn
-from torch.nn import functional
-
+from quire import nn
+from quire.kernels.embedding import embedding
 from quire.kernels.linear import linear
 from quire.kernels.tracing import Symbol
 from quire.layers.group import Group, Partition, share_vocabulary
 from quire.layers.linear import Linear
+from quire.lazy_torch import Tensor
 
 
 class Embedding(nn.Module):
@@ -22,13 +21,13 @@ class Embedding(nn.Module):
 
     def __init__(self, num_rows: int, size: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(num_rows, size), requires_grad=False)
+        self.weight = nn.Parameter(nn.empty(num_rows, size))
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: Tensor) -> Tensor:
         """Return row ids[t] for each t."""
-        return functional.embedding(ids, self.weight)
+        return embedding(ids, self.weight)
 
-    def as_head(self, hidden: torch.Tensor) -> torch.Tensor:
+    def as_head(self, hidden: Tensor) -> Tensor:
         """Score every row against the hidden states: the output head of a model with tied embeddings."""
         return linear(hidden, self.weight, None)
 
@@ -45,7 +44,7 @@ class VocabParallelEmbedding(Embedding):
         self.rows, self.group = rows, group
         self.partitions = {"weight": Partition(rows=(rows,))}
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: Tensor) -> Tensor:
         """Return row ids[t] for each t: the rank that holds a row contributes it, all other ranks contribute zeros."""
         if self.group.size == 1:
             return super().forward(ids)
@@ -55,7 +54,7 @@ class VocabParallelEmbedding(Embedding):
         found = super().forward((ids - self.rows.start).masked_fill(is_absent, 0))  # [T, size]
         return self.group.all_reduce(found.masked_fill(is_absent[:, None], 0))
 
-    def as_head(self, hidden: torch.Tensor) -> torch.Tensor:
+    def as_head(self, hidden: Tensor) -> Tensor:
         """See `Embedding.as_head`."""
         return _gather_logits(super().as_head(hidden), self.rows.whole, self.group)
 
@@ -72,11 +71,11 @@ class VocabParallelHead(Linear):
         self.vocab_size, self.group = vocab_size, group
         self.partitions = {"weight": Partition(rows=(rows,))}
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: Tensor) -> Tensor:
         return _gather_logits(super().forward(hidden), self.vocab_size, self.group)
 
 
-def _gather_logits(logits: torch.Tensor, vocab_size: int, group: Group) -> torch.Tensor:
+def _gather_logits(logits: Tensor, vocab_size: int, group: Group) -> Tensor:
     """Concatenate the ranks' logits, without those of padding rows. Shapes: [S, rows of a rank] -> [S, V]."""
     if group.size == 1:
         return logits

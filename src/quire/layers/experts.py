@@ -1,11 +1,10 @@
 """`SparseMLP`: a router and its experts, of which each token uses a few. Next to read: `kernels/experts.py`."""
 
-import torch
-from torch import nn
-
+from quire import nn
 from quire.kernels.experts import SOFTMAX, Scoring, experts, route
 from quire.layers.group import Group, Partition, Share, share
 from quire.layers.linear import Linear
+from quire.lazy_torch import Tensor
 
 
 class Router(Linear):
@@ -17,8 +16,8 @@ class Router(Linear):
 
     def __init__(self, hidden_size: int, num_experts: int, *, bias: bool = False, corrects: bool = False) -> None:
         super().__init__(hidden_size, num_experts, bias=bias)
-        self.weight.keeps_dtype = True  # type: ignore[attr-defined]
-        self.e_score_correction_bias = nn.Parameter(torch.empty(num_experts), requires_grad=False) if corrects else None
+        self.weight.keeps_dtype = True
+        self.e_score_correction_bias = nn.Parameter(nn.empty(num_experts)) if corrects else None
 
 
 class Experts(nn.Module):
@@ -35,14 +34,9 @@ class Experts(nn.Module):
         super().__init__()
         inner, whole = share("MLP columns of an expert", inner_size, group), Share(0, hidden_size, hidden_size)
         self.activation, self.group = activation, group
-        gate_up, down = torch.empty(num_experts * 2 * inner.size, hidden_size), torch.empty(
-            num_experts * hidden_size, inner.size
-        )  # fmt: skip
-        self.gate_up_proj = nn.Parameter(gate_up, requires_grad=False)
-        self.down_proj = nn.Parameter(down, requires_grad=False)
-        biases = [
-            nn.Parameter(torch.empty(len(each)), requires_grad=False) if bias else None for each in (gate_up, down)
-        ]
+        gate_up, down = (num_experts * 2 * inner.size, hidden_size), (num_experts * hidden_size, inner.size)
+        self.gate_up_proj, self.down_proj = nn.Parameter(nn.empty(*gate_up)), nn.Parameter(nn.empty(*down))
+        biases = [nn.Parameter(nn.empty(rows)) if bias else None for rows, _ in (gate_up, down)]
         self.gate_up_proj_bias, self.down_proj_bias = biases
         rows = Partition(rows=(inner,) * (2 * num_experts))
         self.partitions = {
@@ -58,7 +52,7 @@ class Experts(nn.Module):
             self.stacked_params[f"experts.gate_up_proj{suffix}"] = gates_ups
             self.stacked_params[f"experts.down_proj{suffix}"] = tuple(f"{name}.down_proj.{kind}" for name in names)
 
-    def forward(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor, weights: Tensor) -> Tensor:
         # Rank 0 adds the bias of all.
         down_bias = self.down_proj_bias if self.group.rank == 0 else None
         weights_and_biases = (self.gate_up_proj, self.down_proj, self.activation, self.gate_up_proj_bias, down_bias)
@@ -91,7 +85,7 @@ class SparseMLP(nn.Module):
         self.experts = Experts(hidden_size, inner_size, num_experts, activation, group, bias=bias)
         self.rule = top_k, renormalise, scoring
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         weights = route(self.gate(x), *self.rule, self.gate.e_score_correction_bias)
-        results: torch.Tensor = self.experts(x, weights)
+        results: Tensor = self.experts(x, weights)
         return results

@@ -7,7 +7,7 @@ M longest block table.
 
 from dataclasses import dataclass
 
-import torch
+from quire.lazy_torch import Tensor
 
 
 @dataclass(slots=True)
@@ -23,11 +23,11 @@ class ForwardBatch:
         per request after this step.
     """
 
-    token_ids: torch.Tensor
-    positions: torch.Tensor
-    block_tables: tuple[torch.Tensor, ...]
-    slot_mapping: tuple[torch.Tensor, ...]
-    kv_caches: tuple[torch.Tensor, ...]
+    token_ids: Tensor
+    positions: Tensor
+    block_tables: tuple[Tensor, ...]
+    slot_mapping: tuple[Tensor, ...]
+    kv_caches: tuple[Tensor, ...]
     layer_groups: tuple[int, ...]
     query_lens_list: tuple[int, ...]
     seq_lens_list: tuple[int, ...]

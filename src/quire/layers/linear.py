@@ -6,11 +6,10 @@ Next to read: `group.py` for shares, then `attention.py`.
 
 from collections.abc import Sequence
 
-import torch
-from torch import nn
-
-from quire.kernels.linear import linear, pack_weight
+from quire import nn
+from quire.kernels.linear import linear
 from quire.layers.group import Group, Partition, Share
+from quire.lazy_torch import Tensor
 
 
 class Linear(nn.Module):
@@ -22,10 +21,10 @@ class Linear(nn.Module):
 
     def __init__(self, input_size: int, output_size: int, *, bias: bool = False) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(output_size, input_size), requires_grad=False)
-        self.bias = nn.Parameter(torch.empty(output_size), requires_grad=False) if bias else None
+        self.weight = nn.Parameter(nn.empty(output_size, input_size))
+        self.bias = nn.Parameter(nn.empty(output_size)) if bias else None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
 
 
@@ -52,16 +51,5 @@ class RowParallelLinear(Linear):
         self.group = group
         self.partitions = {"weight": Partition(columns=inputs)}
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.group.all_reduce(linear(x, self.weight, self.bias if self.group.rank == 0 else None))
-
-
-def pack_weights(model: nn.Module) -> None:
-    """Bring the weights of all `Linear` layers into the layout that is fastest on their device. Values do not change.
-
-    Call it once, after the weights are loaded: packed weights can no longer be read or written as tensors.
-    Mutates: model.
-    """
-    for module in model.modules():
-        if isinstance(module, Linear):
-            module.weight = nn.Parameter(pack_weight(module.weight.data), requires_grad=False)

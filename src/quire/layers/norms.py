@@ -3,13 +3,12 @@
 Next to read: `kernels/rms_norm.py` for the formulas.
 """
 
-import torch
-from torch import nn
-
+from quire import nn
 from quire.kernels.layer_norm import layer_norm
 from quire.kernels.rms_norm import rms_norm
 from quire.kernels.tracing import Symbol
 from quire.layers.group import Group, Partition, Share
+from quire.lazy_torch import Tensor, torch
 
 
 class RMSNorm(nn.Module):
@@ -17,10 +16,10 @@ class RMSNorm(nn.Module):
 
     def __init__(self, size: int, epsilon: float) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(size), requires_grad=False)
+        self.weight = nn.Parameter(nn.empty(size))
         self.epsilon = epsilon
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.epsilon)
 
 
@@ -36,7 +35,7 @@ class SharedRMSNorm(RMSNorm):
         self.group = group
         self.partitions = {"weight": Partition(rows=(part,))}
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         if self.group.size == 1:
             return super().forward(x)
         if isinstance(x, Symbol):
@@ -50,9 +49,9 @@ class LayerNorm(nn.Module):
 
     def __init__(self, size: int, epsilon: float, *, affine: bool = True) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(size), requires_grad=False) if affine else None
-        self.bias = nn.Parameter(torch.zeros(size), requires_grad=False) if affine else None
+        self.weight = nn.Parameter(nn.empty(size)) if affine else None
+        self.bias = nn.Parameter(nn.empty(size)) if affine else None
         self.epsilon = epsilon
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return layer_norm(x, self.weight, self.bias, self.epsilon)

@@ -5,12 +5,11 @@ A model with such layers returns `RecurrentState` specs of `state_bytes` for the
 
 from collections.abc import Sequence
 
-import torch
-from torch import nn
-
+from quire import nn
 from quire.kernels.recurrence import causal_conv, conv_state_bytes, linear_recurrence, recurrent_state_bytes
 from quire.layers.forward_batch import ForwardBatch
 from quire.layers.group import Partition, Share
+from quire.lazy_torch import Tensor
 
 
 def state_bytes(
@@ -35,30 +34,30 @@ class CausalConv(nn.Module):
         super().__init__()
         num_channels = sum(part.size for part in parts)
         self.layer_index, self.activation = layer_index, activation
-        self.weight = nn.Parameter(torch.empty(num_taps * num_channels), requires_grad=False)
-        self.bias = nn.Parameter(torch.empty(num_channels), requires_grad=False) if bias else None
+        self.weight = nn.Parameter(nn.empty(num_taps * num_channels))
+        self.bias = nn.Parameter(nn.empty(num_channels)) if bias else None
         self.state_bytes = conv_state_bytes(num_channels, num_taps)
         self.partitions = {"weight": Partition(rows=tuple(parts) * num_taps), "bias": Partition(rows=tuple(parts))}
 
-    def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         cache, group_index = batch.kv_caches[self.layer_index], batch.layer_groups[self.layer_index]
         return causal_conv(x, self.weight, self.bias, self.activation, cache, batch, group_index)
 
 
 def recur(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     batch: ForwardBatch,
     layer_index: int,
     *,
-    gates: torch.Tensor | None = None,
-    log_rates: torch.Tensor | None = None,
-    time_bias: torch.Tensor | None = None,
-    skip: torch.Tensor | None = None,
+    gates: Tensor | None = None,
+    log_rates: Tensor | None = None,
+    time_bias: Tensor | None = None,
+    skip: Tensor | None = None,
     offset_bytes: int = 0,
     delta: bool = False,
-) -> torch.Tensor:
+) -> Tensor:
     """Compute `linear_recurrence` on a layer's states, which lie behind `offset_bytes` of another part.
 
     Shapes: q, k [T, K, D]; v [T, H, V]; gates [T, H] or [T, 2H]; log_rates, time_bias, skip [H] -> [T, H, V].

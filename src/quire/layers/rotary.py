@@ -5,16 +5,17 @@ Angles are computed from the positions: a table of a 128 k context would take 12
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch import nn
+import numpy as np
+from numpy.typing import NDArray
 
+from quire import nn
 from quire.kernels.tracing import Symbol
+from quire.lazy_torch import Tensor, is_tensor, torch
 
-Rotation = tuple[torch.Tensor, torch.Tensor]
+Rotation = tuple[Tensor, Tensor]
 """cos, sin [T, C] in fp32, as `kernels.rope` reads them."""
 CHOSEN_BY_LENGTH = ("dynamic", "longrope")
 """Kinds whose frequencies depend on the length of the longest sequence, `RopeConfig.max_len`."""
@@ -65,7 +66,7 @@ class RopeConfig:
         """C: the dimensions of a head that are rotated, by angle 0 too."""
         return head_size if self.kind == "proportional" else int(head_size * self.rotated_share)
 
-    def frequencies(self, head_size: int) -> torch.Tensor:
+    def frequencies(self, head_size: int) -> NDArray[Any]:
         """Angle per position of each pair: theta^(-2i / C), then scaled, C being the dimensions rotated.
 
         "linear" divides all by `factor` (Chen 2023). "llama3" divides the low frequencies only: those with wavelengths
@@ -80,12 +81,13 @@ class RopeConfig:
         """
         size = self.rotated_size(head_size)
         theta = self._stretched_theta(size) if self.kind == "dynamic" else self.theta
-        exponents = torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size
-        periods = theta**exponents
+        exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
+        periods: NDArray[Any] = np.float32(theta) ** exponents
         if self.kind == "longrope":
             factors = self.long_factors if self.max_len > self.original_context_len else self.short_factors
-            return 1.0 / (torch.tensor(factors, dtype=torch.float32, device="cpu") * periods)
-        frequencies = 1.0 / periods
+            periods *= np.array(factors, np.float32)
+            return 1 / periods
+        frequencies: NDArray[Any] = 1 / periods
         if self.kind == "linear":
             return frequencies / self.factor
         if self.kind == "proportional":
@@ -94,11 +96,13 @@ class RopeConfig:
         if self.kind == "llama3":
             turns = self.original_context_len * frequencies / (2 * math.pi)  # within the original context
             share = (turns - self.low_frequency_factor) / (self.high_frequency_factor - self.low_frequency_factor)
-            share = share.clamp(0.0, 1.0)
-            return share * frequencies + (1 - share) * frequencies / self.factor
+            share = share.clip(0.0, 1.0)
+            softened: NDArray[Any] = share * frequencies + (1 - share) * frequencies / self.factor
+            return softened
         if self.kind == "yarn":
             share = 1 - self._yarn_ramp(size)
-            return 1.0 / (self.factor * periods) * (1 - share) + frequencies * share
+            stretched: NDArray[Any] = 1.0 / (self.factor * periods) * (1 - share) + frequencies * share
+            return stretched
         return frequencies
 
     def _stretched_theta(self, size: int) -> float:
@@ -108,7 +112,7 @@ class RopeConfig:
         stretch = self.factor * max(self.max_len, original) / original - (self.factor - 1)
         return float(self.theta * stretch ** (size / (size - 2)))
 
-    def _yarn_ramp(self, size: int) -> torch.Tensor:
+    def _yarn_ramp(self, size: int) -> NDArray[Any]:
         """0 for frequencies that are kept, 1 for those that are divided. Shapes: -> [C/2]."""
 
         def index_of(turns: float) -> float:
@@ -119,8 +123,8 @@ class RopeConfig:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, size - 1)
         width = high - low or 0.001
-        indices = torch.arange(size // 2, dtype=torch.float32, device="cpu")
-        return ((indices - low) / width).clamp(0.0, 1.0)
+        ramp: NDArray[Any] = (np.arange(size // 2, dtype=np.float32) - low) / width
+        return ramp.clip(0.0, 1.0)
 
 
 class RotaryEmbedding(nn.Module):
@@ -128,41 +132,38 @@ class RotaryEmbedding(nn.Module):
 
     Both are multiplied by scales[position // period], the last of them past their end; without `scales` by 1.
     Shapes: frequencies [C/2]; scales [any number]; forward: positions [T] -> cos, sin [T, C].
-    Dtypes: positions int64; the rest fp32, whatever type the model is cast to.
+    Dtypes: positions int64; the rest fp32, whatever type the model has.
     """
 
-    frequencies: torch.Tensor
-    scales: torch.Tensor | None
-
-    def __init__(self, frequencies: torch.Tensor, scales: torch.Tensor | None = None, period: int = 1) -> None:
-        super().__init__()
-        self.period = period
-        self._exact = {"frequencies": frequencies.float(), "scales": None if scales is None else scales.float()}
-        for name, values in self._exact.items():
-            self.register_buffer(name, values, persistent=False)
+    def __init__(self, frequencies: Any, scales: Any = None, period: int = 1) -> None:
+        self.frequencies, self.scales, self.period = _values(frequencies), _values(scales), period
+        self._on_devices: dict[Any, tuple[Tensor, Tensor | None]] = {}
 
     @classmethod
     def of(cls, config: RopeConfig, head_size: int) -> "RotaryEmbedding":
         """Make the angles of a config."""
         factor = config.attention_factor
-        scales = None if factor == 1.0 else torch.tensor([factor], dtype=torch.float32, device="cpu")
-        return cls(config.frequencies(head_size), scales)
+        return cls(config.frequencies(head_size), None if factor == 1.0 else [factor])
 
-    def forward(self, positions: torch.Tensor) -> Rotation:
+    def forward(self, positions: Tensor) -> Rotation:
         """See the class; the sign of the first half of `sin` is that of the rope kernel's contract."""
         if isinstance(positions, Symbol):
             return positions.rotation(self.frequencies, self.scales, self.period)
-        angles = positions.float()[:, None] * self.frequencies  # [T, C/2]
+        if positions.device not in self._on_devices:
+            values = [None if array is None else torch.from_numpy(array) for array in (self.frequencies, self.scales)]
+            on_device = [None if tensor is None else tensor.to(positions.device) for tensor in values]
+            self._on_devices[positions.device] = on_device[0], on_device[1]  # type: ignore[assignment]
+        frequencies, scales = self._on_devices[positions.device]
+        angles = positions.float()[:, None] * frequencies  # [T, C/2]
         cos, sin = angles.cos(), angles.sin()
-        if self.scales is not None:
-            scales = self.scales[(positions // self.period).clamp(max=len(self.scales) - 1)][:, None]  # [T, 1]
-            cos, sin = cos * scales, sin * scales
+        if scales is not None:
+            factors = scales[(positions // self.period).clamp(max=len(scales) - 1)][:, None]  # [T, 1]
+            cos, sin = cos * factors, sin * factors
         return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
-        # nn.Module.to(dtype) would round the values, and to_empty() lose them: only the device may change.
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        device = self.frequencies.device
-        for name, values in self._exact.items():
-            setattr(self, name, None if values is None else values.to(device))
-        return self
+
+def _values(values: Any) -> Any:
+    """Return fp32 values of an array or a tensor; a tensor on "meta", which has none, as it is."""
+    if is_tensor(values):
+        return values if values.is_meta else values.detach().float().cpu().numpy()
+    return None if values is None else np.asarray(values, np.float32)

@@ -9,9 +9,8 @@ from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
-import torch
-from torch import nn
 
+from quire import nn
 from quire.kernels.latent_attention import latent_attention, write_latent
 from quire.kernels.rope import rope
 from quire.layers.experts import SparseMLP
@@ -20,6 +19,7 @@ from quire.layers.group import SINGLE, Group, Partition, PartOfSum, Share, share
 from quire.layers.linear import ColumnParallelLinear, Linear, RowParallelLinear
 from quire.layers.norms import RMSNorm
 from quire.layers.rotary import RotaryEmbedding, Rotation
+from quire.lazy_torch import Tensor
 from quire.models.hf_deepseek import DeepseekV2Config
 from quire.models.llama import LlamaForCausalLM, LlamaMLP
 
@@ -33,7 +33,7 @@ class UpProjection(nn.Module):
     def __init__(self, config: DeepseekV2Config, num_heads: Share) -> None:
         super().__init__()
         rows = num_heads * (config.nope_size + config.value_size)
-        self.weight = nn.Parameter(torch.empty(rows.size, config.kv_rank), requires_grad=False)
+        self.weight = nn.Parameter(nn.empty(rows.size, config.kv_rank))
         self.partitions = {"weight": Partition(rows=(rows,))}
 
 
@@ -56,7 +56,7 @@ class LatentAttention(nn.Module):
         self.kv_b_proj = UpProjection(config, heads)
         self.o_proj = RowParallelLinear(heads * config.value_size, hidden, group, bias=config.output_bias)
 
-    def forward(self, x: torch.Tensor, rotation: Rotation, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, x: Tensor, rotation: Rotation, batch: ForwardBatch) -> Tensor:
         """Shapes: x [T, E]; rotation: cos, sin [T, C] -> [T, E]."""
         config, cache = self.config, batch.kv_caches[self.layer_index]  # [N, B, R + C]
         group_index = batch.layer_groups[self.layer_index]
@@ -83,7 +83,7 @@ class DeepseekMoE(SparseMLP):
         self.shared_experts = LlamaMLP(replace(config, intermediate_size=config.shared_size), part)
         self.group = group
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """See the class."""
         return self.group.all_reduce(super().forward(x) + self.shared_experts(x))
 

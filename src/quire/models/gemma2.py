@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-from torch import nn
-
+from quire import nn
 from quire.kernels.activations import gelu_tanh_and_mul
 from quire.kernels.elementwise import soft_cap
 from quire.layers.forward_batch import ForwardBatch
 from quire.layers.rotary import Rotation
+from quire.lazy_torch import Tensor
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_decoder import read_windows
 from quire.models.hf_llama import LlamaConfig
@@ -78,11 +77,11 @@ class Gemma2Layer(LlamaLayer):
     pre_feedforward_layernorm: nn.Module
     post_feedforward_layernorm: nn.Module
 
-    def attend(self, x: torch.Tensor, rotation: Rotation | None, batch: ForwardBatch) -> torch.Tensor:
+    def attend(self, x: Tensor, rotation: Rotation | None, batch: ForwardBatch) -> Tensor:
         """Shapes: x [T, E]; rotation: cos, sin [T, D] -> [T, E]."""
         return self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), rotation, batch))
 
-    def transform(self, x: torch.Tensor) -> torch.Tensor:
+    def transform(self, x: Tensor) -> Tensor:
         """Shapes: x [T, E] -> [T, E]."""
         return self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
 
@@ -96,11 +95,11 @@ class Gemma2ForCausalLM(LlamaForCausalLM):
     offset_params: ClassVar[dict[str, float]] = dict.fromkeys((*Gemma2Layer.norm_names, "norm"), 1.0)
     config: Gemma2Config
 
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def embed(self, token_ids: Tensor) -> Tensor:
         """The layers' input: embeddings times the square root of their size. Shapes: token_ids [T] -> [T, E]."""
         return super().embed(token_ids) * self.config.hidden_size**0.5
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden: Tensor) -> Tensor:
         """Shapes: hidden [S, E] -> [S, V]."""
         logits, cap = super().compute_logits(hidden), self.config.logit_cap
         return logits if cap is None else soft_cap(logits, cap)

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
 from quire.layers.rotary import RopeConfig, RotaryEmbedding, Rotation
+from quire.lazy_torch import Tensor
 from quire.models.gemma2 import Gemma2Config, Gemma2ForCausalLM, Pattern
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_decoder import FULL, SLIDING
@@ -58,7 +57,7 @@ class Gemma3ForCausalLM(Gemma2ForCausalLM):
         super().__init__(config, *args)
         self.local_rotary = RotaryEmbedding.of(config.local_rope, config.head_size)
 
-    def rotations(self, positions: torch.Tensor) -> Sequence[Rotation | None]:
+    def rotations(self, positions: Tensor) -> Sequence[Rotation | None]:
         local, full = self.local_rotary(positions), self.rotary(positions)
         return [full if window is None else local for window in self.config.windows]
 

@@ -6,9 +6,7 @@ Next to read: `hf_gemma4.py` for the fields; `gemma2.py`.
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import torch
-from torch import nn
-
+from quire import nn
 from quire.kernels.activations import gelu_tanh
 from quire.kernels.elementwise import scale_by
 from quire.kernels.experts import SOFTMAX, route
@@ -22,6 +20,7 @@ from quire.layers.group import SINGLE, Group, share_heads
 from quire.layers.linear import ColumnParallelLinear, Linear, RowParallelLinear
 from quire.layers.norms import RMSNorm
 from quire.layers.rotary import RotaryEmbedding, Rotation
+from quire.lazy_torch import Tensor
 from quire.models.gemma2 import Gemma2ForCausalLM, Gemma2Layer, Gemma2MLP
 from quire.models.hf_gemma4 import Gemma4Config
 from quire.models.hf_llama import LlamaConfig
@@ -55,7 +54,7 @@ class Gemma4Attention(nn.Module):
             config.sources[layer_index], size, scale=config.score_scale, window=config.windows[layer_index]
         )
 
-    def forward(self, x: torch.Tensor, rotation: Rotation, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, x: Tensor, rotation: Rotation, batch: ForwardBatch) -> Tensor:
         """Shapes: x [T, E]; rotation: cos, sin [T, D] -> [T, E]."""
         sizes = [part.size for part in self.parts]
         q, *kv = self.qkv_proj(x).view(-1, sum(sizes), self.head_size).split(sizes, dim=1)  # [T, H or K, D]
@@ -70,12 +69,12 @@ class Gemma4Router(nn.Module):
 
     def __init__(self, config: Gemma4Config) -> None:
         super().__init__()
-        self.scale = nn.Parameter(torch.ones(config.hidden_size), requires_grad=False)
-        self.per_expert_scale = nn.Parameter(torch.ones(config.num_experts), requires_grad=False)
+        self.scale = nn.Parameter(nn.empty(config.hidden_size))
+        self.per_expert_scale = nn.Parameter(nn.empty(config.num_experts))
         self.proj = Router(config.hidden_size, config.num_experts)
         self.epsilon, self.factor, self.top_k = config.rms_norm_epsilon, config.hidden_size**-0.5, config.top_k
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """See the class."""
         logits = self.proj(rms_norm(x, self.scale, self.epsilon) * self.factor)  # [T, X]
         return route(logits, self.top_k, True, SOFTMAX, None, self.per_expert_scale)
@@ -96,15 +95,15 @@ class Gemma4Layer(Gemma2Layer):
         if size:
             self.per_layer_projection = Linear(size, width)
             self.post_per_layer_input_norm = model.build_norm(config)
-        self.layer_scalar = nn.Parameter(torch.ones(1), requires_grad=False)
+        self.layer_scalar = nn.Parameter(nn.empty(1))
 
     def forward(
         self,
-        x: torch.Tensor,
+        x: Tensor,
         rotation: Rotation | None,
         batch: ForwardBatch,
-        per_layer_input: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        per_layer_input: Tensor | None = None,
+    ) -> Tensor:
         """Shapes: x [T, E]; rotation: cos, sin [T, D]; per_layer_input [T, P] or None -> [T, E]."""
         x = super().forward(x, rotation, batch)
         if self.per_layer_input_gate is not None and per_layer_input is not None:
@@ -112,7 +111,7 @@ class Gemma4Layer(Gemma2Layer):
             x = x + self.post_per_layer_input_norm(self.per_layer_projection(gated))
         return scale_by(x, self.layer_scalar)
 
-    def transform(self, x: torch.Tensor) -> torch.Tensor:
+    def transform(self, x: Tensor) -> Tensor:
         """Shapes: x [T, E] -> [T, E]."""
         if self.router is None:
             return super().transform(x)
@@ -154,11 +153,11 @@ class Gemma4ForCausalLM(Gemma2ForCausalLM):
         """See `LlamaForCausalLM.build_rotary`: of layers without a window."""
         return RotaryEmbedding.of(config.rope, self.config.full_head_size)
 
-    def rotations(self, positions: torch.Tensor) -> Sequence[Rotation | None]:
+    def rotations(self, positions: Tensor) -> Sequence[Rotation | None]:
         local, full = self.local_rotary(positions), self.rotary(positions)
         return [full if window is None else local for window in self.config.windows]
 
-    def forward(self, token_ids: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
         """Hidden states after the last norm. Shapes: token_ids [T] -> [T, E]."""
         x = self.embed(token_ids)  # [T, E]
         inputs = self.per_layer_inputs(token_ids, x)
@@ -166,7 +165,7 @@ class Gemma4ForCausalLM(Gemma2ForCausalLM):
             x = layer(x, rotation, batch, own)  # [T, E]
         return self.norm(x)  # [T, E]
 
-    def per_layer_inputs(self, token_ids: torch.Tensor, x: torch.Tensor) -> Sequence[torch.Tensor | None]:
+    def per_layer_inputs(self, token_ids: Tensor, x: Tensor) -> Sequence[Tensor | None]:
         """The input of each layer's own: embeddings of the tokens, and projections of their usual embeddings.
 
         Shapes: token_ids [T]; x [T, E] -> per layer [T, P] or None.

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
-from torch import nn
 
+from quire import nn
 from quire.layers.forward_batch import ForwardBatch
 from quire.layers.rotary import Rotation
+from quire.lazy_torch import Tensor
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_llama import LlamaConfig
 from quire.models.llama import LlamaForCausalLM, LlamaLayer
@@ -41,11 +41,11 @@ class GLM4Layer(LlamaLayer):
     post_self_attn_layernorm: nn.Module
     post_mlp_layernorm: nn.Module
 
-    def attend(self, x: torch.Tensor, rotation: Rotation | None, batch: ForwardBatch) -> torch.Tensor:
+    def attend(self, x: Tensor, rotation: Rotation | None, batch: ForwardBatch) -> Tensor:
         """Shapes: x [T, E]; rotation: cos, sin [T, C] -> [T, E]."""
         return self.post_self_attn_layernorm(super().attend(x, rotation, batch))
 
-    def transform(self, x: torch.Tensor) -> torch.Tensor:
+    def transform(self, x: Tensor) -> Tensor:
         """Shapes: x [T, E] -> [T, E]."""
         return self.post_mlp_layernorm(super().transform(x))
 

@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-from torch import nn
-
+from quire import nn
 from quire.kernels.activations import activate
 from quire.layers.attention import Attention
 from quire.layers.embedding import Embedding, VocabParallelEmbedding, VocabParallelHead
@@ -17,6 +15,7 @@ from quire.layers.forward_batch import ForwardBatch
 from quire.layers.group import SINGLE, Group, share
 from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
 from quire.layers.norms import LayerNorm
+from quire.lazy_torch import Tensor
 from quire.models.hf_config import ACTIVATIONS, HFConfigReader
 from quire.models.hf_decoder import DecoderConfig, read_sizes
 
@@ -59,7 +58,7 @@ class GPT2Attention(nn.Module):
         self.c_proj = RowParallelLinear(q, config.hidden_size, group, bias=True)
         self.attention = Attention(layer_index, config.head_size, scale=config.scales[layer_index])
 
-    def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """Shapes: x [T, E] -> [T, E]."""
         qkv = self.c_attn(x).view(-1, 3 * self.num_heads, self.head_size)  # [T, 3H, D]
         q, k, v = qkv.split(self.num_heads, dim=1)  # each [T, H, D]
@@ -76,7 +75,7 @@ class GPT2MLP(nn.Module):
         self.c_fc = ColumnParallelLinear(config.hidden_size, (inner,), bias=True)
         self.c_proj = RowParallelLinear(inner, config.hidden_size, group, bias=True)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Shapes: x [T, E] -> [T, E]."""
         return self.c_proj(activate(self.c_fc(x), self.activation))  # [T, E]
 
@@ -91,7 +90,7 @@ class GPT2Layer(nn.Module):
         self.ln_2 = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
         self.mlp = GPT2MLP(config, group)
 
-    def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """Shapes: x [T, E] -> [T, E]."""
         x = x + self.attn(self.ln_1(x), batch)  # [T, E]
         return x + self.mlp(self.ln_2(x))  # [T, E]
@@ -118,14 +117,14 @@ class GPT2LMHeadModel(nn.Module):
         table_size = config.vocab_size, config.hidden_size
         self.lm_head = None if config.tie_word_embeddings else VocabParallelHead(*table_size, group)
 
-    def forward(self, token_ids: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
         """Hidden states after the last norm. Shapes: token_ids [T] -> [T, E]."""
         x = self.wte(token_ids) + self.wpe(batch.positions)  # [T, E]
         for layer in self.h:
             x = layer(x, batch)  # [T, E]
         return self.ln_f(x)  # [T, E]
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden: Tensor) -> Tensor:
         """Shapes: hidden [S, E] -> [S, V]."""
         return self.wte.as_head(hidden) if self.lm_head is None else self.lm_head(hidden)
 

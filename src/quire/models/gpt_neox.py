@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
-from torch import nn
 
+from quire import nn
 from quire.errors import ModelFileError
 from quire.kernels.activations import activate
 from quire.kernels.rope import rope
@@ -21,6 +20,7 @@ from quire.layers.group import SINGLE, Group, share
 from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
 from quire.layers.norms import LayerNorm
 from quire.layers.rotary import RopeConfig, RotaryEmbedding, Rotation
+from quire.lazy_torch import Tensor
 from quire.models.hf_config import ACTIVATIONS, HFConfigReader
 from quire.models.hf_decoder import DecoderConfig, read_sizes
 from quire.models.hf_rope import read_rope
@@ -70,7 +70,7 @@ class GPTNeoXAttention(nn.Module):
         self.dense = RowParallelLinear(q, config.hidden_size, group, bias=config.attention_bias)
         self.attention = Attention(layer_index, config.head_size)
 
-    def forward(self, x: torch.Tensor, rotation: Rotation, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, x: Tensor, rotation: Rotation, batch: ForwardBatch) -> Tensor:
         """Shapes: x [T, E]; rotation: cos, sin [T, C] -> [T, E]."""
         qkv = self.query_key_value(x).view(-1, 3 * self.num_heads, self.head_size)  # [T, 3H, D]
         qk, v = qkv.split((2 * self.num_heads, self.num_heads), dim=1)
@@ -88,7 +88,7 @@ class GPTNeoXMLP(nn.Module):
         self.dense_h_to_4h = ColumnParallelLinear(config.hidden_size, (inner,), bias=True)
         self.dense_4h_to_h = RowParallelLinear(inner, config.hidden_size, group, bias=True)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Shapes: x [T, E] -> [T, E]."""
         return self.dense_4h_to_h(activate(self.dense_h_to_4h(x), self.activation))  # [T, E]
 
@@ -104,7 +104,7 @@ class GPTNeoXLayer(nn.Module):
         self.post_attention_layernorm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
         self.mlp = GPTNeoXMLP(config, group)
 
-    def forward(self, x: torch.Tensor, rotation: Rotation, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, x: Tensor, rotation: Rotation, batch: ForwardBatch) -> Tensor:
         """Shapes: x [T, E]; rotation: cos, sin [T, C] -> [T, E]."""
         attended = self.input_layernorm(x)  # [T, E]
         if self.parallel:
@@ -141,7 +141,7 @@ class GPTNeoXForCausalLM(nn.Module):
         table_size = config.vocab_size, config.hidden_size
         self.lm_head = None if config.tie_word_embeddings else VocabParallelHead(*table_size, group)
 
-    def forward(self, token_ids: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
         """Hidden states after the last norm. Shapes: token_ids [T] -> [T, E]."""
         x = self.embed_in(token_ids)  # [T, E]
         rotation = self.rotary(batch.positions)  # cos, sin [T, C]
@@ -149,7 +149,7 @@ class GPTNeoXForCausalLM(nn.Module):
             x = layer(x, rotation, batch)  # [T, E]
         return self.final_layer_norm(x)  # [T, E]
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden: Tensor) -> Tensor:
         """Shapes: hidden [S, E] -> [S, V]."""
         return self.embed_in.as_head(hidden) if self.lm_head is None else self.lm_head(hidden)
 

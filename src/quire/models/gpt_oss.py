@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
-from torch import nn
 
+from quire import nn
 from quire.kernels.experts import ALPHA, CLAMPED, LIMIT
 from quire.layers.experts import SparseMLP
 from quire.layers.forward_batch import ForwardBatch
 from quire.layers.group import SINGLE, Group, Partition, share_heads
 from quire.layers.rotary import Rotation
+from quire.lazy_torch import Tensor
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_decoder import read_windows
 from quire.models.hf_llama import LlamaConfig
@@ -47,10 +47,10 @@ class GptOssAttention(LlamaAttention):
     def __init__(self, config: GptOssConfig, layer_index: int, group: Group = SINGLE) -> None:
         super().__init__(config, layer_index, group)
         heads, _ = share_heads(config.num_heads, config.num_kv_heads, group)
-        self.sinks = nn.Parameter(torch.empty(heads.size), requires_grad=False)
+        self.sinks = nn.Parameter(nn.empty(heads.size))
         self.partitions = {"sinks": Partition(rows=(heads,))}
 
-    def forward(self, x: torch.Tensor, rotation: Rotation, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, x: Tensor, rotation: Rotation, batch: ForwardBatch) -> Tensor:
         """Shapes: x [T, E]; rotation: cos, sin [T, D] -> [T, E]."""
         qkv = self.qkv_proj(x).view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_size)  # [T, H + 2K, D]
         qk, v = qkv.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)  # [T, H + K, D], [T, K, D]

@@ -8,9 +8,8 @@ Next to read: `llama.py`.
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-from torch import nn
-
+from quire import nn
+from quire.lazy_torch import Tensor
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_llama import LlamaConfig
 from quire.models.llama import LlamaForCausalLM
@@ -45,11 +44,11 @@ class GraniteForCausalLM(LlamaForCausalLM):
         assert isinstance(config, GraniteConfig)
         return self.norm_class(config.hidden_size, config.rms_norm_epsilon / config.residual_multiplier**2)
 
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def embed(self, token_ids: Tensor) -> Tensor:
         """The layers' input, divided by the residuals' multiple. Shapes: token_ids [T] -> [T, E]."""
         return super().embed(token_ids) * (self.config.embedding_multiplier / self.config.residual_multiplier)
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden: Tensor) -> Tensor:
         """Shapes: hidden [S, E] -> [S, V]."""
         return super().compute_logits(hidden / self.config.logits_divisor)
 

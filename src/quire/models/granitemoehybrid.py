@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-from torch import nn
-
+from quire import nn
 from quire.cache_spec import CacheSpec, PagedKV
 from quire.errors import ModelFileError
 from quire.kernels.activations import silu_and_mul
@@ -18,6 +16,7 @@ from quire.layers.experts import SparseMLP
 from quire.layers.group import SINGLE, Group, PartOfSum, share
 from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
 from quire.layers.rotary import Rotation
+from quire.lazy_torch import Tensor
 from quire.models.granite import GraniteConfig, GraniteForCausalLM
 from quire.models.hf_config import HFConfigReader, check_divides
 from quire.models.hf_hybrid import HybridLayer, read_recurrent_layers
@@ -100,7 +99,7 @@ class Granite4MLP(nn.Module):
         self.input_linear = ColumnParallelLinear(config.hidden_size, (inner, inner))
         self.output_linear = RowParallelLinear(inner, config.hidden_size, group)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Shapes: x [T, E] -> [T, E]."""
         return self.output_linear(silu_and_mul(self.input_linear(x)))  # [T, 2F] -> [T, F] -> [T, E]
 
@@ -122,7 +121,7 @@ class Granite4Layer(HybridLayer):
                 config.hidden_size, config.expert_size, config.num_experts, part, top_k=config.top_k, renormalise=True
             )
 
-    def transform(self, x: torch.Tensor) -> torch.Tensor:
+    def transform(self, x: Tensor) -> Tensor:
         """Shapes: x [T, E] -> [T, E]."""
         x = self.post_attention_layernorm(x)
         if self.block_sparse_moe is None:
@@ -157,7 +156,7 @@ class Granite4ForCausalLM(GraniteForCausalLM):
             return StateSpaceMixer(config.state_space, layer_index, self.group)
         return super().build_attention(config, layer_index)
 
-    def rotations(self, positions: torch.Tensor) -> Sequence[Rotation | None]:
+    def rotations(self, positions: Tensor) -> Sequence[Rotation | None]:
         return super().rotations(positions) if self.config.rotates else [None] * len(self.layers)
 
 

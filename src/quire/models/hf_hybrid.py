@@ -6,11 +6,10 @@ Next to read: `lfm2.py`; `layers/recurrent.py`.
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-import torch
-
 from quire.errors import UnsupportedModelError
 from quire.layers.forward_batch import ForwardBatch
 from quire.layers.rotary import Rotation
+from quire.lazy_torch import Tensor
 from quire.models.hf_config import HFConfigReader
 from quire.models.llama import LlamaForCausalLM, LlamaLayer
 
@@ -32,11 +31,11 @@ class HybridLayer(LlamaLayer):
             self.add_module(self.recurrent_name, self.self_attn)
             del self.self_attn
 
-    def attend(self, x: torch.Tensor, rotation: Rotation | None, batch: ForwardBatch) -> torch.Tensor:
+    def attend(self, x: Tensor, rotation: Rotation | None, batch: ForwardBatch) -> Tensor:
         """Shapes: x [T, E]; rotation: cos, sin [T, C] -> [T, E]."""
         if not self.is_recurrent:
             return super().attend(x, rotation, batch)
-        mixed: torch.Tensor = getattr(self, self.recurrent_name)(self.input_layernorm(x), batch)
+        mixed: Tensor = getattr(self, self.recurrent_name)(self.input_layernorm(x), batch)
         return mixed
 
 

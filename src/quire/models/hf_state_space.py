@@ -6,9 +6,7 @@ Next to read: `mamba2.py`; `layers/recurrent.py`.
 import math
 from dataclasses import dataclass
 
-import torch
-from torch import nn
-
+from quire import nn
 from quire.cache_spec import RecurrentState
 from quire.errors import UnsupportedModelError
 from quire.kernels.activations import silu
@@ -19,6 +17,7 @@ from quire.layers.group import SINGLE, Group, Partition, Share, share
 from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
 from quire.layers.norms import RMSNorm, SharedRMSNorm
 from quire.layers.recurrent import CausalConv, recur, state_bytes
+from quire.lazy_torch import Tensor
 from quire.models.hf_config import HFConfigReader
 
 NO_LIMITS = (None, [0.0, math.inf], (0.0, math.inf), [0.0, {"__float__": "Infinity"}])
@@ -66,7 +65,7 @@ class GroupRMSNorm(RMSNorm):
         self.num_groups = num_groups
         self.partitions = {"weight": Partition(rows=(part,))}
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Shapes: x [T, size] -> [T, size]."""
         size = len(self.weight)
         return rms_norm(x.view(-1, self.num_groups, size // self.num_groups), self.weight, self.epsilon).flatten(1)
@@ -90,7 +89,7 @@ class StateSpaceMixer(nn.Module):
         self.conv1d = CausalConv(
             layer_index, (inner, keys, keys), sizes.num_taps, activation="silu", bias=sizes.conv_bias
         )
-        vectors = [nn.Parameter(torch.empty(heads.size), requires_grad=False) for _ in range(3)]
+        vectors = [nn.Parameter(nn.empty(heads.size)) for _ in range(3)]
         self.dt_bias, self.A_log, self.D = vectors
         # One group is the whole row, of which a rank has a part.
         self.norm: RMSNorm = (
@@ -99,7 +98,7 @@ class StateSpaceMixer(nn.Module):
         self.out_proj = RowParallelLinear(inner, sizes.hidden_size, group, bias=sizes.bias)
         self.partitions = dict.fromkeys(("dt_bias", "A_log", "D"), Partition(rows=(heads,)))
 
-    def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """Shapes: x [T, E] -> [T, E]."""
         inner = self.widths[0]
         z, xbc, steps = self.in_proj(x).split((inner, sum(self.widths), self.num_heads), dim=1)

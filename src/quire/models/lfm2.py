@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-import torch
-from torch import nn
-
+from quire import nn
 from quire.cache_spec import CacheSpec, PagedKV, RecurrentState
 from quire.errors import ModelFileError
 from quire.kernels.recurrence import MAX_TAPS
@@ -17,6 +15,7 @@ from quire.layers.forward_batch import ForwardBatch
 from quire.layers.group import Group, share
 from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
 from quire.layers.recurrent import CausalConv, state_bytes
+from quire.lazy_torch import Tensor
 from quire.models.hf_config import HFConfigReader, check_positive
 from quire.models.hf_hybrid import HybridLayer, read_recurrent_layers
 from quire.models.hf_llama import LlamaConfig
@@ -94,7 +93,7 @@ class ShortConv(nn.Module):
         self.conv = CausalConv(layer_index, (channels,), config.num_taps, activation=None, bias=config.conv_bias)
         self.o_proj = RowParallelLinear(channels, config.hidden_size, group, bias=config.conv_bias)
 
-    def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """Shapes: x [T, E] -> [T, E]."""
         b, c, x = self.in_proj(x).chunk(3, dim=1)  # [T, C] each
         return self.o_proj(c * self.conv(b * x, batch))

@@ -8,9 +8,7 @@ read: `layers/attention.py`.
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-import torch
-from torch import nn
-
+from quire import nn
 from quire.kernels.activations import silu_and_mul
 from quire.kernels.rope import rope
 from quire.layers.attention import Attention
@@ -20,6 +18,7 @@ from quire.layers.group import SINGLE, Group, share, share_heads
 from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
 from quire.layers.norms import RMSNorm
 from quire.layers.rotary import RotaryEmbedding, Rotation
+from quire.lazy_torch import Tensor
 from quire.models.hf_llama import LlamaConfig
 
 
@@ -38,14 +37,14 @@ class LlamaAttention(nn.Module):
             soft_cap=config.score_cap,
         )  # fmt: skip
 
-    def forward(self, x: torch.Tensor, rotation: Rotation, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, x: Tensor, rotation: Rotation, batch: ForwardBatch) -> Tensor:
         """Shapes: x [T, E]; rotation: cos, sin [T, D] -> [T, E]."""
         qkv = self.qkv_proj(x).view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_size)  # [T, H + 2K, D]
         qk, v = qkv.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)  # [T, H + K, D], [T, K, D]
         q, k = self.rotate(qk, rotation)  # [T, H, D], [T, K, D]
         return self.o_proj(self.attention(q, k, v, batch).flatten(1))  # [T, H, D] -> [T, E]
 
-    def rotate(self, qk: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
+    def rotate(self, qk: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """Queries and keys as attention needs them. Shapes: qk [T, H + K, D] -> [T, H, D], [T, K, D]."""
         q, k = rope(qk, *rotation).split((self.num_heads, self.num_kv_heads), dim=1)
         return q, k
@@ -62,7 +61,7 @@ class LlamaMLP(nn.Module):
         self.gate_up_proj = ColumnParallelLinear(config.hidden_size, (inner, inner), bias=config.mlp_bias)
         self.down_proj = RowParallelLinear(inner, config.hidden_size, group, bias=config.mlp_bias)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Shapes: x [T, E] -> [T, E]."""
         return self.down_proj(self.activation(self.gate_up_proj(x)))  # [T, 2F] -> [T, F] -> [T, E]
 
@@ -87,16 +86,16 @@ class LlamaLayer(nn.Module):
             self.add_module(name, model.build_norm(config))
         self.mlp = model.build_mlp(config, layer_index)
 
-    def forward(self, x: torch.Tensor, rotation: Rotation | None, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, x: Tensor, rotation: Rotation | None, batch: ForwardBatch) -> Tensor:
         """Shapes: x [T, E]; rotation: cos, sin [T, D] -> [T, E]."""
         x = x + self.attend(x, rotation, batch)  # [T, E]
         return x + self.transform(x)  # [T, E]
 
-    def attend(self, x: torch.Tensor, rotation: Rotation | None, batch: ForwardBatch) -> torch.Tensor:
+    def attend(self, x: Tensor, rotation: Rotation | None, batch: ForwardBatch) -> Tensor:
         """Attention and its norms. Shapes: x [T, E]; rotation: cos, sin [T, D] -> [T, E]."""
         return self.self_attn(self.input_layernorm(x), rotation, batch)
 
-    def transform(self, x: torch.Tensor) -> torch.Tensor:
+    def transform(self, x: Tensor) -> Tensor:
         """The MLP and its norms. Shapes: x [T, E] -> [T, E]."""
         return self.mlp(self.post_attention_layernorm(x))
 
@@ -142,22 +141,22 @@ class LlamaForCausalLM(nn.Module):
         """Any of the norms over E."""
         return self.norm_class(config.hidden_size, config.rms_norm_epsilon)
 
-    def forward(self, token_ids: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
         """Hidden states after the last norm. Shapes: token_ids [T] -> [T, E]."""
         x = self.embed(token_ids)  # [T, E]
         for layer, rotation in zip(self.layers, self.rotations(batch.positions), strict=True):
             x = layer(x, rotation, batch)  # [T, E]
         return self.norm(x)  # [T, E]
 
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def embed(self, token_ids: Tensor) -> Tensor:
         """The layers' input. Shapes: token_ids [T] -> [T, E]."""
         return self.embed_tokens(token_ids)
 
-    def rotations(self, positions: torch.Tensor) -> Sequence[Rotation | None]:
+    def rotations(self, positions: Tensor) -> Sequence[Rotation | None]:
         """The rotation of each layer, None for none. Shapes: positions [T] -> per layer cos, sin [T, D]."""
         return [self.rotary(positions)] * len(self.layers)
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden: Tensor) -> Tensor:
         """Shapes: hidden [S, E] -> [S, V]."""
         return self.embed_tokens.as_head(hidden) if self.lm_head is None else self.lm_head(hidden)
 

@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-from torch import nn
-
+from quire import nn
 from quire.cache_spec import CacheSpec
 from quire.errors import ModelFileError
 from quire.kernels.recurrence import MAX_TAPS
@@ -17,6 +15,7 @@ from quire.layers.embedding import VocabParallelEmbedding, VocabParallelHead
 from quire.layers.forward_batch import ForwardBatch
 from quire.layers.group import SINGLE, Group
 from quire.layers.norms import RMSNorm
+from quire.lazy_torch import Tensor
 from quire.models.hf_config import MAX_LAYERS, HFConfigReader, check_divides
 from quire.models.hf_decoder import DecoderConfig
 from quire.models.hf_state_space import StateSpaceMixer, StateSpaceSizes, check_time_steps
@@ -75,7 +74,7 @@ class Mamba2Layer(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.state_space.epsilon)
         self.mixer = StateSpaceMixer(config.state_space, layer_index, group)
 
-    def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """Shapes: x [T, E] -> [T, E]."""
         return x + self.mixer(self.norm(x), batch)
 
@@ -98,14 +97,14 @@ class Mamba2ForCausalLM(nn.Module):
         self.norm_f = RMSNorm(config.hidden_size, config.state_space.epsilon)
         self.lm_head = None if config.tie_word_embeddings else VocabParallelHead(*table_size, group)
 
-    def forward(self, token_ids: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
         """Hidden states after the last norm. Shapes: token_ids [T] -> [T, E]."""
         x = self.embeddings(token_ids)  # [T, E]
         for layer in self.layers:
             x = layer(x, batch)  # [T, E]
         return self.norm_f(x)  # [T, E]
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden: Tensor) -> Tensor:
         """Shapes: hidden [S, E] -> [S, V]."""
         return self.embeddings.as_head(hidden) if self.lm_head is None else self.lm_head(hidden)
 

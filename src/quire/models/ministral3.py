@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
+import numpy as np
 
+from quire import nn
 from quire.errors import ModelFileError
 from quire.kernels.rope import rope
 from quire.layers.rotary import RotaryEmbedding, Rotation
+from quire.lazy_torch import Tensor
 from quire.models.hf_config import HFConfigReader, check_positive
 from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_rope import ORIGINAL, parameters_of
@@ -50,19 +52,19 @@ def _check_growth(value: Any) -> float:
     return 0.0 if value == 0 else check_positive(BETA, value)
 
 
-class QueryAndKeyRotary(torch.nn.Module):
+class QueryAndKeyRotary(nn.Module):
     """Positions [T] to the rotations of queries and of keys."""
 
     def __init__(self, config: Ministral3Config) -> None:
         super().__init__()
         num_periods = -(-config.context_len // config.query_period)
-        periods = torch.arange(num_periods, dtype=torch.float32, device="cpu")
-        scales = config.rope.attention_factor * (1 + config.query_growth * torch.log(1 + periods))
+        periods = np.arange(num_periods, dtype=np.float32)
+        scales = config.rope.attention_factor * (1 + config.query_growth * np.log(1 + periods))
         frequencies = config.rope.frequencies(config.head_size)
         self.of_queries = RotaryEmbedding(frequencies, scales, config.query_period)
         self.of_keys = RotaryEmbedding.of(config.rope, config.head_size)
 
-    def forward(self, positions: torch.Tensor) -> RotationOfBoth:
+    def forward(self, positions: Tensor) -> RotationOfBoth:
         """Shapes: positions [T] -> cos, sin [T, D], twice."""
         return self.of_queries(positions), self.of_keys(positions)
 
@@ -70,7 +72,7 @@ class QueryAndKeyRotary(torch.nn.Module):
 class Ministral3Attention(LlamaAttention):
     """Llama's, with queries and keys rotated by different values."""
 
-    def rotate(self, qk: torch.Tensor, rotation: RotationOfBoth) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+    def rotate(self, qk: Tensor, rotation: RotationOfBoth) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """Shapes: qk [T, H + K, D] -> [T, H, D], [T, K, D]."""
         q, k = qk.split((self.num_heads, self.num_kv_heads), dim=1)  # [T, H, D], [T, K, D]
         of_queries, of_keys = rotation
@@ -83,7 +85,7 @@ class Ministral3ForCausalLM(LlamaForCausalLM):
     Config: ClassVar[type[LlamaConfig]] = Ministral3Config
     attention_class = Ministral3Attention
 
-    def build_rotary(self, config: LlamaConfig) -> torch.nn.Module:
+    def build_rotary(self, config: LlamaConfig) -> nn.Module:
         """See `LlamaForCausalLM.build_rotary`."""
         assert isinstance(config, Ministral3Config)
         return QueryAndKeyRotary(config)

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import nn
-
+from quire import nn
 from quire.layers.experts import SparseMLP
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_llama import LlamaConfig

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
+from quire import nn
 from quire.kernels.rope import rope
 from quire.layers.forward_batch import ForwardBatch
 from quire.layers.group import SINGLE, Group, share_heads
 from quire.layers.norms import SharedRMSNorm
 from quire.layers.rotary import Rotation
+from quire.lazy_torch import Tensor
 from quire.models.hf_llama import LlamaConfig
 from quire.models.llama import LlamaAttention, LlamaForCausalLM, LlamaLayer
 
@@ -35,7 +35,7 @@ class OLMo2Attention(LlamaAttention):
         self.q_norm = SharedRMSNorm(heads * config.head_size, config.rms_norm_epsilon, group)
         self.k_norm = SharedRMSNorm(kv_heads * config.head_size, config.rms_norm_epsilon, group)
 
-    def rotate(self, qk: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
+    def rotate(self, qk: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """Shapes: qk [T, H + K, D] -> [T, H, D], [T, K, D]."""
         q, k = qk.split((self.num_heads, self.num_kv_heads), dim=1)  # [T, H, D], [T, K, D]
         q = self.q_norm(q.flatten(1)).view(-1, self.num_heads, self.head_size)
@@ -47,13 +47,13 @@ class OLMo2Layer(LlamaLayer):
     """Attention, then MLP, each with a norm behind it and beside a residual."""
 
     norm_names = ("post_attention_layernorm", "post_feedforward_layernorm")
-    post_feedforward_layernorm: torch.nn.Module
+    post_feedforward_layernorm: nn.Module
 
-    def attend(self, x: torch.Tensor, rotation: Rotation | None, batch: ForwardBatch) -> torch.Tensor:
+    def attend(self, x: Tensor, rotation: Rotation | None, batch: ForwardBatch) -> Tensor:
         """Shapes: x [T, E]; rotation: cos, sin [T, D] -> [T, E]."""
         return self.post_attention_layernorm(self.self_attn(x, rotation, batch))
 
-    def transform(self, x: torch.Tensor) -> torch.Tensor:
+    def transform(self, x: Tensor) -> Tensor:
         """Shapes: x [T, E] -> [T, E]."""
         return self.post_feedforward_layernorm(self.mlp(x))
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from quire.layers.rotary import RopeConfig, RotaryEmbedding, Rotation
+from quire.lazy_torch import Tensor
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_decoder import FULL, SLIDING, read_windows
 from quire.models.hf_rope import read_rope_of_type
@@ -50,7 +49,7 @@ class OLMo3ForCausalLM(OLMo2ForCausalLM):
         super().__init__(config, *args)
         self.local_rotary = RotaryEmbedding.of(config.local_rope, config.head_size)
 
-    def rotations(self, positions: torch.Tensor) -> Sequence[Rotation | None]:
+    def rotations(self, positions: Tensor) -> Sequence[Rotation | None]:
         local, full = self.local_rotary(positions), self.rotary(positions)
         return [full if window is None else local for window in self.config.windows]
 

@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-from torch import nn
-
+from quire import nn
 from quire.kernels.activations import activate
 from quire.layers.attention import Attention
 from quire.layers.embedding import Embedding, VocabParallelEmbedding, VocabParallelHead
@@ -17,6 +15,7 @@ from quire.layers.forward_batch import ForwardBatch
 from quire.layers.group import SINGLE, Group, share
 from quire.layers.linear import ColumnParallelLinear, Linear, RowParallelLinear
 from quire.layers.norms import LayerNorm
+from quire.lazy_torch import Tensor
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_decoder import DecoderConfig, read_sizes
 
@@ -65,7 +64,7 @@ class OPTAttention(nn.Module):
         self.out_proj = RowParallelLinear(q, config.hidden_size, group, bias=config.bias)
         self.attention = Attention(layer_index, config.head_size)
 
-    def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """Shapes: x [T, E] -> [T, E]."""
         qkv = self.qkv_proj(x).view(-1, 3 * self.num_heads, self.head_size)  # [T, 3H, D]
         q, k, v = qkv.split(self.num_heads, dim=1)  # each [T, H, D]
@@ -86,7 +85,7 @@ class OPTLayer(nn.Module):
         self.fc2 = RowParallelLinear(inner, config.hidden_size, group, bias=config.bias)
         self.final_layer_norm = LayerNorm(config.hidden_size, LAYER_NORM_EPSILON, affine=config.norm_affine)
 
-    def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """Shapes: x [T, E] -> [T, E]."""
         if self.norm_before:
             x = x + self.self_attn(self.self_attn_layer_norm(x), batch)  # [T, E]
@@ -94,7 +93,7 @@ class OPTLayer(nn.Module):
         x = self.self_attn_layer_norm(x + self.self_attn(x, batch))  # [T, E]
         return self.final_layer_norm(x + self.mlp(x))  # [T, E]
 
-    def mlp(self, x: torch.Tensor) -> torch.Tensor:
+    def mlp(self, x: Tensor) -> Tensor:
         """Shapes: x [T, E] -> [T, E]."""
         return self.fc2(activate(self.fc1(x), self.activation))
 
@@ -122,7 +121,7 @@ class OPTForCausalLM(nn.Module):
         self.project_out = Linear(config.hidden_size, config.embedding_size) if narrow else None
         self.lm_head = None if config.tie_word_embeddings else VocabParallelHead(*table_size, group)
 
-    def forward(self, token_ids: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
         """Hidden states after the last norm and projection. Shapes: token_ids [T] -> [T, embedding_size]."""
         x = self.embed_tokens(token_ids)  # [T, embedding_size]
         if self.project_in is not None:
@@ -134,7 +133,7 @@ class OPTForCausalLM(nn.Module):
             x = self.final_layer_norm(x)  # [T, E]
         return x if self.project_out is None else self.project_out(x)  # [T, embedding_size]
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden: Tensor) -> Tensor:
         """Shapes: hidden [S, embedding_size] -> [S, V]."""
         return self.embed_tokens.as_head(hidden) if self.lm_head is None else self.lm_head(hidden)
 

@@ -6,12 +6,11 @@ Next to read: `qwen2.py`; `layers/experts.py`.
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch import nn
-
+from quire import nn
 from quire.kernels.elementwise import gate_rows
 from quire.layers.experts import Router, SparseMLP
 from quire.layers.group import Group, PartOfSum
+from quire.lazy_torch import Tensor
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_moe import read_experts, read_sparse_layers
 from quire.models.llama import LlamaMLP
@@ -57,7 +56,7 @@ class SharedSparseMLP(SparseMLP):
         self.group = group
         self.shared_expert_gate = Router(config.hidden_size, 1)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Shapes: x [T, E] -> [T, E]."""
         shared = gate_rows(self.shared_expert(x), self.shared_expert_gate(x))
         return self.group.all_reduce(super().forward(x) + shared)

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
 from quire.kernels.rope import rope
 from quire.layers.group import SINGLE, Group
 from quire.layers.norms import RMSNorm
 from quire.layers.rotary import Rotation
+from quire.lazy_torch import Tensor
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_llama import LlamaConfig
 from quire.models.llama import LlamaAttention, LlamaForCausalLM
@@ -40,7 +39,7 @@ class Qwen3Attention(LlamaAttention):
         self.q_norm = RMSNorm(config.head_size, config.rms_norm_epsilon)
         self.k_norm = RMSNorm(config.head_size, config.rms_norm_epsilon)
 
-    def rotate(self, qk: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
+    def rotate(self, qk: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """Shapes: qk [T, H + K, D] -> [T, H, D], [T, K, D]."""
         q, k = qk.split((self.num_heads, self.num_kv_heads), dim=1)  # [T, H, D], [T, K, D]
         cos, sin = rotation

@@ -6,8 +6,7 @@ Next to read: `qwen3.py`; `layers/experts.py`.
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
-
+from quire import nn
 from quire.layers.experts import SparseMLP
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_moe import read_experts, read_sparse_layers

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
-from torch import nn
 
+from quire import nn
 from quire.kernels.activations import silu
 from quire.kernels.elementwise import gate_rows
 from quire.layers.forward_batch import ForwardBatch
@@ -20,6 +19,7 @@ from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
 from quire.layers.norms import RMSNorm
 from quire.layers.recurrent import CausalConv, recur
 from quire.layers.rotary import Rotation
+from quire.lazy_torch import Tensor
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_delta_net import DeltaNetConfig
 from quire.models.hf_hybrid import HybridLayer
@@ -60,7 +60,7 @@ class GatedAttention(Qwen3Attention):
         q, k = heads * config.head_size, kv_heads * config.head_size
         self.qkv_proj = ColumnParallelLinear(config.hidden_size, (q, q, k, k), bias=config.qkv_bias)
 
-    def forward(self, x: torch.Tensor, rotation: Rotation, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, x: Tensor, rotation: Rotation, batch: ForwardBatch) -> Tensor:
         """Shapes: x [T, E]; rotation: cos, sin [T, C] -> [T, E]."""
         gqkv = self.qkv_proj(x).view(-1, 2 * (self.num_heads + self.num_kv_heads), self.head_size)  # [T, 2H + 2K, D]
         gates, qk, v = gqkv.split((self.num_heads, self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
@@ -85,13 +85,13 @@ class GatedDeltaNet(nn.Module):
         self.in_proj_qkvz = ColumnParallelLinear(config.hidden_size, (keys, keys, values, values))
         self.in_proj_ba = ColumnParallelLinear(config.hidden_size, (heads, heads))  # time steps first
         self.conv1d = CausalConv(layer_index, (keys, keys, values), config.num_taps, activation="silu")
-        self.dt_bias = nn.Parameter(torch.empty(heads.size), requires_grad=False)
-        self.A_log = nn.Parameter(torch.empty(heads.size), requires_grad=False)
+        self.dt_bias = nn.Parameter(nn.empty(heads.size))
+        self.A_log = nn.Parameter(nn.empty(heads.size))
         self.norm = RMSNorm(config.value_size, config.rms_norm_epsilon)
         self.out_proj = RowParallelLinear(values, config.hidden_size, group)
         self.partitions = dict.fromkeys(("dt_bias", "A_log"), Partition(rows=(heads,)))
 
-    def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """Shapes: x [T, E] -> [T, E]."""
         qkv, z = self.in_proj_qkvz(x).split((sum(self.widths), self.widths[2]), dim=1)  # [T, 2KD + HV], [T, HV]
         q, k, v = self.conv1d(qkv, batch).split(self.widths, dim=1)

@@ -13,9 +13,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from quire import nn
 from quire.config import ModelConfig
 from quire.errors import ConfigError, InvalidParameterError, ModelFileError, UnsupportedModelError, nearest
 from quire.layers.group import SINGLE
+from quire.lazy_torch import on_meta, require_torch
 from quire.sampling_params import MODEL_DEFAULTS, SamplingParams
 
 if TYPE_CHECKING:
@@ -127,9 +129,7 @@ class ModelRegistry:
                 f"architecture {architecture} has no implementation in Quire: --model-impl auto runs Transformers' own"
             )
         config = model_class.Config.from_hf(merged)
-        import torch
-
-        with torch.device("meta"):
+        with on_meta():
             model = model_class(config, SINGLE)
         bos_token_ids = _token_ids("bos_token_id", generation, merged)
         return ModelConfig(
@@ -145,7 +145,7 @@ class ModelRegistry:
             num_kv_heads=config.num_kv_heads,
             head_size=config.head_size,
             context_len=config.context_len,
-            num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+            num_parameters=sum(parameter.numel() for _, parameter in nn.named_parameters(model)),
             cache_specs=tuple(config.kv_specs()),
             bos_token_id=bos_token_ids[0] if bos_token_ids else None,
             eos_token_ids=_token_ids("eos_token_id", generation, merged),
@@ -211,6 +211,7 @@ def _architectures(hf_config: Mapping[str, Any]) -> list[str]:
 def _fallback() -> ModelClass:
     if find_spec("transformers") is None:
         raise UnsupportedModelError("model_impl='transformers' needs Transformers: pip install quire[hf]")
+    require_torch("Transformers' own module")
     return importlib.import_module("quire.models.hf_fallback").TransformersForCausalLM
 
 

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
 from quire.errors import ModelFileError
 from quire.layers.rotary import Rotation
+from quire.lazy_torch import Tensor
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_decoder import read_windows
 from quire.models.hf_llama import LlamaConfig
@@ -56,7 +55,7 @@ def _read_rotates(reader: HFConfigReader, num_layers: int) -> tuple[bool, ...]:
 class SmolLM3Attention(LlamaAttention):
     """Llama's, which a layer without positions calls without a rotation."""
 
-    def rotate(self, qk: torch.Tensor, rotation: Rotation | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def rotate(self, qk: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
         """Shapes: qk [T, H + K, D] -> [T, H, D], [T, K, D]."""
         if rotation is not None:
             return super().rotate(qk, rotation)
@@ -71,7 +70,7 @@ class SmolLM3ForCausalLM(LlamaForCausalLM):
     config: SmolLM3Config
     attention_class = SmolLM3Attention
 
-    def rotations(self, positions: torch.Tensor) -> Sequence[Rotation | None]:
+    def rotations(self, positions: Tensor) -> Sequence[Rotation | None]:
         rotation = self.rotary(positions)
         return [rotation if rotates else None for rotates in self.config.rotates]
 

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-from torch import nn
-
+from quire import nn
 from quire.kernels.activations import activate
 from quire.layers.group import SINGLE, Group, share
 from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
 from quire.layers.norms import LayerNorm
+from quire.lazy_torch import Tensor
 from quire.models.hf_config import ACTIVATIONS, HFConfigReader
 from quire.models.hf_llama import LlamaConfig
 from quire.models.llama import LlamaForCausalLM
@@ -57,7 +56,7 @@ class StarCoder2MLP(nn.Module):
         self.c_fc = ColumnParallelLinear(config.hidden_size, (inner,), bias=config.mlp_bias)
         self.c_proj = RowParallelLinear(inner, config.hidden_size, group, bias=config.mlp_bias)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Shapes: x [T, E] -> [T, E]."""
         return self.c_proj(activate(self.c_fc(x), self.activation))  # [T, F] -> [T, E]
 

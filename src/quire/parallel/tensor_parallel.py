@@ -21,7 +21,6 @@ from quire.config import EngineConfig
 from quire.errors import EngineDeadError
 from quire.grammar.compiler import GrammarCompiler
 from quire.parallel.executor import Executor, InProcessExecutor
-from quire.parallel.plan_process import plan_apart
 from quire.parallel.rank_messages import BlocksMoved, Step
 from quire.parallel.rank_processes import RankProcesses
 from quire.runtime.cache_engine import WAIT_S
@@ -127,7 +126,6 @@ class RankExecutor(InProcessExecutor):
         Raises: ConfigError naming sizes that fit if the model cannot be split so; ModelFileError,
         UnsupportedModelError; EngineDeadError if a rank's process ends.
         """
-        plan_apart(config, checkpoint)
         check_ranks(config, checkpoint)
         processes = _start_ranks(config, checkpoint)
         try:

@@ -24,7 +24,7 @@ from quire.config import EngineConfig
 from quire.errors import ConfigError
 from quire.models.registry import ModelRegistry, external_models
 from quire.runtime.block_files import BlockFileError, BlockFiles
-from quire.runtime.plan.stored_plan import INDIFFERENT, code_digest, is_built_in
+from quire.runtime.code_digest import code_digest, is_built_in
 from quire.weights.checkpoint import Checkpoint
 
 logger = logging.getLogger("quire.runtime")
@@ -36,6 +36,16 @@ CLOSE_S = 3.0
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _SAMPLE_BYTES = 4096
 Key = tuple[int, bytes]
+INDIFFERENT = frozenset((
+    "model", "model_impl", "tokenizer", "revision", "hf_overrides", "chat_template", "trust_remote_code", "load_format",
+    "device", "seed", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
+    "kv_cache_memory_bytes", "num_blocks_override", "enable_prefix_caching", "enable_chunked_prefill",
+    "max_num_partial_prefills", "max_long_partial_prefills", "long_prefill_token_threshold", "performance_mode",
+    "multi_step_decode", "batch_invariant", "data_parallel_size", "data_parallel_rank",
+    "scheduling_policy", "sjf_ageing_tokens_per_s", "max_num_waiting", "max_logprobs", "max_num_events",
+    "kv_disk", "kv_disk_bytes", "preemption_mode", "swap_space",
+))  # fmt: skip
+"""Options that change no value of a block, or are in its key as what they led to."""
 
 
 class DiskTier:

@@ -11,11 +11,13 @@ import os
 import platform
 import resource
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from quire._native import has_tiles
 from quire.config import Hardware
 from quire.errors import ConfigError
+from quire.lazy_torch import require_torch
 
 BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
 """/proc/cpuinfo flags of CPUs which multiply bfloat16 in hardware (x86, then ARM)."""
@@ -42,8 +44,9 @@ def detect_hardware(device: str = "auto") -> Hardware:
         raise ConfigError(f"device={device!r} is not one of auto, cpu, cuda, cuda:N")
     if kind == "cpu" or (kind == "auto" and not has_gpu_driver()):
         return _detect_cpu()
-    import torch
-
+    if kind == "auto" and find_spec("torch") is None:
+        return _detect_cpu()
+    torch = require_torch(f"device={device!r}")
     if kind == "auto" and not torch.cuda.is_available():
         return _detect_cpu()
     if not torch.cuda.is_available():
@@ -226,7 +229,7 @@ def take_share(num_shares: int, index: int) -> None:
 
 def device_of_share(device: str, num_shares: int, index: int, num_ranks: int = 1) -> str:
     """Return the first device of an engine: a GPU of its own for each rank if there are enough, else all share."""
-    if device not in ("auto", "cuda") or not has_gpu_driver():
+    if device not in ("auto", "cuda") or not has_gpu_driver() or find_spec("torch") is None:
         return device
     import torch
 

@@ -1,9 +1,9 @@
-"""`load_model`: a model class and a checkpoint to the model of one rank, with its weights, on the device.
+"""`plan_placements`: from a model's structure and a checkpoint, the place of each stored tensor in a rank's parameters.
 
-Each stored tensor is decoded straight into its place, and of a sliced one only the rank's share is read. A model says
-what it needs by its parameters' names, by `stacked_params`, `renames` and `ignored_tensors`, and by the `partitions`
-of its layers; nothing here knows an architecture.
-Next to read: `models/registry.py` for model classes, `weights/checkpoint.py` for tensors.
+Of a sliced tensor only the rank's share is read. A model says what it needs by its parameters' names, by
+`stacked_params`, `renames` and `ignored_tensors`, and by the `partitions` of its layers; nothing here knows an
+architecture, and nothing reads weights.
+Next to read: `plan/load.py` and `eager.py`, which do; `models/registry.py` for model classes.
 """
 
 import functools
@@ -12,59 +12,24 @@ from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import nn
 
+from quire import nn
 from quire.config import EngineConfig
 from quire.errors import ConfigError, ModelFileError
-from quire.kernels.registry import check_environment
 from quire.layers.group import SINGLE, Group, LocalGroup, Partition, UnevenSplitError
-from quire.layers.linear import pack_weights
+from quire.lazy_torch import on_meta
 from quire.models.hf_decoder import DecoderConfig
 from quire.models.registry import ModelRegistry
-from quire.runtime.fallback import load_fallback
 from quire.runtime.placement import FLOATS, Placement
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.checkpoint import Checkpoint
-from quire.weights.progress import Progress, ignore_progress
 from quire.weights.weight_tensor import WeightTensor
 
 NUM_NAMES_SHOWN = 3
 CLASSIFIER = "score.weight"
 QUANTIZATION_BLOCK = 32
 """Weights that are quantised at load share a scale per 32 inputs."""
-
-
-def load_model(
-    config: EngineConfig, checkpoint: Checkpoint, progress: Progress | None = None, group: Group = SINGLE
-) -> nn.Module:
-    """Build this rank's share of the model of `config.model.hf_config` and fill it.
-
-    Returns: a module in eval mode whose parameters need no gradient.
-    Raises: ConfigError for a wrong `QUIRE_KERNELS` or `QUIRE_TRACE`, or for a group that does not fit the model;
-    UnsupportedModelError; ModelFileError naming tensors that are missing, unexpected or of a wrong shape.
-    """
-    check_environment()
-    check_split(config, checkpoint, group)
-    if config.model.implementation == "transformers" and config.options.load_format != "dummy":
-        return load_fallback(config, checkpoint.tensors)
-    dtype, device = getattr(torch, config.dtype), torch.device(config.device)
-    model = build_empty_model(config.model.hf_config, dtype, device, group, config.scheduler.max_model_len)
-    parameters = dict(model.named_parameters())
-    if config.options.load_format == "dummy":
-        for name, values in random_weights(parameters, config.options.seed, partitions_of(model)):
-            parameters[name].data[: len(values)] = values
-    else:
-        placements = plan_placements(model, checkpoint.tensors)
-        total, done = sum(item.tensor.num_bytes for item in placements), 0
-        for item in placements:
-            rows = slice(item.first_row, item.first_row + item.tensor.shape[0])
-            parameters[item.parameter_name].data[rows] = item.tensor.to_torch(dtype)
-            done += item.tensor.num_bytes
-            (progress or ignore_progress)("loading weights", done, total)
-    pack_weights(model)
-    return model
 
 
 def load_classifier(config: EngineConfig, checkpoint: Checkpoint) -> NDArray[np.float32] | None:
@@ -86,31 +51,8 @@ def load_classifier(config: EngineConfig, checkpoint: Checkpoint) -> NDArray[np.
     return tensor.to_numpy()
 
 
-def build_empty_model(
-    hf_config: Mapping[str, Any],
-    dtype: torch.dtype,
-    device: torch.device,
-    group: Group = SINGLE,
-    max_model_len: int | None = None,
-) -> nn.Module:
-    """The model with parameters of `dtype` on `device` that are to be filled; buffers keep their types."""
-    model = make_model(hf_config, group, max_model_len)
-    # Only a slice of a vocabulary has rows that are never filled.
-    allocate = torch.empty if group.size == 1 else torch.zeros
-    # By identity, so that parameters which the model ties stay tied.
-    replaced: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        for name, old in list(module.named_parameters(recurse=False, remove_duplicate=False)):
-            if id(old) not in replaced:
-                values = allocate(old.shape, dtype=dtype, device=device)
-                replaced[id(old)] = nn.Parameter(values, requires_grad=False)
-            setattr(module, name, replaced[id(old)])
-    model.to(device)
-    return model.eval()
-
-
-def make_model(hf_config: Mapping[str, Any], group: Group = SINGLE, max_model_len: int | None = None) -> nn.Module:
-    """Instantiate the class registered for `hf_config["architectures"]`.
+def make_model(hf_config: Mapping[str, Any], group: Group = SINGLE, max_model_len: int | None = None) -> Any:
+    """Instantiate the class registered for `hf_config["architectures"]`, of `quire.nn` or from outside of `torch.nn`.
 
     `max_model_len`: tokens of the longest sequence, for models that choose rotary frequencies by it; None: the
     model's context.
@@ -120,8 +62,7 @@ def make_model(hf_config: Mapping[str, Any], group: Group = SINGLE, max_model_le
     config = model_class.Config.from_hf(hf_config)
     if max_model_len is not None and isinstance(config, DecoderConfig):
         config = config.for_length(max_model_len)
-    model: nn.Module = model_class(config, group)
-    return model
+    return model_class(config, group)
 
 
 def check_split(config: EngineConfig, checkpoint: Checkpoint, group: Group) -> None:
@@ -140,7 +81,7 @@ def check_split(config: EngineConfig, checkpoint: Checkpoint, group: Group) -> N
 
 def _split_problem(config: EngineConfig, checkpoint: Checkpoint, size: int) -> str | None:
     try:
-        with torch.device("meta"):
+        with on_meta():
             model = make_model(config.model.hf_config, LocalGroup(0, size))
         if config.options.load_format != "dummy":
             block = 1 if config.options.quantization is None else QUANTIZATION_BLOCK
@@ -150,13 +91,13 @@ def _split_problem(config: EngineConfig, checkpoint: Checkpoint, size: int) -> s
     return None
 
 
-def partitions_of(model: nn.Module) -> dict[str, Partition]:
+def partitions_of(model: Any) -> dict[str, Partition]:
     """The partition of each sliced parameter, by the parameter's name."""
     found = {}
-    for prefix, module in model.named_modules():
+    for prefix, module in nn.named_modules(model):
         partitions: Mapping[str, Partition] = getattr(module, "partitions", {})
-        for name, _ in module.named_parameters(recurse=False):
-            if name in partitions:
+        for name, value in nn.attributes(module):
+            if name in partitions and nn.is_parameter(value):
                 found[f"{prefix}.{name}" if prefix else name] = partitions[name]
     return found
 
@@ -167,9 +108,9 @@ def plan_placements(model: Any, tensors: Mapping[str, WeightTensor], quantizatio
     `quantization_block`: the columns that will share a scale; a rank must hold all of them.
     Raises: ModelFileError; UnevenSplitError where a rank's columns would cut a stored or a future block.
     """
-    parameters, partitions = dict(model.named_parameters()), partitions_of(model)
+    parameters, partitions = dict(nn.named_parameters(model)), partitions_of(model)
     # Further names of tied parameters: a checkpoint may store these a second time.
-    aliases = dict(model.named_parameters(remove_duplicate=False)).keys() - parameters.keys()
+    aliases = dict(nn.named_parameters(model, repeats=True)).keys() - parameters.keys()
     # A classification head is the worker's own, beside the model.
     ignored = [re.compile(pattern) for pattern in (*getattr(model, "ignored_tensors", ()), rf"^{CLASSIFIER}$")]
     parts_of: dict[str, dict[int, WeightTensor]] = {name: {} for name in parameters}
@@ -209,7 +150,7 @@ def plan_placements(model: Any, tensors: Mapping[str, WeightTensor], quantizatio
 def stacked_params(model: Any) -> dict[str, tuple[str, ...]]:
     """Return the stored parts of the model's stacked parameters: those that its experts have, then its own."""
     found: dict[str, tuple[str, ...]] = {}
-    for module in model.modules():
+    for _, module in nn.named_modules(model):
         found |= getattr(module, "stacked_params", {}) if module is not model else {}
     return found | dict(model.stacked_params)
 
@@ -223,8 +164,8 @@ def renamed(name: str, segments: Mapping[str, str]) -> str:
 
 def used_tensors(hf_config: Mapping[str, Any], tensors: Mapping[str, WeightTensor]) -> dict[str, WeightTensor]:
     """Return the stored tensors that the model of a config does not ignore, under the names that it makes of theirs."""
-    with torch.device("meta"):
-        model: Any = make_model(hf_config)
+    with on_meta():
+        model = make_model(hf_config)
     ignored = [re.compile(pattern) for pattern in getattr(model, "ignored_tensors", ())]
     segments: Mapping[str, str] = getattr(model, "renamed_segments", {})
     used = (name for name in tensors if not any(pattern.search(name) for pattern in ignored))
@@ -308,11 +249,11 @@ def part_names(target: str, stacked: Mapping[str, tuple[str, ...]]) -> list[str]
 
 
 def random_weights(
-    parameters: Mapping[str, nn.Parameter],
+    parameters: Mapping[str, Any],
     seed: int,
     partitions: Mapping[str, Partition],
     wanted: Container[str] | None = None,
-) -> Iterator[tuple[str, torch.Tensor]]:
+) -> Iterator[tuple[str, NDArray[np.float32]]]:
     """Seeded fp32 values that keep activations of order one: matrices N(0, 1/columns), vectors 1 or, for biases, 0.
 
     A rank gets its share of the same matrices, without the padding of a vocabulary. `wanted`: names; None: all.
@@ -320,15 +261,15 @@ def random_weights(
     for index, (name, parameter) in enumerate(sorted(parameters.items())):
         if wanted is not None and name not in wanted:
             continue
-        if parameter.ndim < 2:
-            yield name, torch.full(parameter.shape, 0.0 if name.endswith("bias") else 1.0, device="cpu")
+        shape = tuple(parameter.shape)
+        if len(shape) < 2:
+            yield name, np.full(shape, 0.0 if name.endswith("bias") else 1.0, np.float32)
             continue
         partition = partitions.get(name, Partition())
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + index)
-        whole = torch.empty(partition.whole_shape(tuple(parameter.shape)), device="cpu")
-        whole.normal_(0.0, whole.shape[-1] ** -0.5, generator=generator)
-        yield name, torch.cat([whole[rows.start : rows.stop, partition.column_slice]
-                               for rows in partition.row_ranges(len(whole))])  # fmt: skip
+        whole = np.random.default_rng((seed, index)).standard_normal(partition.whole_shape(shape), np.float32)
+        whole *= np.float32(whole.shape[-1] ** -0.5)
+        yield name, np.concatenate([whole[rows.start : rows.stop, partition.column_slice]
+                                    for rows in partition.row_ranges(len(whole))])  # fmt: skip
 
 
 def _check_shapes(target: str, shape: tuple[int, ...], parts: list[WeightTensor]) -> None:

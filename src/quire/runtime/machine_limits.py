@@ -10,10 +10,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from quire import _native
+from quire.lazy_torch import torch
+from quire.runtime.hardware import cgroup_limits, count_threads
 from quire.runtime.huge_pages import allocate
 
 REPETITIONS = 5
@@ -25,7 +26,8 @@ READ_BYTES = 256 * 2**20
 MIN_READ_BYTES = 2**20
 NATIVE_KINDS = ("fp32", "bf16", "int8", "read")
 """In the order of `PeakOp::kind`."""
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""PyTorch's names, for products of PyTorch's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ def _ones(num_bytes: int) -> NDArray[np.float32]:
 
 def _native_rate(kind: str, data: NDArray[np.float32]) -> float:
     """Multiply-adds, or bytes read, per second of all threads."""
-    plan = _native.Plan(torch.get_num_threads(), 1, 1)
+    plan = _native.Plan(count_threads(cgroup_limits().num_cpus), 1, 1)
     operations, times = np.zeros(plan.num_threads, np.int64), np.zeros(1, np.int64)
     plan.peak(NATIVE_KINDS.index(kind), ROUNDS, data.ctypes.data, data.nbytes, operations.ctypes.data)
     best = 0.0
@@ -77,12 +79,12 @@ def _native_rate(kind: str, data: NDArray[np.float32]) -> float:
 
 
 def _product_rate(device: str, arithmetic: str) -> float:
-    left = torch.ones(MATRIX_SIZE, MATRIX_SIZE, dtype=DTYPES[arithmetic], device=device)
+    left = torch.ones(MATRIX_SIZE, MATRIX_SIZE, dtype=getattr(torch, DTYPES[arithmetic]), device=device)
     right = torch.ones_like(left)
     return 2 * MATRIX_SIZE**3 / _best_time(lambda: left @ right, device)
 
 
-def _best_time(run: Callable[[], torch.Tensor], device: str) -> float:
+def _best_time(run: Callable[[], object], device: str) -> float:
     """Seconds of the fastest repetition; the first, which also allocates, does not count."""
     times = []
     for _ in range(REPETITIONS + 1):

@@ -23,8 +23,8 @@ from quire.runtime.batch import RequestState, StepLayout
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.forward import Forward
 from quire.runtime.links import ONE_RANK, RANK_LOST, Links
+from quire.runtime.loader import check_split
 from quire.runtime.model_runner import ModelRunner
-from quire.runtime.plan.stored_plan import has_plan
 from quire.sampling.native import NativeRowSampler
 from quire.sampling.sampler import Sampler
 from quire.sampling.state import Sampled, SamplingState
@@ -40,10 +40,6 @@ NO_TOKEN = -1
 
 def check_ranks(config: EngineConfig, checkpoint: Checkpoint) -> None:
     """Check that the ranks can share the model. Raises: ConfigError naming the nearest sizes that fit."""
-    if has_plan(config, checkpoint):
-        return
-    from quire.runtime.loader import check_split  # imports torch
-
     check_split(config, checkpoint, LocalGroup(0, config.options.tensor_parallel_size))
 
 

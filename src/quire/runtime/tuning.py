@@ -1,17 +1,25 @@
 """`Tuning`: what `quire tune` measured on this machine for a model, kept in the cache directory.
 
-`tuned` applies it where the engine looks at the machine. It is keyed as stored plans are: another version of Quire,
-another model, data type, processor or number of cores has none.
-Next to read: `cli/tuner.py`, which measures.
+`tuned` applies it where the engine looks at the machine. Another version of Quire, another model, data type, processor
+or number of cores has none. Next to read: `cli/tuner.py`, which measures.
 """
 
+import hashlib
+import os
+import tempfile
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from quire import _native
 from quire.config import EngineOptions, Hardware
-from quire.runtime.plan.stored_plan import forget, make_key, read, read_all, write
+from quire.models.registry import ModelRegistry
+from quire.runtime.code_digest import code_digest
 from quire.weights.checkpoint import Checkpoint
+from quire.weights.model_cache import cache_directory
 
 SETTINGS = ("num_threads", "tile_rows", "kv_ahead_bytes")
 """Fields of `Hardware` that `quire tune` measures."""
@@ -34,8 +42,8 @@ class Tuning(msgspec.Struct, frozen=True):
 
 def tuned(hardware: Hardware, options: EngineOptions, checkpoint: Checkpoint) -> Hardware:
     """Return the machine with a model's tuned settings, or as it was if there are none."""
-    key = tuning_key(hardware, options, checkpoint)
-    tuning = None if key is None or hardware.device != "cpu" else read("tuning", key, Tuning)
+    path = _path(hardware, options, checkpoint)
+    tuning = None if path is None or hardware.device != "cpu" else _read(path)
     if tuning is None or not 1 <= tuning.num_threads <= hardware.num_threads:
         return hardware
     settings = {name: getattr(tuning, name) for name in SETTINGS}
@@ -44,28 +52,50 @@ def tuned(hardware: Hardware, options: EngineOptions, checkpoint: Checkpoint) ->
 
 def keep_tuning(tuning: Tuning | None, hardware: Hardware, options: EngineOptions, checkpoint: Checkpoint) -> bool:
     """Keep a tuning, in place of the one before; None: the defaults. Returns whether it is found again."""
-    key = tuning_key(hardware, options, checkpoint)
-    if key is None:
+    path = _path(hardware, options, checkpoint)
+    if path is None:
         return False
-    if tuning is None:
-        forget("tuning", key)
-    else:
-        tuning = msgspec.structs.replace(tuning, code=_code(hardware))
-        write("tuning", key, tuning)
-    return read("tuning", key, Tuning) == tuning
+    with suppress(OSError):
+        if tuning is None:
+            path.unlink(missing_ok=True)
+        else:
+            tuning = msgspec.structs.replace(tuning, code=_digest(hardware))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+                file.write(msgspec.json.encode(tuning))
+            os.replace(file.name, path)
+    return _read(path) == tuning
 
 
 def kept_tunings(hardware: Hardware) -> list[Tuning]:
     """Return the tunings of all models that hold for this machine and this version of Quire."""
-    return [tuning for tuning in read_all("tuning", Tuning) if tuning.code == _code(hardware)]
+    found = [_read(path) for path in sorted(_directory().glob("*.json"))]
+    return [tuning for tuning in found if tuning is not None and tuning.code == _digest(hardware)]
 
 
-def _code(hardware: Hardware) -> str | None:
-    return make_key(hardware.name, hardware.num_threads)
+def _directory() -> Path:
+    return cache_directory() / "tuning"
 
 
-def tuning_key(hardware: Hardware, options: EngineOptions, checkpoint: Checkpoint) -> str | None:
-    """Return the key of a model's tuning on a machine; None where nothing is kept."""
+def _path(hardware: Hardware, options: EngineOptions, checkpoint: Checkpoint) -> Path | None:
+    """Return the file of a model's tuning on a machine; None for models whose code is from outside."""
+    if ModelRegistry.has_registered():
+        return None
     tensors = [(name, item.shape, item.format) for name, item in checkpoint.tensors.items()]
     chosen = (options.dtype, options.quantization, options.kv_cache_dtype, options.tensor_parallel_size)
-    return make_key(checkpoint.hf_config, tensors, chosen, hardware.name, hardware.num_threads)
+    with suppress(TypeError):  # a configuration that is no JSON
+        return _directory() / f"{_digest(hardware, checkpoint.hf_config, tensors, chosen)[:32]}.json"
+    return None
+
+
+def _digest(hardware: Hardware, *parts: Any) -> str:
+    """Return the digest of parts, and of what every tuning depends on."""
+    always = code_digest(), _native.isa(), hardware.name, hardware.num_threads
+    return hashlib.sha256(msgspec.json.encode([*always, *parts], order="sorted")).hexdigest()
+
+
+def _read(path: Path) -> Tuning | None:
+    """Return the tuning of a file; None if it is missing or damaged."""
+    with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return msgspec.json.decode(path.read_bytes(), type=Tuning)
+    return None

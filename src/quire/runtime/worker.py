@@ -13,13 +13,15 @@ from quire.config import NARROW_KV_DTYPES, EngineConfig
 from quire.errors import UnsupportedModelError
 from quire.kernels.tracing import NotTraceableError
 from quire.layers.group import SINGLE
+from quire.lazy_torch import require_torch
 from quire.memory_plan import PROMPT_LOGPROB_ROWS
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.disk_tier import open_disk_tier
 from quire.runtime.forward import EagerForward, Forward, PlannedForward
 from quire.runtime.links import ONE_RANK, Links
+from quire.runtime.loader import load_classifier
 from quire.runtime.plan.emit import PlanLimits, PlannedModel
-from quire.runtime.plan.stored_plan import load_plan
+from quire.runtime.plan.load import load_plan
 from quire.runtime.ranks import StageRunner, Yielded, make_group, make_runner, make_sampler
 from quire.types import SchedulerOutput, StepResult
 from quire.weights.checkpoint import Checkpoint
@@ -56,7 +58,7 @@ class Worker:
     ) -> None:
         """`links`: to the other ranks, if the worker is one rank of several.
 
-        Mutates: torch's number of threads and current CUDA device, if torch is used: a stored plan needs none.
+        Mutates: torch's number of threads and current CUDA device, if the model runs op by op.
 
         Raises: ConfigError, ModelFileError, UnsupportedModelError.
         """
@@ -68,8 +70,6 @@ class Worker:
         self.cache.disk = disk
         classifier = None
         if config.model.labels:
-            from quire.runtime.loader import load_classifier  # imports torch
-
             classifier = load_classifier(config, checkpoint)
         self.runner = make_runner(config, self.forward, self.cache, self.sampler, links, classifier)
 
@@ -101,17 +101,15 @@ class Worker:
                     tile_rows=config.tile_rows,
                     kv_ahead_bytes=config.hardware.kv_ahead_bytes,
                 )
-                ops, weights, recording = plan
+                recording, weights = plan
+                ops = recording.ops
                 if ops.layers is not None:
                     config = replace(config, scheduler=config.scheduler.of_layers(range(*ops.layers)))
                 cache = CacheEngine(config)
-                planned = PlannedModel(
-                    ops, weights, kv_layers(config, cache), limits, self.pool, links.exchange, recording=recording
-                )
+                planned = PlannedModel(recording, weights, kv_layers(config, cache), limits, self.pool, links.exchange)
                 return PlannedForward(planned, links), cache
-        import torch
-
-        from quire.runtime.loader import load_model
+        torch = require_torch("a model that runs op by op")
+        from quire.runtime.eager import load_model
 
         device = torch.device(config.device)
         torch.set_num_threads(config.threads_per_rank)

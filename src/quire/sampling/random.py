@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
+
+from quire.lazy_torch import Tensor, torch
 
 UInt64Array = npt.NDArray[np.uint64]
 
@@ -57,7 +58,7 @@ def uniforms(seeds: Sequence[int], positions: Sequence[int], *, attempt: int = 0
     return bits.astype(np.float64) * 2.0**-53
 
 
-def draw(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+def draw(weights: Tensor, numbers: Tensor) -> Tensor:
     """Pick one column per row with probability proportional to its weight (inverse of the cumulative sum).
 
     A column of weight 0 is never picked.

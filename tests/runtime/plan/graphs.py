@@ -19,6 +19,7 @@ from quire.kernels.rms_norm import rms_norm
 from quire.kernels.rope import rope
 from quire.layers.attention import Attention
 from quire.layers.rotary import RotaryEmbedding
+from quire.nn import named_parameters
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.plan.emit import BODY, LOGITS, PlanLimits, PlannedModel
 from quire.runtime.plan.lower import Program, lower
@@ -133,7 +134,7 @@ def program_of(model: nn.Module, weight_format: Any = Format.f32, num_layers: in
 
 
 def packed(model: nn.Module, weight_format: Any) -> PackedWeights:
-    parameters = dict(model.named_parameters())
+    parameters = dict(named_parameters(model))
     weights = PackedWeights(
         parameters, {name: Packing.whole(len(each), weight_format) for name, each in parameters.items()}
     )

@@ -16,7 +16,7 @@ from quire.kernels.tracing import NotTraceableError
 from quire.models.llama import LlamaForCausalLM
 from quire.models.registry import ModelRegistry
 from quire.runtime.cache_engine import CacheEngine
-from quire.runtime.loader import load_model
+from quire.runtime.eager import load_model
 from quire.runtime.plan.load import plan_model, trace_program
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.sources import resolve_source

@@ -26,6 +26,8 @@ from quire.layers.attention import Attention
 from quire.layers.linear import Linear
 from quire.layers.norms import LayerNorm, RMSNorm
 from quire.layers.rotary import RotaryEmbedding
+from quire.nn import named_parameters
+from quire.runtime.eager import give_memory
 from quire.runtime.plan.emit import GREEDY
 from quire.runtime.plan.lower import Program, lower
 from quire.runtime.plan.trace import trace_model
@@ -147,12 +149,18 @@ def test_activations_are_fused_into_the_product_before_them() -> None:
     ]  # fmt: skip
 
 
+def fill(*modules: Any) -> None:
+    """Give modules random weights."""
+    for module in modules:
+        give_memory(module, torch.float32, torch.device("cpu"), lambda shape, **_: torch.randn(shape))
+
+
 class Custom(nn.Module):
     """`body`: what a test does between embedding and result."""
 
     num_layers = 2
 
-    def __init__(self, **modules: nn.Module) -> None:
+    def __init__(self, **modules: Any) -> None:
         super().__init__()
         self.table = nn.Parameter(torch.zeros(VOCAB_SIZE, WIDTH), requires_grad=False)
         self.head = Linear(WIDTH, VOCAB_SIZE)
@@ -163,9 +171,11 @@ class Custom(nn.Module):
         self.capped = Attention(0, HEAD_SIZE, soft_cap=0.5)
         self.rotary = RotaryEmbedding(1.0 / 100.0 ** (torch.arange(HEAD_SIZE // 2) / (HEAD_SIZE // 2)))
         self.partial_rotary = RotaryEmbedding(torch.tensor([1.0, 0.1, 0.01]))
-        self.others = nn.ModuleDict(modules)
+        for name, module in modules.items():
+            setattr(self, name, module)
+        fill(self)
         generator = torch.Generator().manual_seed(3)
-        for parameter in self.parameters():
+        for _, parameter in named_parameters(self):
             parameter.data.normal_(float(parameter.ndim == 1), parameter.shape[-1] ** -0.5, generator=generator)
         self.config = SimpleNamespace(
             num_layers=2, num_kv_heads=1, head_size=HEAD_SIZE, kv_specs=lambda: [PagedKV(1, HEAD_SIZE, 4)] * 2
@@ -189,7 +199,7 @@ def test_gate_over_part_tiles_stands_alone() -> None:
     """The two halves of a product's tiles must begin with a tile."""
 
     def body(self: Any, x: Any, batch: Any) -> Any:
-        return self.others["down"](silu_and_mul(self.others["up"](x)))
+        return self.down(silu_and_mul(self.up(x)))
 
     class Odd(Custom):
         def __init__(self) -> None:
@@ -345,20 +355,19 @@ def attends_again(self: Any, x: Any, batch: Any) -> Any:
         (twice, None),
         (attends_again, None),
         (lambda self, x, batch: self.norm(x.view(-1, 2, 16)).flatten(1) + x, ["Embed", "Norm", "Add"]),
-        (lambda self, x, batch: x + self.others["wide"](self.others["up"](x)), ["Embed", "Gemm", "Norm"]),
-        (lambda self, x, batch: self.others["wide"](self.others["up"](x)) + x, ["Embed", "Gemm", "Norm"]),
-        (lambda self, x, batch: x + self.others["wide"](x), ["Embed", "Norm", "Add"]),
-        (lambda self, x, batch: (x + self.others["wide"](self.others["up"](x))) * x,
+        (lambda self, x, batch: x + self.wide(self.up(x)), ["Embed", "Gemm", "Norm"]),
+        (lambda self, x, batch: self.wide(self.up(x)) + x, ["Embed", "Gemm", "Norm"]),
+        (lambda self, x, batch: x + self.wide(x), ["Embed", "Norm", "Add"]),
+        (lambda self, x, batch: (x + self.wide(self.up(x))) * x,
          ["Embed", "Gemm", "Norm", "Add", "Multiply"]),
-        (lambda self, x, batch: linear(self.qkv(x).split(WIDTH, 1)[1], self.others["up"].weight, None), None),
+        (lambda self, x, batch: linear(self.qkv(x).split(WIDTH, 1)[1], self.up.weight, None), None),
         (lambda self, x, batch: soft_cap(x * 3.0, 2.0) * x / 2, ["Embed", "Scale", "SoftCap", "Multiply", "Scale"]),
     ],
 )  # fmt: skip
 def test_any_preparation_of_heads_and_values_is_planned(body: Any, wanted_kinds: Any) -> None:
     model = custom(body)
-    model.others["up"], model.others["wide"] = Linear(WIDTH, WIDTH), RMSNorm(WIDTH, 1e-5)
-    for name in ("up", "wide"):
-        model.others[name].weight.data.normal_()
+    model.up, model.wide = Linear(WIDTH, WIDTH), RMSNorm(WIDTH, 1e-5)
+    fill(model.up, model.wide)
     check_values(model, wanted_kinds)
 
 
@@ -369,11 +378,11 @@ def test_queries_that_two_attentions_read_stay_whole(weight_format: Any) -> None
     def body(self: Any, x: Any, batch: Any) -> Any:
         q, k, v = self.heads(x)
         first, second = self.attention(q, k, v, batch), self.other_attention(q, k, v, batch)
-        return self.others["up"](first.flatten(1)) + self.others["up"](second.flatten(1))
+        return self.up(first.flatten(1)) + self.up(second.flatten(1))
 
     model = custom(body)
-    model.others["up"] = Linear(WIDTH, WIDTH)
-    model.others["up"].weight.data.normal_()
+    model.up = Linear(WIDTH, WIDTH)
+    fill(model.up)
     hidden = run_prompt(planned(model, weight_format), TOKENS)
     wanted = expected(model, TOKENS)  # type: ignore[arg-type]
     assert (hidden - wanted).abs().max() <= 0.05 * wanted.abs().max()
@@ -416,7 +425,7 @@ def test_what_has_no_instruction_is_refused(body: Any, words: str) -> None:
         (lambda self, hidden: soft_cap(soft_cap(self.head(hidden), 3.0), 2.0), False),
         (lambda self, hidden: self.head(hidden) * 2.0, False),
         (lambda self, hidden: self.head(gelu(hidden)), True),
-        (lambda self, hidden: self.head(self.others["norm"](hidden)), True),
+        (lambda self, hidden: self.head(self.norm(hidden)), True),
         (lambda self, hidden: self.head(hidden / 0.3), True),
         (lambda self, hidden: soft_cap(self.head(hidden), 0.5), True),
         (lambda self, hidden: soft_cap(self.head(hidden), 1e-3), True),
@@ -425,7 +434,8 @@ def test_what_has_no_instruction_is_refused(body: Any, words: str) -> None:
 def test_head_of_several_operations_gives_its_logits(compute_logits: Any, has_likeliest: bool) -> None:
     """The likeliest token needs no logits; where a cap makes several equal, it is the first."""
     model = custom(lambda self, x, batch: x, compute_logits=compute_logits)
-    model.others["norm"] = RMSNorm(WIDTH, 1e-5)
+    model.norm = RMSNorm(WIDTH, 1e-5)
+    fill(model.norm)
     plan = planned(model)
     assert (plan.gives_likeliest) == has_likeliest
     hidden = run_prompt(plan, TOKENS)

@@ -12,6 +12,7 @@ from quire.engine.llm_engine import LLMEngine
 from quire.events import EventKind
 from quire.kernels.instruction import Packing, StepShape
 from quire.kernels.linear import Gemm
+from quire.nn import named_parameters
 from quire.runtime.loader import make_model
 from quire.runtime.plan.emit import BODY, GREEDY, LOGITS
 from quire.runtime.plan.lower import lower
@@ -83,7 +84,7 @@ def test_models_instructions_read_its_weights_and_its_cache_once() -> None:
     }  # fmt: skip
     with torch.device("meta"):
         model = make_model(fields)
-    parameters = dict(model.named_parameters())
+    parameters = dict(named_parameters(model))
     weights = PackedWeights(
         parameters, {name: Packing.whole(len(each), WeightFormat.bf16) for name, each in parameters.items()}
     )

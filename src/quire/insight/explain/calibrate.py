@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from quire import _native
@@ -78,7 +77,7 @@ class TimedModel:
             kv_cache_dtype=variant.kv_dtype,
         )  # fmt: skip
         self.cache = CacheEngine(config)
-        self.cache.pool.zero_()
+        self.cache.memory[:] = 0
         program, weights = plan_model(config, checkpoint, self.cache.layer_groups)
         limits = PlanLimits(config.scheduler.max_num_batched_tokens, MAX_REQUESTS, MAX_REQUESTS, config.tile_rows)
         self.planned = planned_model(
@@ -138,7 +137,6 @@ def generic(width: int, num_layers: int, num_kv_heads: int, **options: Any) -> t
 def calibrate(report: Callable[[str], None] = lambda text: None) -> Calibration:
     """Measure this machine and keep the result in the cache directory. `report` is told of each part."""
     hardware = detect_hardware("cpu")
-    torch.set_num_threads(hardware.num_threads)
     report("limits of memory and arithmetic")
     limits = measure_limits("cpu", ("int8", "bf16", "fp32"))
     read = [(size, read_rate(size)) for size in WORKING_SETS]

@@ -1,6 +1,6 @@
 """`RankModel`: what one rank of a tensor-parallel group holds and computes, from the model's own code.
 
-The model is built on the meta device with a group that records its collectives, traced, and lowered to the
+The model is built without values, with a group that records its collectives, traced, and lowered to the
 instructions of its plan. Their `cost` is the only source of FLOPs and bytes here.
 Next to read: `explanation.py`.
 """
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
-import torch
 
+from quire import nn
 from quire.cache_spec import CacheSpec, PagedKV
 from quire.config import DTYPES, EngineConfig, ModelConfig
 from quire.errors import UnsupportedModelError
@@ -20,6 +20,7 @@ from quire.kernels.collective import RecordingGroup
 from quire.kernels.instruction import Instruction, Packing
 from quire.kernels.tracing import NotTraceableError
 from quire.layers.group import SINGLE, Group, Partition, share_heads
+from quire.lazy_torch import on_meta
 from quire.runtime.loader import check_split, make_model, partitions_of, plan_placements
 from quire.runtime.plan.emit import place_buffers
 from quire.runtime.plan.lower import lower
@@ -111,9 +112,9 @@ def trace_rank(config: EngineConfig, checkpoint: Checkpoint, tp: int) -> RankMod
     ring_bytes = None if config.uses_plan else DTYPES[config.dtype]
     group: Group = SINGLE if tp == 1 else RecordingGroup(0, tp, model_config.vocab_size, ring_bytes)
     check_split(config, checkpoint, group)
-    with torch.device("meta"):
+    with on_meta():
         model = make_model(model_config.hf_config, group, config.scheduler.max_model_len)
-    parameters, partitions = dict(model.named_parameters()), partitions_of(model)
+    parameters, partitions = dict(nn.named_parameters(model)), partitions_of(model)
     names = {id(parameter): name for name, parameter in parameters.items()}
     placements = plan_placements(model, checkpoint.tensors) if checkpoint.tensors else []
     packings = choose_packings(config, parameters, partitions, placements)

@@ -2,10 +2,9 @@
 
 from typing import Protocol
 
-import torch
-
 from quire.kernels.paged_attention import instructions
 from quire.kernels.registry import kernel
+from quire.lazy_torch import Tensor, torch
 
 __all__ = ["AttentionStep", "instructions", "paged_attention"]
 QUERY_TILE = 256
@@ -15,22 +14,22 @@ QUERY_TILE = 256
 class AttentionStep(Protocol):
     """The part of `layers.forward_batch.ForwardBatch` that attention reads: this folder may not import that one."""
 
-    block_tables: tuple[torch.Tensor, ...]
+    block_tables: tuple[Tensor, ...]
     query_lens_list: tuple[int, ...]
     seq_lens_list: tuple[int, ...]
 
 
 @kernel
 def paged_attention(
-    q: torch.Tensor,
-    kv_cache: torch.Tensor,
+    q: Tensor,
+    kv_cache: Tensor,
     step: AttentionStep,
     group_index: int,
     scale: float,
     window: int | None,
     soft_cap: float | None = None,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Attend each query to the keys of its request at its own and earlier positions.
 
     out[t, h] = softmax(scale · q[t, h] @ K[first…p].T) @ V[first…p], with p the position of token t, K and V of KV

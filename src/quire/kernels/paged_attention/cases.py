@@ -5,11 +5,9 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import torch
-from torch.nn import functional
-
 from quire.kernels.case import Arguments, Check, random
 from quire.kernels.paged_attention import paged_attention
+from quire.lazy_torch import functional, torch
 
 
 def make_arguments(

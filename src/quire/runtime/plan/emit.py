@@ -1,12 +1,11 @@
 """`PlannedModel`: native ops with buffers, weights and cache at their final addresses, ready to run steps.
 
-`NativeOps` says what the ops are, with names instead of addresses: it is made of a program (`record.py`) or read from a
-file (`stored_plan.py`), and needs neither torch nor the model. Buffers share memory when they are not alive at the same
-time. Nothing is allocated after this.
+`NativeOps` says what the ops are, with names instead of addresses; `record.py` makes it of a program. Buffers share
+memory when they are not alive at the same time. Nothing is allocated after this.
 Next to read: `native/plan/plan.h`, then `runtime/forward.py`, which runs it.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -218,27 +217,21 @@ class PlannedModel:
 
     def __init__(
         self,
-        ops: NativeOps,
+        recording: "Recording",
         weights: PackedWeights,
         kv_layers: Sequence[_native.KvLayer],
         limits: PlanLimits,
         pool: _native.ThreadPool | int,
         exchange: _native.Exchange | None = None,
-        *,
-        recording: "Callable[[], Recording]",
     ) -> None:
-        """`pool`: the threads that run it, or how many of its own. `exchange`: with the ranks that share the model.
-
-        `recording`: gives the instructions of the ops; called when steps are timed.
-        """
+        """`pool`: the threads that run it, or how many of its own. `exchange`: with the ranks that share the model."""
+        self.recording, ops = recording, recording.ops
         self.limits = limits
         self.gives_likeliest = ops.gives_likeliest
         self.native = _native.Plan(pool, limits.max_tokens, max(limits.max_requests, limits.max_logit_rows))
         self.native.set_tile_rows(limits.tile_rows)
         if limits.kv_ahead_bytes is not None:
             self.native.set_ahead_bytes(limits.kv_ahead_bytes)
-        self._make_recording = recording
-        self._recording: Recording | None = None
         self._weights, self._kv_layers, self._exchange = weights, kv_layers, exchange
         self._num_body_ops = ops.num_body_ops
         self._memory = [
@@ -288,13 +281,6 @@ class PlannedModel:
         )  # fmt: skip
         if self._exchange is not None and self._exchange.has_given_up:
             raise EngineDeadError(RANK_LOST)
-
-    @property
-    def recording(self) -> "Recording":
-        """The program and its instructions; made by tracing the model if the plan was read from a file."""
-        if self._recording is None:
-            self._recording = self._make_recording()
-        return self._recording
 
     @property
     def ops(self) -> list[Instruction]:

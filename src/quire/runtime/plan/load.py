@@ -1,27 +1,41 @@
-"""`plan_model`: a checkpoint to a program and its packed weights, without a model of tensors in between.
+"""`load_plan`: a checkpoint to the native ops of a rank's share of the model, and its packed weights.
 
-The model's code is traced with parameters on the meta device; stored weights go straight into the kernels' layout.
-Next to read: `packed_weights.py` for formats, `emit.py` for what runs.
+The model's code is traced at each start, which takes milliseconds and needs no PyTorch; stored weights go straight into
+the kernels' layout. Next to read: `packed_weights.py` for formats, `emit.py` for what runs.
 """
 
 import os
+from typing import Any
 
-import torch
-from torch import nn
-
+from quire import nn
 from quire.config import EngineConfig
 from quire.kernels.registry import check_environment
 from quire.kernels.tracing import NotTraceableError
 from quire.layers.group import SINGLE, Group
+from quire.lazy_torch import on_meta
+from quire.runtime.links import ONE_RANK, Links
 from quire.runtime.loader import check_split, make_model, partitions_of, plan_placements, random_weights
 from quire.runtime.placement import Placement
 from quire.runtime.plan.lower import Program, lower
 from quire.runtime.plan.packed_weights import PackedWeights, choose_packings, rounded_placements
-from quire.runtime.plan.record import record
+from quire.runtime.plan.record import Recording, record
 from quire.runtime.plan.stages import cut
 from quire.runtime.plan.trace import trace_model
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.progress import Progress
+
+
+def load_plan(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    layer_groups: tuple[int, ...],
+    progress: Progress | None,
+    group: Group,
+    links: Links = ONE_RANK,
+) -> tuple[Recording, PackedWeights]:
+    """Return the ops of this rank's share of the model, and its packed weights. Raises: as `trace_program`."""
+    program, weights = plan_model(config, checkpoint, layer_groups, progress, group, links.stage)
+    return record(program, weights, links.exchange), weights
 
 
 def plan_model(
@@ -35,7 +49,7 @@ def plan_model(
     """Trace this rank's share of the model, then pack its weights. Raises: as `trace_program`."""
     program, weights, model = trace_program(config, checkpoint, layer_groups, group, stage)
     if config.options.load_format == "dummy":
-        parameters, partitions = dict(model.named_parameters()), partitions_of(model)
+        parameters, partitions = dict(nn.named_parameters(model)), partitions_of(model)
         for name, values in random_weights(parameters, config.options.seed, partitions, weights.shapes):
             weights.put_values(name, values)
     else:
@@ -45,21 +59,19 @@ def plan_model(
 
 def trace_program(
     config: EngineConfig, checkpoint: Checkpoint, layer_groups: tuple[int, ...], group: Group = SINGLE, stage: int = 0
-) -> tuple[Program, PackedWeights, nn.Module]:
-    """Trace this rank's share of the model, and place its weights. Returns also the model, on the meta device.
+) -> tuple[Program, PackedWeights, Any]:
+    """Trace this rank's share of the model, and place its weights. Returns also the model, without values.
 
     `stage`: of `pipeline_parallel_size`.
     Raises: NotTraceableError before any weight is read, for models that must run op by op; ConfigError for a wrong
     `QUIRE_KERNELS` or `QUIRE_TRACE`; ModelFileError naming tensors that are missing, unexpected or of a wrong shape;
     UnsupportedModelError for more stages than the program can be cut into.
-    Mutates: torch's number of threads.
     """
     check_environment()
     check_split(config, checkpoint, group)
     if os.environ.get("QUIRE_KERNELS"):
         raise NotTraceableError(f"QUIRE_KERNELS={os.environ['QUIRE_KERNELS']}")
-    torch.set_num_threads(config.threads_per_rank)
-    with torch.device("meta"):
+    with on_meta():
         model = make_model(config.model.hf_config, group, config.scheduler.max_model_len)
     traced = trace_model(model, layer_groups)
     weights, placements = plan_weights(config, checkpoint, model)
@@ -71,11 +83,9 @@ def trace_program(
     return program, weights, model
 
 
-def plan_weights(
-    config: EngineConfig, checkpoint: Checkpoint, model: nn.Module
-) -> tuple[PackedWeights, list[Placement]]:
+def plan_weights(config: EngineConfig, checkpoint: Checkpoint, model: Any) -> tuple[PackedWeights, list[Placement]]:
     """Allocate the packed weights of a model, and plan the tensors that `PackedWeights.fill` puts there."""
-    parameters, partitions = dict(model.named_parameters()), partitions_of(model)
+    parameters, partitions = dict(nn.named_parameters(model)), partitions_of(model)
     random = config.options.load_format == "dummy"
     placements = [] if random else plan_placements(model, checkpoint.tensors)
     packings = choose_packings(config, parameters, partitions, placements)

@@ -109,8 +109,7 @@ def planned_model(
     exchange: _native.Exchange | None = None,
 ) -> PlannedModel:
     """Record a program and give it its memory. See `PlannedModel`."""
-    recording = record(program, weights, exchange)
-    return PlannedModel(recording.ops, weights, kv_layers, limits, pool, exchange, recording=lambda: recording)
+    return PlannedModel(record(program, weights, exchange), weights, kv_layers, limits, pool, exchange)
 
 
 def _record_head(to: "_Recorder", exchange: _native.Exchange | None) -> None:
@@ -203,7 +202,7 @@ class _Recorder:
         return 0 if parameter is None else VectorOf(self.weights.name_of(parameter))
 
     def constant(self, values: Any) -> ConstantOf:
-        self.constants.append(values.detach().float().tolist())
+        self.constants.append(values.tolist())
         return ConstantOf(len(self.constants) - 1)
 
     def counters(self, instruction: Instruction, count: int) -> CountersOf:

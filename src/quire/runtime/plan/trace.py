@@ -1,18 +1,17 @@
 """`trace_model`: run a model once on symbols, and keep what it called.
 
 The model's own code runs unchanged, so a subclass is planned as readily as a model of Quire. Weights are only named:
-the parameters may be on the meta device. Next to read: `kernels/tracing.py`, then `lower.py`.
+parameters have no values. Next to read: `kernels/tracing.py`, then `lower.py`.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import nn
-
+from quire import nn
 from quire.errors import QuireError
 from quire.kernels.registry import import_operations
 from quire.kernels.tracing import NotTraceableError, Symbol, Trace
+from quire.lazy_torch import is_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class TracedModel:
     logits: Symbol
 
 
-def trace_model(model: nn.Module, layer_groups: tuple[int, ...]) -> TracedModel:
+def trace_model(model: Any, layer_groups: tuple[int, ...]) -> TracedModel:
     """Trace both. `layer_groups`: per layer its KV cache group.
 
     Raises: NotTraceableError for what a plan cannot hold.
@@ -65,7 +64,7 @@ def trace_model(model: nn.Module, layer_groups: tuple[int, ...]) -> TracedModel:
     return traced
 
 
-def _trace(model: nn.Module, layer_groups: tuple[int, ...]) -> TracedModel:
+def _trace(model: Any, layer_groups: tuple[int, ...]) -> TracedModel:
     forward = Trace()
     token_ids = forward.record("token_ids", (), ())
     batch = TracedBatch(
@@ -87,15 +86,12 @@ def _vector(result: Any) -> Symbol:
     return result
 
 
-def _check_weights(model: nn.Module, traced: TracedModel) -> None:
+def _check_weights(model: Any, traced: TracedModel) -> None:
     """Only parameters are packed; rotation frequencies are copied as they are."""
-    known = {id(parameter) for parameter in model.parameters()}
+    known = {id(parameter) for _, parameter in nn.named_parameters(model)}
     for call in (*traced.forward.calls, *traced.head.calls):
         for argument in call.arguments:
-            if not isinstance(argument, torch.Tensor):
-                continue
-            if call.operation == "rotation":
-                if argument.is_meta:
-                    raise NotTraceableError("rotation frequencies without values: make them on device='cpu'")
-            elif id(argument) not in known:
+            if call.operation == "rotation" and is_tensor(argument):
+                raise NotTraceableError("rotation frequencies without values: make them on device='cpu'")
+            if (is_tensor(argument) or nn.is_parameter(argument)) and id(argument) not in known:
                 raise NotTraceableError(f"weights of {call.operation} that are computed")

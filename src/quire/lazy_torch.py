@@ -1,0 +1,62 @@
+"""PyTorch, imported when it is first used: what a plan needs runs without it, and it is an extra.
+
+`torch` and `functional` stand for the modules of these names, `Tensor` for the class in annotations.
+"""
+
+import importlib
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from quire.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    import torch as torch
+    from torch import Tensor as Tensor
+    from torch.nn import functional as functional
+
+INSTALL = "pip install 'quire[torch]'"
+
+
+def require_torch(purpose: str) -> Any:
+    """Import PyTorch. Raises: MissingExtraError with what needs it, as in "device='cuda'", and how to install it."""
+    try:
+        return importlib.import_module("torch")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingExtraError(f"{purpose} needs PyTorch: {INSTALL}") from None
+
+
+def is_loaded() -> bool:
+    """Return whether this process has imported PyTorch: only then can there be tensors."""
+    return sys.modules.get("torch") is not None  # None where a test forbids it
+
+
+def is_tensor(value: Any) -> bool:
+    """Return whether a value is PyTorch's, without importing it."""
+    return is_loaded() and isinstance(value, sys.modules["torch"].Tensor)
+
+
+def on_meta() -> AbstractContextManager[Any]:
+    """Return a context in which models of `torch.nn` get no memory for parameters, as those of `quire.nn` never do."""
+    return sys.modules["torch"].device("meta") if is_loaded() else nullcontext()
+
+
+class _Lazy(ModuleType):
+    """A module that is imported when an attribute is first read."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        require_torch("computing op by op")
+        self.__dict__.update(vars(importlib.import_module(self.__name__)))
+        return self.__dict__[name]
+
+
+if not TYPE_CHECKING:
+    torch, functional = _Lazy("torch"), _Lazy("torch.nn.functional")
+
+    class Tensor:
+        """Stands for `torch.Tensor` in annotations."""

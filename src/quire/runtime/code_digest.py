@@ -1,0 +1,34 @@
+"""`code_digest`: what values in the cache directory that Quire's code makes depend on."""
+
+import functools
+import hashlib
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+from quire import __version__, _native
+from quire.models.registry import ModelRegistry
+
+SOURCES = ("models", "layers", "kernels", "runtime")
+"""Folders whose code decides what a program computes."""
+
+
+@functools.cache
+def code_digest() -> str:
+    """Return a digest of the source that makes programs, of the extension's and PyTorch's version."""
+    package, digest = Path(__file__).parents[1], hashlib.sha256(__version__.encode())
+    for path in sorted(path for folder in SOURCES for path in (package / folder).rglob("*.py")):
+        digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
+    extension, torch = Path(_native.__file__).stat(), PathFinder.find_spec("torch")
+    digest.update(f"{extension.st_size} {extension.st_mtime_ns}".encode())
+    if torch is not None and torch.origin is not None:
+        with suppress(OSError):
+            digest.update((Path(torch.origin).parent / "version.py").read_bytes())
+    return digest.hexdigest()
+
+
+def is_built_in(hf_config: Mapping[str, Any]) -> bool:
+    """Return whether the model's code is Quire's own: that of others may change without notice."""
+    return str(ModelRegistry.resolve(hf_config).__module__).startswith("quire.models.")

@@ -1,0 +1,93 @@
+"""`load_model`: a model class and a checkpoint to the model of one rank as PyTorch tensors, which runs op by op.
+
+Each stored tensor is decoded straight into its place. Next to read: `loader.py` for the places, `forward.py`, which
+runs the model.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from quire import nn
+from quire.config import EngineConfig
+from quire.kernels.linear import pack_weight
+from quire.kernels.registry import check_environment
+from quire.layers.group import SINGLE, Group
+from quire.layers.linear import Linear
+from quire.runtime.fallback import load_fallback
+from quire.runtime.loader import check_split, make_model, partitions_of, plan_placements, random_weights
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.progress import Progress, ignore_progress
+
+
+def load_model(
+    config: EngineConfig, checkpoint: Checkpoint, progress: Progress | None = None, group: Group = SINGLE
+) -> Any:
+    """Build this rank's share of the model of `config.model.hf_config` and fill it.
+
+    Returns: a module in eval mode whose parameters need no gradient.
+    Raises: ConfigError for a wrong `QUIRE_KERNELS` or `QUIRE_TRACE`, or for a group that does not fit the model;
+    UnsupportedModelError; ModelFileError naming tensors that are missing, unexpected or of a wrong shape.
+    """
+    check_environment()
+    check_split(config, checkpoint, group)
+    if config.model.implementation == "transformers" and config.options.load_format != "dummy":
+        return load_fallback(config, checkpoint.tensors)
+    dtype, device = getattr(torch, config.dtype), torch.device(config.device)
+    model = build_empty_model(config.model.hf_config, dtype, device, group, config.scheduler.max_model_len)
+    parameters = dict(nn.named_parameters(model))
+    if config.options.load_format == "dummy":
+        for name, values in random_weights(parameters, config.options.seed, partitions_of(model)):
+            parameters[name].data[: len(values)] = torch.from_numpy(values)
+    else:
+        placements = plan_placements(model, checkpoint.tensors)
+        total, done = sum(item.tensor.num_bytes for item in placements), 0
+        for item in placements:
+            rows = slice(item.first_row, item.first_row + item.tensor.shape[0])
+            parameters[item.parameter_name].data[rows] = item.tensor.to_torch(dtype)
+            done += item.tensor.num_bytes
+            (progress or ignore_progress)("loading weights", done, total)
+    pack_weights(model)
+    return model
+
+
+def build_empty_model(
+    hf_config: Mapping[str, Any],
+    dtype: torch.dtype,
+    device: torch.device,
+    group: Group = SINGLE,
+    max_model_len: int | None = None,
+) -> Any:
+    """The model with parameters of `dtype` on `device` that are to be filled; buffers keep their types."""
+    model = make_model(hf_config, group, max_model_len)
+    # Only a slice of a vocabulary has rows that are never filled.
+    return give_memory(model, dtype, device, torch.empty if group.size == 1 else torch.zeros)
+
+
+def give_memory(model: Any, dtype: torch.dtype, device: torch.device, allocate: Callable[..., torch.Tensor]) -> Any:
+    """Put tensors in the places of all parameters of a model, and return it."""
+    # By identity, so that parameters which the model ties stay tied.
+    replaced: dict[int, Any] = {}
+    for _, module in list(nn.named_modules(model)):
+        for name, old in list(nn.attributes(module)):
+            if nn.is_parameter(old):
+                if id(old) not in replaced:
+                    values = allocate(tuple(old.shape), dtype=dtype, device=device)
+                    replaced[id(old)] = torch.nn.Parameter(values, requires_grad=False)
+                setattr(module, name, replaced[id(old)])
+        if isinstance(module, torch.nn.Module):
+            module.to(device).eval()
+    return model
+
+
+def pack_weights(model: Any) -> None:
+    """Bring the weights of all `Linear` layers into the layout that is fastest on their device. Values do not change.
+
+    Call it once, after the weights are loaded: packed weights can no longer be read or written as tensors.
+    Mutates: model.
+    """
+    for _, module in nn.named_modules(model):
+        if isinstance(module, Linear):
+            weight: Any = module.weight
+            module.weight = torch.nn.Parameter(pack_weight(weight.data), requires_grad=False)  # type: ignore[assignment]
