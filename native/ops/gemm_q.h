@@ -368,11 +368,11 @@ constexpr int64_t kKeptBlocks = 18;
 
 // Whether the first of several groups keeps what it unpacks. The stores cost it 10 to 15 %. On Zen 3 products of 64
 // rows are then 13 % faster in q4k, 20 % in q5k and 28 % in q6k, of 8 rows 1, 6 and 9 %; 4 % in iq4nl, 8 % in mxfp4 and
-// 28 % in nvfp4, of 8 rows 0, 1 and 6 %. q4 and q4m take three groups and rows of one cut to gain, 4 %: with more cuts
-// they lose up to 3 %. q8 has nothing to unpack.
+// 28 % in nvfp4, of 8 rows 0, 1 and 6 %; 14 % in q5 and 11 % in q5m. q4 and q4m take three groups and rows of one cut
+// to gain, 4 %: with more cuts they lose up to 3 %. q8 has nothing to unpack.
 constexpr bool keeps_unpacked(WeightFormat format, int64_t num_rows, int64_t num_inputs) {
   if (!kKeepsUnpacked || format == WeightFormat::q8) return false;
-  if (has_supers(format) || has_codebook(format)) return num_rows > kRowsAtOnce;
+  if (has_supers(format) || has_codebook(format) || upper_bits(format) > 0) return num_rows > kRowsAtOnce;
   return num_rows > 2 * kRowsAtOnce && num_inputs <= kKeptBlocks * kBlock;
 }
 
