@@ -13,7 +13,7 @@ from quire.config import NARROW_KV_DTYPES, EngineConfig
 from quire.errors import UnsupportedModelError
 from quire.kernels.tracing import NotTraceableError
 from quire.layers.group import SINGLE
-from quire.lazy_torch import require_torch
+from quire.lazy_torch import OP_BY_OP, require_torch
 from quire.memory_plan import PROMPT_LOGPROB_ROWS
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.disk_tier import open_disk_tier
@@ -92,6 +92,7 @@ class Worker:
                     raise UnsupportedModelError(_RANKS_NEED_PLAN.format(error=error)) from error
                 if config.kv_dtype in NARROW_KV_DTYPES or config.options.quantization is not None:
                     raise UnsupportedModelError(_NEEDS_PLAN.format(error=error)) from error
+                require_torch(f"a plan cannot hold {error}, and running op by op")
                 logger.warning("the model runs op by op, which is slower: a plan cannot hold %s", error)
             else:
                 limits = PlanLimits(
@@ -108,7 +109,7 @@ class Worker:
                 cache = CacheEngine(config)
                 planned = PlannedModel(recording, weights, kv_layers(config, cache), limits, self.pool, links.exchange)
                 return PlannedForward(planned, links), cache
-        torch = require_torch("a model that runs op by op")
+        torch = require_torch(OP_BY_OP)
         from quire.runtime.eager import load_model
 
         device = torch.device(config.device)
