@@ -4,7 +4,6 @@ import functools
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,10 +14,6 @@ from hypothesis import settings
 # Two test processes with two threads each would wait for each other; results do not depend on the number of threads.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-# A plan from an earlier run would hide that a program is wrong now: each run keeps its own, for all of its processes.
-if "QUIRE_PLAN_CACHE" not in os.environ:
-    PLANS = tempfile.TemporaryDirectory(prefix="quire-plans-")
-    os.environ["QUIRE_PLAN_CACHE"] = PLANS.name
 # A slow machine is not a failure.
 settings.register_profile("quire", deadline=None)
 settings.load_profile("quire")
@@ -39,12 +34,16 @@ if TYPE_CHECKING:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--without-torch", action="store_true", help="make every import of torch an error")
+    parser.addoption(
+        "--without-torch", action="store_true", help="make every import of torch an error, in child processes too"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--without-torch"):
         sys.modules["torch"] = None  # type: ignore[assignment]
+        paths = [str(TESTS / "without_torch"), os.environ.get("PYTHONPATH", "")]
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

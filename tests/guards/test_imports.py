@@ -25,6 +25,8 @@ ROOT_MODULES = {
     "errors",
     "events",
     "byte_sizes",
+    "nn",
+    "lazy_torch",
 }
 MAY_IMPORT = {
     "kernels": set(),

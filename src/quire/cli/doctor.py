@@ -108,7 +108,7 @@ def check_torch() -> Finding:
         return Finding("torch", status, found, f"{INSTALL.format('torch')} adds GPUs, and models op by op")
     import torch
 
-    found = torch.__version__
+    found = package_version("torch") or torch.__version__
     device = f"CUDA {torch.version.cuda}: {torch.cuda.get_device_name(0)}" if torch.cuda.is_available() else "CPU only"
     numbers = tuple(int(part) for part in found.split("+")[0].split(".")[:2])
     if not TORCH_VERSIONS[0] <= numbers < TORCH_VERSIONS[1]:
