@@ -149,7 +149,7 @@ def test_ranks_draw_the_tokens_of_one(results: dict[str, Any]) -> None:
 
 OUTSIDE = {
     "that imports torch": ("import torch", "", "outside:Outside, the model of Other, needs PyTorch"),
-    "with a branch on values": ("", "if hidden.sum(): pass", "a plan cannot hold .sum of a value, and running op by op"),
+    "with a branch on values": ("", "if hidden.sum(): pass", "a plan cannot hold .sum of a value, and running op"),
     "with a function of torch": (
         "from quire.lazy_torch import torch", "torch.relu(hidden)", "computing op by op needs PyTorch",
     ),
