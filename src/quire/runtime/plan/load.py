@@ -16,10 +16,11 @@ from quire.layers.group import SINGLE, Group
 from quire.runtime.loader import check_split, make_model, partitions_of, plan_placements, random_weights
 from quire.runtime.placement import Placement
 from quire.runtime.plan.lower import Program, lower
-from quire.runtime.plan.packed_weights import PackedWeights, choose_packings, rounded_placements
+from quire.runtime.plan.packed_weights import PackedWeights, choose_packings
 from quire.runtime.plan.record import record
 from quire.runtime.plan.stages import cut
 from quire.runtime.plan.trace import trace_model
+from quire.runtime.plan.weight_file import fill_weights
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.progress import Progress
 
@@ -31,15 +32,16 @@ def plan_model(
     progress: Progress | None = None,
     group: Group = SINGLE,
     stage: int = 0,
+    rank: int = 0,
 ) -> tuple[Program, PackedWeights]:
-    """Trace this rank's share of the model, then pack its weights. Raises: as `trace_program`."""
+    """Trace this rank's share of the model, then map or pack its weights. Raises: as `trace_program`."""
     program, weights, model = trace_program(config, checkpoint, layer_groups, group, stage)
     if config.options.load_format == "dummy":
         parameters, partitions = dict(model.named_parameters()), partitions_of(model)
         for name, values in random_weights(parameters, config.options.seed, partitions, weights.shapes):
             weights.put_values(name, values)
     else:
-        weights.fill(rounded_placements(config, weights), progress)
+        fill_weights(config, checkpoint, weights, progress, rank)
     return program, weights
 
 

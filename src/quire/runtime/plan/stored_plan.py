@@ -30,7 +30,8 @@ from quire.models.registry import ModelRegistry, has_model_file
 from quire.runtime.links import ONE_RANK, Links
 from quire.runtime.placement import Placement
 from quire.runtime.plan.emit import NativeOps
-from quire.runtime.plan.packed_weights import PackedWeights, rounded_placements
+from quire.runtime.plan.packed_weights import PackedWeights
+from quire.runtime.plan.weight_file import fill_weights
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.model_cache import cache_directory
 from quire.weights.progress import Progress
@@ -55,7 +56,7 @@ INDIFFERENT = frozenset((
     "max_num_partial_prefills", "max_long_partial_prefills", "long_prefill_token_threshold", "performance_mode",
     "multi_step_decode", "batch_invariant", "data_parallel_size", "data_parallel_rank",
     "scheduling_policy", "sjf_ageing_tokens_per_s", "max_num_waiting", "max_logprobs", "max_num_events",
-    "kv_disk", "kv_disk_bytes", "preemption_mode", "swap_space",
+    "kv_disk", "kv_disk_bytes", "preemption_mode", "swap_space", "weight_cache", "weight_cache_bytes",
 ))  # fmt: skip
 """Options that change no program, or are in the key as what they led to. All others are part of the key."""
 
@@ -135,12 +136,12 @@ def load_plan(
         }
         weights = PackedWeights(stored.parameters, packings, config.threads_per_rank)
         weights.placements = [_restored(item, checkpoint.tensors) for item in stored.placements]
-        weights.fill(rounded_placements(config, weights), progress)
+        fill_weights(config, checkpoint, weights, progress, links.rank)
         return stored.ops, weights, recording
     from quire.runtime.plan.load import plan_model
     from quire.runtime.plan.record import record
 
-    program, weights = plan_model(config, checkpoint, layer_groups, progress, group, links.stage)
+    program, weights = plan_model(config, checkpoint, layer_groups, progress, group, links.stage, links.rank)
     recorded = record(program, weights, links.exchange)
     _keep(key, config, checkpoint, recorded.ops, weights)
     return recorded.ops, weights, lambda: recorded
