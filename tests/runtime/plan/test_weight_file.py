@@ -250,8 +250,8 @@ def test_every_way_to_read_a_tensor_has_another_key(model: Path, cache: Path) ->
         (replace(tensor, stored=checkpoint.tensors["model.layers.1.mlp.up_proj.weight"].stored), {}),
         (replace(tensor, stored=np.zeros((96, 256), np.uint8)), {}),
         (replace(tensor, stored=np.ones((96, 256), np.uint8)), {}),
-        (tensor, {"first_row": 16}), (tensor, {"parameter_name": "b"}), (tensor, {"whole": tensor, "rows": (0, 96)}),
-        (tensor, {"whole": tensor, "rows": (0, 96), "columns": (0, 16)}),
+        (tensor, {"first_row": 16}), (tensor, {"parameter_name": "b"}), (tensor, {"rows": (0, 96)}),
+        (tensor, {"whole": tensor.plus(2), "rows": (0, 96)}), (tensor, {"rows": (0, 96), "columns": (0, 16)}),
     ]  # fmt: skip
     state = source_state(checkpoint.files)
 
@@ -274,6 +274,14 @@ def test_key_does_not_depend_on_where_files_are_mapped(model: Path, cache: Path)
         state = source_state(checkpoint.files)
         keys.add(place_of(cache, checkpoint.files, state, weights, weights.placements, 0).header.key)
     assert len(keys) == 1
+
+
+def test_tensor_that_is_its_own_whole_has_the_same_key(model: Path, cache: Path) -> None:
+    checkpoint, tensor = mapped_tensor(model)
+    weights, state = trace(checkpoint, make_config(checkpoint, cache)), source_state(checkpoint.files)
+    items = Placement(tensor, "a", 0), Placement(tensor, "a", 0, tensor)
+    first, second = (place_of(cache, checkpoint.files, state, weights, [item], 0) for item in items)
+    assert first == second
 
 
 def test_state_of_a_split_file_is_that_of_all_parts(tmp_path: Path) -> None:

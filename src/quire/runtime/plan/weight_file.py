@@ -6,6 +6,7 @@ changes none. If the key differs, the source or Quire changed, and the file is m
 Next to read: `../shared_file.py` for the file, `packed_weights.py` for the bytes.
 """
 
+import functools
 import hashlib
 import logging
 import mmap
@@ -13,7 +14,9 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,8 @@ LAYOUT_VERSION = 1
 """Raised with every change of the packed bytes of any tensor: `native/plan/types.h`, `native/weights/`, decoding."""
 MIN_BYTES = 16 << 20
 """Smaller weights are packed in memory at each start, which takes about 10 ms."""
+PLAIN = (type(None), str, int, float, bool, tuple)
+"""Types of values that describe themselves; tuples are those of shapes."""
 
 
 def fill_weights(
@@ -52,11 +57,11 @@ def fill_weights(
     if directory is None or weights.num_bytes < MIN_BYTES:
         weights.fill(placements, progress)
         return
-    report("loading weights", 0, None)
     begun: NDArray[np.uint8] | Unfinished | None = None
     try:
         state = source_state(checkpoint.files)
         place = place_of(directory, checkpoint.files, state, weights, placements, rank)
+        report("loading weights", 0, None)
         begun = find_or_begin(place, config.options.weight_cache_bytes, report)
     except OSError as error:
         logger.info("the packed weights of %s are not kept in %s: %s", name, directory, error.strerror or error)
@@ -111,8 +116,10 @@ def place_of(
         for name, shape in weights.shapes.items()
     ]
     values = Description()
-    sources = [(item.parameter_name, item.first_row, values.of(item.tensor), values.of(item.whole), item.rows,
-                item.columns) for item in placements]  # fmt: skip
+    sources = []
+    for item in placements:
+        whole = None if item.whole is item.tensor else values.of(item.whole)
+        sources.append((item.parameter_name, item.first_row, values.of(item.tensor), whole, item.rows, item.columns))
     kinds = sorted({type(item.tensor).__name__ for item in placements})
     identity = _digest(source, rank, packings, kinds)
     # Compilers may contract products and sums, which changes the last bits, for one kind of CPU and not another.
@@ -128,34 +135,42 @@ class Description:
 
     def __init__(self) -> None:
         self._starts: dict[int, int] = {}
-        self._digests: dict[int, tuple[Any, str]] = {}  # with the array, so that no other one gets its id
+        self._known: dict[int, tuple[Any, Any]] = {}  # with the described object, so that no other one gets its id
 
     def of(self, value: Any) -> Any:
         """Return what MessagePack can hold. Functions are left out: the files they read decide what they return."""
-        if value is None or isinstance(value, str | int | float):
+        if isinstance(value, PLAIN):
             return value
+        if id(value) not in self._known:
+            self._known[id(value)] = value, self._describe(value)
+        return self._known[id(value)][1]
+
+    def _describe(self, value: Any) -> Any:
         if isinstance(value, np.ndarray):
-            return self._of_array(value)
-        if isinstance(value, tuple | list):
-            return [self.of(item) for item in value]
-        if is_dataclass(value):
-            return [type(value).__name__, *(self.of(getattr(value, item.name)) for item in fields(value))]
+            return self._describe_array(value)
         if isinstance(value, np.generic):
             return value.item()
+        kind: type[Any] = type(value)
+        if is_dataclass(kind):
+            parts = _values_of(kind)(value)
+            return [kind.__name__, *(part if type(part) in PLAIN else self.of(part) for part in parts)]
         return repr(value) if isinstance(value, slice) else None
 
-    def _of_array(self, array: NDArray[Any]) -> Any:
+    def _describe_array(self, array: NDArray[Any]) -> Any:
         owner: Any = array
         while isinstance(owner, np.ndarray | memoryview):
             owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
-        if isinstance(owner, mmap.mmap):
-            if id(owner) not in self._starts:
-                self._starts[id(owner)] = np.frombuffer(owner, np.uint8).ctypes.data
-            offset = array.__array_interface__["data"][0] - self._starts[id(owner)]
-            return offset, array.shape, array.strides, array.dtype.str
-        if id(array) not in self._digests:
-            self._digests[id(array)] = array, hashlib.sha256(array.tobytes()).hexdigest()
-        return self._digests[id(array)][1], array.shape, array.dtype.str
+        if not isinstance(owner, mmap.mmap):
+            return hashlib.sha256(array.tobytes()).hexdigest(), array.shape, array.dtype.str
+        if id(owner) not in self._starts:
+            self._starts[id(owner)] = np.frombuffer(owner, np.uint8).ctypes.data
+        offset = array.__array_interface__["data"][0] - self._starts[id(owner)]
+        return offset, array.shape, array.strides, array.dtype.str
+
+
+@functools.cache
+def _values_of(kind: Any) -> Callable[[Any], tuple[Any, ...]]:
+    return attrgetter(*(item.name for item in fields(kind)))
 
 
 def _digest(*values: Any) -> str:
