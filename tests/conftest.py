@@ -19,6 +19,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 if "QUIRE_PLAN_CACHE" not in os.environ:
     PLANS = tempfile.TemporaryDirectory(prefix="quire-plans-")
     os.environ["QUIRE_PLAN_CACHE"] = PLANS.name
+if "QUIRE_WEIGHT_CACHE" not in os.environ:
+    WEIGHTS = tempfile.TemporaryDirectory(prefix="quire-weights-")
+    os.environ["QUIRE_WEIGHT_CACHE"] = WEIGHTS.name
 # A slow machine is not a failure.
 settings.register_profile("quire", deadline=None)
 settings.load_profile("quire")
