@@ -13,6 +13,11 @@ CPP_FILES := $(filter %.cpp %.h,$(SOURCES))
 # those to PyPI's of the same version.
 TORCH_INDEX ?=
 
+# The kernels' instruction sets: native, the best one of this machine; runnable, each one that it can run, and the emulated tiles,
+# which only tests use; all; or names with commas between them.
+export QUIRE_ISAS ?= native
+BUILT_FOR = $(QUIRE_ISAS) $(shell uname -m; sed -n '/^flags/{p;q}' /proc/cpuinfo | grep -oE '(avx|amx|fma|f16c)[a-z0-9_]*' | sort)
+
 # Test processes that run at once; files stay whole, so that fixtures of a module are made once, and come in the order of
 # tests/conftest.py. Bytecode is kept even
 # where the environment says otherwise: compiling the tests and LiteLLM takes each run 20 s of processor time.
@@ -24,7 +29,7 @@ REAL_MODEL_TESTS := tests/test_examples.py tests/test_structured_generation.py t
 # What a failed step has made is no reason to pass over it the next time.
 .DELETE_ON_ERROR:
 
-.PHONY: run torch test test-fast test-bare lint check format bench soak faults inputs docs clean help
+.PHONY: FORCE run torch test test-fast test-bare lint check format bench soak faults inputs docs clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -90,8 +95,12 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "Quire needs Python 3.11 or newer; use make PYTHON=python3.11")'
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
-	@echo "building Quire and installing its dependencies (some minutes: the kernels are compiled for each instruction set)" >&2
+# A checkout that moved to another processor, or is asked for other sets, is built again.
+$(VENV)/.built-for: FORCE | $(VENV)/bin/python
+	@echo '$(BUILT_FOR)' | cmp -s - $@ || echo '$(BUILT_FOR)' > $@
+
+$(VENV)/.installed: $(VENV)/bin/python $(VENV)/.built-for $(SOURCES)
+	@echo "building Quire and installing its dependencies (about a minute: the kernels are compiled for this processor)" >&2
 	@$(PIP) -e .
 	@touch $@
 

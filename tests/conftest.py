@@ -4,6 +4,7 @@ import functools
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,10 @@ from hypothesis import settings
 # Two test processes with two threads each would wait for each other; results do not depend on the number of threads.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Packed weights of an earlier run would hide that packing is wrong now: each run keeps its own, for all of its processes.
+if "QUIRE_WEIGHT_CACHE" not in os.environ:
+    WEIGHTS = tempfile.TemporaryDirectory(prefix="quire-weights-")
+    os.environ["QUIRE_WEIGHT_CACHE"] = WEIGHTS.name
 # A slow machine is not a failure.
 settings.register_profile("quire", deadline=None)
 settings.load_profile("quire")

@@ -14,9 +14,9 @@ namespace quire {
 namespace {
 
 // Of inputs that are packed for 16 rows before the next ones: 16 lines of source and the part of a tile stay in L1.
-constexpr int64_t kChunk = 256;
+constexpr int64_t kInputsAtOnce = 256;
 // That a thread packs before it takes more.
-constexpr int64_t kPieceBytes = 1 << 18;
+constexpr int64_t kJobBytes = 1 << 18;
 
 // One output of a packed matrix.
 struct Lane {
@@ -318,14 +318,14 @@ void pack_chunk(const Stored& stored, WeightFormat target, const Lane& to, int64
   const std::byte* from = row + first / stored.inputs * stored.bytes;
   if (stored.copy != nullptr) return stored.copy(to, first, count, from);
   if (stored.target == target && target != WeightFormat::f32) return copy_halves(to, target, first, count, from);
-  float values[kChunk];
+  float values[kInputsAtOnce];
   decode_floats(stored.target, from, count, values);
   encode_floats(to, target, first, count, values);
 }
 
 // An output past the last one.
 void pack_zeros(const Stored& stored, WeightFormat target, const Lane& to, int64_t first, int64_t count) {
-  const float zeros[kChunk] = {};
+  const float zeros[kInputsAtOnce] = {};
   if (stored.copy == nullptr) return encode_floats(to, target, first, count, zeros);
   stored.copy(to, first, count, reinterpret_cast<const std::byte*>(zeros));
 }
@@ -347,8 +347,8 @@ void pack_piece(const PackedRows& job, const Stored& stored) {
   for (int64_t output = job.first_output; output < end;) {
     const int64_t tile = output / kTile, tile_end = (tile + 1) * kTile;
     std::byte* data = job.packed + tile * bytes;
-    for (int64_t first = 0; first < job.num_inputs; first += kChunk) {
-      const int64_t count = std::min(kChunk, job.num_inputs - first);
+    for (int64_t first = 0; first < job.num_inputs; first += kInputsAtOnce) {
+      const int64_t count = std::min(kInputsAtOnce, job.num_inputs - first);
       for (int64_t o = output; o < tile_end; ++o) {
         const Lane to{data, o - tile * kTile, job.num_inputs / kBlock};
         if (o >= end) {
@@ -369,7 +369,7 @@ void pack_piece(const PackedRows& job, const Stored& stored) {
 
 // Adds the pieces of a job, which end where tiles end.
 void cut(const PackedRows& job, std::vector<PackedRows>& pieces) {
-  const int64_t bytes = tile_bytes(job.target, job.num_inputs), outputs = (1 + kPieceBytes / bytes) * kTile;
+  const int64_t bytes = tile_bytes(job.target, job.num_inputs), outputs = (1 + kJobBytes / bytes) * kTile;
   for (int64_t first = 0; first < job.num_rows;) {
     PackedRows piece = job;
     piece.first_output += first;

@@ -4,6 +4,7 @@ import enum
 from collections.abc import Callable, Sequence
 
 requested_isa_missing: bool
+unbuilt_isa: str
 
 def isa() -> str: ...
 def isa_notes() -> list[str]: ...

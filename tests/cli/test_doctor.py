@@ -51,10 +51,13 @@ def test_unwritable_cache_is_a_problem(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_missing_instruction_set_is_a_problem_and_a_failed_self_test_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire._native.isa_notes", list)
     assert doctor.check_native().status == OK
     monkeypatch.setattr("quire._native.isa_notes", lambda: ["amx is not used: its self-test failed"])
     finding = doctor.check_native()
     assert (finding.status, "amx is not used" in finding.found) == (NOTE, True)
+    monkeypatch.setattr("quire._native.unbuilt_isa", "amx")
+    assert "`make run` builds those of this one" in doctor.check_native().advice
     monkeypatch.setattr("quire._native.requested_isa_missing", True)
     monkeypatch.setenv("QUIRE_ISA", "mmx")
     finding = doctor.check_native()

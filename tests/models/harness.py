@@ -33,11 +33,14 @@ def stored(name: str, values: torch.Tensor, format_name: str = "F32") -> WeightT
 
 
 def build_model(
-    hf_config: Mapping[str, Any], state: Mapping[str, torch.Tensor], max_model_len: int | None = None
+    hf_config: Mapping[str, Any],
+    state: Mapping[str, torch.Tensor],
+    max_model_len: int | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Any:
-    """Our model for a config, in fp32, with a checkpoint's tensors loaded."""
+    """Our model for a config, with a checkpoint's tensors loaded."""
     made = make_model(hf_config, max_model_len=max_model_len)
-    model = give_memory(made, torch.float32, torch.device("cpu"), torch.empty)
+    model = give_memory(made, dtype, torch.device("cpu"), torch.empty)
     tensors = {name: stored(name, values.detach()) for name, values in state.items()}
     parameters = dict(named_parameters(model))
     for placement in plan_placements(model, tensors):

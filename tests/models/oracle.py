@@ -66,8 +66,8 @@ class Pair:
 
     def eager(self, dtype: torch.dtype = torch.float32, max_model_len: int | None = None, **options: Any) -> Runner:
         """Our own model, op by op."""
-        model = build_model(self.hf_config, self.oracle.state_dict(), max_model_len)
-        return Runner(model.to(dtype), num_blocks=300, **options)
+        model = build_model(self.hf_config, self.oracle.state_dict(), max_model_len, dtype)
+        return Runner(model, num_blocks=300, **options)
 
     def runners(self, **options: Any) -> list[PlanRunner | Runner]:
         eager = {"max_model_len": options.get("max_model_len"), "block_size": options.get("block_size", 4)}

@@ -27,6 +27,7 @@ INSTRUCTION_SETS = (
 )  # fmt: skip
 """Flags of /proc/cpuinfo that decide which kernels can run, x86 first, then ARM."""
 ISA_NAMES = "scalar, avx2, avx_vnni, avx512, avx512_bf16 or amx"
+BUILDS = "a checkout has the kernels of one machine: `make run` builds those of this one, QUIRE_ISAS=all builds all"
 MIN_PYTHON = (3, 11)
 TORCH_VERSIONS = ((2, 11), (2, 14))
 """The first supported version, and the first one that was not tested."""
@@ -146,10 +147,12 @@ def check_native() -> Finding:
     native = importlib.import_module("quire._native")
     if native.requested_isa_missing:
         wanted = f"QUIRE_ISA={os.environ.get('QUIRE_ISA')} is not available here, {native.isa()} is used"
-        return Finding("native module", PROBLEM, wanted, f"QUIRE_ISA is {ISA_NAMES}; unset it for the best")
+        return Finding("native module", PROBLEM, wanted, f"QUIRE_ISA is {ISA_NAMES}; unset it for the best; {BUILDS}")
     if notes := native.isa_notes():
         found = f"loads, uses {native.isa()}; {'; '.join(notes)}"
         advice = "QUIRE_ISA chooses another set; a failed self-test is worth a report"
+        if native.unbuilt_isa:
+            advice = BUILDS
         return Finding("native module", NOTE, found, advice)
     found = f"loads, uses {native.isa()}"
     if native.has_tiles():

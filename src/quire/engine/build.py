@@ -138,6 +138,11 @@ def _log_decisions(config: EngineConfig) -> None:
             "QUIRE_ISA=%s is unknown or not available here, %s is used: unset it, or see `quire doctor`",
             os.environ.get("QUIRE_ISA"), native.isa(),
         )  # fmt: skip
+    if native.unbuilt_isa:
+        logger.warning(
+            "Quire was built without the kernels for %s, which this processor has; %s is used: build it again here "
+            "with `make run` or `pip install -e .`", native.unbuilt_isa, native.isa(),
+        )  # fmt: skip
 
 
 def _timed_tokenizer(

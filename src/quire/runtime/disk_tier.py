@@ -43,7 +43,7 @@ INDIFFERENT = frozenset((
     "max_num_partial_prefills", "max_long_partial_prefills", "long_prefill_token_threshold", "performance_mode",
     "multi_step_decode", "batch_invariant", "data_parallel_size", "data_parallel_rank",
     "scheduling_policy", "sjf_ageing_tokens_per_s", "max_num_waiting", "max_logprobs", "max_num_events",
-    "kv_disk", "kv_disk_bytes", "preemption_mode", "swap_space",
+    "kv_disk", "kv_disk_bytes", "weight_cache", "weight_cache_bytes", "preemption_mode", "swap_space",
 ))  # fmt: skip
 """Options that change no value of a block, or are in its key as what they led to."""
 

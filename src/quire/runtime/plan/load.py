@@ -17,10 +17,11 @@ from quire.runtime.links import ONE_RANK, Links
 from quire.runtime.loader import check_split, make_model, partitions_of, plan_placements, random_weights
 from quire.runtime.placement import Placement
 from quire.runtime.plan.lower import Program, lower
-from quire.runtime.plan.packed_weights import PackedWeights, choose_packings, rounded_placements
+from quire.runtime.plan.packed_weights import PackedWeights, choose_packings
 from quire.runtime.plan.record import Recording, record
 from quire.runtime.plan.stages import cut
 from quire.runtime.plan.trace import trace_model
+from quire.runtime.plan.weight_file import fill_weights
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.progress import Progress
 
@@ -34,7 +35,7 @@ def load_plan(
     links: Links = ONE_RANK,
 ) -> tuple[Recording, PackedWeights]:
     """Return the ops of this rank's share of the model, and its packed weights. Raises: as `trace_program`."""
-    program, weights = plan_model(config, checkpoint, layer_groups, progress, group, links.stage)
+    program, weights = plan_model(config, checkpoint, layer_groups, progress, group, links.stage, links.rank)
     return record(program, weights, links.exchange), weights
 
 
@@ -45,15 +46,16 @@ def plan_model(
     progress: Progress | None = None,
     group: Group = SINGLE,
     stage: int = 0,
+    rank: int = 0,
 ) -> tuple[Program, PackedWeights]:
-    """Trace this rank's share of the model, then pack its weights. Raises: as `trace_program`."""
+    """Trace this rank's share of the model, then map or pack its weights. Raises: as `trace_program`."""
     program, weights, model = trace_program(config, checkpoint, layer_groups, group, stage)
     if config.options.load_format == "dummy":
         parameters, partitions = dict(nn.named_parameters(model)), partitions_of(model)
         for name, values in random_weights(parameters, config.options.seed, partitions, weights.shapes):
             weights.put_values(name, values)
     else:
-        weights.fill(rounded_placements(config, weights), progress)
+        fill_weights(config, checkpoint, weights, progress, rank)
     return program, weights
 
 
