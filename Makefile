@@ -43,7 +43,7 @@ test: $(VENV)/.installed-dev $(VENV)/.installed-clients  ## set everything up, t
 	$(BIN)/quire pull --quiet
 	PYTHONDONTWRITEBYTECODE= QUIRE_TEST_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-fast: $(VENV)/.installed-pytest  ## the tests that need no server: seconds, without PyTorch
+test-fast: $(VENV)/.installed-dev  ## the tests that need no server: seconds, without PyTorch
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q --without-torch $(FAST_TESTS) $(ARGS)
 
 test-bare: $(VENV)/.installed-pytest  ## the fast tests, all verbs and the real model without PyTorch, as `make run` installs: 2 minutes
