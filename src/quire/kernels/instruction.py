@@ -9,7 +9,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
-from quire._native import KvFormat, RowType, WeightFormat, has_tiles, packed_bytes, wanted_rows
+from quire._native import (
+    KvAhead,
+    KvFormat,
+    KvLayer,
+    Rows,
+    RowType,
+    Weight,
+    WeightFormat,
+    has_tiles,
+    packed_bytes,
+    wanted_rows,
+)
+from quire.nn import is_parameter
 
 ROW_ALIGNMENT = 64
 NARROW_KV = (KvFormat.i8, KvFormat.e4m3, KvFormat.e5m2)
@@ -138,37 +150,36 @@ Counters = Callable[["Instruction"], Any]
 
 
 class Emitter(Protocol):
-    """Writes down native ops. What it gives for buffers, parameters and KV layers stands for their addresses, which are
-    known when the plan gets its memory: pass it on to `push` as it is."""
+    """Adds native ops to a plan, and knows the addresses of buffers, parameters and KV layers."""
 
     def push(self, op: str, **values: Any) -> None:
         """Add a native op with these fields (`native/ops/`)."""
 
-    def rows(self, value: Buffer | Columns, stride_bytes: int | None = None) -> Any:
+    def rows(self, value: Buffer | Columns, stride_bytes: int | None = None) -> Rows:
         """The `Rows` of a value. `stride_bytes`: from row to row, None for those of the buffer."""
 
-    def address(self, value: Buffer | Columns) -> Any:
+    def address(self, value: Buffer | Columns) -> int:
         """Address of the first row."""
 
-    def weight(self, parameter: Any) -> Any:
+    def weight(self, parameter: Any) -> Weight:
         """The `Weight` of a matrix."""
 
-    def vector(self, parameter: Any) -> Any:
+    def vector(self, parameter: Any) -> int:
         """Address of a vector's fp32 values; 0 for None."""
 
-    def constant(self, values: Any) -> Any:
+    def constant(self, values: Any) -> int:
         """Address of a copy of a tensor in fp32."""
 
-    def counters(self, instruction: "Instruction", count: int) -> Any:
+    def counters(self, instruction: "Instruction", count: int) -> int:
         """Address of int32 counters that an instruction keeps from step to step, zero at first."""
 
-    def kv_layer(self, layer_index: int) -> Any:
+    def kv_layer(self, layer_index: int) -> KvLayer:
         """The `KvLayer` of one layer."""
 
-    def exchange(self) -> Any:
+    def exchange(self) -> int:
         """Address of the `Exchange` with other ranks."""
 
-    def ahead(self, instruction: "Instruction") -> Any:
+    def ahead(self, instruction: "Instruction") -> KvAhead | None:
         """The `KvAhead` that a product may fetch; None if there is none."""
 
 
@@ -194,6 +205,11 @@ class Instruction:
         """The buffers that it reads or writes."""
         return [value.buffer if isinstance(value, Columns) else value for _, value in self._values()]
 
+    @property
+    def parameters(self) -> list[Any]:
+        """The weights that it reads, each as the model's parameter."""
+        return [value for _, value in self._fields() if is_parameter(value)]
+
     def describe(self, num_rows: int) -> str:
         """Name, shapes and types for one step, as traces show them."""
         shown = []
@@ -206,11 +222,13 @@ class Instruction:
         return f"{type(self).__name__}: {', '.join(shown)}"
 
     def _values(self) -> Iterator[tuple[str, Buffer | Columns]]:
+        return ((name, value) for name, value in self._fields() if isinstance(value, Buffer | Columns))
+
+    def _fields(self) -> Iterator[tuple[str, Any]]:
+        """Yield each field's name and value, of a tuple each item."""
         for field in fields(self):  # type: ignore[arg-type]  # all subclasses are dataclasses
             value = getattr(self, field.name)
-            for item in value if isinstance(value, tuple) else (value,):
-                if isinstance(item, Buffer | Columns):
-                    yield field.name, item
+            yield from ((field.name, item) for item in (value if isinstance(value, tuple) else (value,)))
 
 
 @dataclass(eq=False, frozen=True, slots=True)

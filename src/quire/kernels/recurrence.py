@@ -229,7 +229,7 @@ class Recurrence(StateInstruction):
         return self.k.width // self.num_key_heads, self.v.width // self.num_heads
 
     def emit(self, to: Emitter) -> None:
-        options = {} if self.gates is None else {"gates": to.rows(self.gates)}
+        options: dict[str, Any] = {} if self.gates is None else {"gates": to.rows(self.gates)}
         names = ("log_rates", "time_bias", "skip")
         options |= {name: to.vector(vector) for name, vector in zip(names, self.vectors, strict=True)}
         key_size, value_size = self.sizes

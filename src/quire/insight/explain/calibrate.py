@@ -28,9 +28,8 @@ from quire.resolve import resolve
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.hardware import detect_hardware
 from quire.runtime.machine_limits import measure_limits, read_rate
-from quire.runtime.plan.emit import BODY, LOGITS, PlanLimits
-from quire.runtime.plan.load import plan_model
-from quire.runtime.plan.record import planned_model
+from quire.runtime.plan.emit import BODY, LOGITS, PlanLimits, PlannedModel
+from quire.runtime.plan.load import load_plan
 from quire.runtime.worker import KV_FORMATS, kv_layers
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.sources import ModelFiles
@@ -78,9 +77,9 @@ class TimedModel:
         )  # fmt: skip
         self.cache = CacheEngine(config)
         self.cache.memory[:] = 0
-        program, weights = plan_model(config, checkpoint, self.cache.layer_groups)
+        program, weights = load_plan(config, checkpoint, self.cache.layer_groups)
         limits = PlanLimits(config.scheduler.max_num_batched_tokens, MAX_REQUESTS, MAX_REQUESTS, config.tile_rows)
-        self.planned = planned_model(
+        self.planned = PlannedModel(
             program, weights, kv_layers(config, self.cache), limits, config.hardware.num_threads
         )
         self.weight_bytes = weights.num_bytes
