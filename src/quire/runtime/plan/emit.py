@@ -17,11 +17,10 @@ from quire._native import KvFormat
 from quire.errors import EngineDeadError
 from quire.events import OpTime
 from quire.kernels.instruction import Buffer, Columns, Instruction, StepShape
-from quire.kernels.linear import Gemm
-from quire.kernels.paged_attention.instructions import Attend
+from quire.kernels.likeliest import Argmax
 from quire.kernels.tracing import NotTraceableError
 from quire.runtime.links import RANK_LOST
-from quire.runtime.plan.lower import Argmax, Program
+from quire.runtime.plan.lower import Program
 from quire.runtime.plan.packed_weights import PackedWeights
 
 BODY, LOGITS, GREEDY, SHARES = 1, 2, 4, 8
@@ -80,21 +79,20 @@ def _take_place(row_bytes: list[int], free: set[int], needed: int) -> int:
     return best
 
 
-def plan_ahead(body: Sequence[Instruction]) -> dict[Instruction, tuple[Attend, float, float]]:
+def plan_ahead(body: Sequence[Instruction]) -> dict[Instruction, tuple[int, int, float, float]]:
     """Per product before an attention the keys and values that it fetches for it, in proportion to its weights.
 
-    Returns: the attention, and the share of its keys and values where the product begins and ends.
+    Returns: the attention's layer and window, and the share of its keys and values where the product begins and ends.
     """
-    parts: dict[Instruction, tuple[Attend, float, float]] = {}
-    waiting: list[Gemm] = []
+    parts: dict[Instruction, tuple[int, int, float, float]] = {}
+    waiting: list[tuple[Instruction, int]] = []
     for instruction in body:
-        if isinstance(instruction, Gemm):
-            waiting.append(instruction)
-        elif isinstance(instruction, Attend):
-            total, before = sum(gemm.weight.numel() for gemm in waiting), 0
-            for gemm in waiting:
-                size = gemm.weight.numel()
-                parts[gemm] = instruction, before / total, (before + size) / total
+        if instruction.fetches_ahead and instruction.product is not None:
+            waiting.append((instruction, instruction.product.weight.numel()))
+        elif instruction.ahead is not None:
+            total, before = sum(size for _, size in waiting), 0
+            for product, size in waiting:
+                parts[product] = *instruction.ahead, before / total, (before + size) / total
                 before += size
             waiting = []
     return parts
@@ -313,5 +311,5 @@ class _Emitter:
     def ahead(self, instruction: Instruction) -> _native.KvAhead | None:
         if instruction not in self._ahead:
             return None
-        attend, begin, end = self._ahead[instruction]
-        return _native.KvAhead(self.kv_layer(attend.layer_index), attend.window, begin, end)
+        layer_index, window, begin, end = self._ahead[instruction]
+        return _native.KvAhead(self.kv_layer(layer_index), window, begin, end)
