@@ -86,7 +86,9 @@ class Worker:
         if config.uses_plan:
             group = make_group(config.model.vocab_size, links.exchange)
             try:
-                plan = load_plan(config, checkpoint, config.scheduler.layer_groups, progress, group, links)
+                program, weights = load_plan(
+                    config, checkpoint, config.scheduler.layer_groups, progress, group, links.stage, links.rank
+                )
             except NotTraceableError as error:
                 if config.num_ranks > 1:
                     raise UnsupportedModelError(_RANKS_NEED_PLAN.format(error=error)) from error
@@ -102,12 +104,10 @@ class Worker:
                     tile_rows=config.tile_rows,
                     kv_ahead_bytes=config.hardware.kv_ahead_bytes,
                 )
-                recording, weights = plan
-                ops = recording.ops
-                if ops.layers is not None:
-                    config = replace(config, scheduler=config.scheduler.of_layers(range(*ops.layers)))
+                if program.layers is not None:
+                    config = replace(config, scheduler=config.scheduler.of_layers(program.layers))
                 cache = CacheEngine(config)
-                planned = PlannedModel(recording, weights, kv_layers(config, cache), limits, self.pool, links.exchange)
+                planned = PlannedModel(program, weights, kv_layers(config, cache), limits, self.pool, links.exchange)
                 return PlannedForward(planned, links), cache
         torch = require_torch(OP_BY_OP)
         from quire.runtime.eager import load_model
