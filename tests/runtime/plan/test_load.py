@@ -17,7 +17,7 @@ from quire.models.llama import LlamaForCausalLM
 from quire.models.registry import ModelRegistry
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.eager import load_model
-from quire.runtime.plan.load import plan_model, trace_program
+from quire.runtime.plan.load import load_plan, trace_program
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.sources import resolve_source
 from quire.weights.weight_tensor import WeightTensor
@@ -39,7 +39,7 @@ def state() -> dict[str, torch.Tensor]:
 
 def load(checkpoint: Checkpoint, progress: Any = None, **options: Any) -> Any:
     config = make_config(HF_CONFIG, **options)
-    return plan_model(config, checkpoint, CacheEngine(config).layer_groups, progress)
+    return load_plan(config, checkpoint, CacheEngine(config).layer_groups, progress)
 
 
 def formats_of(checkpoint: Checkpoint, **options: Any) -> dict[str, str]:

@@ -167,26 +167,40 @@ class PackedWeights:
         self.shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         self.packings = {name: packings[name] for name, shape in self.shapes.items() if len(shape) != 1}
         self._matrices: dict[str, list[PartPlan]] = {}
+        self._vectors: dict[str, int] = {}  # offsets
         self._weights: dict[str, Weight] = {}
-        self._vectors: dict[str, NDArray[np.float32]] = {}
-        size = 0
+        self.num_bytes = 0
         for name, shape in self.shapes.items():
             if len(shape) == 1:
-                self._vectors[name] = np.zeros(shape, np.float32)
+                self._vectors[name] = self._reserve(4 * shape[0])
                 continue
             num_inputs, first = shape[1], 0
             self._matrices[name] = []
             for count, part_format in packings[name].parts:
-                self._matrices[name].append(PartPlan(part_format, size, range(first, first + count), num_inputs))
-                size += packed_bytes(part_format, count, num_inputs)
-                size += -size % ALIGNMENT
+                offset = self._reserve(packed_bytes(part_format, count, num_inputs))
+                self._matrices[name].append(PartPlan(part_format, offset, range(first, first + count), num_inputs))
                 first += count
-        self._num_packed_bytes = size
-        self.num_bytes = size + sum(vector.nbytes for vector in self._vectors.values())
+
+    def _reserve(self, num_bytes: int) -> int:
+        offset = self.num_bytes
+        self.num_bytes += num_bytes + -num_bytes % ALIGNMENT
+        return offset
 
     @functools.cached_property
-    def _memory(self) -> NDArray[np.uint8]:
-        return allocate(self._num_packed_bytes)
+    def memory(self) -> NDArray[np.uint8]:
+        """The bytes of all parameters: zeros at first, allocated where they are first used. Shapes: [num_bytes]."""
+        return allocate(self.num_bytes)
+
+    def use(self, memory: NDArray[np.uint8]) -> None:
+        """Take `memory` for all parameters: zeros to be filled, or weights that were packed before.
+
+        It must start at a multiple of 64 bytes. Weights and addresses that were given out before are no longer valid.
+        Shapes: [num_bytes].
+        """
+        assert len(memory) == self.num_bytes
+        assert memory.ctypes.data % ALIGNMENT == 0
+        self._weights.clear()
+        self.memory = memory
 
     def only(self, names: Collection[str]) -> "PackedWeights":
         """Return memory for these parameters alone, in the same formats, with their placements."""
@@ -220,7 +234,7 @@ class PackedWeights:
 
     def vector_address(self, parameter: Any) -> int:
         """The address of the fp32 values of a vector."""
-        return self._vectors[self.name_of(parameter)].ctypes.data
+        return self.memory.ctypes.data + self._vectors[self.name_of(parameter)]
 
     def fill(self, placements: Sequence[Placement], progress: Progress | None = None) -> None:
         """Put each stored tensor at its parameter's first row, many in one native call.
@@ -258,7 +272,7 @@ class PackedWeights:
         """
         name, tensor, first_row = placement.parameter_name, placement.tensor, placement.first_row
         if name in self._vectors:
-            self._vectors[name][first_row : first_row + tensor.shape[0]] = tensor.to_numpy()
+            self._vector(name)[first_row : first_row + tensor.shape[0]] = tensor.to_numpy()
             return
         part = self._part(name, first_row)
         num_rows, num_inputs = tensor.shape
@@ -289,10 +303,14 @@ class PackedWeights:
         Shapes: [rows, I] or [rows].
         """
         if name in self._vectors:
-            self._vectors[name][first_row : first_row + len(values)] = values
+            self._vector(name)[first_row : first_row + len(values)] = values
         else:
             rows = np.ascontiguousarray(values, np.float32)
             pack_rows([self._job(self._part(name, first_row), "F32", rows, first_row)], self._num_threads)
+
+    def _vector(self, name: str) -> NDArray[np.float32]:
+        offset = self._vectors[name]
+        return self.memory[offset : offset + 4 * self.shapes[name][0]].view(np.float32)
 
     def _part(self, name: str, row: int) -> PartPlan:
         return next(part for part in self._matrices[name] if row in part.rows)
@@ -314,4 +332,4 @@ class PackedWeights:
         )  # fmt: skip
 
     def _address(self, part: PartPlan) -> int:
-        return self._memory.ctypes.data + part.offset
+        return self.memory.ctypes.data + part.offset
