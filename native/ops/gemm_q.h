@@ -29,7 +29,7 @@ namespace {
 #if defined(__AVX512F__)
 constexpr int kRowsAtOnce = 6, kTilesAtOnce = 2;  // 12 integer and 12 fp32 sums in 32 registers
 constexpr bool kKeepsUnpacked = false;
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) || defined(QUIRE_NEON)
 constexpr int kRowsAtOnce = 4, kTilesAtOnce = 1;  // 8 integer sums in 16 registers; the fp32 sums are in L1
 constexpr bool kKeepsUnpacked = true;             // for the other groups of rows
 #else
@@ -86,7 +86,9 @@ class QTile<WeightFormat::q8> {
   QTile(const std::byte* data, int64_t blocks)
       : u_(reinterpret_cast<const uint8_t*>(data)), d_(reinterpret_cast<const uint16_t*>(data + blocks * 512)) {}
   const uint8_t* low(int64_t block, int chunk) const { return u_ + block * 512 + chunk * 64; }
-  Dots::Weights weights(int64_t block, int chunk) const { return Dots::load(low(block, chunk)); }
+  Dots::Weights weights(int64_t block, int chunk) const {
+    return Dots::load(u_ + block * 512 + chunk * Dots::kInputs * kTile);
+  }
   static Dots::Sums start(const ActBlock&, int) { return Dots::zero(); }
   static I32x16 product(Dots::Sums sums, const ActBlock& x) { return Dots::total(sums, x.sum); }
   F32x16 scale(int64_t block, int) const { return widen_f16(d_ + block * kTile); }
