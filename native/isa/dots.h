@@ -20,7 +20,7 @@ inline int32_t four_bytes(const int8_t* p) {
 #if defined(__AVX512VNNI__)
 
 struct NibbleDots {
-  static constexpr int kInputs = 8;  // that 64 bytes of a tile hold for each output
+  static constexpr int kInputs = 8;  // of each output
   struct Weights {
     __m512i low, high;
   };
@@ -233,6 +233,10 @@ inline F32x16 widen_i8(const uint8_t* p) {
 
 #elif defined(QUIRE_NEON)
 
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+#define QUIRE_ROW_PAIRS 1
+#endif
+
 // Weights of four outputs in each register, those of inputs 0 to 3 apart from those of 4 to 7. All are signed bytes:
 // what SDOT multiplies.
 struct SignedDots {
@@ -247,6 +251,39 @@ struct SignedDots {
     QUIRE_QUARTERS(I32x16, vdotq_lane_s32(vdotq_lane_s32(sums.v[i], w.low[i], eight, 0), w.high[i], eight, 1));
   }
   static I32x16 total(Sums sums) { return sums; }
+
+#if defined(QUIRE_ROW_PAIRS)
+  // SMMLA multiplies eight inputs of two outputs with two rows: twice the products of SDOT. Outputs 2 i and 2 i + 1 are
+  // in register i, their sums with the first and with the second row side by side.
+  struct PairWeights {
+    int8x16_t v[8];
+  };
+  struct PairSums {
+    int32x4_t v[8];
+  };
+  static PairSums no_pair() {
+    PairSums r;
+    QUIRE_UNROLL for (int i = 0; i < 8; ++i) r.v[i] = vdupq_n_s32(0);
+    return r;
+  }
+  static PairWeights paired(const Weights& w) {
+    PairWeights r;
+    QUIRE_UNROLL for (int i = 0; i < 4; ++i) {
+      const int32x4_t low = vreinterpretq_s32_s8(w.low[i]), high = vreinterpretq_s32_s8(w.high[i]);
+      r.v[2 * i] = vreinterpretq_s8_s32(vzip1q_s32(low, high));
+      r.v[2 * i + 1] = vreinterpretq_s8_s32(vzip2q_s32(low, high));
+    }
+    return r;
+  }
+  static void add_pair(PairSums& sums, const PairWeights& w, const int8_t* first, const int8_t* second) {
+    const int8x16_t both = vcombine_s8(vld1_s8(first), vld1_s8(second));
+    QUIRE_UNROLL for (int i = 0; i < 8; ++i) sums.v[i] = vmmlaq_s32(sums.v[i], w.v[i], both);
+  }
+  static I32x16 first_of(const PairSums& sums) { QUIRE_QUARTERS(I32x16, vuzp1q_s32(sums.v[2 * i], sums.v[2 * i + 1])); }
+  static I32x16 second_of(const PairSums& sums) {
+    QUIRE_QUARTERS(I32x16, vuzp2q_s32(sums.v[2 * i], sums.v[2 * i + 1]));
+  }
+#endif
 };
 
 struct NibbleDots : SignedDots {
