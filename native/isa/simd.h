@@ -162,12 +162,25 @@ inline float lane(const F32x16& a, int i) { return a.v[i / 4][i % 4]; }
 inline int32_t lane(const I32x16& a, int i) { return a.v[i / 4][i % 4]; }
 inline F32x16 broadcast(float x) { QUIRE_QUARTERS(F32x16, (F32x4{x, x, x, x})); }
 inline F32x16 zero() { return broadcast(0.0f); }
+#if defined(QUIRE_NEON)
+inline F32x16 load(const float* p) { QUIRE_QUARTERS(F32x16, vld1q_f32(p + 4 * i)); }
+inline I32x16 load(const int32_t* p) { QUIRE_QUARTERS(I32x16, vld1q_s32(p + 4 * i)); }
+inline void store(float* p, F32x16 a) { QUIRE_UNROLL for (int i = 0; i < 4; ++i) vst1q_f32(p + 4 * i, a.v[i]); }
+inline void store(int32_t* p, I32x16 a) { QUIRE_UNROLL for (int i = 0; i < 4; ++i) vst1q_s32(p + 4 * i, a.v[i]); }
+#else
 inline F32x16 load(const float* p) {
   F32x16 r;
   memcpy(&r, p, sizeof r);
   return r;
 }
+inline I32x16 load(const int32_t* p) {
+  I32x16 r;
+  memcpy(&r, p, sizeof r);
+  return r;
+}
 inline void store(float* p, F32x16 a) { memcpy(p, &a, sizeof a); }
+inline void store(int32_t* p, I32x16 a) { memcpy(p, &a, sizeof a); }
+#endif
 inline F32x16 operator+(F32x16 a, F32x16 b) { QUIRE_QUARTERS(F32x16, a.v[i] + b.v[i]); }
 inline F32x16 operator-(F32x16 a, F32x16 b) { QUIRE_QUARTERS(F32x16, a.v[i] - b.v[i]); }
 inline F32x16 operator*(F32x16 a, F32x16 b) { QUIRE_QUARTERS(F32x16, a.v[i] * b.v[i]); }
@@ -221,12 +234,6 @@ QUIRE_OUTLINE F32x16 widen_f16(const uint16_t* p) { QUIRE_LANES(F32x16, widen1_f
 #endif
 inline I32x16 broadcast(int32_t x) { QUIRE_QUARTERS(I32x16, (I32x4{x, x, x, x})); }
 inline I32x16 zero_i() { return broadcast(int32_t{0}); }
-inline I32x16 load(const int32_t* p) {
-  I32x16 r;
-  memcpy(&r, p, sizeof r);
-  return r;
-}
-inline void store(int32_t* p, I32x16 a) { memcpy(p, &a, sizeof a); }
 // Unsigned: sums may wrap.
 inline I32x16 operator+(I32x16 a, I32x16 b) { QUIRE_QUARTERS(I32x16, (I32x4)((U32x4)a.v[i] + (U32x4)b.v[i])); }
 inline I32x16 operator-(I32x16 a, I32x16 b) { QUIRE_QUARTERS(I32x16, (I32x4)((U32x4)a.v[i] - (U32x4)b.v[i])); }
