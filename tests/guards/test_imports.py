@@ -25,6 +25,9 @@ ROOT_MODULES = {
     "errors",
     "events",
     "byte_sizes",
+    "lazy_torch",
+    "nn",
+    "weight_map",
 }
 MAY_IMPORT = {
     "kernels": set(),

@@ -1,6 +1,6 @@
 """`Linear` and its column- and row-parallel versions: dense layers on the `linear` kernel.
 
-A merged projection is one layer with stacked rows; the model's `stacked_params` name the stored tensors of its parts.
+A merged projection is one layer with stacked rows; its `stored_parts` name the stored tensors.
 Next to read: `group.py` for shares, then `attention.py`.
 """
 
@@ -31,13 +31,16 @@ class Linear(nn.Module):
 class ColumnParallelLinear(Linear):
     """A linear layer split by outputs: a rank computes its share of each part, as of queries, keys and values.
 
+    `stored`: the names of the layers beside it that checkpoints store instead, each with one part or several.
     Shapes: x [T, input_size] -> [T, sum of the shares' sizes].
     """
 
-    def __init__(self, input_size: int, parts: Sequence[Share], *, bias: bool = False) -> None:
+    def __init__(
+        self, input_size: int, parts: Sequence[Share], *, bias: bool = False, stored: Sequence[str] = ()
+    ) -> None:
         super().__init__(input_size, sum(part.size for part in parts), bias=bias)
-        partition = Partition(rows=tuple(parts))
-        self.partitions = {"weight": partition, "bias": partition}
+        self.partitions = dict.fromkeys(("weight", "bias"), Partition(rows=tuple(parts)))
+        self.stored_parts = {kind: tuple(f"{name}.{kind}" for name in stored) for kind in self.partitions}
 
 
 class RowParallelLinear(Linear):
