@@ -100,6 +100,13 @@ def test_tied_table_is_stored_under_either_name_or_both(stored: tuple[str, ...],
     assert found.unused == unused
 
 
+def test_head_of_its_own_is_not_taken_for_the_table() -> None:
+    model = Model()
+    model.lm_head = Named(4)  # type: ignore[attr-defined]
+    found = sources(model, "lm_head.weight")
+    assert (found["embed.weight"], found["lm_head.weight"]) == ([Source("embed.weight")], [Source("lm_head.weight")])
+
+
 def test_second_name_of_a_table_is_an_error_where_ties_are_stored_once() -> None:
     model = Model()
     model.layout = lambda: LAYOUT | Layout(ties_once=True)  # type: ignore[method-assign]

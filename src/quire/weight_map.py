@@ -8,7 +8,7 @@ Next to read: `models/llama.py` for a layout; `runtime/loader.py`, which places 
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from quire import nn
@@ -140,7 +140,9 @@ def weight_map(model: Any, names: Iterable[str]) -> WeightMap:
     """
     names, by_id = tuple(names), dict[int, str]()
     named = {name: by_id.setdefault(id(value), name) for name, value in nn.named_parameters(model, repeats=True)}
-    layout: Layout = model.layout() | Layout(tied={name: first for name, first in named.items() if name != first})
+    layout: Layout = model.layout()
+    tied = {name: first for name, first in layout.tied.items() if name not in named}
+    layout = replace(layout, tied=tied | {name: first for name, first in named.items() if name != first})
     stored = layout.used_names(names)
     sources: dict[str, list[Source]] = {}
     for path, module in nn.named_modules(model):

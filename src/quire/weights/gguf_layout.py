@@ -32,8 +32,9 @@ def file_views(name: str, num_rows: int, architecture: Architecture, config: Map
         size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         if num_rows % (3 * size if is_fused else size):
             raise ModelFileError(f"the rows of '{printable(name)}' are not whole heads of {size}")
-        rows = np.arange(num_rows).reshape(3, -1, size).swapaxes(0, 1).reshape(-1) if is_fused else None
-        return (Rows(rotary_row_order(num_rows, size) if rows is None else rows),)
+        if not is_fused:
+            return (Rows(rotary_row_order(num_rows, size)),)
+        return (Rows(np.arange(num_rows).reshape(3, -1, size).swapaxes(0, 1).reshape(-1)),)
     if architecture.model_type == "gpt2" and name.startswith("blk."):
         return (Transpose(),)
     has_offset = architecture.norm_offset and name.endswith("norm.weight") and "ssm_norm" not in name
