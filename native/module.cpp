@@ -1,8 +1,8 @@
 // Python binding of the native ops: chooses an instruction set at import, takes raw addresses.
 //
-// QUIRE_ISA=scalar|avx2|avx_vnni|avx512|avx512_bf16|amx overrides the choice. Where the processor lacks that set, or
-// the name is another, the best one it has is used and `requested_isa_missing` says so: a wrong setting must not keep
-// the engine from starting.
+// QUIRE_ISA=scalar|avx2|avx_vnni|avx512|avx512_bf16|amx overrides the choice. Where the processor or this build lacks
+// that set, or the name is another, the best one there is used and `requested_isa_missing` says so: a wrong setting
+// must not keep the engine from starting.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -30,18 +30,19 @@ void bind_choice(nb::module_& m) {
   const quire::IsaChoice choice = quire::choose_isa(requested == nullptr ? "" : requested, {});
   quire::chosen_ops = choice.ops;
   m.attr("requested_isa_missing") = choice.requested_missing;
+  m.attr("unbuilt_isa") = choice.unbuilt;
   m.def("isa", [] { return std::string(quire::chosen_ops->isa); }, "The instruction set in use.");
   m.def(
       "isa_notes", [notes = choice.notes] { return notes; },
       "Why better instruction sets that this processor has were not chosen.");
   m.def(
       "isa_supported", [](const std::string& isa) { return quire::supported_ops(isa) != nullptr; }, nb::arg("isa"),
-      "Whether this processor has the instruction set.");
+      "Whether this processor and this build have the instruction set.");
   m.def(
       "set_isa",
       [](const std::string& isa) {
         const quire::OpTable* ops = quire::supported_ops(isa);
-        if (ops == nullptr) throw nb::value_error(("this processor lacks " + isa).c_str());
+        if (ops == nullptr) throw nb::value_error(("this processor or build lacks " + isa).c_str());
         quire::chosen_ops = ops;
       },
       nb::arg("isa"), "Switch the instruction set; for tests.");
@@ -57,7 +58,7 @@ void bind_choice(nb::module_& m) {
       "self_test",
       [](const std::string& isa) {
         const quire::OpTable* ops = quire::supported_ops(isa);
-        if (ops == nullptr) throw nb::value_error(("this processor lacks " + isa).c_str());
+        if (ops == nullptr) throw nb::value_error(("this processor or build lacks " + isa).c_str());
         return quire::failing_op(*ops);
       },
       nb::arg("isa"), "The first op of this instruction set whose result is wrong; empty if all are right.");

@@ -1,4 +1,5 @@
-// Which instruction set the ops use: the best that the processor and the kernel offer and that passes a self-test.
+// Which instruction set the ops use: the best that the processor, the kernel and this build offer and that passes a
+// self-test.
 #pragma once
 #include <string>
 #include <vector>
@@ -9,12 +10,13 @@ namespace quire {
 
 extern const OpTable* chosen_ops;  // the instruction set in use
 
-// The ops of an instruction set, or null where the processor or the operating system lacks it.
+// The ops of an instruction set, or null where the processor, the operating system or this build lacks it.
 const OpTable* supported_ops(const std::string& isa);
 
 struct IsaChoice {
   const OpTable* ops;
   bool requested_missing;          // an instruction set was asked for that is not there
+  std::string unbuilt;             // the best set that the processor runs, if it is better and this build lacks it
   std::vector<std::string> notes;  // why better ones are not used
 };
 

@@ -239,7 +239,7 @@ struct NibbleDots {
     uint8_t low[64], high[64];
   };
   using Sums = I32x16;
-  static Weights load(const uint8_t* p) {
+  [[gnu::noinline]] static Weights load(const uint8_t* p) {
     Weights w;
     for (int i = 0; i < 64; ++i) {
       w.low[i] = p[i] & 15;
@@ -248,11 +248,14 @@ struct NibbleDots {
     return w;
   }
   static Sums zero() { return zero_i(); }
-  static Sums add(Sums sums, const Weights& w, const int8_t* x) {
+  [[gnu::noinline]] static Sums add(Sums sums, const Weights& w, const int8_t* x) {
+    int32_t total[kLanes];
+    store(total, sums);
     for (int lane = 0; lane < kLanes; ++lane) {
-      for (int i = 0; i < 4; ++i) sums.v[lane] += w.low[lane * 4 + i] * x[i] + w.high[lane * 4 + i] * x[4 + i];
+      QUIRE_UNROLL for (int i = 0; i < 4; ++i) total[lane] +=
+          w.low[lane * 4 + i] * x[i] + w.high[lane * 4 + i] * x[4 + i];
     }
-    return sums;
+    return quire::load(total);
   }
   static I32x16 total(Sums sums) { return sums; }
 };
@@ -263,17 +266,19 @@ struct ByteDots {
   using Sums = I32x16;
   static Weights load(const uint8_t* p) { return p; }
   static Sums zero() { return zero_i(); }
-  static Sums add(Sums sums, Weights w, const int8_t* x) {
+  [[gnu::noinline]] static Sums add(Sums sums, Weights w, const int8_t* x) {
+    int32_t total[kLanes];
+    store(total, sums);
     for (int lane = 0; lane < kLanes; ++lane) {
-      for (int i = 0; i < 4; ++i) sums.v[lane] += (w[lane * 4 + i] - 128) * x[i];
+      QUIRE_UNROLL for (int i = 0; i < 4; ++i) total[lane] += (w[lane * 4 + i] - 128) * x[i];
     }
-    return sums;
+    return quire::load(total);
   }
   static I32x16 total(Sums sums, int32_t) { return sums; }
 };
 
 struct WideDots : NibbleDots {
-  static Weights with(Weights w, const uint8_t* p, int low, int high, int mask) {
+  [[gnu::noinline]] static Weights with(Weights w, const uint8_t* p, int low, int high, int mask) {
     for (int i = 0; i < 64; ++i) {
       w.low[i] |= static_cast<uint8_t>(p[i] << 4 >> low & mask);
       w.high[i] |= static_cast<uint8_t>(p[i] << 4 >> high & mask);
@@ -288,15 +293,15 @@ struct WideDots : NibbleDots {
   }
 };
 
-inline F32x16 widen_u8(const uint8_t* p) {
-  F32x16 r;
-  for (int i = 0; i < kLanes; ++i) r.v[i] = static_cast<float>(p[i]);
-  return r;
+QUIRE_OUTLINE F32x16 widen_u8(const uint8_t* p) {
+  float wide[kLanes];
+  for (int i = 0; i < kLanes; ++i) wide[i] = static_cast<float>(p[i]);
+  return load(wide);
 }
-inline F32x16 widen_i8(const uint8_t* p) {
-  F32x16 r;
-  for (int i = 0; i < kLanes; ++i) r.v[i] = static_cast<float>(static_cast<int8_t>(p[i]));
-  return r;
+QUIRE_OUTLINE F32x16 widen_i8(const uint8_t* p) {
+  float wide[kLanes];
+  for (int i = 0; i < kLanes; ++i) wide[i] = static_cast<float>(static_cast<int8_t>(p[i]));
+  return load(wide);
 }
 
 #endif

@@ -64,9 +64,9 @@ inline WideDots::Weights look_up(const WideDots::Weights& codes, const uint8_t* 
   return entries;
 }
 inline F32x16 powers_of_two(const uint8_t* p) {
-  I32x16 exponents;
-  for (int i = 0; i < kLanes; ++i) exponents.v[i] = p[i];
-  return float_of_bits(shift_left<23>(exponents));
+  int32_t exponents[kLanes];
+  for (int i = 0; i < kLanes; ++i) exponents[i] = p[i];
+  return float_of_bits(shift_left<23>(load(exponents)));
 }
 
 #endif

@@ -136,30 +136,53 @@ inline I32x16 shift_left(I32x16 a) {
 
 #else
 
+// Four registers of what every processor has. Functions that take a call or branches for each lane are not inlined:
+// that, and loops over single lanes, made this version take twice as long to compile as any other.
+#define QUIRE_OUTLINE [[gnu::noinline]] inline
+typedef float F32x4 __attribute__((vector_size(16)));
+typedef int32_t I32x4 __attribute__((vector_size(16)));
+typedef uint32_t U32x4 __attribute__((vector_size(16)));
 struct F32x16 {
-  float v[kLanes];
+  F32x4 v[4];
 };
 struct I32x16 {
-  int32_t v[kLanes];
+  I32x4 v[4];
 };
-#define QUIRE_LANES(Type, expression)                     \
-  Type r;                                                 \
-  for (int i = 0; i < kLanes; ++i) r.v[i] = (expression); \
+#define QUIRE_QUARTERS(Type, expression)                        \
+  Type r;                                                       \
+  QUIRE_UNROLL for (int i = 0; i < 4; ++i) r.v[i] = expression; \
   return r
-inline F32x16 broadcast(float x) { QUIRE_LANES(F32x16, x); }
+#define QUIRE_LANES(Type, expression)                                \
+  Type r;                                                            \
+  for (int i = 0; i < kLanes; ++i) r.v[i / 4][i % 4] = (expression); \
+  return r
+inline float lane(const F32x16& a, int i) { return a.v[i / 4][i % 4]; }
+inline int32_t lane(const I32x16& a, int i) { return a.v[i / 4][i % 4]; }
+inline F32x16 broadcast(float x) { QUIRE_QUARTERS(F32x16, (F32x4{x, x, x, x})); }
 inline F32x16 zero() { return broadcast(0.0f); }
-inline F32x16 load(const float* p) { QUIRE_LANES(F32x16, p[i]); }
-inline void store(float* p, F32x16 a) { memcpy(p, a.v, sizeof a.v); }
-inline F32x16 operator+(F32x16 a, F32x16 b) { QUIRE_LANES(F32x16, a.v[i] + b.v[i]); }
-inline F32x16 operator-(F32x16 a, F32x16 b) { QUIRE_LANES(F32x16, a.v[i] - b.v[i]); }
-inline F32x16 operator*(F32x16 a, F32x16 b) { QUIRE_LANES(F32x16, a.v[i] * b.v[i]); }
-inline F32x16 operator/(F32x16 a, F32x16 b) { QUIRE_LANES(F32x16, a.v[i] / b.v[i]); }
-inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) { QUIRE_LANES(F32x16, __builtin_fmaf(a.v[i], b.v[i], c.v[i])); }
-inline F32x16 max(F32x16 a, F32x16 b) { QUIRE_LANES(F32x16, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
-inline F32x16 min(F32x16 a, F32x16 b) { QUIRE_LANES(F32x16, a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
-inline F32x16 abs(F32x16 a) { QUIRE_LANES(F32x16, __builtin_fabsf(a.v[i])); }
+inline F32x16 load(const float* p) {
+  F32x16 r;
+  memcpy(&r, p, sizeof r);
+  return r;
+}
+inline void store(float* p, F32x16 a) { memcpy(p, &a, sizeof a); }
+inline F32x16 operator+(F32x16 a, F32x16 b) { QUIRE_QUARTERS(F32x16, a.v[i] + b.v[i]); }
+inline F32x16 operator-(F32x16 a, F32x16 b) { QUIRE_QUARTERS(F32x16, a.v[i] - b.v[i]); }
+inline F32x16 operator*(F32x16 a, F32x16 b) { QUIRE_QUARTERS(F32x16, a.v[i] * b.v[i]); }
+inline F32x16 operator/(F32x16 a, F32x16 b) { QUIRE_QUARTERS(F32x16, a.v[i] / b.v[i]); }
+#if defined(__FP_FAST_FMAF)
+inline
+#else
+QUIRE_OUTLINE
+#endif
+    F32x16 fma(const F32x16& a, const F32x16& b, const F32x16& c) {
+  QUIRE_LANES(F32x16, __builtin_fmaf(lane(a, i), lane(b, i), lane(c, i)));
+}
+inline F32x16 max(F32x16 a, F32x16 b) { QUIRE_QUARTERS(F32x16, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
+inline F32x16 min(F32x16 a, F32x16 b) { QUIRE_QUARTERS(F32x16, a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
+inline F32x16 abs(F32x16 a) { QUIRE_QUARTERS(F32x16, (F32x4)((I32x4)a.v[i] & 0x7fffffff)); }
 inline F32x16 select_less(F32x16 a, F32x16 b, F32x16 x, F32x16 y) {
-  QUIRE_LANES(F32x16, a.v[i] < b.v[i] ? x.v[i] : y.v[i]);
+  QUIRE_QUARTERS(F32x16, a.v[i] < b.v[i] ? x.v[i] : y.v[i]);
 }
 inline float widen1_bf16(uint16_t bits) {
   const uint32_t wide = static_cast<uint32_t>(bits) << 16;
@@ -179,38 +202,32 @@ inline float widen1_f16(uint16_t bits) {
   }
   return (bits & 0x8000u) ? -value : value;
 }
-inline F32x16 widen_bf16(const uint16_t* p) { QUIRE_LANES(F32x16, widen1_bf16(p[i])); }
-inline F32x16 widen_f16(const uint16_t* p) { QUIRE_LANES(F32x16, widen1_f16(p[i])); }
-inline I32x16 broadcast(int32_t x) { QUIRE_LANES(I32x16, x); }
+QUIRE_OUTLINE F32x16 widen_bf16(const uint16_t* p) { QUIRE_LANES(F32x16, widen1_bf16(p[i])); }
+QUIRE_OUTLINE F32x16 widen_f16(const uint16_t* p) { QUIRE_LANES(F32x16, widen1_f16(p[i])); }
+inline I32x16 broadcast(int32_t x) { QUIRE_QUARTERS(I32x16, (I32x4{x, x, x, x})); }
 inline I32x16 zero_i() { return broadcast(int32_t{0}); }
-inline I32x16 load(const int32_t* p) { QUIRE_LANES(I32x16, p[i]); }
-inline void store(int32_t* p, I32x16 a) { memcpy(p, a.v, sizeof a.v); }
-inline I32x16 operator+(I32x16 a, I32x16 b) {
-  QUIRE_LANES(I32x16, static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) + static_cast<uint32_t>(b.v[i])));  // wraps
+inline I32x16 load(const int32_t* p) {
+  I32x16 r;
+  memcpy(&r, p, sizeof r);
+  return r;
 }
-inline I32x16 operator-(I32x16 a, I32x16 b) { QUIRE_LANES(I32x16, a.v[i] - b.v[i]); }
-inline F32x16 to_float(I32x16 a) { QUIRE_LANES(F32x16, static_cast<float>(a.v[i])); }
+inline void store(int32_t* p, I32x16 a) { memcpy(p, &a, sizeof a); }
+// Unsigned: sums may wrap.
+inline I32x16 operator+(I32x16 a, I32x16 b) { QUIRE_QUARTERS(I32x16, (I32x4)((U32x4)a.v[i] + (U32x4)b.v[i])); }
+inline I32x16 operator-(I32x16 a, I32x16 b) { QUIRE_QUARTERS(I32x16, (I32x4)((U32x4)a.v[i] - (U32x4)b.v[i])); }
+inline F32x16 to_float(I32x16 a) { QUIRE_QUARTERS(F32x16, __builtin_convertvector(a.v[i], F32x4)); }
 // As the vector instruction does: nearest, ties to even, and INT_MIN for NaN and for what does not fit.
 inline int32_t round1_to_int(float x) {
   if (!(x >= -2147483648.0f && x < 2147483648.0f)) return INT32_MIN;
   return static_cast<int32_t>(__builtin_nearbyintf(x));
 }
-inline I32x16 round_to_int(F32x16 a) { QUIRE_LANES(I32x16, round1_to_int(a.v[i])); }
-inline I32x16 bits_of(F32x16 a) {
-  I32x16 r;
-  memcpy(r.v, a.v, sizeof r.v);
-  return r;
-}
-inline F32x16 float_of_bits(I32x16 a) {
-  F32x16 r;
-  memcpy(r.v, a.v, sizeof r.v);
-  return r;
-}
+QUIRE_OUTLINE I32x16 round_to_int(const F32x16& a) { QUIRE_LANES(I32x16, round1_to_int(lane(a, i))); }
+inline I32x16 bits_of(F32x16 a) { QUIRE_QUARTERS(I32x16, (I32x4)a.v[i]); }
+inline F32x16 float_of_bits(I32x16 a) { QUIRE_QUARTERS(F32x16, (F32x4)a.v[i]); }
 template <int kBits>
 inline I32x16 shift_left(I32x16 a) {
-  QUIRE_LANES(I32x16, static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) << kBits));
+  QUIRE_QUARTERS(I32x16, (I32x4)((U32x4)a.v[i] << kBits));
 }
-#undef QUIRE_LANES
 
 #endif
 
@@ -258,17 +275,17 @@ inline void sum_four(const F32x16* a, float* out) {
   _mm_storeu_ps(out, _mm_movelh_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1)));
 }
 #else
-inline float sum(F32x16 a) {
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int lane = 0; lane < half; ++lane) a.v[lane] += a.v[lane + half];
-  }
-  return a.v[0];
+inline float sum(const F32x16& a) {
+  const F32x4 four = (a.v[0] + a.v[2]) + (a.v[1] + a.v[3]);
+  return (four[0] + four[2]) + (four[1] + four[3]);
 }
-inline float largest(F32x16 a) {
+inline float largest(const F32x16& a) {
+  float v[kLanes];
+  store(v, a);
   for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int lane = 0; lane < half; ++lane) a.v[lane] = a.v[lane] > a.v[lane + half] ? a.v[lane] : a.v[lane + half];
+    for (int i = 0; i < half; ++i) v[i] = v[i] > v[i + half] ? v[i] : v[i + half];
   }
-  return a.v[0];
+  return v[0];
 }
 #endif
 
@@ -351,22 +368,22 @@ inline bool any_above(F32x16 a, float limit) {
   return _mm256_movemask_ps(_mm256_or_ps(lo, hi)) != 0;
 }
 #else
-inline void store_bf16(uint16_t* p, F32x16 a) {
-  for (int i = 0; i < kLanes; ++i) p[i] = to_bf16(a.v[i]);
+QUIRE_OUTLINE void store_bf16(uint16_t* p, F32x16 a) {
+  for (int i = 0; i < kLanes; ++i) p[i] = to_bf16(lane(a, i));
 }
-inline ByteSums store_bytes(int8_t* p, I32x16 a, I32x16 b) {
+QUIRE_OUTLINE ByteSums store_bytes(int8_t* p, I32x16 a, I32x16 b) {
   ByteSums sums{};
   for (int i = 0; i < kLanes; ++i) {
-    p[i] = static_cast<int8_t>(a.v[i]);
-    p[i + kLanes] = static_cast<int8_t>(b.v[i]);
+    p[i] = static_cast<int8_t>(lane(a, i));
+    p[i + kLanes] = static_cast<int8_t>(lane(b, i));
     sums.first += p[i];
     sums.all += p[i] + p[i + kLanes];
   }
   return sums;
 }
-inline bool any_above(F32x16 a, float limit) {
+QUIRE_OUTLINE bool any_above(F32x16 a, float limit) {
   bool any = false;
-  for (int i = 0; i < kLanes; ++i) any |= !(a.v[i] <= limit);
+  for (int i = 0; i < kLanes; ++i) any |= !(lane(a, i) <= limit);
   return any;
 }
 #endif

@@ -78,21 +78,22 @@ inline void widen_odd_even(const std::byte* p, float* wide) {
 inline F32x16 half_of_pairs(const std::byte* p, int half) {
   uint16_t halves[2 * kLanes];
   memcpy(halves, p, sizeof halves);
-  F32x16 widened;
-  for (int i = 0; i < kLanes; ++i) widened.v[i] = widen1_bf16(halves[2 * i + half]);
-  return widened;
+  float widened[kLanes];
+  for (int i = 0; i < kLanes; ++i) widened[i] = widen1_bf16(halves[2 * i + half]);
+  return load(widened);
 }
 inline F32x16 even_of_pairs(const std::byte* p) { return half_of_pairs(p, 0); }
 inline F32x16 odd_of_pairs(const std::byte* p) { return half_of_pairs(p, 1); }
 inline F32x16 rounded_to_bf16(F32x16 a) {
-  for (int i = 0; i < kLanes; ++i) a.v[i] = widen1_bf16(to_bf16(a.v[i]));
-  return a;
+  uint16_t rounded[kLanes];
+  store_bf16(rounded, a);
+  return widen_bf16(rounded);
 }
 inline void widen_odd_even(const std::byte* p, float* wide) {
   const F32x16 even = even_of_pairs(p), odd = odd_of_pairs(p);
   for (int i = 0; i < kLanes; ++i) {
-    wide[2 * i] = odd.v[i];
-    wide[2 * i + 1] = even.v[i];
+    wide[2 * i] = lane(odd, i);
+    wide[2 * i + 1] = lane(even, i);
   }
 }
 #endif

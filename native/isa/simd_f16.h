@@ -34,7 +34,7 @@ inline uint16_t to_f16(float value) {
 }
 inline void store_f16(uint16_t* p, F32x16 a) {
   uint16_t narrow[kLanes];
-  for (int i = 0; i < kLanes; ++i) narrow[i] = to_f16(a.v[i]);
+  for (int i = 0; i < kLanes; ++i) narrow[i] = to_f16(lane(a, i));
   memcpy(p, narrow, sizeof narrow);
 }
 

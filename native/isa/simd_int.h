@@ -101,40 +101,48 @@ struct Quads {
 struct Shorts {
   int16_t v[2 * kLanes];
 };
-inline Quads load_quads(const std::byte* p) {
+QUIRE_OUTLINE Quads load_quads(const std::byte* p) {
   Quads r;
   memcpy(r.v, p, sizeof r.v);
   return r;
 }
-inline Quads broadcast_quad(const std::byte* p) {
+QUIRE_OUTLINE Quads broadcast_quad(const std::byte* p) {
   Quads r;
   for (int i = 0; i < kLanes; ++i) memcpy(r.v + 4 * i, p, 4);
   return r;
 }
-inline Shorts load_shorts(const std::byte* p) {
+QUIRE_OUTLINE Shorts load_shorts(const std::byte* p) {
   int8_t narrow[2 * kLanes];
   memcpy(narrow, p, sizeof narrow);
   Shorts r;
   for (int i = 0; i < 2 * kLanes; ++i) r.v[i] = narrow[i];
   return r;
 }
-inline Shorts broadcast_shorts(const std::byte* p) {
+QUIRE_OUTLINE Shorts broadcast_shorts(const std::byte* p) {
   Shorts r;
   for (int i = 0; i < kLanes; ++i) memcpy(r.v + 2 * i, p, 4);
   return r;
 }
-inline void store_shorts(std::byte* p, I32x16 a) {
+QUIRE_OUTLINE void store_shorts(std::byte* p, I32x16 a) {
+  int32_t wide[kLanes];
   int16_t narrow[kLanes];
-  for (int i = 0; i < kLanes; ++i) narrow[i] = static_cast<int16_t>(a.v[i]);
+  store(wide, a);
+  for (int i = 0; i < kLanes; ++i) narrow[i] = static_cast<int16_t>(wide[i]);
   memcpy(p, narrow, sizeof narrow);
 }
-inline I32x16 dot4(const Quads& u, const Quads& s, I32x16 y) {
-  for (int i = 0; i < 4 * kLanes; ++i) y.v[i / 4] += u.v[i] * static_cast<int8_t>(s.v[i]);
-  return y;
+QUIRE_OUTLINE I32x16 dot4(const Quads& u, const Quads& s, I32x16 y) {
+  int32_t sums[kLanes];
+  store(sums, y);
+  for (int lane = 0; lane < kLanes; ++lane) {
+    QUIRE_UNROLL for (int i = 4 * lane; i < 4 * lane + 4; ++i) sums[lane] += u.v[i] * static_cast<int8_t>(s.v[i]);
+  }
+  return load(sums);
 }
-inline I32x16 dot2(const Shorts& a, const Shorts& b, I32x16 y) {
-  for (int i = 0; i < 2 * kLanes; ++i) y.v[i / 2] += a.v[i] * b.v[i];
-  return y;
+QUIRE_OUTLINE I32x16 dot2(const Shorts& a, const Shorts& b, I32x16 y) {
+  int32_t sums[kLanes];
+  store(sums, y);
+  for (int i = 0; i < kLanes; ++i) sums[i] += a.v[2 * i] * b.v[2 * i] + a.v[2 * i + 1] * b.v[2 * i + 1];
+  return load(sums);
 }
 
 #endif

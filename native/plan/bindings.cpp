@@ -9,6 +9,7 @@
 #include <cstring>
 #include <tuple>
 
+#include "address.h"
 #include "ops/kv_cache.h"
 #include "ops/latent_work.h"
 #include "plan/plan.h"
@@ -18,13 +19,6 @@ using namespace nb::literals;
 
 namespace quire {
 namespace {
-
-using Address = uintptr_t;
-
-template <typename T>
-T* at(Address address) {
-  return reinterpret_cast<T*>(address);
-}
 
 Step make_step(int64_t num_requests, int64_t num_logit_rows, Address request_rows, Address starts, Address counts,
                Address logit_rows, Address tokens, int64_t tokens_stride, Address block_tables, int64_t table_stride,
@@ -52,6 +46,8 @@ void bind_values(nb::module_& m) {
       .value("bf16", WeightFormat::bf16)
       .value("q4", WeightFormat::q4)
       .value("q4m", WeightFormat::q4m)
+      .value("q5", WeightFormat::q5)
+      .value("q5m", WeightFormat::q5m)
       .value("q8", WeightFormat::q8)
       .value("q4k", WeightFormat::q4k)
       .value("q5k", WeightFormat::q5k)
@@ -166,8 +162,8 @@ void set_field(const Field& field, nb::handle value, std::byte* params) {
 }
 
 // A Python call of an op: its fields by position or by name, and `parts`.
-void push_op(Plan& plan, int32_t index, const nb::args& values, const nb::kwargs& named) {
-  const Op& op = chosen_ops->ops[index];
+void push_op(Plan& plan, size_t index, const nb::args& values, const nb::kwargs& named) {
+  const Op& op = *chosen_ops->ops[index];
   alignas(16) std::byte params[kMaxParams] = {};
   uint32_t parts = 1;
   const auto set = [&](const Field& field, nb::handle value) {
@@ -193,7 +189,7 @@ void push_op(Plan& plan, int32_t index, const nb::args& values, const nb::kwargs
       set(*field, value);
     }
   }
-  plan.push(index, params, parts);
+  plan.push(static_cast<int32_t>(index), params, parts);
 }
 
 }  // namespace
@@ -211,8 +207,8 @@ void bind_plan(nb::module_& m) {
         new (self) Plan(std::make_shared<ThreadPool>(num_threads), max_tokens, max_requests);
       },
       "num_threads"_a, "max_tokens"_a, "max_requests"_a);
-  for (int32_t i = 0; i < chosen_ops->num_ops; ++i) {
-    plan.def(chosen_ops->ops[i].name,
+  for (size_t i = 0; i < chosen_ops->ops.size(); ++i) {
+    plan.def(chosen_ops->ops[i]->name,
              [i](Plan& self, const nb::args& values, const nb::kwargs& named) { push_op(self, i, values, named); });
   }
   plan.def(

@@ -43,7 +43,7 @@ constexpr FieldKind kind_of() {
   }
 }
 
-constexpr int32_t kMostFields = 16, kMostOps = 48;
+constexpr int32_t kMostFields = 16;
 constexpr int64_t kMaxParams = 256;  // bytes
 
 struct Op {

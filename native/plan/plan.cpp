@@ -42,7 +42,7 @@ Plan::Plan(std::shared_ptr<ThreadPool> pool, int64_t max_tokens, int64_t max_req
 }
 
 void Plan::push(int32_t op, const void* params, uint32_t mask) {
-  const Op& of = chosen_ops->ops[op];
+  const Op& of = *chosen_ops->ops[static_cast<size_t>(op)];
   Entry entry{op, mask, {}, {}};
   std::memcpy(entry.params, params, static_cast<size_t>(of.size));
   std::memcpy(entry.tile_params, params, static_cast<size_t>(of.size));
@@ -105,7 +105,7 @@ void Plan::run_thread(int thread, Barrier& barrier) {
     if ((entry.mask & parts_) == 0) continue;
     const int64_t num_rows = entry.mask & 1 ? step_.num_tokens : step_.num_logit_rows;
     const bool as_tiles = tile_rows_ > 0 && num_rows >= tile_rows_;
-    table.ops[entry.op].run(as_tiles ? entry.tile_params : entry.params, context);
+    table.ops[static_cast<size_t>(entry.op)]->run(as_tiles ? entry.tile_params : entry.params, context);
     barrier.wait();
     if (times != nullptr) {
       const int64_t after = now();

@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 
+#include "address.h"
 #include "sampling/sampler.h"
 
 namespace nb = nanobind;
@@ -9,13 +10,6 @@ using namespace nb::literals;
 
 namespace quire {
 namespace {
-
-using Address = uintptr_t;
-
-template <typename T>
-T* at(Address address) {
-  return reinterpret_cast<T*>(address);
-}
 
 template <Ids RowOptions::* kList>
 void set_ids(RowOptions& self, Address ids, int64_t count) {

@@ -36,10 +36,10 @@ inline uint32_t either_nan(F32x16 a, F32x16 b) {
   uint32_t mask = 0;                                                              \
   for (int i = 0; i < kLanes; ++i) mask |= static_cast<uint32_t>(condition) << i; \
   return mask
-inline uint32_t at_least(F32x16 a, F32x16 b) { QUIRE_MASK(a.v[i] >= b.v[i]); }
-inline uint32_t greater(F32x16 a, F32x16 b) { QUIRE_MASK(a.v[i] > b.v[i]); }
-inline uint32_t equal(F32x16 a, F32x16 b) { QUIRE_MASK(a.v[i] == b.v[i]); }
-inline uint32_t either_nan(F32x16 a, F32x16 b) { QUIRE_MASK(a.v[i] != a.v[i] || b.v[i] != b.v[i]); }
+inline uint32_t at_least(F32x16 a, F32x16 b) { QUIRE_MASK(lane(a, i) >= lane(b, i)); }
+inline uint32_t greater(F32x16 a, F32x16 b) { QUIRE_MASK(lane(a, i) > lane(b, i)); }
+inline uint32_t equal(F32x16 a, F32x16 b) { QUIRE_MASK(lane(a, i) == lane(b, i)); }
+inline uint32_t either_nan(F32x16 a, F32x16 b) { QUIRE_MASK(lane(a, i) != lane(a, i) || lane(b, i) != lane(b, i)); }
 #undef QUIRE_MASK
 
 #endif

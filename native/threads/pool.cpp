@@ -19,8 +19,8 @@
 namespace quire {
 namespace {
 
-constexpr int kSpins = 400;  // about 20 µs of pause instructions
-constexpr int kYields = 40;  // then the core is offered this often before sleeping
+constexpr int kSpins = 400;             // about 20 µs of pause instructions
+constexpr int kYieldsBeforeSleep = 40;  // then the core is offered this often before sleeping
 constexpr int kSpinsBetweenSteps = 2000;
 constexpr int kYieldsBetweenSteps = 1000;      // some 0.3 ms, what the host takes between two steps: waking costs 30 us
 constexpr int kSleepNanoseconds = 50'000'000;  // a lost wake-up costs this much, not forever
@@ -108,7 +108,7 @@ void Barrier::wait() {
     if (read(round_) != round) return;
     pause();
   }
-  for (int i = 0; i < kYields; ++i) {
+  for (int i = 0; i < kYieldsBeforeSleep; ++i) {
     if (read(round_) != round) return;
     sched_yield();
   }

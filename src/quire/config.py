@@ -76,6 +76,11 @@ class EngineOptions:
         "auto", "code of the model: Quire's own, or Transformers' module, which auto takes where Quire has none",
         choices=("auto", "quire", "transformers"), group="model",
     )  # fmt: skip
+    weight_cache: str = option(
+        "auto", "packed weights on disk, which later starts and other processes map: auto, off or a directory",
+        group="model",
+    )  # fmt: skip
+    weight_cache_bytes: int | None = option(None, "most bytes in that directory", group="model")
     dtype: str = option("auto", "compute type: auto, float32, bfloat16, float16", group="model")
     quantization: str | None = option(
         None, "quantise the weights of an unquantised model at load; int8 is the closest and as fast as fp8",

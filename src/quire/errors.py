@@ -31,7 +31,7 @@ class ConfigError(QuireError):
 
 
 class MissingExtraError(ConfigError):
-    """What was asked for needs a package that is not installed; the message has the command that installs it."""
+    """A package that a request needs is not installed; the message has the command that installs it."""
 
     code = "missing_extra"
 

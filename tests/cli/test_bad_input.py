@@ -27,12 +27,14 @@ def test_tiny_model_answers(tiny: str) -> None:
     assert "ctx 22/128 (17%)" in result.stderr
 
 
-def test_unknown_instruction_set_warns_and_debug_log_shows_events(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_instruction_set_warns_and_debug_log_shows_events(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire._native.requested_isa_missing", True)
     monkeypatch.setenv("QUIRE_ISA", "mmx")
+    monkeypatch.setattr("quire._native.unbuilt_isa", "amx")
     arguments = ("run", tiny, "Hi there", "--max-tokens", "1")
     result = call(*arguments)
     assert "WARNING quire.engine: QUIRE_ISA=mmx is unknown or not available here" in result.stderr
+    assert "WARNING quire.engine: Quire was built without the kernels for amx" in result.stderr
     assert "DEBUG" not in result.stderr
     result = call(*arguments, "-vv")
     assert "  device = cpu" in result.stderr

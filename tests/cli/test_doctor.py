@@ -1,5 +1,6 @@
 """`quire doctor`: healthy, unhealthy, and checks that break."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,10 +51,13 @@ def test_unwritable_cache_is_a_problem(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_missing_instruction_set_is_a_problem_and_a_failed_self_test_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire._native.isa_notes", list)
     assert doctor.check_native().status == OK
     monkeypatch.setattr("quire._native.isa_notes", lambda: ["amx is not used: its self-test failed"])
     finding = doctor.check_native()
     assert (finding.status, "amx is not used" in finding.found) == (NOTE, True)
+    monkeypatch.setattr("quire._native.unbuilt_isa", "amx")
+    assert "`make run` builds those of this one" in doctor.check_native().advice
     monkeypatch.setattr("quire._native.requested_isa_missing", True)
     monkeypatch.setenv("QUIRE_ISA", "mmx")
     finding = doctor.check_native()
@@ -71,6 +75,17 @@ def test_hub_token_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_versions_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    for version, status in (("2.13.0+cpu", OK), ("2.10.1", NOTE), ("2.14.0", NOTE), (None, PROBLEM)):
+    for version, status in (("2.13.0+cpu", OK), ("2.10.1", NOTE), ("2.14.0", NOTE)):
         monkeypatch.setattr(doctor, "package_version", lambda name, version=version: version)
         assert doctor.check_torch().status == status
+
+
+@pytest.mark.parametrize(("has_driver", "status"), [(False, OK), (True, NOTE)])
+def test_missing_torch_is_worth_a_note_only_beside_a_gpu(
+    has_driver: bool, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr("quire.runtime.hardware.has_gpu_driver", lambda: has_driver)
+    finding = doctor.check_torch()
+    assert finding.status == status
+    assert "pip install 'quire[torch]'" in finding.advice

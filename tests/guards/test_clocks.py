@@ -12,6 +12,7 @@ DATES = {
     "server/tracing.py": "where the monotonic clock lies in time, for spans; read once",
     "text/template_sandbox.py": "`strftime_now` of chat templates",
     "runtime/block_files.py": "when a file was used, which its file system keeps",
+    "runtime/shared_file.py": "when a file was used or changed, which its file system keeps",
     "cli/ps.py": "since when a server runs, beside its start in the process table",
 }
 """File → the date it tells."""

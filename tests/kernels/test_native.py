@@ -15,6 +15,12 @@ ISAS = [isa for isa in packed_weights.ISAS if isa != "amx_emulated"]
 """Those of this machine that may be chosen, the best last."""
 
 
+def choice(requested: str, distrusted: list[str]) -> tuple[str, bool, list[str]]:
+    """Return the set that is chosen, whether the requested one is missing, and the sets that failed their self-test."""
+    chosen, missing, notes = _native.choose_isa(requested, distrusted)
+    return chosen, missing, [note.split()[0] for note in notes if "self-test failed" in note]
+
+
 def test_unknown_instruction_set_is_refused() -> None:
     with pytest.raises(ValueError, match="lacks mmx"):
         _native.set_isa("mmx")
@@ -23,14 +29,12 @@ def test_unknown_instruction_set_is_refused() -> None:
 @pytest.mark.parametrize("requested", ["", *ISAS])
 def test_next_lower_set_is_used_after_a_failed_self_test(requested: str) -> None:
     best = requested or ISAS[-1]
-    assert _native.choose_isa(requested, []) == (best, False, [])
+    assert choice(requested, []) == (best, False, [])
     lower = ISAS[ISAS.index(best) - 1] if best != "scalar" else best
-    chosen, missing, notes = _native.choose_isa(requested, [best])
-    assert (chosen, missing) == (lower, False)
-    assert [note.split()[0] for note in notes] == ([best] if best != "scalar" else [])
-    chosen, _, notes = _native.choose_isa(requested, ISAS)
+    assert choice(requested, [best]) == (lower, False, [best] if best != "scalar" else [])
+    chosen, _, failed = choice(requested, ISAS)
     assert chosen == "scalar", "it needs no trust"
-    assert len(notes) == ISAS.index(best)
+    assert len(failed) == ISAS.index(best)
 
 
 @pytest.mark.parametrize("isa", packed_weights.ALL_ISAS)
@@ -38,12 +42,12 @@ def test_every_set_passes_its_self_test(isa: str) -> None:
     if _native.isa_supported(isa):
         assert _native.self_test(isa) == ""
     else:
-        pytest.skip(f"this processor lacks {isa}")
+        pytest.skip(f"this processor or this build lacks {isa}")
 
 
 def test_unknown_sets_are_missing_and_the_best_is_used() -> None:
-    assert _native.choose_isa("mmx", []) == (ISAS[-1], True, [])
-    assert _native.isa_notes() == []
+    assert choice("mmx", []) == (ISAS[-1], True, [])
+    assert all("this build lacks it" in note for note in _native.isa_notes())
 
 
 @pytest.mark.parametrize(("wanted", "expected"), [("scalar", "scalar False"), ("mmx", None)])
@@ -52,3 +56,12 @@ def test_environment_chooses_and_falls_back(wanted: str, expected: str | None) -
     environment = {**os.environ, "QUIRE_ISA": wanted}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == (expected or f"{ISAS[-1]} True")
+
+
+def test_set_that_the_build_lacks_is_named_and_replaced() -> None:
+    _, _, notes = _native.choose_isa("", [])
+    lacking = [note.split()[0] for note in notes if "this build lacks it" in note]
+    assert lacking[:1] == ([_native.unbuilt_isa] if _native.unbuilt_isa else [])
+    assert not any(map(_native.isa_supported, lacking))
+    for isa in lacking:
+        assert _native.choose_isa(isa, [])[:2] == (ISAS[-1], True)

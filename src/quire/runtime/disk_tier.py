@@ -43,7 +43,7 @@ INDIFFERENT = frozenset((
     "max_num_partial_prefills", "max_long_partial_prefills", "long_prefill_token_threshold", "performance_mode",
     "multi_step_decode", "batch_invariant", "data_parallel_size", "data_parallel_rank",
     "scheduling_policy", "sjf_ageing_tokens_per_s", "max_num_waiting", "max_logprobs", "max_num_events",
-    "kv_disk", "kv_disk_bytes", "preemption_mode", "swap_space",
+    "kv_disk", "kv_disk_bytes", "weight_cache", "weight_cache_bytes", "preemption_mode", "swap_space",
 ))  # fmt: skip
 """Options that change no value of a block, or are in its key as what they led to."""
 
@@ -219,7 +219,7 @@ def fingerprint(config: EngineConfig, checkpoint: Checkpoint, rank: int = 0) -> 
     }
     scheduler = config.scheduler
     parts = [
-        code_digest(), rank, _transformers_version(), _native.isa(), os.environ.get("QUIRE_KERNELS"),
+        code_digest(), rank, _versions(config.uses_plan), _native.isa(), os.environ.get("QUIRE_KERNELS"),
         config.model.hf_config, options, config.device,
         config.dtype, config.kv_dtype, config.keeps_stored_weights, config.uses_plan, config.tile_rows,
         scheduler.block_size, [[group.layer_indices, group.spec] for group in scheduler.kv_cache_groups],
@@ -237,10 +237,12 @@ def fingerprint(config: EngineConfig, checkpoint: Checkpoint, rank: int = 0) -> 
     return digest.digest()
 
 
-def _transformers_version() -> str:
-    """Return the version whose modules may compute a model; empty if there is none."""
+def _versions(uses_plan: bool) -> list[str]:
+    """Return the versions of the libraries that compute a model op by op; none for a plan."""
     from importlib.metadata import PackageNotFoundError, version
 
-    with contextlib.suppress(PackageNotFoundError):
-        return version("transformers")
-    return ""
+    found = []
+    for name in () if uses_plan else ("torch", "transformers"):
+        with contextlib.suppress(PackageNotFoundError):
+            found.append(version(name))
+    return found

@@ -1,9 +1,10 @@
-"""`allocate`: memory for weights and KV pool, on huge pages where the system allows them; `trim` for smaller memory.
+"""`allocate`: memory for weights and KV pool, on huge pages where the system allows them; `map_file`: a file as memory.
 
-Next to read: `cache_engine.py` (KV pool) and `plan/packed_weights.py` (weights), which use it.
+`trim` makes memory smaller. Next to read: `cache_engine.py` (KV pool) and `plan/weight_file.py` (weights).
 """
 
 import ctypes
+import errno
 import mmap
 from contextlib import suppress
 
@@ -37,6 +38,22 @@ def allocate(num_bytes: int) -> NDArray[np.uint8]:
     whole = np.frombuffer(memory, np.uint8)
     start = -whole.ctypes.data % HUGE_PAGE_BYTES if spare else 0
     return whole[start : start + num_bytes]
+
+
+def map_file(descriptor: int, num_bytes: int, offset: int, *, is_writable: bool = False) -> NDArray[np.uint8]:
+    """Return bytes of a file, which all processes that map it share; on huge pages where its file system has them.
+
+    `offset`: a multiple of `HUGE_PAGE_BYTES`, as huge pages of files are aligned in the file and in memory.
+    Shapes: [num_bytes]. Dtypes: uint8. Raises: OSError.
+    """
+    prot = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
+    try:
+        memory = mmap.mmap(descriptor, num_bytes, flags=mmap.MAP_SHARED, prot=prot, offset=offset)
+    except ValueError as error:  # the file is shorter
+        raise OSError(errno.EINVAL, str(error)) from error
+    with suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
 
 
 def trim() -> None:

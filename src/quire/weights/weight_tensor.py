@@ -66,9 +66,9 @@ class WeightTensor:
         is_in_order = self.row_order is None and self.column_order is None
         if is_in_order and self.scales is None and self.stored.ndim == 2:
             return self.stored
-        blocks = self._in_order(self._blocks())
         if self.scales is not None:
-            return join_mxfp4(blocks, self._in_order(self.scales))
+            return join_mxfp4(*self.pairs_and_scales())
+        blocks = self._in_order(self._blocks())
         return blocks.reshape(1 if len(self.shape) == 1 else len(blocks), -1)
 
     def _blocks(self) -> np.ndarray:
@@ -114,6 +114,15 @@ class WeightTensor:
             f"the checkpoint has {self.name} {list(self.shape)}, but the model's configuration makes {expected}: "
             "configuration and weights do not belong together"
         )
+
+    def pairs_and_scales(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows of MXFP4 with scales apart, in the order of `shape`, and their scales.
+
+        Shapes: uint8 `[rows, I / 2]`, uint8 `[rows, I / 32]`.
+        """
+        assert self.scales is not None
+        pairs, scales = self._in_order(self._blocks()), self._in_order(self.scales)
+        return np.ascontiguousarray(pairs.reshape(len(pairs), -1)), np.ascontiguousarray(scales)
 
     def part(self, rows: slice, columns: slice) -> "WeightTensor":
         """Some rows and columns of a matrix, or elements `rows` of a vector; no matrix is read.
@@ -211,9 +220,10 @@ class WeightTensor:
 def join_mxfp4(pairs: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """Blocks as GGUF stores them: a scale, then 16 bytes of which byte i has inputs i and i + 16.
 
-    Shapes: pairs uint8 `[rows, blocks, 16]`, byte i of a block having inputs 2 i and 2 i + 1; scales `[rows, blocks]`
+    Shapes: pairs uint8 `[rows, blocks * 16]`, byte i of a block having inputs 2 i and 2 i + 1; scales `[rows, blocks]`
     -> `[rows, blocks * 17]`.
     """
-    values = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(*scales.shape, 32)
+    blocks = pairs.reshape(*scales.shape, 16)
+    values = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*scales.shape, 32)
     nibbles = values[..., :16] | (values[..., 16:] << 4)
     return np.concatenate([scales[..., None], nibbles], axis=-1).reshape(len(pairs), -1)

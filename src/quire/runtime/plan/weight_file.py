@@ -1,0 +1,177 @@
+"""`fill_weights`: packed weights from a file in the cache; the first start packs the checkpoint into it.
+
+`DIR/<model>-<identity>.weights` has the bytes of `PackedWeights.memory`. The identity is that of the model's path, the
+rank and the formats. The key in the header is a SHA-256 of everything that the bytes depend on; the instruction set
+changes none. If the key differs, the source or Quire changed, and the file is made anew.
+Next to read: `../shared_file.py` for the file, `packed_weights.py` for the bytes.
+"""
+
+import functools
+import hashlib
+import logging
+import mmap
+import os
+import platform
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from quire import __version__
+from quire.config import EngineConfig, EngineOptions
+from quire.runtime.placement import Placement
+from quire.runtime.plan.packed_weights import PackedWeights, rounded_placements
+from quire.runtime.shared_file import SUFFIX, Header, SharedFile, Unfinished, boot_id, find_or_begin
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.model_cache import cache_directory
+from quire.weights.model_files import split_parts
+from quire.weights.progress import Progress, ignore_progress
+from quire.weights.sources import ModelFiles
+
+logger = logging.getLogger("quire.runtime")
+LAYOUT_VERSION = 2
+"""Raised with every change of the packed bytes of any tensor: `native/plan/types.h`, `native/weights/`, decoding."""
+MIN_BYTES = 16 << 20
+"""Smaller weights are packed in memory at each start, which takes about 10 ms."""
+PLAIN = (type(None), str, int, float, bool, tuple)
+"""Types of values that describe themselves; tuples are those of shapes."""
+
+
+def fill_weights(
+    config: EngineConfig, checkpoint: Checkpoint, weights: PackedWeights, progress: Progress | None, rank: int
+) -> None:
+    """Map the weights that an earlier start packed, or pack the tensors of the checkpoint into a new file.
+
+    They are packed in memory where no file is kept: `weight_cache` is off, they are small, or the disk is full.
+    Mutates: weights. Raises: as `PackedWeights.fill`.
+    """
+    placements, report = rounded_placements(config, weights), progress or ignore_progress
+    directory, name = weight_directory(config.options), checkpoint.files.name
+    if directory is None or weights.num_bytes < MIN_BYTES:
+        weights.fill(placements, progress)
+        return
+    begun: NDArray[np.uint8] | Unfinished | None = None
+    try:
+        state = source_state(checkpoint.files)
+        place = place_of(directory, checkpoint.files, state, weights, placements, rank)
+        report("loading weights", 0, None)
+        begun = find_or_begin(place, config.options.weight_cache_bytes, report)
+    except OSError as error:
+        logger.info("the packed weights of %s are not kept in %s: %s", name, directory, error.strerror or error)
+    if isinstance(begun, np.ndarray):
+        weights.use(begun)
+        return
+    if begun is None:
+        weights.fill(placements, progress)
+        return
+    try:
+        weights.use(begun.memory)
+        weights.fill(placements, progress)
+        if source_state(checkpoint.files) == state:
+            weights.use(begun.publish())
+        else:
+            logger.info("the packed weights of %s are not kept: its files changed while they were read", name)
+    except OSError as error:
+        logger.info("the packed weights of %s are not kept in %s: %s", name, directory, error.strerror or error)
+    finally:
+        begun.close()
+
+
+def weight_directory(options: EngineOptions) -> Path | None:
+    """Return the directory of the files; None where none are kept."""
+    chosen = options.weight_cache
+    if chosen == "auto":
+        chosen = os.environ.get("QUIRE_WEIGHT_CACHE", chosen)  # of programs, too
+    if chosen == "off" or options.load_format == "dummy":
+        return None
+    return cache_directory() / "weights" if chosen == "auto" else Path(chosen).expanduser().absolute()
+
+
+def source_state(files: ModelFiles) -> list[tuple[str, int, int, int]]:
+    """Return path, size, time of modification and inode of each file that weights depend on. Raises: OSError."""
+    if files.kind == "gguf":
+        paths = [files.path.with_name(name) for name in split_parts(files.path.name)]
+        paths = [path for path in paths if path.exists()] or [files.path]
+    else:
+        paths = sorted(path for path in files.path.iterdir() if path.suffix in (".json", ".safetensors"))
+    states = [(str(path.absolute()), path.stat()) for path in paths]
+    return [(path, status.st_size, status.st_mtime_ns, status.st_ino) for path, status in states]
+
+
+def place_of(
+    directory: Path, files: ModelFiles, state: list[tuple[str, int, int, int]], weights: PackedWeights,
+    placements: list[Placement], rank: int,
+) -> SharedFile:  # fmt: skip
+    """Return the file for these weights. `state`: of the source."""
+    source = str(files.path.absolute())
+    packings = [
+        (name, shape, [(count, part.name) for count, part in weights.packings[name].parts] if len(shape) > 1 else [])
+        for name, shape in weights.shapes.items()
+    ]
+    values = Description()
+    sources = []
+    for item in placements:
+        whole = None if item.whole is item.tensor else values.of(item.whole)
+        sources.append((item.parameter_name, item.first_row, values.of(item.tensor), whole, item.rows, item.columns))
+    kinds = sorted({type(item.tensor).__name__ for item in placements})
+    identity = _digest(source, rank, packings, kinds)
+    # Compilers may contract products and sums, which changes the last bits, for one kind of CPU and not another.
+    versions = (LAYOUT_VERSION, __version__, platform.machine(), sys.byteorder)
+    key = _digest(*versions, state, rank, packings, sources)
+    stem = re.sub(r"[^\w.-]+", "_", files.path.name, flags=re.ASCII)[:80]
+    header = Header(key, files.name, source, rank, weights.num_bytes, f"quire {__version__}", boot_id())
+    return SharedFile(directory / f"{stem}-{identity[:16]}{SUFFIX}", header)
+
+
+class Description:
+    """Stored tensors by value: where their bytes lie in the mapped files, and how they are read."""
+
+    def __init__(self) -> None:
+        self._starts: dict[int, int] = {}
+        self._known: dict[int, tuple[Any, Any]] = {}  # with the described object, so that no other one gets its id
+
+    def of(self, value: Any) -> Any:
+        """Return what MessagePack can hold. Functions are left out: the files they read decide what they return."""
+        if isinstance(value, PLAIN):
+            return value
+        if id(value) not in self._known:
+            self._known[id(value)] = value, self._describe(value)
+        return self._known[id(value)][1]
+
+    def _describe(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return self._describe_array(value)
+        if isinstance(value, np.generic):
+            return value.item()
+        kind: type[Any] = type(value)
+        if is_dataclass(kind):
+            parts = _values_of(kind)(value)
+            return [kind.__name__, *(part if type(part) in PLAIN else self.of(part) for part in parts)]
+        return repr(value) if isinstance(value, slice) else None
+
+    def _describe_array(self, array: NDArray[Any]) -> Any:
+        owner: Any = array
+        while isinstance(owner, np.ndarray | memoryview):
+            owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
+        if not isinstance(owner, mmap.mmap):
+            return hashlib.sha256(array.tobytes()).hexdigest(), array.shape, array.dtype.str
+        if id(owner) not in self._starts:
+            self._starts[id(owner)] = np.frombuffer(owner, np.uint8).ctypes.data
+        offset = array.__array_interface__["data"][0] - self._starts[id(owner)]
+        return offset, array.shape, array.strides, array.dtype.str
+
+
+@functools.cache
+def _values_of(kind: Any) -> Callable[[Any], tuple[Any, ...]]:
+    return attrgetter(*(item.name for item in fields(kind)))
+
+
+def _digest(*values: Any) -> str:
+    return hashlib.sha256(msgspec.msgpack.encode(values)).hexdigest()
