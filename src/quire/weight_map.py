@@ -64,9 +64,11 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class WeightMap:
-    """Fields:
-    sources: of each parameter, one below the other; a name that the checkpoint lacks is the model's own.
-    unused: the names of stored tensors that the model knows and does not need.
+    """The sources of a model's parameters in one checkpoint.
+
+    Fields:
+        sources: of each parameter, one below the other; a name that the checkpoint lacks is the model's own.
+        unused: the names of stored tensors that the model knows and does not need.
     """
 
     sources: Mapping[str, list[Source]]
