@@ -32,10 +32,8 @@ FALLBACK = "TransformersForCausalLM"
 """Architecture of any causal language model that Transformers' own module computes."""
 _ADVICE = "pip install 'quire[hf]' lets Transformers' own module compute most of the others. "
 ModelClass = Any
-"""A class like `llama.LlamaForCausalLM`: an nn.Module made of (config, group), with Config, stacked_params, renames and
-compute_logits.
-
-Its instances may have `ignored_tensors`: patterns of the names of stored tensors that the model does not use."""
+"""A class like `llama.LlamaForCausalLM`: an nn.Module made of (config, group), with Config, `layout`, `forward` and
+`compute_logits`."""
 
 
 class ModelRegistry:
@@ -248,7 +246,7 @@ def _load(architecture: str, model_class: ModelClass | str) -> ModelClass:
 
 
 def _check_model_class(architecture: str, model_class: ModelClass) -> None:
-    needed = ("Config", "stacked_params", "renames", "forward", "compute_logits")
+    needed = ("Config", "layout", "forward", "compute_logits")
     missing = [name for name in needed if not hasattr(model_class, name)]
     if missing or not isinstance(model_class, type):
         raise ConfigError(
