@@ -100,6 +100,7 @@ class Worker:
                     max_logit_rows=max(config.scheduler.max_num_seqs, PROMPT_LOGPROB_ROWS),
                     tile_rows=config.tile_rows,
                     kv_ahead_bytes=config.hardware.kv_ahead_bytes,
+                    fetches_experts=config.weights_on_disk,
                 )
                 recording, weights = plan
                 ops = recording.ops
