@@ -74,6 +74,8 @@ def wanted_model_len(options: EngineOptions, model: ModelConfig) -> WantedLen:
 class Memory:
     """Bytes: what each rank may use in all, of that for weights and for a step, and what is left for KV.
 
+    With `weights_on_disk`, `weights` are those that a token reads.
+
     The stages of a pipeline count as one rank: together they hold all weights and all layers' KV.
     """
 
@@ -82,6 +84,7 @@ class Memory:
     weights: int
     activations: int
     num_ranks: int = 1
+    weights_on_disk: bool = False
 
     @property
     def left(self) -> int:
@@ -132,7 +135,7 @@ def keep_experts_on_disk(
     them in memory as it has room for, and drops those that were read longest ago.
     Mutates: decisions, where that is possible.
     """
-    smaller = replace(memory, weights=math.ceil(memory.weights * read_share(model)))
+    smaller = replace(memory, weights=math.ceil(memory.weights * read_share(model)), weights_on_disk=True)
     can_map = options.weight_cache != "off" and options.load_format != "dummy" and memory.hardware.device == "cpu"
     # A limit on the address space counts the whole file.
     is_possible = can_map and "RLIMIT" not in memory.hardware.memory_limit and smaller.left > 0

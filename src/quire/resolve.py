@@ -76,8 +76,7 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
     shape = PoolShape(groups, block_size, _resolve_batched_tokens(options, wanted_len.value, decisions))
     weights = weight_bytes(model, dtype, quantization=options.quantization, keeps_stored=keeps_stored)
     memory = split_memory(options, hardware, model, dtype, weights, shape.max_num_batched_tokens)
-    fitting = keep_experts_on_disk(options, model, memory, wanted_kv_bytes(options, shape, wanted_len), decisions)
-    weights_on_disk, memory = fitting is not memory, fitting
+    memory = keep_experts_on_disk(options, model, memory, wanted_kv_bytes(options, shape, wanted_len), decisions)
     explain_ranks(options, hardware, decisions)
     _check_weights_fit(options, model, memory, dtype, uses_plan=uses_plan)
     num_blocks = plan_blocks(options, memory, shape, wanted_len.value, decisions)
@@ -106,7 +105,7 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
     )
     return EngineConfig(
         options, model, hardware, device, dtype, kv_dtype, scheduler, tuple(decisions), uses_plan, keeps_stored,
-        weights_on_disk, batch_invariant,
+        memory.weights_on_disk, batch_invariant,
     )  # fmt: skip
 
 
@@ -138,11 +137,8 @@ def _resolve_device(options: EngineOptions, hardware: Hardware, decisions: list[
     asked = options.device
     if asked != "auto" and asked.split(":")[0] != hardware.device.split(":")[0]:
         raise ConfigError(f"device={asked!r} was asked for, but the machine offers {hardware.device!r}; --device auto")
-    if asked != "auto":
-        reason = "chosen"
-    else:
-        reason = "no CUDA device was found" if hardware.device == "cpu" else "a CUDA device was found"
-    decisions.append(Decision("device", hardware.device, reason))
+    found = "no CUDA device was found" if hardware.device == "cpu" else "a CUDA device was found"
+    decisions.append(Decision("device", hardware.device, "chosen" if asked != "auto" else found))
     return hardware.device
 
 
