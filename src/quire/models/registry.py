@@ -129,6 +129,7 @@ class ModelRegistry:
         config = model_class.Config.from_hf(merged)
         with on_meta():
             model = model_class(config, SINGLE)
+        num_experts = getattr(config, "num_experts", 0) or 1
         bos_token_ids = _token_ids("bos_token_id", generation, merged)
         return ModelConfig(
             architecture=architecture,
@@ -144,6 +145,7 @@ class ModelRegistry:
             head_size=config.head_size,
             context_len=config.context_len,
             num_parameters=sum(parameter.numel() for _, parameter in nn.named_parameters(model)),
+            chosen_share=min(1.0, getattr(config, "top_k", 1) / num_experts),
             cache_specs=tuple(config.kv_specs()),
             bos_token_id=bos_token_ids[0] if bos_token_ids else None,
             eos_token_ids=_token_ids("eos_token_id", generation, merged),
