@@ -127,6 +127,12 @@ class ServerProcess:
         for process in self.processes():
             process.resume()
 
+    def join(self, limit_s: float = 60.0) -> int:
+        """Wait for the end, and for all it wrote. Returns: the exit code."""
+        code = self.process.wait(limit_s)
+        self._reader.join(limit_s)
+        return code
+
     def kill(self) -> None:
         """End it at once, with all its processes."""
         for process in self.processes():

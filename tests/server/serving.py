@@ -53,9 +53,7 @@ class Serving(ServerProcess):
 
     def wait(self) -> int:
         """Wait for the end, and for all it wrote. Returns: the exit code."""
-        code = self.process.wait(LIMIT_S)
-        self._reader.join(LIMIT_S)
-        return code
+        return self.join(LIMIT_S)
 
 
 @contextmanager
