@@ -24,6 +24,8 @@ bool wait_for_word(const uint32_t* word, uint32_t value, const uint32_t* gave_up
     if (is_there()) return true;
 #if defined(__x86_64__)
     _mm_pause();
+#elif defined(__aarch64__)
+    asm volatile("isb");
 #endif
   }
   for (int i = 0;; ++i) {

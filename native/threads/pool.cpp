@@ -28,6 +28,8 @@ constexpr int kSleepNanoseconds = 50'000'000;  // a lost wake-up costs this much
 void pause() {
 #if defined(__x86_64__)
   _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb");  // waits some tens of cycles, as x86's pause does; `yield` does nothing on most processors
 #endif
 }
 
@@ -53,7 +55,8 @@ void wait_while(const uint32_t& word, uint32_t value) {
   while (read(word) == value) sleep_while(word, value);
 }
 
-// Denormals cost a hundred cycles each, and bf16 instructions treat them as zero anyway.
+// Denormals cost a hundred cycles each, and bf16 instructions treat them as zero anyway. ARM's FZ tells whether a
+// result is one before it is rounded, x86's FTZ after: they differ in results that round up to the least normal number.
 class DenormalsAreZero {
  public:
 #if defined(__x86_64__)
@@ -62,6 +65,15 @@ class DenormalsAreZero {
 
  private:
   unsigned before_;
+#elif defined(__aarch64__)
+  DenormalsAreZero() {
+    asm volatile("mrs %0, fpcr" : "=r"(before_));
+    asm volatile("msr fpcr, %0" : : "r"(before_ | uint64_t{1} << 24));  // FZ
+  }
+  ~DenormalsAreZero() { asm volatile("msr fpcr, %0" : : "r"(before_)); }
+
+ private:
+  uint64_t before_;
 #endif
 };
 
