@@ -97,7 +97,7 @@ def cross(version: str, arch: str) -> dict[str, str]:
 
 
 def check(wheel: Path) -> None:
-    """Raise SystemExit unless `wheel` is small, fits old systems, and has the package, its data and its licence alone."""
+    """Raise SystemExit unless `wheel` is small, fits old systems, and has the whole package and nothing else."""
     tag = re.search(r"-manylinux_(\d+)_(\d+)_", wheel.name)
     if tag is None or (int(tag[1]), int(tag[2])) > GLIBC:
         sys.exit(f"{wheel.name} needs a newer glibc than {GLIBC[0]}.{GLIBC[1]}: see native/release/old_glibc.cpp")

@@ -17,7 +17,7 @@ from quire.models.registry import model_types
 from quire.runtime import eager
 from quire.runtime.eager import load_model
 from quire.runtime.loader import make_model, part_names, partitions_of, stacked_params
-from quire.runtime.plan.load import plan_model, plan_weights
+from quire.runtime.plan.load import load_plan, plan_weights
 from quire.runtime.plan.packed_weights import rounded_placements
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.checkpoint import Checkpoint
@@ -298,7 +298,7 @@ def resident_bytes(path: Path) -> int:
 def test_sizes_that_do_not_divide_name_the_nearest_that_do(fields: dict[str, Any], size: int, message: str) -> None:
     hf_config = full_config("llama", {**LLAMA, **fields})
     config, empty = make_config(hf_config, load_format="dummy"), make_checkpoint(hf_config, {})
-    for load in (load_model, lambda *args, **kwargs: plan_model(*args, (0, 0), **kwargs)):
+    for load in (load_model, lambda *args, **kwargs: load_plan(*args, (0, 0), **kwargs)):
         with pytest.raises(ConfigError, match=message):
             load(config, empty, group=LocalGroup(0, size))
 
@@ -317,7 +317,7 @@ def test_blocks_are_not_split_between_ranks(
     checkpoint = wide_checkpoint(stored_format)
     config = make_config(checkpoint.hf_config, dtype="bfloat16", quantization=quantization)
     with pytest.raises(ConfigError, match=message):
-        plan_model(config, checkpoint, (0,), group=LocalGroup(0, size))
+        load_plan(config, checkpoint, (0,), group=LocalGroup(0, size))
 
 
 # --- One rank -------------------------------------------------------------------------------------
@@ -326,7 +326,7 @@ def test_blocks_are_not_split_between_ranks(
 def test_one_rank_plans_no_collectives() -> None:
     hf_config = wide_config(32)
     config = make_config(hf_config, load_format="dummy")
-    program, _ = plan_model(config, make_checkpoint(hf_config, {}), (0,))
+    program, _ = load_plan(config, make_checkpoint(hf_config, {}), (0,))
     assert [type(instruction).__name__ for instruction in program.body] == [
         "Embed", "Rotary", "Norm", "Gemm", "WriteKv", "Attend", "Gemm", "Norm", "Gemm", "Gemm", "Norm",
     ]  # fmt: skip

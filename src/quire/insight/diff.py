@@ -18,7 +18,7 @@ from quire.config import EngineOptions
 from quire.engine.build import resolve_config
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import ConfigError, UnsupportedModelError
-from quire.lazy_torch import Tensor, is_tensor, require_torch, torch
+from quire.lazy_torch import Tensor, is_tensor, torch
 from quire.parallel.executor import InProcessExecutor
 from quire.runtime.worker import Worker
 from quire.sampling_params import SamplingParams
@@ -57,7 +57,6 @@ def compare_with_hf(options: EngineOptions, checkpoint: Checkpoint, path: Path, 
     `path`: the model's directory or GGUF file. Raises: ConfigError without Transformers; UnsupportedModelError if it
     cannot load the model, or no module has the same name on both sides.
     """
-    require_torch("comparing with Transformers")
     reference = _reference(path, token_ids)
     ours, sources, model = _ours(replace(options, enforce_eager=True), checkpoint, token_ids)
     names: Mapping[str, tuple[str, ...]] = getattr(model, "stacked_params", {})
@@ -76,7 +75,6 @@ def compare_with_hf(options: EngineOptions, checkpoint: Checkpoint, path: Path, 
 
 def bisect_kernels(options: EngineOptions, checkpoint: Checkpoint, token_ids: Sequence[int]) -> list[Row]:
     """Compute the plan with each instruction set's kernels. Returns: the logits of each beside those op by op."""
-    require_torch("a model that runs op by op")
     expected = _ours(replace(options, enforce_eager=True), checkpoint, token_ids)[0][LOGITS]
     before, rows = _native.isa(), []
     try:

@@ -16,7 +16,7 @@ from quire.engine.llm_engine import LLMEngine
 from quire.engine.tokenizer_source import load_tokenizer
 from quire.errors import ConfigError, UnsupportedModelError
 from quire.layers.linear import Linear
-from quire.lazy_torch import Tensor
+from quire.lazy_torch import Tensor, require_torch
 from quire.models.registry import ModelRegistry
 from quire.parallel.executor import InProcessExecutor
 from quire.runtime.loader import renamed, stacked_params, target_of
@@ -39,6 +39,7 @@ def measure_importance(
     Shapes: per tensor fp32 `[columns]`.
     Raises: ConfigError for a text shorter than a window; UnsupportedModelError for a model of which no layer is seen.
     """
+    require_torch("an importance matrix")
     checkpoint = open_checkpoint(files)
     token_ids = load_tokenizer(checkpoint).encode(text)
     context_len = ModelRegistry.make_model_config(checkpoint.hf_config, checkpoint.generation_config).context_len

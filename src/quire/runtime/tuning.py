@@ -42,8 +42,10 @@ class Tuning(msgspec.Struct, frozen=True):
 
 def tuned(hardware: Hardware, options: EngineOptions, checkpoint: Checkpoint) -> Hardware:
     """Return the machine with a model's tuned settings, or as it was if there are none."""
+    if hardware.device != "cpu" or not _directory().exists():  # a digest of all code takes some milliseconds
+        return hardware
     path = _path(hardware, options, checkpoint)
-    tuning = None if path is None or hardware.device != "cpu" else _read(path)
+    tuning = None if path is None else _read(path)
     if tuning is None or not 1 <= tuning.num_threads <= hardware.num_threads:
         return hardware
     settings = {name: getattr(tuning, name) for name in SETTINGS}

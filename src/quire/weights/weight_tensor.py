@@ -63,8 +63,7 @@ class WeightTensor:
         if self.column_order is not None:
             return self._columns_in_order()
         if self.scales is not None:
-            joined = join_mxfp4(self.stored, self.scales)
-            return joined if self.row_order is None else np.take(joined, self.row_order, axis=0)
+            return join_mxfp4(*self.pairs_and_scales())
         if self.is_transposed:
             values = self.stored.reshape(self.shape[1], -1, self._block_format().block_bytes).swapaxes(0, 1)
             values = values if self.row_order is None else values[self.row_order]
@@ -75,6 +74,16 @@ class WeightTensor:
             elements = self.stored.reshape(-1, self._block_format().block_bytes)
             return np.take(elements, self.row_order, axis=0).reshape(1, -1)
         return np.take(self.stored, self.row_order, axis=0)
+
+    def pairs_and_scales(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows of MXFP4 with scales apart, in the order of `shape`, and their scales.
+
+        Shapes: uint8 `[rows, I / 2]`, uint8 `[rows, I / 32]`.
+        """
+        assert self.scales is not None
+        if self.row_order is None:
+            return np.ascontiguousarray(self.stored), np.ascontiguousarray(self.scales)
+        return np.take(self.stored, self.row_order, axis=0), np.take(self.scales, self.row_order, axis=0)
 
     def part(self, rows: slice, columns: slice) -> "WeightTensor":
         """Some rows and columns of a matrix, or elements `rows` of a vector; no matrix is read.
@@ -87,7 +96,15 @@ class WeightTensor:
                 self, shape=(len(range(*rows.indices(self.shape[0]))), self.shape[1]), stored=self.stored[rows]
             )
         is_mixed = self.is_transposed and self.row_order is not None
-        if self.scales is not None or self.column_order is not None or is_mixed:
+        if self.scales is not None:
+            first, last, _ = columns.indices(self.shape[1])
+            stored, scales = self.stored[:, first // 2 : last // 2], self.scales[:, first // 32 : last // 32]
+            order = np.arange(len(stored)) if self.row_order is None else self.row_order
+            chosen = replace(self, shape=(len(order[rows]), last - first), stored=stored, scales=scales)
+            if self.row_order is None:
+                return replace(chosen, stored=stored[rows], scales=scales[rows])
+            return replace(chosen, row_order=order[rows])
+        if self.column_order is not None or is_mixed:
             whole = WeightTensor(self.name, self.shape, self.format, self.raw, offset=self.offset)
             return whole.part(rows, columns)
         if len(self.shape) == 1:

@@ -31,12 +31,13 @@ from tests.runtime.plan.harness import PlanRunner, k_quants
 from tests.runtime.plan.harness import make_config as config_of
 
 GOLDEN = {
-    1: {
+    2: {
         "F32 as f32": "16f4b5813a42ef76", "F16 as f16": "91b08104939acb0d", "BF16 as bf16": "e3363cbb7a94f017",
         "F32 as bf16": "654c21242fd9f9d6", "F32 as q4m": "907f90d5daabf9fa", "F32 as q8": "45d0a4ec129b7982",
         "IQ4_NL as iq4nl": "732b1e6e16f7d376", "IQ4_XS as iq4xs": "ad0438a2fb89dea2",
         "MXFP4 as mxfp4": "da78e35fe9af4787", "NVFP4 as nvfp4": "b2198ff1c1d8f7c8", "Q4_0 as q4": "732b1e6e16f7d376",
         "Q4_1 as q4m": "06d794df74a66f81", "Q4_K as q4k": "76d357668233acfd", "Q5_K as q5k": "519ce32189a89a94",
+        "Q5_0 as q5": "d0d257fdeac7fca8", "Q5_1 as q5m": "bd0248ef90a60883",
         "Q6_K as q6k": "b54463bdbe2e9e62", "Q8_0 as q8": "d131e4d09c9cdaca",
         "Q2_K decoded": "c728026a2cf2e604", "Q3_K decoded": "36650bc7b2ca083a",
     },
