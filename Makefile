@@ -30,7 +30,7 @@ REAL_MODEL_TESTS := tests/test_examples.py tests/test_structured_generation.py t
 # What a failed step has made is no reason to pass over it the next time.
 .DELETE_ON_ERROR:
 
-.PHONY: FORCE run torch test test-fast test-bare test-arm lint check format bench soak faults inputs docs clean help
+.PHONY: FORCE run torch test test-fast test-bare test-arm lint check format wheel wheel-check bench soak faults inputs docs clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -73,6 +73,17 @@ format: $(VENV)/.installed-dev  ## format and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CPP_FILES)
+
+# One wheel per processor for CPython 3.11, one for 3.12 and all later ones; a machine may lack one of these Pythons.
+PYTHON311 ?= python3.11
+PYTHON312 ?= python3.12
+
+wheel:  ## wheels for x86-64 and ARM, to dist/: needs g++, g++-aarch64-linux-gnu, Python 3.11 and 3.12
+	$(PYTHON) deploy/wheels.py --python $(PYTHON311) --python $(PYTHON312) $(ARGS)
+
+wheel-check: $(VENV)/.installed  ## run the wheels of dist/ in bare roots: needs root, debootstrap, qemu-user-static, binfmt-support
+	$(BIN)/quire pull --quiet
+	$(BIN)/python deploy/check_wheels.py dist/*.whl $(ARGS)
 
 bench: $(VENV)/.installed-dev  ## speed beside other engines, quality, host time per step: benchmarks/README.md
 	$(BIN)/python -m benchmarks.peers $(ARGS)

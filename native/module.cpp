@@ -78,7 +78,9 @@ void bind_choice(nb::module_& m) {
 
 NB_MODULE(_native, m) {
   m.doc() = "Quire's native CPU ops. Addresses are `tensor.data_ptr()` of contiguous tensors.";
-  nb::set_leak_warnings(false);  // a program may end while it holds a tokenizer
+#ifdef QUIRE_RELEASE
+  nb::set_leak_warnings(false);  // of use to developers only
+#endif
   bind_choice(m);
   quire::bind_plan(m);
   quire::bind_ranks(m);

@@ -27,6 +27,7 @@ ROOT_MODULES = {
     "byte_sizes",
     "nn",
     "lazy_torch",
+    "weight_map",
 }
 MAY_IMPORT = {
     "kernels": set(),

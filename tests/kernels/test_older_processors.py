@@ -1,0 +1,72 @@
+"""Emulated x86 processors from 2008 on: each starts, passes the self-test, and computes the tokens of this machine."""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.tiny_directory import make_tiny_directory
+
+# Emulation lacks AVX-512: the names Skylake and Ice Lake promise it, and what the processor says counts.
+PROCESSORS = ("Nehalem", "Haswell", "EPYC", "Skylake-Server", "Icelake-Server")
+EMULATOR = shutil.which("qemu-x86_64")
+REPORT = """
+import json
+from quire import _native
+sets = [isa for isa in ("scalar", "avx2", "avx_vnni", "avx512", "avx512_bf16", "amx") if _native.isa_supported(isa)]
+print(json.dumps({"isa": _native.isa(), "sets": sets, "failing": [_native.self_test(isa) for isa in sets]}))
+"""
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(platform.machine() != "x86_64", reason="emulates x86-64 on x86-64"),
+    pytest.mark.skipif(EMULATOR is None, reason="needs qemu-x86_64: on Debian, apt-get install qemu-user"),
+]
+
+
+def output(*command: str, isa: str = "") -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "QUIRE_ISA"}
+    environment |= {"QUIRE_ISA": isa} if isa else {}
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def run_command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    directory: Path = make_tiny_directory(tmp_path_factory.mktemp("model"))
+    return [
+        sys.executable,
+        "-m",
+        "quire",
+        "run",
+        str(directory),
+        "--raw",
+        "--temperature",
+        "0",
+        "--max-tokens",
+        "4",
+        "hi",
+    ]
+
+
+@pytest.fixture(scope="module")
+def wanted(run_command: list[str]) -> str:
+    return output(*run_command, isa="scalar")
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_older_processor_runs_what_it_has_and_gives_same_tokens(
+    processor: str, run_command: list[str], wanted: str
+) -> None:
+    emulated = [str(EMULATOR), "-cpu", processor]
+    report = json.loads(output(*emulated, sys.executable, "-c", REPORT))
+    assert report["isa"] in report["sets"]
+    assert set(report["sets"]) <= ({"scalar"} if processor == "Nehalem" else {"scalar", "avx2"})
+    assert report["failing"] == [""] * len(report["sets"])
+    assert output(*emulated, *run_command) == wanted
