@@ -24,7 +24,7 @@ inline void pause_spinning() {
 #endif
 }
 
-// Threads of this process only, or of all that share the word's memory.
+// Threads of this process, or of every process that maps the word.
 enum class Sleepers { here, anywhere };
 
 // Returns when the word is woken, is not `value`, or after `most_ns` nanoseconds; now and then without a reason.
