@@ -24,24 +24,33 @@ BUILT_FOR = $(QUIRE_ISAS) $(shell uname -m; sed -n '/^flags/{p;q}' /proc/cpuinfo
 JOBS ?= 2
 FAST_TESTS := tests/scheduler tests/text tests/test_config.py tests/test_resolve.py \
 	$(patsubst %,tests/guards/test_%.py,clocks dependencies imports sizes)
+REAL_MODEL_TESTS := tests/test_examples.py tests/test_structured_generation.py tests/cli/test_run.py tests/insight/compare
 
 # What a failed step has made is no reason to pass over it the next time.
 .DELETE_ON_ERROR:
 
-.PHONY: FORCE run test test-fast lint check format bench soak faults inputs docs clean help
+.PHONY: FORCE run torch test test-fast test-bare lint check format bench soak faults inputs docs clean help
 
 help:  ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
 run: $(VENV)/.installed  ## set everything up, then answer PROMPT
 	@$(BIN)/quire run "$(PROMPT)"
+
+torch: $(VENV)/.installed-torch  ## add PyTorch: for GPUs, models op by op, Transformers' models
 
 test: $(VENV)/.installed-dev $(VENV)/.installed-clients  ## set everything up, then run the tests
 	$(BIN)/quire pull --quiet
 	PYTHONDONTWRITEBYTECODE= QUIRE_TEST_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-fast: $(VENV)/.installed-dev  ## the tests that need neither torch nor a server: seconds
+test-fast: $(VENV)/.installed-dev  ## the tests that need no server: seconds, without PyTorch
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q --without-torch $(FAST_TESTS) $(ARGS)
+
+test-bare: $(VENV)/.installed-pytest  ## the fast tests, all verbs and the real model without PyTorch, as `make run` installs: 2 minutes
+	$(BIN)/quire pull --quiet
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q --without-torch -n $(JOBS) --dist loadfile --no-loadscope-reorder \
+		$(FAST_TESTS) tests/test_without_torch.py $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q --without-torch -n $(JOBS) --dist loadfile -m model $(REAL_MODEL_TESTS) $(ARGS)
 
 lint: $(VENV)/.installed-dev  ## format, lint and types
 	$(BIN)/ruff format --check .
@@ -49,7 +58,7 @@ lint: $(VENV)/.installed-dev  ## format, lint and types
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
 
-check: lint test  ## everything CI checks: format, lint, types, tests, docs
+check: test-bare lint test  ## everything CI checks: format, lint, types, tests, docs
 
 format: $(VENV)/.installed-dev  ## format and fix what can be fixed
 	$(BIN)/ruff check --fix .
@@ -91,14 +100,21 @@ $(VENV)/.built-for: FORCE | $(VENV)/bin/python
 	@echo '$(BUILT_FOR)' | cmp -s - $@ || echo '$(BUILT_FOR)' > $@
 
 $(VENV)/.installed: $(VENV)/bin/python $(VENV)/.built-for $(SOURCES)
-	@echo "installing torch (the largest download)" >&2
-	@$(PIP) torch $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)')
-	@echo "building Quire and installing its other dependencies (about a minute: the kernels are compiled for this processor)" >&2
+	@echo "building Quire and installing its dependencies (about a minute: the kernels are compiled for this processor)" >&2
 	@$(PIP) -e .
 	@touch $@
 
+$(VENV)/.installed-pytest: $(VENV)/.installed
+	@$(PIP) pytest pytest-xdist hypothesis
+	@touch $@
+
 # The installed Quire names its extras: installing it again would compile the kernels again.
-$(VENV)/.installed-dev: $(VENV)/.installed
+$(VENV)/.installed-torch: $(VENV)/.installed
+	@echo "installing torch (the largest download)" >&2
+	@$(PIP) 'quire[torch]' $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)')
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed-torch
 	@echo "installing what the tests need" >&2
 	@$(PIP) 'quire[dev]'
 	@touch $@

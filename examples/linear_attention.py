@@ -6,8 +6,6 @@ takes the place of the softmax's denominator (Qin 2022). The weights are random,
 
 from dataclasses import dataclass
 
-import torch
-
 from quire import LLM, SamplingParams
 from quire.cache_spec import RecurrentState
 from quire.kernels.activations import silu
@@ -18,6 +16,7 @@ from quire.layers.rotary import Rotation
 from quire.models.hf_llama import LlamaConfig
 from quire.models.llama import LlamaAttention, LlamaForCausalLM
 from quire.models.registry import ModelRegistry
+from quire.nn import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +37,7 @@ class LinearAttention(LlamaAttention):
         self.layer_index = layer_index
         self.norm = RMSNorm(config.head_size, config.rms_norm_epsilon)
 
-    def forward(self, x: torch.Tensor, rotation: Rotation, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, x: Tensor, rotation: Rotation, batch: ForwardBatch) -> Tensor:
         """Shapes: x [T, E]; rotation: cos, sin [T, D] -> [T, E]."""
         q, k, v = self.qkv_proj(x).chunk(3, dim=1)  # [T, H * D] each
         q, k, v = (part.view(-1, self.num_heads, self.head_size) for part in (silu(q), silu(k), v))

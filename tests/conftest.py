@@ -15,10 +15,7 @@ from hypothesis import settings
 # Two test processes with two threads each would wait for each other; results do not depend on the number of threads.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-# A plan from an earlier run would hide that a program is wrong now: each run keeps its own, for all of its processes.
-if "QUIRE_PLAN_CACHE" not in os.environ:
-    PLANS = tempfile.TemporaryDirectory(prefix="quire-plans-")
-    os.environ["QUIRE_PLAN_CACHE"] = PLANS.name
+# Packed weights of an earlier run would hide that packing is wrong now: each run keeps its own, for its processes.
 if "QUIRE_WEIGHT_CACHE" not in os.environ:
     WEIGHTS = tempfile.TemporaryDirectory(prefix="quire-weights-")
     os.environ["QUIRE_WEIGHT_CACHE"] = WEIGHTS.name
@@ -42,12 +39,16 @@ if TYPE_CHECKING:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--without-torch", action="store_true", help="make every import of torch an error")
+    parser.addoption(
+        "--without-torch", action="store_true", help="make every import of torch an error, in child processes too"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--without-torch"):
         sys.modules["torch"] = None  # type: ignore[assignment]
+        paths = [str(TESTS / "without_torch"), os.environ.get("PYTHONPATH", "")]
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -67,8 +68,7 @@ def smollm2_path() -> Path:
 @pytest.fixture(scope="session")
 def transformers_reads_once() -> Iterator[None]:
     """Transformers parses a GGUF file twice and maps its names once per module, 4 and 8 s for SmolLM2: keep both."""
-    import gguf
-
+    gguf = pytest.importorskip("gguf")
     with pytest.MonkeyPatch.context() as patch:
         for name in ("GGUFReader", "get_tensor_name_map"):
             patch.setattr(gguf, name, functools.cache(getattr(gguf, name)))

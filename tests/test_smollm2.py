@@ -15,7 +15,7 @@ from quire.resolve import resolve
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from quire.runtime.hardware import detect_hardware  # noqa: E402 - imports torch
+from quire.runtime.hardware import detect_hardware  # noqa: E402
 from quire.weights.checkpoint import open_checkpoint  # noqa: E402
 from quire.weights.sources import resolve_source  # noqa: E402
 

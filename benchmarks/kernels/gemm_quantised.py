@@ -52,6 +52,8 @@ PRODUCTS = {
         Product("o", "q4k", 2048, 2048, add=True),
         Product("gate_up", "q4k", 12288, 2048, gated=True),
         Product("gate_up", "q4m", 12288, 2048, gated=True),
+        Product("gate_up", "q5", 12288, 2048, gated=True),
+        Product("gate_up", "q5m", 12288, 2048, gated=True),
         Product("gate_up", "q5k", 12288, 2048, gated=True),
         Product("gate_up", "q8", 12288, 2048, gated=True),
         Product("gate_up", "iq4nl", 12288, 2048, gated=True),
@@ -76,8 +78,8 @@ class Figure:
     of_vnni: float
 
 
-STORED = {"q4": "Q4_0", "q4m": "Q4_1", "q8": "Q8_0", "q4k": "Q4_K", "q5k": "Q5_K", "q6k": "Q6_K",
-          "iq4nl": "IQ4_NL", "iq4xs": "IQ4_XS", "mxfp4": "MXFP4", "nvfp4": "NVFP4"}  # fmt: skip
+STORED = {"q4": "Q4_0", "q4m": "Q4_1", "q5": "Q5_0", "q5m": "Q5_1", "q8": "Q8_0", "q4k": "Q4_K", "q5k": "Q5_K",
+          "q6k": "Q6_K", "iq4nl": "IQ4_NL", "iq4xs": "IQ4_XS", "mxfp4": "MXFP4", "nvfp4": "NVFP4"}  # fmt: skip
 BLOCKS = {**BLOCK_FORMATS, "NVFP4": BlockFormat("NVFP4", 40, 32, 22)}
 """NVFP4: as native/weights/pack.h has it."""
 

@@ -318,7 +318,8 @@ std::string failing_op(const OpTable& ops) {
     const char* name;
   } kGemms[] = {{WeightFormat::f32, "gemm of f32 weights"},     {WeightFormat::f16, "gemm of f16 weights"},
                 {WeightFormat::bf16, "gemm of bf16 weights"},   {WeightFormat::q4, "gemm of q4 weights"},
-                {WeightFormat::q4m, "gemm of q4m weights"},     {WeightFormat::q8, "gemm of q8 weights"},
+                {WeightFormat::q4m, "gemm of q4m weights"},     {WeightFormat::q5, "gemm of q5 weights"},
+                {WeightFormat::q5m, "gemm of q5m weights"},     {WeightFormat::q8, "gemm of q8 weights"},
                 {WeightFormat::q4k, "gemm of q4k weights"},     {WeightFormat::q5k, "gemm of q5k weights"},
                 {WeightFormat::q6k, "gemm of q6k weights"},     {WeightFormat::iq4nl, "gemm of iq4nl weights"},
                 {WeightFormat::iq4xs, "gemm of iq4xs weights"}, {WeightFormat::mxfp4, "gemm of mxfp4 weights"},

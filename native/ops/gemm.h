@@ -5,9 +5,9 @@
 //   f32, f16   y = fma(x[i], w[i], y) for i = 0, 1, …
 //   bf16       per pair of inputs y = fma(x[2j+1], w[2j+1], y), then y = fma(x[2j], w[2j], y): VDPBF16PS's order;
 //              on AMX, and only there, another one (gemm_amx.h)
-//   q4, q4m, q8 with bf16 rows, on AMX: see gemm_amx.h
-//   q4, q4m, q8  per block of 32 the exact integer dot product p = sum(q * (u - centre)), then
-//              y = fma(float(p), d * scale, y), and for q4m then y = fma(m, scaled_sum, y)
+//   4 to 8 bit with bf16 rows, on AMX: see gemm_amx.h
+//   q4, q4m, q5, q5m, q8  per block of 32 the exact integer dot product p = sum(q * (u - centre)), then
+//              y = fma(float(p), d * scale, y), and for q4m and q5m then y = fma(m, scaled_sum, y)
 //   q4k, q5k   as q4m with d = d' * s and m = 0 - e * n, rounded to fp32 (types.h; there d' is d)
 //   q6k        per half block of 16, p being the sum of its products, y = fma(float(p), (d' * s) * scale, y)
 #pragma once

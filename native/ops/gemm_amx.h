@@ -183,7 +183,7 @@ constexpr float kCentred = 1.0028f;
 template <WeightFormat kFormat>
 struct TileBlock {
   static constexpr bool kIsBytes = kFormat == WeightFormat::q8;
-  static constexpr int kBits = kIsBytes ? 8 : kFormat == WeightFormat::q5k ? 5 : kFormat == WeightFormat::q6k ? 6 : 4;
+  static constexpr int kBits = kIsBytes ? 8 : 4 + upper_bits(kFormat);
   static constexpr float kLevels = 1 << kBits;
   static constexpr int kLowBits = kIsBytes ? 8 : 4;
   static constexpr uint32_t kLowMask = ((1u << kLowBits) - 1) << (23 - kBits);

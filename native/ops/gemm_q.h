@@ -14,6 +14,8 @@
 // by rows of int16. One scale for 256 activations of K-quants, whose own scales are then multiplied as integers, gave
 // 0.92 to 1.11 of the speed.
 #pragma once
+#include <type_traits>
+
 #include "isa/dots.h"
 #include "isa/dots_codebook.h"
 #include "isa/simd.h"
@@ -38,28 +40,39 @@ constexpr bool kKeepsUnpacked = false;
 // A tile of weights, block by block: `weights` are those of a chunk of its inputs, sums of part `part` begin with
 // `start`, `product` makes of them the exact sum of products about the weights' centre, and `scale` and `minimum`
 // belong to that.
+// This one is of q4, q4m, q5 and q5m.
 template <WeightFormat kFormat>
 class QTile {
+  static constexpr bool kHasFifth = upper_bits(kFormat) > 0;
+
  public:
-  using Dots = NibbleDots;
+  using Dots = std::conditional_t<kHasFifth, WideDots, NibbleDots>;
   static constexpr int kParts = 1;  // of a block, each with a scale of its own
-  static constexpr bool kHasMinima = kFormat == WeightFormat::q4m;
+  static constexpr bool kHasMinima = kFormat == WeightFormat::q4m || kFormat == WeightFormat::q5m;
   QTile() = default;
   QTile(const std::byte* data, int64_t blocks)
       : u_(reinterpret_cast<const uint8_t*>(data)),
-        d_(reinterpret_cast<const uint16_t*>(data + blocks * 256)),
+        fifth_(u_ + blocks * 256),
+        d_(reinterpret_cast<const uint16_t*>(fifth_ + (kHasFifth ? blocks * 64 : 0))),
         m_(d_ + blocks * kTile) {}
   const uint8_t* low(int64_t block, int chunk) const { return u_ + block * 256 + chunk * 64; }
-  Dots::Weights weights(int64_t block, int chunk) const { return Dots::load(low(block, chunk)); }
+  // The line with the bits above a chunk's nibbles.
+  const uint8_t* upper(int64_t block, int) const { return fifth_ + block * 64; }
+  typename Dots::Weights weights(int64_t block, int chunk) const {
+    const typename Dots::Weights nibbles = Dots::load(low(block, chunk));
+    if constexpr (kHasFifth) return Dots::with_fifth(nibbles, upper(block, chunk), chunk);
+    return nibbles;
+  }
   static Dots::Sums start(const ActBlock&, int) { return Dots::zero(); }
   static I32x16 product(Dots::Sums sums, const ActBlock& x) {
-    return kHasMinima ? Dots::total(sums) : Dots::total(sums) - shift_left<3>(broadcast(x.sum));
+    constexpr int kLogOfCentre = kHasFifth ? 4 : 3;
+    return kHasMinima ? Dots::total(sums) : Dots::total(sums) - shift_left<kLogOfCentre>(broadcast(x.sum));
   }
   F32x16 scale(int64_t block, int) const { return widen_f16(d_ + block * kTile); }
   F32x16 minimum(int64_t block) const { return widen_f16(m_ + block * kTile); }
 
  private:
-  const uint8_t* u_;
+  const uint8_t *u_, *fifth_;
   const uint16_t *d_, *m_;
 };
 
@@ -93,7 +106,6 @@ class SuperTile {
   SuperTile() = default;
   SuperTile(const std::byte* data, int64_t) : data_(reinterpret_cast<const uint8_t*>(data)) {}
   const uint8_t* low(int64_t block, int chunk) const { return at(block) + block % kBlocks * 256 + chunk * 64; }
-  // The line with the bits above a chunk's nibbles.
   const uint8_t* upper(int64_t block, int chunk) const {
     const int64_t i = block % kBlocks;
     return at(block) + kAt.high + (kFormat == WeightFormat::q5k ? i * 64 : i * 128 + chunk / 2 * 64);
@@ -200,10 +212,11 @@ inline int32_t integer_of(uint32_t low, uint32_t upper, int i) {
   const auto u = static_cast<int32_t>(low >> (byte + 4 * odd) & 15);
   if constexpr (kFormat == WeightFormat::q4) return u - 8;
   if constexpr (has_codebook(kFormat)) return Codes<codebook_of(kFormat)>::kIntegers[u];
-  if constexpr (kFormat == WeightFormat::q5k) {
-    return u | static_cast<int32_t>(upper >> (byte + 2 * chunk + odd) & 1) << 4;
+  if constexpr (upper_bits(kFormat) == 1) {
+    const int32_t whole = u | static_cast<int32_t>(upper >> (byte + 2 * chunk + odd) & 1) << 4;
+    return kFormat == WeightFormat::q5 ? whole - 16 : whole;
   }
-  if constexpr (kFormat == WeightFormat::q6k) {
+  if constexpr (upper_bits(kFormat) == 2) {
     return (u | static_cast<int32_t>(upper >> (byte + 4 * (chunk % 2) + 2 * odd) & 3) << 4) - 32;
   }
   return u;
@@ -214,16 +227,16 @@ template <WeightFormat kFormat>
 inline void copy_lines(const QTile<kFormat>& tile, int64_t block, int chunk, int64_t lane, int64_t count, uint32_t* low,
                        uint32_t* upper) {
   memcpy(low, tile.low(block, chunk) + lane * 4, static_cast<size_t>(count) * 4);
-  if constexpr (kFormat == WeightFormat::q5k || kFormat == WeightFormat::q6k) {
+  if constexpr (upper_bits(kFormat) > 0) {
     memcpy(upper, tile.upper(block, chunk) + lane * 4, static_cast<size_t>(count) * 4);
   }
 }
 
 template <WeightFormat... kFormats>
 struct Formats {};
-using IntegerFormats =
-    Formats<WeightFormat::q4, WeightFormat::q4m, WeightFormat::q8, WeightFormat::q4k, WeightFormat::q5k,
-            WeightFormat::q6k, WeightFormat::iq4nl, WeightFormat::iq4xs, WeightFormat::mxfp4, WeightFormat::nvfp4>;
+using IntegerFormats = Formats<WeightFormat::q4, WeightFormat::q4m, WeightFormat::q5, WeightFormat::q5m,
+                               WeightFormat::q8, WeightFormat::q4k, WeightFormat::q5k, WeightFormat::q6k,
+                               WeightFormat::iq4nl, WeightFormat::iq4xs, WeightFormat::mxfp4, WeightFormat::nvfp4>;
 
 // Returns choose<format>() for one of them.
 template <typename Choose>
@@ -355,11 +368,11 @@ constexpr int64_t kKeptBlocks = 18;
 
 // Whether the first of several groups keeps what it unpacks. The stores cost it 10 to 15 %. On Zen 3 products of 64
 // rows are then 13 % faster in q4k, 20 % in q5k and 28 % in q6k, of 8 rows 1, 6 and 9 %; 4 % in iq4nl, 8 % in mxfp4 and
-// 28 % in nvfp4, of 8 rows 0, 1 and 6 %. q4 and q4m take three groups and rows of one cut to gain, 4 %: with more cuts
-// they lose up to 3 %. q8 has nothing to unpack.
+// 28 % in nvfp4, of 8 rows 0, 1 and 6 %; 14 % in q5 and 11 % in q5m. q4 and q4m take three groups and rows of one cut
+// to gain, 4 %: with more cuts they lose up to 3 %. q8 has nothing to unpack.
 constexpr bool keeps_unpacked(WeightFormat format, int64_t num_rows, int64_t num_inputs) {
   if (!kKeepsUnpacked || format == WeightFormat::q8) return false;
-  if (has_supers(format) || has_codebook(format)) return num_rows > kRowsAtOnce;
+  if (has_supers(format) || has_codebook(format) || upper_bits(format) > 0) return num_rows > kRowsAtOnce;
   return num_rows > 2 * kRowsAtOnce && num_inputs <= kKeptBlocks * kBlock;
 }
 

@@ -85,7 +85,7 @@ template <WeightFormat kFormat>
   };
   uint32_t low[kTile], upper[kTile] = {};
   copy_line(from.low(block, chunk), low);
-  if constexpr (kFormat == WeightFormat::q5k || kFormat == WeightFormat::q6k) {
+  if constexpr (upper_bits(kFormat) > 0) {
     copy_line(from.upper(block, chunk), upper);
   }
   const F32x16 scale = from.scale(block, first * Tile::kParts / kBlock);
@@ -185,8 +185,11 @@ inline void fetch_inputs(const Weight& weight, const std::byte* tile, int64_t fi
   const bool has_scales = wanted_rows(weight.format) == RowType::q8;
   const int64_t block_bytes = !has_scales ? bytes / blocks : weight.format == WeightFormat::q8 ? 512 : 256;
   for (int64_t i = 0; i < block_bytes; i += 64) prefetch_l1(tile + first / kBlock * block_bytes + i);
-  const int64_t scale_bytes = weight.format == WeightFormat::mxfp4 ? kTile : 2 * kTile;
-  if (has_scales) prefetch_l1(tile + blocks * block_bytes + first / kBlock * scale_bytes);
+  const int64_t upper_bytes = 64 * upper_bits(weight.format),
+                scale_bytes = weight.format == WeightFormat::mxfp4 ? kTile : 2 * kTile;
+  const std::byte* upper = tile + blocks * block_bytes;
+  if (upper_bytes > 0) prefetch_l1(upper + first / kBlock * upper_bytes);
+  if (has_scales) prefetch_l1(upper + blocks * upper_bytes + first / kBlock * scale_bytes);
 }
 
 // work[t, h] = (U_h' q[t, h, C …], q[t, h, … C - 1]) for tokens first … first + count - 1: the query of the latents.

@@ -46,6 +46,8 @@ void bind_values(nb::module_& m) {
       .value("bf16", WeightFormat::bf16)
       .value("q4", WeightFormat::q4)
       .value("q4m", WeightFormat::q4m)
+      .value("q5", WeightFormat::q5)
+      .value("q5m", WeightFormat::q5m)
       .value("q8", WeightFormat::q8)
       .value("q4k", WeightFormat::q4k)
       .value("q5k", WeightFormat::q5k)

@@ -46,6 +46,7 @@ static inline T* row(const Rows& rows, int64_t index) {
 //   f32, f16  [I][16]                       wants f32 rows
 //   bf16      [ceil(I / 2)][16][2]          wants bf16 rows: pairs of inputs; an odd I is padded with zero
 //   q4, q4m   [I / 32][256 B] nibbles, then [I / 32][16] f16 scales d, then for q4m [I / 32][16] f16 minima m; wants q8
+//   q5, q5m   [I / 32][256 B] nibbles, [I / 32][64 B] fifth bits, then scales d and for q5m minima m as q4m; wants q8
 //   q8        [I / 32][8][16][4] u8, then [I / 32][16] f16 scales d; wants q8 rows
 //   q4k, q5k  [I / 256] of: [8][256 B] nibbles, for q5k [8][64 B] fifth bits, [8][16] u8 scales s, [8][16] u8 minima n,
 //             [16] f16 d, [16] f16 e; wants q8
@@ -55,14 +56,14 @@ static inline T* row(const Rows& rows, int64_t index) {
 //   iq4xs     [I / 256] of: [8][256 B] nibbles, [8][16] i8 scales s, [16] f32 d; wants q8
 //   mxfp4     [I / 32][256 B] nibbles, then [I / 32][16] u8, the exponent bits of fp32 scales d; wants q8
 //   nvfp4     [I / 32][256 B] nibbles, then [I / 32][2][16] E4M3 scales s, one for 16 inputs, then [16] f32 d; wants q8
-// Value of a weight:  q4: d * (u - 8)   q4m: d * u + m   q8: d * (u - 128), with u unsigned.
+// Value of a weight:  q4: d * (u - 8)   q5: d * (u - 16)   q4m, q5m: d * u + m   q8: d * (u - 128), with u unsigned.
 //                     q4k, q5k: (d * s) * u - e * n   q6k: (d * s) * (u - 32), each operation rounded to fp32.
 //                     iq4nl, mxfp4: d * c(u)   iq4xs, nvfp4: (d * s) * c(u), c being a codebook (isa/dots_codebook.h).
 // Nibbles of block b: 4 chunks of 64 B; byte 4 * lane + i of chunk j holds input 32 b + 8 j + i in its low and
 // 32 b + 8 j + 4 + i in its high half, for the tile's output `lane`: what a four-byte dot product wants. The fifth bits
 // of these two are bits 2 j and 2 j + 1 of byte 4 * lane + i of the block's line. Fifth and sixth bits are bits 4 k, 4
 // k + 1 and 4 k + 2, 4 k + 3 of that byte of line j / 2, with k = j % 2.
-enum class WeightFormat : int32_t { f32, f16, bf16, q4, q4m, q8, q4k, q5k, q6k, iq4nl, iq4xs, mxfp4, nvfp4 };
+enum class WeightFormat : int32_t { f32, f16, bf16, q4, q4m, q5, q5m, q8, q4k, q5k, q6k, iq4nl, iq4xs, mxfp4, nvfp4 };
 
 // A stack of matrices in different formats, which want the same rows, is a list: the outputs of `next` come after a
 // part's own, which are a multiple of 32.
@@ -95,6 +96,12 @@ constexpr bool has_supers(WeightFormat format) {
          format == WeightFormat::iq4xs;
 }
 
+// Bits of a weight that are stored apart from its lowest four (of q8 from all eight).
+constexpr int upper_bits(WeightFormat format) {
+  if (format == WeightFormat::q6k) return 2;
+  return format == WeightFormat::q5 || format == WeightFormat::q5m || format == WeightFormat::q5k ? 1 : 0;
+}
+
 static inline int64_t tile_bytes(WeightFormat format, int64_t num_inputs) {
   const int64_t blocks = num_inputs / kBlock;
   int64_t bytes = 0;
@@ -120,6 +127,12 @@ static inline int64_t tile_bytes(WeightFormat format, int64_t num_inputs) {
       break;
     case WeightFormat::q4m:
       bytes = blocks * (256 + 64);
+      break;
+    case WeightFormat::q5:
+      bytes = blocks * (256 + 64 + 32);
+      break;
+    case WeightFormat::q5m:
+      bytes = blocks * (256 + 64 + 64);
       break;
     case WeightFormat::q8:
       bytes = blocks * (512 + 32);

@@ -47,8 +47,8 @@ void bind_weights(nb::module_& m) {
       .def(
           "__init__",
           [](PackedRows* job, const std::string& stored, uintptr_t rows, int64_t num_rows, int64_t num_inputs,
-             int64_t row_stride_bytes, uintptr_t packed, int64_t first_output, WeightFormat target,
-             uintptr_t row_order) {
+             int64_t row_stride_bytes, uintptr_t packed, int64_t first_output, WeightFormat target, uintptr_t row_order,
+             uintptr_t codebook, uintptr_t block_scales) {
             new (job) PackedRows{.stored = stored,
                                  .rows = reinterpret_cast<const std::byte*>(rows),
                                  .row_stride_bytes = row_stride_bytes,
@@ -57,13 +57,29 @@ void bind_weights(nb::module_& m) {
                                  .num_inputs = num_inputs,
                                  .target = target,
                                  .packed = reinterpret_cast<std::byte*>(packed),
-                                 .first_output = first_output};
+                                 .first_output = first_output,
+                                 .codebook = reinterpret_cast<const int8_t*>(codebook),
+                                 .codes = {},
+                                 .num_groups = 0,
+                                 .block_scales = reinterpret_cast<const std::byte*>(block_scales)};
           },
           "stored"_a, "rows"_a, "num_rows"_a, "num_inputs"_a, "row_stride_bytes"_a, "packed"_a, "first_output"_a,
-          "target"_a, "row_order"_a = 0,
+          "target"_a, "row_order"_a = 0, "codebook"_a = 0, "block_scales"_a = 0,
           "Rows stored in a GGUF format, to be packed as outputs first_output and following of the matrix at "
           "`packed`.\n"
-          "row_order: address of int32 row numbers, or 0 for rows as they come.");
+          "row_order: address of int32 row numbers, or 0 for rows as they come. codebook: of IQ formats, address of\n"
+          "the int8 entries. block_scales: of MXFP4_APART, address of the exponents, [rows, num_inputs / 32].")
+      .def(
+          "set_codes",
+          [](PackedRows& job, uintptr_t table, uintptr_t scales, uintptr_t zeros, uintptr_t groups,
+             int64_t num_groups) {
+            job.codes = {reinterpret_cast<const float*>(table), reinterpret_cast<const float*>(scales),
+                         reinterpret_cast<const float*>(zeros), reinterpret_cast<const int32_t*>(groups)};
+            job.num_groups = num_groups;
+          },
+          "table"_a, "scales"_a, "zeros"_a, "groups"_a, "num_groups"_a,
+          "Say what rows stored as CODES, bytes, stand for: (table[code] - zero) * scale of the column's group, in\n"
+          "fp32; scales and zeros [stored rows, num_groups], groups int32.");
   m.def("pack_rows", &pack_rows, "jobs"_a, "num_threads"_a = 1, nb::call_guard<nb::gil_scoped_release>(),
         "Pack the rows of all jobs; see native/weights/pack.h.");
   m.def(

@@ -2,19 +2,19 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <cstring>
 #include <stdexcept>
 #include <thread>
 #include <vector>
 
+#include "weights/decode.h"
+#include "weights/encode.h"
 #include "weights/half.h"
+#include "weights/wide.h"
 
 namespace quire {
 namespace {
 
-// Of inputs that are packed for 16 rows before the next ones: 16 lines of source and the part of a tile stay in L1.
-constexpr int64_t kInputsAtOnce = 256;
 // That a thread packs before it takes more.
 constexpr int64_t kJobBytes = 1 << 18;
 
@@ -45,11 +45,15 @@ constexpr int64_t block_bytes(WeightFormat target) { return target == WeightForm
 void put_word(const Lane& to, WeightFormat target, int64_t block, int64_t index, uint32_t value) {
   put(to.tile + block * block_bytes(target) + index * 64 + to.lane * 4, value);
 }
-void put_scale(const Lane& to, WeightFormat target, int64_t block, uint16_t d) {
-  put(to.tile + to.blocks * block_bytes(target) + (block * kTile + to.lane) * 2, d);
+// Where the fp16 scales of all blocks start, and after them the minima.
+int64_t scales_at(const Lane& to, WeightFormat target) {
+  return to.blocks * (block_bytes(target) + 64 * upper_bits(target));
 }
-void put_minimum(const Lane& to, int64_t block, uint16_t m) {
-  put(to.tile + to.blocks * (block_bytes(WeightFormat::q4m) + 2 * kTile) + (block * kTile + to.lane) * 2, m);
+void put_scale(const Lane& to, WeightFormat target, int64_t block, uint16_t d) {
+  put(to.tile + scales_at(to, target) + (block * kTile + to.lane) * 2, d);
+}
+void put_minimum(const Lane& to, WeightFormat target, int64_t block, uint16_t m) {
+  put_scale(to, target, to.blocks + block, m);
 }
 
 // --- Blocks of integers: the same nibbles and bytes in another order ----------------------------------------------
@@ -72,8 +76,24 @@ void copy_q4_0(const Lane& to, int64_t block, const std::byte* from) {
 
 void copy_q4_1(const Lane& to, int64_t block, const std::byte* from) {
   put_scale(to, WeightFormat::q4m, block, half(from));
-  put_minimum(to, block, half(from + 2));
+  put_minimum(to, WeightFormat::q4m, block, half(from + 2));
   copy_nibbles(to, WeightFormat::q4m, block, from + 4);
+}
+
+// A scale, for Q5_1 a minimum, the fifth bits of the 32 inputs, then their nibbles.
+template <WeightFormat kTarget>
+void copy_q5(const Lane& to, int64_t block, const std::byte* from) {
+  put_scale(to, kTarget, block, half(from));
+  if constexpr (kTarget == WeightFormat::q5m) put_minimum(to, kTarget, block, half(from + 2));
+  from += kTarget == WeightFormat::q5m ? 4 : 2;
+  uint32_t bits = 0;
+  for (int i = 0; i < 8; ++i) {
+    // Bits 4 i … 4 i + 3 of the file, one in each byte.
+    const uint32_t four = (word(from, 0) >> (4 * i)) & 15u;
+    bits |= ((four * 0x00204081u) & 0x01010101u) << i;
+  }
+  put(to.tile + to.blocks * 256 + block * 64 + to.lane * 4, bits);
+  copy_nibbles(to, kTarget, block, from + 4);
 }
 
 void copy_q8_0(const Lane& to, int64_t block, const std::byte* from) {
@@ -86,6 +106,21 @@ void copy_mxfp4(const Lane& to, int64_t block, const std::byte* from) {
   const int exponent = static_cast<int>(from[0]);
   put(to.tile + to.blocks * 256 + block * kTile + to.lane, static_cast<uint8_t>(exponent == 0 ? 0 : exponent - 1));
   copy_nibbles(to, WeightFormat::mxfp4, block, from + 1);
+}
+
+// The halves of two bytes, each in a byte of its own.
+uint32_t spread(uint32_t pair) {
+  return (pair & 15u) | (pair & 0xf0u) << 4 | (pair & 0xf00u) << 8 | (pair & 0xf000u) << 12;
+}
+
+// 16 bytes: byte j holds input 2 j in its low half, input 2 j + 1 in its high half.
+void copy_mxfp4_apart(const Lane& to, int64_t block, std::byte scale, const std::byte* from) {
+  const int exponent = static_cast<int>(scale);
+  put(to.tile + to.blocks * 256 + block * kTile + to.lane, static_cast<uint8_t>(exponent == 0 ? 0 : exponent - 1));
+  for (int64_t j = 0; j < 4; ++j) {
+    const uint32_t eight = word(from, j);
+    put_word(to, WeightFormat::mxfp4, block, j, spread(eight & 0xffffu) | spread(eight >> 16) << 4);
+  }
 }
 
 // The row's fp32 factor, two scales in E4M3, then codes in the order of Q4_0.
@@ -172,6 +207,7 @@ void copy_q6_k(const Lane& to, int64_t block, const std::byte* from) {
 
 // --- Floats -------------------------------------------------------------------------------------------------------
 
+QUIRE_WIDE
 void decode_floats(WeightFormat stored, const std::byte* from, int64_t count, float* out) {
   if (stored == WeightFormat::f32) {
     std::memcpy(out, from, static_cast<size_t>(count) * sizeof(float));
@@ -182,63 +218,16 @@ void decode_floats(WeightFormat stored, const std::byte* from, int64_t count, fl
   }
 }
 
-// Eight running results, so that the compiler may use vectors without reordering anything.
-constexpr int64_t kParts = 8;
-struct Extent {
-  float low, high, check;  // check: 0, or NaN where a value is not finite
-};
-Extent extent(const float* values) {
-  float low[kParts], high[kParts], check[kParts] = {};
-  for (int64_t p = 0; p < kParts; ++p) low[p] = high[p] = values[p];
-  for (int64_t i = 0; i < kBlock; i += kParts) {
-    for (int64_t p = 0; p < kParts; ++p) {
-      const float value = values[i + p];
-      low[p] = value < low[p] ? value : low[p];
-      high[p] = value > high[p] ? value : high[p];
-      check[p] += value * 0.0f;
-    }
+void put_quantised(const Lane& to, WeightFormat target, int64_t block, const Quantised& from, int64_t b) {
+  put_scale(to, target, block, from.d[b]);
+  const auto* words = reinterpret_cast<const std::byte*>(from.u + b * kBlock);
+  if (target == WeightFormat::q8) {
+    for (int64_t i = 0; i < 8; ++i) put_word(to, target, block, i, word(words, i));
+    return;
   }
-  Extent all{low[0], high[0], check[0]};
-  for (int64_t p = 1; p < kParts; ++p) {
-    all.low = std::min(all.low, low[p]);
-    all.high = std::max(all.high, high[p]);
-    all.check += check[p];
-  }
-  return all;
-}
-
-// round((value + shift) * inverse) + offset, kept within 0 … limit. Adding 1.5 * 2^23 rounds to nearest, ties to even.
-void quantise(const float* values, float shift, float inverse, int32_t offset, int32_t limit, uint8_t* out) {
-  constexpr float kRounder = 12582912.0f;
-  for (int64_t i = 0; i < kBlock; ++i) {
-    float value = (values[i] + shift) * inverse + static_cast<float>(offset);
-    value = value > 0.0f ? value : 0.0f;  // also where it is NaN
-    value = value < static_cast<float>(limit) ? value : static_cast<float>(limit);
-    out[i] = static_cast<uint8_t>(bits_of(value + kRounder) & 255u);
-  }
-}
-
-void encode_q8(const Lane& to, int64_t block, const float* values) {
-  const Extent range = extent(values);
-  const uint16_t d = round_to_f16(std::max(range.high, -range.low) / 127.0f + range.check);
-  const float step = from_f16(d);
-  uint8_t u[kBlock];
-  quantise(values, 0.0f, step > 0.0f ? 1.0f / step : 0.0f, 128, 255, u);
-  put_scale(to, WeightFormat::q8, block, d);
-  for (int64_t i = 0; i < 8; ++i) put_word(to, WeightFormat::q8, block, i, word(reinterpret_cast<std::byte*>(u), i));
-}
-
-void encode_q4m(const Lane& to, int64_t block, const float* values) {
-  const Extent range = extent(values);
-  const uint16_t d = round_to_f16((range.high - range.low) / 15.0f + range.check), m = round_to_f16(range.low);
-  const float step = from_f16(d);
-  uint8_t u[kBlock];
-  quantise(values, -from_f16(m), step > 0.0f ? 1.0f / step : 0.0f, 0, 15, u);
-  put_scale(to, WeightFormat::q4m, block, d);
-  put_minimum(to, block, m);
-  const auto* words = reinterpret_cast<std::byte*>(u);
+  put_minimum(to, target, block, from.m[b]);
   for (int64_t j = 0; j < 4; ++j) {
-    put_word(to, WeightFormat::q4m, block, j, word(words, 2 * j) | (word(words, 2 * j + 1) << 4));
+    put_word(to, target, block, j, word(words, 2 * j) | (word(words, 2 * j + 1) << 4));
   }
 }
 
@@ -264,9 +253,9 @@ void encode_floats(const Lane& to, WeightFormat target, int64_t first, int64_t c
       put(to.tile + ((first + i) / 2 * kTile + to.lane) * 4, low | (high << 16));
     }
   } else {
-    for (int64_t i = 0; i < count; i += kBlock) {
-      (target == WeightFormat::q8 ? encode_q8 : encode_q4m)(to, (first + i) / kBlock, values + i);
-    }
+    Quantised quantised;
+    (target == WeightFormat::q8 ? quantise_q8 : quantise_q4m)(values, count / kBlock, quantised);
+    for (int64_t b = 0; b < count / kBlock; ++b) put_quantised(to, target, first / kBlock + b, quantised, b);
   }
 }
 
@@ -278,23 +267,30 @@ void copy_blocks(const Lane& to, int64_t first, int64_t count, const std::byte* 
   for (int64_t i = 0; i < count; i += kInputs) kCopy(to, (first + i) / kBlock, from + i / kInputs * kBytes);
 }
 
-// A format of rows, and the format that they are packed in without decoding.
+// A format of rows, and how they are packed: as `target` without decoding, else from the decoded values.
 struct Stored {
   const char* name;
   int64_t inputs, bytes;  // of a block
   WeightFormat target;
-  void (*copy)(const Lane& to, int64_t first, int64_t count, const std::byte* from);  // null for floats
+  void (*copy)(const Lane& to, int64_t first, int64_t count, const std::byte* from);  // null for floats and codes
+  const BlockDecoder* decoder = nullptr;
+
+  bool is_float() const { return copy == nullptr && decoder == nullptr; }
+  bool copies_to(WeightFormat format) const { return copy != nullptr && target == format; }
 };
 template <CopyBlock kCopy, int64_t kInputs, int64_t kBytes>
 constexpr Stored blocks(const char* name, WeightFormat target) {
-  return {name, kInputs, kBytes, target, copy_blocks<kCopy, kInputs, kBytes>};
+  return {name, kInputs, kBytes, target, copy_blocks<kCopy, kInputs, kBytes>, nullptr};
 }
 constexpr Stored kStored[] = {
     {"F32", 1, 4, WeightFormat::f32, nullptr},
     {"F16", 1, 2, WeightFormat::f16, nullptr},
     {"BF16", 1, 2, WeightFormat::bf16, nullptr},
+    {"CODES", 1, 1, WeightFormat::f32, nullptr},
     blocks<copy_q4_0, 32, 18>("Q4_0", WeightFormat::q4),
     blocks<copy_q4_1, 32, 20>("Q4_1", WeightFormat::q4m),
+    blocks<copy_q5<WeightFormat::q5>, 32, 22>("Q5_0", WeightFormat::q5),
+    blocks<copy_q5<WeightFormat::q5m>, 32, 24>("Q5_1", WeightFormat::q5m),
     blocks<copy_q8_0, 32, 34>("Q8_0", WeightFormat::q8),
     blocks<copy_q45_k<WeightFormat::q4k>, 256, 144>("Q4_K", WeightFormat::q4k),
     blocks<copy_q45_k<WeightFormat::q5k>, 256, 176>("Q5_K", WeightFormat::q5k),
@@ -302,43 +298,74 @@ constexpr Stored kStored[] = {
     blocks<copy_q4_0, 32, 18>("IQ4_NL", WeightFormat::iq4nl),
     blocks<copy_iq4_xs, 256, 136>("IQ4_XS", WeightFormat::iq4xs),
     blocks<copy_mxfp4, 32, 17>("MXFP4", WeightFormat::mxfp4),
+    {"MXFP4_APART", 32, 16, WeightFormat::mxfp4, copy_blocks<copy_mxfp4, 32, 17>},  // for zeros
     blocks<copy_nvfp4, 32, 22>("NVFP4", WeightFormat::nvfp4),
 };
 
-const Stored& find_stored(const std::string& name) {
-  for (const Stored& stored : kStored) {
+Stored find_stored(const std::string& name) {
+  const BlockDecoder* decoder = find_decoder(name.c_str());
+  for (Stored stored : kStored) {
+    stored.decoder = decoder;
     if (name == stored.name) return stored;
   }
+  if (decoder != nullptr) return {decoder->name, decoder->inputs, decoder->bytes, WeightFormat::f32, nullptr, decoder};
   throw std::invalid_argument("weights stored as " + name + " are not packed natively: decode them to F32 first");
 }
 
-// Inputs first … first + count - 1 of one row.
-void pack_chunk(const Stored& stored, WeightFormat target, const Lane& to, int64_t first, int64_t count,
-                const std::byte* row) {
-  const std::byte* from = row + first / stored.inputs * stored.bytes;
-  if (stored.copy != nullptr) return stored.copy(to, first, count, from);
-  if (stored.target == target && target != WeightFormat::f32) return copy_halves(to, target, first, count, from);
+// Inputs first … first + count - 1 of stored row `row`.
+void pack_chunk(const PackedRows& job, const Stored& stored, const Lane& to, int64_t first, int64_t count,
+                int64_t row) {
+  const WeightFormat target = job.target;
+  const std::byte* from = job.rows + row * job.row_stride_bytes + first / stored.inputs * stored.bytes;
+  if (job.block_scales != nullptr) {
+    const std::byte* scales = job.block_scales + row * to.blocks;
+    for (int64_t b = first / kBlock; b < (first + count) / kBlock; ++b, from += kBlock / 2) {
+      copy_mxfp4_apart(to, b, scales[b], from);
+    }
+    return;
+  }
+  if (stored.copies_to(target)) return stored.copy(to, first, count, from);
+  const bool is_half = stored.target == WeightFormat::f16 || stored.target == WeightFormat::bf16;
+  if (is_half && stored.is_float() && stored.target == target) return copy_halves(to, target, first, count, from);
   float values[kInputsAtOnce];
-  decode_floats(stored.target, from, count, values);
+  if (job.codes.table != nullptr) {
+    const Codes of_row{job.codes.table, job.codes.scales + row * job.num_groups, job.codes.zeros + row * job.num_groups,
+                       job.codes.groups + first};
+    decode_codes(of_row, reinterpret_cast<const uint8_t*>(from), count, values);
+  } else if (stored.decoder != nullptr) {
+    decode_blocks(*stored.decoder, from, count, job.codebook, values);
+  } else {
+    decode_floats(stored.target, from, count, values);
+  }
   encode_floats(to, target, first, count, values);
 }
 
 // An output past the last one.
 void pack_zeros(const Stored& stored, WeightFormat target, const Lane& to, int64_t first, int64_t count) {
   const float zeros[kInputsAtOnce] = {};
-  if (stored.copy == nullptr) return encode_floats(to, target, first, count, zeros);
+  if (!stored.copies_to(target)) return encode_floats(to, target, first, count, zeros);
   stored.copy(to, first, count, reinterpret_cast<const std::byte*>(zeros));
 }
 
 void check(const PackedRows& job, const Stored& stored) {
   const bool is_encodable =
       wanted_rows(job.target) != RowType::q8 || job.target == WeightFormat::q8 || job.target == WeightFormat::q4m;
-  if (stored.target != job.target && (stored.copy != nullptr || !is_encodable)) {
+  const bool is_decoded = stored.copy == nullptr || stored.decoder != nullptr;
+  if (!stored.copies_to(job.target) && !(is_decoded && is_encodable)) {
     throw std::invalid_argument("these stored weights cannot be packed as the target format");
   }
   const int64_t target_block = wanted_rows(job.target) == RowType::q8 ? kBlock : 1;
   if (job.num_inputs % std::max(stored.inputs, target_block) != 0) {
     throw std::invalid_argument("a row's inputs are not a whole number of blocks");
+  }
+  if ((job.stored == "CODES") != (job.codes.table != nullptr)) {
+    throw std::invalid_argument("rows of codes, and no others, need a table");
+  }
+  if ((job.stored == "MXFP4_APART") != (job.block_scales != nullptr)) {
+    throw std::invalid_argument("MXFP4_APART, and no other format, has scales apart");
+  }
+  if (job.stored.starts_with("IQ") && stored.copy == nullptr && job.codebook == nullptr) {
+    throw std::invalid_argument("weights stored as " + job.stored + " need their codebook");
   }
 }
 
@@ -360,7 +387,7 @@ void pack_piece(const PackedRows& job, const Stored& stored) {
         // The processor does not foresee the jumps from row to row: without this, packing took twice the time (Zen 3).
         const std::byte* next = row + (first + count) / stored.inputs * stored.bytes;
         for (int64_t i = 0; i < count / stored.inputs * stored.bytes; i += 64) __builtin_prefetch(next + i);
-        pack_chunk(stored, job.target, to, first, count, row);
+        pack_chunk(job, stored, to, first, count, at);
       }
     }
     output = tile_end;

@@ -26,14 +26,16 @@ class WeightFormat(enum.Enum):
     bf16 = 2
     q4 = 3
     q4m = 4
-    q8 = 5
-    q4k = 6
-    q5k = 7
-    q6k = 8
-    iq4nl = 9
-    iq4xs = 10
-    mxfp4 = 11
-    nvfp4 = 12
+    q5 = 5
+    q5m = 6
+    q8 = 7
+    q4k = 8
+    q5k = 9
+    q6k = 10
+    iq4nl = 11
+    iq4xs = 12
+    mxfp4 = 13
+    nvfp4 = 14
 
 class KvFormat(enum.Enum):
     f32 = 0
@@ -95,8 +97,10 @@ def packed_bytes(format: WeightFormat, num_outputs: int, num_inputs: int) -> int
 class PackedRows:
     def __init__(
         self, stored: str, rows: int, num_rows: int, num_inputs: int, row_stride_bytes: int, packed: int,
-        first_output: int, target: WeightFormat, row_order: int = 0,
+        first_output: int, target: WeightFormat, row_order: int = 0, codebook: int = 0,
+        block_scales: int = 0,
     ) -> None: ...  # fmt: skip
+    def set_codes(self, table: int, scales: int, zeros: int, groups: int, num_groups: int) -> None: ...
 
 def pack_rows(jobs: Sequence[PackedRows], num_threads: int = 1) -> None: ...
 def quantize_rows(

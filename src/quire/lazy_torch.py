@@ -16,17 +16,21 @@ if TYPE_CHECKING:
     from torch import Tensor as Tensor
     from torch.nn import functional as functional
 
-INSTALL = "pip install 'quire[torch]'"
+INSTALL = "pip install 'quire[{}]'"
+OP_BY_OP = "a model that runs op by op"
 
 
-def require_torch(purpose: str) -> Any:
-    """Import PyTorch. Raises: MissingExtraError with what needs it, as in "device='cuda'", and how to install it."""
+def require_torch(purpose: str, extra: str = "torch") -> Any:
+    """Import PyTorch. Raises: MissingExtraError with what needs it, as in "device='cuda'", and how to install it.
+
+    `extra`: of Quire's, which includes PyTorch and whatever else the purpose needs.
+    """
     try:
         return importlib.import_module("torch")
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise MissingExtraError(f"{purpose} needs PyTorch: {INSTALL}") from None
+        raise MissingExtraError(f"{purpose} needs PyTorch: {INSTALL.format(extra)}") from None
 
 
 def is_loaded() -> bool:

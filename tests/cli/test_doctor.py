@@ -1,5 +1,6 @@
 """`quire doctor`: healthy, unhealthy, and checks that break."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,17 @@ def test_hub_token_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_versions_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    for version, status in (("2.13.0+cpu", OK), ("2.10.1", NOTE), ("2.14.0", NOTE), (None, PROBLEM)):
+    for version, status in (("2.13.0+cpu", OK), ("2.10.1", NOTE), ("2.14.0", NOTE)):
         monkeypatch.setattr(doctor, "package_version", lambda name, version=version: version)
         assert doctor.check_torch().status == status
+
+
+@pytest.mark.parametrize(("has_driver", "status"), [(False, OK), (True, NOTE)])
+def test_missing_torch_is_worth_a_note_only_beside_a_gpu(
+    has_driver: bool, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr("quire.runtime.hardware.has_gpu_driver", lambda: has_driver)
+    finding = doctor.check_torch()
+    assert finding.status == status
+    assert "pip install 'quire[torch]'" in finding.advice

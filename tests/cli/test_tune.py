@@ -27,7 +27,6 @@ from tests.cli.tiny_directory import make_tiny_directory
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Make a tiny model, and a directory that keeps what is found for it."""
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.delenv("QUIRE_PLAN_CACHE", raising=False)
     monkeypatch.setattr(ModelRegistry, "_registered", {})
     return str(make_tiny_directory(tmp_path / "model"))
 
@@ -75,8 +74,8 @@ def test_tuning_of_more_threads_than_there_are_is_not_used(model: str) -> None:
     assert resolve_config(options, checkpoint).hardware.num_threads == hardware.num_threads
 
 
-def test_nothing_is_kept_where_the_cache_is_switched_off(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QUIRE_PLAN_CACHE", "0")
+def test_nothing_is_kept_where_the_cache_cannot_be_written(model: str, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file where the directory should be")
     options, checkpoint = opened(model)
     assert not keep_tuning(Tuning(1, 8, None, "found"), detect_hardware("cpu"), options, checkpoint)
 

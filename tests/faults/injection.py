@@ -25,7 +25,7 @@ from quire.text.tokenizer import Tokenizer
 from quire.types import RequestResult, SchedulerOutput, StepResult
 
 if TYPE_CHECKING:
-    from quire.parallel.executor import Executor  # it imports torch, which a fake executor never needs
+    from quire.parallel.executor import Executor
 
 logger = logging.getLogger("quire.engine")
 KNOWN_FAULTS = {

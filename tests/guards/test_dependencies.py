@@ -11,7 +11,7 @@ from tests.guards.sources import nodes
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-OPTIONAL = [item for extra in ("hf", "otel") for item in PROJECT["optional-dependencies"][extra]]
+OPTIONAL = [item for extra in ("torch", "hf", "ray", "otel") for item in PROJECT["optional-dependencies"][extra]]
 """Imported only where it is asked for."""
 
 
@@ -47,7 +47,13 @@ def test_each_dependency_has_its_reason() -> None:
 def test_all_that_is_installed_by_name_is_pinned() -> None:
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     extras = PROJECT["optional-dependencies"]
-    wanted = names(PROJECT["dependencies"]) | names(extras["test"]) | names(extras["dev"]) | names(build)
+    wanted = (
+        names(PROJECT["dependencies"])
+        | names(extras["test"])
+        | names(extras["dev"])
+        | names(extras["torch"])
+        | names(build)
+    )
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = {line.split("==")[0] for line in lines if "==" in line}
     assert wanted - {"quire"} <= pinned
@@ -57,4 +63,4 @@ def test_doctor_checks_the_declared_versions() -> None:
     python, torch = (".".join(map(str, version)) for version in (MIN_PYTHON, TORCH_VERSIONS[0]))
     above = ".".join(map(str, TORCH_VERSIONS[1]))
     assert PROJECT["requires-python"] == f">={python}"
-    assert f"torch>={torch},<{above}" in PROJECT["dependencies"]
+    assert PROJECT["optional-dependencies"]["torch"] == [f"torch>={torch},<{above}"]

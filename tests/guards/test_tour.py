@@ -70,8 +70,7 @@ def test_greedy_decode_step_enters_few_files(directory: Path) -> None:
     assert len(files) <= MAX_FILES, files
 
 
-def test_table_is_the_way_of_a_model_to_its_plan(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QUIRE_PLAN_CACHE", "0")  # the way of a model that was not traced before
+def test_table_is_the_way_of_a_model_to_its_plan(directory: Path) -> None:
     expected, _ = stations("Two ways to run a model")
     assert len(expected) == 7
     entered = functions_entered(lambda: make_engine(directory))

@@ -14,7 +14,7 @@ from quire.kernels.rms_norm import rms_norm
 
 def forget_choices() -> None:
     """Let all kernels read the environment again."""
-    for kernel in registry.KERNELS:
+    for kernel in registry.KERNELS.values():
         kernel.chosen.clear()
 
 

@@ -11,9 +11,8 @@ from quire.runtime.batch import RequestStates, StepLayout, lay_out
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.eager import load_model
 from quire.runtime.forward import EagerForward, Forward, PlannedForward
-from quire.runtime.plan.emit import PlanLimits
-from quire.runtime.plan.load import plan_model
-from quire.runtime.plan.record import planned_model
+from quire.runtime.plan.emit import PlanLimits, PlannedModel
+from quire.runtime.plan.load import load_plan
 from quire.runtime.worker import Worker, kv_layers
 from quire.sampling.state import SamplingState
 from quire.sampling_params import SamplingParams
@@ -61,10 +60,10 @@ def make(kind: str, num_threads: int = 1) -> Forward:
     if kind == "eager":
         return EagerForward(load_model(config, checkpoint), cache, BLOCK_SIZE, torch.device("cpu"))
     CACHES.append(cache)  # a plan has its addresses only
-    program, weights = plan_model(config, checkpoint, cache.layer_groups)
+    program, weights = load_plan(config, checkpoint, cache.layer_groups)
     limits = PlanLimits(max_tokens=64, max_requests=16, max_logit_rows=MAX_LOGIT_ROWS)
     return PlannedForward(
-        planned_model(program, weights, kv_layers(config, cache), limits, num_threads),
+        PlannedModel(program, weights, kv_layers(config, cache), limits, num_threads),
     )
 
 

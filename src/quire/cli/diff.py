@@ -11,6 +11,7 @@ from quire.cli.options import environment_name
 from quire.cli.output import Output
 from quire.cli.show import open_model
 from quire.config import EngineOptions
+from quire.lazy_torch import require_torch
 
 if TYPE_CHECKING:
     from quire.insight.diff import Row
@@ -43,6 +44,7 @@ def diff_command(model: str, ref: str, prompt: str, tolerance: float, shows_all:
     from quire.insight.diff import bisect_kernels, compare_with_hf, first_departure
     from quire.weights.sources import resolve_source
 
+    require_torch("quire diff", extra="hf")
     output = output_of()
     options = EngineOptions(model=model)
     checkpoint = open_model(model, None, output)

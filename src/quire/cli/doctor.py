@@ -102,11 +102,15 @@ def check_python() -> Finding:
 
 def check_torch() -> Finding:
     """Check that torch, if it is installed, imports and has a supported version."""
-    found = package_version("torch")
-    if found is None:
-        return Finding("torch", OK, f"not installed: needed for GPUs and for models op by op ({INSTALL})")
+    from quire.runtime.hardware import has_gpu_driver
+
+    if importlib.util.find_spec("torch") is None:
+        found = "not installed: models run as plans on the CPU"
+        status = NOTE if has_gpu_driver() else OK
+        return Finding("torch", status, found, f"{INSTALL.format('torch')} adds GPUs, and models op by op")
     import torch
 
+    found = package_version("torch") or torch.__version__
     device = f"CUDA {torch.version.cuda}: {torch.cuda.get_device_name(0)}" if torch.cuda.is_available() else "CPU only"
     numbers = tuple(int(part) for part in found.split("+")[0].split(".")[:2])
     if not TORCH_VERSIONS[0] <= numbers < TORCH_VERSIONS[1]:
@@ -236,7 +240,7 @@ def check_transformers() -> Finding:
     """Report whether architectures that Quire lacks can run."""
     found = package_version("transformers")
     if found is None:
-        advice = "pip install quire[hf] runs architectures that Quire lacks by Transformers' own module"
+        advice = "pip install 'quire[hf]' runs architectures that Quire lacks by Transformers' own module"
         return Finding("transformers", NOTE, "not installed: only Quire's own models run", advice)
     return Finding("transformers", OK, f"{found} runs architectures that Quire lacks, op by op")
 

@@ -17,6 +17,7 @@ from quire.cli.options import OF_REPLICAS, chosen_options, option_flags
 from quire.cli.output import Output, open_file
 from quire.cli.server_client import ServerClient, find_url, url_option
 from quire.config import EngineOptions
+from quire.lazy_torch import require_torch
 from quire.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ def trace_command(
         if target.suffix == ".jsonl":
             raise click.UsageError(f"{words[0]} is a recording already: name a .json or .html file with -o")
         return _convert(Path(words[0]), target, output)
+    if torch_profiler:
+        require_torch("--torch-profiler")
     recording = target.with_suffix(".jsonl")
     with open_file("-o", recording) as file:
         if attach:
@@ -117,9 +120,6 @@ def _record_prompt(
 def _torch_profile(is_wanted: bool) -> "AbstractContextManager[TorchProfile | None]":
     if not is_wanted:
         return nullcontext()
-    from quire.lazy_torch import require_torch
-
-    require_torch("--torch-profiler")
     from quire.insight.torch_profile import TorchProfile
 
     return TorchProfile()

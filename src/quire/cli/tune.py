@@ -59,7 +59,7 @@ def tune_command(model: str | None, rounds: int, clear: bool, **values: Any) -> 
     elif is_kept:
         output.result(f"kept: {tuned.tuning.found}   undo: quire tune --clear")
     else:
-        output.result(f"found, but not kept (the cache directory, or QUIRE_PLAN_CACHE=0): {tuned.tuning.found}")
+        output.result(f"found, but not kept (the cache directory cannot be written): {tuned.tuning.found}")
 
 
 def _print(tuned: "Tuned", output: Output) -> None:

@@ -1,6 +1,6 @@
 """From options to a running engine: source → checkpoint → model → hardware → decisions → executor → engine.
 
-The one place where all parts meet. The tokenizer is read in a second thread while the weights load.
+The one place where all parts meet. A second thread loads the tokenizer while native code packs the weights.
 Next to read: `resolve.py` for the decisions, `llm_engine.py` for what comes out.
 """
 
@@ -82,7 +82,10 @@ def build_engine(
         loading = pool.submit(_timed_tokenizer, packs, tokenizer, options, checkpoint, config.model.vocab_size)
 
         def report(*news: Any) -> None:
-            """Let the tokenizer begin when native code packs the weights: both need the interpreter's lock before."""
+            """Report progress, and let the tokenizer load from the first report on.
+
+            Weights are packed from then on, without the interpreter's lock; before, both threads would wait for it.
+            """
             packs.set()
             (progress or ignore_progress)(*news)
 

@@ -24,7 +24,7 @@ from quire.text.tokenizer import Tokenizer
 from quire.types import RequestStatus, SchedulerOutput, SequenceUpdate, StepResult
 
 if TYPE_CHECKING:
-    from quire.parallel.executor import Executor  # it imports torch, which an engine with a fake executor never needs
+    from quire.parallel.executor import Executor
 
 MAX_IDLE_STEPS = 1000
 """Steps in a row that compute nothing while requests wait: more means that the scheduler is stuck."""
@@ -83,7 +83,7 @@ class LLMEngine:
     @classmethod
     def from_options(cls, model: str = "smollm2", **kwargs: Any) -> "LLMEngine":
         """Load a model by the fields of `EngineOptions`. Raises: ConfigError, ModelError, CapacityError."""
-        from quire.engine.build import build_engine  # imports torch, and this file
+        from quire.engine.build import build_engine  # it imports this file
 
         return build_engine(EngineOptions.from_kwargs(model, **kwargs))
 

@@ -379,7 +379,6 @@ class Tour:
 def rank_stop(rank: "RankModel", tp: int, num_tokens: int) -> Stop:
     """Return the stop that shows one rank of `tp`: the shapes of its weights, and the sums between them."""
     from quire.insight.explain.rank_model import split_name
-    from quire.kernels.collective import AllGather, AllReduce
 
     rows: dict[tuple[str, tuple[int, ...], tuple[int, ...]], int] = {}
     for weight in rank.weights:
@@ -390,26 +389,26 @@ def rank_stop(rank: "RankModel", tp: int, num_tokens: int) -> Stop:
         f"{count:3}× {role}: {list(whole)} in all, {list(mine)} on rank 0"
         for (role, whole, mine), count in rows.items()
     ]
-    sums = [item for item in rank.body if isinstance(item, AllReduce)]
+    sums = [item.collective for item in rank.body if item.collective]
     order = []
     for item in rank.body:
-        name = rank.names.get(id(getattr(item, "weight", None)))
-        if isinstance(item, AllReduce):
+        weight = item.named_weight
+        if item.collective:
             order.append("all-reduce")
-        elif name is not None and type(item).__name__ != "Norm":
-            order.append(split_name(name)[1].removesuffix(".weight"))
+        elif weight is not None and len(weight.shape) == 2:
+            order.append(split_name(rank.names[id(weight)])[1].removesuffix(".weight"))
         if len(order) > 1 and order.count("all-reduce") > 2:
             break
     lines.append(f"order in the first layer: {', '.join(order)}, …")
     if sums:
-        row_bytes = sums[0].out.width * sums[0].value_bytes
+        row_bytes = sums[0].width * sums[0].value_bytes
         lines.append(
-            f"{len(sums)} all-reduces in a step, each of T · {sums[0].out.width} values · {sums[0].value_bytes} B:"
+            f"{len(sums)} all-reduces in a step, each of T · {sums[0].width} values · {sums[0].value_bytes} B:"
             f" {num_tokens * row_bytes / 1e3:.3g} kB in the prefill, {row_bytes / 1e3:.3g} kB in a decode"
         )
-    gathers = [item for item in rank.head if isinstance(item, AllGather)]
+    gathers = [item.collective for item in rank.head if item.collective and not item.collective.is_sum]
     if gathers:
-        lines.append(f"{len(gathers)} all-gather of the logits, {gathers[0].out.width} values a row")
+        lines.append(f"{len(gathers)} all-gather of the logits, {gathers[0].width} values a row")
     why = (
         "Of two products in a row, the first is split by outputs and the second by inputs. So a rank needs the"
         " other ranks only after the second product, to sum. These shapes are what rank 0 would load; one process"

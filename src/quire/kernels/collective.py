@@ -7,7 +7,9 @@ Next to read: `layers/group.py`.
 from dataclasses import dataclass
 from typing import Any
 
-from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, StepShape
+from quire.kernels.elementwise import SoftCap
+from quire.kernels.instruction import Buffer, Collective, Columns, Cost, Emitter, Instruction, StepShape, Work
+from quire.kernels.likeliest import Likeliest
 from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.tracing import Call, Symbol
 
@@ -51,20 +53,24 @@ class AllReduce(Instruction):
         to.push("all_reduce", x=x, out=out, width=self.x.width, exchange=to.exchange(), add=self.add)
 
     @property
-    def value_bytes(self) -> int:
-        """Bytes of a value that is sent."""
-        return self.ring_bytes or 4
+    def collective(self) -> Collective:
+        return self._collective(is_sum=True)
 
-    def num_bytes(self, step: StepShape) -> int:
-        """Bytes of the result: T · width · bytes."""
-        return step.num_tokens * self.out.width * self.value_bytes
+    def _collective(self, *, is_sum: bool) -> Collective:
+        is_ring, value_bytes = self.ring_bytes is not None, self.ring_bytes or 4
+        return Collective(is_sum, self.x, self.out.width, value_bytes, self.num_ranks, is_ring)
+
+    def explain(self, step: StepShape) -> list[Work]:
+        one = self.collective
+        formula = f"{step.num_tokens} · {one.width} · {one.value_bytes} = {one.num_bytes(step)} B of result"
+        return [Work(f"{type(self).__name__} of {{before}}", self.cost(step), formula)]
 
     def cost(self, step: StepShape) -> Cost:
         """See `Instruction`. A rank writes its values once to shared memory.
 
         A ring sends each value 2 (N - 1) / N times per rank (Patarasuk & Yuan 2009).
         """
-        num_added, sent = step.num_tokens * self.out.width if self.add else 0, self.num_bytes(step)
+        num_added, sent = step.num_tokens * self.out.width if self.add else 0, self.collective.num_bytes(step)
         if self.ring_bytes:
             sent = 2 * (self.num_ranks - 1) * sent // self.num_ranks
         return Cost(num_added, bytes_sent=sent)
@@ -82,7 +88,15 @@ class AllGather(AllReduce):
     def cost(self, step: StepShape) -> Cost:
         """See `Instruction`. A ring sends each share but one once per rank."""
         num_times = self.num_ranks - 1 if self.ring_bytes else 1
-        return Cost(bytes_sent=num_times * step.num_tokens * self.x.width * self.value_bytes)
+        return Cost(bytes_sent=num_times * step.num_tokens * self.x.width * self.collective.value_bytes)
+
+    @property
+    def collective(self) -> Collective:
+        return self._collective(is_sum=False)
+
+    def likeliest(self, before: Likeliest | None) -> Likeliest | None:
+        """See `Instruction`. Ranks compare the largest results of each instead."""
+        return before
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -124,5 +138,12 @@ def _lower_sum(to: Lowering, call: Call) -> None:
 
 @lowers("all_gather")
 def _lower_columns(to: Lowering, call: Call) -> None:
+    """Fused: a cap that alone reads the result. Each rank caps its share before it is sent, with the same result."""
     x, num_ranks, ring_bytes = call.arguments
-    to.append(AllGather(to.columns(x), to.result(call), num_ranks, ring_bytes))
+    source, users = to.columns(x), to.users(call)
+    if [user.operation for user in users] == ["soft_cap"]:
+        (call,), share = users, Columns(Buffer(source.width), 0, source.width)
+        to.take_in(call)
+        to.append(SoftCap(source, share.buffer, call.arguments[1]))
+        source = share
+    to.append(AllGather(source, to.result(call), num_ranks, ring_bytes))

@@ -3,12 +3,13 @@
 Next to read: `instruction.py`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from quire.kernels.case import Arguments, Check, random
 from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, StepShape
+from quire.kernels.likeliest import Likeliest
 from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.registry import kernel
 from quire.kernels.tracing import SIZES, Call, NotTraceableError, Symbol, same_sizes
@@ -109,6 +110,9 @@ class SoftCap(Instruction):
 
     def cost(self, step: StepShape) -> Cost:
         return Cost(10 * step.num_tokens * self.out.width)
+
+    def likeliest(self, before: Likeliest | None) -> Likeliest | None:
+        return replace(before, soft_cap=self.cap) if before is not None and not before.soft_cap else None
 
 
 @dataclass(eq=False, frozen=True, slots=True)

@@ -31,6 +31,7 @@ class Embed(Instruction):
     Rows are packed 16 to a tile, which share what they are read with.
     """
 
+    is_lookup = True
     weight: Any
     packing: Packing
     out: Buffer

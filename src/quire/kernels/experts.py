@@ -3,14 +3,14 @@
 Next to read: `layers/experts.py`; `native/ops/experts.h` for the order of sums.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 from quire._native import Activation
 from quire.kernels.activations import FORMULAS, OPERATORS
 from quire.kernels.case import Arguments, Check, random
-from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, Packing, StepShape, product_cost
+from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, Packing, Product, StepShape
 from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.registry import kernel
 from quire.kernels.tracing import SIZES, Call, NotTraceableError, Symbol
@@ -83,7 +83,7 @@ def route(
     return torch.zeros_like(logits).scatter(1, chosen, weights.to(logits.dtype))
 
 
-@kernel
+@kernel.with_traits(weight="gate_up")
 def experts(
     x: Tensor,
     weights: Tensor,
@@ -163,31 +163,16 @@ class ExpertGemm(Instruction):
     out: Buffer
 
     @property
-    def num_experts(self) -> int:
-        """X."""
-        return self.route.num_experts
-
-    @property
-    def num_active(self) -> int:
-        """Experts of each token."""
-        return self.route.top_k
-
-    def num_read(self, num_tokens: int) -> float:
-        """Experts that T tokens choose if each draws k of X evenly: X · (1 - (1 - k / X)^T). One token chooses k."""
-        return self.num_experts * (1 - (1 - self.num_active / self.num_experts) ** num_tokens)
+    def product(self) -> Product:
+        return Product(self.weight, self.packing, self.route.num_experts, self.route.top_k)
 
     def cost(self, step: StepShape) -> Cost:
         """The expected cost: which experts are chosen is known when they are."""
-        return self._cost(step, self.num_read(step.num_tokens))
+        return self.product.cost(step, self.bias, self.product.num_read(step.num_tokens))
 
     def measured(self, step: StepShape, counters: Any) -> Cost:
         """The cost of the experts that the last step chose."""
-        return self._cost(step, int((counters(self.route) > 0).sum()))
-
-    def _cost(self, step: StepShape, num_read: float) -> Cost:
-        whole = product_cost(step, tuple(self.weight.shape), self.packing, self.bias)
-        flops = whole.flops * self.num_active // self.num_experts
-        return replace(whole, flops=flops, bytes_read=round(num_read * whole.bytes_read / self.num_experts))
+        return self.product.cost(step, self.bias, int((counters(self.route) > 0).sum()))
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -202,7 +187,7 @@ class ExpertUp(ExpertGemm):
         to.push(
             "expert_up", weight=to.weight(self.weight), bias=to.vector(self.bias), x=to.rows(self.x),
             out=_rows_of_choices(to, self.out, self.route), routed=to.address(self.routed),
-            counts=to.counters(self.route, self.num_experts), num_experts=self.num_experts,
+            counts=to.counters(self.route, self.route.num_experts), num_experts=self.route.num_experts,
             activation=self.activation, alpha=ALPHA, limit=LIMIT if self.is_clamped else 0.0,
             down=to.weight(self.down),
         )  # fmt: skip
@@ -218,7 +203,7 @@ class ExpertDown(ExpertGemm):
         to.push(
             "expert_down", weight=to.weight(self.weight), bias=to.vector(self.bias),
             x=_rows_of_choices(to, self.x.buffer, self.route), out=to.rows(self.out), routed=to.address(self.routed),
-            counts=to.counters(self.route, self.num_experts), num_experts=self.num_experts, add=self.add,
+            counts=to.counters(self.route, self.route.num_experts), num_experts=self.route.num_experts, add=self.add,
         )  # fmt: skip
 
 

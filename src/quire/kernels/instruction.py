@@ -1,20 +1,33 @@
-"""Buffers, instructions on them, and their costs: a plan before it has addresses.
+"""Instructions, the buffers they read and write, and their costs: a plan before it has addresses.
 
-An operation's instruction is declared beside the operation (`rms_norm/__init__.py`). Its fields are buffers, parameters
-(`torch.nn.Parameter`, by identity) and numbers; `emit` gives them addresses and calls the native op. Must not know
-models. Next to read: `lowering.py`, which makes instructions, then `runtime/plan/emit.py`.
+Each operation's module declares its instruction (`rms_norm.py`). An instruction names its weights by the model's own
+parameter objects, which have shapes and no values; the packed values belong to `runtime/plan/packed_weights.py`. `emit`
+looks up the addresses of buffers and weights and adds the native op. Must not know models.
+Next to read: `lowering.py`, which makes instructions, then `runtime/plan/emit.py`.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from quire._native import KvFormat, RowType, WeightFormat, has_tiles, packed_bytes, wanted_rows
+from quire._native import (
+    KvAhead,
+    KvFormat,
+    KvLayer,
+    Rows,
+    RowType,
+    Weight,
+    WeightFormat,
+    has_tiles,
+    packed_bytes,
+    wanted_rows,
+)
+from quire.nn import is_parameter
+
+if TYPE_CHECKING:
+    from quire.kernels.likeliest import Likeliest
 
 ROW_ALIGNMENT = 64
-NARROW_KV = (KvFormat.i8, KvFormat.e4m3, KvFormat.e5m2)
-KV_BYTES = {KvFormat.f32: 4, KvFormat.f16: 2, KvFormat.bf16: 2, **dict.fromkeys(NARROW_KV, 1)}
-KV_ARITHMETIC = {**dict.fromkeys(KvFormat, "fp32"), KvFormat.bf16: "bf16", KvFormat.i8: "int8"}
 ROW_ARITHMETIC = {RowType.f32: "fp32", RowType.bf16: "bf16", RowType.q8: "int8"}
 
 
@@ -48,9 +61,10 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """The parts of a packed matrix [N, I], one below another, each with its number of outputs and its format.
+    """The formats of a packed weight [N, I]: from its first row to its last, the number of rows in each format.
 
-    All parts want the same rows (`native/plan/types.h`).
+    A weight has several formats if its layer stacks stored tensors that differ, as Q4_K queries on Q6_K values. A
+    product reads its input once, so all parts multiply rows of one type (`native/plan/types.h`).
     """
 
     parts: tuple[tuple[int, WeightFormat], ...]
@@ -67,11 +81,11 @@ class Packing:
 
     @property
     def rows(self) -> RowType:
-        """The type of rows that a product with it reads."""
+        """The type in which a product with this weight reads its input."""
         return wanted_rows(self.parts[0][1])
 
     def num_bytes(self, num_inputs: int) -> int:
-        """Bytes of the matrix, each part from a whole tile on."""
+        """Bytes of the packed weight; each part fills whole tiles."""
         return sum(packed_bytes(weight_format, count, num_inputs) for count, weight_format in self.parts)
 
 
@@ -119,6 +133,16 @@ class StepShape:
         """T."""
         return sum(count for _, count in self.requests)
 
+    @property
+    def kv_value_bytes(self) -> int:
+        """Bytes of a value in the KV cache."""
+        return {KvFormat.f32: 4, KvFormat.f16: 2, KvFormat.bf16: 2}.get(self.kv_format, 1)
+
+    @property
+    def kv_arithmetic(self) -> str:
+        """The arithmetic of attention: see `Cost`."""
+        return {KvFormat.bf16: "bf16", KvFormat.i8: "int8"}.get(self.kv_format, "fp32")
+
     def num_scores(self, window: int) -> int:
         """Positions attended to, added up over the new tokens. `window` 0: all earlier positions."""
         ends = (range(start + 1, start + count + 1) for start, count in self.requests)
@@ -133,49 +157,121 @@ class StepShape:
         return replace(self, requests=((0, self.num_logit_rows),))
 
 
+@dataclass(frozen=True, slots=True)
+class Product:
+    """The weight [N, I] of a product; of its `num_experts` equal parts each row multiplies with `num_active`."""
+
+    weight: Any
+    packing: Packing
+    num_experts: int = 1
+    num_active: int = 1
+
+    def num_read(self, num_tokens: int) -> float:
+        """Parts that T tokens choose if each draws k of X evenly: X · (1 - (1 - k / X)^T). One token chooses k."""
+        return self.num_experts * (1 - (1 - self.num_active / self.num_experts) ** num_tokens)
+
+    def cost(self, step: StepShape, bias: Any, num_read: float = 1) -> Cost:
+        """2 · T · N · I · k / X operations; `num_read` parts of the weight and the bias are read, each once."""
+        num_outputs, num_inputs = self.weight.shape
+        num_bytes = self.packing.num_bytes(num_inputs) + (0 if bias is None else 4 * num_outputs)
+        rows = self.packing.rows
+        if rows == RowType.q8 and 0 < step.tile_rows <= step.num_tokens:
+            rows = RowType.bf16
+        flops = 2 * step.num_tokens * num_outputs * num_inputs * self.num_active // self.num_experts
+        return Cost(flops, round(num_read * num_bytes / self.num_experts), 0, ROW_ARITHMETIC[rows])
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A sum over all ranks, or else a concatenation, that every rank gets.
+
+    Fields:
+        share: the values of this rank.
+        width, value_bytes: of a row of the result.
+        is_ring: values go round a ring of ranks; otherwise the ranks share memory.
+    """
+
+    is_sum: bool
+    share: Columns
+    width: int
+    value_bytes: int
+    num_ranks: int
+    is_ring: bool
+
+    def num_bytes(self, step: StepShape) -> int:
+        """Bytes of the result: T · width · bytes."""
+        return step.num_tokens * self.width * self.value_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A row of `quire explain`: an instruction's work in one step, or a part of it.
+
+    Fields:
+        name: "{role}" stands for its weight's role in the layer, "{before}" for the name of the product before it.
+        formula: of the FLOPs or bytes, with this step's numbers.
+        shape: m×k×n of a product.
+        uncausal_flops: FLOPs with the scores that the mask drops.
+    """
+
+    name: str
+    cost: Cost
+    formula: str
+    shape: str = ""
+    uncausal_flops: int = 0
+
+
 Counters = Callable[["Instruction"], Any]
 """An instruction's counters as a NumPy array."""
 
 
 class Emitter(Protocol):
-    """Writes down native ops. What it gives for buffers, parameters and KV layers stands for their addresses, which are
-    known when the plan gets its memory: pass it on to `push` as it is."""
+    """Adds native ops to a plan, and knows the addresses of buffers, parameters and KV layers."""
 
     def push(self, op: str, **values: Any) -> None:
         """Add a native op with these fields (`native/ops/`)."""
 
-    def rows(self, value: Buffer | Columns, stride_bytes: int | None = None) -> Any:
+    def rows(self, value: Buffer | Columns, stride_bytes: int | None = None) -> Rows:
         """The `Rows` of a value. `stride_bytes`: from row to row, None for those of the buffer."""
 
-    def address(self, value: Buffer | Columns) -> Any:
+    def address(self, value: Buffer | Columns) -> int:
         """Address of the first row."""
 
-    def weight(self, parameter: Any) -> Any:
+    def weight(self, parameter: Any) -> Weight:
         """The `Weight` of a matrix."""
 
-    def vector(self, parameter: Any) -> Any:
+    def vector(self, parameter: Any) -> int:
         """Address of a vector's fp32 values; 0 for None."""
 
-    def constant(self, values: Any) -> Any:
+    def constant(self, values: Any) -> int:
         """Address of a copy of a tensor in fp32."""
 
-    def counters(self, instruction: "Instruction", count: int) -> Any:
+    def counters(self, instruction: "Instruction", count: int) -> int:
         """Address of int32 counters that an instruction keeps from step to step, zero at first."""
 
-    def kv_layer(self, layer_index: int) -> Any:
+    def kv_layer(self, layer_index: int) -> KvLayer:
         """The `KvLayer` of one layer."""
 
-    def exchange(self) -> Any:
+    def exchange(self) -> int:
         """Address of the `Exchange` with other ranks."""
 
-    def ahead(self, instruction: "Instruction") -> Any:
+    def ahead(self, instruction: "Instruction") -> KvAhead | None:
         """The `KvAhead` that a product may fetch; None if there is none."""
 
 
 class Instruction:
-    """Base of all instructions: frozen dataclasses, compared by identity."""
+    """Base of all instructions: frozen dataclasses, compared by identity.
+
+    What others must know of an instruction is a trait: one of the attributes and methods from `is_attention` on, each
+    with the value of an ordinary instruction. Nothing asks for an instruction's class.
+    Fields that mean the same everywhere: `weight` a parameter, `packing` its format, `layer_index` a layer's cache.
+    Traits: `is_attention`: it multiplies queries with keys and values of the cache. `is_lookup`: it reads rows of a
+        table by id. `is_repeated`: it reads nothing but positions, so that each pipeline stage has its own.
+        `fetches_ahead`: it calls `Emitter.ahead`.
+    """
 
     __slots__ = ()
+    is_attention = is_lookup = is_repeated = fetches_ahead = False
 
     def emit(self, to: Emitter) -> None:
         """Add the native op."""
@@ -190,9 +286,62 @@ class Instruction:
         return self.cost(step)
 
     @property
+    def product(self) -> Product | None:
+        """The product that it computes; None if it computes none."""
+        return None
+
+    @property
+    def collective(self) -> Collective | None:
+        """The value that all ranks get by it; None if it is no sum or concatenation over ranks."""
+        return None
+
+    @property
+    def ahead(self) -> tuple[int, int] | None:
+        """The layer and the window of the keys that products before it may fetch; None if it has no use for them."""
+        return None
+
+    @property
+    def cache_layer(self) -> int | None:
+        """The layer whose cache it reads or writes."""
+        return getattr(self, "layer_index", None)
+
+    @property
+    def named_weight(self) -> Any:
+        """The parameter whose role in the layer names it."""
+        return getattr(self, "weight", None)
+
+    def cache_bytes_read(self, step: StepShape) -> int:
+        """Bytes of the cache among the bytes that it reads."""
+        return 0
+
+    def likeliest(self, before: "Likeliest | None") -> "Likeliest | None":
+        """The instruction that finds the largest of its results without writing them; None if there is none.
+
+        `before`: the same for the instruction whose results it reads.
+        """
+        return None
+
+    def explain(self, step: StepShape) -> list[Work]:
+        """The rows that `quire explain` shows for it."""
+        cost, name, num_rows = self.cost(step), type(self).__name__, step.num_tokens
+        if self.product is None:
+            return [Work(name if self.named_weight is None else f"{name} {{role}}", cost, f"{num_rows} rows")]
+        one, (num_outputs, num_inputs) = self.product, self.product.weight.shape
+        num_rows, num_outputs = num_rows * one.num_active, num_outputs // one.num_experts
+        formula = f"2 · {num_rows} · {num_inputs} · {num_outputs} FLOP; weight {cost.bytes_read} B read once"
+        if one.num_experts > 1:
+            formula += f", {one.num_read(step.num_tokens):.3g} of {one.num_experts} experts"
+        return [Work("{role}", cost, formula, f"{num_rows}×{num_inputs}×{num_outputs}")]
+
+    @property
     def buffers(self) -> list[Buffer]:
         """The buffers that it reads or writes."""
         return [value.buffer if isinstance(value, Columns) else value for _, value in self._values()]
+
+    @property
+    def parameters(self) -> list[Any]:
+        """The model's parameters that it reads."""
+        return [value for _, value in self._fields() if is_parameter(value)]
 
     def describe(self, num_rows: int) -> str:
         """Name, shapes and types for one step, as traces show them."""
@@ -200,17 +349,19 @@ class Instruction:
         for name, value in self._values():
             buffer = value.buffer if isinstance(value, Columns) else value
             shown.append(f"{name} [{num_rows}, {value.width}] {buffer.type.name}")
-        weight, packing = getattr(self, "weight", None), getattr(self, "packing", None)
+        weight, packing = self.named_weight, getattr(self, "packing", None)
         if weight is not None:
             shown.append(f"weight {list(weight.shape)}{f' {packing.name}' if packing else ''}")
         return f"{type(self).__name__}: {', '.join(shown)}"
 
     def _values(self) -> Iterator[tuple[str, Buffer | Columns]]:
+        return ((name, value) for name, value in self._fields() if isinstance(value, Buffer | Columns))
+
+    def _fields(self) -> Iterator[tuple[str, Any]]:
+        """Yield each field's name and value, of a tuple each item."""
         for field in fields(self):  # type: ignore[arg-type]  # all subclasses are dataclasses
             value = getattr(self, field.name)
-            for item in value if isinstance(value, tuple) else (value,):
-                if isinstance(item, Buffer | Columns):
-                    yield field.name, item
+            yield from ((field.name, item) for item in (value if isinstance(value, tuple) else (value,)))
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -227,13 +378,3 @@ class Convert(Instruction):
 
     def cost(self, step: StepShape) -> Cost:
         return Cost()
-
-
-def product_cost(step: StepShape, shape: tuple[int, ...], packing: Packing, bias: Any) -> Cost:
-    """The cost of a linear layer [N, I]: 2 · T · N · I operations, its weight and bias read once."""
-    num_outputs, num_inputs = shape
-    num_bytes = packing.num_bytes(num_inputs) + (0 if bias is None else 4 * num_outputs)
-    rows = packing.rows
-    if rows == RowType.q8 and 0 < step.tile_rows <= step.num_tokens:
-        rows = RowType.bf16
-    return Cost(2 * step.num_tokens * num_outputs * num_inputs, num_bytes, 0, ROW_ARITHMETIC[rows])

@@ -12,16 +12,7 @@ from typing import Any
 
 from quire._native import RowType, latent_cost
 from quire.kernels.case import Arguments, Check, random
-from quire.kernels.instruction import (
-    KV_BYTES,
-    Buffer,
-    Columns,
-    Cost,
-    Emitter,
-    Instruction,
-    Packing,
-    StepShape,
-)
+from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, Packing, StepShape
 from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.paged_attention import AttentionStep
 from quire.kernels.registry import kernel
@@ -34,7 +25,7 @@ MAX_ENTRY, MAX_HEAD = 576, 512
 """Values per token in the cache, and of a head's queries and values: what fits a thread's scratch."""
 
 
-@kernel
+@kernel.with_traits(writes_cache=True, takes_in=("rope",))
 def write_latent(latent: Tensor, rotary: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
     """Store each token's latent and its rotary key in its slot.
 
@@ -50,7 +41,7 @@ def write_latent(latent: Tensor, rotary: Tensor, kv_cache: Tensor, slot_mapping:
     kv_cache[slot_mapping // block_size, slot_mapping % block_size] = entries.to(kv_cache.dtype)
 
 
-@kernel
+@kernel.with_traits(takes_in=("rope",))
 def latent_attention(
     q: Tensor,
     up: Tensor,
@@ -141,6 +132,7 @@ class WriteLatent(Instruction):
 class LatentAttend(Instruction):
     """Attention of `num_heads` heads to the cache's latents, each request in the cheaper form."""
 
+    is_attention = True
     q: Columns
     weight: Any
     packing: Packing
@@ -167,19 +159,17 @@ class LatentAttend(Instruction):
         )  # fmt: skip
 
     def cost(self, step: StepShape) -> Cost:
-        rank, rotary, *_ = self.sizes
         flops = sum(self.num_heads * latent_cost(start, count, *self.sizes)[1] for start, count in step.requests)
-        return Cost(flops, self.weight_bytes + step.num_positions(0) * entry_bytes(step, rank + rotary))
+        return Cost(flops, self.packing.num_bytes(self.weight.shape[1]) + self.cache_bytes_read(step))
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the projection, which a step reads beside the cache."""
-        return self.packing.num_bytes(self.weight.shape[1])
+    def cache_bytes_read(self, step: StepShape) -> int:
+        rank, rotary, *_ = self.sizes
+        return step.num_positions(0) * entry_bytes(step, rank + rotary)
 
 
 def entry_bytes(step: StepShape, size: int) -> int:
     """Bytes of one token in one layer's cache; int8 has an fp32 scale for each token."""
-    return size * KV_BYTES[step.kv_format] + (4 if KV_BYTES[step.kv_format] == 1 else 0)
+    return size * step.kv_value_bytes + (4 if step.kv_value_bytes == 1 else 0)
 
 
 @lowers("write_latent")

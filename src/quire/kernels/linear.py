@@ -6,7 +6,8 @@ from typing import Any
 
 from quire._native import Activation
 from quire.kernels.case import Arguments, Check, random
-from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, Packing, StepShape, product_cost
+from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, Packing, Product, StepShape
+from quire.kernels.likeliest import Likeliest
 from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.registry import kernel
 from quire.kernels.tracing import SIZES, Call, NotTraceableError, Symbol
@@ -15,7 +16,7 @@ from quire.lazy_torch import Tensor, functional, torch
 TILE = 16
 
 
-@kernel
+@kernel.with_traits(weight="weight")
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """out = x @ weight.T + bias.
 
@@ -40,9 +41,9 @@ def _packed(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def pack_weight(weight: Tensor) -> Tensor:
-    """The weight in the layout that `linear` reads fastest on its device; the same tensor where there is none.
+    """Return the weight in the layout that `linear` reads fastest on its device, or the same tensor if it has none.
 
-    Exact: values are moved, not changed. Only `linear` can read the result.
+    Values are moved, not changed. Only `linear` can read the result.
     Shapes: weight [O, I]. Dtypes: any; bf16 and fp32 are packed on CPU.
     """
     is_chosen = linear.version_on(weight.device.type) == "packed" and torch.backends.mkldnn.is_available()
@@ -56,6 +57,7 @@ def pack_weight(weight: Tensor) -> Tensor:
 class Gemm(Instruction):
     """A linear layer, then its activation or gate, and with `add` the sum with what is in `out`."""
 
+    fetches_ahead = True
     weight: Any
     bias: Any
     packing: Packing
@@ -72,12 +74,21 @@ class Gemm(Instruction):
         )  # fmt: skip
 
     def cost(self, step: StepShape) -> Cost:
-        return product_cost(step, tuple(self.weight.shape), self.packing, self.bias)
+        return self.product.cost(step, self.bias)
+
+    @property
+    def product(self) -> Product:
+        return Product(self.weight, self.packing)
+
+    def likeliest(self, before: Likeliest | None) -> Likeliest | None:
+        if self.activation != Activation.none or self.add:
+            return None
+        return Likeliest(self.weight, self.bias, self.packing, self.x)
 
 
 @lowers("linear")
 def _lower(to: Lowering, call: Call) -> None:
-    """Fused with the product: the activation or the sum that alone reads its result."""
+    """Lower the product together with the activation, gate or sum that follows, if nothing else reads the product."""
     x, weight, bias = call.arguments
     packing = to.packing_of(weight)
     source = to.typed(x, packing.rows)

@@ -11,16 +11,13 @@ from typing import Any
 
 from quire._native import RowType
 from quire.kernels.instruction import Buffer, Columns, Convert, Instruction, Packing
+from quire.kernels.registry import KERNELS
 from quire.kernels.tracing import Call, NotTraceableError, Symbol
 
 Lower = Callable[["Lowering", Call], None]
 LOWERS: dict[str, Lower] = {}
 """By operation, filled when the operations' modules are imported."""
 BLOCK = 32
-CACHE_WRITES = ("write_kv", "write_latent")
-"""Their results are read by attention, through the cache."""
-WEIGHT_ARGUMENTS = {"linear": 1, "experts": 2}
-"""Products: the position of the weight with which they multiply their first argument."""
 
 
 def lowers(*operations: str) -> Callable[[Lower], Lower]:
@@ -59,11 +56,11 @@ class Lowering:
         self._users.setdefault(result.call, []).append(Call("result", (result,), (), len(calls)))
         # Backwards: what only calls without users read is not computed. A write to the cache is read by attention.
         for call in reversed(calls):
-            if call in self._users or call.operation in CACHE_WRITES:
+            if self._is_used(call):
                 for symbol in call.inputs:
                     self._users.setdefault(symbol.call, []).insert(0, call)
         for call in calls:
-            if (call in self._users or call.operation in CACHE_WRITES) and call not in self._done:
+            if self._is_used(call) and call not in self._done:
                 self._lower(call)
         return self.columns(result)
 
@@ -160,10 +157,10 @@ class Lowering:
 
     # --- Calls that attention takes in --------------------------------------------------------
 
-    def waits(self, call: Call, users: tuple[str, ...]) -> bool:
+    def waits(self, call: Call) -> bool:
         """Return whether a call of a part of one buffer waits until a user takes it in or needs its value.
 
-        Only where nothing but calls of `users` reads these columns: no other instruction may change them meanwhile.
+        Only where every call that reads these columns can take it in: no other instruction may change them meanwhile.
         """
         if call in self._waiting:
             self._waiting.remove(call)
@@ -177,7 +174,7 @@ class Lowering:
             if any(each.call is source and each.start < end and x.start < each.start + each.num_columns
                    for each in user.inputs)
         ]  # fmt: skip
-        waits = is_kept and all(user.operation in users for user in (*self.users(call), *of_columns))
+        waits = is_kept and all(_takes_in(user, call) for user in (*self.users(call), *of_columns))
         if waits:
             self._waiting.add(call)
         return waits
@@ -194,7 +191,16 @@ class Lowering:
 
     def _wanted(self, user: Call, call: Call) -> RowType:
         """The type in which `user` reads a value: fp32, but for a product that reads all of it."""
-        x = user.arguments[0]
-        if user.operation not in WEIGHT_ARGUMENTS or x.call is not call or not x.is_whole:
+        x, kernel = user.arguments[0], KERNELS.get(user.operation)
+        if kernel is None or kernel.weight_index is None or x.call is not call or not x.is_whole:
             return RowType.f32
-        return self.packing_of(user.arguments[WEIGHT_ARGUMENTS[user.operation]]).rows
+        return self.packing_of(user.arguments[kernel.weight_index]).rows
+
+    def _is_used(self, call: Call) -> bool:
+        kernel = KERNELS.get(call.operation)
+        return call in self._users or (kernel is not None and kernel.writes_cache)
+
+
+def _takes_in(user: Call, call: Call) -> bool:
+    kernel = KERNELS.get(user.operation)
+    return kernel is not None and call.operation in kernel.takes_in

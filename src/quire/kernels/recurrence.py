@@ -154,18 +154,8 @@ def _states(
         first += query_len
 
 
-class StateInstruction(Instruction):
-    """Base of the instructions that read and write a part of a state."""
-
-    __slots__ = ()
-
-    def state_bytes_read(self, step: StepShape) -> int:
-        """Bytes of that part which the requests read that have earlier tokens."""
-        raise NotImplementedError
-
-
 @dataclass(eq=False, frozen=True, slots=True)
-class CausalConv(StateInstruction):
+class CausalConv(Instruction):
     """A convolution and its activation."""
 
     x: Columns
@@ -191,10 +181,9 @@ class CausalConv(StateInstruction):
         width, taps = self.out.width, self.num_taps
         vectors = 4 * width * (taps + (self.bias is not None))
         written = len(step.requests) * self.state_bytes
-        return Cost(step.num_tokens * (2 * taps + 10) * width, vectors + self.state_bytes_read(step), written)
+        return Cost(step.num_tokens * (2 * taps + 10) * width, vectors + self.cache_bytes_read(step), written)
 
-    def state_bytes_read(self, step: StepShape) -> int:
-        """See `StateInstruction`."""
+    def cache_bytes_read(self, step: StepShape) -> int:
         return sum(start > 0 for start, _ in step.requests) * self.state_bytes
 
     @property
@@ -204,7 +193,7 @@ class CausalConv(StateInstruction):
 
 
 @dataclass(eq=False, frozen=True, slots=True)
-class Recurrence(StateInstruction):
+class Recurrence(Instruction):
     """A linear recurrence. Each token multiplies a state's values twice, with `delta` three times, and adds as often.
 
     A state's matrices are written when a chunk is full.
@@ -229,7 +218,7 @@ class Recurrence(StateInstruction):
         return self.k.width // self.num_key_heads, self.v.width // self.num_heads
 
     def emit(self, to: Emitter) -> None:
-        options = {} if self.gates is None else {"gates": to.rows(self.gates)}
+        options: dict[str, Any] = {} if self.gates is None else {"gates": to.rows(self.gates)}
         names = ("log_rates", "time_bias", "skip")
         options |= {name: to.vector(vector) for name, vector in zip(names, self.vectors, strict=True)}
         key_size, value_size = self.sizes
@@ -248,10 +237,9 @@ class Recurrence(StateInstruction):
             end = start + count
             ends_chunk = end // CHUNK_TOKENS > start // CHUNK_TOKENS
             written += self._bytes(ends_chunk, min(count, end % CHUNK_TOKENS))
-        return Cost(step.num_tokens * flops, vectors + self.state_bytes_read(step), written)
+        return Cost(step.num_tokens * flops, vectors + self.cache_bytes_read(step), written)
 
-    def state_bytes_read(self, step: StepShape) -> int:
-        """See `StateInstruction`."""
+    def cache_bytes_read(self, step: StepShape) -> int:
         return sum(self._bytes(True, start % CHUNK_TOKENS) for start, _ in step.requests if start > 0)
 
     def _bytes(self, has_matrices: bool, num_tokens: int) -> int:

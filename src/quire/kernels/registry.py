@@ -10,10 +10,11 @@ Next to read: `rms_norm.py`, a small operation.
 
 import functools
 import importlib
+import inspect
 import logging
 import os
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -22,6 +23,8 @@ from quire.kernels.tracing import PLAN_DEVICE, recorder
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Q = ParamSpec("Q")
+U = TypeVar("U")
 
 logger = logging.getLogger("quire.kernels")
 
@@ -32,18 +35,39 @@ class Kernel(Generic[P, T]):
     All versions have the same arguments and results.
     """
 
-    def __init__(self, reference: Callable[P, T]) -> None:
+    def __init__(
+        self,
+        reference: Callable[P, T],
+        *,
+        weight: str | None = None,
+        writes_cache: bool = False,
+        takes_in: Collection[str] = (),
+    ) -> None:
+        """`reference`: the contract. The traits that plans read are given by `@kernel.with_traits`:
+
+        weight: the argument, a parameter, with which a product multiplies its first argument. That is written in the
+            type of rows that the weight's format wants.
+        writes_cache: attention reads its result, through the cache.
+        takes_in: operations on heads which its own instruction does in place, where nothing else reads their result.
+        """
         functools.update_wrapper(self, reference)
+        self.weight_index = None if weight is None else list(inspect.signature(reference).parameters).index(weight)
+        self.writes_cache, self.takes_in = writes_cache, takes_in
         self.function, self.operation = reference.__name__, reference.__module__.rpartition(".")[2]
         self.versions = {"reference": reference}
         self._preferred: dict[str, str] = {}
         self.chosen: dict[str, Callable[P, T]] = {}
-        KERNELS.append(self)
+        KERNELS[self.function] = self
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         first: Any = args[0] if args else next(iter(kwargs.values()))
         device_type: str = first.device.type
         return (self.chosen.get(device_type) or self._choose(device_type))(*args, **kwargs)
+
+    @staticmethod
+    def with_traits(**traits: Any) -> Callable[[Callable[Q, U]], "Kernel[Q, U]"]:
+        """Decorate a reference that has traits: see `Kernel.__init__`."""
+        return lambda reference: Kernel(reference, **traits)
 
     def version(self, name: str, *device_types: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
         """Add a version, which is preferred on devices of these types ("cpu", "cuda")."""
@@ -73,8 +97,8 @@ class Kernel(Generic[P, T]):
 
 kernel = Kernel
 """The decorator."""
-KERNELS: list[Kernel[Any, Any]] = []
-"""Every kernel imported so far."""
+KERNELS: dict[str, Kernel[Any, Any]] = {}
+"""Every kernel imported so far, by the name of its function."""
 
 
 def import_operations() -> None:
@@ -86,7 +110,7 @@ def import_operations() -> None:
 def available_versions() -> dict[str, list[str]]:
     """Per operation the names of its versions, both sorted."""
     import_operations()
-    return dict(sorted((kernel.operation, sorted(kernel.versions)) for kernel in KERNELS))
+    return dict(sorted((kernel.operation, sorted(kernel.versions)) for kernel in KERNELS.values()))
 
 
 @functools.cache

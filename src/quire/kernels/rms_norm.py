@@ -16,7 +16,7 @@ from quire.lazy_torch import Tensor, functional, torch
 SIZES["rms_norm"] = norm_sizes
 
 
-@kernel
+@kernel.with_traits(takes_in=("rope", "rms_norm"))
 def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
     """Scale each row to root mean square 1, then by `weight`, or without one by 1.
 
@@ -70,11 +70,7 @@ class Norm(Instruction):
 def _lower(to: Lowering, call: Call) -> None:
     """Fused: the gates that alone read the result, or the sum, as behind a block that has norms around it."""
     x, weight, epsilon = call.arguments
-    if (
-        len(x.sizes) == 2
-        and (weight is None or len(weight) == x.sizes[-1])
-        and to.waits(call, ("rope", "rms_norm", "write_kv", "paged_attention"))
-    ):
+    if len(x.sizes) == 2 and (weight is None or len(weight) == x.sizes[-1]) and to.waits(call):
         return
     source, users, groups = to.columns(x), to.users(call), x.num_columns // x.sizes[-1]
     gated = _gated(to, call)

@@ -6,13 +6,13 @@ from typing import Any
 
 from quire.kernels.case import Arguments, Check, random
 from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, StepShape
-from quire.kernels.lowering import CACHE_WRITES, Lowering, lowers
+from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.registry import kernel
 from quire.kernels.tracing import SIZES, Call, NotTraceableError, Symbol
 from quire.lazy_torch import Tensor, torch
 
 
-@kernel
+@kernel.with_traits(takes_in=("rope", "rms_norm"))
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the pair (i, i + C/2) of each head by its token's angle of frequency i; values from C on stay.
 
@@ -38,6 +38,7 @@ class Rotary(Instruction):
     A pair of them counts as 40 operations.
     """
 
+    is_repeated = True
     frequencies: Any
     cos: Buffer
     sin: Buffer
@@ -99,7 +100,7 @@ def _lower_rotation(to: Lowering, call: Call) -> None:
 @lowers("rope")
 def _lower_rope(to: Lowering, call: Call) -> None:
     x = call.arguments[0]
-    if not to.waits(call, ("rope", "rms_norm", *CACHE_WRITES, "paged_attention", "latent_attention")):
+    if not to.waits(call):
         to.append(Rope(to.columns(x), to.result(call), x.sizes[0], rotation_of(to, call)))
 
 

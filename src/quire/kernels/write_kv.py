@@ -7,7 +7,7 @@ from quire.kernels.registry import kernel
 from quire.lazy_torch import Tensor, torch
 
 
-@kernel
+@kernel.with_traits(writes_cache=True, takes_in=("rope", "rms_norm"))
 def write_kv(k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
     """Store each token's key and value in its slot.
 

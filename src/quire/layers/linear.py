@@ -1,6 +1,7 @@
-"""`Linear` and its column- and row-parallel versions: dense layers on the `linear` kernel.
+"""`Linear`, `ColumnParallelLinear` and `RowParallelLinear`: dense layers on the kernel `linear`.
 
-A merged projection is one layer with stacked rows; the model's `stacked_params` name the stored tensors of its parts.
+Projections of the same input, as queries, keys and values, are one layer: its weight has their rows one below another.
+Its `stored_parts` name the stored tensors of the parts.
 Next to read: `group.py` for shares, then `attention.py`.
 """
 
@@ -29,21 +30,24 @@ class Linear(nn.Module):
 
 
 class ColumnParallelLinear(Linear):
-    """A linear layer split by outputs: a rank computes its share of each part, as of queries, keys and values.
+    """A linear layer split by outputs: a rank holds its share of the rows of each part, as of queries, keys and values.
 
+    `stored`: the names of the layers beside it that checkpoints store instead, each with one part or several.
     Shapes: x [T, input_size] -> [T, sum of the shares' sizes].
     """
 
-    def __init__(self, input_size: int, parts: Sequence[Share], *, bias: bool = False) -> None:
+    def __init__(
+        self, input_size: int, parts: Sequence[Share], *, bias: bool = False, stored: Sequence[str] = ()
+    ) -> None:
         super().__init__(input_size, sum(part.size for part in parts), bias=bias)
-        partition = Partition(rows=tuple(parts))
-        self.partitions = {"weight": partition, "bias": partition}
+        self.partitions = dict.fromkeys(("weight", "bias"), Partition(rows=tuple(parts)))
+        self.stored_parts = {kind: tuple(f"{name}.{kind}" for name in stored) for kind in self.partitions}
 
 
 class RowParallelLinear(Linear):
-    """A linear layer split by inputs: a rank multiplies its share of them, and all ranks sum their results.
+    """A linear layer split by inputs: a rank holds the weight's columns of its inputs, and all ranks sum their results.
 
-    Rank 0 adds the bias. Shapes: x [T, inputs.size] -> [T, output_size].
+    Only rank 0 adds the bias. Shapes: x [T, inputs.size] -> [T, output_size].
     """
 
     def __init__(self, inputs: Share, output_size: int, group: Group, *, bias: bool = False) -> None:

@@ -30,12 +30,10 @@ CLASSIFIER = "ForSequenceClassification"
 """End of the names of architectures with a classification head instead of one for tokens."""
 FALLBACK = "TransformersForCausalLM"
 """Architecture of any causal language model that Transformers' own module computes."""
-_ADVICE = "pip install quire[hf] lets Transformers' own module compute most of the others. "
+_ADVICE = "pip install 'quire[hf]' lets Transformers' own module compute most of the others. "
 ModelClass = Any
-"""A class like `llama.LlamaForCausalLM`: an nn.Module made of (config, group), with Config, stacked_params, renames and
-compute_logits.
-
-Its instances may have `ignored_tensors`: patterns of the names of stored tensors that the model does not use."""
+"""A class like `llama.LlamaForCausalLM`: an nn.Module made of (config, group), with Config, `layout`, `forward` and
+`compute_logits`."""
 
 
 class ModelRegistry:
@@ -212,7 +210,7 @@ def _architectures(hf_config: Mapping[str, Any]) -> list[str]:
 
 def _fallback() -> ModelClass:
     if find_spec("transformers") is None:
-        raise UnsupportedModelError("model_impl='transformers' needs Transformers: pip install quire[hf]")
+        raise UnsupportedModelError("model_impl='transformers' needs Transformers: pip install 'quire[hf]'")
     require_torch("Transformers' own module")
     return importlib.import_module("quire.models.hf_fallback").TransformersForCausalLM
 
@@ -242,13 +240,15 @@ def _load(architecture: str, model_class: ModelClass | str) -> ModelClass:
     try:
         found = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+            require_torch(f"{model_class}, the model of {architecture},")
         raise UnsupportedModelError(f"{architecture} is registered as {model_class}, which fails: {error}") from error
     _check_model_class(architecture, found)
     return found
 
 
 def _check_model_class(architecture: str, model_class: ModelClass) -> None:
-    needed = ("Config", "stacked_params", "renames", "forward", "compute_logits")
+    needed = ("Config", "layout", "forward", "compute_logits")
     missing = [name for name in needed if not hasattr(model_class, name)]
     if missing or not isinstance(model_class, type):
         raise ConfigError(

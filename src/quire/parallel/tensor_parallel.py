@@ -20,6 +20,7 @@ import msgspec
 from quire.config import EngineConfig
 from quire.errors import EngineDeadError
 from quire.grammar.compiler import GrammarCompiler
+from quire.lazy_torch import OP_BY_OP, require_torch
 from quire.parallel.executor import Executor, InProcessExecutor
 from quire.parallel.rank_messages import BlocksMoved, Step
 from quire.parallel.rank_processes import RankProcesses
@@ -43,6 +44,8 @@ def create_executor(
     grammars: GrammarCompiler | None = None,
 ) -> Executor:
     """Load the model, on as many ranks as the configuration says. Raises: as the `create` of the executor."""
+    if not config.uses_plan:
+        require_torch(OP_BY_OP)  # before ranks start, or the tokenizer is read
     kind = InProcessExecutor if config.num_ranks == 1 else RankExecutor
     return kind.create(config, checkpoint, progress, grammars)
 

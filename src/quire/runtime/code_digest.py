@@ -3,8 +3,6 @@
 import functools
 import hashlib
 from collections.abc import Mapping
-from contextlib import suppress
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +15,12 @@ SOURCES = ("models", "layers", "kernels", "runtime")
 
 @functools.cache
 def code_digest() -> str:
-    """Return a digest of the source that makes programs, of the extension's and PyTorch's version."""
+    """Return a digest of the source that makes programs, and of the extension's version."""
     package, digest = Path(__file__).parents[1], hashlib.sha256(__version__.encode())
     for path in sorted(path for folder in SOURCES for path in (package / folder).rglob("*.py")):
         digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
-    extension, torch = Path(_native.__file__).stat(), PathFinder.find_spec("torch")
+    extension = Path(_native.__file__).stat()
     digest.update(f"{extension.st_size} {extension.st_mtime_ns}".encode())
-    if torch is not None and torch.origin is not None:
-        with suppress(OSError):
-            digest.update((Path(torch.origin).parent / "version.py").read_bytes())
     return digest.hexdigest()
 
 

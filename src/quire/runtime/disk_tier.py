@@ -219,7 +219,7 @@ def fingerprint(config: EngineConfig, checkpoint: Checkpoint, rank: int = 0) -> 
     }
     scheduler = config.scheduler
     parts = [
-        code_digest(), rank, _transformers_version(), _native.isa(), os.environ.get("QUIRE_KERNELS"),
+        code_digest(), rank, _versions(config.uses_plan), _native.isa(), os.environ.get("QUIRE_KERNELS"),
         config.model.hf_config, options, config.device,
         config.dtype, config.kv_dtype, config.keeps_stored_weights, config.uses_plan, config.tile_rows,
         scheduler.block_size, [[group.layer_indices, group.spec] for group in scheduler.kv_cache_groups],
@@ -237,10 +237,12 @@ def fingerprint(config: EngineConfig, checkpoint: Checkpoint, rank: int = 0) -> 
     return digest.digest()
 
 
-def _transformers_version() -> str:
-    """Return the version whose modules may compute a model; empty if there is none."""
+def _versions(uses_plan: bool) -> list[str]:
+    """Return the versions of the libraries that compute a model op by op; none for a plan."""
     from importlib.metadata import PackageNotFoundError, version
 
-    with contextlib.suppress(PackageNotFoundError):
-        return version("transformers")
-    return ""
+    found = []
+    for name in () if uses_plan else ("torch", "transformers"):
+        with contextlib.suppress(PackageNotFoundError):
+            found.append(version(name))
+    return found

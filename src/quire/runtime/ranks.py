@@ -1,9 +1,10 @@
-"""Agreement of a model's ranks during a step: on tokens, and on the number of decode iterations. Rank 0 decides.
+"""Runners and samplers of the ranks that share a model: rank 0 decides the tokens of a step, and when it ends.
 
-Every rank runs the same steps with its own `ModelRunner`. Sums of hidden states and the likeliest tokens are
-collectives of the plan. Rank 0 alone samples, since it alone has the grammars, and alone decides when a step ends,
-since that depends on the clock and on messages. Ranks of earlier stages sample nothing: they are told the tokens.
-Where all rows of a step sample from their `top_k` best logits, each rank sends its best, and no rank gathers logits.
+Every rank runs the same steps with its own `ModelRunner`, on its share of each layer's weights. Partial sums of hidden
+states, and the likeliest tokens of each rank, meet in the plan's collectives. Only rank 0 samples, because only rank 0
+has the grammars; only rank 0 ends a step, because that depends on the clock and on messages. Ranks of earlier stages
+get the tokens with the next step. If every row of a step samples from its `top_k` best logits, each rank sends only its
+own best logits of the row.
 Next to read: `kernels/collective.py`, `links.py`; `parallel/tensor_parallel.py` for the processes.
 """
 
@@ -44,7 +45,7 @@ def check_ranks(config: EngineConfig, checkpoint: Checkpoint) -> None:
 
 
 def max_best(num_columns: int) -> int:
-    """Return the largest `top_k` for which ranks with `num_columns` columns of the logits send fewer bytes so."""
+    """Return the largest `top_k` for which a rank's best logits are no more bytes than its `num_columns` logits."""
     return min(MAX_BEST, 4 * num_columns // KEY_BYTES)
 
 
@@ -86,10 +87,10 @@ def agree(links: Links, is_wanted: bool) -> bool:
 
 
 class Shares:
-    """A rank's share of the vocabulary, and the merging of the ranks' best logits.
+    """This rank's share of the vocabulary, and the merging of all ranks' best logits on rank 0.
 
-    The best `top_k` of a row are among the best `top_k` of each share, so that rank 0 draws the same token from them as
-    from the whole row: `RowSampler::sample_best`.
+    The best `top_k` logits of a row are among the best `top_k` of the ranks' shares. Rank 0 draws the same token from
+    these as from the whole row: `RowSampler::sample_best`.
     """
 
     def __init__(self, vocab_size: int, rows: NativeRowSampler, exchange: _native.Exchange) -> None:
@@ -102,7 +103,7 @@ class Shares:
         return all(state.num_tokens >= state.best_from and state.num_best <= self._max_best for state in states)
 
     def merge(self, logits: Any, states: Sequence[SamplingState]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """Return keys of the largest logits of each row of all shares, on rank 0, and their number in each row.
+        """Send this rank's largest logits of each row; on rank 0 return those of all ranks, as keys, and their number.
 
         Shapes: logits [S, columns of a rank]. Raises: EngineDeadError if a rank is lost.
         """

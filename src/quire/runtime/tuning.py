@@ -42,7 +42,7 @@ class Tuning(msgspec.Struct, frozen=True):
 
 def tuned(hardware: Hardware, options: EngineOptions, checkpoint: Checkpoint) -> Hardware:
     """Return the machine with a model's tuned settings, or as it was if there are none."""
-    if hardware.device != "cpu" or not _directory().is_dir():  # to read the code for the name of a file takes 30 ms
+    if hardware.device != "cpu" or not _directory().exists():  # a digest of all code takes some milliseconds
         return hardware
     path = _path(hardware, options, checkpoint)
     tuning = None if path is None else _read(path)

@@ -13,7 +13,7 @@ from quire.config import NARROW_KV_DTYPES, EngineConfig
 from quire.errors import UnsupportedModelError
 from quire.kernels.tracing import NotTraceableError
 from quire.layers.group import SINGLE
-from quire.lazy_torch import require_torch
+from quire.lazy_torch import OP_BY_OP, require_torch
 from quire.memory_plan import PROMPT_LOGPROB_ROWS
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.disk_tier import open_disk_tier
@@ -86,12 +86,15 @@ class Worker:
         if config.uses_plan:
             group = make_group(config.model.vocab_size, links.exchange)
             try:
-                plan = load_plan(config, checkpoint, config.scheduler.layer_groups, progress, group, links)
+                program, weights = load_plan(
+                    config, checkpoint, config.scheduler.layer_groups, progress, group, links.stage, links.rank
+                )
             except NotTraceableError as error:
                 if config.num_ranks > 1:
                     raise UnsupportedModelError(_RANKS_NEED_PLAN.format(error=error)) from error
                 if config.kv_dtype in NARROW_KV_DTYPES or config.options.quantization is not None:
                     raise UnsupportedModelError(_NEEDS_PLAN.format(error=error)) from error
+                require_torch(f"a plan cannot hold {error}, and running op by op")
                 logger.warning("the model runs op by op, which is slower: a plan cannot hold %s", error)
             else:
                 limits = PlanLimits(
@@ -102,14 +105,12 @@ class Worker:
                     kv_ahead_bytes=config.hardware.kv_ahead_bytes,
                     fetches_experts=config.weights_on_disk,
                 )
-                recording, weights = plan
-                ops = recording.ops
-                if ops.layers is not None:
-                    config = replace(config, scheduler=config.scheduler.of_layers(range(*ops.layers)))
+                if program.layers is not None:
+                    config = replace(config, scheduler=config.scheduler.of_layers(program.layers))
                 cache = CacheEngine(config)
-                planned = PlannedModel(recording, weights, kv_layers(config, cache), limits, self.pool, links.exchange)
+                planned = PlannedModel(program, weights, kv_layers(config, cache), limits, self.pool, links.exchange)
                 return PlannedForward(planned, links), cache
-        torch = require_torch("a model that runs op by op")
+        torch = require_torch(OP_BY_OP)
         from quire.runtime.eager import load_model
 
         device = torch.device(config.device)

@@ -24,6 +24,13 @@ def codebook(name: str) -> np.ndarray:
     return np.array(values, np.float32)[indices].reshape(-1, width)
 
 
+@functools.cache
+def packed_codebook(format_name: str) -> np.ndarray | None:
+    """Return the entries as int8, as native packing reads them; None for formats without a codebook."""
+    name = "IQ1_S" if format_name == "IQ1_M" else format_name
+    return codebook(name).astype(np.int8) if name in _CODEBOOKS else None
+
+
 _CODEBOOKS: dict[str, tuple[int, tuple[int, ...], str]] = {
     "IQ2_XXS": (8, (8, 25, 43), (
         "000621po*D3IGuR6aXLqA^<1=DgZ$ML;z3#SO8%FWB`Bwf&hvDq5uH_1OX5M6#+m2gaMcV00II6A_9T}0R#jD5CkCvBm_VNLIg+zU<82#g"

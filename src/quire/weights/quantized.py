@@ -14,7 +14,7 @@ per 32 and not BF16: of normal weights the error (root mean square) with FP8's o
 the bytes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -131,9 +131,25 @@ class QuantizedTensor(WeightTensor):
         order = None if self.row_order is None else self.row_order[top:bottom]
         return replace(self, shape=(bottom - top, right - left), corner=corner, row_order=order)
 
-    def unstacked(self) -> Iterator[WeightTensor]:
+    def transposed(self) -> WeightTensor:
+        """Raises: UnsupportedModelError."""
+        raise UnsupportedModelError(f"'{self.name}' is quantised with inputs as rows; use the original model")
+
+    def matrix(self, index: int) -> WeightTensor:
         """Raises: UnsupportedModelError."""
         raise UnsupportedModelError(f"'{self.name}' is quantised as a whole stack of matrices; use the original model")
+
+    def in_groups(self) -> tuple[np.ndarray, ...]:
+        """Return codes, the values of codes 0 to 255, scales, zeros, and the group of each column.
+
+        Shapes: uint8 `[rows, I]`, fp32 `[256]`, fp32 `[rows, G]`, fp32 `[rows, G]`, int32 `[I]`.
+        """
+        codes, scales, zeros, groups = self._read()
+        table = self.quantized.table
+        if table is None:
+            table = np.arange(256, dtype=np.uint8).view(codes.dtype).astype(np.float32)
+        zeros = np.ascontiguousarray(np.broadcast_to(zeros, scales.shape), np.float32)
+        return codes.view(np.uint8), table, np.ascontiguousarray(scales), zeros, groups.astype(np.int32)
 
     def to_torch(self, dtype: "torch.dtype") -> "torch.Tensor":
         """Decode to fp32, then round to `dtype`."""

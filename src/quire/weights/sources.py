@@ -1,6 +1,6 @@
 """`resolve_source`: a model name (alias, path, PyPI wheel or hub id) to files on this disk.
 
-Must not open model files, and imports torch, numpy and huggingface_hub only when it needs them. Next to read:
+Must not open model files, and imports numpy and huggingface_hub only when it needs them. Next to read:
 `pypi_wheel.py` and `hub.py`, then `checkpoint.py`, which opens the files.
 """
 

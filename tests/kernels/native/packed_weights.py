@@ -6,6 +6,7 @@ import numpy as np
 
 from quire import _native
 from quire.weights.block_formats import BLOCK_FORMATS, BlockFormat
+from quire.weights.codebooks import packed_codebook
 
 ALL_ISAS = ("scalar", "avx2", "avx_vnni", "avx512", "avx512_bf16", "amx_emulated", "amx")
 ISAS = [isa for isa in ALL_ISAS if _native.isa_supported(isa)]
@@ -16,8 +17,8 @@ ACT_BLOCK = np.dtype([("q", "i1", 32), ("scale", "f4"), ("scaled_sum", "f4"), ("
 """`ActBlock` of native/plan/types.h."""
 
 
-STORED = {"q4": "Q4_0", "q4m": "Q4_1", "q8": "Q8_0", "q4k": "Q4_K", "q5k": "Q5_K", "q6k": "Q6_K",
-          "iq4nl": "IQ4_NL", "iq4xs": "IQ4_XS", "mxfp4": "MXFP4", "nvfp4": "NVFP4"}  # fmt: skip
+STORED = {"q4": "Q4_0", "q4m": "Q4_1", "q5": "Q5_0", "q5m": "Q5_1", "q8": "Q8_0", "q4k": "Q4_K", "q5k": "Q5_K",
+          "q6k": "Q6_K", "iq4nl": "IQ4_NL", "iq4xs": "IQ4_XS", "mxfp4": "MXFP4", "nvfp4": "NVFP4"}  # fmt: skip
 """Return values from which a quantised format is packed without loss."""
 BLOCKS = {**BLOCK_FORMATS, "NVFP4": BlockFormat("NVFP4", 40, 32, 22)}
 """NVFP4: as native/weights/pack.h has it."""
@@ -50,7 +51,7 @@ def finite_rows(stored: str, num_rows: int, num_inputs: int, seed: int = 0) -> n
         rows[..., :4] = random.uniform(1e-4, 1e-3, (num_rows, 1)).astype(np.float32).view(np.uint8)[:, None]
         rows[..., 4:6] &= 0x77  # no NaN
         return raw
-    columns = {"Q6_K": (208,), "Q4_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}.get(stored, (0,))
+    columns = {"Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}.get(stored, (0,))
     for column, (low, high) in zip(columns, [(0.001, 0.1), (-0.1, 0.02)], strict=False):
         largest = 64 if block.block_len == 256 else 1  # of the factors with fewer bits
         scales = (random.uniform(low, high, len(blocks)) / largest).astype(np.float16)
@@ -80,9 +81,10 @@ class Packed:
         """Shapes: raw `[rows, bytes]`, row_order int32."""
         count = len(raw) if row_order is None else len(row_order)
         order = 0 if row_order is None else row_order.ctypes.data
+        codebook = packed_codebook(stored)
         job = _native.PackedRows(
             stored, raw.ctypes.data, count, self.num_inputs, raw.strides[0], self.data.ctypes.data, self._next,
-            self.format, order,
+            self.format, order, 0 if codebook is None else codebook.ctypes.data,
         )  # fmt: skip
         _native.pack_rows([job], num_threads)
         self._next += count

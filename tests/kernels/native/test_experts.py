@@ -25,7 +25,7 @@ from tests.kernels.native.packed_weights import (
     whole_blocks,
 )
 
-STORED = {"f32": "F32", "bf16": "BF16", "q4": "Q4_0", "q4m": "Q4_1", "q8": "Q8_0", "q4k": "Q4_K",
+STORED = {"f32": "F32", "bf16": "BF16", "q4": "Q4_0", "q4m": "Q4_1", "q5m": "Q5_1", "q8": "Q8_0", "q4k": "Q4_K",
           "mxfp4": "MXFP4", "iq4xs": "IQ4_XS"}  # fmt: skip
 FORMATS = list(STORED)
 

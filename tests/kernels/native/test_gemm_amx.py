@@ -22,7 +22,7 @@ from tests.kernels.native.packed_weights import (
     whole_blocks,
 )
 from tests.kernels.native.test_gemm_float import expected_on, product, random
-from tests.kernels.native.test_gemm_quantised import CODEBOOKS, factors, multiply
+from tests.kernels.native.test_gemm_quantised import CODEBOOKS, HAVE_MINIMA, factors, multiply
 
 AMX = [isa for isa in ISAS if isa.startswith("amx")]
 pytestmark = pytest.mark.skipif(not AMX, reason="the kernels need AVX-512")
@@ -36,8 +36,8 @@ def dequantised(format_name: str, num_outputs: int, num_inputs: int) -> np.ndarr
     if format_name in CODEBOOKS:
         exact = integers.astype(np.float32) * (d * np.float32(1.0028))[..., None]
         return (exact.view(np.uint32) & 0xFFFF0000).view(np.float32).reshape(num_outputs, num_inputs)
-    levels = {"q5k": 32, "q6k": 64, "q8": 256}.get(format_name, 16)
-    has_minima = format_name in ("q4m", "q4k", "q5k")
+    levels = {"q5": 32, "q5m": 32, "q5k": 32, "q6k": 64, "q8": 256}.get(format_name, 16)
+    has_minima = format_name in HAVE_MINIMA
     u = integers + (0 if has_minima else levels // 2)
     d, m = d[..., None], (m if has_minima else -(levels // 2) * d)[..., None]
     factor = np.float32(1.0028)

@@ -32,6 +32,7 @@ from tests.kernels.native.packed_weights import (
 
 FORMATS = list(STORED)
 SUPERS = {"q4k", "q5k", "q6k"}
+HAVE_MINIMA = {"q4m", "q5m", "q4k", "q5k"}
 CODEBOOKS = {"iq4nl", "iq4xs", "mxfp4", "nvfp4"}
 FAST_ISAS = [isa for isa in ISAS if isa != "scalar"] or ISAS
 ACTIVATIONS = {
@@ -93,7 +94,7 @@ def in_documented_order(format_name: str, shape: tuple[int, int], acts: np.ndarr
         block = acts[:, b * part // 32, None]
         exact = q[:, b] @ integers[:, b].T
         y = (exact.astype(np.float32).astype(np.longdouble) * (d[:, b] * block["scale"]) + y).astype(np.float32)
-        if format_name in ("q4m", "q4k", "q5k"):
+        if format_name in HAVE_MINIMA:
             y = (m[:, b].astype(np.longdouble) * block["scaled_sum"] + y).astype(np.float32)
     return y
 
@@ -117,7 +118,9 @@ def factors(format_name: str, shape: tuple[int, int]) -> tuple[np.ndarray, np.nd
         raw = raw.reshape(num_outputs, num_parts, -1)
         d, m = (raw[:, :, i : i + 2].copy().view(np.float16)[..., 0].astype(np.float32) for i in (0, 2))
         pairs = raw[:, :, -16:].astype(np.int64)
-        integers = np.concatenate([pairs & 15, pairs >> 4], 2) - (8 if format_name == "q4" else 0)
+        integers = np.concatenate([pairs & 15, pairs >> 4], 2) - {"q4": 8, "q5": 16}.get(format_name, 0)
+        if format_name in ("q5", "q5m"):
+            integers += np.unpackbits(raw[:, :, -20:-16], axis=2, bitorder="little").astype(np.int64) << 4
         if format_name == "q8":
             integers = raw[:, :, 2:].view(np.int8).astype(np.int64)
     return d, m, integers
@@ -191,7 +194,8 @@ def test_extreme_integers_do_not_overflow(format_name: str) -> None:
     if stored == "Q8_0":
         rows[::2], rows[1::2] = 0x80, 0x7F
     # Powers of two, so that sums are exact; scales of 127 and -128 of Q6_K.
-    columns = {"Q6_K": (208,), "Q8_0": (0,), "Q4_0": (0,), "IQ4_NL": (0,), "IQ4_XS": (0,), "MXFP4": (), "NVFP4": ()}
+    columns = dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,))
+    columns |= {"Q6_K": (208,), "MXFP4": (), "NVFP4": ()}
     for column in columns.get(stored, (0, 2)):
         rows[..., column : column + 2] = np.array([2.0**-4], np.float16).view(np.uint8)
     if stored == "MXFP4":
@@ -249,7 +253,7 @@ def test_row_alone_is_the_row_in_a_batch(format_name: str, isa: str) -> None:
 STACKS = {
     "three": (("q4k", 96), ("q6k", 32), ("q8", 41)),
     "long": (("q6k", 320), ("q5k", 1248)),
-    "four": (("q4", 32), ("q4m", 64), ("q4", 32), ("q4m", 32)),
+    "four": (("q4", 32), ("q5m", 64), ("q5", 32), ("q4m", 32)),
     "codebooks": (("mxfp4", 96), ("iq4xs", 32), ("nvfp4", 64), ("q8", 32), ("iq4nl", 41)),
 }
 

@@ -155,7 +155,7 @@ def test_bits_depend_on_the_form_alone(weights: str) -> None:
     assert np.array_equal(shorter, layer.run([(0, 30, 130)])[:120])
 
 
-@pytest.mark.parametrize("weights", ["q8", "q4m", "q4k", "q6k", "nvfp4"])
+@pytest.mark.parametrize("weights", ["q8", "q4m", "q5m", "q4k", "q6k", "nvfp4"])
 def test_one_token_has_the_bits_of_many_where_heads_begin_within_tiles(weights: str) -> None:
     layer = Layer(Sizes(heads=3, rotary=16, nope=40, value=24), weights)
     layer.run([(0, 0, 110)])

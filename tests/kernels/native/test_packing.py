@@ -7,13 +7,13 @@ from gguf import quants
 
 from quire import _native
 from quire.weights.block_formats import BLOCK_FORMATS
-from quire.weights.dequantize import dequantize
+from quire.weights.dequantize import decode, dequantize
 from tests.kernels.native.packed_weights import BLOCKS, FORMATS, STORED, Packed, finite_rows
 from tests.weights.gguf_builder import random_rows
 
 FLOATS = [("F32", "f32"), ("F16", "f16"), ("BF16", "bf16")]
 SUPERS = [("Q4_K", "q4k"), ("Q5_K", "q5k"), ("Q6_K", "q6k"), ("IQ4_XS", "iq4xs")]
-EXACT = [("Q4_0", "q4"), ("Q4_1", "q4m"), ("Q8_0", "q8"), ("IQ4_NL", "iq4nl"), *FLOATS]
+EXACT = [("Q4_0", "q4"), ("Q4_1", "q4m"), ("Q5_0", "q5"), ("Q5_1", "q5m"), ("Q8_0", "q8"), ("IQ4_NL", "iq4nl"), *FLOATS]
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
@@ -77,7 +77,30 @@ def test_nvfp4_keeps_its_values(shape: tuple[int, int]) -> None:
     assert same_bits(found, wanted.astype(np.float32).reshape(shape))
 
 
-@pytest.mark.parametrize("stored", ["Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4"])
+@pytest.mark.parametrize("target", ["f32", "bf16", "q8", "q4m"])
+@pytest.mark.parametrize("stored", [name for name in BLOCK_FORMATS if name not in ("Q4_1", "Q8_0")])
+def test_blocks_are_packed_as_the_values_that_numpy_decodes(stored: str, target: str) -> None:
+    """Random bytes: among the scales are denormals, infinities and NaN, whose signs and payloads may differ."""
+
+    def both(raw: np.ndarray) -> tuple[Packed, Packed]:
+        values = decode(raw, stored).view(np.uint8)
+        return Packed(target, 37, 768).add_rows(stored, raw), Packed(target, 37, 768).add_rows("F32", values)
+
+    raw = random_rows(stored, 37, 768 // BLOCK_FORMATS[stored].block_len, seed=1)
+    found, wanted = both(raw)
+    assert same_bits(found.decoded(), wanted.decoded())
+    found, wanted = both(raw & 0xBB)  # no exponent of infinity
+    assert np.array_equal(found.data, wanted.data)
+
+
+@pytest.mark.parametrize(("stored", "target"), [("Q4_1", "q8"), ("Q4_1", "f32"), ("Q8_0", "q4m"), ("Q8_0", "f32")])
+def test_formats_with_a_packed_one_of_their_own_are_decoded_for_others(stored: str, target: str) -> None:
+    raw = finite_rows(stored, 21, 96)
+    values = Packed(target, 21, 96).add_rows("F32", decode(raw, stored).view(np.uint8))
+    assert np.array_equal(Packed(target, 21, 96).add_rows(stored, raw).data, values.data)
+
+
+@pytest.mark.parametrize("stored", STORED.values())
 def test_packed_weights_are_at_most_5_percent_larger_than_the_file(stored: str) -> None:
     target = next(name for name, each in STORED.items() if each == stored)
     in_file = 2048 // 32 * 18 if stored == "NVFP4" else 2048 // BLOCKS[stored].block_len * BLOCKS[stored].block_bytes
@@ -221,15 +244,16 @@ def test_jobs_of_one_call_that_share_tiles_equal_one_job() -> None:
 @pytest.mark.parametrize(
     ("stored", "target", "num_inputs", "message"),
     [
-        ("Q5_0", "q8", 32, "stored as Q5_0"),
-        ("Q4_0", "q8", 32, "cannot be packed"),
+        ("Q8_K", "q8", 256, "stored as Q8_K"),
+        ("NVFP4", "q8", 32, "cannot be packed"),
         ("F32", "q4", 32, "cannot be packed"),
         ("F32", "q8", 48, "whole number of blocks"),
         ("Q4_K", "q4k", 288, "whole number of blocks"),
-        ("Q4_K", "q4m", 256, "cannot be packed"),
+        ("Q4_K", "q5k", 256, "cannot be packed"),
+        ("CODES", "q8", 256, "need a table"),
         ("F32", "q4k", 256, "cannot be packed"),
         ("F32", "mxfp4", 256, "cannot be packed"),
-        ("MXFP4", "q8", 256, "cannot be packed"),
+        ("MXFP4", "q4", 256, "cannot be packed"),
     ],
 )
 def test_what_cannot_be_packed_is_refused(stored: str, target: str, num_inputs: int, message: str) -> None:

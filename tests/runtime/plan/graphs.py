@@ -24,7 +24,6 @@ from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.plan.emit import BODY, LOGITS, PlanLimits, PlannedModel
 from quire.runtime.plan.lower import Program, lower
 from quire.runtime.plan.packed_weights import PackedWeights
-from quire.runtime.plan.record import planned_model
 from quire.runtime.plan.trace import trace_model
 from quire.runtime.worker import kv_layers
 from tests.runtime.builders import make_config
@@ -150,7 +149,7 @@ def planned(model: nn.Module, weight_format: Any = Format.f32, *, max_tokens: in
     cache = CacheEngine(config)
     cache.pool.fill_(float("nan"))
     program, limits = program_of(model, weight_format), PlanLimits(max_tokens, 2, 8)
-    result = planned_model(program, packed(model, weight_format), kv_layers(config, cache), limits, num_threads)
+    result = PlannedModel(program, packed(model, weight_format), kv_layers(config, cache), limits, num_threads)
     result.cache = cache  # type: ignore[attr-defined]  # the plan has its addresses only
     return result
 

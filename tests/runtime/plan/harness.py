@@ -17,10 +17,9 @@ from quire.models.registry import ModelRegistry
 from quire.resolve import resolve
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.placement import Placement
-from quire.runtime.plan.emit import BODY, GREEDY, LOGITS, PlanLimits
-from quire.runtime.plan.load import plan_model
+from quire.runtime.plan.emit import BODY, GREEDY, LOGITS, PlanLimits, PlannedModel
+from quire.runtime.plan.load import load_plan
 from quire.runtime.plan.packed_weights import PackedWeights
-from quire.runtime.plan.record import planned_model
 from quire.runtime.worker import kv_layers
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.checkpoint import Checkpoint
@@ -106,10 +105,10 @@ class PlanRunner(Steps):
         self.cache = CacheEngine(config)
         # Bytes of 255 are NaN in every type, and a scale of NaN for int8. The null block too: nothing may read it.
         self.cache.pool.view(torch.uint8).fill_(255)
-        program, weights = plan_model(config, checkpoint, self.cache.layer_groups)
+        program, weights = load_plan(config, checkpoint, self.cache.layer_groups)
         limits = PlanLimits(scheduler.max_num_batched_tokens, max_requests, max_logit_rows)
         layers = kv_layers(config, self.cache)
-        self.planned = planned_model(program, weights, layers, limits, config.hardware.num_threads)
+        self.planned = PlannedModel(program, weights, layers, limits, config.hardware.num_threads)
         num_groups, max_len = len(scheduler.kv_cache_groups), scheduler.max_model_len
         self.tokens = np.full((max_requests, max_len + 1), -1, np.int32)
         self.tables = np.zeros((num_groups, max_requests, -(-max_len // self.block_size) + 1), np.int32)

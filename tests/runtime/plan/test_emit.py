@@ -13,8 +13,7 @@ from quire.kernels.elementwise import Add
 from quire.kernels.instruction import Buffer, Columns, Convert, Instruction, Packing
 from quire.kernels.linear import Gemm
 from quire.kernels.paged_attention.instructions import Attend
-from quire.runtime.plan.emit import BODY, GREEDY, LOGITS, place_buffers
-from quire.runtime.plan.record import plan_ahead
+from quire.runtime.plan.emit import BODY, GREEDY, LOGITS, place_buffers, plan_ahead
 from tests.kernels.native.packed_weights import ISAS, each_isa
 from tests.runtime.plan.graphs import Format, GraphModel, Op, logits_of, planned, run_prompt
 
@@ -71,12 +70,12 @@ def test_products_share_what_the_next_attention_reads() -> None:
     gemms = [
         Gemm(torch.zeros(n, 32), None, Packing.whole(n, Format.f32), whole(narrow), wide) for n in (64, 16, 48, 32)
     ]
-    attends = [Attend(whole(wide), narrow, 1, 1.0, 0, layer, 1, 0.0) for layer in range(2)]
+    attends = [Attend(whole(wide), narrow, 1, 1.0, 7 * layer, layer, 1, 0.0) for layer in range(2)]
     body = [gemms[0], attends[0], gemms[1], convert(wide, narrow), gemms[2], attends[1], gemms[3]]
     assert plan_ahead(body) == {
-        gemms[0]: (attends[0], 0.0, 1.0),
-        gemms[1]: (attends[1], 0.0, 0.25),
-        gemms[2]: (attends[1], 0.25, 1.0),
+        gemms[0]: (0, 0, 0.0, 1.0),
+        gemms[1]: (1, 7, 0.0, 0.25),
+        gemms[2]: (1, 7, 0.25, 1.0),
     }
 
 

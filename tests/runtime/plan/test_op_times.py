@@ -37,7 +37,7 @@ def test_timed_run_names_every_instruction_in_order_and_leaves_the_bits(head: in
     plain, timed = planned(GraphModel(MODEL)), planned(GraphModel(MODEL))
     plain.run(*step_of(BODY | head))
     times = timed.run_timed(*step_of(BODY | head))
-    expected = [type(item).__name__ for item in timed.recording.program.body]
+    expected = [type(item).__name__ for item in timed.program.body]
     expected += ["Convert", "Gemm"] if head == LOGITS else ["Convert", "Likeliest", "Argmax"]
     assert [op.name.split(":")[0] for op in times] == expected
     assert all(op.microseconds > 0 for op in times)

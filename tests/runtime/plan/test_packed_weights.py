@@ -14,14 +14,15 @@ from quire.kernels.instruction import Packing
 from quire.runtime.placement import Placement
 from quire.runtime.plan.packed_weights import PackedWeights, choose_formats, kept_bytes, stacked
 from quire.weights.model_files import map_file
-from quire.weights.weight_tensor import WeightTensor
+from quire.weights.quantized import Quantized, QuantizedTensor
+from quire.weights.weight_tensor import WeightTensor, join_mxfp4
 from tests.kernels.native.packed_weights import finite_rows
 from tests.runtime.plan.harness import decoded, k_quants, packed, stored
 
 DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
-EXACT = {"Q4_0": "q4", "Q4_1": "q4m", "Q8_0": "q8", "Q4_K": "q4k", "Q5_K": "q5k", "Q6_K": "q6k",
-         "IQ4_NL": "iq4nl", "IQ4_XS": "iq4xs", "MXFP4": "mxfp4", "NVFP4": "nvfp4"}  # fmt: skip
-OTHERS = ("Q5_0", "Q5_1", "Q2_K", "Q3_K")
+EXACT = {"Q4_0": "q4", "Q4_1": "q4m", "Q5_0": "q5", "Q5_1": "q5m", "Q8_0": "q8", "Q4_K": "q4k", "Q5_K": "q5k",
+         "Q6_K": "q6k", "IQ4_NL": "iq4nl", "IQ4_XS": "iq4xs", "MXFP4": "mxfp4", "NVFP4": "nvfp4"}  # fmt: skip
+OTHERS = ("Q2_K", "Q3_K")
 
 
 def chosen(
@@ -64,7 +65,8 @@ def test_quantised_weights_keep_their_format(stored_format: str, name: str) -> N
 @pytest.mark.parametrize(
     ("parts", "names"),
     [(("Q4_0", "Q4_1"), "q4+q4m"), (("Q4_1", "Q4_K"), "q4m+q4k"), (("Q4_0", "Q4_0", "Q8_0"), "q4+q8"),
-     (("F32", "Q4_0"), "q8+q4"), (("MXFP4", "IQ4_XS"), "mxfp4+iq4xs"), (("Q5_0", "Q4_0"), "q8+q4")],
+     (("F32", "Q4_0"), "q8+q4"), (("MXFP4", "IQ4_XS"), "mxfp4+iq4xs"), (("Q5_0", "Q4_0"), "q5+q4"),
+     (("Q3_K", "Q5_1"), "q8+q5m")],
 )  # fmt: skip
 def test_parts_of_different_formats_keep_theirs(parts: tuple[str, ...], names: str) -> None:
     assert chosen(*parts) == names
@@ -96,9 +98,7 @@ def test_quantised_at_load(quantization: str, is_table: bool, name: str) -> None
 
 @pytest.mark.parametrize("stored_format", OTHERS)
 def test_other_formats_are_within_half_a_step_of_8_bit(stored_format: str) -> None:
-    by_gguf = stored_format in ("Q5_0", "Q5_1")
-    tensor = stored("w", random(21, 256), stored_format) if by_gguf else k_quants("w", 21, 256, stored_format)
-    found, expected = packed("q8", tensor)
+    found, expected = packed("q8", k_quants("w", 21, 256, stored_format))
     largest = expected.view(-1, 32).abs().amax(1, keepdim=True)
     # Half a step, and the rounding of the step itself to fp16.
     assert ((found - expected).view(-1, 32).abs() <= largest * (0.5 / 127 + 1 / 2048) + 1e-6).all()
@@ -134,7 +134,7 @@ def finite(stored_format: str, rows: int) -> WeightTensor:
     return WeightTensor(stored_format, (rows, 512), stored_format, finite_rows(stored_format, rows, 512))
 
 
-@pytest.mark.parametrize("stored_format", ["IQ4_NL", "IQ4_XS", "MXFP4"])
+@pytest.mark.parametrize("stored_format", ["Q5_0", "Q5_1", "IQ4_NL", "IQ4_XS", "MXFP4"])
 def test_slices_of_a_rank_have_the_values_of_the_whole(stored_format: str) -> None:
     tensor = finite(stored_format, 53)
     whole = tensor.to_torch(torch.float32)
@@ -142,6 +142,52 @@ def test_slices_of_a_rank_have_the_values_of_the_whole(stored_format: str) -> No
         found, expected = packed(EXACT[stored_format], tensor.part(rows, columns))
         assert torch.equal(found, expected)
         assert torch.equal(found, whole[rows, columns])
+
+
+def quantized(*, dtype: type, table: np.ndarray | None, has_zeros: bool, rows_per_scale: int = 1) -> QuantizedTensor:
+    """Codes with a scale and a zero for each 32 columns in a shuffled order. Shapes: `[42, 96]`."""
+    generator = np.random.default_rng(5)
+    codes = generator.integers(0, 256, (42, 96), np.uint8).view(dtype)
+    scales = generator.uniform(0.01, 0.1, (42 // rows_per_scale, 3)).astype(np.float32)
+    zeros = generator.integers(0, 9, (42, 3), np.uint8)
+    parts = Quantized(
+        lambda first, last: codes[first:last], WeightTensor("s", scales.shape, "F32", scales.view(np.uint8)),
+        (lambda first, last: zeros[first:last]) if has_zeros else 0.0, generator.permutation(96) // 32, 1.0,
+        rows_per_scale, table=table,
+    )  # fmt: skip
+    return QuantizedTensor("w", (42, 96), "INT8", codes.view(np.uint8), quantized=parts)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        quantized(dtype=np.uint8, table=None, has_zeros=True),
+        quantized(dtype=np.int8, table=None, has_zeros=False),
+        quantized(dtype=np.uint8, table=np.arange(256, dtype=np.float32) / 3, has_zeros=False, rows_per_scale=7),
+    ],
+    ids=["zeros", "signed", "table"],
+)
+@pytest.mark.parametrize("target", ["q8", "f32"])
+def test_codes_are_packed_as_the_values_that_numpy_decodes(tensor: QuantizedTensor, target: str) -> None:
+    order = np.random.default_rng(6).permutation(42)
+    for part in (tensor, tensor.with_rows(order), tensor.part(slice(3, 40), slice(32, 96))):
+        values = np.ascontiguousarray(part.to_numpy())
+        as_floats = WeightTensor("w", values.shape, "F32", values.view(np.uint8))
+        assert torch.equal(packed(target, part)[0], packed(target, as_floats)[0])
+
+
+def test_mxfp4_with_scales_apart_is_packed_as_gguf_stores_it() -> None:
+    generator = np.random.default_rng(7)
+    pairs, scales = generator.integers(0, 256, (53, 256), np.uint8), generator.integers(0, 255, (53, 16), np.uint8)
+    apart = WeightTensor("w", (53, 512), "MXFP4", pairs, scales=scales)
+    joined = WeightTensor("w", (53, 512), "MXFP4", join_mxfp4(pairs, scales))
+    order = generator.permutation(53)
+    for change in (
+        lambda tensor: tensor, lambda tensor: tensor.part(slice(5, 37), slice(64, 256)),
+        lambda tensor: tensor.with_rows(order).part(slice(3, 20), slice(None)),
+    ):  # fmt: skip
+        assert torch.equal(packed("mxfp4", change(apart))[0], packed("mxfp4", change(joined))[0])
+        assert np.array_equal(change(apart).raw, change(joined).raw)
 
 
 def test_parts_with_codebooks_stack_and_keep_their_values() -> None:
@@ -203,10 +249,10 @@ def test_model_without_matrices_packs() -> None:
 def test_kept_bytes_counts_packed_and_plain_weights() -> None:
     """Return the bytes that `resolve` counts: packed tiles of what is quantised, the file's bytes of the rest."""
     tensors = [
-        stored("a", random(32, 64), "Q4_1"), stored("b", random(16, 64), "Q5_0"), stored("c", random(8, 3), "BF16"),
+        stored("a", random(32, 64), "Q4_1"), k_quants("b", 16, 256, "Q3_K"), stored("c", random(8, 3), "BF16"),
         stored("d", torch.zeros(5)),
     ]  # fmt: skip
-    assert kept_bytes(tensors) == 2 * 2 * 320 + 2 * 544 + 8 * 3 * 2 + 5 * 4
+    assert kept_bytes(tensors) == 2 * 2 * 320 + 8 * 544 + 8 * 3 * 2 + 5 * 4
     parameters = {tensor.name: nn.Parameter(torch.empty(tensor.shape, device="meta")) for tensor in tensors[:2]}
     packings = {"a": Packing.whole(32, WeightFormat.q4m), "b": Packing.whole(16, WeightFormat.q8)}
     weights = PackedWeights(parameters, packings)

@@ -7,7 +7,7 @@ import pytest
 
 from quire.errors import UnsupportedModelError
 from quire.kernels.rope import Rotary
-from quire.runtime.plan.load import plan_model, trace_program
+from quire.runtime.plan.load import load_plan, trace_program
 from quire.runtime.plan.stages import ONE_TOKEN, Receive, choose_cuts, cut, possible_cuts
 from tests.models.tiny_configs import LLAMA, full_config
 from tests.runtime.plan.harness import make_checkpoint, make_config
@@ -70,7 +70,7 @@ def test_stages_hold_the_weights_of_their_layers() -> None:
 def test_values_of_another_stage_are_not_made() -> None:
     hf_config = full_config("llama", {**LLAMA, "tie_word_embeddings": True})
     config = make_config(hf_config, load_format="dummy", pipeline_parallel_size=2)
-    shapes = [plan_model(config, make_checkpoint(hf_config, {}), (0, 0), stage=stage)[1].shapes for stage in (0, 1)]
+    shapes = [load_plan(config, make_checkpoint(hf_config, {}), (0, 0), stage=stage)[1].shapes for stage in (0, 1)]
     assert set(shapes[0]) & set(shapes[1]) == {"embed_tokens.weight"}
 
 

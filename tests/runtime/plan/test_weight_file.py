@@ -21,6 +21,7 @@ from quire.runtime.plan import weight_file
 from quire.runtime.plan.load import trace_program
 from quire.runtime.plan.packed_weights import PackedWeights, rounded_placements
 from quire.runtime.plan.weight_file import LAYOUT_VERSION, fill_weights, place_of, source_state, weight_directory
+from quire.weight_map import Add
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.progress import Progress
 from quire.weights.sources import ModelFiles, resolve_source
@@ -31,12 +32,13 @@ from tests.runtime.plan.harness import PlanRunner, k_quants
 from tests.runtime.plan.harness import make_config as config_of
 
 GOLDEN = {
-    1: {
+    2: {
         "F32 as f32": "16f4b5813a42ef76", "F16 as f16": "91b08104939acb0d", "BF16 as bf16": "e3363cbb7a94f017",
         "F32 as bf16": "654c21242fd9f9d6", "F32 as q4m": "907f90d5daabf9fa", "F32 as q8": "45d0a4ec129b7982",
         "IQ4_NL as iq4nl": "732b1e6e16f7d376", "IQ4_XS as iq4xs": "ad0438a2fb89dea2",
         "MXFP4 as mxfp4": "da78e35fe9af4787", "NVFP4 as nvfp4": "b2198ff1c1d8f7c8", "Q4_0 as q4": "732b1e6e16f7d376",
         "Q4_1 as q4m": "06d794df74a66f81", "Q4_K as q4k": "76d357668233acfd", "Q5_K as q5k": "519ce32189a89a94",
+        "Q5_0 as q5": "d0d257fdeac7fca8", "Q5_1 as q5m": "bd0248ef90a60883",
         "Q6_K as q6k": "b54463bdbe2e9e62", "Q8_0 as q8": "d131e4d09c9cdaca",
         "Q2_K decoded": "c728026a2cf2e604", "Q3_K decoded": "36650bc7b2ca083a",
     },
@@ -241,17 +243,18 @@ def test_every_way_to_read_a_tensor_has_another_key(model: Path, cache: Path) ->
     weights = trace(checkpoint, make_config(checkpoint, cache))
     order = np.arange(96)[::-1].copy()
     ways = [
-        (tensor, {}), (tensor.with_rows(order), {}), (tensor.with_rows(order[::-1].copy()), {}), (tensor.plus(1), {}),
-        (replace(tensor, is_transposed=True), {}), (tensor.part(slice(1, 96), slice(None)), {}),
+        (tensor, {}), (tensor.with_rows(order), {}), (tensor.with_rows(order[::-1].copy()), {}),
+        (tensor.viewed([Add(1)]), {}),
+        (tensor.transposed(), {}), (tensor.part(slice(1, 96), slice(None)), {}),
         (tensor.part(slice(None), slice(0, 8)), {}), (replace(tensor, format="BF16"), {}),
         (replace(tensor, name="other"), {}), (replace(tensor, column_order=order[:2]), {}),
-        (replace(tensor, scales=tensor.stored), {}), (replace(tensor, stored_format="F16"), {}),
+        (replace(tensor, scales=tensor.stored), {}), (replace(tensor, is_across=True), {}),
         (checkpoint.tensors["model.layers.1.mlp.up_proj.weight"], {}),
         (replace(tensor, stored=checkpoint.tensors["model.layers.1.mlp.up_proj.weight"].stored), {}),
         (replace(tensor, stored=np.zeros((96, 256), np.uint8)), {}),
         (replace(tensor, stored=np.ones((96, 256), np.uint8)), {}),
         (tensor, {"first_row": 16}), (tensor, {"parameter_name": "b"}), (tensor, {"rows": (0, 96)}),
-        (tensor, {"whole": tensor.plus(2), "rows": (0, 96)}), (tensor, {"rows": (0, 96), "columns": (0, 16)}),
+        (tensor, {"whole": tensor.viewed([Add(2)]), "rows": (0, 96)}), (tensor, {"rows": (0, 96), "columns": (0, 16)}),
     ]  # fmt: skip
     state = source_state(checkpoint.files)
 

@@ -253,7 +253,7 @@ def _build(start: Start) -> "LLMEngine":
         share = options.data_parallel_size, options.data_parallel_rank
         take_share(*share)
         options = replace(options, device=device_of_share(options.device, *share, options.num_ranks))
-    from quire.engine.build import build_engine  # imports torch
+    from quire.engine.build import build_engine
 
     engine = build_engine(options)
     _warm_up(engine)

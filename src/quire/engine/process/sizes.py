@@ -1,7 +1,8 @@
 """Memory that models will use, found without loading them: `python -m quire.engine.process.sizes`, options on stdin.
 
 A server of several models asks before it loads any. It is a process of its own because a model that was never loaded
-here is described by code that imports torch. Knows no HTTP. Next to read: `../build.py`, `../../memory_plan.py`.
+here is described by code that the server does not import. Knows no HTTP.
+Next to read: `../build.py`, `../../memory_plan.py`.
 """
 
 import asyncio

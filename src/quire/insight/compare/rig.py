@@ -30,7 +30,7 @@ from quire.scheduler.scheduler import Scheduler
 from quire.types import RequestResult, ScheduledRequest, SchedulerOutput, StepResult
 
 if TYPE_CHECKING:
-    from quire.parallel.executor import Executor  # it imports torch, which the fake executor never needs
+    from quire.parallel.executor import Executor
     from quire.weights.checkpoint import Checkpoint
 
 

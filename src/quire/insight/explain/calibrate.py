@@ -19,18 +19,15 @@ from quire.config import EngineConfig, EngineOptions
 from quire.engine.llm_engine import LLMEngine
 from quire.insight.explain.device import Calibration, calibration_path
 from quire.insight.explain.measure import decode_seconds
-from quire.kernels.instruction import Instruction, StepShape
-from quire.kernels.linear import Gemm
-from quire.kernels.paged_attention.instructions import Attend
+from quire.kernels.instruction import Cost, Instruction, StepShape
 from quire.models.registry import ModelRegistry
 from quire.parallel.executor import InProcessExecutor
 from quire.resolve import resolve
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.hardware import detect_hardware
 from quire.runtime.machine_limits import measure_limits, read_rate
-from quire.runtime.plan.emit import BODY, LOGITS, PlanLimits
-from quire.runtime.plan.load import plan_model
-from quire.runtime.plan.record import planned_model
+from quire.runtime.plan.emit import BODY, LOGITS, PlanLimits, PlannedModel
+from quire.runtime.plan.load import load_plan
 from quire.runtime.worker import KV_FORMATS, kv_layers
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.sources import ModelFiles
@@ -78,9 +75,9 @@ class TimedModel:
         )  # fmt: skip
         self.cache = CacheEngine(config)
         self.cache.memory[:] = 0
-        program, weights = plan_model(config, checkpoint, self.cache.layer_groups)
+        program, weights = load_plan(config, checkpoint, self.cache.layer_groups)
         limits = PlanLimits(config.scheduler.max_num_batched_tokens, MAX_REQUESTS, MAX_REQUESTS, config.tile_rows)
-        self.planned = planned_model(
+        self.planned = PlannedModel(
             program, weights, kv_layers(config, self.cache), limits, config.hardware.num_threads
         )
         self.weight_bytes = weights.num_bytes
@@ -112,10 +109,10 @@ class TimedModel:
         self._known[num_requests, start, count] = timed
         return timed
 
-    def select(self, times: Times, kind: type[Instruction]) -> list[tuple[Any, float]]:
-        """Return the instructions of one class that ran, with their seconds."""
+    def select(self, times: Times, is_chosen: Callable[[Instruction], bool]) -> list[tuple[Instruction, float]]:
+        """Return the chosen instructions that ran, with their seconds."""
         pairs = zip(self.planned.ops, times.tolist(), strict=True)
-        return [(op, seconds) for op, seconds in pairs if type(op) is kind and seconds > 0]
+        return [(op, seconds) for op, seconds in pairs if is_chosen(op) and seconds > 0]
 
 
 def generic(width: int, num_layers: int, num_kv_heads: int, **options: Any) -> tuple[EngineConfig, Checkpoint]:
@@ -158,7 +155,7 @@ def calibrate(report: Callable[[str], None] = lambda text: None) -> Calibration:
     report("scheduling and sampling")
     attention = {name: (*_fit(samples), prompts[name]) for name, samples in decodes.items()}
     for name, measured in (
-        *((name, "q4m") for name in ("q4", "q4k", "q5k", "mxfp4", "nvfp4")),
+        *((name, "q4m") for name in ("q4", "q5", "q5m", "q4k", "q5k", "mxfp4", "nvfp4")),
         *((name, "q8") for name in ("q6k", "iq4nl", "iq4xs")),
     ):
         if measured in products:
@@ -179,20 +176,24 @@ def _time_products(model: TimedModel, products: dict[str, list[tuple[int, float]
     name = ""
     for rows in ROWS:
         step, times = model.time(rows, 0, 1) if rows <= MAX_REQUESTS else model.time(1, 0, rows)
-        pairs = [(op, seconds) for op, seconds in model.select(times, Gemm) if op.weight.shape[0] != VOCABULARY]
-        name = pairs[0][0].packing.name
+        pairs = model.select(times, _is_product_of_layer)
+        name = next(op.product.packing.name for op, _ in pairs if op.product is not None)
         curve.append((rows, sum(seconds for _, seconds in pairs) / sum(op.cost(step).flops for op, _ in pairs)))
     products.setdefault(name, curve)
 
 
+def _is_product_of_layer(op: Instruction) -> bool:
+    return op.product is not None and op.product.weight.shape[0] != VOCABULARY
+
+
 def _time_decodes(model: TimedModel) -> list[tuple[float, float, float]]:
     """Return (bytes, FLOPs, seconds) that a context of CONTEXT tokens adds to a step, whose products fetch keys."""
-    samples = []
+    samples: list[tuple[float, float, float]] = []
     for num_requests in (1, 8, MAX_REQUESTS):
         whole = []
         for start in (0, CONTEXT):
             step, times = model.time(num_requests, start, 1)
-            costs = [op.cost(step) for op, _ in model.select(times, Attend)]
+            costs = [op.cost(step) for op, _ in model.select(times, lambda op: op.is_attention)]
             whole.append((sum(c.bytes_read for c in costs), sum(c.flops for c in costs), float(times.sum())))
         (few_bytes, few_flops, little), (num_bytes, flops, seconds) = whole
         samples.append((num_bytes - few_bytes, flops - few_flops, max(seconds - little, 0.0)))
@@ -201,7 +202,7 @@ def _time_decodes(model: TimedModel) -> list[tuple[float, float, float]]:
 
 def _time_prompt(model: TimedModel) -> float:
     step, times = model.time(1, 0, CONTEXT)
-    pairs = model.select(times, Attend)
+    pairs = model.select(times, lambda op: op.is_attention)
     return sum(seconds for _, seconds in pairs) / float(sum(op.cost(step).flops for op, _ in pairs))
 
 
@@ -210,12 +211,12 @@ def _time_others(model: TimedModel) -> dict[str, tuple[float, float]]:
     points: dict[str, list[tuple[float, float]]] = {}
     for rows in (1, CONTEXT):
         step, times = model.time(1, 0, rows)
-        for kind in {type(op) for op in model.planned.ops} - {Gemm, Attend}:
-            pairs = model.select(times, kind)
-            if pairs:
-                costs = [op.cost(step) for op, _ in pairs]
-                work = float(np.mean([cost.flops + cost.num_bytes for cost in costs]))
-                points.setdefault(kind.__name__, []).append((work, float(np.mean([seconds for _, seconds in pairs]))))
+        by_name: dict[str, list[tuple[Cost, float]]] = {}
+        for op, seconds in model.select(times, lambda op: op.product is None and not op.is_attention):
+            by_name.setdefault(type(op).__name__, []).append((op.cost(step), seconds))
+        for name, pairs in by_name.items():
+            work = float(np.mean([cost.flops + cost.num_bytes for cost, _ in pairs]))
+            points.setdefault(name, []).append((work, float(np.mean([seconds for _, seconds in pairs]))))
     found = {}
     for name, ((few, quick), (many, slow)) in ((name, pair) for name, pair in points.items() if len(pair) == 2):
         per_work = max(0.0, (slow - quick) / (many - few)) if many > few else 0.0

@@ -14,11 +14,7 @@ import msgspec
 from quire import _native
 from quire.config import EngineConfig, Hardware
 from quire.errors import ConfigError, nearest
-from quire.kernels.experts import ExpertGemm
 from quire.kernels.instruction import Instruction, StepShape
-from quire.kernels.latent_attention import LatentAttend
-from quire.kernels.linear import Gemm
-from quire.kernels.paged_attention.instructions import Attend
 from quire.runtime.hardware import detect_hardware
 from quire.runtime.machine_limits import MachineLimits, measure_limits
 from quire.weights.model_cache import cache_directory
@@ -57,21 +53,19 @@ class Calibration(msgspec.Struct, frozen=True):
         A product takes the longer of its time at this number of rows and of the time to read its weights, which
         depends on the level of cache that holds the working set.
         """
-        cost = instruction.cost(step)
-        if isinstance(instruction, Gemm | ExpertGemm):
-            rows, share_read = step.num_tokens, 1.0
-            if isinstance(instruction, ExpertGemm):
-                num_read = max(1.0, instruction.num_read(step.num_tokens))
-                rows, share_read = round(rows * instruction.num_active / num_read), num_read / instruction.num_experts
+        cost, product = instruction.cost(step), instruction.product
+        if product is not None:
+            num_read = max(1.0, product.num_read(step.num_tokens))
+            rows = round(step.num_tokens * product.num_active / num_read)
             slower = interpolate(self.read, self.weight_bytes) / interpolate(self.read, working_set)
             seconds = 0.0
-            for count, weight_format in instruction.packing.parts:
-                part = count / int(instruction.weight.shape[0])
+            for count, weight_format in product.packing.parts:
+                part = count / int(product.weight.shape[0])
                 curve = self.products.get(weight_format.name) or self.products["f32"]
-                one_row = 2 * part * int(instruction.weight.numel()) * share_read * curve[0][1]
+                one_row = 2 * part * int(product.weight.numel()) * num_read / product.num_experts * curve[0][1]
                 seconds += max(part * cost.flops * interpolate(curve, rows), one_row * max(1.0, slower))
             return seconds
-        if isinstance(instruction, Attend | LatentAttend):
+        if instruction.is_attention:
             decodes = StepShape(tuple(item for item in step.requests if item[1] == 1), 0, step.kv_format)
             of_decodes = instruction.cost(decodes)
             per_byte, per_flop, per_prompt_flop = self.attention.get(step.kv_format.name) or self.attention["bf16"]
@@ -158,7 +152,7 @@ def find_device(name: str) -> Device:
 
 def arithmetic_of(instruction: Instruction, arithmetic: str, config: EngineConfig) -> str:
     """Return the arithmetic that an instruction runs in: op by op, all products are in the compute dtype."""
-    is_product = isinstance(instruction, Attend) or hasattr(instruction, "packing")
+    is_product = instruction.product is not None or instruction.is_attention
     return arithmetic if config.uses_plan or not is_product else OP_BY_OP[config.dtype]
 
 

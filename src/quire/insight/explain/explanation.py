@@ -17,7 +17,6 @@ from quire.insight.explain.phases import Phase, phase_section
 from quire.insight.explain.rank_model import RankModel, trace_rank
 from quire.insight.explain.report import Quantity, Report, Section
 from quire.insight.picture import counted
-from quire.kernels.experts import ExpertGemm
 from quire.kernels.instruction import StepShape
 from quire.kernels.tracing import NotTraceableError
 from quire.memory_plan import split_memory
@@ -160,7 +159,8 @@ def _parameters(rank: RankModel, model: ModelConfig, tp: int) -> Section:
     section.quantities.append(
         Quantity("total", model.num_parameters, "", "Σ of the shapes of all parameters, tied ones once")
     )
-    experts = [instruction for instruction in rank.body if isinstance(instruction, ExpertGemm)]
+    products = [instruction.product for instruction in rank.body if instruction.product is not None]
+    experts = [product for product in products if product.num_experts > 1]
     if experts:
         values = {weight.name: weight.num_values for weight in rank.weights}
         idle = sum(values[rank.names[id(one.weight)]] * (one.num_experts - one.num_active) // one.num_experts

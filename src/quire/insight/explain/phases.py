@@ -6,7 +6,7 @@ Next to read: `device.py`.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -16,20 +16,12 @@ from quire.errors import UnsupportedModelError
 from quire.insight.explain.device import Device, arithmetic_of, interpolate
 from quire.insight.explain.rank_model import RankModel, split_name, trace_rank
 from quire.insight.explain.report import Quantity, Section, format_value
-from quire.kernels.collective import AllGather, AllReduce
-from quire.kernels.embedding import Embed
-from quire.kernels.experts import ExpertGemm
-from quire.kernels.instruction import Cost, Emitter, Instruction, StepShape
-from quire.kernels.latent_attention import LatentAttend
-from quire.kernels.paged_attention.instructions import Attend
-from quire.kernels.recurrence import StateInstruction
+from quire.kernels.instruction import Cost, Emitter, Instruction, StepShape, Work
 from quire.runtime.machine_limits import MachineLimits, measure_limits
 from quire.runtime.ranks import KEY_BYTES, max_best
 from quire.runtime.worker import KV_FORMATS
 from quire.sampling_params import SamplingParams
 from quire.weights.checkpoint import Checkpoint
-
-ATTENTION = (Attend, LatentAttend)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +50,11 @@ class MergeBest(Instruction):
         """See `Instruction`."""
         return Cost(bytes_sent=KEY_BYTES * self.num_best * step.num_tokens)
 
+    def explain(self, step: StepShape) -> list[Work]:
+        """See `Instruction`."""
+        formula = f"{step.num_tokens} rows · {self.num_best} logits · {KEY_BYTES} B of logit and token"
+        return [Work("MergeBest of logits", self.cost(step), formula)]
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -75,9 +72,10 @@ class Phase:
         """Each instruction with the step as it sees it."""
         head = self.step.of_logit_rows()
         *before, last = self.rank.head
-        if isinstance(last, AllGather) and not last.ring_bytes and self.params.takes_logits_as_they_are:
+        gather = last.collective
+        if gather and not gather.is_sum and not gather.is_ring and self.params.takes_logits_as_they_are:
             num_best = self.params.num_best(self.config.model.vocab_size)
-            if 0 < num_best <= max_best(last.x.width):
+            if 0 < num_best <= max_best(gather.share.width):
                 last = MergeBest(num_best)
         return [(item, self.step) for item in self.rank.body] + [(item, head) for item in (*before, last)]
 
@@ -154,60 +152,18 @@ class Phase:
     def ops(self) -> list[Op]:
         """Return the operations in order; equal ones, as of equal layers, are one with a count."""
         found: dict[tuple[object, ...], Op] = {}
-        previous = ""
-        for (instruction, step), (_, cost) in zip(self.instructions, self.costs, strict=True):
-            for op in _describe(instruction, step, cost, self.rank.names, previous, step is not self.step):
-                key = (op.name, op.shape, op.cost)
-                known = found.get(key)
-                count = known.count + 1 if known else 1
-                found[key] = Op(op.name, count, op.shape, op.cost, op.formula, op.uncausal_flops)
-                previous = op.name if op.shape else previous
+        before = "the embedding"
+        for instruction, step in self.instructions:
+            weight, is_head = instruction.named_weight, step is not self.step and instruction.product is not None
+            role = "" if weight is None else split_name(self.rank.names[id(weight)])[1].removesuffix(".weight")
+            for work in instruction.explain(step):
+                name = "head " * is_head + work.name.format(role=role, before=before)
+                key = (name, work.shape, work.cost)
+                count = found[key].count + 1 if key in found else 1
+                uncausal = f" = {format_value(work.uncausal_flops, 'FLOP')}" if work.uncausal_flops else ""
+                found[key] = Op(name, count, work.shape, work.cost, work.formula + uncausal, work.uncausal_flops)
+                before = name if work.shape else before
         return list(found.values())
-
-
-def _describe(
-    instruction: Instruction, step: StepShape, cost: Cost, names: dict[int, str], previous: str, is_head: bool
-) -> Iterator[Op]:
-    weight = getattr(instruction, "weight", None)
-    kind = type(instruction).__name__
-    num_tokens = step.num_tokens
-    if isinstance(instruction, Attend):
-        yield from _attention(instruction, step, cost)
-        return
-    role = split_name(names[id(weight)])[1].removesuffix(".weight") if weight is not None else kind
-    if weight is not None and hasattr(instruction, "x") and len(weight.shape) == 2:
-        outputs, inputs = weight.shape
-        rows = num_tokens
-        if isinstance(instruction, ExpertGemm):
-            rows, outputs = num_tokens * instruction.num_active, outputs // instruction.num_experts
-        formula = f"2 · {rows} · {inputs} · {outputs} FLOP; weight {cost.bytes_read} B read once"
-        if isinstance(instruction, ExpertGemm):
-            formula += f", {instruction.num_read(num_tokens):.3g} of {instruction.num_experts} experts"
-        yield Op(f"head {role}" if is_head else role, 1, f"{rows}×{inputs}×{outputs}", cost, formula)
-    elif isinstance(instruction, AllReduce):
-        size = instruction.num_bytes(step)
-        formula = f"{num_tokens} · {instruction.out.width} · {instruction.value_bytes} = {size} B of result"
-        yield Op(f"{kind} of {previous or 'the embedding'}", 1, "", cost, formula)
-    elif isinstance(instruction, MergeBest):
-        formula = f"{num_tokens} rows · {instruction.num_best} logits · {KEY_BYTES} B of logit and token"
-        yield Op(f"{kind} of logits", 1, "", cost, formula)
-    else:
-        yield Op(role if role == kind else f"{kind} {role}", 1, "", cost, f"{num_tokens} rows")
-
-
-def _attention(instruction: Attend, step: StepShape, cost: Cost) -> Iterator[Op]:
-    """Yield scores QKᵀ and weighted values PV: equal work, keys for one and values for the other."""
-    width, heads = instruction.q.width, instruction.num_heads
-    every = sum(count * (start + count) for start, count in step.requests)
-    half = Cost(cost.flops // 2, cost.bytes_read // 2, 0, cost.arithmetic)
-    tokens, most = step.num_tokens, max(start + count for start, count in step.requests)
-    window = f", window {instruction.window}" if instruction.window else ""
-    scores = step.num_scores(instruction.window)
-    uncausal = 2 * width * every
-    shown = format_value(uncausal, "FLOP")
-    formula = f"2 · {width} · {scores} scores, causal{window}; uncausal 2 · {width} · {every} = {shown}"
-    for name, shape in (("QKᵀ", (tokens, width // heads, most)), ("PV", (tokens, most, width // heads))):
-        yield Op(name, 1, f"{heads} heads of {'×'.join(map(str, shape))}", half, formula, uncausal)
 
 
 def measured_floors(
@@ -235,11 +191,8 @@ def phase_section(phase: Phase, *, with_ops: bool) -> Section:
     section = Section(phase.name[0].upper() + phase.name[1:])
     ops = phase.ops()
     uncausal = sum(op.count * (op.uncausal_flops - op.cost.flops) for op in ops if op.uncausal_flops)
-    attention = sum(cost.flops for item, cost in phase.costs if isinstance(item, ATTENTION))
-    kv_read = sum(cost.bytes_read for item, cost in phase.costs if isinstance(item, ATTENTION))
-    kv_read -= sum(item.weight_bytes for item, _ in phase.costs if isinstance(item, LatentAttend))
-    kv_read += sum(item.state_bytes_read(step) for item, step in phase.instructions
-                   if isinstance(item, StateInstruction))  # fmt: skip
+    attention = sum(cost.flops for item, cost in phase.costs if item.is_attention)
+    kv_read = sum(item.cache_bytes_read(step) for item, step in phase.instructions)
     written = sum(cost.bytes_written for _, cost in phase.costs)
     weights = phase.num_bytes - kv_read - written
     shown = {name: format_value(value, "FLOP") for name, value in
@@ -278,22 +231,19 @@ def phase_section(phase: Phase, *, with_ops: bool) -> Section:
 
 def _collectives(phase: Phase) -> Sequence[Quantity]:
     """Return the size of one all-reduce, their number in a layer, and what the rank sends in the step."""
-    sums = [(item, step) for item, step in phase.instructions if type(item) is AllReduce]
+    items = [item for item, _ in phase.instructions]
+    sums = [item.collective for item in items if item.collective and item.collective.is_sum]
     if not sums:
         return ()
-    one, step = sums[-1]
-    assert isinstance(one, AllReduce)
-    width = one.out.width
-    num_layers = phase.config.model.num_layers
-    of_embeddings = sum(isinstance(before, Embed) and type(item) is AllReduce
-                        for (before, _), (item, _) in pairwise(phase.instructions))  # fmt: skip
+    one, num_layers = sums[-1], phase.config.model.num_layers
+    of_embeddings = sum(before.is_lookup and bool(item.collective) for before, item in pairwise(items))
     last, step_of_last = phase.instructions[-1]
-    formula = "Σ 2 (N - 1) / N · all-reduce + (N - 1) / N · logits" if one.ring_bytes else "Σ all-reduce + logits / N"
+    formula = "Σ 2 (N - 1) / N · all-reduce + (N - 1) / N · logits" if one.is_ring else "Σ all-reduce + logits / N"
     if isinstance(last, MergeBest):
         formula = f"Σ all-reduce + {step_of_last.num_tokens} · {last.num_best} best logits · {KEY_BYTES}"
     found = [
-        Quantity("all-reduce", one.num_bytes(step), "B", "tokens · width · bytes",
-                 f"{step.num_tokens} · {width} · {one.value_bytes}"),
+        Quantity("all-reduce", one.num_bytes(phase.step), "B", "tokens · width · bytes",
+                 f"{phase.step.num_tokens} · {one.width} · {one.value_bytes}"),
         Quantity("all-reduces per layer", (len(sums) - of_embeddings) / num_layers, "",
                  "(all-reduces - the embedding's) / layers", f"({len(sums)} - {of_embeddings}) / {num_layers}"),
         Quantity("sent per rank", phase.bytes_sent, "B", formula, f"N = {one.num_ranks}"),

@@ -19,7 +19,7 @@ class AttentionStep(Protocol):
     seq_lens_list: tuple[int, ...]
 
 
-@kernel
+@kernel.with_traits(takes_in=("rope", "rms_norm"))
 def paged_attention(
     q: Tensor,
     kv_cache: Tensor,

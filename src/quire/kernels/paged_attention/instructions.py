@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quire.kernels.instruction import KV_ARITHMETIC, KV_BYTES, Buffer, Columns, Cost, Emitter, Instruction, StepShape
+from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, StepShape, Work
 from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.rope import rotation_of
 from quire.kernels.tracing import SIZES, Call, NotTraceableError, Symbol, same_sizes
@@ -66,6 +66,7 @@ class Attend(Instruction):
     A score and a weighted value are 2 · D operations each for every query head.
     """
 
+    is_attention = True
     q: Columns
     out: Buffer
     num_heads: int
@@ -87,12 +88,33 @@ class Attend(Instruction):
         num_bytes = step.num_positions(self.window) * kv_bytes(step, self.num_kv_heads, self.q.width // self.num_heads)
         flops = 4 * self.q.width * step.num_scores(self.window)
         num_bytes += 0 if self.sinks is None else 4 * self.num_heads
-        return Cost(flops, num_bytes, 0, KV_ARITHMETIC[step.kv_format])
+        return Cost(flops, num_bytes, 0, step.kv_arithmetic)
+
+    @property
+    def ahead(self) -> tuple[int, int]:
+        return self.layer_index, self.window
+
+    def cache_bytes_read(self, step: StepShape) -> int:
+        return self.cost(step).bytes_read
+
+    def explain(self, step: StepShape) -> list[Work]:
+        """Scores QKᵀ and weighted values PV: equal work, keys for one and values for the other."""
+        cost, width, heads, tokens = self.cost(step), self.q.width, self.num_heads, step.num_tokens
+        half = Cost(cost.flops // 2, cost.bytes_read // 2, 0, cost.arithmetic)
+        most = max(start + count for start, count in step.requests)
+        every = sum(count * (start + count) for start, count in step.requests)
+        window = f", window {self.window}" if self.window else ""
+        scores = f"2 · {width} · {step.num_scores(self.window)} scores, causal{window}"
+        formula = f"{scores}; uncausal 2 · {width} · {every}"
+        return [
+            Work(name, half, formula, f"{heads} heads of {'×'.join(map(str, shape))}", 2 * width * every)
+            for name, shape in (("QKᵀ", (tokens, width // heads, most)), ("PV", (tokens, most, width // heads)))
+        ]
 
 
 def kv_bytes(step: StepShape, num_kv_heads: int, head_size: int) -> int:
     """Bytes of one token's keys and values in one layer; int8 has an fp32 scale for each head's."""
-    size = KV_BYTES[step.kv_format]
+    size = step.kv_value_bytes
     return 2 * num_kv_heads * (head_size * size + (4 if size == 1 else 0))
 
 

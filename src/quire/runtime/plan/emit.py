@@ -1,29 +1,27 @@
 """`PlannedModel`: native ops with buffers, weights and cache at their final addresses, ready to run steps.
 
-`NativeOps` says what the ops are, with names instead of addresses; `record.py` makes it of a program. Buffers share
-memory when they are not alive at the same time. Nothing is allocated after this.
+Each instruction of a program adds its native op to a `_native.Plan`. Buffers share memory when they are not alive at
+the same time. Nothing is allocated after this.
 Next to read: `native/plan/plan.h`, then `runtime/forward.py`, which runs it.
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from quire import _native
-from quire._native import Activation, KvFormat, RowType
+from quire._native import KvFormat
 from quire.errors import EngineDeadError
 from quire.events import OpTime
-from quire.kernels.instruction import Buffer, Instruction, StepShape
+from quire.kernels.instruction import Buffer, Columns, Instruction, StepShape
+from quire.kernels.likeliest import Argmax
 from quire.kernels.tracing import NotTraceableError
 from quire.runtime.links import RANK_LOST
+from quire.runtime.plan.lower import Program
 from quire.runtime.plan.packed_weights import PackedWeights
-
-if TYPE_CHECKING:
-    from quire.runtime.plan.record import Recording
 
 BODY, LOGITS, GREEDY, SHARES = 1, 2, 4, 8
 """Parts of a plan: hidden states; logits of the rows asked for; only the likeliest token of each of these rows; only
@@ -82,181 +80,98 @@ def _take_place(row_bytes: list[int], free: set[int], needed: int) -> int:
     return best
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
-    """Memory of `row_bytes` per row, for as many rows as `PlanLimits` has in the field `rows`; of each thread's own."""
+def plan_ahead(body: Sequence[Instruction]) -> dict[Instruction, tuple[int, int, float, float]]:
+    """Per product before an attention the keys and values that it fetches for it, in proportion to its weights.
 
-    row_bytes: int
-    rows: str
-    per_thread: bool = False
-
-
-class _Symbol(msgspec.Struct, frozen=True, array_like=True):
-    """Stands for a field of an op that is known when the plan gets its memory."""
-
-
-class RowsAt(_Symbol, frozen=True, array_like=True, tag="rows"):
-    """The `Rows` at byte `offset` of a place, `stride` bytes apart."""
-
-    place: int
-    offset: int
-    stride: int
-    row_type: str
-
-
-class AddressOf(_Symbol, frozen=True, array_like=True, tag="address"):
-    """The address of byte `offset` of a place."""
-
-    place: int
-    offset: int
-
-
-class WeightOf(_Symbol, frozen=True, array_like=True, tag="weight"):
-    """The `Weight` of a matrix."""
-
-    name: str
-
-
-class VectorOf(_Symbol, frozen=True, array_like=True, tag="vector"):
-    """The address of a vector's fp32 values."""
-
-    name: str
-
-
-class ConstantOf(_Symbol, frozen=True, array_like=True, tag="constant"):
-    """The address of one of the constants."""
-
-    index: int
-
-
-class CountersOf(_Symbol, frozen=True, array_like=True, tag="counters"):
-    """The address of some of the counters."""
-
-    index: int
-
-
-class KvLayerOf(_Symbol, frozen=True, array_like=True, tag="kv"):
-    """A layer's share of the KV pool."""
-
-    layer_index: int
-
-
-class AheadOf(_Symbol, frozen=True, array_like=True, tag="ahead"):
-    """The keys and values of a layer that a product fetches for the attention behind it."""
-
-    layer_index: int
-    window: int
-    begin: float
-    end: float
-
-
-class ActivationOf(_Symbol, frozen=True, array_like=True, tag="activation"):
-    """An activation."""
-
-    name: str
-
-
-class OfEngine(_Symbol, frozen=True, array_like=True, tag="engine"):
-    """A thing of which the engine has one: "best_ids", "max_logit_rows" or "exchange"."""
-
-    name: str
-
-
-Symbols = (
-    RowsAt | AddressOf | WeightOf | VectorOf | ConstantOf | CountersOf | KvLayerOf | AheadOf | ActivationOf | OfEngine
-)
-Value = Symbols | bool | int | float | None
-
-
-class NativeOp(msgspec.Struct, frozen=True, array_like=True):
-    """A call of a method of `_native.Plan`: the parts of the plan it belongs to, and its fields."""
-
-    name: str
-    parts: int
-    values: dict[str, Value]
-
-
-class NativeOps(msgspec.Struct, frozen=True):
-    """A traced and lowered model, without addresses.
-
-    Fields:
-        ops: in order, those of the body first.
-        num_body_ops: those up to the hidden states.
-        places: all working memory.
-        hidden, logits: the rows of both results, and their columns.
-        constants: fp32 values, such as rotary frequencies.
-        counters: how many each counting instruction keeps.
-        gives_likeliest: True if `GREEDY` is a part.
-        inputs, outputs: of a stage the values that it receives and sends, and their columns.
-        layers: of a stage its first layer, and the first of the next; None: all.
-        shares: the rows of a rank's share of the logits, and their columns; None: `SHARES` is no part.
+    Returns: the attention's layer and window, and the share of its keys and values where the product begins and ends.
     """
-
-    ops: list[NativeOp]
-    num_body_ops: int
-    places: list[Place]
-    hidden: tuple[RowsAt, int]
-    logits: tuple[RowsAt, int]
-    constants: list[list[float]]
-    counters: list[int]
-    gives_likeliest: bool
-    inputs: list[tuple[RowsAt, int]] = []
-    outputs: list[tuple[RowsAt, int]] = []
-    layers: tuple[int, int] | None = None
-    shares: tuple[RowsAt, int] | None = None
+    parts: dict[Instruction, tuple[int, int, float, float]] = {}
+    waiting: list[tuple[Instruction, int]] = []
+    for instruction in body:
+        if instruction.fetches_ahead and instruction.product is not None:
+            waiting.append((instruction, instruction.product.weight.numel()))
+        elif instruction.ahead is not None:
+            total, before = sum(size for _, size in waiting), 0
+            for product, size in waiting:
+                parts[product] = *instruction.ahead, before / total, (before + size) / total
+                before += size
+            waiting = []
+    return parts
 
 
 class PlannedModel:
-    """A model's plan and the memory it works in.
+    """A program's native plan and the memory it works in.
 
     Attributes:
+        ops: the instruction of each native op, in order.
         hidden: fp32 [max_tokens, E]; rows of the last step's tokens.
         logits: fp32 [max_logit_rows, V].
         shares: fp32 [max_logit_rows, columns of a rank]; None if `SHARES` is no part.
         best_ids: int32 [max_logit_rows]; -1 where logits leave no choice.
+        gives_likeliest: `GREEDY` is a part.
         inputs, outputs: of a stage, fp32 [max_tokens, width] each: written before it runs, and read then.
     """
 
     def __init__(
         self,
-        recording: "Recording",
+        program: Program,
         weights: PackedWeights,
         kv_layers: Sequence[_native.KvLayer],
         limits: PlanLimits,
         pool: _native.ThreadPool | int,
         exchange: _native.Exchange | None = None,
     ) -> None:
-        """`pool`: the threads that run it, or how many of its own. `exchange`: with the ranks that share the model."""
-        self.recording, ops = recording, recording.ops
-        self.limits = limits
-        self.gives_likeliest = ops.gives_likeliest
+        """`pool`: the threads that run it, or how many of its own. `exchange`: with the ranks that share the model.
+
+        Raises: NotTraceableError for a collective without `exchange`.
+        """
+        self.program, self.limits = program, limits
         self.native = _native.Plan(pool, limits.max_tokens, max(limits.max_requests, limits.max_logit_rows))
         self.native.set_tile_rows(limits.tile_rows)
         if limits.kv_ahead_bytes is not None:
             self.native.set_ahead_bytes(limits.kv_ahead_bytes)
         if limits.fetches_experts:
             self.native.fetch_experts()
-        self._weights, self._kv_layers, self._exchange = weights, kv_layers, exchange
-        self._num_body_ops = ops.num_body_ops
-        self._memory = [
-            _allocate(
-                place.row_bytes * getattr(limits, place.rows) * (self.native.num_threads if place.per_thread else 1)
-            )
-            for place in ops.places
-        ]
-        self._constants = [np.array(values, np.float32) for values in ops.constants]
-        self._counters: list[NDArray[np.int32]] = [np.zeros(count, np.int32) for count in ops.counters]
+        self._kv_layers, self._exchange = kv_layers, exchange
+        to = self._emitter = _Emitter(self.native, program, weights, kv_layers, exchange)
+        self.ops = to.instructions
+        to.allocate(place_buffers(program.body, program.hidden), limits.max_tokens)
+        to.emit(program.body, BODY)
+        self._num_body_ops = len(self.ops)
+        self.hidden = to.values(program.hidden)
+        self.inputs, self.outputs = ([to.values(buffer) for buffer in passed]
+                                     for passed in (program.inputs, program.outputs))  # fmt: skip
+        to.allocate(Placement({program.logits: 0}, [4 * program.logits.width]), limits.max_logit_rows)
+        self.logits = to.values(program.logits)
         self.best_ids: NDArray[np.int32] = np.zeros(limits.max_logit_rows, np.int32)
-        self.hidden, self.logits = (
-            self._values(*ops.hidden, limits.max_tokens),
-            self._values(*ops.logits, limits.max_logit_rows),
-        )
-        self.shares = None if ops.shares is None else self._values(*ops.shares, limits.max_logit_rows)
-        self.inputs, self.outputs = (
-            [self._values(*value, limits.max_tokens) for value in values] for values in (ops.inputs, ops.outputs)
-        )
-        for op in ops.ops:
-            fields = {name: self._resolve(value) for name, value in op.values.items()}
-            getattr(self.native, op.name)(**fields, parts=op.parts)
+        self.gives_likeliest = False
+        if program.head:
+            given = (program.hidden, program.logits)
+            to.allocate(place_buffers(program.head, program.logits, given), limits.max_logit_rows)
+            self._emit_head(to)
+        self.shares = None if program.shares is None else to.values(program.shares.buffer)
+
+    def _emit_head(self, to: "_Emitter") -> None:
+        """Emit rows of the hidden states in the head's type, then both the logits and the likeliest tokens."""
+        program, max_rows = self.program, self.limits.max_logit_rows
+        likeliest, num_shared = program.likeliest, program.num_before_logits
+        logits = LOGITS if program.shares is None else LOGITS | SHARES
+        to.emit(program.head[:num_shared], logits if likeliest is None else logits | GREEDY, of_logit_rows=True)
+        to.emit(program.head[num_shared:-1], logits, of_logit_rows=True)
+        to.emit(program.head[-1:], LOGITS, of_logit_rows=True)
+        if likeliest is None:
+            return
+        self.gives_likeliest = True
+        values, ids = (to.add_memory(4 * max_rows * self.native.num_threads).ctypes.data for _ in range(2))
+        best = {"best_values": values, "best_ids": ids, "max_rows": max_rows}
+        num_padding, of_ranks = 0, {}
+        if self._exchange is not None:
+            num_rows = likeliest.weight.shape[0]
+            first_id = self._exchange.rank * num_rows
+            num_padding = num_rows - min(max(program.logits.width - first_id, 0), num_rows)
+            of_ranks = {"exchange": to.exchange(), "first_id": first_id}
+        to.emit([likeliest], GREEDY, **best, num_padding=num_padding)
+        to.emit([Argmax()], GREEDY, **best, token_ids=self.best_ids.ctypes.data, **of_ranks)
 
     def run(
         self,
@@ -285,15 +200,9 @@ class PlannedModel:
         if self._exchange is not None and self._exchange.has_given_up:
             raise EngineDeadError(RANK_LOST)
 
-    @property
-    def ops(self) -> list[Instruction]:
-        """The instruction of each native op, in order."""
-        return self.recording.instructions
-
     def run_timed(self, parts: int, *arrays: NDArray[np.int32]) -> list[OpTime]:
         """`run`, which also gives the time and work of each native op that ran, in order."""
-        instructions, counters = self.ops, self.recording.counters
-        nanoseconds = np.zeros(len(instructions), np.int64)
+        nanoseconds = np.zeros(len(self.ops), np.int64)
         self.run(parts, *arrays, nanoseconds=nanoseconds)
         _, starts, counts, logit_rows, *_ = arrays
         requests = tuple(zip(starts.tolist(), counts.tolist(), strict=True))
@@ -301,58 +210,109 @@ class PlannedModel:
         whole = StepShape(requests, len(logit_rows), kv_format, self.limits.tile_rows)
         times = []
         for index in np.flatnonzero(nanoseconds).tolist():
-            instruction = instructions[index]
+            instruction = self.ops[index]
             step = whole if index < self._num_body_ops else whole.of_logit_rows()
             cost = instruction.measured(step, self.counters_of)
             name, num_bytes = instruction.describe(step.num_tokens), cost.bytes_read + cost.bytes_written
-            loads = tuple(self.counters_of(instruction).tolist()) if instruction in counters else ()
+            loads = tuple(self._emitter.counts[instruction].tolist()) if instruction in self._emitter.counts else ()
             microseconds = int(nanoseconds[index]) / 1e3
             times.append(OpTime(name, microseconds, cost.flops, num_bytes, cost.arithmetic, loads))
         return times
 
     def counters_of(self, instruction: Instruction) -> NDArray[np.int32]:
         """Return the counters of an instruction, as the last step left them."""
-        return self._counters[self.recording.counters[instruction]]
-
-    def _values(self, rows: RowsAt, width: int, num_rows: int) -> NDArray[np.float32]:
-        """The fp32 values of a place. Shapes: [num_rows, width]."""
-        memory = self._memory[rows.place][: num_rows * rows.stride]
-        return memory.view(np.float32).reshape(num_rows, rows.stride // 4)[:, :width]
-
-    def _resolve(self, value: Value) -> Any:
-        """Give a field of an op its native value."""
-        match value:
-            case RowsAt(place, offset, stride, row_type):
-                return _native.Rows(self._memory[place].ctypes.data + offset, stride, RowType[row_type])
-            case AddressOf(place, offset):
-                return self._memory[place].ctypes.data + offset
-            case WeightOf(name):
-                return self._weights.weight(name)
-            case VectorOf(name):
-                return self._weights.vector_address(name)
-            case ConstantOf(index):
-                return self._constants[index].ctypes.data
-            case CountersOf(index):
-                return self._counters[index].ctypes.data
-            case KvLayerOf(layer_index):
-                return self._kv_layers[layer_index]
-            case AheadOf(layer_index, window, begin, end):
-                return _native.KvAhead(self._kv_layers[layer_index], window, begin, end)
-            case ActivationOf(name):
-                return Activation[name]
-            case OfEngine("exchange"):
-                if self._exchange is None:
-                    raise NotTraceableError("a collective of several ranks")
-                return self._exchange.address
-            case OfEngine("best_ids"):
-                return self.best_ids.ctypes.data
-            case OfEngine(name):
-                return getattr(self.limits, name)
-        return value
+        return self._emitter.counts[instruction]
 
 
-def _allocate(num_bytes: int) -> NDArray[np.uint8]:
-    """Return memory that starts at a multiple of 64."""
-    memory = np.empty(num_bytes + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    return memory[start : start + num_bytes]
+class _Emitter:
+    """An `Emitter` (`kernels/instruction.py`) that adds to a native plan, and keeps the memory of its ops alive.
+
+    Attributes: `instructions`: of each op; `counts`: the counters of each counting instruction.
+    """
+
+    def __init__(
+        self,
+        native: _native.Plan,
+        program: Program,
+        weights: PackedWeights,
+        kv_layers: Sequence[_native.KvLayer],
+        exchange: _native.Exchange | None,
+    ) -> None:
+        self.instructions: list[Instruction] = []
+        self.counts: dict[Instruction, NDArray[np.int32]] = {}
+        self._native, self._weights, self._kv_layers, self._exchange = native, weights, kv_layers, exchange
+        self._ahead = plan_ahead(program.body)
+        self._first_layer = 0 if program.layers is None else program.layers.start
+        self._rows: dict[Buffer, NDArray[np.uint8]] = {}
+        self._memory: list[NDArray[Any]] = []
+        self._parts = 0
+        self._options: dict[str, Any] = {}
+
+    def emit(self, instructions: Sequence[Instruction], parts: int, **options: Any) -> None:
+        """Emit instructions that belong to these parts, each with these further fields."""
+        self._parts, self._options = parts, options
+        for instruction in instructions:
+            self._emitting = instruction
+            instruction.emit(self)
+
+    def allocate(self, placement: Placement, num_rows: int) -> None:
+        """Give buffers their memory, of `num_rows` rows each."""
+        places = [self.add_memory(num_rows * row_bytes).reshape(num_rows, row_bytes)
+                  for row_bytes in placement.row_bytes]  # fmt: skip
+        for buffer, place in placement.places.items():
+            # Only the logits, which callers overwrite and sample from, have rows without padding.
+            stride = min(buffer.row_bytes, places[place].shape[1])
+            self._rows[buffer] = places[place].reshape(-1)[: num_rows * stride].reshape(num_rows, stride)
+
+    def add_memory(self, num_bytes: int) -> NDArray[np.uint8]:
+        """Return memory that starts at a multiple of 64."""
+        memory = np.empty(num_bytes + 64, np.uint8)
+        self._memory.append(memory)
+        start = -memory.ctypes.data % 64
+        return memory[start : start + num_bytes]
+
+    def values(self, buffer: Buffer) -> NDArray[np.float32]:
+        """Return a view of fp32 values. Shapes: [rows, width]."""
+        return self._rows[buffer].view(np.float32)[:, : buffer.width]
+
+    # --- See `Emitter` ----------------------------------------------------------------------
+
+    def push(self, op: str, **values: Any) -> None:
+        getattr(self._native, op)(**values, **self._options, parts=self._parts)
+        self.instructions.append(self._emitting)
+
+    def rows(self, value: Buffer | Columns, stride_bytes: int | None = None) -> _native.Rows:
+        buffer = value.buffer if isinstance(value, Columns) else value
+        return _native.Rows(self.address(value), stride_bytes or self._rows[buffer].shape[1], buffer.type)
+
+    def address(self, value: Buffer | Columns) -> int:
+        if isinstance(value, Columns):
+            return self.address(value.buffer) + 4 * value.start
+        return self._rows[value].ctypes.data
+
+    def weight(self, parameter: Any) -> _native.Weight:
+        return self._weights.weight(parameter)
+
+    def vector(self, parameter: Any) -> int:
+        return 0 if parameter is None else self._weights.vector_address(parameter)
+
+    def constant(self, values: Any) -> int:
+        self._memory.append(np.array(values.tolist(), np.float32))
+        return self._memory[-1].ctypes.data
+
+    def counters(self, instruction: Instruction, count: int) -> int:
+        return self.counts.setdefault(instruction, np.zeros(count, np.int32)).ctypes.data
+
+    def kv_layer(self, layer_index: int) -> _native.KvLayer:
+        return self._kv_layers[layer_index - self._first_layer]
+
+    def exchange(self) -> int:
+        if self._exchange is None:
+            raise NotTraceableError("a collective of several ranks")
+        return self._exchange.address
+
+    def ahead(self, instruction: Instruction) -> _native.KvAhead | None:
+        if instruction not in self._ahead:
+            return None
+        layer_index, window, begin, end = self._ahead[instruction]
+        return _native.KvAhead(self.kv_layer(layer_index), window, begin, end)

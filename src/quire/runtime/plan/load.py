@@ -1,4 +1,4 @@
-"""`load_plan`: a checkpoint to the native ops of a rank's share of the model, and its packed weights.
+"""`load_plan`: a checkpoint to the program of a rank's share of the model, and its packed weights.
 
 The model's code is traced at each start, which takes milliseconds and needs no PyTorch; stored weights go straight into
 the kernels' layout. Next to read: `packed_weights.py` for formats, `emit.py` for what runs.
@@ -13,12 +13,10 @@ from quire.kernels.registry import check_environment
 from quire.kernels.tracing import NotTraceableError
 from quire.layers.group import SINGLE, Group
 from quire.lazy_torch import on_meta
-from quire.runtime.links import ONE_RANK, Links
 from quire.runtime.loader import check_split, make_model, partitions_of, plan_placements, random_weights
 from quire.runtime.placement import Placement
 from quire.runtime.plan.lower import Program, lower
 from quire.runtime.plan.packed_weights import PackedWeights, choose_packings
-from quire.runtime.plan.record import Recording, record
 from quire.runtime.plan.stages import cut
 from quire.runtime.plan.trace import trace_model
 from quire.runtime.plan.weight_file import fill_weights
@@ -27,19 +25,6 @@ from quire.weights.progress import Progress
 
 
 def load_plan(
-    config: EngineConfig,
-    checkpoint: Checkpoint,
-    layer_groups: tuple[int, ...],
-    progress: Progress | None,
-    group: Group,
-    links: Links = ONE_RANK,
-) -> tuple[Recording, PackedWeights]:
-    """Return the ops of this rank's share of the model, and its packed weights. Raises: as `trace_program`."""
-    program, weights = plan_model(config, checkpoint, layer_groups, progress, group, links.stage, links.rank)
-    return record(program, weights, links.exchange), weights
-
-
-def plan_model(
     config: EngineConfig,
     checkpoint: Checkpoint,
     layer_groups: tuple[int, ...],
@@ -81,7 +66,8 @@ def trace_program(
     program, num_stages = lower(traced, weights.packing_of), config.options.pipeline_parallel_size
     if num_stages > 1:
         program = cut(program, stage, num_stages)
-        weights = weights.only(record(program, weights).weight_names)
+        read = [parameter for instruction in (*program.body, *program.head) for parameter in instruction.parameters]
+        weights = weights.only({weights.name_of(parameter) for parameter in read})
     return program, weights, model
 
 

@@ -1,8 +1,8 @@
-"""Weights in the layout of the native kernels: packed once at load, 4- and 8-bit weights staying 4 and 8 bit.
+"""Weights in the layout of the native kernels: packed once at load, weights of 4 to 8 bits staying so.
 
 What a stored format becomes (layouts: `native/plan/types.h`):
 
-    Q4_0, Q4_1, Q8_0   the same values, in another order
+    Q4_0 … Q5_1, Q8_0  the same values, in another order, in the file's bytes
     Q4_K, Q5_K, Q6_K   the same values, in another order, of at most 1.03 times the file's bytes
     IQ4_NL, IQ4_XS     the same, of at most 1.03 times the file's bytes
     MXFP4, NVFP4       the same, in the file's bytes; MXFP4's blocks of scales up to 2^-126 become 0
@@ -29,14 +29,18 @@ from quire.config import EngineConfig
 from quire.kernels.instruction import Packing
 from quire.runtime.huge_pages import allocate
 from quire.runtime.placement import FLOATS, Placement
+from quire.weights.block_formats import BLOCK_FORMATS
+from quire.weights.codebooks import packed_codebook
 from quire.weights.progress import Progress, ignore_progress
+from quire.weights.quantized import QuantizedTensor
 from quire.weights.weight_tensor import WeightTensor
 
 BLOCK = 32
 PACKED_DIRECTLY = {
-    "Q4_0": WeightFormat.q4, "Q4_1": WeightFormat.q4m, "Q8_0": WeightFormat.q8, "Q4_K": WeightFormat.q4k,
-    "Q5_K": WeightFormat.q5k, "Q6_K": WeightFormat.q6k, "IQ4_NL": WeightFormat.iq4nl, "IQ4_XS": WeightFormat.iq4xs,
-    "MXFP4": WeightFormat.mxfp4, "NVFP4": WeightFormat.nvfp4,
+    "Q4_0": WeightFormat.q4, "Q4_1": WeightFormat.q4m, "Q5_0": WeightFormat.q5, "Q5_1": WeightFormat.q5m,
+    "Q8_0": WeightFormat.q8, "Q4_K": WeightFormat.q4k, "Q5_K": WeightFormat.q5k, "Q6_K": WeightFormat.q6k,
+    "IQ4_NL": WeightFormat.iq4nl, "IQ4_XS": WeightFormat.iq4xs, "MXFP4": WeightFormat.mxfp4,
+    "NVFP4": WeightFormat.nvfp4,
 }  # fmt: skip
 BY_DTYPE = {"float32": WeightFormat.f32, "float16": WeightFormat.f16, "bfloat16": WeightFormat.bf16}
 BY_QUANTIZATION = {"int8": WeightFormat.q8, "int4": WeightFormat.q4m, "fp8": WeightFormat.q8}
@@ -55,6 +59,15 @@ class PartPlan:
     offset: int
     rows: range
     num_inputs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows of a tensor to be packed, and the arrays whose memory `job` reads."""
+
+    job: PackedRows
+    arrays: tuple[NDArray[Any], ...]
+    tensor: WeightTensor
 
 
 def choose_packings(
@@ -231,7 +244,7 @@ class PackedWeights:
         """
         report = functools.partial(progress or ignore_progress, "loading weights")
         total, done, num_bytes = sum(item.tensor.num_bytes for item in placements), 0, 0
-        batch: list[tuple[PackedRows, NDArray[Any], WeightTensor]] = []
+        batch: list[Piece] = []
         read: list[int] = []  # bytes done with each tensor of the batch
 
         def flush() -> None:
@@ -244,7 +257,7 @@ class PackedWeights:
         for placement in placements:
             for piece in self._pieces(placement):
                 batch.append(piece)
-                num_bytes += piece[1].nbytes
+                num_bytes += sum(array.nbytes for array in piece.arrays)
                 if num_bytes >= BATCH_BYTES:
                     flush()
                     num_bytes = 0
@@ -252,8 +265,8 @@ class PackedWeights:
             read.append(done)
         flush()
 
-    def _pieces(self, placement: Placement) -> Iterator[tuple[PackedRows, NDArray[Any], WeightTensor]]:
-        """Cut a matrix: each piece with its rows as they are packed, and as they are stored. A vector is put at once.
+    def _pieces(self, placement: Placement) -> Iterator[Piece]:
+        """Cut a matrix in pieces. A vector is put at once.
 
         Mutates: the vector.
         """
@@ -262,13 +275,27 @@ class PackedWeights:
             self._vector(name)[first_row : first_row + tensor.shape[0]] = tensor.to_numpy()
             return
         part = self._part(name, first_row)
-        is_direct = (tensor.format in FLOATS and not tensor.offset) or PACKED_DIRECTLY.get(tensor.format) == part.format
         num_rows, num_inputs = tensor.shape
         each = max(1, PART_VALUES // num_inputs // BLOCK * BLOCK)
         for first in range(0, num_rows, each):
             stored = tensor if num_rows <= each else tensor.part(slice(first, first + each), slice(None))
-            rows = np.ascontiguousarray(stored.raw if is_direct else stored.to_numpy())
-            yield self._job(part, tensor.format if is_direct else "F32", rows, first_row + first), rows, stored
+            yield self._piece(part, stored, first_row + first)
+
+    def _piece(self, part: PartPlan, tensor: WeightTensor, first_row: int) -> Piece:
+        """Return the job that packs a tensor: from its blocks or codes, or from values that NumPy decodes."""
+        is_direct = PACKED_DIRECTLY.get(tensor.format) == part.format
+        if isinstance(tensor, QuantizedTensor) and not is_direct and not tensor.offset:
+            codes, table, scales, zeros, groups = arrays = tensor.in_groups()
+            job = self._job(part, "CODES", codes, first_row)
+            job.set_codes(table.ctypes.data, scales.ctypes.data, zeros.ctypes.data, groups.ctypes.data, scales.shape[1])
+            return Piece(job, arrays, tensor)
+        if is_direct and tensor.scales is not None:
+            pairs, scales = tensor.pairs_and_scales()
+            job = self._job(part, "MXFP4_APART", pairs, first_row, scales)
+            return Piece(job, (pairs, scales), tensor)
+        is_stored = is_direct or (tensor.format in BLOCK_FORMATS and not tensor.offset)
+        rows = np.ascontiguousarray(tensor.raw if is_stored else tensor.to_numpy())
+        return Piece(self._job(part, tensor.format if is_stored else "F32", rows, first_row), (rows,), tensor)
 
     def put_values(self, name: str, values: Any, first_row: int = 0) -> None:
         """fp32 values, an array or a tensor, become rows of one part of a parameter, quantised if its format says so.
@@ -288,16 +315,20 @@ class PackedWeights:
     def _part(self, name: str, row: int) -> PartPlan:
         return next(part for part in self._matrices[name] if row in part.rows)
 
-    def _pack(self, batch: list[tuple[PackedRows, NDArray[Any], WeightTensor]]) -> None:
-        pack_rows([job for job, _, _ in batch], self._num_threads)
-        for _, _, stored in batch:
-            stored.release()
+    def _pack(self, batch: Sequence[Piece]) -> None:
+        pack_rows([piece.job for piece in batch], self._num_threads)
+        for piece in batch:
+            piece.tensor.release()
 
-    def _job(self, part: PartPlan, stored: str, rows: NDArray[Any], first_row: int) -> PackedRows:
+    def _job(
+        self, part: PartPlan, stored: str, rows: NDArray[Any], first_row: int, scales: NDArray[Any] | None = None
+    ) -> PackedRows:
         assert first_row + len(rows) <= part.rows.stop
+        codebook = packed_codebook(stored)
         return PackedRows(
             stored, rows.ctypes.data, len(rows), part.num_inputs, rows.strides[0], self._address(part),
-            first_row - part.rows.start, part.format,
+            first_row - part.rows.start, part.format, 0, 0 if codebook is None else codebook.ctypes.data,
+            0 if scales is None else scales.ctypes.data,
         )  # fmt: skip
 
     def _address(self, part: PartPlan) -> int:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from quire._native import RowType
 from quire.errors import UnsupportedModelError
 from quire.kernels.instruction import Buffer, Cost, Emitter, Instruction, StepShape
-from quire.kernels.rope import Rotary
 from quire.runtime.plan.lower import Program
 
 ONE_TOKEN = StepShape(requests=((0, 1),), num_logit_rows=1)
@@ -55,7 +54,7 @@ def cut(program: Program, stage: int, num_stages: int) -> Program:
     inputs, outputs = (_live(spans, at) for at in cuts[stage : stage + 2])
     part = body[cuts[stage] : cuts[stage + 1]]
     used = {buffer for instruction in part for buffer in instruction.buffers}
-    angles = [item for item in body[: cuts[stage]] if isinstance(item, Rotary) and used & {item.cos, item.sin}]
+    angles = [item for item in body[: cuts[stage]] if item.is_repeated and used.intersection(item.buffers)]
     received, sent = ([Receive(inputs)] if inputs else []), ([Send(outputs)] if outputs else [])
     layers = _layers(part)
     return replace(
@@ -110,7 +109,7 @@ def possible_cuts(body: Sequence[Instruction]) -> list[int]:
 
 def _lifetimes(body: Sequence[Instruction]) -> dict[Buffer, tuple[int, int]]:
     """Return the first and the last instruction that uses each buffer, but for angles."""
-    angles = {buffer for item in body if isinstance(item, Rotary) for buffer in (item.cos, item.sin)}
+    angles = {buffer for item in body if item.is_repeated for buffer in item.buffers}
     found: dict[Buffer, tuple[int, int]] = {}
     for index, instruction in enumerate(body):
         for buffer in instruction.buffers:
@@ -125,4 +124,4 @@ def _live(spans: Mapping[Buffer, tuple[int, int]], at: int) -> tuple[Buffer, ...
 
 
 def _layers(body: Sequence[Instruction]) -> list[int]:
-    return [layer for item in body if (layer := getattr(item, "layer_index", None)) is not None]
+    return [item.cache_layer for item in body if item.cache_layer is not None]

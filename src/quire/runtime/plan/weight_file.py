@@ -38,7 +38,7 @@ from quire.weights.progress import Progress, ignore_progress
 from quire.weights.sources import ModelFiles
 
 logger = logging.getLogger("quire.runtime")
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 """Raised with every change of the packed bytes of any tensor: `native/plan/types.h`, `native/weights/`, decoding."""
 MIN_BYTES = 16 << 20
 """Smaller weights are packed in memory at each start, which takes about 10 ms."""

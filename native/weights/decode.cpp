@@ -1,0 +1,367 @@
+#include "weights/decode.h"
+
+#include <array>
+#include <cstring>
+
+#include "weights/half.h"
+#include "weights/wide.h"
+
+namespace quire {
+namespace {
+
+using Bytes = const uint8_t*;
+
+uint16_t half_word(Bytes p) { return static_cast<uint16_t>(p[0] | p[1] << 8); }
+float half_at(Bytes p) { return from_f16(half_word(p)); }
+uint32_t word_at(Bytes p) {
+  uint32_t value;
+  std::memcpy(&value, p, sizeof value);
+  return value;
+}
+int nibble(Bytes p, int index) { return p[index / 2] >> (index % 2 * 4) & 15; }
+int crumb(Bytes p, int index) { return p[index / 4] >> (index % 4 * 2) & 3; }
+
+// 2 n values: the lower halves of n bytes, then the upper ones.
+void nibbles(Bytes from, int n, int8_t* q) {
+  for (int i = 0; i < n; ++i) q[i] = static_cast<int8_t>(from[i] & 15);
+  for (int i = 0; i < n; ++i) q[n + i] = static_cast<int8_t>(from[i] >> 4);
+}
+// 128 values of 32 bytes, four 2-bit values each.
+void crumbs(Bytes from, int8_t* q) {
+  for (int c = 0; c < 4; ++c) {
+    for (int i = 0; i < 32; ++i) q[32 * c + i] = static_cast<int8_t>(from[i] >> (2 * c) & 3);
+  }
+}
+void add_to_all(int8_t* q, int count, int added) {
+  for (int i = 0; i < count; ++i) q[i] = static_cast<int8_t>(q[i] + added);
+}
+
+// Calls fill(block, q) and gives all groups of a block of 32 one scale, and one minimum.
+void one_scale(Integers& out, float scale, float minimum = 0.0f) {
+  for (int g = 0; g < 2; ++g) out.scales[g] = scale, out.minima[g] = minimum;
+}
+void no_minima(Integers& out) { std::memset(out.minima, 0, sizeof out.minima); }
+
+// --- Blocks of 32 -------------------------------------------------------------------------------------------------
+
+template <bool kHasMinimum, bool kHasFifth>
+void decode_45(const std::byte* block, const int8_t*, Integers& out) {
+  const auto* p = reinterpret_cast<Bytes>(block);
+  one_scale(out, half_at(p), kHasMinimum ? -half_at(p + 2) : 0.0f);
+  p += kHasMinimum ? 4 : 2;
+  nibbles(p + (kHasFifth ? 4 : 0), 16, out.q);
+  if constexpr (kHasFifth) {
+    for (int i = 0; i < 32; ++i) out.q[i] = static_cast<int8_t>(out.q[i] | (p[i / 8] >> (i % 8) & 1) << 4);
+  }
+  if constexpr (!kHasMinimum) add_to_all(out.q, 32, kHasFifth ? -16 : -8);
+}
+
+void decode_q8_0(const std::byte* block, const int8_t*, Integers& out) {
+  const auto* p = reinterpret_cast<Bytes>(block);
+  one_scale(out, half_at(p));
+  std::memcpy(out.q, p + 2, 32);
+}
+
+void look_up(Bytes from, const int8_t* values, int8_t* q) {
+  nibbles(from, 16, q);
+  for (int i = 0; i < 32; ++i) q[i] = values[q[i]];
+}
+constexpr int8_t kIq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constexpr int8_t kDoubledFloats[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+void decode_iq4_nl(const std::byte* block, const int8_t*, Integers& out) {
+  const auto* p = reinterpret_cast<Bytes>(block);
+  one_scale(out, half_at(p));
+  look_up(p + 2, kIq4, out.q);
+}
+
+void decode_mxfp4(const std::byte* block, const int8_t*, Integers& out) {
+  const auto* p = reinterpret_cast<Bytes>(block);
+  // 2^(p[0] - 128), of which the first two are denormal.
+  one_scale(out, float_of_bits(p[0] < 2 ? 0x00200000u << p[0] : static_cast<uint32_t>(p[0] - 1) << 23));
+  look_up(p + 1, kDoubledFloats, out.q);
+}
+
+// --- K-quants -----------------------------------------------------------------------------------------------------
+
+void decode_q2_k(const std::byte* block, const int8_t*, Integers& out) {
+  const auto* p = reinterpret_cast<Bytes>(block);
+  const float d = half_at(p + 80), e = half_at(p + 82);
+  for (int g = 0; g < 16; ++g) {
+    out.scales[g] = d * static_cast<float>(p[g] & 15);
+    out.minima[g] = e * static_cast<float>(p[g] >> 4);
+  }
+  for (int part = 0; part < 2; ++part) crumbs(p + 16 + 32 * part, out.q + 128 * part);
+}
+
+void decode_q3_k(const std::byte* block, const int8_t*, Integers& out) {
+  const auto* p = reinterpret_cast<Bytes>(block);
+  const float d = half_at(p + 108);
+  for (int g = 0; g < 16; ++g) {
+    const int low = p[96 + g % 8] >> (g / 8 * 4) & 15, high = p[104 + g % 4] >> (g / 4 * 2) & 3;
+    out.scales[g] = static_cast<float>((low | high << 4) - 32) * d;
+  }
+  no_minima(out);
+  for (int part = 0; part < 2; ++part) crumbs(p + 32 + 32 * part, out.q + 128 * part);
+  for (int g = 0; g < 8; ++g) {
+    int8_t* q = out.q + 32 * g;
+    for (int i = 0; i < 32; ++i) q[i] = static_cast<int8_t>(q[i] + ((p[i] >> g & 1) << 2) - 4);
+  }
+}
+
+template <bool kHasFifth>
+void decode_q45_k(const std::byte* block, const int8_t*, Integers& out) {
+  const auto* p = reinterpret_cast<Bytes>(block);
+  const float d = half_at(p), e = half_at(p + 2);
+  const Bytes packed = p + 4;
+  for (int g = 0; g < 8; ++g) {
+    const int scale = g < 4 ? packed[g] & 63 : (packed[g + 4] & 15) | (packed[g - 4] >> 2 & 48);
+    const int minimum = g < 4 ? packed[g + 4] & 63 : packed[g + 4] >> 4 | (packed[g] >> 2 & 48);
+    for (int half = 0; half < 2; ++half) {
+      out.scales[2 * g + half] = d * static_cast<float>(scale);
+      out.minima[2 * g + half] = e * static_cast<float>(minimum);
+    }
+  }
+  for (int part = 0; part < 4; ++part) nibbles(p + (kHasFifth ? 48 : 16) + 32 * part, 32, out.q + 64 * part);
+  for (int g = 0; kHasFifth && g < 8; ++g) {
+    int8_t* q = out.q + 32 * g;
+    for (int i = 0; i < 32; ++i) q[i] = static_cast<int8_t>(q[i] | (p[16 + i] >> g & 1) << 4);
+  }
+}
+
+void decode_q6_k(const std::byte* block, const int8_t*, Integers& out) {
+  const auto* p = reinterpret_cast<Bytes>(block);
+  const float d = half_at(p + 208);
+  for (int g = 0; g < 16; ++g) out.scales[g] = d * static_cast<float>(static_cast<int8_t>(p[192 + g]));
+  no_minima(out);
+  int8_t upper[256];
+  for (int part = 0; part < 2; ++part) {
+    nibbles(p + 64 * part, 64, out.q + 128 * part);
+    crumbs(p + 128 + 32 * part, upper + 128 * part);
+  }
+  for (int i = 0; i < 256; ++i) out.q[i] = static_cast<int8_t>((out.q[i] | upper[i] << 4) - 32);
+}
+
+// --- Codebooks ----------------------------------------------------------------------------------------------------
+
+// For each byte eight others, 0xff where its bit is set.
+constexpr std::array<uint64_t, 256> kMasks = [] {
+  std::array<uint64_t, 256> masks{};
+  for (int byte = 0; byte < 256; ++byte) {
+    for (int bit = 0; bit < 8; ++bit) masks[byte] |= byte >> bit & 1 ? uint64_t{0xff} << (8 * bit) : 0;
+  }
+  return masks;
+}();
+
+// Eight values, negative where `signs` has a bit set. None is 0, so that adding 1 carries into no other byte.
+void put_signed(uint64_t values, uint8_t signs, int8_t* q) {
+  const uint64_t mask = kMasks[signs];
+  values = (values ^ mask) + (mask & 0x0101010101010101u);
+  std::memcpy(q, &values, sizeof values);
+}
+uint64_t entry_of_8(const int8_t* codebook, int index) {
+  uint64_t values;
+  std::memcpy(&values, codebook + 8 * index, sizeof values);
+  return values;
+}
+uint64_t entries_of_4(const int8_t* codebook, int first, int second) {
+  uint32_t values[2];
+  std::memcpy(values, codebook + 4 * first, 4);
+  std::memcpy(values + 1, codebook + 4 * second, 4);
+  return values[0] | static_cast<uint64_t>(values[1]) << 32;
+}
+// Seven signs, and an eighth that makes the number of minus signs even.
+uint8_t with_parity(uint32_t seven) { return static_cast<uint8_t>(seven | (__builtin_popcount(seven) & 1) << 7); }
+
+template <bool kIsIq2>
+void decode_words(const std::byte* block, const int8_t* codebook, Integers& out) {
+  const auto* p = reinterpret_cast<Bytes>(block);
+  const float d = half_at(p);
+  no_minima(out);
+  for (int g = 0; g < 8; ++g) {
+    const Bytes indices = p + 2 + 8 * g;
+    const uint32_t word = word_at(kIsIq2 ? indices + 4 : p + 66 + 4 * g);
+    const float scale = d * (0.5f + static_cast<float>(word >> 28)) * (kIsIq2 ? 0.25f : 0.5f);
+    out.scales[2 * g] = out.scales[2 * g + 1] = scale;
+    for (int k = 0; k < 4; ++k) {
+      const uint64_t values =
+          kIsIq2 ? entry_of_8(codebook, indices[k]) : entries_of_4(codebook, indices[2 * k], indices[2 * k + 1]);
+      put_signed(values, with_parity(word >> (7 * k) & 127), out.q + 32 * g + 8 * k);
+    }
+  }
+}
+
+// Scales of 16 values in 4 bits each.
+void quarter_scales(float d, Bytes scales, Integers& out) {
+  for (int g = 0; g < 16; ++g) out.scales[g] = d * (0.5f + static_cast<float>(nibble(scales, g))) * 0.25f;
+  no_minima(out);
+}
+
+void decode_iq2_xs(const std::byte* block, const int8_t* codebook, Integers& out) {
+  const auto* p = reinterpret_cast<Bytes>(block);
+  quarter_scales(half_at(p), p + 66, out);
+  for (int k = 0; k < 32; ++k) {
+    const uint16_t word = half_word(p + 2 + 2 * k);
+    put_signed(entry_of_8(codebook, word & 511), with_parity(word >> 9), out.q + 8 * k);
+  }
+}
+
+void decode_iq2_s(const std::byte* block, const int8_t* codebook, Integers& out) {
+  const auto* p = reinterpret_cast<Bytes>(block);
+  quarter_scales(half_at(p), p + 74, out);
+  for (int k = 0; k < 32; ++k) {
+    put_signed(entry_of_8(codebook, p[2 + k] | crumb(p + 66, k) << 8), p[34 + k], out.q + 8 * k);
+  }
+}
+
+void decode_iq3_s(const std::byte* block, const int8_t* codebook, Integers& out) {
+  const auto* p = reinterpret_cast<Bytes>(block);
+  const float d = half_at(p);
+  for (int g = 0; g < 16; ++g) out.scales[g] = d * static_cast<float>(1 + 2 * nibble(p + 106, g / 2));
+  no_minima(out);
+  const auto index = [p](int k) { return p[2 + k] | (p[66 + k / 8] >> (k % 8) & 1) << 8; };
+  for (int k = 0; k < 32; ++k) {
+    put_signed(entries_of_4(codebook, index(2 * k), index(2 * k + 1)), p[74 + k], out.q + 8 * k);
+  }
+}
+
+// Entries are -1, 0 and 1, and moved by an eighth: in eighths they are integers, and an eighth of a scale is exact.
+void put_eighths(const int8_t* codebook, int index, bool is_down, int8_t* q) {
+  for (int i = 0; i < 8; ++i) q[i] = static_cast<int8_t>(8 * codebook[8 * index + i] + (is_down ? -1 : 1));
+}
+
+void decode_iq1_s(const std::byte* block, const int8_t* codebook, Integers& out) {
+  const auto* p = reinterpret_cast<Bytes>(block);
+  const float d = half_at(p);
+  no_minima(out);
+  for (int g = 0; g < 8; ++g) {
+    const uint16_t word = half_word(p + 34 + 2 * g);
+    out.scales[2 * g] = out.scales[2 * g + 1] = d * static_cast<float>(2 * (word >> 12 & 7) + 1) * 0.125f;
+    for (int k = 0; k < 4; ++k) {
+      const int index = p[2 + 4 * g + k] | (word >> (3 * k) & 7) << 8;
+      put_eighths(codebook, index, (word & 0x8000) != 0, out.q + 32 * g + 8 * k);
+    }
+  }
+}
+
+void decode_iq1_m(const std::byte* block, const int8_t* codebook, Integers& out) {
+  const auto* p = reinterpret_cast<Bytes>(block);
+  const auto word = [p](int i) { return half_word(p + 48 + 2 * i); };
+  uint16_t bits = 0;
+  for (int i = 0; i < 4; ++i) bits = static_cast<uint16_t>(bits | word(i) >> 12 << (4 * i));
+  const float d = from_f16(bits);
+  no_minima(out);
+  for (int g = 0; g < 16; ++g) {
+    out.scales[g] = d * static_cast<float>(2 * (word(g / 4) >> (g % 4 * 3) & 7) + 1) * 0.125f;
+  }
+  for (int k = 0; k < 32; ++k) {
+    const int upper = nibble(p + 32, k);
+    put_eighths(codebook, p[k] | (upper & 7) << 8, (upper & 8) != 0, out.q + 8 * k);
+  }
+}
+
+void decode_iq4_xs(const std::byte* block, const int8_t*, Integers& out) {
+  const auto* p = reinterpret_cast<Bytes>(block);
+  const float d = half_at(p);
+  no_minima(out);
+  for (int g = 0; g < 8; ++g) {
+    const int scale = (nibble(p + 4, g) | (half_word(p + 2) >> (2 * g) & 3) << 4) - 32;
+    out.scales[2 * g] = out.scales[2 * g + 1] = d * static_cast<float>(scale);
+    look_up(p + 8 + 16 * g, kIq4, out.q + 32 * g);
+  }
+}
+
+// --- Ternary digits -----------------------------------------------------------------------------------------------
+
+void whole_scale(Integers& out, float d) {
+  for (float& scale : out.scales) scale = d;
+  no_minima(out);
+}
+
+void decode_tq1_0(const std::byte* block, const int8_t*, Integers& out) {
+  const auto* p = reinterpret_cast<Bytes>(block);
+  whole_scale(out, half_at(p + 52));
+  int8_t* q = out.q;
+  const auto digits = [&q](Bytes from, int count, int powers) {
+    for (int k = 0, power = 1; k < powers; ++k, power *= 3, q += count) {
+      for (int i = 0; i < count; ++i) {
+        q[i] = static_cast<int8_t>((static_cast<uint8_t>(from[i] * power) * 3 >> 8) - 1);
+      }
+    }
+  };
+  digits(p, 32, 5);
+  digits(p + 32, 16, 5);
+  digits(p + 48, 4, 4);
+}
+
+void decode_tq2_0(const std::byte* block, const int8_t*, Integers& out) {
+  const auto* p = reinterpret_cast<Bytes>(block);
+  whole_scale(out, half_at(p + 64));
+  for (int part = 0; part < 2; ++part) crumbs(p + 32 * part, out.q + 128 * part);
+  add_to_all(out.q, 256, -1);
+}
+
+constexpr BlockDecoder kDecoders[] = {
+    {"Q4_0", 32, 18, decode_45<false, false>},
+    {"Q4_1", 32, 20, decode_45<true, false>},
+    {"Q5_0", 32, 22, decode_45<false, true>},
+    {"Q5_1", 32, 24, decode_45<true, true>},
+    {"Q8_0", 32, 34, decode_q8_0},
+    {"Q2_K", 256, 84, decode_q2_k},
+    {"Q3_K", 256, 110, decode_q3_k},
+    {"Q4_K", 256, 144, decode_q45_k<false>},
+    {"Q5_K", 256, 176, decode_q45_k<true>},
+    {"Q6_K", 256, 210, decode_q6_k},
+    {"IQ2_XXS", 256, 66, decode_words<true>},
+    {"IQ2_XS", 256, 74, decode_iq2_xs},
+    {"IQ2_S", 256, 82, decode_iq2_s},
+    {"IQ3_XXS", 256, 98, decode_words<false>},
+    {"IQ3_S", 256, 110, decode_iq3_s},
+    {"IQ1_S", 256, 50, decode_iq1_s},
+    {"IQ1_M", 256, 56, decode_iq1_m},
+    {"IQ4_NL", 32, 18, decode_iq4_nl},
+    {"IQ4_XS", 256, 136, decode_iq4_xs},
+    {"TQ1_0", 256, 54, decode_tq1_0},
+    {"TQ2_0", 256, 66, decode_tq2_0},
+    {"MXFP4", 32, 17, decode_mxfp4},
+};
+
+QUIRE_WIDE
+void scale_integers(const Integers& from, int64_t count, float* out) {
+  using Floats = float __attribute__((vector_size(32)));
+  // Two loops: the compiler widens bytes well in a plain one, and scales groups well in vectors.
+  for (int64_t i = 0; i < count; ++i) out[i] = static_cast<float>(from.q[i]);
+  for (int64_t i = 0; i < count; i += 8) {
+    Floats values;
+    std::memcpy(&values, out + i, sizeof values);
+    values = values * from.scales[i / 16] - from.minima[i / 16];
+    std::memcpy(out + i, &values, sizeof values);
+  }
+}
+
+}  // namespace
+
+const BlockDecoder* find_decoder(const char* name) {
+  for (const BlockDecoder& decoder : kDecoders) {
+    if (std::strcmp(decoder.name, name) == 0) return &decoder;
+  }
+  return nullptr;
+}
+
+void decode_blocks(const BlockDecoder& decoder, const std::byte* from, int64_t count, const int8_t* codebook,
+                   float* out) {
+  Integers integers;
+  for (int64_t i = 0; i < count; i += decoder.inputs, from += decoder.bytes) {
+    decoder.decode(from, codebook, integers);
+    scale_integers(integers, decoder.inputs, out + i);
+  }
+}
+
+void decode_codes(const Codes& of_row, const uint8_t* codes, int64_t count, float* out) {
+  for (int64_t i = 0; i < count; ++i) {
+    const int32_t group = of_row.groups[i];
+    out[i] = (of_row.table[codes[i]] - of_row.zeros[group]) * of_row.scales[group];
+  }
+}
+
+}  // namespace quire

@@ -1,0 +1,56 @@
+"""An instruction says by traits what it is (`kernels/instruction.py`): only its own file knows its class."""
+
+import ast
+from pathlib import Path
+
+import quire.insight.explain.phases
+import quire.runtime.plan.stages
+from quire.kernels.instruction import Instruction
+from quire.kernels.registry import import_operations
+
+PACKAGE = Path(quire.insight.explain.phases.__file__).parents[2]
+
+
+def classes(base: type[Instruction] = Instruction) -> dict[str, str]:
+    """Return the package's instructions and the modules that declare them."""
+    import_operations()
+    assert quire.runtime.plan.stages
+    found = {each.__name__: each.__module__ for each in base.__subclasses__() if each.__module__.startswith("quire.")}
+    return found | {name: module for each in base.__subclasses__() for name, module in classes(each).items()}
+
+
+def questions(text: str, names: set[str]) -> list[tuple[int, str]]:
+    """Lines that use a class of `names` otherwise than to make an object or to annotate one."""
+    if not any(name in text for name in names):
+        return []
+    tree, allowed = list(ast.walk(ast.parse(text))), set[int]()
+    for node in tree:
+        if isinstance(node, ast.Call):
+            allowed.add(id(node.func))
+        for annotation in (getattr(node, field, None) for field in ("annotation", "returns")):
+            if isinstance(annotation, ast.AST):
+                allowed.update(map(id, ast.walk(annotation)))
+    return [
+        (node.lineno, node.id)
+        for node in tree
+        if isinstance(node, ast.Name) and node.id in names and id(node) not in allowed
+    ]
+
+
+def test_nothing_asks_for_the_class_of_an_instruction() -> None:
+    known = classes()
+    assert {"Gemm", "ExpertUp", "Attend", "AllGather", "Receive", "MergeBest"} <= set(known)
+    wrong = []
+    for path in PACKAGE.glob("**/*.py"):
+        module = ".".join(("quire", *path.relative_to(PACKAGE).with_suffix("").parts))
+        names = {name for name, where in known.items() if where != module}
+        found = questions(path.read_text(encoding="utf-8"), names)
+        wrong += [f"{path.relative_to(PACKAGE)}:{line}: {name}" for line, name in found]
+    assert wrong == []
+
+
+def test_questions_are_found() -> None:
+    text = "def f(x: Gemm) -> Gemm:\n    y = Gemm(1)\n    return isinstance(x, A | Gemm)"
+    assert questions(text, {"Gemm"}) == [(3, "Gemm")]
+    text = "KINDS = (Gemm, A)\nmatch x:\n    case Gemm():\n        type(x) is Gemm"
+    assert {line for line, _ in questions(text, {"Gemm"})} == {1, 3, 4}
