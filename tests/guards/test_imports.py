@@ -27,6 +27,7 @@ ROOT_MODULES = {
     "byte_sizes",
     "nn",
     "lazy_torch",
+    "linux",
     "weight_map",
 }
 MAY_IMPORT = {

@@ -24,10 +24,11 @@ from quire.config import EngineOptions
 from quire.lazy_torch import INSTALL
 
 INSTRUCTION_SETS = (
-    "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd", "i8mm", "bf16",
+    "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd", "asimddp", "i8mm",
+    "bf16",
 )  # fmt: skip
 """Flags of /proc/cpuinfo that decide which kernels can run, x86 first, then ARM."""
-ISA_NAMES = "scalar, avx2, avx_vnni, avx512, avx512_bf16 or amx"
+ISA_NAMES = "scalar, avx2, avx_vnni, avx512, avx512_bf16 or amx, on ARM64 scalar, neon or neon_i8mm"
 BUILDS = "a checkout has the kernels of one machine: `make run` builds those of this one, QUIRE_ISAS=all builds all"
 MIN_PYTHON = (3, 11)
 TORCH_VERSIONS = ((2, 11), (2, 14))
@@ -125,8 +126,9 @@ def check_cpu() -> Finding:
     info, hardware = read_cpu_info(), detect_hardware("cpu")
     sets = [flag for flag in INSTRUCTION_SETS if flag in info.flags]
     found = f"{hardware.name}, {hardware.num_threads} threads, {' '.join(sets) or 'no vector extensions known'}"
-    if not {"avx2", "asimd"} & info.flags:
-        return Finding("cpu", NOTE, found, "fast kernels need AVX2 (x86) or NEON (ARM); others run the slow path")
+    if not {"avx2", "asimddp"} & info.flags:
+        advice = "fast kernels need AVX2 (x86-64) or the dot products of Armv8.2; others run the slow path"
+        return Finding("cpu", NOTE, found, advice)
     return Finding("cpu", OK, found)
 
 

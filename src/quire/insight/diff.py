@@ -25,7 +25,7 @@ from quire.sampling_params import SamplingParams
 from quire.weight_map import Rows, View, WeightMap, weight_map
 from quire.weights.checkpoint import Checkpoint
 
-INSTRUCTION_SETS = ("scalar", "avx2", "avx_vnni", "avx512", "avx512_bf16", "amx")
+INSTRUCTION_SETS = ("scalar", "avx2", "avx_vnni", "avx512", "avx512_bf16", "amx", "neon", "neon_i8mm")
 LOGITS, PLAN_LOGITS = "logits", "logits of the plan"
 Outputs = dict[str, Tensor]
 

@@ -9,7 +9,6 @@ Must not know models.
 Next to read: `plan/weight_file.py`, which keeps packed weights so.
 """
 
-import ctypes
 import errno
 import fcntl
 import hashlib
@@ -29,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.byte_sizes import format_bytes
+from quire.linux import reserve_blocks, write_back
 from quire.runtime.huge_pages import HUGE_PAGE_BYTES, map_file
 from quire.weights.progress import Progress
 
@@ -121,7 +121,7 @@ class Unfinished:
             os.ftruncate(descriptor, 0)
             make_room(place, max_bytes)
             # Without reserved blocks, writing to the mapped pages of a full disk would end the process.
-            os.posix_fallocate(descriptor, DATA_OFFSET, place.header.num_bytes)
+            reserve_blocks(descriptor, DATA_OFFSET, place.header.num_bytes)
             self.memory = map_file(descriptor, place.header.num_bytes, DATA_OFFSET, is_writable=True)
         except OSError:
             self.close()
@@ -303,7 +303,7 @@ def settle(path: Path) -> None:
     descriptor = os.open(path, os.O_RDWR)
     try:
         for start in range(0, os.fstat(descriptor).st_size, SETTLE_BYTES):
-            _write_back(descriptor, start)
+            write_back(descriptor, start, SETTLE_BYTES)
         os.fsync(descriptor)
         sha256 = _sha256(descriptor)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -316,12 +316,3 @@ def settle(path: Path) -> None:
             os.utime(descriptor, ns=(os.fstat(descriptor).st_atime_ns, modified_s * 10**9))
     finally:
         os.close(descriptor)
-
-
-def _write_back(descriptor: int, start: int) -> None:
-    """Write the dirty pages of `SETTLE_BYTES` to disk, where the C library can."""
-    write, wait_before, wait_after = 2, 1, 4  # SYNC_FILE_RANGE_…
-    function = getattr(ctypes.CDLL(None), "sync_file_range", None)
-    if function is not None:
-        offset, count = ctypes.c_int64(start), ctypes.c_int64(SETTLE_BYTES)
-        function(descriptor, offset, count, ctypes.c_uint(wait_before | write | wait_after))
