@@ -79,11 +79,11 @@ PYTHON311 ?= python3.11
 PYTHON312 ?= python3.12
 
 wheel:  ## wheels for x86-64 and ARM, to dist/: needs g++, g++-aarch64-linux-gnu, Python 3.11 and 3.12
-	$(PYTHON) deploy/wheels.py --python $(PYTHON311) --python $(PYTHON312) $(ARGS)
+	$(PYTHON) release/wheels.py --python $(PYTHON311) --python $(PYTHON312) $(ARGS)
 
 wheel-check: $(VENV)/.installed  ## run the wheels of dist/ in bare roots: needs root, debootstrap, qemu-user-static, binfmt-support
 	$(BIN)/quire pull --quiet
-	$(BIN)/python deploy/check_wheels.py dist/*.whl $(ARGS)
+	$(BIN)/python release/check_wheels.py dist/*.whl $(ARGS)
 
 bench: $(VENV)/.installed-dev  ## speed beside other engines, quality, host time per step: benchmarks/README.md
 	$(BIN)/python -m benchmarks.peers $(ARGS)

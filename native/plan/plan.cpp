@@ -98,7 +98,7 @@ void Plan::run(Step step, uint32_t parts, int64_t* nanoseconds) {
 }
 
 void Plan::run_thread(int thread, Barrier& barrier) {
-  const Context context{&step_,   thread,      pool_->num_threads(), scratch_ + thread * kScratchBytes,
+  const Context context{&step_,   thread,       pool_->num_threads(), scratch_ + thread * kScratchBytes,
                         &barrier, ahead_bytes_, fetcher_.get()};
   const OpTable& table = *chosen_ops;
   int64_t* times = thread == 0 ? nanoseconds_ : nullptr;

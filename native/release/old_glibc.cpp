@@ -1,8 +1,8 @@
 // Lets wheels that are built beside a newer glibc load beside glibc 2.28. Linked with QUIRE_RELEASE=ON only.
 //
-// The linker binds to the newest version of a symbol. Here each that is newer than 2.28, and is used by Quire, libstdc++
-// or libgcc, is defined for this module alone: from the symbol's first version, which every glibc keeps, or in a few
-// lines. auditwheel finds those that a newer compiler adds.
+// The linker binds to the newest version of a symbol. Here each that is newer than 2.28, and is used by Quire,
+// libstdc++ or libgcc, is defined for this module alone: from the symbol's first version, which every glibc keeps, or
+// in a few lines. auditwheel finds those that a newer compiler adds.
 #include <elf.h>
 #include <link.h>
 #include <sys/random.h>
@@ -24,17 +24,18 @@
 #define HIDDEN extern "C" __attribute__((visibility("hidden")))
 
 // Defines `name` as its first version.
-#define TAKE_FIRST_VERSION(result, name, parameters, arguments)              \
-  extern "C" result first_##name parameters;                                 \
-  asm(".symver first_" #name ", " #name "@" FIRST_VERSION);                  \
-  HIDDEN result own_##name parameters asm(#name);                            \
+#define TAKE_FIRST_VERSION(result, name, parameters, arguments) \
+  extern "C" result first_##name parameters;                    \
+  asm(".symver first_" #name ", " #name "@" FIRST_VERSION);     \
+  HIDDEN result own_##name parameters asm(#name);               \
   result own_##name parameters { return first_##name arguments; }
 
 using Thread = unsigned long;
 
 TAKE_FIRST_VERSION(double, log, (double x), (x))
 TAKE_FIRST_VERSION(double, log2, (double x), (x))
-TAKE_FIRST_VERSION(int, pthread_create, (Thread * thread, const void* attributes, void* (*start)(void*), void* argument),
+TAKE_FIRST_VERSION(int, pthread_create,
+                   (Thread * thread, const void* attributes, void* (*start)(void*), void* argument),
                    (thread, attributes, start, argument))
 TAKE_FIRST_VERSION(int, pthread_detach, (Thread thread), (thread))
 TAKE_FIRST_VERSION(int, pthread_join, (Thread thread, void** result), (thread, result))
@@ -76,7 +77,7 @@ static int visit_object(dl_phdr_info* object, size_t, void* data) {
   const ElfW(Phdr)* frames = nullptr;
   bool is_inside = false;
   for (int i = 0; i < object->dlpi_phnum; ++i) {
-    const ElfW(Phdr)& part = object->dlpi_phdr[i];
+    const ElfW(Phdr) & part = object->dlpi_phdr[i];
     const uintptr_t begin = object->dlpi_addr + part.p_vaddr;
     if (part.p_type == PT_GNU_EH_FRAME) frames = &part;
     if (part.p_type != PT_LOAD || search->address < begin || search->address - begin >= part.p_memsz) continue;

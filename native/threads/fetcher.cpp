@@ -12,9 +12,9 @@
 namespace quire {
 namespace {
 
-constexpr int kFetchThreads = 4;             // a disk serves several reads at a time
-constexpr uintptr_t kFetchedBytes = 2 << 20;   // a huge page, which is read at once where files have them
-constexpr uintptr_t kSmallPage = 4096;  // the smallest of any system: larger pages are touched several times
+constexpr int kFetchThreads = 4;              // a disk serves several reads at a time
+constexpr uintptr_t kFetchedBytes = 2 << 20;  // a huge page, which is read at once where files have them
+constexpr uintptr_t kSmallPage = 4096;        // the smallest of any system: larger pages are touched several times
 
 struct Missing {
   uintptr_t begin, end;

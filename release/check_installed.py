@@ -5,6 +5,7 @@ The kernels' self-test, `quire doctor`, an answer of the default model, and a se
 
 import importlib.util
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -53,14 +54,16 @@ def quire(*arguments: str) -> str:
 
 def served_answer() -> str:
     """Return a chat's answer from a server, which is started, and must end well when asked to."""
-    command = [sys.executable, "-m", "quire", "serve", "--port", "8397"]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "quire", "serve", "--port", str(port)]
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     try:
-        wait_until_ready(server)
+        wait_until_ready(server, port)
         request = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 8, "temperature": 0}
         with urllib.request.urlopen(
             urllib.request.Request(
-                "http://127.0.0.1:8397/v1/chat/completions",
+                f"http://127.0.0.1:{port}/v1/chat/completions",
                 json.dumps(request).encode(),
                 {"Content-Type": "application/json"},
             ),
@@ -75,13 +78,13 @@ def served_answer() -> str:
     return str(answer)
 
 
-def wait_until_ready(server: "subprocess.Popen[bytes]") -> None:
+def wait_until_ready(server: "subprocess.Popen[bytes]", port: int) -> None:
     """Wait for the server's health route. Raises: SystemExit if it ends or takes too long."""
     for _ in range(SLOWEST_START_S * 2):
         if server.poll() is not None:
             sys.exit(f"quire serve ended with {server.returncode} before it was ready")
         try:
-            with urllib.request.urlopen("http://127.0.0.1:8397/health/ready", timeout=30):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=30):
                 return
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             time.sleep(0.5)

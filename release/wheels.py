@@ -1,6 +1,6 @@
 """Builder of the release wheels, for `make wheel`: per processor one for CPython 3.11 and one for 3.12 and later.
 
-Those for ARM are cross-compiled. Nothing here runs them: `deploy/check_wheels.py` does.
+Those for ARM are cross-compiled. Nothing here runs them: `release/check_wheels.py` does.
 """
 
 import argparse

@@ -38,7 +38,7 @@ def main() -> None:
         install(wheel, root, PYTHONS[SUITES[tag]], arch)
         shutil.rmtree(root / "root" / ".cache", ignore_errors=True)
         shutil.copytree(arguments.model / "pypi", root / "root" / ".cache" / "quire" / "pypi")
-        shutil.copy(ROOT / "deploy" / "check_installed.py", root / SITE)
+        shutil.copy(ROOT / "release" / "check_installed.py", root / SITE)
         run_inside(root, "python3", f"/{SITE}/check_installed.py")
 
 
