@@ -16,7 +16,8 @@ TORCH_INDEX ?=
 # The kernels' instruction sets: native, the best one of this machine; runnable, each one that it can run, and the emulated tiles,
 # which only tests use; all; or names with commas between them.
 export QUIRE_ISAS ?= native
-BUILT_FOR = $(QUIRE_ISAS) $(shell uname -m; sed -n '/^flags/{p;q}' /proc/cpuinfo | grep -oE '(avx|amx|fma|f16c)[a-z0-9_]*' | sort)
+BUILT_FOR = $(QUIRE_ISAS) $(shell uname -m; sed -nE '/^(flags|Features)/{p;q}' /proc/cpuinfo \
+	| grep -oE '(avx|amx|fma|f16c|asimddp|i8mm|bf16)[a-z0-9_]*' | sort)
 
 # Test processes that run at once; files stay whole, so that fixtures of a module are made once, and come in the order of
 # tests/conftest.py. Bytecode is kept even
@@ -29,7 +30,7 @@ REAL_MODEL_TESTS := tests/test_examples.py tests/test_structured_generation.py t
 # What a failed step has made is no reason to pass over it the next time.
 .DELETE_ON_ERROR:
 
-.PHONY: FORCE run torch test test-fast test-bare lint check format wheel wheel-check bench soak faults inputs docs clean help
+.PHONY: FORCE run torch test test-fast test-bare test-arm lint check format wheel wheel-check bench soak faults inputs docs clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -51,6 +52,14 @@ test-bare: $(VENV)/.installed-pytest  ## the fast tests, all verbs and the real 
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q --without-torch -n $(JOBS) --dist loadfile --no-loadscope-reorder \
 		$(FAST_TESTS) tests/test_without_torch.py $(ARGS)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q --without-torch -n $(JOBS) --dist loadfile -m model $(REAL_MODEL_TESTS) $(ARGS)
+
+test-arm: $(VENV)/.installed-dev  ## the kernels for ARM64 on emulated processors: needs g++-aarch64-linux-gnu and qemu-user
+	@$(PIP) cmake ninja 'nanobind>=2.9,<4'
+	@$(BIN)/cmake -S native -B build/aarch64 -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+		-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
+		-DPython_EXECUTABLE=$(abspath $(BIN))/python -DQUIRE_ISAS=all
+	@$(BIN)/cmake --build build/aarch64 --target print_digests
+	$(BIN)/python -m pytest -q tests/kernels/test_arm.py $(ARGS)
 
 lint: $(VENV)/.installed-dev  ## format, lint and types
 	$(BIN)/ruff format --check .

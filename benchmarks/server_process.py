@@ -31,6 +31,17 @@ def quire_serve(model: str, *arguments: str, name: str | None) -> list[str]:
     return [sys.executable, "-m", "quire", "serve", model, "--port", "0", *served, *arguments]
 
 
+def children_of(pid: int | None, module: str) -> list[psutil.Process]:
+    """Return the running children of a process (None: this one) whose command line has `module`."""
+    found = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+                if any(module in word for word in child.cmdline()):
+                    found.append(child)
+    return found
+
+
 class ServerProcess:
     """The process, its address and what it wrote to stderr. `start_s`: how long until it was ready."""
 
@@ -53,12 +64,12 @@ class ServerProcess:
         self.lines: list[str] = []
         self.url = url
         self._announced = threading.Event()
-        reader = threading.Thread(target=self._read, daemon=True)
-        reader.start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
         is_ready = self._answers(ready_path, start_s) if url else self._announced.wait(start_s) and bool(self.url)
         if not is_ready:
             self.kill()
-            reader.join(1)
+            self._reader.join(1)
             raise RuntimeError(f"the server did not start: {' '.join(command)}\n{self.stderr}")
         self.start_s = time.monotonic() - began_s
 
@@ -99,8 +110,7 @@ class ServerProcess:
 
     def engine(self) -> psutil.Process:
         """The engine's process."""
-        children = psutil.Process(self.process.pid).children()
-        (child,) = [child for child in children if "quire.engine.process.child" in child.cmdline()]
+        (child,) = children_of(self.process.pid, "quire.engine.process.child")
         return child
 
     def signal(self, number: signal.Signals) -> None:
@@ -116,6 +126,12 @@ class ServerProcess:
         """Let it go on after `pause`."""
         for process in self.processes():
             process.resume()
+
+    def join(self, limit_s: float = 60.0) -> int:
+        """Wait for the end, and for all it wrote. Returns: the exit code."""
+        code = self.process.wait(limit_s)
+        self._reader.join(limit_s)
+        return code
 
     def kill(self) -> None:
         """End it at once, with all its processes."""

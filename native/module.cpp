@@ -1,8 +1,8 @@
 // Python binding of the native ops: chooses an instruction set at import, takes raw addresses.
 //
-// QUIRE_ISA=scalar|avx2|avx_vnni|avx512|avx512_bf16|amx overrides the choice. Where the processor or this build lacks
-// that set, or the name is another, the best one there is used and `requested_isa_missing` says so: a wrong setting
-// must not keep the engine from starting.
+// QUIRE_ISA=scalar|avx2|avx_vnni|avx512|avx512_bf16|amx|neon|neon_i8mm overrides the choice. Where the processor or
+// this build lacks that set, or the name is another, the best one there is used and `requested_isa_missing` says so: a
+// wrong setting must not keep the engine from starting.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -62,13 +62,25 @@ void bind_choice(nb::module_& m) {
         return quire::failing_op(*ops);
       },
       nb::arg("isa"), "The first op of this instruction set whose result is wrong; empty if all are right.");
+  m.def(
+      "result_digests",
+      [](const std::string& isa) {
+        const quire::OpTable* ops = quire::supported_ops(isa);
+        if (ops == nullptr) throw nb::value_error(("this processor or build lacks " + isa).c_str());
+        nb::list digests;
+        for (const auto& [name, digest] : quire::result_digests(*ops)) digests.append(nb::make_tuple(name, digest));
+        return digests;
+      },
+      nb::arg("isa"), "Digests of the self-test's results by name, the same on every processor without tiles.");
 }
 
 }  // namespace
 
 NB_MODULE(_native, m) {
   m.doc() = "Quire's native CPU ops. Addresses are `tensor.data_ptr()` of contiguous tensors.";
-  nb::set_leak_warnings(false);  // a program may end while it holds a tokenizer
+#ifdef QUIRE_RELEASE
+  nb::set_leak_warnings(false);  // of use to developers only
+#endif
   bind_choice(m);
   quire::bind_plan(m);
   quire::bind_ranks(m);

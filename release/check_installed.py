@@ -23,7 +23,11 @@ def main() -> None:
         sys.exit("PyTorch is installed here: this check is of an installation without it")
     from quire import _native
 
-    sets = [isa for isa in ("scalar", "avx2", "avx_vnni", "avx512", "avx512_bf16", "amx") if _native.isa_supported(isa)]
+    sets = [
+        isa
+        for isa in ("scalar", "avx2", "avx_vnni", "avx512", "avx512_bf16", "amx", "neon", "neon_i8mm")
+        if _native.isa_supported(isa)
+    ]
     failing = {isa: op for isa in sets if (op := _native.self_test(isa))}
     if failing:
         sys.exit(f"the self-test of the kernels failed: {failing}")

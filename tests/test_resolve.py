@@ -451,6 +451,49 @@ def test_model_too_large_in_every_type_names_the_largest_that_fits() -> None:
         resolved(small, replace(MODEL, stored_bytes=80_000_000))
 
 
+EXPERTS = replace(MODEL, stored_bytes=250_000_000, expert_share=0.9, chosen_share=0.125)
+"""250 MB of weights, of which a token reads 53 MB."""
+
+
+def test_experts_stay_on_disk_where_all_weights_are_larger_than_memory() -> None:
+    config = resolved(cpu(260_000_000), EXPERTS)
+    assert config.weights_on_disk
+    assert "238 MiB do not fit" in reason(config, "weights")
+    assert engine_bytes(config) <= config.hardware.available_memory_bytes
+    in_memory = resolved(CPU, EXPERTS)
+    saved = engine_bytes(in_memory) - engine_bytes(replace(in_memory, weights_on_disk=True))
+    assert saved == pytest.approx(250_000_000 * 0.9 * 0.875, abs=2)
+
+
+@pytest.mark.parametrize("options", [{}, {"kv_cache_memory_bytes": 150_000_000}, {"num_blocks_override": 100}])
+def test_experts_stay_in_memory_where_weights_and_kv_cache_fit(options: dict[str, Any]) -> None:
+    fits = cpu(700_000_000)
+    assert not resolved(fits, EXPERTS, **options).weights_on_disk
+    assert resolved(fits, EXPERTS, kv_cache_memory_bytes=460_000_000).weights_on_disk
+
+
+@pytest.mark.parametrize(
+    ("hardware", "model"),
+    [
+        (cpu(240_000_000), replace(EXPERTS, expert_share=0.0)),  # each token reads all
+        (cpu(50_000_000), EXPERTS),  # less than a token reads
+        (replace(cpu(240_000_000), memory_limit="RLIMIT_AS, ulimit -v"), EXPERTS),
+        (replace(GPU, total_memory_bytes=350_000_000, available_memory_bytes=350_000_000), EXPERTS),
+    ],
+)
+def test_weights_larger_than_memory_are_refused_where_no_file_helps(hardware: Hardware, model: ModelConfig) -> None:
+    with pytest.raises(MemoryCapacityError, match="the weights need"):
+        resolved(hardware, model)
+
+
+def test_weights_larger_than_memory_without_a_file_name_the_option() -> None:
+    small, options = cpu(240_000_000), {"weight_cache": "off"}
+    with pytest.raises(MemoryCapacityError, match="--weight-cache auto fits") as raised:
+        resolved(small, EXPERTS, **options)
+    (config,) = follow_advice(str(raised.value), options, small, EXPERTS)
+    assert config.weights_on_disk
+
+
 def test_no_room_for_even_one_block_says_how_much_is_missing() -> None:
     with pytest.raises(MemoryCapacityError, match="of memory are missing"):
         resolved(cpu(270_000_000 + BLOCK_BYTES))

@@ -27,4 +27,11 @@ IsaChoice choose_isa(const std::string& requested, const std::vector<std::string
 // The first op whose result differs from the scalar one's on a fixed small input; empty if none does. 1 ms.
 std::string failing_op(const OpTable& ops);
 
+// Digests of the self-test's results and of the quantisers': equal on all processors, whatever their kind.
+struct ResultDigest {
+  std::string name;
+  uint64_t digest;
+};
+std::vector<ResultDigest> result_digests(const OpTable& ops);
+
 }  // namespace quire

@@ -9,6 +9,10 @@
 #include <cerrno>
 #include <cstring>
 #include <initializer_list>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace quire {
@@ -79,6 +83,48 @@ std::string refusal(const std::string& isa) {
   if (isa != "amx" || !processor_has_amx() || ask_for_tiles() == 0) return "";
   return std::string("the kernel does not grant its registers (") + std::strerror(ask_for_tiles()) + ")";
 }
+
+#elif defined(__aarch64__)
+namespace {
+
+#if defined(__linux__)
+// Bits of arch/arm64/include/uapi/asm/hwcap.h, which older headers lack.
+constexpr unsigned long kAtomics = 1ul << 8, kDotProducts = 1ul << 20;     // AT_HWCAP
+constexpr unsigned long kInt8Products = 1ul << 13, kBfloat16 = 1ul << 14;  // AT_HWCAP2
+
+bool has_neon() {
+  const unsigned long wanted = kAtomics | kDotProducts;
+  return (getauxval(AT_HWCAP) & wanted) == wanted;
+}
+
+bool has_neon_i8mm() {
+  const unsigned long wanted = kInt8Products | kBfloat16;
+  return has_neon() && (getauxval(AT_HWCAP2) & wanted) == wanted;
+}
+#else
+bool has(const char* feature) {
+  int value = 0;
+  size_t size = sizeof value;
+#if defined(__APPLE__)
+  if (sysctlbyname(feature, &value, &size, nullptr, 0) != 0) return false;
+#endif
+  return value != 0;
+}
+
+bool has_neon() { return has("hw.optional.arm.FEAT_DotProd"); }
+
+bool has_neon_i8mm() { return has_neon() && has("hw.optional.arm.FEAT_I8MM") && has("hw.optional.arm.FEAT_BF16"); }
+#endif
+
+}  // namespace
+
+bool processor_runs(const std::string& isa) {
+  if (isa == "neon") return has_neon();
+  if (isa == "neon_i8mm") return has_neon_i8mm();
+  return isa == "scalar";
+}
+
+std::string refusal(const std::string&) { return ""; }
 
 #else
 

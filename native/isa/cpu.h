@@ -5,7 +5,8 @@
 namespace quire {
 
 // The best first. The emulated tiles, which only tests use, are not among them.
-inline const char* const kSetsBestFirst[] = {"amx", "avx512_bf16", "avx512", "avx_vnni", "avx2", "scalar"};
+inline const char* const kSetsBestFirst[] = {"amx",  "avx512_bf16", "avx512", "avx_vnni",
+                                             "avx2", "neon_i8mm",   "neon",   "scalar"};
 
 bool processor_runs(const std::string& isa);
 

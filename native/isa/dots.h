@@ -1,9 +1,9 @@
 // Exact dot products of a block: unsigned weights of 4 or 8 bits with signed bytes, sixteen outputs at a time.
 //
-// NibbleDots and ByteDots have the same face: `load` takes 64 bytes of a tile, `add` adds their products with the
-// activations from x on, `total` ends a block. The sums are integers and fit, so that any order gives the same result.
-// WideDots is NibbleDots for numbers of five and six bits: with_fifth and with_upper add the other bits to chunk
-// `chunk` of a block.
+// NibbleDots and ByteDots have the same face: `load` takes the next kInputs inputs of a tile, `add` adds their products
+// with the activations from x on, `total` ends a block. The sums are integers and fit, so that any order gives the same
+// result. WideDots is NibbleDots for numbers of five and six bits: with_fifth and with_upper add the other bits to
+// chunk `chunk` of a block.
 #pragma once
 #include "isa/simd.h"
 
@@ -20,7 +20,7 @@ inline int32_t four_bytes(const int8_t* p) {
 #if defined(__AVX512VNNI__)
 
 struct NibbleDots {
-  static constexpr int kInputs = 8;  // that 64 bytes of a tile hold for each output
+  static constexpr int kInputs = 8;  // of each output
   struct Weights {
     __m512i low, high;
   };
@@ -229,6 +229,120 @@ inline F32x16 widen_u8(const uint8_t* p) {
 inline F32x16 widen_i8(const uint8_t* p) {
   const __m128i bytes = _mm_loadu_si128((const __m128i*)p);
   return to_float(I32x16{_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))});
+}
+
+#elif defined(QUIRE_NEON)
+
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+#define QUIRE_ROW_PAIRS 1
+#endif
+
+// Weights of four outputs in each register, those of inputs 0 to 3 apart from those of 4 to 7. All are signed bytes:
+// what SDOT multiplies.
+struct SignedDots {
+  static constexpr int kInputs = 8;
+  struct Weights {
+    int8x16_t low[4], high[4];
+  };
+  using Sums = I32x16;
+  static Sums zero() { return zero_i(); }
+  static Sums add(Sums sums, const Weights& w, const int8_t* x) {
+    const int8x8_t eight = vld1_s8(x);
+    QUIRE_QUARTERS(I32x16, vdotq_lane_s32(vdotq_lane_s32(sums.v[i], w.low[i], eight, 0), w.high[i], eight, 1));
+  }
+  static I32x16 total(Sums sums) { return sums; }
+
+#if defined(QUIRE_ROW_PAIRS)
+  // SMMLA multiplies eight inputs of two outputs with two rows: twice the products of SDOT. Outputs 2 i and 2 i + 1 are
+  // in register i, their sums with the first and with the second row side by side.
+  struct PairWeights {
+    int8x16_t v[8];
+  };
+  struct PairSums {
+    int32x4_t v[8];
+  };
+  static PairSums no_pair() {
+    PairSums r;
+    QUIRE_UNROLL for (int i = 0; i < 8; ++i) r.v[i] = vdupq_n_s32(0);
+    return r;
+  }
+  static PairWeights paired(const Weights& w) {
+    PairWeights r;
+    QUIRE_UNROLL for (int i = 0; i < 4; ++i) {
+      const int32x4_t low = vreinterpretq_s32_s8(w.low[i]), high = vreinterpretq_s32_s8(w.high[i]);
+      r.v[2 * i] = vreinterpretq_s8_s32(vzip1q_s32(low, high));
+      r.v[2 * i + 1] = vreinterpretq_s8_s32(vzip2q_s32(low, high));
+    }
+    return r;
+  }
+  static void add_pair(PairSums& sums, const PairWeights& w, const int8_t* first, const int8_t* second) {
+    const int8x16_t both = vcombine_s8(vld1_s8(first), vld1_s8(second));
+    QUIRE_UNROLL for (int i = 0; i < 8; ++i) sums.v[i] = vmmlaq_s32(sums.v[i], w.v[i], both);
+  }
+  static I32x16 first_of(const PairSums& sums) { QUIRE_QUARTERS(I32x16, vuzp1q_s32(sums.v[2 * i], sums.v[2 * i + 1])); }
+  static I32x16 second_of(const PairSums& sums) {
+    QUIRE_QUARTERS(I32x16, vuzp2q_s32(sums.v[2 * i], sums.v[2 * i + 1]));
+  }
+#endif
+};
+
+struct NibbleDots : SignedDots {
+  static Weights load(const uint8_t* p) {
+    Weights w;
+    QUIRE_UNROLL for (int i = 0; i < 4; ++i) {
+      const uint8x16_t pairs = vld1q_u8(p + 16 * i);
+      w.low[i] = vreinterpretq_s8_u8(vandq_u8(pairs, vdupq_n_u8(15)));
+      w.high[i] = vreinterpretq_s8_u8(vshrq_n_u8(pairs, 4));
+    }
+    return w;
+  }
+};
+
+struct ByteDots : SignedDots {
+  static Weights load(const uint8_t* p) {
+    Weights w;
+    QUIRE_UNROLL for (int i = 0; i < 4; ++i) {
+      w.low[i] = vreinterpretq_s8_u8(veorq_u8(vld1q_u8(p + 16 * i), vdupq_n_u8(128)));
+      w.high[i] = vreinterpretq_s8_u8(veorq_u8(vld1q_u8(p + 64 + 16 * i), vdupq_n_u8(128)));
+    }
+    return w;
+  }
+  static I32x16 total(Sums sums, int32_t) { return sums; }
+};
+
+struct WideDots : NibbleDots {
+  // Bits of each byte moved up by `count` places, or down if it is negative.
+  static int8x16_t moved(uint8x16_t bits, int count, int mask) {
+    const uint8x16_t there = count < 0 ? bits >> -count : bits << count;
+    return vreinterpretq_s8_u8(vandq_u8(there, vdupq_n_u8(static_cast<uint8_t>(mask))));
+  }
+  static Weights with(Weights w, const uint8_t* p, int low, int high, int mask) {
+    QUIRE_UNROLL for (int i = 0; i < 4; ++i) {
+      const uint8x16_t bits = vld1q_u8(p + 16 * i);
+      w.low[i] = vorrq_s8(w.low[i], moved(bits, low, mask));
+      w.high[i] = vorrq_s8(w.high[i], moved(bits, high, mask));
+    }
+    return w;
+  }
+  static Weights with_fifth(const Weights& w, const uint8_t* p, int chunk) {
+    return with(w, p, 4 - 2 * chunk, 3 - 2 * chunk, 16);
+  }
+  static Weights with_upper(const Weights& w, const uint8_t* p, int chunk) {
+    return with(w, p + chunk / 2 * 64, 4 - 4 * (chunk % 2), 2 - 4 * (chunk % 2), 48);
+  }
+};
+
+inline F32x16 widen_u8(const uint8_t* p) {
+  const uint8x16_t bytes = vld1q_u8(p);
+  const uint16x8_t a = vmovl_u8(vget_low_u8(bytes)), b = vmovl_high_u8(bytes);
+  return {{vcvtq_f32_u32(vmovl_u16(vget_low_u16(a))), vcvtq_f32_u32(vmovl_high_u16(a)),
+           vcvtq_f32_u32(vmovl_u16(vget_low_u16(b))), vcvtq_f32_u32(vmovl_high_u16(b))}};
+}
+inline F32x16 widen_i8(const uint8_t* p) {
+  const int8x16_t bytes = vreinterpretq_s8_u8(vld1q_u8(p));
+  const int16x8_t a = vmovl_s8(vget_low_s8(bytes)), b = vmovl_high_s8(bytes);
+  return {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(a))), vcvtq_f32_s32(vmovl_high_s16(a)),
+           vcvtq_f32_s32(vmovl_s16(vget_low_s16(b))), vcvtq_f32_s32(vmovl_high_s16(b))}};
 }
 
 #else

@@ -53,6 +53,25 @@ inline F32x16 powers_of_two(const uint8_t* p) {
   return float_of_bits(shift_left<23>(exponents));
 }
 
+#elif defined(QUIRE_NEON)
+
+inline WideDots::Weights look_up(const WideDots::Weights& codes, const int8_t* table) {
+  const int8x16_t integers = vld1q_s8(table);
+  WideDots::Weights entries;
+  QUIRE_UNROLL for (int i = 0; i < 4; ++i) {
+    entries.low[i] = vqtbl1q_s8(integers, vreinterpretq_u8_s8(codes.low[i]));
+    entries.high[i] = vqtbl1q_s8(integers, vreinterpretq_u8_s8(codes.high[i]));
+  }
+  return entries;
+}
+inline F32x16 powers_of_two(const uint8_t* p) {
+  const uint8x16_t bytes = vld1q_u8(p);
+  const uint16x8_t a = vmovl_u8(vget_low_u8(bytes)), b = vmovl_high_u8(bytes);
+  const I32x16 exponents{{(I32x4)vmovl_u16(vget_low_u16(a)), (I32x4)vmovl_high_u16(a),
+                          (I32x4)vmovl_u16(vget_low_u16(b)), (I32x4)vmovl_high_u16(b)}};
+  return float_of_bits(shift_left<23>(exponents));
+}
+
 #else
 
 inline WideDots::Weights look_up(const WideDots::Weights& codes, const uint8_t* table) {
@@ -71,6 +90,17 @@ inline F32x16 powers_of_two(const uint8_t* p) {
 
 #endif
 
+#if defined(QUIRE_NEON)
+
+// Signed bytes are multiplied as they are.
+template <Codebook kBook>
+struct CodebookDots : WideDots {
+  static Weights load(const uint8_t* p) { return look_up(WideDots::load(p), Codes<kBook>::kIntegers); }
+  static Sums start(int32_t) { return zero_i(); }
+};
+
+#else
+
 template <Codebook kBook>
 struct UnsignedTable {
   uint8_t entries[16] = {};
@@ -85,6 +115,8 @@ struct CodebookDots : WideDots {
   static Weights load(const uint8_t* p) { return look_up(WideDots::load(p), kTable.entries); }
   static Sums start(int32_t sum_of_x) { return broadcast(-Codes<kBook>::kAdded * sum_of_x); }
 };
+
+#endif
 
 #if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
 

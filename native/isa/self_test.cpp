@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <memory>
 
 #include "isa/choose.h"
@@ -138,7 +139,8 @@ std::string gemm_results(const OpTable& ops, WeightFormat format, int64_t num_ou
     if (num_tokens == 1) {
       run_op(ops, "head", HeadOp{weight, nullptr, in, best.floats(), ids, kTokens, 0, 0}, step.context());
     }
-    results += out.bytes() + best.bytes();
+    run_op(ops, "embed", EmbedOp{weight, wide, 0, false, false}, step.context());
+    results += out.bytes() + best.bytes() + values.bytes();
   }
   return results;
 }
@@ -305,14 +307,34 @@ bool are_near(const std::string& found, const std::string& wanted) {
   return true;
 }
 
+// All quantisers, of values and weights that are all different.
+std::string quantizer_results(const OpTable& ops) {
+  Random random;
+  std::string results;
+  for (int i = 0; i < kNumQuantizers; ++i) {
+    const BlockQuantizer& quantizer = ops.quantizers[i];
+    Memory values(quantizer.len * 4), weights(quantizer.len * 4);
+    values.fill(random);
+    for (int k = 0; k < quantizer.len; ++k) weights.floats()[k] = std::abs(random.value());
+    std::string block(quantizer.bytes, 0);
+    quantizer.encode(values.floats(), weights.floats(), reinterpret_cast<std::byte*>(block.data()));
+    results += block;
+  }
+  return results;
+}
+
 // AMX has bits of its own for bf16 weights, and for attention to bf16 and int8.
 bool agree(const OpTable& ops, bool is_own, const std::string& found, const std::string& wanted) {
   return is_own && has_tiles(ops) ? are_near(found, wanted) : found == wanted;
 }
 
-}  // namespace
+struct Check {
+  const char* name;
+  bool is_own;  // see `agree`
+  std::function<std::string(const OpTable&)> results;
+};
 
-std::string failing_op(const OpTable& ops) {
+std::vector<Check> checks(bool for_tiles) {
   constexpr struct {
     WeightFormat format;
     const char* name;
@@ -324,27 +346,51 @@ std::string failing_op(const OpTable& ops) {
                 {WeightFormat::q6k, "gemm of q6k weights"},     {WeightFormat::iq4nl, "gemm of iq4nl weights"},
                 {WeightFormat::iq4xs, "gemm of iq4xs weights"}, {WeightFormat::mxfp4, "gemm of mxfp4 weights"},
                 {WeightFormat::nvfp4, "gemm of nvfp4 weights"}};
+  std::vector<Check> all;
   // Of few outputs the rows are cut into fewer than tile instructions are used for (ops/gemm.h).
   for (const auto& [format, name] : kGemms) {
-    const bool wide = has_tiles(ops) && format != WeightFormat::f32 && format != WeightFormat::f16;
+    const bool wide = for_tiles && format != WeightFormat::f32 && format != WeightFormat::f16;
     const int64_t num_outputs = wide ? 250 : 48;
-    const std::string wanted = gemm_results(scalar_ops(), format, num_outputs);
-    if (!agree(ops, format == WeightFormat::bf16, gemm_results(ops, format, num_outputs), wanted)) return name;
+    all.push_back({name, format == WeightFormat::bf16, [format = format, num_outputs](const OpTable& ops) {
+                     return gemm_results(ops, format, num_outputs);
+                   }});
   }
-  if (row_results(ops) != row_results(scalar_ops())) return "norm or activate";
+  all.push_back({"norm or activate", false, row_results});
   for (WeightFormat format : {WeightFormat::f32, WeightFormat::q8, WeightFormat::mxfp4}) {
-    if (expert_results(ops, format) != expert_results(scalar_ops(), format)) return "route or experts";
+    all.push_back({"route or experts", false, [format](const OpTable& ops) { return expert_results(ops, format); }});
   }
-  if (sampling_results(ops) != sampling_results(scalar_ops())) return "sampling";
+  all.push_back({"sampling", false, sampling_results});
   for (bool delta : {false, true}) {
-    if (state_results(ops, delta) != state_results(scalar_ops(), delta)) return "causal_conv or recurrence";
+    all.push_back(
+        {"causal_conv or recurrence", false, [delta](const OpTable& ops) { return state_results(ops, delta); }});
   }
-  for (KvFormat format : {KvFormat::f32, KvFormat::bf16, KvFormat::f16, KvFormat::i8}) {
+  for (KvFormat format : {KvFormat::f32, KvFormat::bf16, KvFormat::f16, KvFormat::e4m3, KvFormat::e5m2, KvFormat::i8}) {
     const bool is_own = format == KvFormat::bf16 || format == KvFormat::i8;
-    const std::string wanted = attention_results(scalar_ops(), format);
-    if (!agree(ops, is_own, attention_results(ops, format), wanted)) return "write_kv or attend";
+    all.push_back(
+        {"write_kv or attend", is_own, [format](const OpTable& ops) { return attention_results(ops, format); }});
+  }
+  return all;
+}
+
+}  // namespace
+
+std::string failing_op(const OpTable& ops) {
+  for (const Check& check : checks(has_tiles(ops))) {
+    if (!agree(ops, check.is_own, check.results(ops), check.results(scalar_ops()))) return check.name;
   }
   return "";
+}
+
+std::vector<ResultDigest> result_digests(const OpTable& ops) {
+  std::vector<ResultDigest> digests;
+  std::vector<Check> all = checks(false);
+  all.push_back({"quantisers", false, quantizer_results});
+  for (const Check& check : all) {
+    uint64_t digest = 0xcbf29ce484222325u;  // FNV-1a
+    for (const char byte : check.results(ops)) digest = (digest ^ static_cast<uint8_t>(byte)) * 0x100000001b3u;
+    digests.push_back({check.name, digest});
+  }
+  return digests;
 }
 
 }  // namespace quire

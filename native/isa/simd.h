@@ -10,6 +10,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(QUIRE_NEON)
+#include <arm_neon.h>
 #endif
 
 // Before a loop of constant length whose counter indexes an array that must live in registers.
@@ -136,8 +138,8 @@ inline I32x16 shift_left(I32x16 a) {
 
 #else
 
-// Four registers of what every processor has. Functions that take a call or branches for each lane are not inlined:
-// that, and loops over single lanes, made this version take twice as long to compile as any other.
+// Four registers of 16 bytes: NEON, or what every processor has. Of the latter, functions that take a call or branches
+// for each lane are not inlined: that, and loops over single lanes, made it take twice as long to compile as any other.
 #define QUIRE_OUTLINE [[gnu::noinline]] inline
 typedef float F32x4 __attribute__((vector_size(16)));
 typedef int32_t I32x4 __attribute__((vector_size(16)));
@@ -160,16 +162,32 @@ inline float lane(const F32x16& a, int i) { return a.v[i / 4][i % 4]; }
 inline int32_t lane(const I32x16& a, int i) { return a.v[i / 4][i % 4]; }
 inline F32x16 broadcast(float x) { QUIRE_QUARTERS(F32x16, (F32x4{x, x, x, x})); }
 inline F32x16 zero() { return broadcast(0.0f); }
+#if defined(QUIRE_NEON)
+inline F32x16 load(const float* p) { QUIRE_QUARTERS(F32x16, vld1q_f32(p + 4 * i)); }
+inline I32x16 load(const int32_t* p) { QUIRE_QUARTERS(I32x16, vld1q_s32(p + 4 * i)); }
+inline void store(float* p, F32x16 a) { QUIRE_UNROLL for (int i = 0; i < 4; ++i) vst1q_f32(p + 4 * i, a.v[i]); }
+inline void store(int32_t* p, I32x16 a) { QUIRE_UNROLL for (int i = 0; i < 4; ++i) vst1q_s32(p + 4 * i, a.v[i]); }
+#else
 inline F32x16 load(const float* p) {
   F32x16 r;
   memcpy(&r, p, sizeof r);
   return r;
 }
+inline I32x16 load(const int32_t* p) {
+  I32x16 r;
+  memcpy(&r, p, sizeof r);
+  return r;
+}
 inline void store(float* p, F32x16 a) { memcpy(p, &a, sizeof a); }
+inline void store(int32_t* p, I32x16 a) { memcpy(p, &a, sizeof a); }
+#endif
 inline F32x16 operator+(F32x16 a, F32x16 b) { QUIRE_QUARTERS(F32x16, a.v[i] + b.v[i]); }
 inline F32x16 operator-(F32x16 a, F32x16 b) { QUIRE_QUARTERS(F32x16, a.v[i] - b.v[i]); }
 inline F32x16 operator*(F32x16 a, F32x16 b) { QUIRE_QUARTERS(F32x16, a.v[i] * b.v[i]); }
 inline F32x16 operator/(F32x16 a, F32x16 b) { QUIRE_QUARTERS(F32x16, a.v[i] / b.v[i]); }
+#if defined(QUIRE_NEON)
+inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) { QUIRE_QUARTERS(F32x16, vfmaq_f32(c.v[i], a.v[i], b.v[i])); }
+#else
 #if defined(__FP_FAST_FMAF)
 inline
 #else
@@ -178,12 +196,21 @@ QUIRE_OUTLINE
     F32x16 fma(const F32x16& a, const F32x16& b, const F32x16& c) {
   QUIRE_LANES(F32x16, __builtin_fmaf(lane(a, i), lane(b, i), lane(c, i)));
 }
+#endif
 inline F32x16 max(F32x16 a, F32x16 b) { QUIRE_QUARTERS(F32x16, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
 inline F32x16 min(F32x16 a, F32x16 b) { QUIRE_QUARTERS(F32x16, a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
 inline F32x16 abs(F32x16 a) { QUIRE_QUARTERS(F32x16, (F32x4)((I32x4)a.v[i] & 0x7fffffff)); }
 inline F32x16 select_less(F32x16 a, F32x16 b, F32x16 x, F32x16 y) {
   QUIRE_QUARTERS(F32x16, a.v[i] < b.v[i] ? x.v[i] : y.v[i]);
 }
+#if defined(QUIRE_NEON)
+inline F32x16 widen_bf16(const uint16_t* p) {
+  QUIRE_QUARTERS(F32x16, vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16)));
+}
+inline F32x16 widen_f16(const uint16_t* p) {
+  QUIRE_QUARTERS(F32x16, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i))));
+}
+#else
 inline float widen1_bf16(uint16_t bits) {
   const uint32_t wide = static_cast<uint32_t>(bits) << 16;
   float value;
@@ -204,24 +231,27 @@ inline float widen1_f16(uint16_t bits) {
 }
 QUIRE_OUTLINE F32x16 widen_bf16(const uint16_t* p) { QUIRE_LANES(F32x16, widen1_bf16(p[i])); }
 QUIRE_OUTLINE F32x16 widen_f16(const uint16_t* p) { QUIRE_LANES(F32x16, widen1_f16(p[i])); }
+#endif
 inline I32x16 broadcast(int32_t x) { QUIRE_QUARTERS(I32x16, (I32x4{x, x, x, x})); }
 inline I32x16 zero_i() { return broadcast(int32_t{0}); }
-inline I32x16 load(const int32_t* p) {
-  I32x16 r;
-  memcpy(&r, p, sizeof r);
-  return r;
-}
-inline void store(int32_t* p, I32x16 a) { memcpy(p, &a, sizeof a); }
 // Unsigned: sums may wrap.
 inline I32x16 operator+(I32x16 a, I32x16 b) { QUIRE_QUARTERS(I32x16, (I32x4)((U32x4)a.v[i] + (U32x4)b.v[i])); }
 inline I32x16 operator-(I32x16 a, I32x16 b) { QUIRE_QUARTERS(I32x16, (I32x4)((U32x4)a.v[i] - (U32x4)b.v[i])); }
 inline F32x16 to_float(I32x16 a) { QUIRE_QUARTERS(F32x16, __builtin_convertvector(a.v[i], F32x4)); }
-// As the vector instruction does: nearest, ties to even, and INT_MIN for NaN and for what does not fit.
+// As AVX does: nearest, ties to even, and INT_MIN for NaN and for what does not fit.
+#if defined(QUIRE_NEON)
+inline I32x16 round_to_int(F32x16 a) {
+  const uint32x4_t least = vdupq_n_u32(0x80000000u);
+  QUIRE_QUARTERS(I32x16, (I32x4)vbslq_u32(vcltq_f32(a.v[i], vdupq_n_f32(2147483648.0f)),
+                                          vreinterpretq_u32_s32(vcvtnq_s32_f32(a.v[i])), least));
+}
+#else
 inline int32_t round1_to_int(float x) {
   if (!(x >= -2147483648.0f && x < 2147483648.0f)) return INT32_MIN;
   return static_cast<int32_t>(__builtin_nearbyintf(x));
 }
 QUIRE_OUTLINE I32x16 round_to_int(const F32x16& a) { QUIRE_LANES(I32x16, round1_to_int(lane(a, i))); }
+#endif
 inline I32x16 bits_of(F32x16 a) { QUIRE_QUARTERS(I32x16, (I32x4)a.v[i]); }
 inline F32x16 float_of_bits(I32x16 a) { QUIRE_QUARTERS(F32x16, (F32x4)a.v[i]); }
 template <int kBits>
@@ -274,6 +304,27 @@ inline void sum_four(const F32x16* a, float* out) {
   const __m256 sums = _mm256_add_ps(_mm256_shuffle_ps(pairs, pairs, 0x88), _mm256_shuffle_ps(pairs, pairs, 0xdd));
   _mm_storeu_ps(out, _mm_movelh_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1)));
 }
+#elif defined(QUIRE_NEON)
+inline F32x4 quarters_added(F32x16 a) { return (a.v[0] + a.v[2]) + (a.v[1] + a.v[3]); }
+inline float sum(F32x16 a) {
+  const float32x4_t four = quarters_added(a);
+  return vpadds_f32(vadd_f32(vget_low_f32(four), vget_high_f32(four)));
+}
+inline F32x4 larger(F32x4 a, F32x4 b) { return a > b ? a : b; }
+inline float largest(F32x16 a) {
+  const F32x4 four = larger(larger(a.v[0], a.v[2]), larger(a.v[1], a.v[3]));
+  const F32x4 two = larger(four, vextq_f32(four, four, 2));
+  return two[0] > two[1] ? two[0] : two[1];
+}
+inline void sum_four(const F32x16* a, float* out) {
+  const auto two_halves = [](float32x4_t a, float32x4_t b) {  // of each: the first half plus the second
+    const float64x2_t x = vreinterpretq_f64_f32(a), y = vreinterpretq_f64_f32(b);
+    return vaddq_f32(vreinterpretq_f32_f64(vzip1q_f64(x, y)), vreinterpretq_f32_f64(vzip2q_f64(x, y)));
+  };
+  const float32x4_t x = two_halves(quarters_added(a[0]), quarters_added(a[1]));
+  const float32x4_t y = two_halves(quarters_added(a[2]), quarters_added(a[3]));
+  vst1q_f32(out, vpaddq_f32(x, y));
+}
 #else
 inline float sum(const F32x16& a) {
   const F32x4 four = (a.v[0] + a.v[2]) + (a.v[1] + a.v[3]);
@@ -293,7 +344,7 @@ inline float largest(const F32x16& a) {
 template <int N>
 [[gnu::always_inline]] inline void sum_each(const F32x16 (&a)[N], float* out) {
   int i = 0;
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(QUIRE_NEON)
   QUIRE_UNROLL for (; i + 4 <= N; i += 4) sum_four(a + i, out + i);
 #endif
   QUIRE_UNROLL for (; i < N; ++i) out[i] = sum(a[i]);
@@ -366,6 +417,34 @@ inline bool any_above(F32x16 a, float limit) {
   const __m256 limits = _mm256_set1_ps(limit);
   const __m256 lo = _mm256_cmp_ps(a.lo, limits, _CMP_NLE_UQ), hi = _mm256_cmp_ps(a.hi, limits, _CMP_NLE_UQ);
   return _mm256_movemask_ps(_mm256_or_ps(lo, hi)) != 0;
+}
+#elif defined(QUIRE_NEON)
+inline void store_bf16(uint16_t* p, F32x16 a) {
+  QUIRE_UNROLL for (int i = 0; i < 4; ++i) {
+    const uint32x4_t bits = vreinterpretq_u32_f32(a.v[i]), last = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+    const uint16x4_t rounded = vaddhn_u32(bits, vaddq_u32(last, vdupq_n_u32(0x7fff)));
+    const uint16x4_t quiet = vorr_u16(vshrn_n_u32(bits, 16), vdup_n_u16(0x40));
+    vst1_u16(p + 4 * i, vbsl_u16(vmovn_u32(vceqq_f32(a.v[i], a.v[i])), rounded, quiet));
+  }
+}
+// The low bytes of 16 lanes.
+inline int8x16_t low_bytes(I32x16 a) {
+  const auto halves = [](int32x4_t a, int32x4_t b) {
+    return vreinterpretq_s8_s16(vuzp1q_s16(vreinterpretq_s16_s32(a), vreinterpretq_s16_s32(b)));
+  };
+  return vuzp1q_s8(halves(a.v[0], a.v[1]), halves(a.v[2], a.v[3]));
+}
+inline ByteSums store_bytes(int8_t* p, I32x16 a, I32x16 b) {
+  const int8x16_t first = low_bytes(a), second = low_bytes(b);
+  vst1q_s8(p, first);
+  vst1q_s8(p + kLanes, second);
+  const int32_t sum = vaddlvq_s8(first);
+  return {sum, sum + vaddlvq_s8(second)};
+}
+inline bool any_above(F32x16 a, float limit) {
+  uint32x4_t all = vdupq_n_u32(~0u);
+  QUIRE_UNROLL for (int i = 0; i < 4; ++i) all = vandq_u32(all, vcleq_f32(a.v[i], vdupq_n_f32(limit)));
+  return vminvq_u32(all) == 0;
 }
 #else
 QUIRE_OUTLINE void store_bf16(uint16_t* p, F32x16 a) {

@@ -10,11 +10,14 @@
 namespace quire {
 namespace {
 
+// QUIRE_BF16_PAIRS: pairs are multiplied as they are stored.
 #if defined(__AVX512BF16__)
 
+#define QUIRE_BF16_PAIRS 1
 struct Pairs {
   __m512bh v;
 };
+using BroadcastPair = Pairs;
 inline Pairs load_pairs(const std::byte* p) { return {(__m512bh)_mm512_loadu_si512(p)}; }
 inline Pairs broadcast_pair(const std::byte* p) {
   int32_t pair;
@@ -22,6 +25,27 @@ inline Pairs broadcast_pair(const std::byte* p) {
   return {(__m512bh)_mm512_set1_epi32(pair)};
 }
 inline F32x16 dot2(Pairs a, Pairs b, F32x16 y) { return {_mm512_dpbf16_ps(y.v, a.v, b.v)}; }
+
+#elif defined(QUIRE_NEON) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+
+#define QUIRE_BF16_PAIRS 1
+// BFMLALT and BFMLALB are fused multiply-adds of the odd and of the even halves. BFDOT and BFMMLA are not used: they
+// round products and sums to odd, not to nearest.
+struct Pairs {
+  bfloat16x8_t v[4];
+};
+using BroadcastPair = bfloat16x4_t;  // a pair, twice
+inline Pairs load_pairs(const std::byte* p) {
+  Pairs r;
+  QUIRE_UNROLL for (int i = 0; i < 4; ++i) r.v[i] = vld1q_bf16(reinterpret_cast<const bfloat16_t*>(p) + 8 * i);
+  return r;
+}
+inline BroadcastPair broadcast_pair(const std::byte* p) {
+  return vreinterpret_bf16_s32(vld1_dup_s32(reinterpret_cast<const int32_t*>(p)));
+}
+inline F32x16 dot2(const Pairs& a, BroadcastPair b, F32x16 y) {
+  QUIRE_QUARTERS(F32x16, vbfmlalbq_lane_f32(vbfmlaltq_lane_f32(y.v[i], a.v[i], b, 1), a.v[i], b, 0));
+}
 
 #else
 
@@ -74,6 +98,25 @@ inline void widen_odd_even(const std::byte* p, float* wide) {
     _mm256_storeu_ps(wide + 8, _mm256_permute2f128_ps(lo, hi, 0x31));
   }
 }
+#elif defined(QUIRE_NEON)
+inline uint32x4_t load4(const std::byte* p) {
+  return vreinterpretq_u32_u8(vld1q_u8(reinterpret_cast<const uint8_t*>(p)));
+}
+inline float32x4_t even4(uint32x4_t pairs) { return vreinterpretq_f32_u32(vshlq_n_u32(pairs, 16)); }
+inline float32x4_t odd4(uint32x4_t pairs) { return vreinterpretq_f32_u32(vandq_u32(pairs, vdupq_n_u32(0xffff0000u))); }
+inline F32x16 even_of_pairs(const std::byte* p) { QUIRE_QUARTERS(F32x16, even4(load4(p + 16 * i))); }
+inline F32x16 odd_of_pairs(const std::byte* p) { QUIRE_QUARTERS(F32x16, odd4(load4(p + 16 * i))); }
+inline F32x16 rounded_to_bf16(F32x16 a) {
+  uint16_t rounded[kLanes];
+  store_bf16(rounded, a);
+  return widen_bf16(rounded);
+}
+inline void widen_odd_even(const std::byte* p, float* wide) {
+  QUIRE_UNROLL for (int i = 0; i < 4; ++i) {
+    const uint32x4_t pairs = load4(p + 16 * i);
+    vst2q_f32(wide + 8 * i, {{odd4(pairs), even4(pairs)}});
+  }
+}
 #else
 inline F32x16 half_of_pairs(const std::byte* p, int half) {
   uint16_t halves[2 * kLanes];
@@ -101,9 +144,10 @@ inline void widen_odd_even(const std::byte* p, float* wide) {
 struct Pairs {
   F32x16 even, odd;
 };
+using BroadcastPair = Pairs;
 inline Pairs load_pairs(const std::byte* p) { return {even_of_pairs(p), odd_of_pairs(p)}; }
 // The pair is two floats here, odd before even: WidenedPairs in ops/float_formats.h.
-inline Pairs broadcast_pair(const std::byte* p) {
+inline BroadcastPair broadcast_pair(const std::byte* p) {
   float pair[2];
   memcpy(pair, p, sizeof pair);
   return {broadcast(pair[1]), broadcast(pair[0])};

@@ -18,6 +18,12 @@ inline void store_f16(uint16_t* p, F32x16 a) {
   _mm_storeu_si128((__m128i*)(p + 8), _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT));
 }
 
+#elif defined(QUIRE_NEON)
+
+inline void store_f16(uint16_t* p, F32x16 a) {
+  QUIRE_UNROLL for (int i = 0; i < 4; ++i) vst1_u16(p + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32(a.v[i])));
+}
+
 #else
 
 inline uint16_t to_f16(float value) {

@@ -5,6 +5,8 @@
 namespace quire {
 namespace {
 
+// e4m3 as fp16 is 2^-8 of its value, the exponents' biases being 7 and 15. Shifted, a sign-extended byte has its sign
+// twice; one more than a NaN's exponent and fraction carries into the exponent's highest bit.
 #if defined(__AVX2__)
 
 inline F32x16 widen_halves(__m256i halves) {
@@ -18,14 +20,32 @@ inline __m256i sixteen_shorts(const uint8_t* p) { return _mm256_cvtepi8_epi16(_m
 
 inline F32x16 widen_e5m2(const uint8_t* p) { return widen_halves(_mm256_slli_epi16(sixteen_shorts(p), 8)); }
 
-// As fp16 they are 2^-8 of their value, the exponents' biases being 7 and 15. Shifted, a sign-extended byte has its
-// sign twice; one more than a NaN's exponent and fraction carries into the exponent's highest bit.
 inline F32x16 widen_e4m3(const uint8_t* p) {
   const __m256i top = _mm256_set1_epi16(0x4000), shifted = _mm256_slli_epi16(sixteen_shorts(p), 7);
   const __m256i finite = _mm256_andnot_si256(top, shifted);
   const __m256i nan = _mm256_and_si256(_mm256_add_epi16(finite, _mm256_set1_epi16(0x80)), top);
   const __m256i halves = _mm256_or_si256(finite, nan);
   return widen_halves(halves) * broadcast(256.0f);
+}
+
+#elif defined(QUIRE_NEON)
+
+inline F32x16 widen_halves(int16x8_t first, int16x8_t second) {
+  const float16x8_t a = vreinterpretq_f16_s16(first), b = vreinterpretq_f16_s16(second);
+  return {{vcvt_f32_f16(vget_low_f16(a)), vcvt_high_f32_f16(a), vcvt_f32_f16(vget_low_f16(b)), vcvt_high_f32_f16(b)}};
+}
+inline F32x16 widen_e5m2(const uint8_t* p) {
+  const int8x16_t bytes = vreinterpretq_s8_u8(vld1q_u8(p));
+  return widen_halves(vshll_n_s8(vget_low_s8(bytes), 8), vshll_high_n_s8(bytes, 8));
+}
+inline int16x8_t e4m3_as_halves(int16x8_t shifted) {
+  const int16x8_t top = vdupq_n_s16(0x4000), finite = vbicq_s16(shifted, top);
+  return vorrq_s16(finite, vandq_s16(vaddq_s16(finite, vdupq_n_s16(0x80)), top));
+}
+inline F32x16 widen_e4m3(const uint8_t* p) {
+  const int8x16_t bytes = vreinterpretq_s8_u8(vld1q_u8(p));
+  const int16x8_t first = vshll_n_s8(vget_low_s8(bytes), 7), second = vshll_high_n_s8(bytes, 7);
+  return widen_halves(e4m3_as_halves(first), e4m3_as_halves(second)) * broadcast(256.0f);
 }
 
 #else

@@ -93,6 +93,82 @@ inline __m256i dot2(__m256i a, __m256i b, __m256i y) { return _mm256_add_epi32(y
 #endif
 inline I32x16 dot2(Shorts a, Shorts b, I32x16 y) { return {dot2(a.lo, b.lo, y.lo), dot2(a.hi, b.hi, y.hi)}; }
 
+#elif defined(QUIRE_NEON)
+
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+struct Quads {
+  uint8x16_t v[4];
+};
+using SignedQuads = int8x8_t;  // four i8, twice
+constexpr int64_t kQuadBytes = 4;
+inline void store_quad(std::byte* to, const int8_t* s) { memcpy(to, s, kQuadBytes); }
+inline Quads load_quads(const std::byte* p) {
+  Quads r;
+  QUIRE_UNROLL for (int i = 0; i < 4; ++i) r.v[i] = vld1q_u8(reinterpret_cast<const uint8_t*>(p) + 16 * i);
+  return r;
+}
+inline SignedQuads broadcast_quad(const std::byte* p) {
+  return vreinterpret_s8_s32(vld1_dup_s32(reinterpret_cast<const int32_t*>(p)));
+}
+inline I32x16 dot4(const Quads& u, SignedQuads s, I32x16 y) {
+  QUIRE_QUARTERS(I32x16, vusdotq_lane_s32(y.v[i], u.v[i], s, 0));
+}
+#else
+// SDOT takes signed bytes: u - 128, whose product with s lacks 128 times the sum of s.
+struct Quads {
+  int8x16_t v[4];
+};
+struct SignedQuads {
+  int8x8_t four;
+  int32x4_t missing;
+};
+constexpr int64_t kQuadBytes = 8;
+inline void store_quad(std::byte* to, const int8_t* s) {
+  const int32_t missing = 128 * (s[0] + s[1] + s[2] + s[3]);
+  memcpy(to, s, 4);
+  memcpy(to + 4, &missing, sizeof missing);
+}
+inline Quads load_quads(const std::byte* p) {
+  Quads r;
+  QUIRE_UNROLL for (int i = 0; i < 4; ++i) {
+    r.v[i] = vreinterpretq_s8_u8(veorq_u8(vld1q_u8(reinterpret_cast<const uint8_t*>(p) + 16 * i), vdupq_n_u8(128)));
+  }
+  return r;
+}
+inline SignedQuads broadcast_quad(const std::byte* p) {
+  return {vreinterpret_s8_s32(vld1_s32(reinterpret_cast<const int32_t*>(p))),
+          vld1q_dup_s32(reinterpret_cast<const int32_t*>(p + 4))};
+}
+inline I32x16 dot4(const Quads& u, SignedQuads s, I32x16 y) {
+  QUIRE_QUARTERS(I32x16, vdotq_lane_s32(vaddq_s32(y.v[i], s.missing), u.v[i], s.four, 0));
+}
+#endif
+
+// The first i8 of 16 pairs as int16, and the second ones.
+struct Shorts {
+  int16x8_t first[2], second[2];
+};
+using BroadcastShorts = int16x4_t;  // two i16, twice
+inline Shorts load_shorts(const std::byte* p) {
+  const int8x16x2_t both = vld2q_s8(reinterpret_cast<const int8_t*>(p));
+  return {{vmovl_s8(vget_low_s8(both.val[0])), vmovl_high_s8(both.val[0])},
+          {vmovl_s8(vget_low_s8(both.val[1])), vmovl_high_s8(both.val[1])}};
+}
+inline BroadcastShorts broadcast_shorts(const std::byte* p) {
+  return vreinterpret_s16_s32(vld1_dup_s32(reinterpret_cast<const int32_t*>(p)));
+}
+inline void store_shorts(std::byte* p, I32x16 a) {
+  QUIRE_UNROLL for (int i = 0; i < 4; ++i) vst1_s16(reinterpret_cast<int16_t*>(p) + 4 * i, vqmovn_s32(a.v[i]));
+}
+inline I32x16 dot2(const Shorts& a, BroadcastShorts b, I32x16 y) {
+  QUIRE_UNROLL for (int i = 0; i < 2; ++i) {
+    const int16x4_t first = vget_low_s16(a.first[i]), second = vget_low_s16(a.second[i]);
+    y.v[2 * i] = vmlal_lane_s16(vmlal_lane_s16(y.v[2 * i], first, b, 0), second, b, 1);
+    y.v[2 * i + 1] = vmlal_high_lane_s16(vmlal_high_lane_s16(y.v[2 * i + 1], a.first[i], b, 0), a.second[i], b, 1);
+  }
+  return y;
+}
+
 #else
 
 struct Quads {
@@ -147,11 +223,14 @@ QUIRE_OUTLINE I32x16 dot2(const Shorts& a, const Shorts& b, I32x16 y) {
 
 #endif
 
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || !defined(__AVX2__)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || !(defined(__AVX2__) || defined(QUIRE_NEON))
 // Four i8 as dot4 multiplies them, and as they are stored to be broadcast.
 using SignedQuads = Quads;
 constexpr int64_t kQuadBytes = 4;
 inline void store_quad(std::byte* to, const int8_t* s) { memcpy(to, s, kQuadBytes); }
+#endif
+#if !defined(QUIRE_NEON)
+using BroadcastShorts = Shorts;
 #endif
 
 }  // namespace

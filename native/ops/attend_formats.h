@@ -23,6 +23,8 @@ namespace {
 constexpr int kWideRows = 6, kWideVectors = 4, kPairRows = 6, kPairVectors = 2;
 #elif defined(__AVX2__)
 constexpr int kWideRows = 4, kWideVectors = 1, kPairRows = 4, kPairVectors = 1;
+#elif defined(QUIRE_NEON)
+constexpr int kWideRows = 6, kWideVectors = 1, kPairRows = 6, kPairVectors = 1;
 #else
 constexpr int kWideRows = 1, kWideVectors = 1, kPairRows = 1, kPairVectors = 1;
 #endif
@@ -75,16 +77,17 @@ struct Bf16Kv {
   using Sum = F32x16;
   using Number = float;
   static Sum none() { return zero(); }
-#if defined(__AVX512BF16__)
+#if defined(QUIRE_BF16_PAIRS)
   static constexpr int kParts = 1;
   static constexpr int64_t kQueryBytes = 4, kWeightBytes = 4;
   static constexpr int kRows = kWideRows, kVectors = kWideVectors;
   static Pairs key(const std::byte* p, int) { return load_pairs(p); }
-  static Pairs query(const std::byte* p, int) { return broadcast_pair(p); }
+  static BroadcastPair query(const std::byte* p, int) { return broadcast_pair(p); }
   static Pairs value(const std::byte* p, int) { return load_pairs(p); }
-  static Pairs weight(const std::byte* p, int) { return broadcast_pair(p); }
-  static F32x16 add(Pairs a, Pairs b, F32x16 y) { return dot2(a, b, y); }
+  static BroadcastPair weight(const std::byte* p, int) { return broadcast_pair(p); }
+  static F32x16 add(const Pairs& a, const BroadcastPair& b, F32x16 y) { return dot2(a, b, y); }
   static void store_query(std::byte* to, F32x16 q) { store_bf16(reinterpret_cast<uint16_t*>(to), q); }
+#if defined(__AVX512BF16__)
   // The instruction takes denormals for zero: there are none among weights.
   static void store_weights(std::byte* to, F32x16 p) {
     _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh(p.v));
@@ -92,6 +95,13 @@ struct Bf16Kv {
   static void store_weights(std::byte* to, F32x16 p, F32x16 q) {
     _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(q.v, p.v));
   }
+#else
+  static void store_weights(std::byte* to, F32x16 p) { store_query(to, p); }
+  static void store_weights(std::byte* to, F32x16 p, F32x16 q) {
+    store_query(to, p);
+    store_query(to + 32, q);
+  }
+#endif
 #else
   // Queries and weights are widened once for all uses. The odd halves come first, as in dot2.
   static constexpr int kParts = 2;
@@ -124,8 +134,8 @@ struct I8Kv {
   static SignedQuads query(const std::byte* p, int) { return broadcast_quad(p); }
   static I32x16 add(const Quads& k, const SignedQuads& q, I32x16 y) { return dot4(k, q, y); }
   static Shorts value(const std::byte* p, int) { return load_shorts(p); }
-  static Shorts weight(const std::byte* p, int) { return broadcast_shorts(p); }
-  static I32x16 add(const Shorts& v, const Shorts& p, I32x16 y) { return dot2(v, p, y); }
+  static BroadcastShorts weight(const std::byte* p, int) { return broadcast_shorts(p); }
+  static I32x16 add(const Shorts& v, const BroadcastShorts& p, I32x16 y) { return dot2(v, p, y); }
 };
 
 }  // namespace

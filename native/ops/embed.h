@@ -22,7 +22,7 @@ namespace {
 // The values of block `block` of one output: two roundings, as GGUF's formats are defined.
 template <WeightFormat kFormat>
 void decode_block(const std::byte* data, int64_t blocks, int64_t lane, int64_t block, float* values) {
-  constexpr int kInputs = QTile<kFormat>::Dots::kInputs;
+  constexpr int kInputs = line_inputs(kFormat);
   const QTile<kFormat> tile(data, blocks);
   const auto of_lane = [lane](F32x16 all) {
     float lanes[kLanes];

@@ -23,6 +23,7 @@ struct ExpertUpOp {
   Activation activation;
   float alpha;
   float limit;  // 0: none
+  Weight down;  // that of the ExpertDownOp behind it, which is fetched with this one; or zeros
 };
 
 // out[t] = the sum over the rows i of token t of weight_i * (x[i] @ weight_e.T), or with `add` out[t] plus that; e, the
@@ -116,7 +117,28 @@ inline Rows gathered(const Rows& x, int64_t row_bytes, const RoutedRow* routed, 
   return {to, stride_bytes, x.type};
 }
 
+// Fetches the experts that tokens chose, in the order in which they are read.
+inline void fetch_chosen(const Weight& weight, const int32_t* counts, int64_t num_experts, Fetcher& fetcher) {
+  const int64_t outputs = weight.num_outputs / num_experts;
+  for (int64_t e = 0; e < num_experts && weight.data != nullptr; ++e) {
+    const int64_t end = counts[e] == 0 ? 0 : ((e + 1) * outputs + kTile - 1) / kTile;
+    for (int64_t tile = e * outputs / kTile; tile < end;) {
+      const WeightTile first = tile_of(weight, tile);
+      const int64_t bytes = tile_bytes(first.weight.format, weight.num_inputs);
+      int64_t count = 1;  // of tiles one behind the other
+      while (tile + count < end && tile_of(weight, tile + count).data == first.data + count * bytes) ++count;
+      fetch(fetcher, first.data, count * bytes);
+      tile += count;
+    }
+  }
+}
+
 inline void expert_up(const ExpertUpOp& op, const Context& context) {
+  if (context.fetcher != nullptr && context.thread == 0) {
+    fetch_first(*context.fetcher);
+    fetch_chosen(op.weight, op.counts, op.num_experts, *context.fetcher);
+    fetch_chosen(op.down, op.counts, op.num_experts, *context.fetcher);
+  }
   const int64_t inner = op.weight.num_outputs / op.num_experts / 2;
   const int64_t panels = (inner + kPanelWidth - 1) / kPanelWidth;
   const int64_t width = inner % kTile == 0 ? kPanelWidth : kUnalignedWidth;
@@ -210,7 +232,7 @@ inline void expert_down(const ExpertDownOp& op, const Context& context) {
   });
 }
 
-QUIRE_OP(expert_up, ExpertUpOp, weight, bias, x, out, routed, counts, num_experts, activation, alpha, limit)
+QUIRE_OP(expert_up, ExpertUpOp, weight, bias, x, out, routed, counts, num_experts, activation, alpha, limit, down)
 QUIRE_OP(expert_down, ExpertDownOp, weight, bias, x, out, routed, counts, num_experts, add)
 
 }  // namespace

@@ -15,7 +15,7 @@ struct InPlace {
   }
 };
 
-#if !defined(__AVX512BF16__)
+#if !defined(QUIRE_BF16_PAIRS)
 // bf16 activations widened to fp32 in the order in which they are used: odd before even.
 struct WidenedPairs {
   static const std::byte* read(const std::byte* row, int64_t begin, int64_t steps, float* wide) {
@@ -58,7 +58,7 @@ struct F16Weights {
 
 struct Bf16Weights {
   static constexpr int64_t kInputs = 2, kWeightBytes = 64;
-#if defined(__AVX512BF16__)
+#if defined(QUIRE_BF16_PAIRS)
   static constexpr int64_t kRowBytes = 4, kDepth = 256, kWide = 0;
   using Activations = InPlace<kRowBytes>;
 #elif defined(__AVX512F__)
@@ -74,8 +74,8 @@ struct Bf16Weights {
   }
 #endif
   static Pairs weights(const std::byte* p) { return load_pairs(p); }
-  static Pairs activation(const std::byte* p) { return broadcast_pair(p); }
-  static F32x16 add(Pairs w, Pairs x, F32x16 y) { return dot2(w, x, y); }
+  static BroadcastPair activation(const std::byte* p) { return broadcast_pair(p); }
+  static F32x16 add(const Pairs& w, const BroadcastPair& x, F32x16 y) { return dot2(w, x, y); }
 };
 
 }  // namespace

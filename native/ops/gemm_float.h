@@ -15,7 +15,7 @@ namespace {
 #if defined(__AVX512F__)
 constexpr int kFloatRows = 8, kFloatRowsOfPair = 8;
 constexpr bool kPairsOfTiles = true;
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) || defined(QUIRE_NEON)
 constexpr int kFloatRows = 6, kFloatRowsOfPair = 2;
 constexpr bool kPairsOfTiles = false;
 #else

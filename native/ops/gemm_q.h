@@ -29,7 +29,7 @@ namespace {
 #if defined(__AVX512F__)
 constexpr int kRowsAtOnce = 6, kTilesAtOnce = 2;  // 12 integer and 12 fp32 sums in 32 registers
 constexpr bool kKeepsUnpacked = false;
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) || defined(QUIRE_NEON)
 constexpr int kRowsAtOnce = 4, kTilesAtOnce = 1;  // 8 integer sums in 16 registers; the fp32 sums are in L1
 constexpr bool kKeepsUnpacked = true;             // for the other groups of rows
 #else
@@ -86,7 +86,9 @@ class QTile<WeightFormat::q8> {
   QTile(const std::byte* data, int64_t blocks)
       : u_(reinterpret_cast<const uint8_t*>(data)), d_(reinterpret_cast<const uint16_t*>(data + blocks * 512)) {}
   const uint8_t* low(int64_t block, int chunk) const { return u_ + block * 512 + chunk * 64; }
-  Dots::Weights weights(int64_t block, int chunk) const { return Dots::load(low(block, chunk)); }
+  Dots::Weights weights(int64_t block, int chunk) const {
+    return Dots::load(u_ + block * 512 + chunk * Dots::kInputs * kTile);
+  }
   static Dots::Sums start(const ActBlock&, int) { return Dots::zero(); }
   static I32x16 product(Dots::Sums sums, const ActBlock& x) { return Dots::total(sums, x.sum); }
   F32x16 scale(int64_t block, int) const { return widen_f16(d_ + block * kTile); }
@@ -203,6 +205,9 @@ class QTile<WeightFormat::iq4xs> : public SuperTile<WeightFormat::iq4xs> {
   static Dots::Sums start(const ActBlock& x, int) { return Dots::start(x.sum); }
 };
 
+// Inputs that a line of 64 bytes holds for each output; the face of dots.h may take two lines at once.
+constexpr int line_inputs(WeightFormat format) { return format == WeightFormat::q8 ? 4 : 8; }
+
 // Weight i of a block of one output, as the integer that scales and minima belong to: `low` and `upper` are the four
 // bytes of this output in its chunk's lines.
 template <WeightFormat kFormat>
@@ -266,10 +271,20 @@ struct Ahead {
 constexpr int64_t kNearBytes = 1536;
 constexpr int64_t beyond_bytes(WeightFormat format) { return has_supers(format) ? 2560 : 6656; }
 
+#if defined(QUIRE_ROW_PAIRS)
+constexpr bool kPairsOfRows = true;
+template <class Dots>
+using KeptWeights = typename Dots::PairWeights;
+#else
+constexpr bool kPairsOfRows = false;
+template <class Dots>
+using KeptWeights = typename Dots::Weights;
+#endif
+
 // A block of a tile, unpacked.
 template <typename Tile>
 struct Unpacked {
-  typename Tile::Dots::Weights weights[kBlock / Tile::Dots::kInputs];
+  KeptWeights<typename Tile::Dots> weights[kBlock / Tile::Dots::kInputs];
   F32x16 scales[Tile::kParts], minimum;
 };
 
@@ -280,6 +295,33 @@ enum class Source { packed, keeps, kept };
 struct QCut {
   int64_t blocks, begin, end;
 };
+
+// Adds the products of a block's part to the sums of kRows rows, two rows at once. An odd last row is taken twice.
+template <typename Tile, int kRows, Source kSource>
+[[gnu::always_inline]] inline void add_pairs(const Tile& tile, int64_t block, int part, const std::byte* x,
+                                             int64_t x_stride, Unpacked<Tile>* kept, I32x16 (&sums)[kRows][1]) {
+  using Dots = typename Tile::Dots;
+  constexpr int kChunks = kBlock / Dots::kInputs / Tile::kParts, kPairs = (kRows + 1) / 2;
+  const auto row = [&](int r, int i) {
+    const int at = r < kRows ? r : kRows - 1;
+    return reinterpret_cast<const ActBlock*>(x + at * x_stride)->q + i * Dots::kInputs;
+  };
+  typename Dots::PairSums pairs[kPairs];
+  QUIRE_UNROLL for (int p = 0; p < kPairs; ++p) pairs[p] = Dots::no_pair();
+  QUIRE_UNROLL for (int i = part * kChunks; i < (part + 1) * kChunks; ++i) {
+    typename Dots::PairWeights w;
+    if constexpr (kSource == Source::kept) {
+      w = kept->weights[i];
+    } else {
+      w = Dots::paired(tile.weights(block, i));
+      if constexpr (kSource == Source::keeps) kept->weights[i] = w;
+    }
+    QUIRE_UNROLL for (int p = 0; p < kPairs; ++p) Dots::add_pair(pairs[p], w, row(2 * p, i), row(2 * p + 1, i));
+  }
+  QUIRE_UNROLL for (int r = 0; r < kRows; ++r) {
+    sums[r][0] = sums[r][0] + (r % 2 == 0 ? Dots::first_of(pairs[r / 2]) : Dots::second_of(pairs[r / 2]));
+  }
+}
 
 // y of kRows rows from x on (stride x_stride bytes) and of kTiles tiles, to out[row][16 * kTiles].
 template <WeightFormat kFormat, int kRows, int kTiles, Source kSource>
@@ -313,15 +355,23 @@ void multiply_tiles(const std::byte* const* data, const std::byte* x, int64_t x_
         const auto start = Tile::start(*reinterpret_cast<const ActBlock*>(x + r * x_stride), part);
         QUIRE_UNROLL for (int c = 0; c < kTiles; ++c) sums[r][c] = start;
       }
-      QUIRE_UNROLL for (int i = part * kChunks; i < (part + 1) * kChunks; ++i) {
-        typename Dots::Weights w[kTiles];
-        QUIRE_UNROLL for (int c = 0; c < kTiles; ++c) {
-          w[c] = kSource == Source::kept ? kept->weights[i] : tiles[c].weights(b, i);
-          if constexpr (kSource == Source::keeps) kept->weights[i] = w[c];
-        }
-        QUIRE_UNROLL for (int r = 0; r < kRows; ++r) {
-          const int8_t* q = reinterpret_cast<const ActBlock*>(x + r * x_stride)->q + i * Dots::kInputs;
-          QUIRE_UNROLL for (int c = 0; c < kTiles; ++c) sums[r][c] = Dots::add(sums[r][c], w[c], q);
+      if constexpr (kPairsOfRows && kRows > 1) {
+        add_pairs<Tile, kRows, kSource>(tiles[0], b, part, x, x_stride, kept, sums);
+      } else {
+        QUIRE_UNROLL for (int i = part * kChunks; i < (part + 1) * kChunks; ++i) {
+          typename Dots::Weights w[kTiles];
+          QUIRE_UNROLL for (int c = 0; c < kTiles; ++c) {
+            if constexpr (kSource == Source::kept) {
+              w[c] = kept->weights[i];
+            } else {
+              w[c] = tiles[c].weights(b, i);
+              if constexpr (kSource == Source::keeps) kept->weights[i] = w[c];
+            }
+          }
+          QUIRE_UNROLL for (int r = 0; r < kRows; ++r) {
+            const int8_t* q = reinterpret_cast<const ActBlock*>(x + r * x_stride)->q + i * Dots::kInputs;
+            QUIRE_UNROLL for (int c = 0; c < kTiles; ++c) sums[r][c] = Dots::add(sums[r][c], w[c], q);
+          }
         }
       }
       QUIRE_UNROLL for (int c = 0; c < kTiles; ++c) {
@@ -370,8 +420,12 @@ constexpr int64_t kKeptBlocks = 18;
 // rows are then 13 % faster in q4k, 20 % in q5k and 28 % in q6k, of 8 rows 1, 6 and 9 %; 4 % in iq4nl, 8 % in mxfp4 and
 // 28 % in nvfp4, of 8 rows 0, 1 and 6 %; 14 % in q5 and 11 % in q5m. q4 and q4m take three groups and rows of one cut
 // to gain, 4 %: with more cuts they lose up to 3 %. q8 has nothing to unpack.
+constexpr bool may_keep(WeightFormat format) {
+  return kKeepsUnpacked && (kPairsOfRows || format != WeightFormat::q8);  // pairs are rearranged in any format
+}
 constexpr bool keeps_unpacked(WeightFormat format, int64_t num_rows, int64_t num_inputs) {
-  if (!kKeepsUnpacked || format == WeightFormat::q8) return false;
+  if (!may_keep(format)) return false;
+  if (kPairsOfRows) return num_rows > kRowsAtOnce;
   if (has_supers(format) || has_codebook(format) || upper_bits(format) > 0) return num_rows > kRowsAtOnce;
   return num_rows > 2 * kRowsAtOnce && num_inputs <= kKeptBlocks * kBlock;
 }
@@ -419,8 +473,7 @@ void multiply_q_as(const Weight& weight, const Rows& x, int64_t first, int64_t n
                    int64_t num_tiles, KvFetch& fetch, float* out, int64_t out_stride) {
   const bool at_once = num_rows > kRowsAtOnce && num_tiles % kTilesAtOnce == 0;
   const bool keeps = keeps_unpacked(kFormat, num_rows, weight.num_inputs);
-  constexpr bool kMayKeep = kKeepsUnpacked && kFormat != WeightFormat::q8;
-  const auto by = keeps     ? multiply_q_by<kFormat, 1, kMayKeep>
+  const auto by = keeps     ? multiply_q_by<kFormat, 1, may_keep(kFormat)>
                   : at_once ? multiply_q_by<kFormat, kTilesAtOnce, false>
                             : multiply_q_by<kFormat, 1, false>;
   by(weight, x, first, num_rows, tile, num_tiles, fetch, out, out_stride);

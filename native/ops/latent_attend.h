@@ -79,7 +79,7 @@ template <WeightFormat kFormat>
 [[gnu::always_inline]] inline void decode_group(const QTile<kFormat>& from, int64_t block, int group,
                                                 F32x16 (&values)[kDecodedInputs]) {
   using Tile = QTile<kFormat>;
-  const int first = group * kDecodedInputs, chunk = first / Tile::Dots::kInputs;
+  const int first = group * kDecodedInputs, chunk = first / line_inputs(kFormat);
   const auto copy_line = [](const uint8_t* line, uint32_t (&to)[kTile]) {
     store(reinterpret_cast<int32_t*>(to), load(reinterpret_cast<const int32_t*>(line)));
   };
@@ -125,7 +125,7 @@ void absorb_block(const KeyTiles& tiles, int64_t block, const float* query, floa
   const auto tile_at = [&](int64_t index) { return Tile(weight.data + index * bytes, blocks); };
   const int64_t ahead = block + kBlocksAhead, then = ahead < blocks ? tiles.first : tiles.next;
   for (int group = 0; group < kBlock / kDecodedInputs; ++group) {
-    const int chunk = group * kDecodedInputs / Tile::Dots::kInputs;
+    const int chunk = group * kDecodedInputs / line_inputs(kFormat);
     F32x16 totals[kDecodedInputs];
     QUIRE_UNROLL for (int i = 0; i < kDecodedInputs; ++i) totals[i] = zero();
     for (int64_t tile = tiles.first; tile < tiles.end; ++tile, query += kTile) {

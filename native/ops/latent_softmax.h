@@ -16,6 +16,8 @@ constexpr float kNoScore = -1e30f;
 constexpr int kDotRows = 4, kDotTokens = 4, kSumRows = 4, kSumVectors = 4;
 #elif defined(__AVX2__)
 constexpr int kDotRows = 3, kDotTokens = 4, kSumRows = 3, kSumVectors = 2;
+#elif defined(QUIRE_NEON)
+constexpr int kDotRows = 4, kDotTokens = 4, kSumRows = 3, kSumVectors = 2;
 #else
 constexpr int kDotRows = 1, kDotTokens = 1, kSumRows = 1, kSumVectors = 1;
 #endif
@@ -29,11 +31,15 @@ struct Matrix {
 };
 
 // Lanes that `dot_block` sums at once: with all of them the registers of AVX2 hold sums of four products, with half of
-// them twelve, which load half as much for each.
+// them twelve, which load half as much for each. With a quarter those of NEON hold 16.
 #if defined(__AVX2__) && !defined(__AVX512F__)
 using DotLanes = __m256;
 inline DotLanes load_dot_lanes(const float* p) { return _mm256_loadu_ps(p); }
 inline DotLanes fma(DotLanes a, DotLanes b, DotLanes c) { return _mm256_fmadd_ps(a, b, c); }
+#elif defined(QUIRE_NEON)
+using DotLanes = float32x4_t;
+inline DotLanes load_dot_lanes(const float* p) { return vld1q_f32(p); }
+inline DotLanes fma(DotLanes a, DotLanes b, DotLanes c) { return vfmaq_f32(c, a, b); }
 #else
 using DotLanes = F32x16;
 inline DotLanes load_dot_lanes(const float* p) { return load(p); }

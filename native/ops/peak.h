@@ -90,7 +90,8 @@ inline int64_t peak_of(const PeakOp& op, const Context& context) {
   return peak_of_tiles(op, out);
 #else
   if (op.kind == 1) {
-    const Pairs a = load_pairs(data), b = broadcast_pair(data);
+    const Pairs a = load_pairs(data);
+    const BroadcastPair b = broadcast_pair(data);
     const auto next = [&](F32x16 y, int, int64_t) { return dot2(a, b, y); };
     return peak_rounds<kPeakSums, F32x16>(op.rounds, data, out, next) * kLanes * 2;
   }

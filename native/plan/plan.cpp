@@ -29,6 +29,8 @@ int64_t ahead_bytes(int64_t num_threads) {
 }  // namespace
 
 void wait_for_all(Barrier& barrier) { barrier.wait(); }
+void fetch_first(Fetcher& fetcher) { fetcher.drop(); }
+void fetch(Fetcher& fetcher, const std::byte* begin, int64_t num_bytes) { fetcher.fetch(begin, num_bytes); }
 
 Plan::Plan(std::shared_ptr<ThreadPool> pool, int64_t max_tokens, int64_t max_requests)
     : max_tokens_(max_tokens),
@@ -92,11 +94,12 @@ void Plan::run(Step step, uint32_t parts, int64_t* nanoseconds) {
   derive();
   pool_->run([](void* plan, int thread, Barrier& barrier) { static_cast<Plan*>(plan)->run_thread(thread, barrier); },
              this);
+  if (fetcher_) fetcher_->finish();
 }
 
 void Plan::run_thread(int thread, Barrier& barrier) {
-  const Context context{&step_,   thread,      pool_->num_threads(), scratch_ + thread * kScratchBytes,
-                        &barrier, ahead_bytes_};
+  const Context context{&step_,   thread,       pool_->num_threads(), scratch_ + thread * kScratchBytes,
+                        &barrier, ahead_bytes_, fetcher_.get()};
   const OpTable& table = *chosen_ops;
   int64_t* times = thread == 0 ? nanoseconds_ : nullptr;
   int64_t before = times != nullptr ? now() : 0;

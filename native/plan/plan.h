@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "isa/table.h"
+#include "threads/fetcher.h"
 #include "threads/pool.h"
 
 namespace quire {
@@ -34,6 +35,9 @@ class Plan {
   // Bytes of keys and values that each thread may fetch for the next attention, instead of a share of the last cache.
   void set_ahead_bytes(int64_t num_bytes) { ahead_bytes_ = num_bytes; }
 
+  // Experts lie in a file that is larger than memory: those that tokens choose are fetched before products read them.
+  void fetch_experts() { fetcher_ = std::make_unique<Fetcher>(); }
+
   int num_threads() const { return pool_->num_threads(); }
 
  private:
@@ -55,6 +59,7 @@ class Plan {
   std::byte* scratch_;
   int64_t ahead_bytes_;
   int64_t tile_rows_ = 0;
+  std::unique_ptr<Fetcher> fetcher_;
   Step step_{};
   uint32_t parts_ = 0;
   int64_t* nanoseconds_ = nullptr;

@@ -222,8 +222,12 @@ struct Step {
 };
 
 class Barrier;
+class Fetcher;
 // Returns when all threads of the step have called it: for an op of two phases. All threads must decide alike.
 void wait_for_all(Barrier& barrier);
+// Brings weights from a mapped file into memory; `fetch_first` drops what earlier calls asked for.
+void fetch_first(Fetcher& fetcher);
+void fetch(Fetcher& fetcher, const std::byte* begin, int64_t num_bytes);
 
 // What one thread gets beside its op's parameters. `scratch` is its own, 64-byte aligned, and keeps nothing from one op
 // to the next.
@@ -234,6 +238,7 @@ struct Context {
   std::byte* scratch;
   Barrier* barrier;
   int64_t ahead_bytes;  // of keys and values that products may fetch for a layer's attention (kv_ahead.h)
+  Fetcher* fetcher;     // null where all weights are in memory
 };
 
 constexpr int64_t kScratchBytes = 1 << 20;

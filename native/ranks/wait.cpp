@@ -1,14 +1,8 @@
 #include "ranks/wait.h"
 
-#include <linux/futex.h>
 #include <sched.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "threads/system.h"
 
 namespace quire {
 namespace {
@@ -22,9 +16,7 @@ bool wait_for_word(const uint32_t* word, uint32_t value, const uint32_t* gave_up
   const auto is_there = [&] { return static_cast<int32_t>(read_word(word) - value) >= 0; };
   for (int i = 0; i < num_spins; ++i) {
     if (is_there()) return true;
-#if defined(__x86_64__)
-    _mm_pause();
-#endif
+    pause_spinning();
   }
   for (int i = 0;; ++i) {
     if (is_there()) return true;
@@ -32,13 +24,12 @@ bool wait_for_word(const uint32_t* word, uint32_t value, const uint32_t* gave_up
     if (i < kYields) {
       sched_yield();
     } else {
-      const timespec longest = {0, 1000L * sleep_us};
       const uint32_t seen = read_word(word);
-      if (!is_there()) syscall(SYS_futex, word, FUTEX_WAIT, seen, &longest, nullptr, 0);
+      if (!is_there()) sleep_on(word, seen, int64_t{1000} * sleep_us, Sleepers::anywhere);
     }
   }
 }
 
-void wake(const uint32_t* word) { syscall(SYS_futex, word, FUTEX_WAKE, 1, nullptr, nullptr, 0); }
+void wake(const uint32_t* word) { wake_sleepers(word, 1, Sleepers::anywhere); }
 
 }  // namespace quire

@@ -1,17 +1,14 @@
 #include "threads/pool.h"
 
-#include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
-#include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <stdexcept>
 #include <string>
-#include <vector>
 
+#include "threads/system.h"
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -25,26 +22,17 @@ constexpr int kSpinsBetweenSteps = 2000;
 constexpr int kYieldsBetweenSteps = 1000;      // some 0.3 ms, what the host takes between two steps: waking costs 30 us
 constexpr int kSleepNanoseconds = 50'000'000;  // a lost wake-up costs this much, not forever
 
-void pause() {
-#if defined(__x86_64__)
-  _mm_pause();
-#endif
-}
-
 uint32_t read(const uint32_t& word) { return __atomic_load_n(&word, __ATOMIC_ACQUIRE); }
 
-void sleep_while(const uint32_t& word, uint32_t value) {
-  const timespec limit = {0, kSleepNanoseconds};
-  syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, &limit, nullptr, 0);
-}
+void sleep_while(const uint32_t& word, uint32_t value) { sleep_on(&word, value, kSleepNanoseconds, Sleepers::here); }
 
-void wake_all(const uint32_t& word) { syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0); }
+void wake_all(const uint32_t& word) { wake_sleepers(&word, INT32_MAX, Sleepers::here); }
 
 // Returns when `word` is no longer `value`.
 void wait_while(const uint32_t& word, uint32_t value) {
   for (int i = 0; i < kSpinsBetweenSteps; ++i) {
     if (read(word) != value) return;
-    pause();
+    pause_spinning();
   }
   for (int i = 0; i < kYieldsBetweenSteps; ++i) {
     if (read(word) != value) return;
@@ -53,7 +41,8 @@ void wait_while(const uint32_t& word, uint32_t value) {
   while (read(word) == value) sleep_while(word, value);
 }
 
-// Denormals cost a hundred cycles each, and bf16 instructions treat them as zero anyway.
+// Denormals cost a hundred cycles each, and bf16 instructions treat them as zero anyway. ARM's FZ tells whether a
+// result is one before it is rounded, x86's FTZ after: they differ in results that round up to the least normal number.
 class DenormalsAreZero {
  public:
 #if defined(__x86_64__)
@@ -62,35 +51,16 @@ class DenormalsAreZero {
 
  private:
   unsigned before_;
-#endif
-};
-
-// Which CPU belongs to which thread, where there are as many of them as this process may use. The kernel often leaves
-// two threads on one CPU for a while, and steps then take twice as long.
-class Cores {
- public:
-  explicit Cores(int num_threads) {
-    if (sched_getaffinity(0, sizeof(all_), &all_) != 0 || CPU_COUNT(&all_) != num_threads) return;
-    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-      if (CPU_ISSET(cpu, &all_)) cpus_.push_back(cpu);
-    }
+#elif defined(__aarch64__)
+  DenormalsAreZero() {
+    asm volatile("mrs %0, fpcr" : "=r"(before_));
+    asm volatile("msr fpcr, %0" : : "r"(before_ | uint64_t{1} << 24));  // FZ
   }
-
-  // Moves the calling thread to its CPU and leaves it free to be moved again: when other processes are busy there, a
-  // thread that may not leave waits for them, and all others for it. A thread that is bound already stays where it is.
-  void settle(int thread) const {
-    if (cpus_.empty() || sched_getcpu() == cpus_[thread]) return;
-    cpu_set_t now, one;
-    if (sched_getaffinity(0, sizeof(now), &now) != 0 || !CPU_EQUAL(&now, &all_)) return;
-    CPU_ZERO(&one);
-    CPU_SET(cpus_[thread], &one);
-    sched_setaffinity(0, sizeof(one), &one);
-    sched_setaffinity(0, sizeof(all_), &all_);
-  }
+  ~DenormalsAreZero() { asm volatile("msr fpcr, %0" : : "r"(before_)); }
 
  private:
-  cpu_set_t all_;
-  std::vector<int> cpus_;  // by thread; none where threads may run anywhere
+  uint64_t before_;
+#endif
 };
 
 }  // namespace
@@ -106,7 +76,7 @@ void Barrier::wait() {
   }
   for (int i = 0; i < kSpins; ++i) {
     if (read(round_) != round) return;
-    pause();
+    pause_spinning();
   }
   for (int i = 0; i < kYieldsBeforeSleep; ++i) {
     if (read(round_) != round) return;

@@ -230,6 +230,10 @@ class ModelConfig:
     """Kind of cache of each layer, with `dtype_bytes` 1; `resolve` fills in the real one."""
     stored_bytes: int | None = None
     """Size of the weights where quantised ones stay so; None if there is no file."""
+    expert_share: float = 0.0
+    """Share of the weights in experts of which a token chooses some."""
+    chosen_share: float = 1.0
+    """Share of a layer's experts that a token chooses."""
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -318,6 +322,8 @@ class EngineConfig:
     """True: the model runs as a native plan; False: op by op in PyTorch."""
     keeps_stored_weights: bool = False
     """True: a plan computes with quantised weights as they are stored; False: they become the compute dtype."""
+    weights_on_disk: bool = False
+    """True: the weights are larger than memory, and a mapped file holds the experts until tokens choose them."""
     batch_invariant: bool = True
     """True: one arithmetic for any number of rows; False: AMX's bf16 tiles where a step has at least `tile_rows`."""
 
@@ -330,6 +336,11 @@ class EngineConfig:
     def num_ranks(self) -> int:
         """Ranks of all stages: processes."""
         return self.options.num_ranks
+
+    @property
+    def resident_share(self) -> float:
+        """Share of the weights that must be in memory: all, or those that a token reads."""
+        return read_share(self.model) if self.weights_on_disk else 1.0
 
     def on_rank(self, rank: int) -> "EngineConfig":
         """Return the same on the device of a rank: each has a GPU of its own, from the engine's on."""
@@ -349,6 +360,11 @@ class EngineConfig:
         return weight_bytes(
             self.model, self.dtype, quantization=self.options.quantization, keeps_stored=self.keeps_stored_weights
         )
+
+
+def read_share(model: ModelConfig) -> float:
+    """Return the share of the weights that a token reads: all but the experts that it does not choose."""
+    return 1 - model.expert_share * (1 - model.chosen_share)
 
 
 QUANTIZED_BITS = {"int8": 8.5, "int4": 5.0, "fp8": 8.5}

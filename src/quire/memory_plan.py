@@ -5,7 +5,7 @@ promised to the KV cache must not be missing in service. Next to read: `cache_sp
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.byte_sizes import format_bytes
 from quire.cache_spec import PoolShape
@@ -18,6 +18,7 @@ from quire.config import (
     EngineOptions,
     Hardware,
     ModelConfig,
+    read_share,
 )
 from quire.errors import ConfigError, MemoryCapacityError
 
@@ -73,6 +74,8 @@ def wanted_model_len(options: EngineOptions, model: ModelConfig) -> WantedLen:
 class Memory:
     """Bytes: what each rank may use in all, of that for weights and for a step, and what is left for KV.
 
+    With `weights_on_disk`, `weights` are those that a token reads.
+
     The stages of a pipeline count as one rank: together they hold all weights and all layers' KV.
     """
 
@@ -81,6 +84,7 @@ class Memory:
     weights: int
     activations: int
     num_ranks: int = 1
+    weights_on_disk: bool = False
 
     @property
     def left(self) -> int:
@@ -111,6 +115,39 @@ def split_memory(
     if options.distributed_executor_backend == "ray":
         usable *= num_stages  # each has a node like this one
     return Memory(hardware, usable, -(-weights // num_ranks), beside, num_ranks)
+
+
+def wanted_kv_bytes(options: EngineOptions, shape: PoolShape, wanted: WantedLen) -> int:
+    """Return the bytes of the KV cache that was chosen; else of one request of the wanted length."""
+    if options.num_blocks_override is not None:
+        return options.num_blocks_override * shape.block_bytes
+    if options.kv_cache_memory_bytes is not None:
+        return options.kv_cache_memory_bytes
+    return (shape.peak_blocks(wanted.value) + 1) * shape.block_bytes
+
+
+def keep_experts_on_disk(
+    options: EngineOptions, model: ModelConfig, memory: Memory, wanted: int, decisions: list[Decision]
+) -> Memory:
+    """Count only the weights that a token reads, if all of them leave less than `wanted` bytes for KV.
+
+    The experts that tokens do not choose are then in the file of packed weights alone. The system keeps as many of
+    them in memory as it has room for, and drops those that were read longest ago.
+    Mutates: decisions, where that is possible.
+    """
+    smaller = replace(memory, weights=math.ceil(memory.weights * read_share(model)), weights_on_disk=True)
+    can_map = options.weight_cache != "off" and options.load_format != "dummy" and memory.hardware.device == "cpu"
+    # A limit on the address space counts the whole file.
+    is_possible = can_map and "RLIMIT" not in memory.hardware.memory_limit and smaller.left > 0
+    if memory.left >= wanted or smaller.weights == memory.weights or not is_possible:
+        return memory
+    reason = (
+        f"{format_bytes(memory.weights)} do not fit in the {format_bytes(memory.usable)} available on {memory.where}: "
+        f"those that every token reads stay in memory, experts are read when tokens choose them, and memory that is "
+        "left keeps the last ones"
+    )
+    decisions.append(Decision("weights", "on disk", reason))
+    return smaller
 
 
 def num_sharing(options: EngineOptions) -> int:
@@ -193,6 +230,7 @@ def engine_bytes(config: EngineConfig) -> int:
     num_tokens, num_ranks = scheduler.max_num_batched_tokens, options.tensor_parallel_size
     beside = bytes_beside(options, config.model, config.device, config.dtype, num_tokens)
     weights = config.weight_bytes + _copied_bytes(options, config.model, config.weight_bytes)
+    weights = math.ceil(weights * config.resident_share)
     if config.device != "cpu":
         return -(-weights // num_ranks) + kv_bytes(config) + beside
     kv = kv_bytes(config) * (scheduler.num_blocks + scheduler.num_host_blocks) // scheduler.num_blocks

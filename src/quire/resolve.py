@@ -28,10 +28,12 @@ from quire.errors import ConfigError, MemoryCapacityError
 from quire.memory_plan import (
     Memory,
     fit_model_len,
+    keep_experts_on_disk,
     plan_blocks,
     plan_disk,
     plan_swap,
     split_memory,
+    wanted_kv_bytes,
     wanted_model_len,
 )
 from quire.rank_plan import (
@@ -74,6 +76,7 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
     shape = PoolShape(groups, block_size, _resolve_batched_tokens(options, wanted_len.value, decisions))
     weights = weight_bytes(model, dtype, quantization=options.quantization, keeps_stored=keeps_stored)
     memory = split_memory(options, hardware, model, dtype, weights, shape.max_num_batched_tokens)
+    memory = keep_experts_on_disk(options, model, memory, wanted_kv_bytes(options, shape, wanted_len), decisions)
     explain_ranks(options, hardware, decisions)
     _check_weights_fit(options, model, memory, dtype, uses_plan=uses_plan)
     num_blocks = plan_blocks(options, memory, shape, wanted_len.value, decisions)
@@ -102,7 +105,7 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
     )
     return EngineConfig(
         options, model, hardware, device, dtype, kv_dtype, scheduler, tuple(decisions), uses_plan, keeps_stored,
-        batch_invariant,
+        memory.weights_on_disk, batch_invariant,
     )  # fmt: skip
 
 
@@ -134,11 +137,8 @@ def _resolve_device(options: EngineOptions, hardware: Hardware, decisions: list[
     asked = options.device
     if asked != "auto" and asked.split(":")[0] != hardware.device.split(":")[0]:
         raise ConfigError(f"device={asked!r} was asked for, but the machine offers {hardware.device!r}; --device auto")
-    if asked != "auto":
-        reason = "chosen"
-    else:
-        reason = "no CUDA device was found" if hardware.device == "cpu" else "a CUDA device was found"
-    decisions.append(Decision("device", hardware.device, reason))
+    found = "no CUDA device was found" if hardware.device == "cpu" else "a CUDA device was found"
+    decisions.append(Decision("device", hardware.device, "chosen" if asked != "auto" else found))
     return hardware.device
 
 
@@ -278,7 +278,7 @@ def _check_weights_fit(
 def _what_fits(options: EngineOptions, model: ModelConfig, memory: Memory, *, uses_plan: bool) -> str:
     """Advice: the dtype or quantisation that would fit, else how large a model may be."""
     dtype, hardware = canonical_dtype(options.dtype), memory.hardware
-    changes: list[dict[str, str]] = []
+    changes: list[dict[str, str]] = [{"weight_cache": "auto"}] if options.weight_cache == "off" else []
     if dtype in (None, "float32"):
         fast = hardware.device == "cpu" or hardware.has_fast_bfloat16
         changes.append({"dtype": "bfloat16" if fast else "float16"})
@@ -291,7 +291,7 @@ def _what_fits(options: EngineOptions, model: ModelConfig, memory: Memory, *, us
         except (ConfigError, MemoryCapacityError):
             continue
         ((name, value),) = change.items()
-        return f"--{name} {value} fits ({format_bytes(config.weight_bytes)})"
+        return f"--{name.replace('_', '-')} {value} fits ({format_bytes(config.weight_bytes)})"
     smallest = min(QUANTIZED_BITS, key=QUANTIZED_BITS.__getitem__) if uses_plan else "16 bit"
     most = memory.num_ranks * max(0, memory.usable - memory.activations) * 8 / QUANTIZED_BITS.get(smallest, 16)
     return (

@@ -19,6 +19,7 @@ from tests.cli.batch_inputs import by_id, read_lines, request, write_lines
 from tests.cli.command_line import call, call_process, parsed
 from tests.cli.stub_server import Handler, stub_server
 from tests.cli.tiny_directory import make_tiny_directory
+from tests.processes import wait_for_end
 
 FAULTS = Path(__file__).parents[1] / "faults"
 
@@ -104,7 +105,7 @@ def test_batch_without_an_address_starts_a_server_that_ends_with_it(tmp_path: Pa
     assert children  # the engine
     process.kill()
     process.communicate()
-    assert psutil.wait_procs(children, 20)[1] == []
+    wait_for_end(*children)
     found = by_id(target)
     assert found["a"]["response"]["body"]["usage"]["completion_tokens"] == 3
     assert found["b"]["response"]["status_code"] == 200

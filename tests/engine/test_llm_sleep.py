@@ -2,6 +2,8 @@
 
 import gc
 import mmap
+import subprocess
+import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 
 from quire import LLM
 from quire.errors import EngineDeadError, RequestError
+from quire.runtime.plan import weight_file
 from quire.sampling_params import SamplingParams
 from tests.cli.tiny_directory import make_tiny_directory
 
@@ -59,3 +62,35 @@ def test_model_that_slept_gives_the_same_tokens(
         assert after.outputs[0].token_ids == before.outputs[0].token_ids
         assert not llm.is_sleeping()
         assert llm.llm_engine.tokenizer is tokenizer, "it is not read again"
+
+
+SHARER = """
+import sys
+from quire.runtime.plan import weight_file
+weight_file.MIN_BYTES = 1
+from quire import LLM
+from tests.engine.test_llm_sleep import mapped_weights
+with LLM(sys.argv[1], dtype="float32", num_blocks_override=64, weight_cache=sys.argv[2]):
+    print(*mapped_weights())
+"""
+
+
+def mapped_weights() -> list[str]:
+    """Return device and inode of each file of packed weights that this process maps."""
+    lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    return sorted({f"{words[3]}-{words[4]}" for words in lines if words[-1].endswith(".weights")})
+
+
+def test_sleep_unmaps_packed_weights_that_other_processes_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_file, "MIN_BYTES", 1)
+    directory, cache = make_tiny_directory(tmp_path / "model"), str(tmp_path / "weights")
+    with LLM(str(directory), dtype="float32", num_blocks_override=64, weight_cache=cache) as llm:
+        (mapped,) = mapped_weights()
+        command = [sys.executable, "-c", SHARER, str(directory), cache]
+        assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == [mapped]
+        llm.sleep()
+        assert mapped_weights() == []
+        llm.wake_up()
+        assert mapped_weights() == [mapped]

@@ -27,6 +27,8 @@ ROOT_MODULES = {
     "byte_sizes",
     "nn",
     "lazy_torch",
+    "linux",
+    "weight_map",
 }
 MAY_IMPORT = {
     "kernels": set(),

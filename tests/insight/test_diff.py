@@ -8,12 +8,17 @@ import pytest
 import torch
 
 from quire import _native
+from quire.config import EngineOptions
+from quire.insight.diff import compare_with_hf
 from quire.kernels.activations import relu2_and_mul
 from quire.models.llama import LlamaForCausalLM, LlamaMLP
 from quire.models.registry import ModelRegistry
 from quire.runtime.forward import PlannedForward
 from tests.cli.command_line import call, parsed
 from tests.cli.tiny_directory import make_tiny_directory
+from tests.models.oracle import Pair
+from tests.models.test_experts import open_saved
+from tests.models.tiny_configs import TINY_CONFIGS
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +89,24 @@ def test_bad_input_is_one_line(directory: str, tmp_path: Path, monkeypatch: pyte
     result = call("diff", directory, "--quiet")
     assert result.exit_code == 2
     assert result.stderr == "error[invalid_option]: --ref hf needs Transformers: pip install 'quire[hf]'\n"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "modules"),
+    [
+        ("gpt2", {"wte", "h.0.attn.c_attn", "h.1.mlp", "ln_f"}),
+        ("gpt_neox", {"embed_in", "layers.0.attention.query_key_value", "layers.1.mlp"}),
+        ("glm4", {"layers.0.self_attn.qkv_proj", "layers.1.mlp.gate_up_proj"}),
+        ("lfm2", {"layers.0.input_layernorm", "layers.1.mlp", "layers.1.mlp.gate_up_proj", "norm"}),
+        ("mixtral", {"layers.0.mlp", "layers.1.mlp.experts"}),
+        ("gpt_oss", {"layers.0.mlp", "layers.1.self_attn.qkv_proj"}),
+    ],
+)
+def test_modules_under_other_names_and_in_other_orders_are_compared(
+    tmp_path: Path, model_type: str, modules: set[str]
+) -> None:
+    pair = Pair(model_type, next(iter(TINY_CONFIGS[model_type].values())))
+    pair.oracle.save_pretrained(tmp_path)
+    rows = compare_with_hf(EngineOptions(model=str(tmp_path)), open_saved(tmp_path), tmp_path, [3, 1, 4, 1, 5])
+    assert modules <= {row.name for row in rows}
+    assert {row.name: row.share for row in rows if row.share > 1e-4} == {}

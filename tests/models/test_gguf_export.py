@@ -15,7 +15,7 @@ from quire.errors import UnsupportedModelError
 from quire.insight.importance import measure_importance
 from quire.models.hf_wrapper import language_model
 from quire.models.registry import ModelRegistry, model_types
-from quire.runtime.loader import renamed, used_tensors
+from quire.runtime.loader import make_model
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.gguf_export import architecture_for, completed, describe_config, name_tensors
 from quire.weights.quantize import Source, quantize_gguf
@@ -85,10 +85,10 @@ def export(pair: Pair) -> tuple[Source, dict[str, Any]]:
     whole = ModelRegistry.resolve(pair.hf_config)
     hf_config, stored = language_model(pair.hf_config, whole, pair.checkpoint.tensors)
     model = ModelRegistry.resolve(hf_config)
-    segments, read = getattr(model, "renamed_segments", {}), model.Config.from_hf(hf_config)
+    read = model.Config.from_hf(hf_config)
     config = completed(hf_config, read)
     keys, factors = describe_config(config, read)
-    named = name_tensors(config, read, used_tensors(hf_config, stored), lambda name: renamed(name, segments))
+    named = name_tensors(config, read, stored, make_model(hf_config).layout())
     return from_tensors(keys, named, factors), keys
 
 
@@ -222,5 +222,6 @@ def trimmed(shape: Sequence[int]) -> list[int]:
 
 def test_tensor_without_a_name_is_refused() -> None:
     pair = Pair(*CASES["qwen2"])
+    layout = make_model(pair.hf_config).layout()
     with pytest.raises(UnsupportedModelError, match=r"tensor model.layers.1.self_attn.q_proj.weight has no GGUF name"):
-        name_tensors({**pair.hf_config, "num_hidden_layers": 1}, None, pair.checkpoint.tensors)
+        name_tensors({**pair.hf_config, "num_hidden_layers": 1}, None, pair.checkpoint.tensors, layout)

@@ -54,9 +54,11 @@ def check(rope: RopeConfig, parameters: dict[str, Any], positions: list[int]) ->
     cos, sin = RotaryEmbedding.of(rope, HEAD_SIZE)(at)
     their_cos, their_sin = oracle(parameters, at)
     half = cos.shape[1] // 2
-    torch.testing.assert_close(cos, their_cos, atol=1e-6, rtol=0)
-    torch.testing.assert_close(sin[:, half:], their_sin[:, half:], atol=1e-6, rtol=0)
-    torch.testing.assert_close(sin[:, :half], -their_sin[:, :half], atol=1e-6, rtol=0)
+    # PyTorch's powers are not always the nearest fp32 value, and an angle has its frequency's error times the position.
+    tolerance = 1e-6 + 2.0**-23 * at[:, None] * torch.from_numpy(rope.frequencies(HEAD_SIZE)).repeat(2)
+    their_sin[:, :half] *= -1
+    assert ((cos - their_cos).abs() <= tolerance).all()
+    assert ((sin - their_sin).abs() <= tolerance).all()
 
 
 @pytest.mark.parametrize("name", FIXED)

@@ -6,18 +6,17 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from torch.distributed import HashStore
 
+from benchmarks.server_process import children_of
 from quire.engine.driver import EngineDriver
 from quire.engine.llm import LLM
 from quire.engine.llm_engine import LLMEngine
@@ -34,6 +33,7 @@ from quire.types import ScheduledRequest, SchedulerOutput
 from tests.models.tiny_configs import LLAMA, full_config
 from tests.parallel.test_executor import generate, make_request, prompt
 from tests.parallel.test_tensor_parallel import raise_for
+from tests.processes import wait_for_end
 from tests.runtime.plan.harness import make_config
 from tests.runtime.test_tensor_parallel import random_checkpoint
 from tests.runtime.tiny_llama import tiny_llama
@@ -44,15 +44,7 @@ LIMIT_S = 60.0
 
 def rank_pids(parent: int | None = None) -> list[int]:
     """The processes of ranks that a process has started."""
-    children = psutil.Process(parent).children()
-    return [child.pid for child in children if any("rank_child" in word for word in child.cmdline())]
-
-
-def wait_for_end(pid: int) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline, f"process {pid} is left over"
-        time.sleep(0.01)
+    return [child.pid for child in children_of(parent, "rank_child")]
 
 
 TENSOR, PIPELINE = {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}
@@ -177,8 +169,7 @@ def test_ranks_end_with_a_killed_engine() -> None:
         assert len(pids) == 3
         engine.kill()
         engine.wait(LIMIT_S)
-        for pid in pids:
-            wait_for_end(pid)
+        wait_for_end(*pids)
 
 
 # --- Loading --------------------------------------------------------------------------------------

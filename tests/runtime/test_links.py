@@ -54,8 +54,11 @@ def test_sleeping_rank_is_woken_by_a_message_and_by_the_end() -> None:
     thread.start()
     time.sleep(UNTIL_ASLEEP_S)
     channel.send(b"step")
-    time.sleep(UNTIL_ASLEEP_S)
+    deadline_s = time.monotonic() + 60
+    while not received and time.monotonic() < deadline_s:
+        time.sleep(0.01)
     assert received == [b"step"]
+    time.sleep(UNTIL_ASLEEP_S)
     memory.give_up()
     thread.join(60)
     assert failed.is_set()

@@ -13,12 +13,11 @@ from quire.config import EngineOptions
 from quire.errors import ModelFileError
 from quire.runtime import eager
 from quire.runtime.eager import load_model
-from quire.runtime.loader import part_names, target_of
+from quire.weight_map import Layout
 from tests.runtime.builders import make_config
 from tests.runtime.tiny_model import ONE_GROUP
 
-STACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
-RENAMES = {"transformer.": "model."}
+PARTS = ("q_proj", "k_proj", "v_proj")
 
 
 class Norm(nn.Module):
@@ -31,18 +30,20 @@ class Norm(nn.Module):
 class Stored(nn.Module):
     """A model with a stacked, a plain, a tied and a vector parameter, and a buffer made in fp32."""
 
-    stacked_params = STACKED
-    renames = RENAMES
-    ignored_tensors = (r"rotary\.inv_freq$",)
+    unused: tuple[str, ...] = (r"rotary\.inv_freq$",)
 
     def __init__(self, config: Any = None) -> None:
         super().__init__()
         self.model = nn.Module()
         self.model.embed_tokens = nn.Embedding(10, 4)
         self.model.qkv_proj = nn.Linear(4, 8, bias=True)
+        self.model.qkv_proj.stored_parts = {kind: [f"{part}.{kind}" for part in PARTS] for kind in ("weight", "bias")}
         self.model.norm = Norm(4)
         self.lm_head = nn.Linear(4, 10, bias=False)
         self.lm_head.weight = self.model.embed_tokens.weight
+
+    def layout(self) -> Layout:
+        return Layout(renames={"transformer": "model"}, unused=self.unused)
 
 
 @dataclass
@@ -113,7 +114,7 @@ def test_every_parameter_is_filled_in_the_compute_type(load: Any, dtype: torch.d
     values = {name: tensor.values.to(dtype) for name, tensor in files.tensors.items()}
     assert torch.equal(model.model.embed_tokens.weight, values["transformer.embed_tokens.weight"])
     for kind in ("weight", "bias"):
-        stacked = torch.cat([values[f"model.{part}.{kind}"] for part in STACKED["qkv_proj"]])
+        stacked = torch.cat([values[f"model.{part}.{kind}"] for part in PARTS])
         assert torch.equal(getattr(model.model.qkv_proj, kind), stacked)
     assert torch.equal(model.model.norm.weight, values["model.norm.weight"])
     assert model.lm_head.weight is model.model.embed_tokens.weight
@@ -125,14 +126,14 @@ def test_every_parameter_is_filled_in_the_compute_type(load: Any, dtype: torch.d
     assert all(tensor.decoded == [dtype] for tensor in files.tensors.values())
 
 
-def test_ignored_tensors_and_stored_ties_are_passed_over(load: Any) -> None:
+def test_unused_tensors_and_stored_ties_are_passed_over(load: Any) -> None:
     files = tensors(lm_head__weight=(10, 4), model__rotary__inv_freq=(2,))
     model = load(files)
     assert torch.equal(model.lm_head.weight, files.tensors["transformer.embed_tokens.weight"].values)
 
 
-def test_model_without_ignored_tensors_loads(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(Stored, "ignored_tensors")
+def test_tensor_that_the_model_does_not_know_is_named(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stored, "unused", ())
     load(tensors())
     with pytest.raises(ModelFileError, match=r"has unexpected tensor model\.rotary\.inv_freq"):
         load(tensors(model__rotary__inv_freq=(2,)))
@@ -198,12 +199,3 @@ def test_dummy_weights_are_seeded_and_need_no_tensors(load: Any) -> None:
     assert weight.std() > 0
     assert first.model.norm.weight.tolist() == [1] * 4
     assert first.model.qkv_proj.bias.tolist() == [0] * 8
-
-
-def test_names() -> None:
-    assert target_of("transformer.h.0.k_proj.weight", RENAMES, STACKED) == ("model.h.0.qkv_proj.weight", 1)
-    assert target_of("model.norm.weight", RENAMES, STACKED) == ("model.norm.weight", 0)
-    # A whole segment, not a part of one.
-    assert target_of("model.k_proj_norm.weight", {}, STACKED) == ("model.k_proj_norm.weight", 0)
-    assert part_names("a.qkv_proj.bias", STACKED) == ["a.q_proj.bias", "a.k_proj.bias", "a.v_proj.bias"]
-    assert part_names("a.o_proj.bias", STACKED) == ["a.o_proj.bias"]

@@ -16,9 +16,10 @@ from quire.layers.group import SINGLE, Group, LocalGroup
 from quire.models.registry import model_types
 from quire.runtime import eager
 from quire.runtime.eager import load_model
-from quire.runtime.loader import make_model, part_names, partitions_of, stacked_params
+from quire.runtime.loader import make_model, partitions_of
 from quire.runtime.plan.load import load_plan, plan_weights
 from quire.runtime.plan.packed_weights import rounded_placements
+from quire.weight_map import Transpose, weight_map
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.model_files import map_file
@@ -90,17 +91,17 @@ def random_checkpoint(hf_config: dict[str, Any], make: Callable[..., WeightTenso
         model: Any = make_model(hf_config)
     partitions, generator = partitions_of(model), torch.Generator().manual_seed(11)
     checkpoint = make_checkpoint(hf_config, {})
-    for target, parameter in model.named_parameters():
-        names = part_names(target, stacked_params(model))
-        sizes = [part.whole for part in partitions[target].rows] if len(names) > 1 else [len(parameter)]
-        num_first = len(sizes) - len(names) + 1  # a stored tensor may have several parts: queries and their gates
-        for name, num_rows in zip(names, [sum(sizes[:num_first]), *sizes[num_first:]], strict=True):
+    needed, parameters = weight_map(model, ()).sources, dict(model.named_parameters())
+    for target, sources in needed.items():
+        parameter = parameters[target]
+        sizes = [part.whole for part in partitions[target].rows] if len(sources) > 1 else [len(parameter)]
+        num_first = len(sizes) - len(sources) + 1  # a stored tensor may have several parts: queries and their gates
+        for source, num_rows in zip(sources, [sum(sizes[:num_first]), *sizes[num_first:]], strict=True):
             shape = (num_rows, *parameter.shape[1:])
             scale = 1.5 * shape[-1] ** -0.5 if len(shape) > 1 else 0.3
             values = torch.empty(shape).normal_(float(len(shape) == 1), scale, generator=generator)
-            if values.ndim == 2 and set(name.split(".")) & set(getattr(model, "transposed_params", ())):
-                values = values.T
-            checkpoint.tensors[name] = make(name, values)  # type: ignore[index]
+            is_transposed = values.ndim == 2 and Transpose() in source.views
+            checkpoint.tensors[source.name] = make(source.name, values.T if is_transposed else values)  # type: ignore[index]
     return checkpoint
 
 

@@ -25,7 +25,7 @@ from quire.server.routes import make_app
 from quire.server.run import HttpServer
 from quire.server.state import ServerState
 from tests.engine.builders import NextToken, ScriptedExecutor, make_engine, mixing
-from tests.server.fake_engine import ReadySupervisor, running
+from tests.server.fake_engine import LIMIT_S, ReadySupervisor, running
 
 CHAT = "/v1/chat/completions"
 
@@ -120,13 +120,15 @@ class Served:
 
     async def until_idle(self) -> None:
         """Wait until the engine has nothing to do and has said so."""
-        for _ in range(500):
+
+        def is_busy() -> bool:
             client = self.supervisor.the_client
-            if not client.num_requests and not client.engine.has_unfinished_requests() and not self.server_requests():
-                await asyncio.sleep(0.02)
-                return
-            await asyncio.sleep(0.01)
-        raise AssertionError("the server does not come to rest")
+            return client.num_requests or client.engine.has_unfinished_requests() or self.server_requests()
+
+        async with asyncio.timeout(LIMIT_S):
+            while is_busy():
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.02)
 
     def server_requests(self) -> int:
         return self.state.admission.num_requests

@@ -52,8 +52,8 @@ class Serving(ServerProcess):
             time.sleep(0.02)
 
     def wait(self) -> int:
-        """Wait for the end. Returns: the exit code."""
-        return self.process.wait(LIMIT_S)
+        """Wait for the end, and for all it wrote. Returns: the exit code."""
+        return self.join(LIMIT_S)
 
 
 @contextmanager

@@ -101,11 +101,8 @@ async def test_lag_of_the_event_loop_is_measured() -> None:
     metrics = make_state().metrics
     metrics.watch_loop()
     metrics.watch_loop()
-    for _ in range(100):
+    while b"quire_event_loop_lag_seconds_count 0.0" in metrics.render():
         await asyncio.sleep(0.05)
-        if b"quire_event_loop_lag_seconds_count 0.0" not in metrics.render():
-            return
-    raise AssertionError("nothing was measured")
 
 
 def test_counters_with_labels_begin_at_0() -> None:

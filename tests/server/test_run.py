@@ -6,18 +6,20 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
 import pytest
 
+from benchmarks.server_process import children_of
 from quire.config import EngineOptions
 from quire.errors import ConfigError
 from quire.server.options import ServerOptions
 from quire.server.run import bind, serve
 from tests.cli.tiny_directory import make_tiny_directory
+from tests.processes import wait_for_end
 from tests.server.serving import LIMIT_S, RunningChat, Serving, serving
 
 SLOW = {"QUIRE_FAULTS": "slow-step:ms=30"}
@@ -71,7 +73,7 @@ def test_second_signal_ends_the_server_at_once(directory: Path) -> None:
         server.signal(signal.SIGINT)
         assert server.wait() == 0
         assert all("usage" not in chat.events()[-1] for chat in chats)
-        assert not engine.is_running()
+        wait_for_end(engine)
 
 
 def test_killed_engine_is_replaced_until_the_fifth_death_within_a_minute(directory: Path) -> None:
@@ -111,25 +113,18 @@ def test_ranks_are_replaced_when_one_is_killed(directory: Path) -> None:
             assert "was killed by SIGKILL (9)" in error["message"]
         server.wait_until("/health/ready", 503)
         server.wait_until("/health/ready", 200)
-        psutil.wait_procs(before, LIMIT_S)
-        assert not any(process.is_running() for process in before)
+        wait_for_end(*before)
         assert server.chat(9)[1]["choices"] == expected["choices"]
         before = [server.engine(), *server.engine().children()]
         server.signal(signal.SIGTERM)
         assert server.wait() == 0
-        assert not any(process.is_running() for process in before)
+        wait_for_end(*before)
         assert "Traceback" not in server.stderr
 
 
 def engines(server_pid: int) -> list[psutil.Process]:
     """Return the engine processes of a server."""
-    found = []
-    with suppress(psutil.Error):
-        for child in psutil.Process(server_pid).children():
-            with suppress(psutil.Error):
-                if "quire.engine.process.child" in child.cmdline():
-                    found.append(child)
-    return found
+    return children_of(server_pid, "quire.engine.process.child")
 
 
 @pytest.mark.parametrize("is_engine_killed", [False, True])

@@ -6,11 +6,11 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from benchmarks.server_process import ServerProcess, quire_serve
 from tests.cli.tiny_directory import make_tiny_directory
+from tests.processes import wait_for_end
 from tests.server.serving import CHAT, LIMIT_S, RunningChat, Serving, serving
 from tests.server.test_run import engines
 
@@ -139,7 +139,7 @@ def test_served_alone_with_keep_alive_a_model_is_loaded_on_demand(directory: Pat
     with serving(directory, "--keep-alive", "0") as server:
         assert server.chat(1)[0] == 200
         server.wait_until("/health?model=tiny", 503)
-        psutil.wait_procs(engines(server.process.pid), timeout=10)
+        wait_for_end(*engines(server.process.pid))
         assert engines(server.process.pid) == []
         assert server.chat(1)[0] == 200
         server.wait_until("/health?model=tiny", 503)

@@ -7,6 +7,7 @@ with one temporary file. Next to read: `exit_codes.py`.
 import importlib
 import importlib.util
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
@@ -23,10 +24,11 @@ from quire.config import EngineOptions
 from quire.lazy_torch import INSTALL
 
 INSTRUCTION_SETS = (
-    "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd", "i8mm", "bf16",
+    "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd", "asimddp", "i8mm",
+    "bf16",
 )  # fmt: skip
 """Flags of /proc/cpuinfo that decide which kernels can run, x86 first, then ARM."""
-ISA_NAMES = "scalar, avx2, avx_vnni, avx512, avx512_bf16 or amx"
+ISA_NAMES = "scalar, avx2, avx_vnni, avx512, avx512_bf16 or amx, on ARM64 scalar, neon or neon_i8mm"
 BUILDS = "a checkout has the kernels of one machine: `make run` builds those of this one, QUIRE_ISAS=all builds all"
 MIN_PYTHON = (3, 11)
 TORCH_VERSIONS = ((2, 11), (2, 14))
@@ -124,8 +126,9 @@ def check_cpu() -> Finding:
     info, hardware = read_cpu_info(), detect_hardware("cpu")
     sets = [flag for flag in INSTRUCTION_SETS if flag in info.flags]
     found = f"{hardware.name}, {hardware.num_threads} threads, {' '.join(sets) or 'no vector extensions known'}"
-    if not {"avx2", "asimd"} & info.flags:
-        return Finding("cpu", NOTE, found, "fast kernels need AVX2 (x86) or NEON (ARM); others run the slow path")
+    if not {"avx2", "asimddp"} & info.flags:
+        advice = "fast kernels need AVX2 (x86-64) or the dot products of Armv8.2; others run the slow path"
+        return Finding("cpu", NOTE, found, advice)
     return Finding("cpu", OK, found)
 
 
@@ -168,7 +171,8 @@ def check_memory() -> Finding:
     found = f"{format_bytes(hardware.available_memory_bytes)} of {format_bytes(hardware.total_memory_bytes)} available"
     if hardware.available_memory_bytes < MIN_MEMORY_BYTES:
         return Finding("memory", PROBLEM, found, f"free some: the default model needs {format_bytes(MIN_MEMORY_BYTES)}")
-    return Finding("memory", OK, found)
+    more = "a mixture of experts may be larger: the experts that tokens do not choose stay on disk"
+    return Finding("memory", OK, f"{found}; {more}")
 
 
 def check_ranks() -> Finding:
@@ -195,6 +199,22 @@ def check_cache() -> Finding:
     except OSError as error:
         return Finding("cache", PROBLEM, f"{path}: {error.strerror}", "set QUIRE_CACHE_DIR to a writable directory")
     return Finding("cache", OK, str(path))
+
+
+def check_weights() -> Finding:
+    """Report the files of packed weights."""
+    from quire.runtime.plan.weight_file import weight_directory
+    from quire.runtime.shared_file import list_files
+
+    directory = weight_directory(EngineOptions())
+    if directory is None:
+        advice = "unset QUIRE_WEIGHT_CACHE: starts are faster, and processes share the weights"
+        return Finding("packed weights", NOTE, "not kept: each start packs a model's weights anew", advice)
+    if not directory.is_dir():
+        return Finding("packed weights", OK, f"none yet in {directory}")
+    files = list(list_files(directory))
+    size, free = format_bytes(sum(file.num_bytes for file in files)), format_bytes(shutil.disk_usage(directory).free)
+    return Finding("packed weights", OK, f"{len(files)} files, {size} in {directory}; {free} of its disk are free")
 
 
 def check_hub() -> Finding:
@@ -237,6 +257,7 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "memory": check_memory,
     "ranks": check_ranks,
     "cache": check_cache,
+    "packed weights": check_weights,
     "hub": check_hub,
     "model": check_model,
 }

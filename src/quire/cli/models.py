@@ -1,5 +1,7 @@
 """`quire pull`, `quire ls`, `quire rm`: the models in the cache. Next to read: `show.py`."""
 
+from typing import TYPE_CHECKING
+
 import click
 
 from quire.byte_sizes import format_bytes
@@ -7,6 +9,10 @@ from quire.cli.command import option, output_of, verb
 from quire.cli.options import environment_name, revision_option
 from quire.cli.progress import show_progress
 from quire.config import EngineOptions
+
+if TYPE_CHECKING:
+    from quire.runtime.shared_file import FoundFile
+    from quire.weights.model_cache import CachedModel
 
 
 @verb("pull", ("quire pull", "quire pull smollm2 --json"))
@@ -34,15 +40,20 @@ def ls_command() -> None:
 
     output = output_of()
     cached = list_cached()
+    packed = [sum(file.num_bytes for file in _packed_weights(item)) for item in cached]
     if output.json:
         models = [
-            {"name": item.name, "origin": item.origin, "path": str(item.path), "size_bytes": item.size_bytes}
-            for item in cached
-        ]
+            {"name": item.name, "origin": item.origin, "path": str(item.path), "size_bytes": item.size_bytes,
+             "packed_bytes": packed_bytes}
+            for item, packed_bytes in zip(cached, packed, strict=True)
+        ]  # fmt: skip
         output.result_json("quire.ls/1", {"models": models})
     elif cached:
-        rows = [[item.name, format_bytes(item.size_bytes), item.origin, str(item.path)] for item in cached]
-        output.table(["name", "size", "origin", "path"], rows, right=frozenset({1}))
+        rows = [
+            [item.name, format_bytes(item.size_bytes), format_bytes(num_bytes), item.origin, str(item.path)]
+            for item, num_bytes in zip(cached, packed, strict=True)
+        ]
+        output.table(["name", "size", "packed", "origin", "path"], rows, right=frozenset({1, 2}))
     else:
         output.note(f"no models yet   next: quire pull {EngineOptions.model}")
 
@@ -51,17 +62,31 @@ def ls_command() -> None:
 @click.argument("model")
 @option("-y", "--yes", is_flag=True, help="do not ask")
 def rm_command(model: str, yes: bool) -> None:
-    """Remove a model from the cache."""
+    """Remove a model from the cache, with its packed weights."""
     from quire.weights.model_cache import find_cached, remove_cached
 
     output = output_of()
     found = find_cached(model)
-    size = format_bytes(found.size_bytes)
+    files = _packed_weights(found)
+    size_bytes = found.size_bytes + sum(file.num_bytes for file in files)
+    size = format_bytes(size_bytes)
     if not yes and not output.confirm(f"removing '{model}' ({size})", f"Remove {found.path} ({size})?"):
         output.note(f"kept {found.name}")
         return
     remove_cached(found.name)
+    for file in files:
+        file.path.unlink(missing_ok=True)
     if output.json:
-        output.result_json("quire.rm/1", {"removed": found.name, "size_bytes": found.size_bytes})
+        output.result_json("quire.rm/1", {"removed": found.name, "size_bytes": size_bytes})
     else:
         output.note(f"removed {found.name}, {size} freed")
+
+
+def _packed_weights(model: "CachedModel") -> "list[FoundFile]":
+    """Return the files of packed weights of a model, of all its versions."""
+    from quire.runtime.plan.weight_file import weight_directory
+    from quire.runtime.shared_file import files_of
+
+    directory = weight_directory(EngineOptions())
+    source = model.path.parent.parent if model.origin.startswith("hub:") else model.path
+    return [] if directory is None else files_of(directory, source)

@@ -85,9 +85,10 @@ def open_source(files: "ModelFiles") -> "Source":
     Raises: ModelFileError; UnsupportedModelError for a directory whose config or tokenizer would not come back the
     same from the file.
     """
+    from quire.lazy_torch import on_meta
     from quire.models.hf_wrapper import language_model
     from quire.models.registry import ModelRegistry
-    from quire.runtime.loader import renamed, used_tensors
+    from quire.runtime.loader import make_model
     from quire.text.gguf_export import describe_tokenizer
     from quire.weights.checkpoint import open_checkpoint
     from quire.weights.gguf_config import sampling_keys
@@ -111,8 +112,9 @@ def open_source(files: "ModelFiles") -> "Source":
     keys |= describe_tokenizer(files.path, config["vocab_size"], end_ids, has_merges=has_merges)
     keys["general.name"] = files.path.name
     keys |= sampling_keys(checkpoint.generation_config)
-    segments = getattr(model, "renamed_segments", {})
-    named = name_tensors(config, expected, used_tensors(hf_config, stored), lambda name: renamed(name, segments))
+    with on_meta():
+        layout = make_model(hf_config).layout()
+    named = name_tensors(config, expected, stored, layout)
     source = from_tensors(keys, named, factors)
     found = read_back(source, keys)
     other = ModelRegistry.resolve(found)

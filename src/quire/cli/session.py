@@ -91,8 +91,8 @@ def open_engine(options: EngineOptions, output: Output, *, chat_for: str | None 
             from quire.engine.build import build_engine
 
             engine = build_engine(options, progress=progress)
+        gc.freeze()  # reference cycles in it are never collected: after an error they would hold what was loaded
     finally:
-        gc.freeze()
         gc.enable()
     try:
         config, num_ranks = engine.config, options.num_ranks

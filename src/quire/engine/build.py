@@ -116,7 +116,9 @@ def resolve_config(options: EngineOptions, checkpoint: Checkpoint, hardware: Har
         checkpoint.hf_config, checkpoint.generation_config, options.hf_overrides, options.model_impl
     )
     if checkpoint.tensors:
-        model = replace(model, stored_bytes=kept_bytes(checkpoint.tensors.values()))
+        stored = kept_bytes(checkpoint.tensors.values())
+        of_experts = kept_bytes(tensor for name, tensor in checkpoint.tensors.items() if ".experts." in name)
+        model = replace(model, stored_bytes=stored, expert_share=of_experts / stored)
     if checkpoint.format != "gguf":
         model = replace(model, embedding_defaults=read_pooling(checkpoint.files.path))
     if JUDGE in checkpoint.files.name.lower() and not model.labels and not model.label_tokens:
@@ -130,6 +132,8 @@ def _log_decisions(config: EngineConfig) -> None:
         logger.debug("%s = %s: %s", decision.name, decision.value, decision.reason)
     if config.hardware.tuned:
         logger.info("settings of `quire tune` are used: %s", config.hardware.tuned)
+    if config.weights_on_disk:
+        logger.info("weights are on disk: %s", next(item.reason for item in config.decisions if item.name == "weights"))
     model, quantization = config.model, config.options.quantization
     if quantization and model.stored_bytes and model.stored_bytes < model.num_parameters * DTYPES[config.dtype]:
         logger.warning(

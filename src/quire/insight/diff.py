@@ -5,7 +5,7 @@ only. Modules are matched by their names in the checkpoint. Next to read: `cli/d
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,9 +22,10 @@ from quire.lazy_torch import Tensor, is_tensor, torch
 from quire.parallel.executor import InProcessExecutor
 from quire.runtime.worker import Worker
 from quire.sampling_params import SamplingParams
+from quire.weight_map import Rows, View, WeightMap, weight_map
 from quire.weights.checkpoint import Checkpoint
 
-INSTRUCTION_SETS = ("scalar", "avx2", "avx_vnni", "avx512", "avx512_bf16", "amx")
+INSTRUCTION_SETS = ("scalar", "avx2", "avx_vnni", "avx512", "avx512_bf16", "amx", "neon", "neon_i8mm")
 LOGITS, PLAN_LOGITS = "logits", "logits of the plan"
 Outputs = dict[str, Tensor]
 
@@ -57,17 +58,14 @@ def compare_with_hf(options: EngineOptions, checkpoint: Checkpoint, path: Path, 
     `path`: the model's directory or GGUF file. Raises: ConfigError without Transformers; UnsupportedModelError if it
     cannot load the model, or no module has the same name on both sides.
     """
-    reference = _reference(path, token_ids)
+    reference, parameter_names = _reference(path, token_ids)
     ours, sources, model = _ours(replace(options, enforce_eager=True), checkpoint, token_ids)
-    names: Mapping[str, tuple[str, ...]] = getattr(model, "stacked_params", {})
-    expected = _renamed(reference, getattr(model, "renames", {}))
+    expected = _as_ours(reference, weight_map(model, parameter_names))
     rows = []
     for name, tensor in ours.items():
-        wanted = _find(name, expected, names)
-        order = getattr(model, "row_orders", {}).get(name.rpartition(".")[2])
+        wanted = expected.get(name)
         if wanted is not None and wanted.numel() == tensor.numel():
-            wanted = wanted.reshape(tensor.shape)
-            rows.append(_row(name, sources.get(name, ""), tensor, wanted if order is None else wanted[..., order]))
+            rows.append(_row(name, sources.get(name, ""), tensor, wanted.reshape(tensor.shape)))
     if not any(row.name not in (LOGITS, PLAN_LOGITS) for row in rows):
         raise UnsupportedModelError("no module has the same name here and in Transformers: only logits can be compared")
     return rows + _plan_rows(options, checkpoint, token_ids, expected[LOGITS])
@@ -124,7 +122,8 @@ def _ours(
     return found, sources, model
 
 
-def _reference(path: Path, token_ids: Sequence[int]) -> Outputs:
+def _reference(path: Path, token_ids: Sequence[int]) -> tuple[Outputs, list[str]]:
+    """Compute the prompt with Transformers. Returns: outputs by module, and the names of all parameters."""
     try:
         import transformers
         from transformers.utils.logging import disable_progress_bar
@@ -141,7 +140,7 @@ def _reference(path: Path, token_ids: Sequence[int]) -> Outputs:
         raise UnsupportedModelError(f"Transformers cannot load {path.name}: {reason}") from error
     with _recorded(model.eval()) as found, torch.inference_mode():
         found[LOGITS] = model(torch.tensor([list(token_ids)])).logits[0]
-    return found
+    return found, [name for name, _ in model.named_parameters()]
 
 
 @contextmanager
@@ -168,27 +167,31 @@ def _recorded(model: Any) -> Iterator[Outputs]:
 # --- Names and numbers --------------------------------------------------------------------------
 
 
-def _renamed(outputs: Outputs, renames: Mapping[str, str]) -> Outputs:
-    """Return outputs under the names of our modules."""
-    found: Outputs = {}
-    for name, tensor in outputs.items():
-        dotted = f"{name}."
-        for prefix, ours in renames.items():
-            if dotted.startswith(prefix):
-                dotted = ours + dotted.removeprefix(prefix)
-                break
-        found[dotted.removesuffix(".")] = tensor
+def _as_ours(outputs: Outputs, needed: WeightMap) -> Outputs:
+    """Return the reference's outputs by our modules' names; of a merged projection those of its parts, side by side.
+
+    A module is that of the same parameters; the modules around both belong together too.
+    """
+    found: Outputs = {LOGITS: outputs[LOGITS]}
+    for parameter, sources in needed.sources.items():
+        name, modules = parameter.rpartition(".")[0], {each.name.rpartition(".")[0]: each.views for each in sources}
+        if name not in found and modules.keys() <= outputs.keys():
+            parts = [_with_rows(outputs[each].flatten(0, -2), views) for each, views in modules.items()]
+            found[name] = torch.cat(parts, -1)
+        around = next(iter(modules))
+        while name := name.rpartition(".")[0]:
+            around = around.rpartition(".")[0]
+            if around in outputs:
+                found.setdefault(name, outputs[around])
     return found
 
 
-def _find(name: str, expected: Outputs, stacked: Mapping[str, tuple[str, ...]]) -> Tensor | None:
-    """Return the reference's output for a module; of a merged projection those of its parts, side by side."""
-    if name in expected:
-        return expected[name]
-    parent, _, last = name.rpartition(".")
-    parts = [expected.get(f"{parent}.{part}") for part in stacked.get(last, ())]
-    found = [part for part in parts if part is not None]
-    return torch.cat([part.flatten(0, -2) for part in found], -1) if found and len(found) == len(parts) else None
+def _with_rows(output: Tensor, views: Sequence[View]) -> Tensor:
+    """Return a layer's output in the order that views give the rows of its weight. Shapes: [T, C] -> the same."""
+    for view in views:
+        if isinstance(view, Rows) and len(view.order) == output.shape[-1]:
+            output = output[:, view.order]
+    return output
 
 
 def _row(name: str, source: str, ours: Tensor, reference: Tensor) -> Row:

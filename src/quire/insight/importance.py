@@ -19,9 +19,9 @@ from quire.layers.linear import Linear
 from quire.lazy_torch import Tensor, require_torch
 from quire.models.registry import ModelRegistry
 from quire.parallel.executor import InProcessExecutor
-from quire.runtime.loader import renamed, stacked_params, target_of
 from quire.runtime.worker import Worker
 from quire.sampling_params import SamplingParams
+from quire.weight_map import weight_map
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.progress import Progress, ignore_progress
 from quire.weights.quantize import SourceTensor
@@ -74,12 +74,11 @@ def measure_importance(
         progress("measuring activations", len(text) * (index + 1) // len(windows), len(text))
     engine.shutdown()
     num_tokens = len(windows) * window_len
-    found, stacked = {}, stacked_params(model)
+    found, needed = {}, weight_map(model, checkpoint.tensors).sources
+    parameters = {source.name: name for name, sources in needed.items() for source in sources}
     for tensor in tensors:
-        if tensor.hf_name is not None and tensor.name != "output.weight":  # the head sees a window's last token alone
-            name = renamed(tensor.hf_name, getattr(model, "renamed_segments", {}))
-            target, _ = target_of(name, model.renames, stacked)
-            total = sums.get(target.removesuffix(".weight"))
+        if tensor.hf_name in parameters and tensor.name != "output.weight":  # the head sees a window's last token alone
+            total = sums.get(parameters[tensor.hf_name].removesuffix(".weight"))
             if total is not None and total.shape == tensor.shape[-1:]:
                 found[tensor.name] = (total / num_tokens).float().numpy()
     if not found:

@@ -6,6 +6,7 @@ Next to read: `chrome.py`, which draws the line.
 """
 
 import json
+import os
 import time
 from types import TracebackType
 
@@ -21,6 +22,7 @@ class TorchProfile:
     """Context manager around the run."""
 
     def __init__(self) -> None:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's library writes its stages to stderr
         has_gpu = torch.cuda.is_available()
         self._profile = profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if has_gpu else [])])
         self._clock_reads: list[tuple[float, float]] = []

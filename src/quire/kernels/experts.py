@@ -181,6 +181,7 @@ class ExpertUp(ExpertGemm):
 
     activation: Activation
     is_clamped: bool
+    down: Any
 
     def emit(self, to: Emitter) -> None:
         to.push(
@@ -188,6 +189,7 @@ class ExpertUp(ExpertGemm):
             out=_rows_of_choices(to, self.out, self.route), routed=to.address(self.routed),
             counts=to.counters(self.route, self.route.num_experts), num_experts=self.route.num_experts,
             activation=self.activation, alpha=ALPHA, limit=LIMIT if self.is_clamped else 0.0,
+            down=to.weight(self.down),
         )  # fmt: skip
 
 
@@ -233,7 +235,7 @@ def _lower_experts(to: Lowering, call: Call) -> None:
     inner = Buffer(routing.top_k * (-(-down.shape[1] // ROW_MULTIPLE) * ROW_MULTIPLE), down_packing.rows)
     up = (gate_up, gate_up_bias, up_packing, routing, source, routing.routed, inner)
     is_clamped = name == CLAMPED
-    to.append(ExpertUp(*up, Activation.silu if is_clamped else Activation[name], is_clamped))
+    to.append(ExpertUp(*up, Activation.silu if is_clamped else Activation[name], is_clamped, down))
     users = to.users(call)
     sums = to.add_in_place(call, users[0], inner) if len(users) == 1 else None
     out = to.result(call) if sums is None else sums

@@ -23,7 +23,7 @@ class Router(Linear):
 class Experts(nn.Module):
     """The gated MLPs of X experts, one below the other in each parameter. A rank has some inner columns of each.
 
-    `stacked_params`: see `runtime/loader.py`; the stored names of each expert's matrices and biases.
+    Checkpoints store each expert's matrices and biases apart, or those of all experts as stacks.
     Shapes: x [T, E], weights [T, X] -> [T, E]; gate_up_proj [X · 2F, E], per expert gates, then ups; down_proj
     [X · E, F]; with `bias`, gate_up_proj_bias and down_proj_bias have a value per row.
     """
@@ -45,12 +45,12 @@ class Experts(nn.Module):
             "down_proj": Partition(rows=(whole,) * num_experts, columns=inner),
             "down_proj_bias": Partition(rows=(whole,) * num_experts),
         }
-        self.stacked_params: dict[str, tuple[str, ...]] = {}
+        self.num_stacked, self.stored_parts = num_experts, dict[str, tuple[str, ...]]()
         names = [f"experts.{index}" for index in range(num_experts)]
         for suffix, kind in (("", "weight"), ("_bias", "bias")):
             gates_ups = tuple(f"{name}.{part}_proj.{kind}" for name in names for part in ("gate", "up"))
-            self.stacked_params[f"experts.gate_up_proj{suffix}"] = gates_ups
-            self.stacked_params[f"experts.down_proj{suffix}"] = tuple(f"{name}.down_proj.{kind}" for name in names)
+            self.stored_parts[f"gate_up_proj{suffix}"] = gates_ups
+            self.stored_parts[f"down_proj{suffix}"] = tuple(f"{name}.down_proj.{kind}" for name in names)
 
     def forward(self, x: Tensor, weights: Tensor) -> Tensor:
         # Rank 0 adds the bias of all.

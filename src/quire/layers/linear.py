@@ -1,7 +1,7 @@
 """`Linear`, `ColumnParallelLinear` and `RowParallelLinear`: dense layers on the kernel `linear`.
 
 Projections of the same input, as queries, keys and values, are one layer: its weight has their rows one below another.
-The model names the stored tensor of each part (`stacked_params`).
+Its `stored_parts` name the stored tensors of the parts.
 Next to read: `group.py` for shares, then `attention.py`.
 """
 
@@ -32,13 +32,16 @@ class Linear(nn.Module):
 class ColumnParallelLinear(Linear):
     """A linear layer split by outputs: a rank holds its share of the rows of each part, as of queries, keys and values.
 
+    `stored`: the names of the layers beside it that checkpoints store instead, each with one part or several.
     Shapes: x [T, input_size] -> [T, sum of the shares' sizes].
     """
 
-    def __init__(self, input_size: int, parts: Sequence[Share], *, bias: bool = False) -> None:
+    def __init__(
+        self, input_size: int, parts: Sequence[Share], *, bias: bool = False, stored: Sequence[str] = ()
+    ) -> None:
         super().__init__(input_size, sum(part.size for part in parts), bias=bias)
-        partition = Partition(rows=tuple(parts))
-        self.partitions = {"weight": partition, "bias": partition}
+        self.partitions = dict.fromkeys(("weight", "bias"), Partition(rows=tuple(parts)))
+        self.stored_parts = {kind: tuple(f"{name}.{kind}" for name in stored) for kind in self.partitions}
 
 
 class RowParallelLinear(Linear):

@@ -10,6 +10,7 @@ from quire.kernels.recurrence import causal_conv, conv_state_bytes, linear_recur
 from quire.layers.forward_batch import ForwardBatch
 from quire.layers.group import Partition, Share
 from quire.lazy_torch import Tensor
+from quire.weight_map import Taps
 
 
 def state_bytes(
@@ -23,7 +24,7 @@ def state_bytes(
 class CausalConv(nn.Module):
     """A convolution of each channel over time, split by channels like the projection before it.
 
-    A model with one names it in `convolutions`: checkpoints store weights as [C, 1, W].
+    Checkpoints store the weight as [C, 1, W].
     Shapes: x [T, C] -> [T, C]; weight [W · C], the oldest input's first; bias [C] or None.
     Mutates: the layer's states of the step's requests.
     """
@@ -37,6 +38,7 @@ class CausalConv(nn.Module):
         self.weight = nn.Parameter(nn.empty(num_taps * num_channels))
         self.bias = nn.Parameter(nn.empty(num_channels)) if bias else None
         self.state_bytes = conv_state_bytes(num_channels, num_taps)
+        self.stored_views = {"weight": (Taps(),)}
         self.partitions = {"weight": Partition(rows=tuple(parts) * num_taps), "bias": Partition(rows=tuple(parts))}
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:

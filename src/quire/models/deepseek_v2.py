@@ -4,9 +4,7 @@ Rotated values of a head are neighbouring pairs behind the others in a checkpoin
 brings them to the front, and pairs (2j, 2j + 1) to (j, j + C/2). Next to read: `kernels/latent_attention.py`.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
 
 import numpy as np
 
@@ -22,6 +20,7 @@ from quire.layers.rotary import RotaryEmbedding, Rotation
 from quire.lazy_torch import Tensor
 from quire.models.hf_deepseek import DeepseekV2Config
 from quire.models.llama import LlamaForCausalLM, LlamaMLP
+from quire.weight_map import Layout, Rows
 
 LATENT_EPSILON = 1e-6
 """Of the norms of latents, whatever `rms_norm_eps` is."""
@@ -93,19 +92,19 @@ class DeepseekV2ForCausalLM(LlamaForCausalLM):
 
     Config = DeepseekV2Config
     attention_class = LatentAttention
-    stacked_params: ClassVar[Mapping[str, tuple[str, ...]]] = {"gate_up_proj": ("gate_proj", "up_proj")}
+    config: DeepseekV2Config
 
-    def __init__(self, config: DeepseekV2Config, group: Group = SINGLE) -> None:
-        super().__init__(config, group)
-        self.ignored_tensors = (*self.ignored_tensors, rf"^model\.layers\.{config.num_layers}\.")
+    def layout(self) -> Layout:
+        """Return Llama's, with rotated values behind the others, and layers that predict further tokens."""
+        config = self.config
         sizes = config.rotary_size, config.is_interleaved
         queries = rotated_first(config.num_heads, config.nope_size, *sizes)
         key = rotated_first(1, config.kv_rank, *sizes)[: config.rotary_size]
-        self.row_orders = {
-            "q_proj": queries,
-            "q_b_proj": queries,
-            "kv_a_proj_with_mqa": np.concatenate((np.arange(config.kv_rank), key)),
+        views = {
+            r"\.q(_b)?_proj\.": (Rows(queries),),
+            r"\.kv_a_proj_with_mqa\.": (Rows(np.concatenate((np.arange(config.kv_rank), key))),),
         }
+        return super().layout() | Layout(views=views, unused=(rf"^model\.layers\.{config.num_layers}\.",))
 
     def build_rotary(self, config: DeepseekV2Config) -> nn.Module:  # type: ignore[override]
         """Positions [T] to the angles of a rotary key."""

@@ -17,6 +17,7 @@ from quire.models.hf_config import HFConfigReader
 from quire.models.hf_decoder import read_windows
 from quire.models.hf_llama import LlamaConfig
 from quire.models.llama import LlamaForCausalLM, LlamaLayer, LlamaMLP
+from quire.weight_map import Add, Layout
 
 DEFAULT_WINDOW = 4096
 Pattern = Callable[[int], bool]
@@ -92,8 +93,11 @@ class Gemma2ForCausalLM(LlamaForCausalLM):
     Config: ClassVar[type[LlamaConfig]] = Gemma2Config
     mlp_class = Gemma2MLP
     layer_class = Gemma2Layer
-    offset_params: ClassVar[dict[str, float]] = dict.fromkeys((*Gemma2Layer.norm_names, "norm"), 1.0)
     config: Gemma2Config
+
+    def layout(self) -> Layout:
+        """Return Llama's, and norms without their 1."""
+        return super().layout() | Layout(views={r"norm\.weight$": (Add(1.0),)})
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """The layers' input: embeddings times the square root of their size. Shapes: token_ids [T] -> [T, E]."""

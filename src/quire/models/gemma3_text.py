@@ -51,7 +51,6 @@ class Gemma3ForCausalLM(Gemma2ForCausalLM):
 
     Config: ClassVar[type[LlamaConfig]] = Gemma3Config
     attention_class = Qwen3Attention
-    offset_params: ClassVar[dict[str, float]] = Gemma2ForCausalLM.offset_params | {"q_norm": 1.0, "k_norm": 1.0}
 
     def __init__(self, config: Gemma3Config, *args: Any) -> None:
         super().__init__(config, *args)

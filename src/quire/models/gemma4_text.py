@@ -24,8 +24,9 @@ from quire.lazy_torch import Tensor
 from quire.models.gemma2 import Gemma2ForCausalLM, Gemma2Layer, Gemma2MLP
 from quire.models.hf_gemma4 import Gemma4Config
 from quire.models.hf_llama import LlamaConfig
+from quire.models.llama import QKV, LlamaForCausalLM
+from quire.weight_map import Layout
 
-PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 NORMS_OF_EXPERTS = ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2")
 
 
@@ -46,7 +47,8 @@ class Gemma4Attention(nn.Module):
         self.parts = (heads, kv_heads, kv_heads)[: num_projections(config, layer_index)]
         self.head_size = size
         widths = [part * size for part in self.parts]
-        self.qkv_proj = ColumnParallelLinear(config.hidden_size, widths, bias=config.qkv_bias)
+        names = QKV[: len(widths)]
+        self.qkv_proj = ColumnParallelLinear(config.hidden_size, widths, bias=config.qkv_bias, stored=names)
         self.o_proj = RowParallelLinear(heads * size, config.hidden_size, group, bias=config.output_bias)
         self.q_norm = RMSNorm(size, self.epsilon)
         self.k_norm = RMSNorm(size, self.epsilon) if len(self.parts) > 1 else None
@@ -127,7 +129,6 @@ class Gemma4ForCausalLM(Gemma2ForCausalLM):
     attention_class = Gemma4Attention
     mlp_class = Gemma2MLP
     layer_class = Gemma4Layer  # type: ignore[assignment]  # which takes this model's config
-    offset_params: ClassVar[dict[str, float]] = {}
     config: Gemma4Config  # type: ignore[assignment]
 
     def __init__(self, config: Gemma4Config, group: Group = SINGLE) -> None:
@@ -138,16 +139,11 @@ class Gemma4ForCausalLM(Gemma2ForCausalLM):
             self.embed_tokens_per_layer = VocabParallelEmbedding(config.per_layer_vocab, num_layers * size, group)
             self.per_layer_model_projection = Linear(config.hidden_size, num_layers * size)
             self.per_layer_projection_norm = RMSNorm(size, config.rms_norm_epsilon)
-        names = [f"{index}.self_attn" for index in range(num_layers)]
-        stacked = {
-            f"{name}.qkv_proj": tuple(f"{name}.{part}" for part in PROJECTIONS[: num_projections(config, index)])
-            for index, name in enumerate(names)
-        }
-        parts = {"gate_up_proj": ("gate_proj", "up_proj")}
-        self.stacked_params = stacked | parts  # type: ignore[misc]  # depends on the layers
-        # Checkpoints may have keys and values of layers that attend to others'.
-        unused = "|".join(str(index) for index, source in enumerate(config.sources) if index != source)
-        self.ignored_tensors += (rf"layers\.({unused})\.self_attn\.[kv]_(proj|norm)\.",)
+
+    def layout(self) -> Layout:
+        """Return Llama's. Checkpoints may have keys and values of layers that attend to others'."""
+        unused = "|".join(str(index) for index, source in enumerate(self.config.sources) if index != source)
+        return LlamaForCausalLM.layout(self) | Layout(unused=(rf"layers\.({unused})\.self_attn\.[kv]_(proj|norm)\.",))
 
     def build_rotary(self, config: LlamaConfig) -> nn.Module:
         """See `LlamaForCausalLM.build_rotary`: of layers without a window."""

@@ -17,6 +17,7 @@ from quire.lazy_torch import Tensor
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_llama import LlamaConfig
 from quire.models.llama import LlamaForCausalLM, LlamaLayer
+from quire.weight_map import Layout, Rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,19 +59,19 @@ def halves_from_neighbours(num_heads: int, head_size: int, rotated_size: int) ->
 
 
 class GLM4ForCausalLM(LlamaForCausalLM):
-    """Llama with other norms, whose checkpoints have `gate_up_proj` in one piece."""
+    """Llama with other norms."""
 
     Config = GLM4Config
     layer_class = GLM4Layer
-    stacked_params: ClassVar[Mapping[str, tuple[str, ...]]] = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
 
-    def __init__(self, config: GLM4Config, *args: Any) -> None:
-        super().__init__(config, *args)
+    def layout(self) -> Layout:
+        """Return Llama's, with the pairs of queries and keys beside each other."""
+        config = self.config
         sizes = config.head_size, config.rope.rotated_size(config.head_size)
-        self.row_orders = {
-            "q_proj": halves_from_neighbours(config.num_heads, *sizes),
-            "k_proj": halves_from_neighbours(config.num_kv_heads, *sizes),
-        }
+        return super().layout() | Layout(views={
+            r"\.q_proj\.": (Rows(halves_from_neighbours(config.num_heads, *sizes)),),
+            r"\.k_proj\.": (Rows(halves_from_neighbours(config.num_kv_heads, *sizes)),),
+        })  # fmt: skip
 
 
 ARCHITECTURES = {"Glm4ForCausalLM": GLM4ForCausalLM}

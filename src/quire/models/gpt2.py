@@ -3,7 +3,6 @@
 Checkpoints store the matrices of all linear layers transposed. Next to read: `layers/attention.py`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,6 +17,7 @@ from quire.layers.norms import LayerNorm
 from quire.lazy_torch import Tensor
 from quire.models.hf_config import ACTIVATIONS, HFConfigReader
 from quire.models.hf_decoder import DecoderConfig, read_sizes
+from quire.weight_map import Layout, Transpose
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,22 +100,25 @@ class GPT2LMHeadModel(nn.Module):
     """The whole model, or one rank's share. Parameter names are the checkpoint's, without `transformer.`."""
 
     Config: ClassVar[type[GPT2Config]] = GPT2Config
-    stacked_params: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    renames: ClassVar[Mapping[str, str]] = {"transformer.": ""}
-    transposed_params: ClassVar[tuple[str, ...]] = ("c_attn", "c_proj", "c_fc")
-    renamed_segments: ClassVar[Mapping[str, str]] = {f"{name}_rows": name for name in transposed_params}
-    """GGUF files store a row per output, as layers here do."""
 
     def __init__(self, config: GPT2Config, group: Group = SINGLE) -> None:
         super().__init__()
         self.config = config
-        self.ignored_tensors = (r"\.attn\.(masked_)?bias$", *([r"^lm_head\."] if config.tie_word_embeddings else []))
         self.wte = VocabParallelEmbedding(config.vocab_size, config.hidden_size, group)
         self.wpe = Embedding(config.context_len, config.hidden_size)
         self.h = nn.ModuleList(GPT2Layer(config, index, group) for index in range(config.num_layers))
         self.ln_f = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
         table_size = config.vocab_size, config.hidden_size
         self.lm_head = None if config.tie_word_embeddings else VocabParallelHead(*table_size, group)
+
+    def layout(self) -> Layout:
+        """Return how checkpoints store the parameters."""
+        return Layout(
+            prefixes=("transformer.",),
+            views={r"\.c_(attn|proj|fc)\.weight$": (Transpose(),)},
+            unused=(r"\.attn\.(masked_)?bias$",),
+            tied={"lm_head.weight": "wte.weight"},
+        )
 
     def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
         """Hidden states after the last norm. Shapes: token_ids [T] -> [T, E]."""

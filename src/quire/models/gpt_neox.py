@@ -24,6 +24,7 @@ from quire.lazy_torch import Tensor
 from quire.models.hf_config import ACTIVATIONS, HFConfigReader
 from quire.models.hf_decoder import DecoderConfig, read_sizes
 from quire.models.hf_rope import read_rope
+from quire.weight_map import Layout, Rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,27 +120,28 @@ class GPTNeoXForCausalLM(nn.Module):
     """The whole model, or one rank's share. Parameter names are the checkpoint's, without `gpt_neox.`."""
 
     Config: ClassVar[type[GPTNeoXConfig]] = GPTNeoXConfig
-    stacked_params: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    renames: ClassVar[Mapping[str, str]] = {"gpt_neox.": "", "embed_out.": "lm_head."}
-    renamed_segments: ClassVar[Mapping[str, str]] = {"query_key_value_rows": "query_key_value"}
-    """GGUF files store all queries first, as layers here do."""
 
     def __init__(self, config: GPTNeoXConfig, group: Group = SINGLE) -> None:
         super().__init__()
         self.config = config
-        self.ignored_tensors = (
-            r"attention\.(bias|masked_bias|rotary_emb\.inv_freq)$",
-            *([r"^(embed_out|lm_head)\."] if config.tie_word_embeddings else []),
-        )
-        # Stored head by head, each with its query, key and value; here all queries come first, as attention wants it.
-        rows = np.arange(3 * config.hidden_size).reshape(config.num_heads, 3, config.head_size)
-        self.row_orders = {"query_key_value": rows.swapaxes(0, 1).reshape(-1)}
         self.embed_in = VocabParallelEmbedding(config.vocab_size, config.hidden_size, group)
         self.rotary = RotaryEmbedding(config.rope.frequencies(config.head_size))
         self.layers = nn.ModuleList(GPTNeoXLayer(config, index, group) for index in range(config.num_layers))
         self.final_layer_norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
         table_size = config.vocab_size, config.hidden_size
         self.lm_head = None if config.tie_word_embeddings else VocabParallelHead(*table_size, group)
+
+    def layout(self) -> Layout:
+        """Return how checkpoints store the parameters."""
+        config = self.config  # stored head by head, with query, key and value; here all queries come first
+        rows = np.arange(3 * config.hidden_size).reshape(config.num_heads, 3, config.head_size)
+        return Layout(
+            prefixes=("gpt_neox.",),
+            renames={"embed_out": "lm_head"},
+            views={r"\.query_key_value\.": (Rows(rows.swapaxes(0, 1).reshape(-1)),)},
+            unused=(r"attention\.(bias|masked_bias|rotary_emb\.inv_freq)$",),
+            tied={"lm_head.weight": "embed_in.weight"},
+        )
 
     def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
         """Hidden states after the last norm. Shapes: token_ids [T] -> [T, E]."""

@@ -21,6 +21,7 @@ from quire.models.hf_decoder import read_windows
 from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_moe import read_experts
 from quire.models.llama import LlamaAttention, LlamaForCausalLM
+from quire.weight_map import Layout, Rows, Transpose
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +64,17 @@ class GptOssForCausalLM(LlamaForCausalLM):
 
     Config = GptOssConfig
     attention_class = GptOssAttention
-    renamed_segments: ClassVar[dict[str, str]] = {"router": "gate"}
-    transposed_stacks = ("gate_up_proj", "down_proj")
 
-    def __init__(self, config: GptOssConfig, group: Group = SINGLE) -> None:
-        super().__init__(config, group)
-        order = np.arange(2 * config.intermediate_size).reshape(-1, 2).T.reshape(-1)
-        self.stack_orders = {"gate_up_proj": order, "gate_up_proj_bias": order}
+    def layout(self) -> Layout:
+        """Return Llama's, with stacks of matrices whose inputs are rows unless they are quantised."""
+        gates_first = np.arange(2 * self.config.intermediate_size).reshape(-1, 2).T.reshape(-1)
+        return super().layout() | Layout(
+            renames={"router": "gate"},
+            views={
+                r"\.experts\.(gate_up|down)_proj$": (Transpose(floats_only=True),),
+                r"\.experts\.gate_up_proj(_bias)?$": (Rows(gates_first),),
+            },
+        )
 
     def build_mlp(self, config: GptOssConfig, layer_index: int) -> nn.Module:  # type: ignore[override]
         """The experts of one layer."""

@@ -23,8 +23,9 @@ from quire.models.hf_hybrid import HybridLayer, read_recurrent_layers
 from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_moe import MAX_EXPERTS, TRAINING_FIELDS
 from quire.models.hf_state_space import StateSpaceMixer, StateSpaceSizes, check_time_steps
-from quire.models.llama import LlamaForCausalLM
+from quire.models.llama import GATE_UP, LlamaForCausalLM
 from quire.models.smollm3 import SmolLM3Attention
+from quire.weight_map import Layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +97,7 @@ class Granite4MLP(nn.Module):
     def __init__(self, config: LlamaConfig, group: Group = SINGLE) -> None:
         super().__init__()
         inner = share("MLP columns", config.intermediate_size, group)
-        self.input_linear = ColumnParallelLinear(config.hidden_size, (inner, inner))
+        self.input_linear = ColumnParallelLinear(config.hidden_size, (inner, inner), stored=GATE_UP)
         self.output_linear = RowParallelLinear(inner, config.hidden_size, group)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -137,17 +138,15 @@ class Granite4ForCausalLM(GraniteForCausalLM):
     attention_class = SmolLM3Attention
     mlp_class = Granite4MLP
     layer_class = Granite4Layer
-    stacked_params: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-        "input_linear": ("gate_proj", "up_proj"),
-    }
-    convolutions = ("conv1d",)
-    renamed_segments: ClassVar[Mapping[str, str]] = {
-        "block_sparse_moe.input_linear.weight": "block_sparse_moe.experts.gate_up_proj",
-        "block_sparse_moe.output_linear.weight": "block_sparse_moe.experts.down_proj",
-        "router.layer": "router",
-        "router": "gate",
-    }
+
+    def layout(self) -> Layout:
+        """Return Llama's, under other names."""
+        return super().layout() | Layout(renames={
+            "block_sparse_moe.input_linear.weight": "block_sparse_moe.experts.gate_up_proj",
+            "block_sparse_moe.output_linear.weight": "block_sparse_moe.experts.down_proj",
+            "router.layer": "router",
+            "router": "gate",
+        })  # fmt: skip
 
     def build_attention(self, config: LlamaConfig, layer_index: int) -> nn.Module:
         """The state space or the attention of one layer."""

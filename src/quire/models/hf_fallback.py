@@ -19,6 +19,7 @@ from quire.layers.forward_batch import ForwardBatch
 from quire.layers.group import SINGLE, Group
 from quire.models.hf_decoder import DecoderConfig
 from quire.models.hf_probe import ProbedLayer, make_module, probe, read_config, refused, take_decoder
+from quire.weight_map import Layout
 
 RUN = "quire"
 """Name of the attention function here in Transformers' table."""
@@ -66,8 +67,6 @@ class TransformersForCausalLM(nn.Module):
     """A causal language model of Transformers. Parameter names: `decoder.` and Transformers', `model.` for the head."""
 
     Config: ClassVar[type[FallbackConfig]] = FallbackConfig
-    stacked_params: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    renames: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, config: FallbackConfig, group: Group = SINGLE, module: Any = None) -> None:
         """`module`: Transformers' model with the attention function `RUN`; made with random weights unless given."""
@@ -85,6 +84,10 @@ class TransformersForCausalLM(nn.Module):
             )
             # The batch cannot be an argument: some of Transformers' layers do not pass keyword arguments on.
             self.decoder.get_submodule(layer.name).quire_attention = (attention, layer.head_size, self.step)
+
+    def layout(self) -> Layout:
+        """Return Transformers' names."""
+        return Layout()
 
     def forward(self, token_ids: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Hidden states after the last norm. Shapes: token_ids [T] -> [T, E]."""

@@ -3,21 +3,17 @@
 Next to read: `gemma3.py`.
 """
 
-import re
 import sys
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self, TypeVar
+from dataclasses import replace
+from typing import Any, Self, TypeVar
 
 from quire.errors import ModelFileError, UnsupportedModelError
 from quire.models.hf_config import HFConfigReader
+from quire.weight_map import Layout
 
 _T = TypeVar("_T")
-RENAMES: Mapping[str, str] = {
-    "model.language_model.": "",
-    "language_model.model.": "",
-    "language_model.": "",
-    "model.": "",
-}
+PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
 """Prefixes of the language model's tensors, in checkpoints of transformers 4 and 5."""
 VISION_TENSORS = (
     r"^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|audio_tower|embed_vision|embed_audio)\.",
@@ -41,13 +37,9 @@ def language_model(
     """
     if not hasattr(model, "language_class"):
         return hf_config, dict(tensors)
-    named, prefixes = sys.modules[model.language_class.__module__].ARCHITECTURES, tuple(RENAMES)
-    of_images = re.compile("|".join(VISION_TENSORS))
-    kept = {name: tensor for name, tensor in tensors.items() if not of_images.search(name)}
-    bare = {
-        name.removeprefix(next((prefix for prefix in prefixes if name.startswith(prefix)), "")): tensor
-        for name, tensor in kept.items()
-    }
+    named = sys.modules[model.language_class.__module__].ARCHITECTURES
+    of_language = Layout(prefixes=PREFIXES, unused=VISION_TENSORS).used_names(tensors)
+    bare = {name: tensors[stored] for name, stored in of_language.items()}
     return {**model.Config.language_fields(hf_config), "architectures": list(named)}, bare
 
 
@@ -99,12 +91,10 @@ def without_images(model_class: Any, *model_types: str, refuses_head: bool = Fal
 
         Config = LanguageConfig
         language_class = model_class
-        renames: ClassVar[Mapping[str, str]] = RENAMES
-        ignored_tensors: tuple[str, ...]
 
-        def __init__(self, config: Any, *args: Any) -> None:
-            super().__init__(config, *args)
-            kept = [pattern for pattern in self.ignored_tensors if not (refuses_head and "lm_head" in pattern)]
-            self.ignored_tensors = (*kept, *VISION_TENSORS)
+        def layout(self) -> Layout:
+            """Return that of the language model, with other prefixes."""
+            own = super().layout() | Layout(unused=VISION_TENSORS, ties_once=refuses_head)
+            return replace(own, prefixes=PREFIXES)
 
     return LanguageModel

@@ -21,6 +21,7 @@ from quire.models.hf_hybrid import HybridLayer, read_recurrent_layers
 from quire.models.hf_llama import LlamaConfig
 from quire.models.llama import LlamaForCausalLM
 from quire.models.qwen3 import Qwen3Attention
+from quire.weight_map import Layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,17 +107,19 @@ class LFM2Layer(HybridLayer):
 
 
 class LFM2ForCausalLM(LlamaForCausalLM):
-    """Llama with convolutions. Parameters have Llama's names, which `renamed_segments` makes of the stored ones."""
+    """Llama with convolutions. Parameters have Llama's names."""
 
     Config: ClassVar[type[LFM2Config]] = LFM2Config
     attention_class = Qwen3Attention
     layer_class = LFM2Layer
-    convolutions = ("conv",)
-    renamed_segments: ClassVar[Mapping[str, str]] = {
-        "operator_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "embedding_norm": "norm",
-        "q_layernorm": "q_norm", "k_layernorm": "k_norm", "out_proj": "o_proj", "feed_forward": "mlp",
-        "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj",
-    }  # fmt: skip
+
+    def layout(self) -> Layout:
+        """Return Llama's, under other names."""
+        return super().layout() | Layout(renames={
+            "operator_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "embedding_norm": "norm",
+            "q_layernorm": "q_norm", "k_layernorm": "k_norm", "out_proj": "o_proj", "feed_forward": "mlp",
+            "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj",
+        })  # fmt: skip
 
     def build_attention(self, config: LFM2Config, layer_index: int) -> nn.Module:  # type: ignore[override]
         """The convolution or the attention of one layer."""

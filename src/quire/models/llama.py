@@ -5,7 +5,7 @@ or override a `build_…` method, `embed`, `rotations` or `compute_logits`; most
 read: `layers/attention.py`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from quire import nn
@@ -20,6 +20,10 @@ from quire.layers.norms import RMSNorm
 from quire.layers.rotary import RotaryEmbedding, Rotation
 from quire.lazy_torch import Tensor
 from quire.models.hf_llama import LlamaConfig
+from quire.weight_map import Layout
+
+QKV, GATE_UP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
+"""Stored names of the parts of merged projections."""
 
 
 class LlamaAttention(nn.Module):
@@ -30,7 +34,7 @@ class LlamaAttention(nn.Module):
         heads, kv_heads = share_heads(config.num_heads, config.num_kv_heads, group)
         self.num_heads, self.num_kv_heads, self.head_size = heads.size, kv_heads.size, config.head_size
         q, k = heads * config.head_size, kv_heads * config.head_size
-        self.qkv_proj = ColumnParallelLinear(config.hidden_size, (q, k, k), bias=config.qkv_bias)
+        self.qkv_proj = ColumnParallelLinear(config.hidden_size, (q, k, k), bias=config.qkv_bias, stored=QKV)
         self.o_proj = RowParallelLinear(q, config.hidden_size, group, bias=config.output_bias)
         self.attention = Attention(
             layer_index, self.head_size, scale=config.score_scale, window=config.windows[layer_index],
@@ -58,7 +62,9 @@ class LlamaMLP(nn.Module):
     def __init__(self, config: LlamaConfig, group: Group = SINGLE) -> None:
         super().__init__()
         inner = share("MLP columns", config.intermediate_size, group)
-        self.gate_up_proj = ColumnParallelLinear(config.hidden_size, (inner, inner), bias=config.mlp_bias)
+        self.gate_up_proj = ColumnParallelLinear(
+            config.hidden_size, (inner, inner), bias=config.mlp_bias, stored=GATE_UP
+        )
         self.down_proj = RowParallelLinear(inner, config.hidden_size, group, bias=config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -108,22 +114,22 @@ class LlamaForCausalLM(nn.Module):
     mlp_class: ClassVar[type[nn.Module]] = LlamaMLP
     layer_class: ClassVar[type[LlamaLayer]] = LlamaLayer
     norm_class: ClassVar[type[nn.Module]] = RMSNorm
-    stacked_params: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-        "gate_up_proj": ("gate_proj", "up_proj"),
-    }
-    renames: ClassVar[Mapping[str, str]] = {"model.": ""}
 
     def __init__(self, config: LlamaConfig, group: Group = SINGLE) -> None:
         super().__init__()
         self.config, self.group = config, group
-        self.ignored_tensors = (r"rotary_emb\.inv_freq$", *([r"^lm_head\."] if config.tie_word_embeddings else []))
         table_size = config.vocab_size, config.hidden_size
         self.embed_tokens = VocabParallelEmbedding(*table_size, group)
         self.rotary = self.build_rotary(config)
         self.layers = nn.ModuleList(self.layer_class(self, config, index) for index in range(config.num_layers))
         self.norm = self.build_norm(config)
         self.lm_head = None if config.tie_word_embeddings else VocabParallelHead(*table_size, group)
+
+    def layout(self) -> Layout:
+        """Return how checkpoints store the parameters. A subclass adds what differs: `super().layout() | Layout(…)`."""
+        return Layout(
+            prefixes=("model.",), unused=(r"rotary_emb\.inv_freq$",), tied={"lm_head.weight": "embed_tokens.weight"}
+        )
 
     def build_rotary(self, config: LlamaConfig) -> nn.Module:
         """Positions [T] to the `rotation` that attention gets."""

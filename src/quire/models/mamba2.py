@@ -19,6 +19,7 @@ from quire.lazy_torch import Tensor
 from quire.models.hf_config import MAX_LAYERS, HFConfigReader, check_divides
 from quire.models.hf_decoder import DecoderConfig
 from quire.models.hf_state_space import StateSpaceMixer, StateSpaceSizes, check_time_steps
+from quire.weight_map import Layout
 
 CONTEXT_LEN = 2**20
 """Tokens of a context: a state has no limit."""
@@ -83,19 +84,19 @@ class Mamba2ForCausalLM(nn.Module):
     """The whole model, or one rank's share. Parameter names are the checkpoint's, without `backbone.`."""
 
     Config: ClassVar[type[Mamba2Config]] = Mamba2Config
-    stacked_params: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    renames: ClassVar[Mapping[str, str]] = {"backbone.": ""}
-    convolutions = ("conv1d",)
 
     def __init__(self, config: Mamba2Config, group: Group = SINGLE) -> None:
         super().__init__()
         self.config = config
-        self.ignored_tensors = (r"^lm_head\.",) if config.tie_word_embeddings else ()
         table_size = config.vocab_size, config.hidden_size
         self.embeddings = VocabParallelEmbedding(*table_size, group)
         self.layers = nn.ModuleList(Mamba2Layer(config, index, group) for index in range(config.num_layers))
         self.norm_f = RMSNorm(config.hidden_size, config.state_space.epsilon)
         self.lm_head = None if config.tie_word_embeddings else VocabParallelHead(*table_size, group)
+
+    def layout(self) -> Layout:
+        """Return how checkpoints store the parameters."""
+        return Layout(prefixes=("backbone.",), tied={"lm_head.weight": "embeddings.weight"})
 
     def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
         """Hidden states after the last norm. Shapes: token_ids [T] -> [T, E]."""

@@ -13,6 +13,7 @@ from quire.models.hf_config import HFConfigReader
 from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_moe import read_experts
 from quire.models.llama import LlamaForCausalLM
+from quire.weight_map import Layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +36,11 @@ class MixtralForCausalLM(LlamaForCausalLM):
     """Llama with experts, whose weights are stored as w1 (gates), w3 (ups) and w2 (downs)."""
 
     Config = MixtralConfig
-    renamed_segments: ClassVar[dict[str, str]] = {
-        "block_sparse_moe": "mlp", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj",
-    }  # fmt: skip
+
+    def layout(self) -> Layout:
+        """Return Llama's, under other names."""
+        names = {"block_sparse_moe": "mlp", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+        return super().layout() | Layout(renames=names)
 
     def build_mlp(self, config: MixtralConfig, layer_index: int) -> nn.Module:  # type: ignore[override]
         """The experts of one layer."""

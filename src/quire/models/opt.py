@@ -3,7 +3,6 @@
 Next to read: `layers/attention.py`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,6 +17,8 @@ from quire.layers.norms import LayerNorm
 from quire.lazy_torch import Tensor
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_decoder import DecoderConfig, read_sizes
+from quire.models.llama import QKV
+from quire.weight_map import Layout
 
 POSITION_OFFSET = 2
 """The first two rows of the position table are never used."""
@@ -60,7 +61,7 @@ class OPTAttention(nn.Module):
         heads = share("attention heads", config.num_heads, group)
         self.num_heads, self.head_size = heads.size, config.head_size
         q = heads * config.head_size
-        self.qkv_proj = ColumnParallelLinear(config.hidden_size, (q, q, q), bias=config.bias)
+        self.qkv_proj = ColumnParallelLinear(config.hidden_size, (q, q, q), bias=config.bias, stored=QKV)
         self.out_proj = RowParallelLinear(q, config.hidden_size, group, bias=config.bias)
         self.attention = Attention(layer_index, config.head_size)
 
@@ -102,13 +103,10 @@ class OPTForCausalLM(nn.Module):
     """The whole model, or one rank's share. Parameter names are the checkpoint's, without `model.decoder.`."""
 
     Config: ClassVar[type[OPTConfig]] = OPTConfig
-    stacked_params: ClassVar[Mapping[str, tuple[str, ...]]] = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
-    renames: ClassVar[Mapping[str, str]] = {"model.decoder.": "", "decoder.": ""}
 
     def __init__(self, config: OPTConfig, group: Group = SINGLE) -> None:
         super().__init__()
         self.config = config
-        self.ignored_tensors = (r"^lm_head\.",) if config.tie_word_embeddings else ()
         narrow = config.embedding_size != config.hidden_size
         table_size = config.vocab_size, config.embedding_size
         self.embed_tokens = VocabParallelEmbedding(*table_size, group)
@@ -120,6 +118,10 @@ class OPTForCausalLM(nn.Module):
         )
         self.project_out = Linear(config.hidden_size, config.embedding_size) if narrow else None
         self.lm_head = None if config.tie_word_embeddings else VocabParallelHead(*table_size, group)
+
+    def layout(self) -> Layout:
+        """Return how checkpoints store the parameters."""
+        return Layout(prefixes=("model.decoder.", "decoder."), tied={"lm_head.weight": "embed_tokens.weight"})
 
     def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
         """Hidden states after the last norm and projection. Shapes: token_ids [T] -> [T, embedding_size]."""

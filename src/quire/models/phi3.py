@@ -33,10 +33,9 @@ class Phi3Config(LlamaConfig):
 
 
 class Phi3ForCausalLM(LlamaForCausalLM):
-    """Llama whose checkpoints have `qkv_proj` and `gate_up_proj`."""
+    """Llama whose checkpoints have `qkv_proj` and `gate_up_proj` in one piece."""
 
     Config = Phi3Config
-    stacked_params: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
 
 ARCHITECTURES = {"Phi3ForCausalLM": Phi3ForCausalLM}

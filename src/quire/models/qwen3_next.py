@@ -4,7 +4,6 @@ Checkpoints store the weights of most norms without their 1, which is added when
 Next to read: `layers/recurrent.py`; `qwen2_moe.py` for the experts.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -24,9 +23,10 @@ from quire.models.hf_config import HFConfigReader
 from quire.models.hf_delta_net import DeltaNetConfig
 from quire.models.hf_hybrid import HybridLayer
 from quire.models.hf_moe import read_experts, read_sparse_layers
-from quire.models.llama import LlamaForCausalLM, LlamaLayer
+from quire.models.llama import QKV, LlamaForCausalLM
 from quire.models.qwen2_moe import SharedSparseMLP
 from quire.models.qwen3 import Qwen3Attention
+from quire.weight_map import Add, Layout, Rows, View
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class GatedAttention(Qwen3Attention):
         super().__init__(config, layer_index, group)  # type: ignore[arg-type]  # it reads Llama's fields
         heads, kv_heads = share_heads(config.num_heads, config.num_kv_heads, group)
         q, k = heads * config.head_size, kv_heads * config.head_size
-        self.qkv_proj = ColumnParallelLinear(config.hidden_size, (q, q, k, k), bias=config.qkv_bias)
+        self.qkv_proj = ColumnParallelLinear(config.hidden_size, (q, q, k, k), bias=config.qkv_bias, stored=QKV)
 
     def forward(self, x: Tensor, rotation: Rotation, batch: ForwardBatch) -> Tensor:
         """Shapes: x [T, E]; rotation: cos, sin [T, C] -> [T, E]."""
@@ -82,8 +82,13 @@ class GatedDeltaNet(nn.Module):
         keys, values = key_heads * config.key_size, heads * config.value_size
         self.layer_index, self.sizes = layer_index, (config.key_size, config.value_size)
         self.widths = keys.size, keys.size, values.size
-        self.in_proj_qkvz = ColumnParallelLinear(config.hidden_size, (keys, keys, values, values))
-        self.in_proj_ba = ColumnParallelLinear(config.hidden_size, (heads, heads))  # time steps first
+        # Qwen3-Next's checkpoints have them whole, Qwen3.5's and GGUF files in parts.
+        self.in_proj_qkvz = ColumnParallelLinear(
+            config.hidden_size, (keys, keys, values, values), stored=("in_proj_qkv", "in_proj_z")
+        )
+        self.in_proj_ba = ColumnParallelLinear(  # time steps first
+            config.hidden_size, (heads, heads), stored=("in_proj_a", "in_proj_b")
+        )
         self.conv1d = CausalConv(layer_index, (keys, keys, values), config.num_taps, activation="silu")
         self.dt_bias = nn.Parameter(nn.empty(heads.size))
         self.A_log = nn.Parameter(nn.empty(heads.size))
@@ -110,24 +115,15 @@ class DeltaNetForCausalLM(LlamaForCausalLM):
 
     Config: ClassVar[type[DeltaNetConfig]] = DeltaNetConfig
     layer_class = HybridLayer
-    convolutions = ("conv1d",)
-    stacked_params: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        **LlamaForCausalLM.stacked_params,
-        # Qwen3-Next's checkpoints have them whole, Qwen3.5's and GGUF files in parts.
-        "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
-        "in_proj_ba": ("in_proj_a", "in_proj_b"),
-    }
-    offset_params: ClassVar[Mapping[str, float]] = dict.fromkeys(
-        (*LlamaLayer.norm_names, "q_norm", "k_norm", "model.norm", "language_model.norm"), 1.0
-    )
+    config: DeltaNetConfig
 
-    def __init__(self, config: DeltaNetConfig, group: Group = SINGLE) -> None:
-        super().__init__(config, group)
-        self.ignored_tensors = (*self.ignored_tensors, r"^mtp\.")
-        heads, size = config.num_heads, config.head_size
-        # Stored per head: a query, then its gate.
-        gates_first = np.arange(2 * heads * size).reshape(heads, 2, size).swapaxes(0, 1)[::-1]
-        self.row_orders = {"q_proj": gates_first.reshape(-1)}
+    def layout(self) -> Layout:
+        """Return Llama's, with most norms without their 1, and behind each head's query its gate."""
+        heads, size = self.config.num_heads, self.config.head_size
+        gates_first = np.arange(2 * heads * size).reshape(heads, 2, size).swapaxes(0, 1)[::-1].reshape(-1)
+        norms = r"^norm\.|(layernorm|[qk]_norm)\.weight$"
+        views: dict[str, tuple[View, ...]] = {norms: (Add(1.0),), r"\.q_proj\.": (Rows(gates_first),)}
+        return super().layout() | Layout(views=views, unused=(r"^mtp\.",))
 
     def build_attention(self, config: DeltaNetConfig, layer_index: int) -> nn.Module:  # type: ignore[override]
         """The delta net or the attention of one layer."""
@@ -140,14 +136,15 @@ class Qwen3NextForCausalLM(DeltaNetForCausalLM):
 
     Config = Qwen3NextConfig
 
-    def __init__(self, config: Qwen3NextConfig, group: Group = SINGLE) -> None:
-        super().__init__(config, group)
+    def layout(self) -> Layout:
+        """Return Llama's, with rows of all parts for each key head."""
+        config = self.config
         keys, ratio = config.num_key_heads, config.num_value_heads // config.num_key_heads
         values = ratio * config.value_size
-        self.row_orders |= {
-            "in_proj_qkvz": _parts_first(keys, (config.key_size, config.key_size, values, values)),
-            "in_proj_ba": _parts_first(keys, (ratio, ratio), (1, 0)),
-        }
+        return super().layout() | Layout(views={
+            r"\.in_proj_qkvz\.": (Rows(_parts_first(keys, (config.key_size, config.key_size, values, values))),),
+            r"\.in_proj_ba\.": (Rows(_parts_first(keys, (ratio, ratio), (1, 0))),),
+        })  # fmt: skip
 
     def build_mlp(self, config: Qwen3NextConfig, layer_index: int) -> nn.Module:  # type: ignore[override]
         """The experts of one layer, or its MLP."""

@@ -32,10 +32,8 @@ FALLBACK = "TransformersForCausalLM"
 """Architecture of any causal language model that Transformers' own module computes."""
 _ADVICE = "pip install 'quire[hf]' lets Transformers' own module compute most of the others. "
 ModelClass = Any
-"""A class like `llama.LlamaForCausalLM`: an nn.Module made of (config, group), with Config, stacked_params, renames and
-compute_logits.
-
-Its instances may have `ignored_tensors`: patterns of the names of stored tensors that the model does not use."""
+"""A class like `llama.LlamaForCausalLM`: an nn.Module made of (config, group), with Config, `layout`, `forward` and
+`compute_logits`."""
 
 
 class ModelRegistry:
@@ -131,6 +129,7 @@ class ModelRegistry:
         config = model_class.Config.from_hf(merged)
         with on_meta():
             model = model_class(config, SINGLE)
+        num_experts = getattr(config, "num_experts", 0) or 1
         bos_token_ids = _token_ids("bos_token_id", generation, merged)
         return ModelConfig(
             architecture=architecture,
@@ -146,6 +145,7 @@ class ModelRegistry:
             head_size=config.head_size,
             context_len=config.context_len,
             num_parameters=sum(parameter.numel() for _, parameter in nn.named_parameters(model)),
+            chosen_share=min(1.0, getattr(config, "top_k", 1) / num_experts),
             cache_specs=tuple(config.kv_specs()),
             bos_token_id=bos_token_ids[0] if bos_token_ids else None,
             eos_token_ids=_token_ids("eos_token_id", generation, merged),
@@ -248,7 +248,7 @@ def _load(architecture: str, model_class: ModelClass | str) -> ModelClass:
 
 
 def _check_model_class(architecture: str, model_class: ModelClass) -> None:
-    needed = ("Config", "stacked_params", "renames", "forward", "compute_logits")
+    needed = ("Config", "layout", "forward", "compute_logits")
     missing = [name for name in needed if not hasattr(model_class, name)]
     if missing or not isinstance(model_class, type):
         raise ConfigError(

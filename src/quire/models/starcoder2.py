@@ -67,7 +67,6 @@ class StarCoder2ForCausalLM(LlamaForCausalLM):
     Config = StarCoder2Config
     mlp_class = StarCoder2MLP
     norm_class = LayerNorm
-    stacked_params: ClassVar[Mapping[str, tuple[str, ...]]] = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
 
 
 ARCHITECTURES = {"Starcoder2ForCausalLM": StarCoder2ForCausalLM}

@@ -7,7 +7,6 @@ Next to read: `rank_processes.py`, the other end.
 """
 
 import contextlib
-import ctypes
 import logging
 import os
 import signal
@@ -18,12 +17,12 @@ import threading
 import msgspec
 
 from quire.errors import EngineDeadError, EngineError, QuireError
+from quire.linux import end_with_parent, keep_to_cpus
 from quire.parallel.frames import Failure, FrameReader, frame
 from quire.parallel.rank_messages import BlocksMoved, FromRank, RankFailed, RankLoaded, StartRank, Step
 
 logger = logging.getLogger("quire.parallel")
 RECEIVE_BYTES = 1 << 18
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
@@ -53,7 +52,7 @@ def main() -> int:
 
 def end_with(parent: int) -> None:
     """Let the kernel kill this process as soon as its parent, which has this process id, ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     if os.getppid() != parent:
         os._exit(0)  # it died before
 
@@ -77,7 +76,7 @@ def _watch(connection: socket.socket, is_stopping: threading.Event) -> None:
 
 def _serve(start: StartRank, memory_fd: int, is_stopping: threading.Event, connection: socket.socket) -> None:
     if start.cpus:
-        os.sched_setaffinity(0, start.cpus)  # before any thread of the libraries
+        keep_to_cpus(start.cpus)  # before any thread of the libraries
     from quire.runtime.links import RankMemory
     from quire.runtime.worker import Worker
 

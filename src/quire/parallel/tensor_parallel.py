@@ -7,7 +7,6 @@ Next to read: `rank_processes.py` for the processes, `runtime/ranks.py` for the 
 """
 
 import contextlib
-import os
 import sys
 import weakref
 from collections import deque
@@ -21,6 +20,7 @@ from quire.config import EngineConfig
 from quire.errors import EngineDeadError
 from quire.grammar.compiler import GrammarCompiler
 from quire.lazy_torch import OP_BY_OP, require_torch
+from quire.linux import allowed_cpus, keep_to_cpus
 from quire.parallel.executor import Executor, InProcessExecutor
 from quire.parallel.rank_messages import BlocksMoved, Step
 from quire.parallel.rank_processes import RankProcesses
@@ -214,9 +214,9 @@ def _bound_to(cpus: list[int]) -> Iterator[None]:
     if not cpus:
         yield
         return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cpus)
+    before = allowed_cpus()
+    keep_to_cpus(cpus)
     try:
         yield
     finally:
-        os.sched_setaffinity(0, before)
+        keep_to_cpus(before)

@@ -18,6 +18,7 @@ from quire._native import has_tiles
 from quire.config import Hardware
 from quire.errors import ConfigError
 from quire.lazy_torch import require_torch
+from quire.linux import allowed_cpus, keep_to_cpus
 
 BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
 """/proc/cpuinfo flags of CPUs which multiply bfloat16 in hardware (x86, then ARM)."""
@@ -223,7 +224,7 @@ def take_share(num_shares: int, index: int) -> None:
     """
     check_shares(num_shares)
     num_threads = max(1, count_threads(cgroup_limits().num_cpus) // num_shares)
-    os.sched_setaffinity(0, cpus_of_ranks(num_shares)[index])
+    keep_to_cpus(cpus_of_ranks(num_shares)[index])
     os.environ["OMP_NUM_THREADS"] = str(num_threads)
 
 
@@ -240,7 +241,7 @@ def device_of_share(device: str, num_shares: int, index: int, num_ranks: int = 1
 def _cores(topology: Path) -> list[list[int]]:
     """Return the physical cores that this process may use, each as its CPUs: hyper-threads."""
     cores: dict[tuple[int, int], list[int]] = {}
-    for cpu in sorted(os.sched_getaffinity(0)):
+    for cpu in sorted(allowed_cpus()):
         folder = topology / f"cpu{cpu}" / "topology"
         core, package = _read_int(folder / "core_id"), _read_int(folder / "physical_package_id")
         cores.setdefault((-1, cpu) if core is None else (package or 0, core), []).append(cpu)

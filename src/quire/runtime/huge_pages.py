@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from quire.byte_sizes import format_bytes
 from quire.errors import MemoryCapacityError
+from quire.linux import prefer_huge_pages
 
 HUGE_PAGE_BYTES = 2 << 20
 
@@ -32,9 +33,7 @@ def allocate(num_bytes: int) -> NDArray[np.uint8]:
             f"the system refuses {format_bytes(num_bytes)} of memory for weights or KV cache: {error};"
             " a smaller --kv-cache-memory-bytes needs less"
         ) from error
-    # Kernels without huge pages refuse the advice; memory on small pages is only slower.
-    with suppress(OSError):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+    prefer_huge_pages(memory)
     whole = np.frombuffer(memory, np.uint8)
     start = -whole.ctypes.data % HUGE_PAGE_BYTES if spare else 0
     return whole[start : start + num_bytes]
@@ -51,8 +50,7 @@ def map_file(descriptor: int, num_bytes: int, offset: int, *, is_writable: bool 
         memory = mmap.mmap(descriptor, num_bytes, flags=mmap.MAP_SHARED, prot=prot, offset=offset)
     except ValueError as error:  # the file is shorter
         raise OSError(errno.EINVAL, str(error)) from error
-    with suppress(OSError):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+    prefer_huge_pages(memory)
     return np.frombuffer(memory, np.uint8)
 
 

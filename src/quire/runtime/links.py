@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from quire import _native
 from quire.config import EngineConfig
 from quire.errors import EngineDeadError
+from quire.linux import allowed_cpus, keep_to_cpus, memory_file, path_of_descriptor
 from quire.runtime.hardware import cpus_of_ranks
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ NUM_SPINS = 400
 
 def spins_of(num_threads: int) -> int:
     """Return the looks of each of the `num_threads` threads of all ranks: 0 if there are fewer CPUs."""
-    return 0 if num_threads > len(os.sched_getaffinity(0)) else NUM_SPINS
+    return 0 if num_threads > len(allowed_cpus()) else NUM_SPINS
 
 
 @contextlib.contextmanager
@@ -161,8 +162,8 @@ class RankMemory:
         self._num_links, self._num_ranks = (num_stages - 1) * group_size, num_stages * group_size
         num_channels = self._num_links + self._num_ranks - 1
         num_bytes = num_stages * self._exchange_bytes + num_channels * _native.channel_bytes()
-        self.fd = os.memfd_create("quire-ranks") if fd is None else fd
-        self.path = f"/proc/{os.getpid()}/fd/{self.fd}"
+        self.fd = memory_file("quire-ranks") if fd is None else fd
+        self.path = path_of_descriptor(self.fd)
         weakref.finalize(self, os.close, self.fd)
         os.ftruncate(self.fd, num_bytes)
         self._mapped = np.frombuffer(mmap.mmap(self.fd, num_bytes), np.uint8)
@@ -218,7 +219,7 @@ def measure_all_reduce(num_ranks: int, num_rows: int = 1, width: int = 1024, num
 
     def run(rank: int) -> float:
         if cpus[rank]:
-            os.sched_setaffinity(0, cpus[rank])  # of this thread
+            keep_to_cpus(cpus[rank])  # of this thread
         exchange = memory.links(rank, NUM_SPINS).exchange
         assert exchange is not None
         x, out = np.ones((num_rows, width), np.float32), np.empty((num_rows, width), np.float32)

@@ -1,13 +1,12 @@
 """`plan_placements`: from a model's structure and a checkpoint, the place of each stored tensor in a rank's parameters.
 
-Of a sliced tensor only the rank's share is read. A model says what it needs by its parameters' names, by
-`stacked_params`, `renames` and `ignored_tensors`, and by the `partitions` of its layers; nothing here knows an
-architecture, and nothing reads weights.
+Of a sliced tensor only the rank's share is read. `weight_map` says of what parameters are made, the `partitions` of
+layers what of them a rank holds; nothing here knows an architecture, and nothing reads weights.
 Next to read: `plan/load.py` and `eager.py`, which do; `models/registry.py` for model classes.
 """
 
-import functools
-import re
+import bisect
+import itertools
 from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
@@ -21,7 +20,8 @@ from quire.layers.group import SINGLE, Group, LocalGroup, Partition, UnevenSplit
 from quire.lazy_torch import on_meta
 from quire.models.hf_decoder import DecoderConfig
 from quire.models.registry import ModelRegistry
-from quire.runtime.placement import FLOATS, Placement
+from quire.runtime.placement import Placement
+from quire.weight_map import weight_map
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.weight_tensor import WeightTensor
@@ -103,149 +103,31 @@ def partitions_of(model: Any) -> dict[str, Partition]:
 
 
 def plan_placements(model: Any, tensors: Mapping[str, WeightTensor], quantization_block: int = 1) -> list[Placement]:
-    """Plan the place of each stored tensor. Tensors must cover every parameter exactly and be used or ignored.
+    """Plan the place of each stored tensor. Tensors must cover every parameter exactly and be used or known.
 
     `quantization_block`: the columns that will share a scale; a rank must hold all of them.
     Raises: ModelFileError; UnevenSplitError where a rank's columns would cut a stored or a future block.
     """
+    needed = weight_map(model, tensors)
+    names = {source.name for sources in needed.sources.values() for source in sources}
+    _complain("lacks", [source.name for sources in needed.sources.values() for source in sources
+                        if source.name not in tensors])  # fmt: skip
+    # GPTQ's tools give every layer a bias, zeros where the model has none.
+    _complain("has unexpected", [
+        name for name, tensor in tensors.items()
+        if name not in names and name not in needed.unused and name != CLASSIFIER
+        and not (name.endswith(".bias") and not tensor.raw.any())
+    ])  # fmt: skip
     parameters, partitions = dict(nn.named_parameters(model)), partitions_of(model)
-    # Further names of tied parameters: a checkpoint may store these a second time.
-    aliases = dict(nn.named_parameters(model, repeats=True)).keys() - parameters.keys()
-    # A classification head is the worker's own, beside the model.
-    ignored = [re.compile(pattern) for pattern in (*getattr(model, "ignored_tensors", ()), rf"^{CLASSIFIER}$")]
-    parts_of: dict[str, dict[int, WeightTensor]] = {name: {} for name in parameters}
-    stacked = stacked_params(model)
-    stacks: dict[str, list[WeightTensor]] = {}
-    segments: Mapping[str, str] = getattr(model, "renamed_segments", {})
-    unexpected = []
-    for name, tensor in tensors.items():
-        named = renamed(name, segments)
-        target, part = target_of(named, model.renames, stacked)
-        if target in parts_of and named.endswith(target) and part_names(target, stacked) != [target]:
-            is_stack = len(tensor.shape) == parameters[target].ndim + 1
-            whole = in_model_order(model, name, tensor)
-            stacks[target] = list(_unstacked(model, target, tensor)) if is_stack else [whole]
-        elif target in parts_of:
-            parts_of[target][part] = in_model_order(model, name, tensor)
-        elif target not in aliases and not any(pattern.search(name) for pattern in ignored):
-            # GPTQ's tools give every layer a bias, zeros where the model has none.
-            is_harmless = name.endswith(".bias") and not tensor.raw.any()
-            unexpected.extend([] if is_harmless else [name])
-    missing: list[str] = []
     placements: list[Placement] = []
-    for target, found in parts_of.items():
-        expected = [] if target in stacks else part_names(target, stacked)
-        missing.extend(part for index, part in enumerate(expected) if index not in found)
-        if len(found) == len(expected):
-            parts = stacks.get(target) or [found[index] for index in range(len(expected))]
-            partition = partitions.get(target, Partition())
-            _check_shapes(target, partition.whole_shape(tuple(parameters[target].shape)), parts)
-            _check_blocks(parts, partition, quantization_block)
-            placements.extend(_place(target, parts, partition))
-    _complain("lacks", missing)
-    _complain("has unexpected", unexpected)
+    for target, sources in needed.sources.items():
+        stored = [(tensors[source.name], source.views) for source in sources]
+        parts = [tensor.viewed(views) if views else tensor for tensor, views in stored]
+        partition = partitions.get(target, Partition())
+        _check_shapes(target, partition.whole_shape(tuple(parameters[target].shape)), parts)
+        _check_blocks(parts, partition, quantization_block)
+        placements.extend(_place(target, parts, partition))
     return placements
-
-
-def stacked_params(model: Any) -> dict[str, tuple[str, ...]]:
-    """Return the stored parts of the model's stacked parameters: those that its experts have, then its own."""
-    found: dict[str, tuple[str, ...]] = {}
-    for _, module in nn.named_modules(model):
-        found |= getattr(module, "stacked_params", {}) if module is not model else {}
-    return found | dict(model.stacked_params)
-
-
-def renamed(name: str, segments: Mapping[str, str]) -> str:
-    """Return a stored name with these parts of it, one segment or several, replaced."""
-    for stored, ours in segments.items():
-        name = f".{name}.".replace(f".{stored}.", f".{ours}.")[1:-1]
-    return name
-
-
-def used_tensors(hf_config: Mapping[str, Any], tensors: Mapping[str, WeightTensor]) -> dict[str, WeightTensor]:
-    """Return the stored tensors that the model of a config does not ignore, under the names that it makes of theirs."""
-    with on_meta():
-        model = make_model(hf_config)
-    ignored = [re.compile(pattern) for pattern in getattr(model, "ignored_tensors", ())]
-    segments: Mapping[str, str] = getattr(model, "renamed_segments", {})
-    used = (name for name in tensors if not any(pattern.search(name) for pattern in ignored))
-    return {renamed(name, segments): tensors[name] for name in used}
-
-
-def in_model_order(model: Any, name: str, tensor: WeightTensor) -> WeightTensor:
-    """A stored tensor with the rows and values of its parameter, where the model says that they are stored otherwise.
-
-    `transposed_params`: names of layers whose matrices are stored with inputs as rows. `row_orders`: per name of a
-    layer the stored position of each row. `offset_params`: per name of a layer, perhaps with names before it, what is
-    added to its values. `convolutions`: names of layers of convolutions.
-    """
-    segments = name.split(".")
-    for layer, offset in getattr(model, "offset_params", {}).items():
-        tensor = tensor.plus(offset) if f".{layer}." in f".{name}." else tensor
-    if segments[-1] == "weight" and len(tensor.shape) > 1 and segments[-2] in getattr(model, "convolutions", ()):
-        tensor = tensor.taps_first()
-    if len(tensor.shape) == 2 and any(segment in getattr(model, "transposed_params", ()) for segment in segments):
-        return tensor.transposed()
-    orders = getattr(model, "row_orders", {})
-    return next((_with_rows(tensor, orders[segment]) for segment in segments if segment in orders), tensor)
-
-
-def _with_rows(tensor: WeightTensor, order: NDArray[np.int64]) -> WeightTensor:
-    """The rows in another order. Raises: ModelFileError if the model's configuration makes more or fewer of them."""
-    if len(order) != tensor.shape[0]:
-        raise ModelFileError(
-            f"the checkpoint has {tensor.name} {list(tensor.shape)}, but the model's configuration makes {len(order)} "
-            "rows: configuration and weights do not belong together"
-        )
-    return tensor.with_rows(order)
-
-
-def _unstacked(model: Any, target: str, tensor: WeightTensor) -> Iterator[WeightTensor]:
-    """The parts of one tensor that holds all of a stacked parameter, as Transformers 5 may store experts.
-
-    `transposed_stacks`: names of parameters of which each part, if it is not quantised, has inputs as rows.
-    `stack_orders`: per name the stored position of each row of a part.
-    """
-    name = target.rpartition(".")[2]
-    order, is_transposed = getattr(model, "stack_orders", {}).get(name), name in getattr(model, "transposed_stacks", ())
-    for part in tensor.unstacked():
-        matrix = part.transposed() if is_transposed and part.format in FLOATS else part
-        yield matrix if order is None else _with_rows(matrix, order)
-
-
-def target_of(name: str, renames: Mapping[str, str], stacked: Mapping[str, tuple[str, ...]]) -> tuple[str, int]:
-    """A checkpoint's name to a parameter's name, and which part of a stacked parameter it is (0 if not stacked).
-
-    Names of stacked parameters and of their parts are one or more segments of a name.
-    """
-    for prefix, replacement in renames.items():
-        if name.startswith(prefix):
-            name = replacement + name[len(prefix) :]
-            break
-    segments = name.split(".")
-    for stacked_name, part_list in stacked.items():
-        indices, length = _indices(part_list), part_list[0].count(".") + 1
-        for position in range(len(segments) - length + 1):
-            index = indices.get(".".join(segments[position : position + length]))
-            if index is not None:
-                return ".".join([*segments[:position], stacked_name, *segments[position + length :]]), index
-    return name, 0
-
-
-@functools.cache
-def _indices(part_list: tuple[str, ...]) -> Mapping[str, int]:
-    return {part: index for index, part in enumerate(part_list)}
-
-
-def part_names(target: str, stacked: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """The names of the parts which make up a parameter: itself, unless it is stacked."""
-    segments = target.split(".")
-    for stacked_name, part_list in stacked.items():
-        length = stacked_name.count(".") + 1
-        for position in range(len(segments) - length + 1):
-            if ".".join(segments[position : position + length]) == stacked_name:
-                return [".".join([*segments[:position], part, *segments[position + length :]]) for part in part_list]
-    return [target]
 
 
 def random_weights(
@@ -301,19 +183,17 @@ def _place(target: str, parts: list[WeightTensor], partition: Partition) -> Iter
     """Place the overlaps of this rank's rows with the stored tensors, which lie one below another."""
     first_row, share = 0, partition.columns
     columns = None if share is None else (share.start, share.stop)
-    for rows in partition.row_ranges(sum(part.shape[0] for part in parts)):
-        above = 0
-        for part in parts:
-            start, stop = max(rows.start, above), min(rows.stop, above + part.shape[0])
-            if start < stop:
-                is_whole = not partition.cuts_columns and stop - start == part.shape[0]
-                if is_whole:
-                    yield Placement(part, target, first_row)
-                else:
-                    cut = part.part(slice(start - above, stop - above), partition.column_slice)
-                    yield Placement(cut, target, first_row, part, (start - above, stop - above), columns)
-                first_row += stop - start
-            above += part.shape[0]
+    tops = [0, *itertools.accumulate(part.shape[0] for part in parts)]
+    for rows in partition.row_ranges(tops[-1]):
+        for index in range(bisect.bisect(tops, rows.start) - 1, bisect.bisect_left(tops, rows.stop)):
+            part, top = parts[index], tops[index]
+            start, stop = max(rows.start - top, 0), min(rows.stop - top, part.shape[0])
+            if partition.cuts_columns or stop - start < part.shape[0]:
+                cut = part.part(slice(start, stop), partition.column_slice)
+                yield Placement(cut, target, first_row, part, (start, stop), columns)
+            else:
+                yield Placement(part, target, first_row)
+            first_row += stop - start
 
 
 def _complain(what: str, names: list[str]) -> None:

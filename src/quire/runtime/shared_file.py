@@ -4,11 +4,11 @@ A header, then from `DATA_OFFSET` on the bytes. The process that holds the lock 
 memory; others wait, and map the result. Where files have huge pages (ext4, XFS, Btrfs) this is as fast as anonymous
 memory, and the system writes the pages to disk by itself. A renamed file is valid until the machine restarts, because
 all processes see the same page cache. A thread then brings it to disk (`settle`), and from there on it is valid as long
-as its time of modification is the one in its header: no start reads the bytes to check them. Must not know models.
+as its time of modification is the one in its header: no start reads the bytes to check them. `check` does, on demand.
+Must not know models.
 Next to read: `plan/weight_file.py`, which keeps packed weights so.
 """
 
-import ctypes
 import errno
 import fcntl
 import hashlib
@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.byte_sizes import format_bytes
+from quire.linux import reserve_blocks, write_back
 from quire.runtime.huge_pages import HUGE_PAGE_BYTES, map_file
 from quire.weights.progress import Progress
 
@@ -44,6 +45,7 @@ SHARE_OF_DISK = 0.5
 """Default limit of all files: this share of the disk's free space, with what the files take already."""
 _PREFIX = struct.Struct("<8s32sI")  # magic, SHA-256 of the header, its length
 _MAX_HEADER_BYTES = 64 << 10
+_READ_BYTES = 4 << 20
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -53,6 +55,7 @@ class Header(msgspec.Struct, frozen=True):
         source: path of the model's file or directory.
         boot_id: of the system that packed the file; None when it is known to be on disk.
         modified_s: the time of modification that the file then has, seconds.
+        sha256: of the bytes, when they were brought to disk.
     """
 
     key: str
@@ -63,6 +66,7 @@ class Header(msgspec.Struct, frozen=True):
     made_by: str
     boot_id: str | None
     modified_s: int | None = None
+    sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +121,7 @@ class Unfinished:
             os.ftruncate(descriptor, 0)
             make_room(place, max_bytes)
             # Without reserved blocks, writing to the mapped pages of a full disk would end the process.
-            os.posix_fallocate(descriptor, DATA_OFFSET, place.header.num_bytes)
+            reserve_blocks(descriptor, DATA_OFFSET, place.header.num_bytes)
             self.memory = map_file(descriptor, place.header.num_bytes, DATA_OFFSET, is_writable=True)
         except OSError:
             self.close()
@@ -212,6 +216,39 @@ def list_files(directory: Path) -> Iterator[FoundFile]:
             yield FoundFile(path, header, status.st_blocks * 512, used_ns)
 
 
+def files_of(directory: Path, source: Path) -> list[FoundFile]:
+    """Return the files of a directory that were packed from a model's file, or from a directory with models."""
+    with suppress(OSError):
+        found = [(Path(file.header.source), file) for file in list_files(directory) if file.header is not None]
+        return [file for path, file in found if source == path or source in path.parents]
+    return []
+
+
+def check(file: FoundFile) -> str | None:
+    """Read all bytes of a file and return what is wrong with it. Raises: OSError."""
+    header = file.header
+    if header is None:
+        return "is damaged"
+    descriptor = os.open(file.path, os.O_RDONLY | os.O_NOATIME)
+    try:
+        num_bytes = os.fstat(descriptor).st_size - DATA_OFFSET
+        if num_bytes != header.num_bytes:
+            return f"has {num_bytes:,} bytes of weights, not {header.num_bytes:,}"
+        if header.sha256 is not None and header.sha256 != _sha256(descriptor):
+            return "does not have the bytes that were written"
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _sha256(descriptor: int) -> str:
+    digest, offset = hashlib.sha256(), DATA_OFFSET
+    while data := os.pread(descriptor, _READ_BYTES, offset):
+        digest.update(data)
+        offset += len(data)
+    return digest.hexdigest()
+
+
 def partial_path(path: Path) -> Path:
     """Return the name of a file while it is packed."""
     return path.with_name(path.name + PARTIAL)
@@ -254,6 +291,7 @@ def settle_later(path: Path) -> None:
 
 def _settle(path: Path) -> None:
     with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # of this thread: steps do not wait for it
         settle(path)
 
 
@@ -265,23 +303,16 @@ def settle(path: Path) -> None:
     descriptor = os.open(path, os.O_RDWR)
     try:
         for start in range(0, os.fstat(descriptor).st_size, SETTLE_BYTES):
-            _write_back(descriptor, start)
+            write_back(descriptor, start, SETTLE_BYTES)
         os.fsync(descriptor)
+        sha256 = _sha256(descriptor)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         header = read_header(descriptor)
         if header is not None and header.boot_id is not None:
             modified_s = int(time.time())
-            write_header(descriptor, msgspec.structs.replace(header, boot_id=None, modified_s=modified_s))
+            settled = msgspec.structs.replace(header, boot_id=None, modified_s=modified_s, sha256=sha256)
+            write_header(descriptor, settled)
             os.fsync(descriptor)
             os.utime(descriptor, ns=(os.fstat(descriptor).st_atime_ns, modified_s * 10**9))
     finally:
         os.close(descriptor)
-
-
-def _write_back(descriptor: int, start: int) -> None:
-    """Write the dirty pages of `SETTLE_BYTES` to disk, where the C library can."""
-    write, wait_before, wait_after = 2, 1, 4  # SYNC_FILE_RANGE_…
-    function = getattr(ctypes.CDLL(None), "sync_file_range", None)
-    if function is not None:
-        offset, count = ctypes.c_int64(start), ctypes.c_int64(SETTLE_BYTES)
-        function(descriptor, offset, count, ctypes.c_uint(wait_before | write | wait_after))

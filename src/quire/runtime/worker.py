@@ -103,6 +103,7 @@ class Worker:
                     max_logit_rows=max(config.scheduler.max_num_seqs, PROMPT_LOGPROB_ROWS),
                     tile_rows=config.tile_rows,
                     kv_ahead_bytes=config.hardware.kv_ahead_bytes,
+                    fetches_experts=config.weights_on_disk,
                 )
                 if program.layers is not None:
                     config = replace(config, scheduler=config.scheduler.of_layers(program.layers))

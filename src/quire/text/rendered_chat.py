@@ -31,9 +31,11 @@ class SpecialTokenMarks:
     """Finds special tokens in messages. `tokens`: their texts. Tokens of one character cannot be cut."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
-        found = sorted({token for token in tokens if len(token) > 1}, key=len, reverse=True)
-        # A lookahead also finds tokens that overlap.
-        self._pattern = re.compile(f"(?=(?:{'|'.join(map(re.escape, found))}))") if found else None
+        self._tokens = frozenset(token for token in tokens if len(token) > 1)
+        self._lengths = sorted(set(map(len, self._tokens)))
+        # To compile an alternative for each of Gemma's 6,414 tokens took 0.24 s.
+        firsts = "".join(re.escape(character) for character in sorted({token[0] for token in self._tokens}))
+        self._first = re.compile(f"[{firsts}]") if firsts else None
 
     def render(self, render: Callable[[Callable[[Any], Any]], str]) -> RenderedChat:
         """Call `render` and cut its text. It must pass every value of the client through the function that it gets.
@@ -48,10 +50,11 @@ class SpecialTokenMarks:
         return RenderedChat(tuple(text.split(mark)))
 
     def _marked(self, value: Any, mark: str) -> Any:
-        if self._pattern is None:
+        if self._first is None:
             return value
         if isinstance(value, str):
-            places = [match.start() + 1 for match in self._pattern.finditer(value)]
+            starts = (match.start() for match in self._first.finditer(value))
+            places = [start + 1 for start in starts if self._is_token_at(value, start)]
             if not places:
                 return value
             return mark.join(value[start:end] for start, end in zip([0, *places], [*places, None], strict=True))
@@ -60,3 +63,6 @@ class SpecialTokenMarks:
         if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
             return [self._marked(item, mark) for item in value]
         return value
+
+    def _is_token_at(self, text: str, start: int) -> bool:
+        return any(text[start : start + length] in self._tokens for length in self._lengths)

@@ -18,9 +18,10 @@ from quire.weights.block_formats import NVFP4
 from quire.weights.gguf_architectures import architecture_of
 from quire.weights.gguf_config import translate_config, translate_generation_config
 from quire.weights.gguf_file import GGUFFile, GGUFTensor, read_gguf
+from quire.weights.gguf_layout import file_views
 from quire.weights.gguf_metadata import Metadata
-from quire.weights.gguf_names import huggingface_name, is_rotary_projection, predicts_further, rotary_row_order
-from quire.weights.gguf_recurrent import StateSizes, as_huggingface
+from quire.weights.gguf_names import huggingface_name, predicts_further
+from quire.weights.gguf_recurrent import RecodedTensor, StateSizes, as_huggingface
 from quire.weights.model_cache import list_cached
 from quire.weights.model_files import read_json, read_json_object
 from quire.weights.quantized import QuantizedTensor, nvfp4
@@ -35,10 +36,6 @@ SEPARATE_QUANTIZATION = {
     "hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"
 }  # fmt: skip
 """Files in which older tools write what `quantization_config` says, and their methods."""
-HEADS = ("lm_head.weight", "embed_out.weight", "language_model.lm_head.weight")
-FIRST_LAYER = re.compile(r"((?:(?:model|language_model|decoder|transformer|gpt_neox|backbone)\.)+)(?:layers|h)\.0\.")
-"""Names of tensors of a language model's first layer; the group is what the embedding's name begins with."""
-EMBEDDINGS = {"transformer.": "wte", "gpt_neox.": "embed_in", "backbone.": "embeddings"}
 POOLINGS = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean"}
 """Poolings of sentence-transformers, and those of `PoolingParams`."""
 
@@ -114,15 +111,8 @@ def _named_tensors(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Weigh
             continue  # `_nvfp4` reads the scale of the weight; those of activations are not used
         if name is None:
             raise UnsupportedModelError(f"{file.path}: tensor '{shown}' has no place in Quire's {config['model_type']}")
-        row_order = None
-        if architecture.reorders_pairs and is_rotary_projection(stored.name):
-            if stored.shape[0] % config["head_dim"]:
-                raise ModelFileError(f"{file.path}: the rows of '{shown}' are not whole heads of {config['head_dim']}")
-            row_order = rotary_row_order(stored.shape[0], config["head_dim"])
-        has_offset = name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
-        offset = -architecture.norm_offset if has_offset else 0.0
-        values = file.rows(stored)
-        tensor = WeightTensor(name, stored.shape, stored.format.name, values, row_order, offset=offset)
+        views = file_views(stored.name, stored.shape[0], architecture, config)
+        tensor = WeightTensor(name, stored.shape, stored.format.name, file.rows(stored)).viewed(views)
         tensor = as_huggingface(tensor, sizes)
         if name.endswith("shared_expert_gate.weight") and len(tensor.shape) == 1:  # as old files have it
             tensor = replace(tensor, shape=(1, *tensor.shape))
@@ -151,8 +141,7 @@ def _nvfp4(tensor: WeightTensor, file: GGUFFile, whole: GGUFTensor, index: int) 
     `index`: of the matrix in the `whole` stack. The tensor `….scale` has the scale of the whole, or of each matrix;
     without it, that is 1. Raises: ModelFileError; UnsupportedModelError.
     """
-    num_parts = 1 if tensor.column_order is None else len(tensor.column_order)
-    if len(tensor.shape) != 2 or tensor.shape[1] // num_parts % NVFP4.block_len:
+    if len(tensor.shape) != 2 or tensor.shape[1] % NVFP4.block_len or isinstance(tensor, RecodedTensor):
         raise UnsupportedModelError(
             f"{file.path}: '{printable(whole.name)}' {list(whole.shape)} is stored as NVFP4, but is no matrix whose "
             f"parts are whole blocks of {NVFP4.block_len}: use a file of another format"
@@ -164,7 +153,8 @@ def _nvfp4(tensor: WeightTensor, file: GGUFFile, whole: GGUFTensor, index: int) 
             raise ModelFileError(f"{file.path}: '{printable(scale.name)}' {list(scale.shape)} does not fit "
                                  f"'{printable(whole.name)}' {list(whole.shape)}; fetch the model again")  # fmt: skip
         factor = values[index % len(values)]
-    blocks = (tensor.stored if tensor.column_order is None else tensor.raw).reshape(len(tensor.stored), -1, 4 + 32)
+    blocks = tensor.stored.reshape(len(tensor.stored), -1, 4 + 32)
+    blocks = blocks if tensor.column_order is None else blocks[:, tensor.column_order]
 
     def codes(first: int, last: int) -> np.ndarray:
         pairs = blocks[first:last, :, 4:].reshape(last - first, -1, 8)
@@ -217,8 +207,6 @@ def _open_directory(files: ModelFiles, *, with_tensors: bool) -> Checkpoint:
     generation_path = files.path / "generation_config.json"
     generation_config = read_json_object(generation_path) if generation_path.is_file() else {}
     tensors: Mapping[str, WeightTensor] = joined(read_directory(files.path)) if with_tensors else {}
-    if config.get("tie_word_embeddings") is not False:
-        tensors = with_embedding(tensors)
     if quantization and method != "mxfp4":
         tensors = joined_quantized(str(own_path), quantization, tensors)
         # The tensors' formats tell the rest.
@@ -230,23 +218,6 @@ def _open_directory(files: ModelFiles, *, with_tensors: bool) -> Checkpoint:
             " take the field out if the weights are floats, or fetch the model again"
         )
     return Checkpoint(files, "safetensors", config, generation_config, {}, tensors)
-
-
-def with_embedding(tensors: Mapping[str, WeightTensor]) -> Mapping[str, WeightTensor]:
-    """Return the tensors of a tied model with the head under the embedding's name, if they have the head alone.
-
-    `safetensors.torch.save_model` keeps one name of weights that are the same, and of these the head's.
-    """
-    head = next((name for name in HEADS if name in tensors), None)
-    layer = next((match for name in tensors if (match := FIRST_LAYER.match(name))), None)
-    if head is None or layer is None:
-        return tensors
-    prefix = layer[1]
-    if any(f"{prefix}{name}.weight" in tensors for name in ("embed_tokens", "embedding", *EMBEDDINGS.values())):
-        return tensors
-    name = f"{prefix}{EMBEDDINGS.get(prefix, 'embed_tokens')}.weight"
-    return {**{other: tensor for other, tensor in tensors.items() if other != head},
-            name: replace(tensors[head], name=name)}  # fmt: skip
 
 
 def read_pooling(directory: Path) -> dict[str, Any]:

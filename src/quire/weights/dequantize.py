@@ -10,7 +10,6 @@ made loading SmolLM2 take 28 s instead of 0.5 s on a machine whose cores were bu
 In the docstrings below N is the number of blocks; byte ranges are within one block; "lo, hi" are nibbles.
 """
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from quire.linux import allowed_cpus
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.dequantize_codebooks import CODEBOOK_DECODERS, halves
 
@@ -76,7 +76,7 @@ def decode(raw: np.ndarray, format_name: str) -> np.ndarray:
     blocks = raw.reshape(-1, block_format.block_bytes)
     out = np.empty((blocks.shape[0], block_format.block_len), np.float32)
     num_pieces = -(-out.size // WEIGHTS_PER_PIECE)
-    num_threads = min(len(os.sched_getaffinity(0)), num_pieces // PIECES_PER_THREAD)
+    num_threads = min(len(allowed_cpus()), num_pieces // PIECES_PER_THREAD)
     if num_threads < 2:
         _decode_pieces(format_name, blocks, out)
     else:

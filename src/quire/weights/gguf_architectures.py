@@ -183,9 +183,9 @@ ARCHITECTURES = {
         "gpt2",
         names={
             "blk": "transformer.h", "token_embd": "transformer.wte", "position_embd": "transformer.wpe",
-            "output_norm": "transformer.ln_f", "attn_norm": "ln_1", "attn_qkv": "attn.c_attn_rows",
-            "attn_output": "attn.c_proj_rows", "ffn_norm": "ln_2", "ffn_up": "mlp.c_fc_rows",
-            "ffn_down": "mlp.c_proj_rows",
+            "output_norm": "transformer.ln_f", "attn_norm": "ln_1", "attn_qkv": "attn.c_attn",
+            "attn_output": "attn.c_proj", "ffn_norm": "ln_2", "ffn_up": "mlp.c_fc",
+            "ffn_down": "mlp.c_proj",
         },
         epsilon_key="attention.layer_norm_epsilon",
         config_names={
@@ -198,7 +198,7 @@ ARCHITECTURES = {
         "gpt_neox",
         names={
             "blk": "gpt_neox.layers", "token_embd": "gpt_neox.embed_in", "output_norm": "gpt_neox.final_layer_norm",
-            "attn_qkv": "attention.query_key_value_rows", "attn_output": "attention.dense",
+            "attn_qkv": "attention.query_key_value", "attn_output": "attention.dense",
             "ffn_up": "mlp.dense_h_to_4h", "ffn_down": "mlp.dense_4h_to_h",
         },
         rotates_part=True,

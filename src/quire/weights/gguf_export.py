@@ -5,17 +5,17 @@ reads the keys back and compares. Sources: llama.cpp's converter. Next to read: 
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from quire.errors import ModelFileError, UnsupportedModelError
+from quire.weight_map import Layout
 from quire.weights.gguf_architectures import ARCHITECTURES, GRANITE4_DENSE, MIXTRAL, Architecture
 from quire.weights.gguf_export_keys import architecture_keys, state_sizes
 from quire.weights.gguf_gemma4 import FULL, rotary_divisors
-from quire.weights.gguf_layout import as_file
+from quire.weights.gguf_layout import as_file, file_views, undone
 from quire.weights.gguf_names import (
     BARE_PARTS,
     BIASES,
@@ -25,8 +25,6 @@ from quire.weights.gguf_names import (
     SHORT_FACTORS,
     TOP_PARTS,
     huggingface_name,
-    is_rotary_projection,
-    rotary_row_order,
 )
 from quire.weights.gguf_rope import LOG_MULTIPLIER, llama3_factors
 from quire.weights.weight_tensor import WeightTensor
@@ -157,40 +155,34 @@ def _check_attention_factor(rope: Mapping[str, Any]) -> None:
 
 
 def name_tensors(
-    config: Mapping[str, Any],
-    read: Any,
-    tensors: Mapping[str, WeightTensor],
-    renamed: Callable[[str], str] = lambda name: name,
+    config: Mapping[str, Any], read: Any, tensors: Mapping[str, WeightTensor], layout: Layout
 ) -> dict[str, tuple[str | None, list[WeightTensor]]]:
     """The stored tensors by GGUF name: the Hugging Face name of a single one, and the matrices, several for experts.
 
-    `tensors`: by the names that `renamed` makes of Hugging Face's. Raises: UnsupportedModelError for a tensor that has
-    no GGUF name.
+    `layout`: the model's. Raises: UnsupportedModelError for a tensor that has no GGUF name.
     """
     _, architecture = architecture_for(config)
     names = {**architecture.names, **(STACKED_HEADS if architecture.has_latents else {})}
-    tensors = as_file(tensors, architecture, read, state_sizes(read))
-    head_size = _head_size(config) if architecture.attends else 0
+    own = {name: tensors[stored] for name, stored in layout.used_names(tensors).items()}
+    own = as_file(own, architecture, read, state_sizes(read))
+    if config.get("tie_word_embeddings"):
+        own.pop("lm_head.weight", None)
     found: dict[str, tuple[str | None, list[WeightTensor]]] = {}
     used: set[str] = set()
-    root = names.get("token_embd", "model.embed_tokens").partition(".")[0] + "."
-    is_rooted = any(name.startswith(root) for name in tensors)  # not where only the decoder was saved
     for name in _file_names(config, names):
         hf_name = huggingface_name(name, names)
-        if hf_name is None or (name.startswith("output.") and config.get("tie_word_embeddings")):
+        if hf_name is None:
             continue
-        stored_name = renamed(hf_name.replace("_rows.", "."))
-        stored_name = stored_name if is_rooted else stored_name.removeprefix(root)
-        parts = [stored_name.replace("*", str(index)) for index in range(_count(stored_name, tensors))]
-        if stored_name == "lm_head.weight" and "embed_out.weight" in tensors:  # GPT-NeoX
-            parts = ["embed_out.weight"]
-        if not parts or used.intersection(parts) or not all(part in tensors for part in parts):
+        own_name = layout.own_name(hf_name)
+        parts = [own_name.replace("*", str(index)) for index in range(_count(own_name, own))]
+        if not parts or used.intersection(parts) or not all(part in own for part in parts):
             continue
         used |= set(parts)
-        stored = [_in_file_order(tensors[part], name, architecture, head_size) for part in parts]
-        found[name] = (None if "*" in hf_name else hf_name.replace("_rows.", "."), stored)
-    if left := [name for name in tensors if name not in used]:
-        raise UnsupportedModelError(f"tensor {left[0]} has no GGUF name here; use llama.cpp's converter")
+        stored = [own[part] for part in parts]
+        views = undone(file_views(name, math.prod(stored[0].shape[:1]), architecture, config))
+        found[name] = (None if "*" in hf_name else stored[0].name, [each.viewed(views) for each in stored])
+    if left := [name for name in own if name not in used]:
+        raise UnsupportedModelError(f"tensor {own[left[0]].name} has no GGUF name here; use llama.cpp's converter")
     return found
 
 
@@ -219,20 +211,3 @@ def _count(hf_name: str, tensors: Mapping[str, WeightTensor]) -> int:
     if "*" not in hf_name:
         return 1
     return next(index for index in range(len(tensors) + 1) if hf_name.replace("*", str(index)) not in tensors)
-
-
-def _in_file_order(tensor: WeightTensor, name: str, architecture: Architecture, head_size: int) -> WeightTensor:
-    """The rows of rotated heads with the elements of a pair side by side, and norms with their offset.
-
-    GPT-2's matrices are stored with inputs as rows, GPT-NeoX's queries, keys and values head by head.
-    """
-    if architecture.model_type == "gpt2" and name.startswith("blk.") and len(tensor.shape) == 2:
-        return tensor.transposed()
-    if architecture.model_type == "gpt_neox" and ".attn_qkv." in name:
-        rows = np.arange(tensor.shape[0]).reshape(-1, 3, head_size)
-        return tensor.with_rows(rows.swapaxes(0, 1).reshape(-1))
-    if architecture.reorders_pairs and is_rotary_projection(name):
-        tensor = tensor.with_rows(np.argsort(rotary_row_order(math.prod(tensor.shape[:1]), head_size)))
-    if architecture.norm_offset and name.endswith("norm.weight") and "ssm_norm" not in name:
-        tensor = replace(tensor, offset=tensor.offset + architecture.norm_offset)
-    return tensor

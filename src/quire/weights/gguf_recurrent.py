@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass, replace
 import numpy as np
 
 from quire.errors import ModelFileError
-from quire.weights.block_formats import BLOCK_FORMATS
+from quire.weights.block_formats import BLOCK_FORMATS, NVFP4
 from quire.weights.gguf_metadata import Metadata
 from quire.weights.weight_tensor import WeightTensor
 
@@ -57,6 +57,32 @@ class StateSizes:
         return self.inner_size // self.num_heads
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecodedTensor(WeightTensor):
+    """A matrix with equal parts of its columns, no whole blocks, in another order: decoded and encoded when it is read.
+
+    `part_order`: stored position of each part of `source`'s columns.
+    """
+
+    source: WeightTensor
+    part_order: np.ndarray
+
+    @property
+    def raw(self) -> np.ndarray:
+        """Shapes: uint8 `[rows, row_bytes]`."""
+        from quire.weights.quantize import quantize
+
+        parts = self.source.to_numpy().reshape(self.shape[0], len(self.part_order), -1)
+        return quantize(parts[:, self.part_order].reshape(self.shape), self.format)
+
+    def part(self, rows: slice, columns: slice) -> WeightTensor:
+        """Some rows and columns; the whole is read for some columns."""
+        if columns != slice(None):
+            return WeightTensor(self.name, self.shape, self.format, self.raw).part(rows, columns)
+        source = self.source.part(rows, columns)
+        return replace(self, shape=source.shape, stored=source.stored, source=source)
+
+
 def as_huggingface(tensor: WeightTensor, sizes: StateSizes | None) -> WeightTensor:
     """Return a tensor of a layer with state as Hugging Face stores it.
 
@@ -86,12 +112,11 @@ def _with_value_heads(
     size, keys = sizes.head_size, 2 * sizes.num_groups * sizes.state_size
     name = tensor.name.removesuffix(".weight").rpartition("linear_attn.")[2]
     if name == "out_proj":
-        block_len = BLOCK_FORMATS[tensor.format].block_len if tensor.format in BLOCK_FORMATS else 1
-        order = order_of(sizes, 1)
+        block_len = {**BLOCK_FORMATS, NVFP4.name: NVFP4}[tensor.format].block_len
         if size % block_len == 0:
-            return replace(tensor, column_order=order)
-        encoded = "BF16" if size % WIDE_BLOCK_LEN else "Q8_0"
-        return replace(tensor, column_order=order, format=encoded, stored_format=tensor.format)
+            return replace(tensor, column_order=order_of(sizes, size // block_len))
+        encoded, order = "BF16" if size % WIDE_BLOCK_LEN else "Q8_0", order_of(sizes, 1)
+        return RecodedTensor(tensor.name, tensor.shape, encoded, tensor.stored, source=tensor, part_order=order)
     rows = {"in_proj_qkv": size, "conv1d": size, "in_proj_z": size, **dict.fromkeys(ROW_PER_HEAD, 1)}.get(name)
     if rows is None:
         return tensor

@@ -5,7 +5,6 @@ a file named Q4_K_M has what people expect. The blocks are ours: `native/weights
 Next to read: `gguf_writer.py`, `quantize_source.py`.
 """
 
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import numpy as np
 
 from quire._native import quantize_rows
 from quire.errors import ConfigError, ModelFileError, UnsupportedModelError
+from quire.linux import allowed_cpus
 from quire.weights.block_formats import BLOCK_FORMATS, row_bytes
 from quire.weights.gguf_writer import TensorToWrite, key_value, write_gguf
 from quire.weights.progress import Progress, ignore_progress
@@ -248,4 +248,4 @@ def _parts(shape: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
 
 
 def _num_threads() -> int:
-    return len(os.sched_getaffinity(0))
+    return len(allowed_cpus())

@@ -14,7 +14,7 @@ per 32 and not BF16: of normal weights the error (root mean square) with FP8's o
 the bytes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -131,7 +131,11 @@ class QuantizedTensor(WeightTensor):
         order = None if self.row_order is None else self.row_order[top:bottom]
         return replace(self, shape=(bottom - top, right - left), corner=corner, row_order=order)
 
-    def unstacked(self) -> Iterator[WeightTensor]:
+    def transposed(self) -> WeightTensor:
+        """Raises: UnsupportedModelError."""
+        raise UnsupportedModelError(f"'{self.name}' is quantised with inputs as rows; use the original model")
+
+    def matrix(self, index: int) -> WeightTensor:
         """Raises: UnsupportedModelError."""
         raise UnsupportedModelError(f"'{self.name}' is quantised as a whole stack of matrices; use the original model")
 

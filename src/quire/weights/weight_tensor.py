@@ -4,36 +4,39 @@ Next to read: `checkpoint.py`, which makes them.
 """
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire.errors import UnsupportedModelError
-from quire.weights.block_formats import BLOCK_FORMATS, BlockFormat, row_bytes
+from quire.errors import ModelFileError, UnsupportedModelError
+from quire.weight_map import Add, Rows, Taps, Transpose, Unstack, View
+from quire.weights.block_formats import BLOCK_FORMATS, BlockFormat
 
 if TYPE_CHECKING:
     import torch
 
+FLOATS = ("F32", "F16", "BF16")
+MXFP4_NIBBLES = 16
+"""Bytes of a block of MXFP4 without its scale."""
+
 
 @dataclass(frozen=True, slots=True)
 class WeightTensor:
-    """A weight in a mapped file.
+    """A weight in a mapped file. Views of it read nothing.
 
     Fields:
         name: the Hugging Face name, as `model.layers.0.mlp.up_proj.weight`.
         shape: in torch's order.
         format: of the stored values: "F32", "BF16", "Q4_1", …
-        stored: uint8 `[rows, row_bytes]`; a vector is one row.
+        stored: uint8 `[rows, row_bytes]`, or blocks `[rows, blocks, block_bytes]`; a vector is one row.
         row_order: stored position of each row (of each element of a vector); None when they are stored in order.
-        is_transposed: the matrix is stored with inputs as rows.
+        column_order: stored position of each block of a row; None when they are stored in order.
         offset: added to each value when it is decoded.
         scales: of MXFP4, where they are stored apart: uint8 `[rows, blocks]`, exponents. `stored` then has the nibbles
             of neighbours in one byte.
-        column_order: stored position of each of as many equal parts of a matrix's columns, whole blocks of
-            `stored_format`; None when they are stored in order.
-        stored_format: of `stored`, where parts are no whole blocks of it and `raw` encodes them in `format`.
+        is_across: blocks have values of a column.
     """
 
     name: str
@@ -41,18 +44,18 @@ class WeightTensor:
     format: str
     stored: np.ndarray
     row_order: np.ndarray | None = None
-    is_transposed: bool = False
+    column_order: np.ndarray | None = None
     offset: float = 0.0
     scales: np.ndarray | None = None
-    column_order: np.ndarray | None = None
-    stored_format: str | None = None
+    is_across: bool = False
 
     @property
     def num_bytes(self) -> int:
         """As stored."""
         size = self.stored.size + (0 if self.scales is None else self.scales.size)
-        has_all_rows = self.row_order is None or len(self.shape) == 1
-        return size if has_all_rows else self.shape[0] * size // len(self.stored)
+        for axis, order in enumerate((self.row_order, self.column_order)):
+            size = size if order is None else size * len(order) // self._blocks().shape[axis]
+        return size
 
     @property
     def raw(self) -> np.ndarray:
@@ -60,20 +63,57 @@ class WeightTensor:
 
         Shapes: uint8 `[rows, row_bytes]`; a vector is one row.
         """
-        if self.column_order is not None:
-            return self._columns_in_order()
+        is_in_order = self.row_order is None and self.column_order is None
+        if is_in_order and self.scales is None and self.stored.ndim == 2:
+            return self.stored
         if self.scales is not None:
             return join_mxfp4(*self.pairs_and_scales())
-        if self.is_transposed:
-            values = self.stored.reshape(self.shape[1], -1, self._block_format().block_bytes).swapaxes(0, 1)
-            values = values if self.row_order is None else values[self.row_order]
-            return values.reshape(self.shape[0], -1)
-        if self.row_order is None:
+        blocks = self._in_order(self._blocks())
+        return blocks.reshape(1 if len(self.shape) == 1 else len(blocks), -1)
+
+    def _blocks(self) -> np.ndarray:
+        """Shapes: uint8 `[rows, blocks, block_bytes]`; a vector's blocks are rows."""
+        if self.stored.ndim == 3:
             return self.stored
+        block_bytes = self._block_format().block_bytes if self.scales is None else MXFP4_NIBBLES
         if len(self.shape) == 1:
-            elements = self.stored.reshape(-1, self._block_format().block_bytes)
-            return np.take(elements, self.row_order, axis=0).reshape(1, -1)
-        return np.take(self.stored, self.row_order, axis=0)
+            return self.stored.reshape(-1, 1, block_bytes)
+        return self.stored.reshape(len(self.stored), -1, block_bytes)
+
+    def _in_order(self, blocks: np.ndarray) -> np.ndarray:
+        if self.is_across and self.format not in FLOATS:
+            raise UnsupportedModelError(f"weight '{self.name}' is stored as {self.format}, which cannot be transposed")
+        blocks = blocks if self.row_order is None else np.take(blocks, self.row_order, axis=0)
+        return blocks if self.column_order is None else np.take(blocks, self.column_order, axis=1)
+
+    def viewed(self, views: Iterable[View]) -> "WeightTensor":
+        """Return what the views, one after the other, make of the tensor; nothing is read.
+
+        Raises: ModelFileError for views of another shape; UnsupportedModelError.
+        """
+        tensor = self
+        for view in views:
+            tensor = tensor._viewed(view)
+        return tensor
+
+    def _viewed(self, view: View) -> "WeightTensor":
+        match view:
+            case Rows(order) if len(order) == self.shape[0]:
+                return self.with_rows(order)
+            case Transpose(floats_only):
+                is_matrix = len(self.shape) == 2 and not (floats_only and self.format not in FLOATS)
+                return self.transposed() if is_matrix else self
+            case Add(value):
+                return replace(self, offset=self.offset + value)
+            case Taps():
+                return self.taps_first() if len(self.shape) > 1 else self
+            case Unstack(index, count) if len(self.shape) > 1 and count == self.shape[0]:
+                return self.matrix(index)
+        expected = f"{view.count} matrices" if isinstance(view, Unstack) else f"{len(view.order)} rows"
+        raise ModelFileError(
+            f"the checkpoint has {self.name} {list(self.shape)}, but the model's configuration makes {expected}: "
+            "configuration and weights do not belong together"
+        )
 
     def pairs_and_scales(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the rows of MXFP4 with scales apart, in the order of `shape`, and their scales.
@@ -81,64 +121,47 @@ class WeightTensor:
         Shapes: uint8 `[rows, I / 2]`, uint8 `[rows, I / 32]`.
         """
         assert self.scales is not None
-        if self.row_order is None:
-            return np.ascontiguousarray(self.stored), np.ascontiguousarray(self.scales)
-        return np.take(self.stored, self.row_order, axis=0), np.take(self.scales, self.row_order, axis=0)
+        pairs, scales = self._in_order(self._blocks()), self._in_order(self.scales)
+        return np.ascontiguousarray(pairs.reshape(len(pairs), -1)), np.ascontiguousarray(scales)
 
     def part(self, rows: slice, columns: slice) -> "WeightTensor":
         """Some rows and columns of a matrix, or elements `rows` of a vector; no matrix is read.
 
         Columns must be whole blocks of the format. Raises: UnsupportedModelError for formats that `to_torch` refuses.
         """
-        block = self._block_format()
-        if self.column_order is not None and columns == slice(None):
-            return replace(
-                self, shape=(len(range(*rows.indices(self.shape[0]))), self.shape[1]), stored=self.stored[rows]
-            )
-        is_mixed = self.is_transposed and self.row_order is not None
-        if self.scales is not None:
+        block_len, blocks, scales = self._block_format().block_len, self._blocks(), self.scales
+        row_order, column_order = self.row_order, self.column_order
+        shape: tuple[int, ...] = (len(range(*rows.indices(self.shape[0]))),)
+        if row_order is not None:
+            row_order = row_order[rows]
+        else:
+            blocks, scales = blocks[rows], None if scales is None else scales[rows]
+        if len(self.shape) > 1:
             first, last, _ = columns.indices(self.shape[1])
-            stored, scales = self.stored[:, first // 2 : last // 2], self.scales[:, first // 32 : last // 32]
-            order = np.arange(len(stored)) if self.row_order is None else self.row_order
-            chosen = replace(self, shape=(len(order[rows]), last - first), stored=stored, scales=scales)
-            if self.row_order is None:
-                return replace(chosen, stored=stored[rows], scales=scales[rows])
-            return replace(chosen, row_order=order[rows])
-        if self.column_order is not None or is_mixed:
-            whole = WeightTensor(self.name, self.shape, self.format, self.raw, offset=self.offset)
-            return whole.part(rows, columns)
-        if len(self.shape) == 1:
-            elements = self.raw.reshape(-1, block.block_bytes)[rows]
-            shape = (len(elements) * block.block_len,)
-            return replace(self, shape=shape, stored=elements.reshape(1, -1), row_order=None)
-        if self.is_transposed:
-            top, bottom, _ = rows.indices(self.shape[0])
-            stored = self.stored[columns, row_bytes(block, top) : row_bytes(block, bottom)]
-            return replace(self, shape=(bottom - top, len(stored)), stored=stored)
-        first, last, _ = columns.indices(self.shape[1])
-        stored = self.stored[:, row_bytes(block, first) : row_bytes(block, last)]
-        num_rows = len(range(*rows.indices(self.shape[0])))
-        if self.row_order is None:
-            return replace(self, shape=(num_rows, last - first), stored=stored[rows])
-        return replace(self, shape=(num_rows, last - first), stored=stored, row_order=self.row_order[rows])
+            chosen, shape = slice(first // block_len, last // block_len), (*shape, last - first)
+            if column_order is not None:
+                column_order = column_order[chosen]
+            else:
+                blocks, scales = blocks[:, chosen], None if scales is None else scales[:, chosen]
+        return replace(self, shape=shape, stored=blocks, row_order=row_order, column_order=column_order, scales=scales)
+
+    def matrix(self, index: int) -> "WeightTensor":
+        """A matrix of a stack `[matrices, rows, columns]`, or a vector of a matrix; nothing is read."""
+        num_rows = len(self.stored) // self.shape[0]
+        rows = slice(index * num_rows, (index + 1) * num_rows)
+        scales = None if self.scales is None else self.scales[rows]
+        return replace(self, shape=self.shape[1:], stored=self.stored[rows], scales=scales)
 
     def unstacked(self) -> Iterator["WeightTensor"]:
         """The matrices of a stack `[matrices, rows, columns]`, or the vectors of a matrix; nothing is read."""
-        count, *shape = self.shape
-        num_rows = len(self.stored) // count
-        for index in range(count):
-            rows = slice(index * num_rows, (index + 1) * num_rows)
-            scales = None if self.scales is None else self.scales[rows]
-            yield replace(self, shape=tuple(shape), stored=self.stored[rows], scales=scales)
+        return map(self.matrix, range(self.shape[0]))
 
     def transposed(self) -> "WeightTensor":
-        """The matrix that is stored with inputs as rows; nothing is read.
-
-        Raises: UnsupportedModelError for blocks of several values.
-        """
-        if self.format not in ("F32", "F16", "BF16"):
-            raise UnsupportedModelError(f"weight '{self.name}' is stored as {self.format}, which cannot be transposed")
-        return replace(self, shape=self.shape[::-1], is_transposed=True)
+        """The matrix with inputs as rows; nothing is read. One of blocks of several values is only transposed back."""
+        return replace(
+            self, shape=self.shape[::-1], stored=self._blocks().swapaxes(0, 1), row_order=self.column_order,
+            column_order=self.row_order, is_across=not self.is_across,
+        )  # fmt: skip
 
     def taps_first(self) -> "WeightTensor":
         """The filters `[channels, 1, taps]` of a convolution as a vector, all channels' first taps first."""
@@ -151,10 +174,6 @@ class WeightTensor:
         """These rows, or elements of a vector, in this order; nothing is read."""
         order = row_order if self.row_order is None else self.row_order[row_order]
         return replace(self, shape=(len(order), *self.shape[1:]), row_order=order)
-
-    def plus(self, offset: float) -> "WeightTensor":
-        """The same values plus a constant; nothing is read."""
-        return replace(self, offset=self.offset + offset)
 
     def to_torch(self, dtype: "torch.dtype") -> "torch.Tensor":
         """Decode to fp32, then round to `dtype`. Copy before writing: memory may be shared with the file's mapping.
@@ -189,18 +208,6 @@ class WeightTensor:
             start = np.frombuffer(owner, dtype=np.uint8).ctypes.data
             first = (low - start) // mmap.PAGESIZE * mmap.PAGESIZE
             owner.madvise(mmap.MADV_DONTNEED, first, high - start - first)
-
-    def _columns_in_order(self) -> np.ndarray:
-        """Shapes: uint8 `[rows, row_bytes]`."""
-        assert self.column_order is not None
-        num_rows, num_parts = len(self.stored), len(self.column_order)
-        if self.stored_format is None:
-            return self.stored.reshape(num_rows, num_parts, -1)[:, self.column_order].reshape(num_rows, -1)
-        from quire.weights.dequantize import decode
-        from quire.weights.quantize import quantize
-
-        values = decode(self.stored, self.stored_format).reshape(num_rows, num_parts, -1)
-        return quantize(values[:, self.column_order].reshape(num_rows, -1), self.format)
 
     def _block_format(self) -> BlockFormat:
         if self.format not in BLOCK_FORMATS:

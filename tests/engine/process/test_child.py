@@ -5,11 +5,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 from safetensors.numpy import load_file, save_file
 
@@ -21,6 +19,7 @@ from quire.engine.process.stream import RequestStream
 from quire.errors import EngineDeadError, ModelFileError
 from quire.types import Request
 from tests.cli.tiny_directory import make_tiny_directory
+from tests.processes import wait_for_end
 
 LIMIT_S = 60
 PARAMS = SamplingParams(temperature=1, seed=3, max_tokens=20, ignore_eos=True)
@@ -112,7 +111,4 @@ def test_it_ends_with_its_server(directory: Path) -> None:
     )
     command = [sys.executable, "-c", code, str(directory)]
     pid = int(subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S).stdout)
-    deadline = time.monotonic() + LIMIT_S
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for_end(pid)

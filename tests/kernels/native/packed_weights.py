@@ -8,7 +8,7 @@ from quire import _native
 from quire.weights.block_formats import BLOCK_FORMATS, BlockFormat
 from quire.weights.codebooks import packed_codebook
 
-ALL_ISAS = ("scalar", "avx2", "avx_vnni", "avx512", "avx512_bf16", "amx_emulated", "amx")
+ALL_ISAS = ("scalar", "neon", "neon_i8mm", "avx2", "avx_vnni", "avx512", "avx512_bf16", "amx_emulated", "amx")
 ISAS = [isa for isa in ALL_ISAS if _native.isa_supported(isa)]
 EXACT_ISAS = [isa for isa in ISAS if not isa.startswith("amx")]
 """Those without tiles, which round in another order."""

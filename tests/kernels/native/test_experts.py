@@ -1,6 +1,11 @@
 """Routing and the products of experts: against float64, and the same bits in any step, on any threads and ISA."""
 
+import ctypes
+import mmap
+import os
+import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -63,7 +68,10 @@ class Experts:
             return values
         return (values.view(np.uint32) >> 16).astype(np.uint16)
 
-    def run(self, values: np.ndarray, logits: np.ndarray, *, threads: int = 1, add: bool = False) -> np.ndarray:
+    def run(
+        self, values: np.ndarray, logits: np.ndarray, *, threads: int = 1, add: bool = False, fetches: bool = False,
+        sums: bool = True,
+    ) -> np.ndarray:  # fmt: skip
         """Results [T, width], added to ones with `add`, of fp32 values [T, width] and logits [T, X]."""
         num_tokens, kind = len(values), self.row_type
         x, num_rows = self.rows(values), num_tokens * self.top_k
@@ -73,13 +81,16 @@ class Experts:
         choices = np.zeros((max(1, num_tokens), 2 * self.top_k), np.int32)
         routed, self.counts = aligned(8 * num_rows + 64), np.zeros(self.num_experts, np.int32)
         plan = _native.Plan(threads, max(1, num_tokens), 1)
+        if fetches:
+            plan.fetch_experts()
         chosen = _native.Rows(choices.ctypes.data, choices.strides[0], _native.RowType.f32)
         common = (routed.ctypes.data, self.counts.ctypes.data, self.num_experts)
         plan.route(rows_of(logits), chosen, *common, self.top_k, True, factor=1.0)
         biases = [bias.ctypes.data if self.is_clamped else 0 for bias in (self.up_bias, self.down_bias)]
         gates = (Activation.silu, 1.702, 7.0 if self.is_clamped else 0.0)
-        plan.expert_up(self.up.weight, biases[0], rows_of(x), rows_of(inner), *common, *gates)
-        plan.expert_down(self.down.weight, biases[1], rows_of(inner), rows_of(out), *common, add)
+        plan.expert_up(self.up.weight, biases[0], rows_of(x), rows_of(inner), *common, *gates, self.down.weight)
+        if sums:
+            plan.expert_down(self.down.weight, biases[1], rows_of(inner), rows_of(out), *common, add)
         run(plan, np.zeros(num_tokens))
         return out
 
@@ -129,6 +140,41 @@ def test_results_are_those_of_each_tokens_experts(format_name: str, num_tokens: 
     tolerance = {"f32": 1e-5, "bf16": 1e-2}.get(format_name, 2e-2) * np.abs(expected).max(initial=0)
     np.testing.assert_allclose(experts.run(values, logits), expected, rtol=0, atol=tolerance)
     np.testing.assert_allclose(experts.run(values, logits, add=True), 1 + expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_results_do_not_depend_on_fetching(format_name: str) -> None:
+    experts = Experts(format_name)
+    values, logits = random_step(9, experts)
+    assert np.array_equal(experts.run(values, logits), experts.run(values, logits, threads=2, fetches=True))
+
+
+def test_experts_that_tokens_chose_are_fetched_from_their_file(tmp_path: Path) -> None:
+    experts = Experts("f32", inner=64, width=512)
+    (tmp_path / "weights").write_bytes(experts.down.data.tobytes())
+    with (tmp_path / "weights").open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    mapped.madvise(mmap.MADV_RANDOM)  # the system reads nothing beside
+    experts.down.data = np.frombuffer(mapped, np.uint8)
+    if resident_pages(experts.down.data).any():
+        pytest.skip("this file system keeps files in memory")
+    values, logits = random_step(1, experts)
+    logits[0, [1, 4]] = 9
+    deadline = time.monotonic() + 30
+    while not resident_pages(experts.down.data).any() and time.monotonic() < deadline:
+        experts.run(values, logits, fetches=True, sums=False)  # the end of a step stops what is not needed any more
+    is_fetched = resident_pages(experts.down.data).reshape(experts.num_experts, -1).any(1)
+    assert is_fetched[[1, 4]].any()
+    assert not is_fetched[[0, 2, 3, 5]].any()
+
+
+def resident_pages(memory: np.ndarray) -> np.ndarray:
+    """Return for each page whether it is in memory."""
+    found = np.zeros(-(-memory.nbytes // mmap.PAGESIZE), np.uint8)
+    assert ctypes.CDLL(None).mincore(*map(ctypes.c_void_p, (memory.ctypes.data, memory.nbytes, found.ctypes.data))) == 0
+    return found & 1 > 0
 
 
 @pytest.mark.parametrize(("format_name", "inner"), [*((name, 32) for name in FORMATS), ("f32", 21), ("bf16", 21)])

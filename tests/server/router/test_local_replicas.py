@@ -8,9 +8,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.server_process import children_of
 from quire.runtime.hardware import cpus_of_ranks
 from tests.cli.command_line import call, call_process
 from tests.cli.tiny_directory import make_tiny_directory
+from tests.processes import wait_for_end
 from tests.server.serving import LIMIT_S, RunningChat, Serving, serving
 
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two replicas need two cores")
@@ -27,8 +29,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def replicas(server: Serving) -> list[psutil.Process]:
     """Return the processes of the replicas."""
-    children = psutil.Process(server.process.pid).children()
-    return [child for child in children if "quire.server.router.child" in child.cmdline()]
+    return children_of(server.process.pid, "quire.server.router.child")
 
 
 def wait_for(condition) -> None:
@@ -65,19 +66,18 @@ def test_killed_replica_loses_no_request_that_had_got_nothing_and_is_started_aga
         assert all(end["usage"]["completion_tokens"] == NUM_LONG for end in ends if end not in lost)
         wait_for(lambda: len(server.request("/list_workers")[1]["workers"]) == 2 and
                  all(item["state"] == "ready" for item in server.request("/list_workers")[1]["workers"]))  # fmt: skip
-        assert "replica-0" in server.stderr
-        assert "killed by SIGKILL (9) (out of memory?); starting another" in server.stderr
+        wait_for(lambda: "replica-0" in server.stderr)
+        wait_for(lambda: "killed by SIGKILL (9) (out of memory?); starting another" in server.stderr)
         everything = [*engines, *replicas(server), *(child for item in replicas(server) for child in item.children())]
         assert {tuple(process.cpu_affinity()) for process in engines_of(server)} == set(shares())
         server.process.kill()
-        wait_for(lambda: not any(process.is_running() for process in everything))
+        wait_for_end(*everything)
         assert "Traceback" not in server.stderr
 
 
 def engines_of(server: Serving) -> list[psutil.Process]:
     """Return the engine processes of all replicas."""
-    found = [child for replica in replicas(server) for child in replica.children()]
-    return [process for process in found if "quire.engine.process.child" in process.cmdline()]
+    return [item for replica in replicas(server) for item in children_of(replica.pid, "quire.engine.process.child")]
 
 
 def shares() -> list[tuple[int, ...]]:

@@ -8,7 +8,7 @@ import pytest
 
 from quire.insight.trace import Trace
 from tests.engine.builders import saying
-from tests.server.fake_engine import in_loop
+from tests.server.fake_engine import in_loop, until
 from tests.server.served import Served, serving
 
 
@@ -47,11 +47,7 @@ async def test_stream_begins_with_a_header_and_replays_to_the_end_of_a_request()
         )  # the largest that the chat asks for
         assert all(share["text"] is None for step in trace.steps for share in step["requests"])
         writer.close()
-        for _ in range(200):  # the server notices the end of the connection
-            if server.supervisor.the_client.engine.watcher is None:
-                return
-            await asyncio.sleep(0.02)
-        raise AssertionError("the engine is still watched")
+        await until(lambda: server.supervisor.the_client.engine.watcher is None)
 
 
 @in_loop

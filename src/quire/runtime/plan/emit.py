@@ -32,7 +32,7 @@ the logits of this rank's share of the vocabulary."""
 class PlanLimits:
     """The largest step: tokens, requests, and rows of logits computed at once.
 
-    `tile_rows`: `EngineConfig`'s. `kv_ahead_bytes`: `Hardware`'s.
+    `tile_rows`: `EngineConfig`'s. `kv_ahead_bytes`: `Hardware`'s. `fetches_experts`: they lie on disk.
     """
 
     max_tokens: int
@@ -40,6 +40,7 @@ class PlanLimits:
     max_logit_rows: int
     tile_rows: int = 0
     kv_ahead_bytes: int | None = None
+    fetches_experts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,8 @@ class PlannedModel:
         self.native.set_tile_rows(limits.tile_rows)
         if limits.kv_ahead_bytes is not None:
             self.native.set_ahead_bytes(limits.kv_ahead_bytes)
+        if limits.fetches_experts:
+            self.native.fetch_experts()
         self._kv_layers, self._exchange = kv_layers, exchange
         to = self._emitter = _Emitter(self.native, program, weights, kv_layers, exchange)
         self.ops = to.instructions

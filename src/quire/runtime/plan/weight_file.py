@@ -25,7 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire import __version__
+from quire.byte_sizes import format_bytes
 from quire.config import EngineConfig, EngineOptions
+from quire.errors import MemoryCapacityError
 from quire.runtime.placement import Placement
 from quire.runtime.plan.packed_weights import PackedWeights, rounded_placements
 from quire.runtime.shared_file import SUFFIX, Header, SharedFile, Unfinished, boot_id, find_or_begin
@@ -54,22 +56,24 @@ def fill_weights(
     """
     placements, report = rounded_placements(config, weights), progress or ignore_progress
     directory, name = weight_directory(config.options), checkpoint.files.name
-    if directory is None or weights.num_bytes < MIN_BYTES:
-        weights.fill(placements, progress)
+    if directory is None or (weights.num_bytes < MIN_BYTES and not config.weights_on_disk):
+        _fill(config, weights, placements, progress, "weight_cache is off")
         return
     begun: NDArray[np.uint8] | Unfinished | None = None
+    problem = ""
     try:
         state = source_state(checkpoint.files)
         place = place_of(directory, checkpoint.files, state, weights, placements, rank)
         report("loading weights", 0, None)
         begun = find_or_begin(place, config.options.weight_cache_bytes, report)
     except OSError as error:
-        logger.info("the packed weights of %s are not kept in %s: %s", name, directory, error.strerror or error)
+        problem = f"{directory}: {error.strerror or error}"
+        logger.info("the packed weights of %s are not kept in %s", name, problem)
     if isinstance(begun, np.ndarray):
         weights.use(begun)
         return
     if begun is None:
-        weights.fill(placements, progress)
+        _fill(config, weights, placements, progress, problem)
         return
     try:
         weights.use(begun.memory)
@@ -82,6 +86,18 @@ def fill_weights(
         logger.info("the packed weights of %s are not kept in %s: %s", name, directory, error.strerror or error)
     finally:
         begun.close()
+
+
+def _fill(
+    config: EngineConfig, weights: PackedWeights, placements: list[Placement], progress: Progress | None, problem: str
+) -> None:
+    """Pack in memory. Raises: MemoryCapacityError if only a file can hold the weights."""
+    if config.weights_on_disk:
+        raise MemoryCapacityError(
+            f"the weights are larger than memory, and a file of {format_bytes(weights.num_bytes)} cannot hold them "
+            f"({problem}): name a directory with so much space with --weight-cache DIR"
+        )
+    weights.fill(placements, progress)
 
 
 def weight_directory(options: EngineOptions) -> Path | None:

@@ -1,0 +1,58 @@
+"""Calls of the operating system that only Linux has: a port of Quire's Python to another system begins here.
+
+Its files in /proc and /sys are read in `runtime/hardware.py`. The C++ has them in `native/threads/system.h`.
+"""
+
+import ctypes
+import mmap
+import os
+import signal
+from collections.abc import Iterable
+from contextlib import suppress
+
+_PR_SET_PDEATHSIG = 1
+_SYNC_FILE_RANGE = 1 | 2 | 4
+"""Wait for pages that are being written, write the others, wait for them."""
+
+
+def allowed_cpus() -> set[int]:
+    """Return the CPUs that the calling thread may use."""
+    return os.sched_getaffinity(0)
+
+
+def keep_to_cpus(cpus: Iterable[int]) -> None:
+    """Keep the calling thread, and threads that it starts from now on, to these CPUs."""
+    os.sched_setaffinity(0, cpus)
+
+
+def end_with_parent() -> None:
+    """Let the kernel kill this process as soon as its parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def memory_file(name: str) -> int:
+    """Return the descriptor of a new empty file in memory; child processes that inherit it share the file."""
+    return os.memfd_create(name)
+
+
+def path_of_descriptor(descriptor: int) -> str:
+    """Return a path at which other processes open the file of a descriptor of this one, while it is open."""
+    return f"/proc/{os.getpid()}/fd/{descriptor}"
+
+
+def prefer_huge_pages(memory: mmap.mmap) -> None:
+    """Advise huge pages for a mapping. Kernels without them refuse; memory on small pages is only slower."""
+    with suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+
+
+def reserve_blocks(descriptor: int, offset: int, num_bytes: int) -> None:
+    """Reserve disk space for part of a file. Raises: OSError if the disk is full."""
+    os.posix_fallocate(descriptor, offset, num_bytes)
+
+
+def write_back(descriptor: int, offset: int, num_bytes: int) -> None:
+    """Write a file's dirty pages to disk and wait for them, where the C library can."""
+    function = getattr(ctypes.CDLL(None), "sync_file_range", None)
+    if function is not None:
+        function(descriptor, ctypes.c_int64(offset), ctypes.c_int64(num_bytes), ctypes.c_uint(_SYNC_FILE_RANGE))
