@@ -54,9 +54,9 @@ def quire(*arguments: str) -> str:
 
 def served_answer() -> str:
     """Return a chat's answer from a server, which is started, and must end well when asked to."""
-    # A server first computes as many tokens, at most 512: minutes under emulation.
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
+    # A server first computes a prompt of its greatest length, at most 512 tokens: minutes under emulation.
     command = [sys.executable, "-m", "quire", "serve", "--port", str(port), "--max-model-len", "64"]
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     try:
