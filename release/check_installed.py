@@ -56,7 +56,8 @@ def served_answer() -> str:
     """Return a chat's answer from a server, which is started, and must end well when asked to."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "quire", "serve", "--port", str(port)]
+    # A server first computes a prompt of its greatest length, at most 512 tokens: minutes under emulation.
+    command = [sys.executable, "-m", "quire", "serve", "--port", str(port), "--max-model-len", "64"]
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     try:
         wait_until_ready(server, port)
