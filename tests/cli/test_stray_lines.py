@@ -26,7 +26,6 @@ SIZES = "--max-tokens 3 --ignore-eos"
 LINES: dict[str, tuple[int, str]] = {
     f"run {{tiny}} hi {SIZES}": (0, STARTED + ENDED),
     f"run {{tiny}} hi {SIZES} --load-format dummy": (0, STARTED + ENDED),
-    f"run {{tiny}} hi {SIZES} --enforce-eager": (0, STARTED + ENDED),
     f"run {{tiny}} hi {SIZES} --tensor-parallel-size 2 -q": (0, ""),
     "run {lacks} hi --raw": (3, LACKS),
     "run {lacks} hi --raw --tensor-parallel-size 2": (3, LACKS),
