@@ -29,6 +29,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if os.geteuid() != 0:
         sys.exit("a root of another system needs root: sudo make wheel-check")
+    if shutil.which("debootstrap") is None:
+        sys.exit("debootstrap is not here: on Debian, apt-get install debootstrap")
     if not (arguments.model / "pypi").is_dir():
         sys.exit(f"{arguments.model} has no model: run `quire pull` first")
     for wheel in arguments.wheels:
@@ -57,7 +59,9 @@ def make_root(suite: str, arch: str) -> Path:
     unfinished = root.with_suffix(".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.parent.mkdir(parents=True, exist_ok=True)
-    run("debootstrap", f"--arch={DEBIAN_NAMES[arch]}", "--variant=minbase", "--include=python3", suite, str(unfinished))
+    # In a mount namespace: what an interrupted debootstrap has mounted would be deleted with the unfinished root.
+    options = (f"--arch={DEBIAN_NAMES[arch]}", "--variant=minbase", "--include=python3")
+    run("unshare", "--mount", "debootstrap", *options, suite, str(unfinished))
     return unfinished.rename(root)
 
 
@@ -81,10 +85,7 @@ def run_inside(root: Path, *command: str) -> None:
 
 def run(*command: str) -> None:
     """Run `command`. Raises: SystemExit if it fails."""
-    try:
-        result = subprocess.run(command, check=False)
-    except FileNotFoundError:
-        sys.exit(f"{command[0]} is not here: on Debian, apt-get install {command[0]}")
+    result = subprocess.run(command, check=False)
     if result.returncode != 0:
         sys.exit(f"{' '.join(command[:3])} … ended with {result.returncode}")
 
