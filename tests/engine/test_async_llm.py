@@ -157,6 +157,7 @@ def test_loop_that_is_gone_ends_its_requests() -> None:
     loop = asyncio.new_event_loop()
     stream = llm.generate("p", SamplingParams(max_tokens=100))
     loop.run_until_complete(anext(stream))
+    loop.run_until_complete(gate.reached())
     loop.run_until_complete(loop.shutdown_default_executor())
     loop.close()
     gate.open()

@@ -71,14 +71,14 @@ weight_file.MIN_BYTES = 1
 from quire import LLM
 from tests.engine.test_llm_sleep import mapped_weights
 with LLM(sys.argv[1], dtype="float32", num_blocks_override=64, weight_cache=sys.argv[2]):
-    print(*mapped_weights())
+    print(*mapped_weights(sys.argv[2]))
 """
 
 
-def mapped_weights() -> list[str]:
-    """Return device and inode of each file of packed weights that this process maps."""
+def mapped_weights(directory: str) -> list[str]:
+    """Return device and inode of each file of packed weights in a directory that this process maps."""
     lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
-    return sorted({f"{words[3]}-{words[4]}" for words in lines if words[-1].endswith(".weights")})
+    return sorted({f"{words[3]}-{words[4]}" for words in lines if words[-1].startswith(directory)})
 
 
 def test_sleep_unmaps_packed_weights_that_other_processes_share(
@@ -87,10 +87,10 @@ def test_sleep_unmaps_packed_weights_that_other_processes_share(
     monkeypatch.setattr(weight_file, "MIN_BYTES", 1)
     directory, cache = make_tiny_directory(tmp_path / "model"), str(tmp_path / "weights")
     with LLM(str(directory), dtype="float32", num_blocks_override=64, weight_cache=cache) as llm:
-        (mapped,) = mapped_weights()
+        (mapped,) = mapped_weights(cache)
         command = [sys.executable, "-c", SHARER, str(directory), cache]
         assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == [mapped]
         llm.sleep()
-        assert mapped_weights() == []
+        assert mapped_weights(cache) == []
         llm.wake_up()
-        assert mapped_weights() == [mapped]
+        assert mapped_weights(cache) == [mapped]

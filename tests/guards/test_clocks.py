@@ -13,6 +13,7 @@ DATES = {
     "text/template_sandbox.py": "`strftime_now` of chat templates",
     "runtime/block_files.py": "when a file was used, which its file system keeps",
     "runtime/shared_file.py": "when a file was used or changed, which its file system keeps",
+    "cli/cache.py": "how long ago a file of packed weights was used",
     "cli/ps.py": "since when a server runs, beside its start in the process table",
 }
 """File → the date it tells."""
