@@ -46,6 +46,16 @@ def prefer_huge_pages(memory: mmap.mmap) -> None:
         memory.madvise(mmap.MADV_HUGEPAGE)
 
 
+def bytes_on_huge_pages(start: int) -> int:
+    """Return how many bytes of a file's mapping, of the one that begins at this address, lie on huge pages by now."""
+    with open("/proc/self/smaps", encoding="utf-8") as mappings:
+        for line in mappings:
+            if line.startswith(f"{start:x}-"):
+                huge = next((line for line in mappings if line.startswith("FilePmdMapped:")), "0 0 kB")
+                return int(huge.split()[1]) << 10
+    return 0
+
+
 def reserve_blocks(descriptor: int, offset: int, num_bytes: int) -> None:
     """Reserve disk space for part of a file. Raises: OSError if the disk is full."""
     os.posix_fallocate(descriptor, offset, num_bytes)

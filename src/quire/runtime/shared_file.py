@@ -2,9 +2,10 @@
 
 A header, then from `DATA_OFFSET` on the bytes. The process that holds the lock on `….partial` fills that file in mapped
 memory; others wait, and map the result. Where files have huge pages (ext4, XFS, Btrfs) this is as fast as anonymous
-memory, and the system writes the pages to disk by itself. A renamed file is valid until the machine restarts, because
-all processes see the same page cache. A thread then brings it to disk (`settle`), and from there on it is valid as long
-as its time of modification is the one in its header: no start reads the bytes to check them. `check` does, on demand.
+memory (elsewhere `huge_pages.on_huge_pages` copies small files), and the system writes the pages to disk by itself. A
+renamed file is valid until the machine restarts, because all processes see the same page cache. A thread then brings it
+to disk (`settle`), and from there on it is valid as long as its time of modification is the one in its header: no start
+reads the bytes to check them. `check` does, on demand.
 Must not know models.
 Next to read: `plan/weight_file.py`, which keeps packed weights so.
 """

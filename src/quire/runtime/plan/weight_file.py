@@ -28,6 +28,7 @@ from quire import __version__
 from quire.byte_sizes import format_bytes
 from quire.config import EngineConfig, EngineOptions
 from quire.errors import MemoryCapacityError
+from quire.runtime.huge_pages import on_huge_pages
 from quire.runtime.placement import Placement
 from quire.runtime.plan.packed_weights import PackedWeights, rounded_placements
 from quire.runtime.shared_file import SUFFIX, Header, SharedFile, Unfinished, boot_id, find_or_begin
@@ -70,7 +71,7 @@ def fill_weights(
         problem = f"{directory}: {error.strerror or error}"
         logger.info("the packed weights of %s are not kept in %s", name, problem)
     if isinstance(begun, np.ndarray):
-        weights.use(begun)
+        weights.use(begun if config.weights_on_disk else on_huge_pages(begun))
         return
     if begun is None:
         _fill(config, weights, placements, progress, problem)
@@ -79,7 +80,8 @@ def fill_weights(
         weights.use(begun.memory)
         weights.fill(placements, progress)
         if source_state(checkpoint.files) == state:
-            weights.use(begun.publish())
+            packed = begun.publish()
+            weights.use(packed if config.weights_on_disk else on_huge_pages(packed))
         else:
             logger.info("the packed weights of %s are not kept: its files changed while they were read", name)
     except OSError as error:
