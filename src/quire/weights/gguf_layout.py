@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from quire.errors import ModelFileError, printable
-from quire.weight_map import Add, Rows, Transpose, View
+from quire.weight_map import Offset, Rows, Transpose, View
 from quire.weights.gguf_architectures import Architecture
 from quire.weights.gguf_names import is_rotary_projection, rotary_row_order
 from quire.weights.gguf_recurrent import StateSizes, value_heads_in_turns
@@ -38,14 +38,14 @@ def file_views(name: str, num_rows: int, architecture: Architecture, config: Map
     if architecture.model_type == "gpt2" and name.startswith("blk."):
         return (Transpose(),)
     has_offset = architecture.norm_offset and name.endswith("norm.weight") and "ssm_norm" not in name
-    return (Add(-architecture.norm_offset),) if has_offset else ()
+    return (Offset(-architecture.norm_offset),) if has_offset else ()
 
 
 def undone(views: tuple[View, ...]) -> tuple[View, ...]:
     """Return the views that make the file's tensor of Hugging Face's."""
     opposites: dict[type, Callable[[Any], View]] = {
         Rows: lambda view: Rows(np.argsort(view.order)),
-        Add: lambda view: Add(-view.value),
+        Offset: lambda view: Offset(-view.value),
         Transpose: lambda view: view,
     }
     return tuple(opposites[type(view)](view) for view in reversed(views))
