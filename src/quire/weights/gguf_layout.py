@@ -71,7 +71,9 @@ def as_file(
 def _taken_apart(name: str, tensor: WeightTensor, architecture: Architecture, read: Any) -> Named:
     kind = name.removesuffix(".weight").rpartition(".")[2]
     if ".experts." in name and kind.startswith(("gate_up_proj", "down_proj")) and len(tensor.shape) > 1:
-        if architecture.has_layer_sizes or name.endswith(".weight"):  # Gemma 4's are whole; those of one expert
+        if "ffn_gate_up_exps.weight" in architecture.names or name.endswith(
+            ".weight"
+        ):  # Gemma 4's are whole; those of one expert
             yield name, tensor
         else:
             yield from _experts(name, tensor, architecture.model_type == "gpt_oss")

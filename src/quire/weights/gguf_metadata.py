@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from quire.errors import ModelFileError, UnsupportedModelError, printable
+from quire.weights.gguf_file import GGUFFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +19,28 @@ class Metadata:
     A value of the wrong type is a `ModelFileError`.
     """
 
-    path: Path
-    values: Mapping[str, Any]
-    architecture: str
+    file: GGUFFile
+    architecture: str = ""
     _read: set[str] = field(default_factory=set)
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.file.path
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """All keys, read or not."""
+        return self.file.metadata
+
+    @property
+    def num_layers(self) -> int:
+        """Layers without those behind the last, which predict tokens after the next."""
+        return self.integer("block_count") - int(self.value("nextn_predict_layers", 0))
+
+    def is_set(self, name: str) -> bool:
+        """True if the file has the key, with another value than 0."""
+        return bool(self.value(name, 0) != 0)
 
     def key(self, name: str) -> str:
         """The whole name of a key, which begins with the architecture."""

@@ -6,8 +6,8 @@ in turns: the first of each, then the second of each. Next to read: `gguf_config
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -47,9 +47,10 @@ class StateSizes:
             )
         return sizes
 
-    def keys(self) -> dict[str, int]:
-        """The keys of a file, without the architecture's name."""
-        return {f"ssm.{name}": value for name, value in zip(KEYS, astuple(self), strict=True)}
+    @classmethod
+    def of(cls, keys: Mapping[str, int]) -> "StateSizes | None":
+        """Return the sizes in keys without the architecture's name, None for a model without such layers."""
+        return cls(*(keys[f"ssm.{name}"] for name in KEYS)) if "ssm.inner_size" in keys else None
 
     @property
     def head_size(self) -> int:

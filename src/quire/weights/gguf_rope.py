@@ -1,6 +1,7 @@
-"""`rope_scaling`: the rotary fields of a config.json from GGUF metadata and from tensors of factors.
+"""The rotary angles of a config.json from GGUF keys and tensors of factors, and those of a config.json.
 
-Next to read: `gguf_config.py`.
+Several keys and tensors are one field, so that rows alone do not say it: `rope_scaling` reads, `rope_keys` writes. Next
+to read: `gguf_fields.py`.
 """
 
 import math
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from quire.errors import ModelFileError, UnsupportedModelError, printable
+from quire.weights.gguf_codecs import COUNT, FULL, NUMBER, OPTIONAL_NUMBER, SLIDING, Config
+from quire.weights.gguf_fields import Field, write_fields
 from quire.weights.gguf_file import GGUFFile
 from quire.weights.gguf_metadata import Metadata
 from quire.weights.gguf_names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
@@ -18,19 +21,29 @@ LOW_FREQ_FACTOR = 1.0
 HIGH_FREQ_FACTOR = 4.0
 ORIGINAL_CONTEXT_LEN = 8192
 """Meta's values for RoPE; every published Llama 3.x has them, and only `factor` varies: 8 in 3.1, 32 in 3.2."""
-LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
-"""Hugging Face's mscale_all_dim where mscale is 1; 0 stands for neither."""
+LOG_MULTIPLIER = Field("rope.scaling.yarn_log_multiplier", "mscale_all_dim", OPTIONAL_NUMBER)
+"""Of models with an mscale of 1 beside it; 0 stands for neither."""
+TEMPERATURE = Field("attention.temperature_scale", "llama_4_scaling_beta", NUMBER)
+FACTOR = Field("rope.scaling.factor", "factor", NUMBER)
+ORIGINAL = Field("rope.scaling.original_context_length", "original_max_position_embeddings", COUNT)
+TURNS = (
+    Field("rope.scaling.yarn_beta_fast", "beta_fast", NUMBER),
+    Field("rope.scaling.yarn_beta_slow", "beta_slow", NUMBER),
+)
 ATTENTION_FACTORS = ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor")
-FACTORS = ("rope.scaling.factor", "rope.scale_linear")
+FACTORS = (FACTOR.key, "rope.scale_linear")
 """Of linear scaling and YaRN; 0 stands for none."""
+UNROTATED = 1e30
+"""A divisor that leaves nothing of a frequency."""
 _FACTOR_TOLERANCE = 1e-4
 """Relative; converters compute the factors in fp32 with other orders of operations."""
 
 
-def rope_scaling(file: GGUFFile, metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any] | None:
+def rope_scaling(metadata: Metadata, config: Config) -> dict[str, Any] | None:
     """Return the config's `rope_scaling`, None for plain angles. Raises: UnsupportedModelError; ModelFileError."""
+    file = metadata.file
     if LONG_FACTORS in file.tensors or SHORT_FACTORS in file.tensors:
-        return _longrope(file, metadata, config)
+        return _longrope(metadata, config)
     kind = metadata.values.get(metadata.key("rope.scaling.type"), "none")
     if kind not in ("none", "linear", "yarn"):
         raise UnsupportedModelError(
@@ -40,15 +53,14 @@ def rope_scaling(file: GGUFFile, metadata: Metadata, config: Mapping[str, Any]) 
     for name in ATTENTION_FACTORS:
         if kind != "yarn" and metadata.number(name, 1.0) != 1.0:
             raise UnsupportedModelError(f"{file.path}: {metadata.key(name)} is not 1, without YaRN")
-    if kind == "none" and metadata.key("rope.scale_linear") in metadata.values:
+    if kind == "none" and metadata.has("rope.scale_linear"):
         kind = "linear"
     if kind != "none":
-        keys = [key for key in FACTORS if metadata.values.get(metadata.key(key), 0) != 0]
+        keys = [key for key in FACTORS if metadata.is_set(key)]
         factor = metadata.number(keys[0]) if keys else 1.0
         scaling = {"rope_type": kind, "factor": factor} if factor != 1.0 else None
     if scaling is not None and kind == "yarn":
-        original = metadata.integer("rope.scaling.original_context_length", config["max_position_embeddings"])
-        scaling["original_max_position_embeddings"] = original
+        scaling[ORIGINAL.name] = metadata.integer(ORIGINAL.key, config["max_position_embeddings"])
         scaling |= _yarn(metadata)
     if ROPE_FACTORS not in file.tensors:
         return scaling
@@ -57,48 +69,30 @@ def rope_scaling(file: GGUFFile, metadata: Metadata, config: Mapping[str, Any]) 
     return _rope_factors(file, head_size=config["head_dim"], theta=config["rope_theta"])
 
 
-def rotated_share(metadata: Metadata, head_size: int) -> float:
-    """Return `partial_rotary_factor`: the share of a head that `rope.dimension_count` rotates."""
-    rotated = metadata.integer("rope.dimension_count", head_size)
-    if rotated > head_size or rotated % 2:
-        raise ModelFileError(
-            f"{metadata.path}: {metadata.key('rope.dimension_count')} is {rotated}, not an even number up to the"
-            f" {head_size} of a head"
-        )
-    share = rotated / head_size
-    return share if int(head_size * share) == rotated else math.nextafter(share, 1.0)
-
-
 def _yarn(metadata: Metadata) -> dict[str, Any]:
     """The further parameters of YaRN; converters copy Hugging Face's `attention_factor` to either of two keys."""
     if metadata.number("rope.scaling.yarn_ext_factor", 1.0) != 1.0:
         raise UnsupportedModelError(f"{metadata.path}: {metadata.key('rope.scaling.yarn_ext_factor')} is not 1")
-    names = {
-        "rope.scaling.yarn_beta_fast": "beta_fast", "rope.scaling.yarn_beta_slow": "beta_slow",
-        **dict.fromkeys(ATTENTION_FACTORS, "attention_factor"),
-    }  # fmt: skip
+    names = {**{row.key: row.name for row in TURNS}, **dict.fromkeys(ATTENTION_FACTORS, "attention_factor")}
     found = {ours: metadata.number(name) for name, ours in names.items() if metadata.has(name)}
-    if metadata.value(LOG_MULTIPLIER, 0.0) != 0:
-        found |= {"mscale": 1.0, "mscale_all_dim": metadata.number(LOG_MULTIPLIER)}
+    if metadata.is_set(LOG_MULTIPLIER.key):
+        found |= {"mscale": 1.0, LOG_MULTIPLIER.name: metadata.number(LOG_MULTIPLIER.key)}
     return found
 
 
-def _longrope(file: GGUFFile, metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
+def _longrope(metadata: Metadata, config: Config) -> dict[str, Any]:
     num_pairs = metadata.integer("rope.dimension_count", config["head_dim"]) // 2
-    scaling: dict[str, Any] = {
-        "rope_type": "longrope",
-        "original_max_position_embeddings": metadata.integer("rope.scaling.original_context_length"),
-    }
+    scaling: dict[str, Any] = {"rope_type": "longrope", ORIGINAL.name: metadata.integer(ORIGINAL.key)}
     for name, ours in ((SHORT_FACTORS, "short_factor"), (LONG_FACTORS, "long_factor")):
-        if name not in file.tensors:
-            raise ModelFileError(f"{file.path}: tensor '{name}' is missing")
-        scaling[ours] = [float(str(factor)) for factor in _factors(file, name, num_pairs)]
+        if name not in metadata.file.tensors:
+            raise ModelFileError(f"{metadata.path}: tensor '{name}' is missing")
+        scaling[ours] = [float(str(factor)) for factor in read_factors(metadata.file, name, num_pairs)]
     if metadata.has("rope.scaling.attn_factor"):
         scaling["attention_factor"] = metadata.number("rope.scaling.attn_factor")
     return scaling
 
 
-def _factors(file: GGUFFile, name: str, count: int) -> np.ndarray:
+def read_factors(file: GGUFFile, name: str, count: int) -> np.ndarray:
     """The values of a tensor of divisors. Shapes: float32 `[count]`."""
     tensor = file.tensors[name]
     if tensor.format.name != "F32" or tensor.shape != (count,):
@@ -108,7 +102,7 @@ def _factors(file: GGUFFile, name: str, count: int) -> np.ndarray:
 
 def _rope_factors(file: GGUFFile, *, head_size: int, theta: float) -> dict[str, Any] | None:
     """The `rope_scaling` whose divisors of the rotary frequencies are stored; None when they are all 1."""
-    factors = _factors(file, ROPE_FACTORS, head_size // 2)
+    factors = read_factors(file, ROPE_FACTORS, head_size // 2)
     if np.all(factors == 1):
         return None
     factor = float(str(np.float32(factors.max())))
@@ -136,3 +130,86 @@ def llama3_factors(factor: float, *, head_size: int, theta: float) -> np.ndarray
     smooth = (ORIGINAL_CONTEXT_LEN / wavelengths - LOW_FREQ_FACTOR) / (HIGH_FREQ_FACTOR - LOW_FREQ_FACTOR)
     smooth = np.clip(smooth, 0.0, 1.0)
     return np.asarray(1 / ((1 - smooth) / factor + smooth))
+
+
+# --- What single architectures have besides ---------------------------------------------------
+
+
+def finish_gpt_oss(metadata: Metadata, config: Config) -> None:
+    """Set YaRN's `truncate` as published; files do not say. Mutates: config."""
+    if config["rope_scaling"] is not None:
+        config["rope_scaling"]["truncate"] = False
+
+
+def finish_deepseek(metadata: Metadata, config: Config) -> None:
+    """Multiply `mscale_all_dim`, of which files have a tenth, and mscale, the same in all published models."""
+    if (scaling := config["rope_scaling"]) is not None and LOG_MULTIPLIER.name in scaling:
+        scaling |= dict.fromkeys(("mscale", LOG_MULTIPLIER.name), round(10 * scaling[LOG_MULTIPLIER.name], 6))
+
+
+def finish_ministral(metadata: Metadata, config: Config) -> None:
+    """Add the growth of queries behind the original context. Mutates: config."""
+    scaling = config["rope_scaling"] or {"rope_type": "default"}
+    original = metadata.integer(ORIGINAL.key, config["max_position_embeddings"])
+    config["rope_scaling"] = {**scaling, ORIGINAL.name: original, TEMPERATURE.name: metadata.number(TEMPERATURE.key)}
+    if scaling["rope_type"] == "yarn" and not metadata.has(LOG_MULTIPLIER.key) and "attention_factor" not in scaling:
+        # llama.cpp then divides by the factor that YaRN has.
+        config["rope_scaling"]["attention_factor"] = 1.0
+
+
+def finish_olmo3(metadata: Metadata, config: Config) -> None:
+    """Make the angles of layers with and without a window, of which the former are not scaled. Mutates: config."""
+    config["rope_parameters"] = {
+        FULL: {"rope_theta": config["rope_theta"], **(config["rope_scaling"] or {"rope_type": "default"})},
+        SLIDING: {"rope_theta": config["rope_local_base_freq"], "rope_type": "default"},
+    }
+
+
+# --- Writing ----------------------------------------------------------------------------------
+
+
+def rope_keys(config: Mapping[str, Any], read: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return the keys of scaled angles, and tensors of divisors. `read`: the model's `Config`.
+
+    Shapes: float32 `[D / 2]`. Raises: UnsupportedModelError; ModelFileError for missing parameters.
+    """
+    rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    rope, angles = rope.get(FULL) or rope, getattr(read, "rope", None)
+    kind = rope.get("rope_type", rope.get("type", "default")) if angles is None else angles.kind
+    keys, factors = write_fields((TEMPERATURE,), rope, None), dict[str, Any]()
+    try:
+        if kind in ("linear", "yarn"):
+            _check_attention_factor(rope)
+            keys["rope.scaling.type"] = kind
+            tenth = (
+                {LOG_MULTIPLIER.name: 0.1 * (rope.get(LOG_MULTIPLIER.name) or 0)} if hasattr(read, "kv_rank") else {}
+            )
+            rows = (ORIGINAL, *TURNS) if kind == "yarn" else ()
+            given = {name: value for name, value in {**rope, **tenth}.items() if value}
+            keys |= {FACTOR.key: float(rope["factor"]), **write_fields((*rows, LOG_MULTIPLIER), given, None)}
+        elif kind == "llama3":
+            head_size = config["head_dim"]
+            factors = {ROPE_FACTORS: llama3_factors(float(rope["factor"]), head_size=head_size, theta=angles.theta)}
+        elif kind == "proportional":
+            num_pairs, rotated = read.full_head_size // 2, int(angles.rotated_share * read.full_head_size // 2)
+            factors = {ROPE_FACTORS: np.where(np.arange(num_pairs) < rotated, 1.0, UNROTATED)}
+        elif kind == "longrope":
+            factors = {LONG_FACTORS: np.array(angles.long_factors), SHORT_FACTORS: np.array(angles.short_factors)}
+            keys[ORIGINAL.key] = int(angles.original_context_len)
+            keys["rope.scaling.attn_factor"] = float(angles.attention_factor)
+        elif kind != "default":
+            raise UnsupportedModelError(
+                f"rotary scaling '{kind}' is not written to GGUF here; use llama.cpp's converter"
+            )
+    except (KeyError, TypeError) as error:
+        raise ModelFileError(f"config.json: {error} is missing or wrong") from error
+    return keys, {name: values.astype(np.float32) for name, values in factors.items()}
+
+
+def _check_attention_factor(rope: Mapping[str, Any]) -> None:
+    """Raise UnsupportedModelError for a factor that YaRN does not have by itself: llama.cpp would multiply both."""
+    given = rope.get("attention_factor")
+    if given is not None and abs(given - (0.1 * math.log(rope["factor"]) + 1)) > 1e-6:
+        raise UnsupportedModelError(
+            f"rotary scaling with attention_factor={given} is not written to GGUF here: llama.cpp would compute another"
+        )
