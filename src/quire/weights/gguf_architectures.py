@@ -6,16 +6,17 @@ Next to read: `gguf_fields.py` for the rows.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 from quire.weights import gguf_codecs as codecs
-from quire.weights.gguf_codecs import FULL, Codec, Config
+from quire.weights.gguf_codecs import Codec
 from quire.weights.gguf_fields import EPSILON, LLAMA, ROTATED_SHARE, SIZES, Field
 from quire.weights.gguf_gemma4 import GEMMA4, GEMMA4_NAMES, finish_gemma4
 from quire.weights.gguf_metadata import Metadata
 from quire.weights.gguf_names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, TensorNames
+from quire.weights.gguf_recurrent import DELTA_NET, SECTIONS, expansion, layers_with, state_space, state_space_names
 from quire.weights.gguf_recurrent import KEYS as STATE_KEYS
 from quire.weights.gguf_rope import finish_deepseek, finish_gpt_oss, finish_ministral, finish_olmo3
 
@@ -35,7 +36,7 @@ class Architecture:
         hf_class, model_type: of the Hugging Face config.
         fields: rows beside those of `base`, and in place of those with the same key or name.
         unsaid: fields that files do not say: values, or functions of the fields that are read.
-        finish: a function of metadata and fields for what rows cannot say.
+        finish: a function that changes the fields of the metadata by what rows cannot say.
         biases: fields that are true if layers have this tensor.
         config_names: config.json's names of Llama's fields where they differ, "" for one that it does not have.
         names: parts whose Hugging Face names are not those of `gguf_names.LAYER_PARTS`; "blk" is a layer itself.
@@ -53,7 +54,7 @@ class Architecture:
     base: tuple[Field, ...] = LLAMA
     fields: tuple[Field, ...] = ()
     unsaid: Mapping[str, Any] = field(default_factory=lambda: SILU)
-    finish: Callable[[Metadata, Config], None] | None = None
+    finish: Callable[[Metadata], None] | None = None
     biases: Mapping[str, str] = field(default_factory=lambda: BIASES)
     config_names: Mapping[str, str] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
@@ -91,18 +92,18 @@ class Architecture:
 WINDOW = Field("attention.sliding_window", "sliding_window", codecs.WINDOW, attribute="windows")
 QWEN = (WINDOW, Field("attention.sliding_window", "use_sliding_window", codecs.IS_SET))
 QWEN_UNSAID = {**SILU, "max_window_layers": 0}
-EXPERT_SIZE = Field("expert_feed_forward_length", "moe_intermediate_size", attribute="expert_size")
 MULTIPLES = (
     Field(
-        "attention.scale", "attention_multiplier", codecs.NUMBER, lambda config: config["head_dim"] ** -0.5,
+        "attention.scale", "attention_multiplier", codecs.NUMBER, lambda fields: fields["head_dim"] ** -0.5,
         "score_scale",
     ),
-    Field("embedding_scale", "embedding_multiplier", codecs.NUMBER, 1.0, "embedding_multiplier"),
-    Field("residual_scale", "residual_multiplier", codecs.NUMBER, 1.0, "residual_multiplier"),
+    Field("embedding_scale", "embedding_multiplier", codecs.NUMBER, 1.0),
+    Field("residual_scale", "residual_multiplier", codecs.NUMBER, 1.0),
     Field("logit_scale", "logits_scaling", codecs.NUMBER, 1.0, "logits_divisor"),
 )  # fmt: skip
+EXPERT_SIZE = Field("expert_feed_forward_length", "moe_intermediate_size", attribute="expert_size")
+ROTATES = Codec(lambda metadata, key, default: "rope" if metadata.flag(key, default) else "nope")
 LOCAL_THETA = Field("rope.freq_base_swa", "rope_local_base_freq", codecs.NUMBER, 10000.0, "local_rope.theta")
-MIXED_KV_HEADS = Field("attention.head_count_kv", "num_key_value_heads", codecs.KV_HEADS, attribute="num_kv_heads")
 
 
 def _experts(count: str, codec: Codec = codecs.COUNT, default: Any = None) -> tuple[Field, ...]:
@@ -123,64 +124,12 @@ def _layer_norms(attribute: str = "layer_norm_epsilon") -> Field:
     return Field("attention.layer_norm_epsilon", "rms_norm_eps", codecs.NUMBER, attribute=attribute)
 
 
-def _states(names: Sequence[str], attributes: Sequence[str], inner_size: Callable[[Any], int]) -> tuple[Field, ...]:
-    """Layers with state: config.json's names of taps, state size, heads, groups and head size, and the `Config`'s."""
-    keys = ("conv_kernel", "state_size", "time_step_rank", "group_count")
-    sizes = zip(keys, names[:4], attributes, strict=True)
-    rows = (Field(f"ssm.{key}", name, attribute=attribute) for key, name, attribute in sizes)
-    return (*rows, Field("ssm.inner_size", names[4], codecs.STATE_HEAD_SIZE, attribute=inner_size))
-
-
-def _state_space(*names: str) -> tuple[Field, ...]:
-    """Rows of Mamba 2's layers, see `_states`."""
-    attributes = [f"state_space.{name}" for name in ("num_taps", "state_size", "num_heads", "num_groups")]
-    return _states(names, attributes, lambda read: read.state_space.num_heads * read.state_space.head_size)
-
-
-def _expand(heads: str, head_size: str) -> Callable[[Config], int]:
-    return lambda config: config[heads] * config[head_size] // config["hidden_size"]
-
-
-def _score_size(config: Config) -> int:
+def _score_size(config: Mapping[str, Any]) -> int:
     """Return Gemma's `query_pre_attn_scalar`."""
     is_largest = config["num_hidden_layers"] in LARGEST_GEMMAS
     return int(config["hidden_size"] // config["num_attention_heads"] if is_largest else config["head_dim"])
 
 
-def _write_sections(read: Any, config: Mapping[str, Any]) -> list[int]:
-    """Return how the rotated pairs are divided among the axes of images; llama.cpp needs that for text, too."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    num_pairs = read.rope.rotated_size(read.head_size) // 2
-    return [*rope.get("mrope_section", [(num_pairs + more) // 3 for more in (2, 1, 0)]), 0]
-
-
-def _read_recurrent(metadata: Metadata, key: str, default: Any, config: Config) -> list[str]:
-    flags = metadata.pattern(key, default, metadata.integer("block_count"))[: config["num_hidden_layers"]]
-    return ["linear_attention" if is_recurrent else FULL for is_recurrent in flags]
-
-
-def _interval(read: Any) -> int:
-    """Return n if every n-th layer attends; the caller finds other patterns when it reads the keys back."""
-    return int(1 + (read.recurrent_layers.index(False) if False in read.recurrent_layers else read.num_layers))
-
-
-DELTA_NET = (
-    *_states(
-        (
-            "linear_conv_kernel_dim", "linear_key_head_dim", "linear_num_value_heads", "linear_num_key_heads",
-            "linear_value_head_dim",
-        ),
-        ("num_taps", "key_size", "num_value_heads", "num_key_heads"),
-        lambda read: read.num_value_heads * read.value_size,
-    ),
-    ROTATED_SHARE, MIXED_KV_HEADS,
-    Field("full_attention_interval", "full_attention_interval", codecs.COUNT, 4, _interval),
-    Field(
-        "attention.recurrent_layers", "layer_types", Codec(_read_recurrent, None),
-        lambda config: config["full_attention_interval"],
-    ),
-)  # fmt: skip
-SECTIONS = Field("rope.dimension_sections", "", Codec(None, _write_sections), attribute=lambda read: read)
 DEEPSEEK = (
     *_experts("n_routed_experts"), EXPERT_SIZE,
     # Cached latents are one head of key_length and value_length; files whose projections to keys and values are one
@@ -188,13 +137,11 @@ DEEPSEEK = (
     Field("rope.dimension_count", "qk_rope_head_dim", attribute="rotary_size"),
     Field(
         "attention.key_length_mla", "qk_nope_head_dim",
-        Codec(lambda metadata, key, default, config: metadata.integer(key, default) - config["qk_rope_head_dim"]),
-        lambda config: config["head_dim"], lambda read: read.nope_size + read.rotary_size,
+        Codec(lambda metadata, key, default: metadata.integer(key, default) - metadata.fields["qk_rope_head_dim"]),
+        "head_dim", lambda read: read.nope_size + read.rotary_size,
     ),
     Field("attention.value_length", "value_length", attribute="kv_rank"),
-    Field(
-        "attention.value_length_mla", "v_head_dim", codecs.COUNT, lambda config: config["value_length"], "value_size"
-    ),
+    Field("attention.value_length_mla", "v_head_dim", codecs.COUNT, "value_length", "value_size"),
     Field("attention.kv_lora_rank", "kv_lora_rank", attribute="kv_rank"),
     Field("attention.q_lora_rank", "q_lora_rank", codecs.OPTIONAL, attribute="query_rank"),
     Field("expert_shared_count", "n_shared_experts", attribute=lambda read: read.shared_size // read.expert_size),
@@ -217,22 +164,13 @@ GATE_UP_DOWN = ("gate", "up", "down")
 SHARED_EXPERT = {f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in GATE_UP_DOWN}
 
 
-def _state_space_names(module: str) -> dict[str, str]:
-    """The names of Mamba 2's tensors, which are those of delta nets where both have one."""
-    names = {
-        "ssm_in": "in_proj", "ssm_conv1d": "conv1d", "ssm_dt.bias": "dt_bias", "ssm_a": "A_log", "ssm_d": "D",
-        "ssm_norm": "norm", "ssm_out": "out_proj",
-    }  # fmt: skip
-    return {part: f"{module}.{name}" for part, name in names.items()}
-
-
 DELTA_NAMES = {
-    **_state_space_names("linear_attn"), "attn_qkv": "linear_attn.in_proj_qkv", "attn_gate": "linear_attn.in_proj_z",
+    **state_space_names("linear_attn"), "attn_qkv": "linear_attn.in_proj_qkv", "attn_gate": "linear_attn.in_proj_z",
     "ssm_ba": "linear_attn.in_proj_ba", "ssm_alpha": "linear_attn.in_proj_a", "ssm_beta": "linear_attn.in_proj_b",
     **SECOND_NORM, **SHARED_EXPERT,
 }  # fmt: skip
 GRANITE4_NAMES = {
-    **_state_space_names("mamba"), "ffn_gate_inp": "block_sparse_moe.router.layer",
+    **state_space_names("mamba"), "ffn_gate_inp": "block_sparse_moe.router.layer",
     **{f"ffn_{part}_exps": f"block_sparse_moe.experts.*.{part}_proj" for part in GATE_UP_DOWN},
     **{
         f"ffn_{part}{suffix}": f"shared_mlp.{name}"
@@ -254,7 +192,7 @@ OLMO3 = Architecture(
     "Olmo3ForCausalLM", "olmo3", names=NORMS_AROUND, finish=finish_olmo3,
     fields=(
         WINDOW, Field("attention.sliding_window_pattern", "layer_types", codecs.TYPES, 4, "windows"),
-        replace(LOCAL_THETA, default=lambda config: config["rope_theta"]),
+        replace(LOCAL_THETA, default="rope_theta"),
     ),
     config_names={"rope_local_base_freq": "", "rope_scaling": ""},
 )  # fmt: skip
@@ -333,20 +271,19 @@ ARCHITECTURES = {
     "granitehybrid": Architecture(
         "GraniteMoeHybridForCausalLM", "granitemoehybrid", names=GRANITE4_NAMES, reorders_pairs=True,
         biases={**BIASES, "mamba_conv_bias": "ssm_conv1d.bias"},
-        unsaid={**SILU, "mamba_proj_bias": False, "mamba_expand": _expand("mamba_n_heads", "mamba_d_head")},
+        unsaid={**SILU, "mamba_proj_bias": False, "mamba_expand": expansion("mamba_n_heads", "mamba_d_head")},
         fields=(
-            *MULTIPLES, *_experts("num_local_experts", codecs.SIZE, 0), MIXED_KV_HEADS,
-            Field("attention.head_count_kv", "layer_types", codecs.layers_with("mamba"), attribute="recurrent_layers"),
+            *MULTIPLES, *_experts("num_local_experts", codecs.SIZE, 0), *layers_with("mamba"),
             Field(
                 "feed_forward_length", "intermediate_size",
                 attribute=lambda read: read.expert_size if read.num_experts else read.intermediate_size,
             ),
             Field(
-                "expert_shared_feed_forward_length", "shared_intermediate_size", codecs.OPTIONAL,
-                lambda config: config["intermediate_size"], "intermediate_size",
+                "expert_shared_feed_forward_length", "shared_intermediate_size", codecs.OPTIONAL, "intermediate_size",
+                "intermediate_size",
             ),
-            Field("rope.scaling.finetuned", "position_embedding_type", codecs.ROTATES, True, "rotates"),
-            *_state_space("mamba_d_conv", "mamba_d_state", "mamba_n_heads", "mamba_n_groups", "mamba_d_head"),
+            Field("rope.scaling.finetuned", "position_embedding_type", ROTATES, True, "rotates"),
+            *state_space("mamba_d_conv", "mamba_d_state", "mamba_n_heads", "mamba_n_groups", "mamba_d_head"),
         ),
     ),
     "phi3": Architecture(
@@ -411,9 +348,7 @@ ARCHITECTURES = {
         "Lfm2ForCausalLM", "lfm2", unsaid={**SILU, "block_auto_adjust_ff_dim": False},
         config_names={"rms_norm_eps": "norm_eps"},
         fields=(
-            MIXED_KV_HEADS,
-            Field("attention.head_count_kv", "layer_types", codecs.layers_with("conv"), attribute="recurrent_layers"),
-            Field("shortconv.l_cache", "conv_L_cache", attribute="num_taps"),
+            *layers_with("conv"), Field("shortconv.l_cache", "conv_L_cache", attribute="num_taps"),
         ),
         names={
             "token_embd_norm": "model.norm",
@@ -422,28 +357,28 @@ ARCHITECTURES = {
     ),
     "mamba2": Architecture(
         "Mamba2ForCausalLM", "mamba2", base=SIZES, biases={"use_conv_bias": "ssm_conv1d.bias"},
-        unsaid={"use_bias": False, "expand": _expand("num_heads", "head_dim")},
+        unsaid={"use_bias": False, "expand": expansion("num_heads", "head_dim")},
         fields=(
             Field("context_length", "", codecs.WRITTEN, attribute="context_len"),
             Field("feed_forward_length", "", codecs.WRITTEN, attribute=lambda read: 0),
             Field("attention.head_count", "", codecs.WRITTEN, attribute=lambda read: 0),
             replace(EPSILON, name="layer_norm_epsilon", attribute="state_space.epsilon"),
-            *_state_space("conv_kernel", "state_size", "num_heads", "n_groups", "head_dim"),
+            *state_space("conv_kernel", "state_size", "num_heads", "n_groups", "head_dim"),
         ),
         names={
             "blk": "backbone.layers", "token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f",
-            "attn_norm": "norm", **_state_space_names("mixer"),
+            "attn_norm": "norm", **state_space_names("mixer"),
         },
     ),
     "qwen3next": _delta_net(
         "Qwen3NextForCausalLM", "qwen3_next", fields=(*DELTA_NET, *SHARED_EXPERTS),
-        unsaid={**SILU, "norm_topk_prob": True}, unused_keys=frozenset({SECTIONS.key}),
+        unsaid={**SILU, "norm_topk_prob": True}, unused_keys=frozenset({"rope.dimension_sections"}),
     ),
     "qwen35": _delta_net(
-        "Qwen3_5ForCausalLM", "qwen3_5_text", fields=(*DELTA_NET, SECTIONS), has_value_heads_in_turns=True
+        "Qwen3_5ForCausalLM", "qwen3_5_text", fields=(*DELTA_NET, *SECTIONS), has_value_heads_in_turns=True
     ),
     "qwen35moe": _delta_net(
-        "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", fields=(*DELTA_NET, SECTIONS, *SHARED_EXPERTS),
+        "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", fields=(*DELTA_NET, *SECTIONS, *SHARED_EXPERTS),
         unsaid={**SILU, "norm_topk_prob": True}, has_value_heads_in_turns=True,
     ),
 }  # fmt: skip

@@ -39,11 +39,13 @@ def translate_config(file: GGUFFile) -> dict[str, Any]:
     missing or of the wrong type.
     """
     metadata = Metadata(file, _architecture(file))
-    architecture, vocab_size = architecture_of(metadata.values), _vocab_size(file)
-    _check_kind(metadata, architecture)
+    architecture, vocab_size = architecture_of(file.metadata), _vocab_size(file)
+    if not metadata.flag("attention.causal", default=True):
+        raise UnsupportedModelError(f"{file.path}: attention is not causal; Quire runs causal models only")
     if metadata.num_layers > len(file.tensors):
         raise ModelFileError(f"{file.path}: {metadata.num_layers:,} layers, but only {len(file.tensors)} tensors")
-    config: dict[str, Any] = {
+    config = metadata.fields
+    config |= {
         "architectures": [architecture.hf_class],
         "model_type": architecture.model_type,
         "vocab_size": vocab_size,
@@ -55,13 +57,13 @@ def translate_config(file: GGUFFile) -> dict[str, Any]:
         "bos_token_id": metadata.token_id("bos_token_id", vocab_size),
         "eos_token_id": metadata.token_id("eos_token_id", vocab_size),
     }
-    read_fields(architecture.base_rows, metadata, config)
+    read_fields(architecture.base_rows, metadata)
     if "head_dim" in config:
-        config["rope_scaling"] = rope_scaling(metadata, config)
-    read_fields(architecture.fields, metadata, config)
+        config["rope_scaling"] = rope_scaling(metadata)
+    read_fields(architecture.fields, metadata)
     config |= {name: value(config) if callable(value) else value for name, value in architecture.unsaid.items()}
     if architecture.finish is not None:
-        architecture.finish(metadata, config)
+        architecture.finish(metadata)
     _check_unread(metadata, architecture)
     names = {name: architecture.config_names.get(name, name) for name in config}
     return {names[name]: value for name, value in config.items() if names[name]}
@@ -101,17 +103,6 @@ def _architecture(file: GGUFFile) -> str:
             f"{nearest(architecture, ARCHITECTURES)}; supported are {', '.join(ARCHITECTURES)}"
         )
     return architecture
-
-
-def _check_kind(metadata: Metadata, architecture: Architecture) -> None:
-    if metadata.is_set("expert_count") and not architecture.has_experts:
-        num_experts = metadata.value("expert_count", 0)
-        raise UnsupportedModelError(
-            f"{metadata.path}: {metadata.key('expert_count')} is {num_experts!r}, which Quire's "
-            f"{architecture.model_type} does not have"
-        )
-    if not metadata.flag("attention.causal", default=True):
-        raise UnsupportedModelError(f"{metadata.path}: attention is not causal; Quire runs causal models only")
 
 
 def _check_unread(metadata: Metadata, architecture: Architecture) -> None:

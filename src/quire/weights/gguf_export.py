@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.errors import ModelFileError, UnsupportedModelError
+from quire.errors import UnsupportedModelError
 from quire.weight_map import Layout
 from quire.weights.gguf_architectures import ARCHITECTURES, GRANITE4_DENSE, Architecture
 from quire.weights.gguf_fields import write_fields

@@ -3,13 +3,11 @@
 Next to read: `gguf_fields.py`.
 """
 
-import math
-
 import numpy as np
 
 from quire.errors import UnsupportedModelError
 from quire.weights import gguf_codecs as codecs
-from quire.weights.gguf_codecs import FULL, SLIDING, Config
+from quire.weights.gguf_codecs import FULL, SLIDING, exact_share
 from quire.weights.gguf_fields import Field
 from quire.weights.gguf_metadata import Metadata
 from quire.weights.gguf_names import ROPE_FACTORS
@@ -19,11 +17,11 @@ NO_ROTATION = 1e20
 """A divisor of rotary frequencies above this stands for a frequency of 0."""
 GEMMA4 = (
     Field("attention.key_length", "global_head_dim", attribute="full_head_size"),
-    Field("attention.key_length_swa", "head_dim", codecs.COUNT, lambda config: config["global_head_dim"], "head_size"),
-    Field("attention.value_length", "", codecs.same_as("global_head_dim"), attribute="full_head_size"),
-    Field("rope.dimension_count", "", codecs.same_as("global_head_dim"), attribute="full_head_size"),
-    Field("attention.value_length_swa", "", codecs.same_as("head_dim"), attribute="head_size"),
-    Field("rope.dimension_count_swa", "", codecs.same_as("head_dim"), attribute="head_size"),
+    Field("attention.key_length_swa", "head_dim", codecs.COUNT, "global_head_dim", "head_size"),
+    Field("attention.value_length", "", codecs.SAME, "global_head_dim", "full_head_size"),
+    Field("rope.dimension_count", "", codecs.SAME, "global_head_dim", "full_head_size"),
+    Field("attention.value_length_swa", "", codecs.SAME, "head_dim", "head_size"),
+    Field("rope.dimension_count_swa", "", codecs.SAME, "head_dim", "head_size"),
     Field("attention.sliding_window", "sliding_window", codecs.WINDOW, attribute="windows"),
     Field("attention.sliding_window_pattern", "layer_types", codecs.TYPES, 6, "windows"),
     Field(
@@ -53,8 +51,9 @@ GEMMA4_NAMES = {
 }  # fmt: skip
 
 
-def finish_gemma4(metadata: Metadata, config: Config) -> None:
-    """Make sizes of the layers with and without a window of those of all layers. Mutates: config."""
+def finish_gemma4(metadata: Metadata) -> None:
+    """Make sizes of the layers with and without a window of those of all layers. Mutates: metadata."""
+    config = metadata.fields
     types, widths, kv_heads = config["layer_types"], config["intermediate_size"], config["num_key_value_heads"]
     num_layers, num_shared, tensors = len(types), config["num_kv_shared_layers"], metadata.file.tensors
     num_own, widens = num_layers - num_shared, num_shared > 0 and widths[-1] != widths[0]
@@ -100,5 +99,4 @@ def _rotated_share(metadata: Metadata, head_size: int) -> float:
         raise UnsupportedModelError(
             f"{metadata.path}: '{ROPE_FACTORS}' is not ones, then divisors that leave no rotation"
         )
-    share = rotated / num_pairs
-    return share if int(share * head_size // 2) == rotated else math.nextafter(share, 1.0)
+    return exact_share(rotated, num_pairs)

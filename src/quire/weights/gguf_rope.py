@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from quire.errors import ModelFileError, UnsupportedModelError, printable
-from quire.weights.gguf_codecs import COUNT, FULL, NUMBER, OPTIONAL_NUMBER, SLIDING, Config
+from quire.weights.gguf_codecs import COUNT, FULL, NUMBER, OPTIONAL_NUMBER, SLIDING
 from quire.weights.gguf_fields import Field, write_fields
 from quire.weights.gguf_file import GGUFFile
 from quire.weights.gguf_metadata import Metadata
@@ -39,12 +39,12 @@ _FACTOR_TOLERANCE = 1e-4
 """Relative; converters compute the factors in fp32 with other orders of operations."""
 
 
-def rope_scaling(metadata: Metadata, config: Config) -> dict[str, Any] | None:
+def rope_scaling(metadata: Metadata) -> dict[str, Any] | None:
     """Return the config's `rope_scaling`, None for plain angles. Raises: UnsupportedModelError; ModelFileError."""
     file = metadata.file
     if LONG_FACTORS in file.tensors or SHORT_FACTORS in file.tensors:
-        return _longrope(metadata, config)
-    kind = metadata.values.get(metadata.key("rope.scaling.type"), "none")
+        return _longrope(metadata)
+    kind = metadata.get("rope.scaling.type", "none")
     if kind not in ("none", "linear", "yarn"):
         raise UnsupportedModelError(
             f"{file.path}: rope.scaling.type is {printable(repr(kind), limit=80)}; supported are none, linear, yarn"
@@ -60,13 +60,13 @@ def rope_scaling(metadata: Metadata, config: Config) -> dict[str, Any] | None:
         factor = metadata.number(keys[0]) if keys else 1.0
         scaling = {"rope_type": kind, "factor": factor} if factor != 1.0 else None
     if scaling is not None and kind == "yarn":
-        scaling[ORIGINAL.name] = metadata.integer(ORIGINAL.key, config["max_position_embeddings"])
+        scaling[ORIGINAL.name] = metadata.integer(ORIGINAL.key, metadata.fields["max_position_embeddings"])
         scaling |= _yarn(metadata)
     if ROPE_FACTORS not in file.tensors:
         return scaling
     if scaling is not None:
         raise UnsupportedModelError(f"{file.path}: both rope.scaling.type={kind} and '{ROPE_FACTORS}' scale RoPE")
-    return _rope_factors(file, head_size=config["head_dim"], theta=config["rope_theta"])
+    return _rope_factors(file, head_size=metadata.fields["head_dim"], theta=metadata.fields["rope_theta"])
 
 
 def _yarn(metadata: Metadata) -> dict[str, Any]:
@@ -80,8 +80,8 @@ def _yarn(metadata: Metadata) -> dict[str, Any]:
     return found
 
 
-def _longrope(metadata: Metadata, config: Config) -> dict[str, Any]:
-    num_pairs = metadata.integer("rope.dimension_count", config["head_dim"]) // 2
+def _longrope(metadata: Metadata) -> dict[str, Any]:
+    num_pairs = metadata.integer("rope.dimension_count", metadata.fields["head_dim"]) // 2
     scaling: dict[str, Any] = {"rope_type": "longrope", ORIGINAL.name: metadata.integer(ORIGINAL.key)}
     for name, ours in ((SHORT_FACTORS, "short_factor"), (LONG_FACTORS, "long_factor")):
         if name not in metadata.file.tensors:
@@ -135,33 +135,40 @@ def llama3_factors(factor: float, *, head_size: int, theta: float) -> np.ndarray
 # --- What single architectures have besides ---------------------------------------------------
 
 
-def finish_gpt_oss(metadata: Metadata, config: Config) -> None:
-    """Set YaRN's `truncate` as published; files do not say. Mutates: config."""
-    if config["rope_scaling"] is not None:
-        config["rope_scaling"]["truncate"] = False
+def finish_gpt_oss(metadata: Metadata) -> None:
+    """Set YaRN's `truncate` as published; files do not say. Mutates: metadata."""
+    if metadata.fields["rope_scaling"] is not None:
+        metadata.fields["rope_scaling"]["truncate"] = False
 
 
-def finish_deepseek(metadata: Metadata, config: Config) -> None:
+def finish_deepseek(metadata: Metadata) -> None:
     """Multiply `mscale_all_dim`, of which files have a tenth, and mscale, the same in all published models."""
-    if (scaling := config["rope_scaling"]) is not None and LOG_MULTIPLIER.name in scaling:
+    if (scaling := metadata.fields["rope_scaling"]) is not None and LOG_MULTIPLIER.name in scaling:
         scaling |= dict.fromkeys(("mscale", LOG_MULTIPLIER.name), round(10 * scaling[LOG_MULTIPLIER.name], 6))
 
 
-def finish_ministral(metadata: Metadata, config: Config) -> None:
-    """Add the growth of queries behind the original context. Mutates: config."""
-    scaling = config["rope_scaling"] or {"rope_type": "default"}
-    original = metadata.integer(ORIGINAL.key, config["max_position_embeddings"])
-    config["rope_scaling"] = {**scaling, ORIGINAL.name: original, TEMPERATURE.name: metadata.number(TEMPERATURE.key)}
+def finish_ministral(metadata: Metadata) -> None:
+    """Add the growth of queries behind the original context. Mutates: metadata."""
+    scaling = metadata.fields["rope_scaling"] or {"rope_type": "default"}
+    original = metadata.integer(ORIGINAL.key, metadata.fields["max_position_embeddings"])
+    metadata.fields["rope_scaling"] = {
+        **scaling,
+        ORIGINAL.name: original,
+        TEMPERATURE.name: metadata.number(TEMPERATURE.key),
+    }
     if scaling["rope_type"] == "yarn" and not metadata.has(LOG_MULTIPLIER.key) and "attention_factor" not in scaling:
         # llama.cpp then divides by the factor that YaRN has.
-        config["rope_scaling"]["attention_factor"] = 1.0
+        metadata.fields["rope_scaling"]["attention_factor"] = 1.0
 
 
-def finish_olmo3(metadata: Metadata, config: Config) -> None:
-    """Make the angles of layers with and without a window, of which the former are not scaled. Mutates: config."""
-    config["rope_parameters"] = {
-        FULL: {"rope_theta": config["rope_theta"], **(config["rope_scaling"] or {"rope_type": "default"})},
-        SLIDING: {"rope_theta": config["rope_local_base_freq"], "rope_type": "default"},
+def finish_olmo3(metadata: Metadata) -> None:
+    """Make the angles of layers with and without a window, of which the former are not scaled. Mutates: metadata."""
+    metadata.fields["rope_parameters"] = {
+        FULL: {
+            "rope_theta": metadata.fields["rope_theta"],
+            **(metadata.fields["rope_scaling"] or {"rope_type": "default"}),
+        },
+        SLIDING: {"rope_theta": metadata.fields["rope_local_base_freq"], "rope_type": "default"},
     }
 
 
@@ -174,35 +181,29 @@ def rope_keys(config: Mapping[str, Any], read: Any) -> tuple[dict[str, Any], dic
     Shapes: float32 `[D / 2]`. Raises: UnsupportedModelError; ModelFileError for missing parameters.
     """
     rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-    rope, angles = rope.get(FULL) or rope, getattr(read, "rope", None)
-    kind = rope.get("rope_type", rope.get("type", "default")) if angles is None else angles.kind
+    rope = {name: value for name, value in rope.get(FULL, rope).items() if value}
+    angles: Any = getattr(read, "rope", None)
+    kind = angles.kind if angles is not None else rope.get("rope_type", rope.get("type", "default"))
     keys, factors = write_fields((TEMPERATURE,), rope, None), dict[str, Any]()
-    try:
-        if kind in ("linear", "yarn"):
-            _check_attention_factor(rope)
-            keys["rope.scaling.type"] = kind
-            tenth = (
-                {LOG_MULTIPLIER.name: 0.1 * (rope.get(LOG_MULTIPLIER.name) or 0)} if hasattr(read, "kv_rank") else {}
-            )
-            rows = (ORIGINAL, *TURNS) if kind == "yarn" else ()
-            given = {name: value for name, value in {**rope, **tenth}.items() if value}
-            keys |= {FACTOR.key: float(rope["factor"]), **write_fields((*rows, LOG_MULTIPLIER), given, None)}
-        elif kind == "llama3":
-            head_size = config["head_dim"]
-            factors = {ROPE_FACTORS: llama3_factors(float(rope["factor"]), head_size=head_size, theta=angles.theta)}
-        elif kind == "proportional":
-            num_pairs, rotated = read.full_head_size // 2, int(angles.rotated_share * read.full_head_size // 2)
-            factors = {ROPE_FACTORS: np.where(np.arange(num_pairs) < rotated, 1.0, UNROTATED)}
-        elif kind == "longrope":
-            factors = {LONG_FACTORS: np.array(angles.long_factors), SHORT_FACTORS: np.array(angles.short_factors)}
-            keys[ORIGINAL.key] = int(angles.original_context_len)
-            keys["rope.scaling.attn_factor"] = float(angles.attention_factor)
-        elif kind != "default":
-            raise UnsupportedModelError(
-                f"rotary scaling '{kind}' is not written to GGUF here; use llama.cpp's converter"
-            )
-    except (KeyError, TypeError) as error:
-        raise ModelFileError(f"config.json: {error} is missing or wrong") from error
+    if kind in ("linear", "yarn"):
+        if "factor" not in rope:
+            raise ModelFileError(f"config.json: {kind} rope scaling lacks 'factor'")
+        _check_attention_factor(rope)
+        if hasattr(read, "kv_rank") and LOG_MULTIPLIER.name in rope:
+            rope[LOG_MULTIPLIER.name] *= 0.1  # see `finish_deepseek`
+        rows = (FACTOR, ORIGINAL, *TURNS, LOG_MULTIPLIER) if kind == "yarn" else (FACTOR,)
+        keys |= {"rope.scaling.type": kind, **write_fields(rows, rope, None)}
+    elif kind == "llama3":
+        factors = {ROPE_FACTORS: llama3_factors(angles.factor, head_size=read.head_size, theta=angles.theta)}
+    elif kind == "proportional":
+        num_pairs, rotated = read.full_head_size // 2, int(angles.rotated_share * read.full_head_size // 2)
+        factors = {ROPE_FACTORS: np.where(np.arange(num_pairs) < rotated, 1.0, UNROTATED)}
+    elif kind == "longrope":
+        factors = {LONG_FACTORS: np.array(angles.long_factors), SHORT_FACTORS: np.array(angles.short_factors)}
+        keys[ORIGINAL.key] = int(angles.original_context_len)
+        keys[ATTENTION_FACTORS[0]] = float(angles.attention_factor)
+    elif kind != "default":
+        raise UnsupportedModelError(f"rotary scaling '{kind}' is not written to GGUF here; use llama.cpp's converter")
     return keys, {name: values.astype(np.float32) for name, values in factors.items()}
 
 
