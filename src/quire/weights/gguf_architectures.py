@@ -22,8 +22,8 @@ from quire.weights.gguf_rope import finish_deepseek, finish_gpt_oss, finish_mini
 
 SIGMOID = 2
 """llama.cpp's number of a score of experts; 1 is softmax."""
-LARGEST_GEMMAS = (46, 62)
-"""Layers of Gemma 2 and 3 of 27 B parameters, whose scores are scaled by hidden size / heads, not by the head size."""
+LARGEST_GEMMAS = {"gemma2": 46, "gemma3_text": 62}
+"""Layers of the models of 27 B parameters, whose scores are scaled by hidden size / heads instead of the head size."""
 SILU = {"hidden_act": "silu"}
 BIASES = {"attention_bias": "attn_q.bias", "mlp_bias": "ffn_up.bias"}
 
@@ -81,11 +81,6 @@ class Architecture:
         """The table of tensors."""
         return TensorNames(self.names)
 
-    @property
-    def has_experts(self) -> bool:
-        """True if layers may have a router and experts instead of an MLP, or beside it."""
-        return any(row.key == "expert_count" for row in self.fields)
-
 
 # --- Rows of several architectures ----------------------------------------------------------
 
@@ -126,7 +121,7 @@ def _layer_norms(attribute: str = "layer_norm_epsilon") -> Field:
 
 def _score_size(config: Mapping[str, Any]) -> int:
     """Return Gemma's `query_pre_attn_scalar`."""
-    is_largest = config["num_hidden_layers"] in LARGEST_GEMMAS
+    is_largest = config["num_hidden_layers"] == LARGEST_GEMMAS[config["model_type"]]
     return int(config["hidden_size"] // config["num_attention_heads"] if is_largest else config["head_dim"])
 
 

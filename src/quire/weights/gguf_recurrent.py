@@ -104,9 +104,16 @@ def _read_recurrent(metadata: Metadata, key: str, default: Any) -> list[str]:
     return ["linear_attention" if is_recurrent else FULL for is_recurrent in flags]
 
 
-def _interval(read: Any) -> int:
-    """Return n if every n-th layer attends; the caller finds other patterns when it reads the keys back."""
-    return int(1 + (read.recurrent_layers.index(False) if False in read.recurrent_layers else read.num_layers))
+def _interval(recurrent: Sequence[bool]) -> int:
+    """Return n if every n-th layer attends."""
+    return 1 + (recurrent.index(False) if False in recurrent else len(recurrent))
+
+
+def _write_recurrent(recurrent: Sequence[bool]) -> list[bool] | None:
+    """Return the layers with state, None if the interval says them."""
+    interval = _interval(recurrent)
+    is_regular = all(each == ((index + 1) % interval != 0) for index, each in enumerate(recurrent))
+    return None if is_regular else list(recurrent)
 
 
 DELTA_NET = (
@@ -119,8 +126,13 @@ DELTA_NET = (
         lambda read: read.num_value_heads * read.value_size,
     ),
     ROTATED_SHARE, MIXED_KV_HEADS,
-    Field("full_attention_interval", "full_attention_interval", COUNT, 4, _interval),
-    Field("attention.recurrent_layers", "layer_types", Codec(_read_recurrent, None), "full_attention_interval"),
+    Field(
+        "full_attention_interval", "full_attention_interval", COUNT, 4, lambda read: _interval(read.recurrent_layers)
+    ),
+    Field(
+        "attention.recurrent_layers", "layer_types", Codec(_read_recurrent, _write_recurrent),
+        "full_attention_interval", "recurrent_layers",
+    ),
 )  # fmt: skip
 SECTIONS = (
     Field("rope.dimension_sections", "", WRITTEN, attribute=_third_sections),

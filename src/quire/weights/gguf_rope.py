@@ -112,12 +112,9 @@ def _rope_factors(file: GGUFFile, *, head_size: int, theta: float) -> dict[str, 
             f"{file.path}: the RoPE factors of '{ROPE_FACTORS}' are not those of Llama 3 scaling, the only kind known"
         )
     return {
-        "rope_type": "llama3",
-        "factor": factor,
-        "low_freq_factor": LOW_FREQ_FACTOR,
-        "high_freq_factor": HIGH_FREQ_FACTOR,
-        "original_max_position_embeddings": ORIGINAL_CONTEXT_LEN,
-    }
+        "rope_type": "llama3", "factor": factor, "low_freq_factor": LOW_FREQ_FACTOR,
+        "high_freq_factor": HIGH_FREQ_FACTOR, ORIGINAL.name: ORIGINAL_CONTEXT_LEN,
+    }  # fmt: skip
 
 
 def llama3_factors(factor: float, *, head_size: int, theta: float) -> np.ndarray:
@@ -149,26 +146,19 @@ def finish_deepseek(metadata: Metadata) -> None:
 
 def finish_ministral(metadata: Metadata) -> None:
     """Add the growth of queries behind the original context. Mutates: metadata."""
-    scaling = metadata.fields["rope_scaling"] or {"rope_type": "default"}
-    original = metadata.integer(ORIGINAL.key, metadata.fields["max_position_embeddings"])
-    metadata.fields["rope_scaling"] = {
-        **scaling,
-        ORIGINAL.name: original,
-        TEMPERATURE.name: metadata.number(TEMPERATURE.key),
-    }
-    if scaling["rope_type"] == "yarn" and not metadata.has(LOG_MULTIPLIER.key) and "attention_factor" not in scaling:
-        # llama.cpp then divides by the factor that YaRN has.
-        metadata.fields["rope_scaling"]["attention_factor"] = 1.0
+    scaling = metadata.fields["rope_scaling"] = metadata.fields["rope_scaling"] or {"rope_type": "default"}
+    if scaling["rope_type"] == "yarn" and not metadata.has(LOG_MULTIPLIER.key):
+        scaling.setdefault("attention_factor", 1.0)  # llama.cpp then divides by the factor that YaRN has
+    scaling[ORIGINAL.name] = metadata.integer(ORIGINAL.key, metadata.fields["max_position_embeddings"])
+    scaling[TEMPERATURE.name] = metadata.number(TEMPERATURE.key)
 
 
 def finish_olmo3(metadata: Metadata) -> None:
     """Make the angles of layers with and without a window, of which the former are not scaled. Mutates: metadata."""
-    metadata.fields["rope_parameters"] = {
-        FULL: {
-            "rope_theta": metadata.fields["rope_theta"],
-            **(metadata.fields["rope_scaling"] or {"rope_type": "default"}),
-        },
-        SLIDING: {"rope_theta": metadata.fields["rope_local_base_freq"], "rope_type": "default"},
+    fields, plain = metadata.fields, {"rope_type": "default"}
+    fields["rope_parameters"] = {
+        FULL: {"rope_theta": fields["rope_theta"], **(fields["rope_scaling"] or plain)},
+        SLIDING: {"rope_theta": fields["rope_local_base_freq"], **plain},
     }
 
 
