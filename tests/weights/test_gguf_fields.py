@@ -20,7 +20,6 @@ from tests.models.tiny_configs import (
     DELTA_NET,
     GEMMA,
     GEMMA4,
-    GRANITE4,
     LLAMA,
     QWEN2_MOE,
     TINY_CONFIGS,

@@ -145,7 +145,7 @@ DEEPSEEK = (
     Field("expert_weights_norm", "norm_topk_prob", codecs.FLAG, False, "renormalise"),
     Field("expert_group_count", "n_group", codecs.COUNT, 1, "scoring.num_groups"),
     Field("expert_group_used_count", "topk_group", codecs.COUNT, 1, "scoring.top_groups"),
-    Field("expert_gating_func", "", codecs.WRITTEN, attribute=lambda read: 1 + read.scoring.is_sigmoid),
+    Field("expert_gating_func", "", codecs.COUNT, 1, lambda read: SIGMOID if read.scoring.is_sigmoid else 1),
 )  # fmt: skip
 
 # --- Names of several architectures ---------------------------------------------------------
@@ -270,7 +270,7 @@ ARCHITECTURES = {
         fields=(
             *MULTIPLES, *_experts("num_local_experts", codecs.SIZE, 0), *layers_with("mamba"),
             Field(
-                "feed_forward_length", "intermediate_size",
+                "feed_forward_length", "intermediate_size", codecs.WIDTH,
                 attribute=lambda read: read.expert_size if read.num_experts else read.intermediate_size,
             ),
             Field(
@@ -334,7 +334,7 @@ ARCHITECTURES = {
             "topk_method": lambda config: "greedy" if config["n_group"] == 1 else "group_limited_greedy",
         },
         variants=((
-            "expert_gating_func", SIGMOID.__eq__,
+            "expert_gating_func", lambda value: value == SIGMOID,
             _deepseek("DeepseekV3ForCausalLM", "deepseek_v3", unsaid=DEEPSEEK_HEADS),
         ),),
     ),

@@ -88,8 +88,8 @@ def _check_same(metadata: Metadata, key: str, default: Any) -> None:
 
 COUNT = Codec(Metadata.integer)
 """At least 1."""
-SIZE = Codec(Metadata.value)
-"""0 or more; the model checks it."""
+SIZE = Codec(_read_optional)
+"""0 or more, with a default of 0."""
 OPTIONAL = Codec(_read_optional, lambda value: value or None)
 """A count; 0 stands for none, like a missing key."""
 NUMBER = Codec(Metadata.number, float)

@@ -42,8 +42,8 @@ def translate_config(file: GGUFFile) -> dict[str, Any]:
     architecture, vocab_size = architecture_of(file.metadata), _vocab_size(file)
     if not metadata.flag("attention.causal", default=True):
         raise UnsupportedModelError(f"{file.path}: attention is not causal; Quire runs causal models only")
-    if metadata.num_layers > len(file.tensors):
-        raise ModelFileError(f"{file.path}: {metadata.num_layers:,} layers, but only {len(file.tensors)} tensors")
+    if (num_layers := metadata.integer("block_count")) > len(file.tensors):
+        raise ModelFileError(f"{file.path}: {num_layers:,} layers, but only {len(file.tensors)} tensors")
     config = metadata.fields
     config |= {
         "architectures": [architecture.hf_class],

@@ -31,7 +31,8 @@ class Metadata:
     @property
     def num_layers(self) -> int:
         """Layers without those behind the last, which predict tokens after the next."""
-        return self.integer("block_count") - int(self.value("nextn_predict_layers", 0))
+        further = self.integer("nextn_predict_layers") if self.is_set("nextn_predict_layers") else 0
+        return self.integer("block_count") - further
 
     def is_set(self, name: str) -> bool:
         """True if the file has the key, with another value than 0."""
