@@ -200,8 +200,9 @@ _gemma = functools.partial(
     unsaid={"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": _score_size},
 )  # fmt: skip
 _delta_net = functools.partial(
-    Architecture, names=DELTA_NAMES, norm_offset=1.0, config_names={"full_attention_interval": ""}
-)
+    Architecture, names=DELTA_NAMES, norm_offset=1.0, config_names={"full_attention_interval": ""},
+    unused_keys=frozenset({"rope.dimension_sections"}),
+)  # fmt: skip
 ARCHITECTURES = {
     "llama": Architecture(
         # Llama with a sliding window is what Mistral is.
@@ -225,7 +226,7 @@ ARCHITECTURES = {
         "GptOssForCausalLM", "gpt_oss", names=SECOND_NORM, finish=finish_gpt_oss,
         fields=(
             WINDOW, *_experts("num_local_experts"),
-            Field("feed_forward_length", "", codecs.WRITTEN, attribute="intermediate_size"),
+            Field("feed_forward_length", "", codecs.WIDTH, attribute="intermediate_size"),
             Field("expert_feed_forward_length", "intermediate_size", attribute="intermediate_size"),
         ),
     ),
@@ -354,7 +355,7 @@ ARCHITECTURES = {
         "Mamba2ForCausalLM", "mamba2", base=SIZES, biases={"use_conv_bias": "ssm_conv1d.bias"},
         unsaid={"use_bias": False, "expand": expansion("num_heads", "head_dim")},
         fields=(
-            Field("context_length", "", codecs.WRITTEN, attribute="context_len"),
+            Field("context_length", "", attribute="context_len"),
             Field("feed_forward_length", "", codecs.WRITTEN, attribute=lambda read: 0),
             Field("attention.head_count", "", codecs.WRITTEN, attribute=lambda read: 0),
             replace(EPSILON, name="layer_norm_epsilon", attribute="state_space.epsilon"),
@@ -367,7 +368,7 @@ ARCHITECTURES = {
     ),
     "qwen3next": _delta_net(
         "Qwen3NextForCausalLM", "qwen3_next", fields=(*DELTA_NET, *SHARED_EXPERTS),
-        unsaid={**SILU, "norm_topk_prob": True}, unused_keys=frozenset({"rope.dimension_sections"}),
+        unsaid={**SILU, "norm_topk_prob": True},
     ),
     "qwen35": _delta_net(
         "Qwen3_5ForCausalLM", "qwen3_5_text", fields=(*DELTA_NET, *SECTIONS), has_value_heads_in_turns=True

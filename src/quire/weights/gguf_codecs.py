@@ -97,7 +97,7 @@ OPTIONAL_NUMBER = Codec(lambda metadata, key, default: metadata.number(key) if m
 FLAG = Codec(Metadata.flag)
 IS_SET = Codec(lambda metadata, key, default: metadata.is_set(key), None)
 WRITTEN = Codec(None)
-"""A key that reading does not need."""
+"""A key that has no field; files may lack it."""
 SAME = Codec(_check_same)
 LAYERS = Codec(lambda metadata, key, default: metadata.num_layers)
 BY_LAYER = Codec(lambda metadata, key, default: metadata.counts(key))

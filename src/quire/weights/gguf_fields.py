@@ -48,7 +48,6 @@ def read_fields(fields: Iterable[Field], metadata: Metadata) -> None:
     """Read the rows. Mutates: metadata.fields. Raises: ModelFileError, UnsupportedModelError."""
     for field in fields:
         if field.codec.read is None:
-            metadata.value(field.key, 0)
             continue
         default = field.default(metadata.fields) if callable(field.default) else field.default
         default = metadata.fields[default] if isinstance(default, str) else default

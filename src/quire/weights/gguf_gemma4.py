@@ -84,7 +84,7 @@ def finish_gemma4(metadata: Metadata) -> None:
         },
     }
     if config["num_global_key_value_heads"] != config["num_key_value_heads"] and not shares_values:
-        sizes = {"head_dim": full_head_size, "num_key_value_heads": by_type[FULL]}
+        sizes = {"head_dim": full_head_size, "num_key_value_heads": by_type.get(FULL)}
         config["per_layer_config"] = {str(index): sizes for index, kind in enumerate(types) if kind == FULL}
 
 
