@@ -1,7 +1,8 @@
 """The rows of keys in both directions, for every architecture: config.json -> keys -> config.json. Needs no PyTorch."""
 
+import itertools
 from collections.abc import Mapping
-from dataclasses import astuple, is_dataclass
+from dataclasses import astuple, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,10 @@ CLOSE = {
     "qwen3_5_text": {**DELTA_NET, "layer_types": ["full_attention", "linear_attention"]},
 }
 """Configs of types of which few or none of the above can be written."""
+SAID = [
+    *(config for (model_type, name), config in CASES.items() if name not in NOT_SAID.get(model_type, ())),
+    *({"model_type": model_type, **fields} for model_type, fields in CLOSE.items()),
+]
 
 
 @pytest.mark.parametrize("model_type", CLOSE)
@@ -146,7 +151,23 @@ def test_config_of_a_type_with_keys_of_its_own_is_read_back(model_type: str) -> 
 
 
 def test_every_architecture_has_a_config_that_is_read_back() -> None:
-    said = [config for (kind, name), config in CASES.items() if name not in NOT_SAID.get(kind, ())]
-    said += [{"model_type": model_type, **fields} for model_type, fields in CLOSE.items()]
     # mistral3 is written for Ministral 3, Mistral is stored as llama.
-    assert {architecture_for(config)[0] for config in said} == set(ARCHITECTURES)
+    assert {architecture_for(config)[0] for config in SAID} == set(ARCHITECTURES)
+
+
+WRONG = ("x", -1, 0, [], [0, 1, 0], 1.5, 2**30, None)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_key_of_another_type_or_range_is_refused_or_without_effect(architecture: str) -> None:
+    """No such key, None standing for one that is missing, ends in another error than those of files."""
+    config = next(config for config in SAID if architecture_for(config)[0] == architecture)
+    file = gguf_of(config, ModelRegistry.resolve(config).Config.from_hf(config))
+    num_refused = 0
+    for key, value in itertools.product(file.metadata, WRONG):
+        changed = {name: each for name, each in {**file.metadata, key: value}.items() if each is not None}
+        try:
+            translate_config(replace(file, metadata=changed))
+        except (ModelFileError, UnsupportedModelError):
+            num_refused += 1
+    assert num_refused > 3 * len(file.metadata)
