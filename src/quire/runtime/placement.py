@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from quire.weights.quantized import RoundedTensor
 from quire.weights.weight_tensor import WeightTensor
 
-FLOATS = frozenset(("F32", "F16", "BF16"))
-
 
 @dataclass(frozen=True, slots=True)
 class Placement:

@@ -15,7 +15,7 @@ import numpy as np
 from quire._native import quantize_rows
 from quire.errors import ConfigError, ModelFileError, UnsupportedModelError
 from quire.linux import allowed_cpus
-from quire.weights.block_formats import BLOCK_FORMATS, row_bytes
+from quire.weights.block_formats import BLOCK_FORMATS, FLOATS, row_bytes
 from quire.weights.gguf_writer import TensorToWrite, key_value, write_gguf
 from quire.weights.progress import Progress, ignore_progress
 
@@ -89,7 +89,7 @@ def choose_formats(source: Source, file_type: str, *, has_importance: bool = Fal
         name = tensor.name
         if len(tensor.shape) < 2 or not name.endswith("weight") or KEPT.search(name):
             formats[name] = tensor.format
-        elif usual in ("F32", "F16", "BF16"):
+        elif usual in FLOATS:
             formats[name] = usual
         elif tensor.format == "MXFP4":  # nothing here is smaller, and to quantise it again adds errors
             formats[name] = tensor.format

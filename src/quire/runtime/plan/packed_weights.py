@@ -28,8 +28,8 @@ from quire._native import PackedRows, Weight, WeightFormat, pack_rows, packed_by
 from quire.config import EngineConfig
 from quire.kernels.instruction import Packing
 from quire.runtime.huge_pages import allocate
-from quire.runtime.placement import FLOATS, Placement
-from quire.weights.block_formats import BLOCK_FORMATS
+from quire.runtime.placement import Placement
+from quire.weights.block_formats import BLOCK_FORMATS, FLOATS
 from quire.weights.codebooks import packed_codebook
 from quire.weights.progress import Progress, ignore_progress
 from quire.weights.quantized import QuantizedTensor
@@ -102,7 +102,7 @@ def choose_formats(
     Quantised weights stay as they are if the configuration keeps them; else all become the compute dtype.
     """
     quantization = config.options.quantization
-    is_float = FLOATS.issuperset(stored)
+    is_float = set(stored) <= set(FLOATS)
     if num_inputs % BLOCK or not config.keeps_stored_weights or (is_float and quantization is None):
         return [BY_DTYPE[config.dtype]] * len(stored)
     if quantization is not None and is_float:
