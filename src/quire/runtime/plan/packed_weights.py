@@ -62,7 +62,7 @@ class PartPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class WeightPiece:
     """Rows of a tensor to be packed, and the arrays whose memory `job` reads."""
 
     job: PackedRows
@@ -244,7 +244,7 @@ class PackedWeights:
         """
         report = functools.partial(progress or ignore_progress, "loading weights")
         total, done, num_bytes = sum(item.tensor.num_bytes for item in placements), 0, 0
-        batch: list[Piece] = []
+        batch: list[WeightPiece] = []
         read: list[int] = []  # bytes done with each tensor of the batch
 
         def flush() -> None:
@@ -265,7 +265,7 @@ class PackedWeights:
             read.append(done)
         flush()
 
-    def _pieces(self, placement: Placement) -> Iterator[Piece]:
+    def _pieces(self, placement: Placement) -> Iterator[WeightPiece]:
         """Cut a matrix in pieces. A vector is put at once.
 
         Mutates: the vector.
@@ -281,21 +281,21 @@ class PackedWeights:
             stored = tensor if num_rows <= each else tensor.part(slice(first, first + each), slice(None))
             yield self._piece(part, stored, first_row + first)
 
-    def _piece(self, part: PartPlan, tensor: WeightTensor, first_row: int) -> Piece:
+    def _piece(self, part: PartPlan, tensor: WeightTensor, first_row: int) -> WeightPiece:
         """Return the job that packs a tensor: from its blocks or codes, or from values that NumPy decodes."""
         is_direct = PACKED_DIRECTLY.get(tensor.format) == part.format
         if isinstance(tensor, QuantizedTensor) and not is_direct and not tensor.offset:
             codes, table, scales, zeros, groups = arrays = tensor.in_groups()
             job = self._job(part, "CODES", codes, first_row)
             job.set_codes(table.ctypes.data, scales.ctypes.data, zeros.ctypes.data, groups.ctypes.data, scales.shape[1])
-            return Piece(job, arrays, tensor)
+            return WeightPiece(job, arrays, tensor)
         if is_direct and tensor.scales is not None:
             pairs, scales = tensor.pairs_and_scales()
             job = self._job(part, "MXFP4_APART", pairs, first_row, scales)
-            return Piece(job, (pairs, scales), tensor)
+            return WeightPiece(job, (pairs, scales), tensor)
         is_stored = is_direct or (tensor.format in BLOCK_FORMATS and not tensor.offset)
         rows = np.ascontiguousarray(tensor.raw if is_stored else tensor.to_numpy())
-        return Piece(self._job(part, tensor.format if is_stored else "F32", rows, first_row), (rows,), tensor)
+        return WeightPiece(self._job(part, tensor.format if is_stored else "F32", rows, first_row), (rows,), tensor)
 
     def put_values(self, name: str, values: Any, first_row: int = 0) -> None:
         """fp32 values, an array or a tensor, become rows of one part of a parameter, quantised if its format says so.
@@ -315,7 +315,7 @@ class PackedWeights:
     def _part(self, name: str, row: int) -> PartPlan:
         return next(part for part in self._matrices[name] if row in part.rows)
 
-    def _pack(self, batch: Sequence[Piece]) -> None:
+    def _pack(self, batch: Sequence[WeightPiece]) -> None:
         pack_rows([piece.job for piece in batch], self._num_threads)
         for piece in batch:
             piece.tensor.release()
