@@ -4,7 +4,7 @@ Each stored tensor is decoded straight into its place. Next to read: `loader.py`
 runs the model.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,7 +35,9 @@ def load_model(
     if config.model.implementation == "transformers" and config.options.load_format != "dummy":
         return load_fallback(config, checkpoint.tensors)
     dtype, device = getattr(torch, config.dtype), torch.device(config.device)
-    model = build_empty_model(config.model.hf_config, dtype, device, group, config.scheduler.max_model_len)
+    model = make_model(config.model.hf_config, group, config.scheduler.max_model_len)
+    # Only a slice of a vocabulary has rows that are never filled.
+    give_memory(model, dtype, device, torch.empty if group.size == 1 else torch.zeros)
     parameters = dict(nn.named_parameters(model))
     if config.options.load_format == "dummy":
         for name, values in random_weights(parameters, config.options.seed, partitions_of(model)):
@@ -52,21 +54,8 @@ def load_model(
     return model
 
 
-def build_empty_model(
-    hf_config: Mapping[str, Any],
-    dtype: torch.dtype,
-    device: torch.device,
-    group: Group = SINGLE,
-    max_model_len: int | None = None,
-) -> Any:
-    """The model with parameters of `dtype` on `device` that are to be filled; buffers keep their types."""
-    model = make_model(hf_config, group, max_model_len)
-    # Only a slice of a vocabulary has rows that are never filled.
-    return give_memory(model, dtype, device, torch.empty if group.size == 1 else torch.zeros)
-
-
 def give_memory(model: Any, dtype: torch.dtype, device: torch.device, allocate: Callable[..., torch.Tensor]) -> Any:
-    """Put tensors in the places of all parameters of a model, and return it."""
+    """Put tensors in the places of all parameters of a model, and return it; buffers keep their types."""
     # By identity, so that parameters which the model ties stay tied.
     replaced: dict[int, Any] = {}
     for _, module in list(nn.named_modules(model)):
