@@ -155,14 +155,20 @@ class PackedWeights:
     Attributes: `shapes` of all, and `packings` of the matrices, by name; `placements`: the tensors that are put here.
     """
 
-    def __init__(self, parameters: Mapping[str, Any], packings: Mapping[str, Packing], num_threads: int = 1) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, Any],
+        packings: Mapping[str, Packing],
+        num_threads: int = 1,
+        placements: Sequence[Placement] = (),
+    ) -> None:
         """`parameters`: by name, anything with a shape. `packings`: per two-dimensional parameter its `Packing`.
 
         `num_threads` pack.
         """
         self._num_threads = num_threads
         self._parameters = parameters
-        self.placements: list[Placement] = []
+        self.placements = list(placements)
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self.shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         self.packings = {name: packings[name] for name, shape in self.shapes.items() if len(shape) != 1}
@@ -205,9 +211,8 @@ class PackedWeights:
     def only(self, names: Collection[str]) -> "PackedWeights":
         """Return memory for these parameters alone, in the same formats, with their placements."""
         chosen = {name: parameter for name, parameter in self._parameters.items() if name in names}
-        weights = PackedWeights(chosen, self.packings, self._num_threads)
-        weights.placements = [item for item in self.placements if item.parameter_name in names]
-        return weights
+        placements = [item for item in self.placements if item.parameter_name in names]
+        return PackedWeights(chosen, self.packings, self._num_threads, placements)
 
     def name_of(self, parameter: Any) -> str:
         """The name of a parameter, which is known by identity and may be on "meta"; a name is its own."""
