@@ -18,7 +18,6 @@ from quire.runtime import eager
 from quire.runtime.eager import load_model
 from quire.runtime.loader import make_model, make_share, partitions_of
 from quire.runtime.plan.load import load_plan, plan_weights
-from quire.runtime.plan.packed_weights import rounded_placements
 from quire.weight_map import Transpose, weight_map
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.checkpoint import Checkpoint
@@ -246,7 +245,7 @@ def test_packed_weights_of_a_rank_are_its_slices_of_the_packed_ones(
         with torch.device("meta"):
             share = make_share(config, checkpoint, LocalGroup(rank, size))
         weights, model = plan_weights(config, share), share.model
-        weights.fill(rounded_placements(config, weights))
+        weights.fill(weights.placements)
         of_layers, of_tables = model.layers[0].mlp.down_proj.weight, model.embed_tokens.weight
         for name, tensor in checkpoint.tensors.items() if not whole else ():
             chosen = weights.packing_of(of_tables if "embed" in name or "head" in name else of_layers).name

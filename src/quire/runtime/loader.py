@@ -23,8 +23,9 @@ from quire.models.hf_decoder import DecoderConfig
 from quire.models.registry import ModelRegistry
 from quire.runtime.placement import Placement
 from quire.weight_map import weight_map
-from quire.weights.block_formats import BLOCK_FORMATS
+from quire.weights.block_formats import BLOCK_FORMATS, FLOATS
 from quire.weights.checkpoint import Checkpoint
+from quire.weights.quantized import RoundedTensor
 from quire.weights.weight_tensor import WeightTensor
 
 NUM_NAMES_SHOWN = 3
@@ -101,7 +102,7 @@ def _make_share(config: EngineConfig, checkpoint: Checkpoint, group: Group) -> M
     model = make_model(config.model.hf_config, group, config.scheduler.max_model_len)
     if config.options.load_format == "dummy":
         return ModelShare(model, dict(nn.named_parameters(model)), partitions_of(model), [])
-    return plan_share(model, checkpoint.tensors, 1 if config.options.quantization is None else QUANTIZATION_BLOCK)
+    return plan_share(model, checkpoint.tensors, config)
 
 
 def _fits(config: EngineConfig, checkpoint: Checkpoint, size: int) -> bool:
@@ -113,12 +114,13 @@ def _fits(config: EngineConfig, checkpoint: Checkpoint, size: int) -> bool:
     return True
 
 
-def plan_share(model: Any, tensors: Mapping[str, WeightTensor], quantization_block: int = 1) -> ModelShare:
+def plan_share(model: Any, tensors: Mapping[str, WeightTensor], config: EngineConfig | None = None) -> ModelShare:
     """Plan the place of each stored tensor. Tensors must cover every parameter exactly and be used or known.
 
-    `quantization_block`: the columns that will share a scale; a rank must hold all of them.
+    `config`: of weights that are quantised at load.
     Raises: ModelFileError; UnevenSplitError where a rank's columns would cut a stored or a future block.
     """
+    quantization = None if config is None else config.options.quantization
     needed = weight_map(model, tensors)
     names = {source.name for sources in needed.sources.values() for source in sources}
     _complain("lacks", [source.name for sources in needed.sources.values() for source in sources
@@ -135,7 +137,9 @@ def plan_share(model: Any, tensors: Mapping[str, WeightTensor], quantization_blo
         parts = [tensor.viewed(views) if views else tensor for tensor, views in stored]
         partition = share.partitions.get(target, Partition())
         _check_shapes(target, partition.whole_shape(tuple(share.parameters[target].shape)), parts)
-        _check_blocks(parts, partition, quantization_block)
+        _check_blocks(parts, partition, 1 if quantization is None else QUANTIZATION_BLOCK)
+        if config is not None and quantization == "fp8" and config.keeps_stored_weights:
+            parts = [_rounded(part, share.parameters[target], config.model.vocab_size) for part in parts]
         share.placements.extend(_place(target, parts, partition))
     return share
 
@@ -197,20 +201,25 @@ def _check_blocks(parts: list[WeightTensor], partition: Partition, quantization_
             )
 
 
+def _rounded(part: WeightTensor, parameter: Any, vocab_size: int) -> WeightTensor:
+    """Return a float matrix with its values rounded to E4M3, and anything else, as tables and heads, as it was."""
+    if len(part.shape) != 2 or part.format not in FLOATS or part.shape[1] % QUANTIZATION_BLOCK:
+        return part
+    is_kept = getattr(parameter, "keeps_dtype", False) or part.shape[0] == vocab_size
+    return part if is_kept else RoundedTensor.of(part)
+
+
 def _place(target: str, parts: list[WeightTensor], partition: Partition) -> Iterator[Placement]:
     """Place the overlaps of this rank's rows with the stored tensors, which lie one below another."""
-    first_row, share = 0, partition.columns
-    columns = None if share is None else (share.start, share.stop)
+    first_row = 0
     tops = [0, *itertools.accumulate(part.shape[0] for part in parts)]
     for rows in partition.row_ranges(tops[-1]):
         for index in range(bisect.bisect(tops, rows.start) - 1, bisect.bisect_left(tops, rows.stop)):
             part, top = parts[index], tops[index]
             start, stop = max(rows.start - top, 0), min(rows.stop - top, part.shape[0])
             if partition.cuts_columns or stop - start < part.shape[0]:
-                cut = part.part(slice(start, stop), partition.column_slice)
-                yield Placement(cut, target, first_row, part, (start, stop), columns)
-            else:
-                yield Placement(part, target, first_row)
+                part = part.part(slice(start, stop), partition.column_slice)
+            yield Placement(part, target, first_row)
             first_row += stop - start
 
 

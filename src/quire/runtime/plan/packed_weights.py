@@ -124,19 +124,6 @@ def stacked(formats: Sequence[WeightFormat], bounds: Sequence[int]) -> Packing:
     return Packing(tuple(parts))
 
 
-def rounded_placements(config: EngineConfig, weights: "PackedWeights") -> list[Placement]:
-    """Return the placements of the weights; `quantization` fp8 rounds float matrices that are no tables or heads."""
-
-    def is_rounded(item: Placement) -> bool:
-        is_table = (item.whole or item.tensor).shape[0] == config.model.vocab_size
-        is_float_matrix = item.tensor.format in FLOATS and item.parameter_name in weights.packings and not is_table
-        return is_float_matrix and weights.format_at(item.parameter_name, item.first_row) == BY_QUANTIZATION["fp8"]
-
-    if config.options.quantization != "fp8":
-        return weights.placements
-    return [item.rounded() if is_rounded(item) else item for item in weights.placements]
-
-
 def kept_bytes(tensors: Iterable[WeightTensor]) -> int:
     """Bytes of stored weights that stay as they are: quantised ones in their packed format, floats as in the file."""
     total = 0

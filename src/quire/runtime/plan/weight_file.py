@@ -29,8 +29,7 @@ from quire.byte_sizes import format_bytes
 from quire.config import EngineConfig, EngineOptions
 from quire.errors import MemoryCapacityError
 from quire.runtime.huge_pages import on_huge_pages
-from quire.runtime.placement import Placement
-from quire.runtime.plan.packed_weights import PackedWeights, rounded_placements
+from quire.runtime.plan.packed_weights import PackedWeights
 from quire.runtime.shared_file import SUFFIX, Header, SharedFile, Unfinished, boot_id, find_or_begin
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.model_cache import cache_directory
@@ -55,16 +54,16 @@ def fill_weights(
     They are packed in memory where no file is kept: `weight_cache` is off, they are small, or the disk is full.
     Mutates: weights. Raises: as `PackedWeights.fill`.
     """
-    placements, report = rounded_placements(config, weights), progress or ignore_progress
+    report = progress or ignore_progress
     directory, name = weight_directory(config.options), checkpoint.files.name
     if directory is None or (weights.num_bytes < MIN_BYTES and not config.weights_on_disk):
-        _fill(config, weights, placements, progress, "weight_cache is off")
+        _fill(config, weights, progress, "weight_cache is off")
         return
     begun: NDArray[np.uint8] | Unfinished | None = None
     problem = ""
     try:
         state = source_state(checkpoint.files)
-        place = place_of(directory, checkpoint.files, state, weights, placements, rank)
+        place = place_of(directory, checkpoint.files, state, weights, rank)
         report("loading weights", 0, None)
         begun = find_or_begin(place, config.options.weight_cache_bytes, report)
     except OSError as error:
@@ -74,11 +73,11 @@ def fill_weights(
         weights.use(begun if config.weights_on_disk else on_huge_pages(begun))
         return
     if begun is None:
-        _fill(config, weights, placements, progress, problem)
+        _fill(config, weights, progress, problem)
         return
     try:
         weights.use(begun.memory)
-        weights.fill(placements, progress)
+        weights.fill(weights.placements, progress)
         if source_state(checkpoint.files) == state:
             packed = begun.publish()
             weights.use(packed if config.weights_on_disk else on_huge_pages(packed))
@@ -90,16 +89,14 @@ def fill_weights(
         begun.close()
 
 
-def _fill(
-    config: EngineConfig, weights: PackedWeights, placements: list[Placement], progress: Progress | None, problem: str
-) -> None:
+def _fill(config: EngineConfig, weights: PackedWeights, progress: Progress | None, problem: str) -> None:
     """Pack in memory. Raises: MemoryCapacityError if only a file can hold the weights."""
     if config.weights_on_disk:
         raise MemoryCapacityError(
             f"the weights are larger than memory, and a file of {format_bytes(weights.num_bytes)} cannot hold them "
             f"({problem}): name a directory with so much space with --weight-cache DIR"
         )
-    weights.fill(placements, progress)
+    weights.fill(weights.placements, progress)
 
 
 def weight_directory(options: EngineOptions) -> Path | None:
@@ -124,9 +121,8 @@ def source_state(files: ModelFiles) -> list[tuple[str, int, int, int]]:
 
 
 def place_of(
-    directory: Path, files: ModelFiles, state: list[tuple[str, int, int, int]], weights: PackedWeights,
-    placements: list[Placement], rank: int,
-) -> SharedFile:  # fmt: skip
+    directory: Path, files: ModelFiles, state: list[tuple[str, int, int, int]], weights: PackedWeights, rank: int
+) -> SharedFile:
     """Return the file for these weights. `state`: of the source."""
     source = str(files.path.absolute())
     packings = [
@@ -134,11 +130,8 @@ def place_of(
         for name, shape in weights.shapes.items()
     ]
     values = Description()
-    sources = []
-    for item in placements:
-        whole = None if item.whole is item.tensor else values.of(item.whole)
-        sources.append((item.parameter_name, item.first_row, values.of(item.tensor), whole, item.rows, item.columns))
-    kinds = sorted({type(item.tensor).__name__ for item in placements})
+    sources = [(item.parameter_name, item.first_row, values.of(item.tensor)) for item in weights.placements]
+    kinds = sorted({type(item.tensor).__name__ for item in weights.placements})
     identity = _digest(source, rank, packings, kinds)
     # Compilers may contract products and sums, which changes the last bits, for one kind of CPU and not another.
     versions = (LAYOUT_VERSION, __version__, platform.machine(), sys.byteorder)
