@@ -56,6 +56,11 @@ class ModelRegistry:
         cls._registered[architecture] = model_class
 
     @classmethod
+    def has_registered(cls) -> bool:
+        """Return whether `register_model` was called."""
+        return bool(cls._registered)
+
+    @classmethod
     def is_built_in(cls, hf_config: Mapping[str, Any]) -> bool:
         """Return whether the model's code is Quire's own: that of others may change without notice."""
         return str(cls.resolve(hf_config).__module__).startswith("quire.models.")

@@ -81,7 +81,7 @@ def _directory() -> Path:
 
 def _path(hardware: Hardware, options: EngineOptions, checkpoint: Checkpoint) -> Path | None:
     """Return the file of a model's tuning on a machine; None for models whose code is from outside."""
-    if not ModelRegistry.is_built_in(checkpoint.hf_config):
+    if ModelRegistry.has_registered():
         return None
     tensors = [(name, item.shape, item.format) for name, item in checkpoint.tensors.items()]
     chosen = (options.dtype, options.quantization, options.kv_cache_dtype, options.tensor_parallel_size)
