@@ -125,7 +125,7 @@ class Family:
             kv_cache_memory_bytes=1 << 30, enable_prefix_caching=False, max_num_batched_tokens=PROMPT * 2,
         )  # fmt: skip
         self._config = resolve(options, detect_hardware("cpu"), ModelRegistry.make_model_config(fields))
-        checkpoint = Checkpoint(ModelFiles(family, Path(family), "hf", family), "config", fields, {}, {}, {})
+        checkpoint = Checkpoint(ModelFiles(family, Path(family), "hf", family), fields)
         self._rank = trace_rank(self._config, checkpoint, 1)
         self._engine = LLMEngine(self._config, InProcessExecutor.create(self._config, checkpoint))
         self.num_parameters = self._config.model.num_parameters

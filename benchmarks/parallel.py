@@ -52,7 +52,7 @@ def build(num_ranks: int, num_stages: int) -> LLMEngine:
     )  # fmt: skip
     config = resolve(options, detect_hardware("cpu"), ModelRegistry.make_model_config(LLAMA))
     files = ModelFiles(name="random", path=Path("random"), kind="hf", origin="benchmark")
-    return LLMEngine(config, create_executor(config, Checkpoint(files, "safetensors", LLAMA, {}, {}, {})))
+    return LLMEngine(config, create_executor(config, Checkpoint(files, LLAMA)))
 
 
 def main() -> None:

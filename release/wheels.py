@@ -57,20 +57,12 @@ def build(tools: Path, arch: str, to: Path) -> Path:
     print(f"building for Python {version[0]}.{version[1:]} on {arch}", flush=True)
     # Both Pythons' wheels are built in one folder, because their kernels are the same.
     settings = [f"--config-settings=build-dir={BUILD / arch}", "--config-settings=cmake.define.QUIRE_RELEASE=ON"]
-    pip = (
-        str(tools),
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--disable-pip-version-check",
-    )
+    pip = (str(tools), "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation")
     environment = {"PATH": f"{tools.parent}{os.pathsep}{os.environ['PATH']}", "QUIRE_ISAS": "all"} | cross(
         version, arch
     )
-    run(*pip, *settings, "--wheel-dir", str(raw), str(ROOT), environment=environment)
+    settings += ["--disable-pip-version-check", "--wheel-dir", str(raw)]
+    run(*pip, *settings, str(ROOT), environment=environment)
     (wheel,) = raw.glob("*.whl")
     repaired = raw / "repaired"
     # auditwheel names only its own processor's tags; left to itself it finds the oldest glibc of any processor's wheel.

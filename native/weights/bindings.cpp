@@ -4,8 +4,10 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
+#include <stdexcept>
 #include <string>
 
+#include "weights/decode.h"
 #include "weights/pack.h"
 #include "weights/quantize.h"
 
@@ -82,6 +84,16 @@ void bind_weights(nb::module_& m) {
           "fp32; scales and zeros [stored rows, num_groups], groups int32.");
   m.def("pack_rows", &pack_rows, "jobs"_a, "num_threads"_a = 1, nb::call_guard<nb::gil_scoped_release>(),
         "Pack the rows of all jobs; see native/weights/pack.h.");
+  m.def(
+      "decode_blocks",
+      [](const std::string& format, uintptr_t blocks, int64_t num_values, uintptr_t codebook, uintptr_t out) {
+        const BlockDecoder* decoder = find_decoder(format.c_str());
+        if (decoder == nullptr) throw std::invalid_argument("no format of blocks: " + format);
+        decode_blocks(*decoder, reinterpret_cast<const std::byte*>(blocks), num_values,
+                      reinterpret_cast<const int8_t*>(codebook), reinterpret_cast<float*>(out));
+      },
+      "format"_a, "blocks"_a, "num_values"_a, "codebook"_a, "out"_a, nb::call_guard<nb::gil_scoped_release>(),
+      "Decode whole blocks of a GGUF format to fp32. codebook: as of PackedRows.");
   m.def(
       "quantize_rows",
       [](const std::string& format, uintptr_t rows, int64_t num_rows, int64_t num_inputs, uintptr_t out,

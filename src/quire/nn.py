@@ -23,7 +23,7 @@ class Parameter(Tensor):
     __slots__ = ("keeps_dtype", "shape")
 
     def __init__(self, shape: tuple[int, ...]) -> None:
-        """`shape`: from `empty` or `ones`."""
+        """`shape`: from `empty`."""
         self.shape, self.keeps_dtype = tuple(shape), False  # type: ignore[assignment]
 
     @property

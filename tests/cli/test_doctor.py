@@ -63,6 +63,7 @@ def test_missing_instruction_set_is_a_problem_and_a_failed_self_test_a_note(monk
     finding = doctor.check_native()
     assert finding.status == PROBLEM
     assert "QUIRE_ISA=mmx is not available here" in finding.found
+    assert "the best of scalar" in finding.advice
 
 
 def test_hub_token_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:

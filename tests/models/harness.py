@@ -16,7 +16,7 @@ from quire.cache_spec import CacheGroup, make_groups
 from quire.layers.forward_batch import ForwardBatch
 from quire.nn import named_parameters
 from quire.runtime.eager import give_memory
-from quire.runtime.loader import make_model, plan_placements
+from quire.runtime.loader import make_model, plan_share
 from quire.weights.weight_tensor import WeightTensor
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -43,7 +43,7 @@ def build_model(
     model = give_memory(made, dtype, torch.device("cpu"), torch.empty)
     tensors = {name: stored(name, values.detach()) for name, values in state.items()}
     parameters = dict(named_parameters(model))
-    for placement in plan_placements(model, tensors):
+    for placement in plan_share(model, tensors).placements:
         rows = slice(placement.first_row, placement.first_row + placement.tensor.shape[0])
         parameters[placement.parameter_name].data[rows] = placement.tensor.to_torch(torch.float32)
     return model

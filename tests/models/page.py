@@ -17,11 +17,10 @@ from quire.kernels.tracing import NotTraceableError
 from quire.models.hf_rope import PARAMETERS
 from quire.models.registry import model_types
 from quire.runtime.loader import make_model
-from quire.runtime.placement import FLOATS
 from quire.runtime.plan.lower import lower
 from quire.runtime.plan.packed_weights import BY_DTYPE, PACKED_DIRECTLY
 from quire.runtime.plan.trace import trace_model
-from quire.weights.block_formats import GGUF_FORMATS
+from quire.weights.block_formats import FLOATS, GGUF_FORMATS
 from tests.cli.reference import write_page
 from tests.models.test_gguf_export import CASES as WRITTEN
 from tests.models.test_gguf_families import CASES

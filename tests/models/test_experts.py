@@ -21,7 +21,7 @@ from quire.kernels.instruction import StepShape
 from quire.layers.group import LocalGroup
 from quire.models.registry import ModelRegistry
 from quire.runtime.eager import load_model
-from quire.runtime.loader import plan_placements
+from quire.runtime.loader import plan_share
 from quire.runtime.plan.emit import BODY
 from quire.runtime.plan.packed_weights import kept_bytes
 from quire.sampling_params import SamplingParams
@@ -85,17 +85,17 @@ def test_missing_and_foreign_experts_are_named(pair: Pair) -> None:
         for index in range(8)
         for name in (f"model.layers.1.mlp.experts.{index}.{kind}_proj.weight" for kind in ("gate", "up"))
     }
-    plan_placements(model, whole | experts)
+    plan_share(model, whole | experts)
     lost = "model.layers.1.mlp.experts.5.up_proj.weight"
     with pytest.raises(
         ModelFileError, match=r"lacks tensor layers\.1\.mlp\.experts\.5\.up_proj\.weight: it is incompl"
     ):
-        plan_placements(model, whole | {name: tensor for name, tensor in experts.items() if name != lost})
+        plan_share(model, whole | {name: tensor for name, tensor in experts.items() if name != lost})
     extra = "model.layers.1.mlp.experts.8.up_proj.weight"
     with pytest.raises(ModelFileError, match=r"unexpected tensor model\.layers\.1\.mlp\.experts\.8"):
-        plan_placements(model, whole | experts | {extra: stored(extra, part)})
+        plan_share(model, whole | experts | {extra: stored(extra, part)})
     with pytest.raises(ModelFileError, match=r"experts\.gate_up_proj \[1024, 64\]"):
-        plan_placements(model, whole | experts | {lost: stored(lost, part[:20])})
+        plan_share(model, whole | experts | {lost: stored(lost, part[:20])})
 
 
 @pytest.mark.parametrize("damage", ["cut off", "left out"])

@@ -11,7 +11,7 @@ from safetensors.torch import save_file, save_model
 
 from quire.errors import ModelFileError, UnsupportedModelError
 from quire.models.registry import ModelRegistry
-from quire.runtime.loader import make_model, plan_placements
+from quire.runtime.loader import make_model, plan_share
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.sources import ModelFiles
 from tests.models.oracle import make_oracle
@@ -43,7 +43,7 @@ def open_directory(path: Path) -> Checkpoint:
 def place(checkpoint: Checkpoint) -> None:
     with torch.device("meta"):
         model = make_model(ModelRegistry.make_model_config(checkpoint.hf_config).hf_config)
-    plan_placements(model, checkpoint.tensors)
+    plan_share(model, checkpoint.tensors)
 
 
 @pytest.mark.parametrize("model_type", TINY_CONFIGS)

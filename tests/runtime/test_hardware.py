@@ -1,6 +1,7 @@
 """Detected hardware: the real machine in outline, made-up /proc and cgroup files in detail."""
 
 import os
+import re
 import resource
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from quire.errors import ConfigError
 from quire.runtime import hardware
 from quire.runtime.hardware import (
+    INSTRUCTION_SETS,
     CgroupLimits,
     cgroup_limits,
     check_shares,
@@ -20,6 +22,7 @@ from quire.runtime.hardware import (
     read_cpu_info,
 )
 
+ROOT = Path(__file__).parents[2]
 NO_CUDA = not torch.cuda.is_available()
 
 
@@ -151,3 +154,12 @@ def test_limited_address_space_limits_the_memory(number: int, name: str, monkeyp
     assert (512 << 20) < found.available_memory_bytes < 1 << 30
     assert found.total_memory_bytes <= limit
     assert found.memory_limit.startswith(name)
+
+
+def test_docs_and_kernels_name_the_same_instruction_sets() -> None:
+    row = re.search(r"^\| `QUIRE_ISA` \|.*", (ROOT / "docs" / "cli.md").read_text(), re.MULTILINE)
+    assert row is not None
+    assert tuple(dict.fromkeys(re.findall(r"`([a-z]\w+)`", row[0]))) == INSTRUCTION_SETS
+    sets = re.search(r"kSetsBestFirst\[\] = {([^}]*)}", (ROOT / "native" / "isa" / "cpu.h").read_text())
+    assert sets is not None
+    assert set(re.findall(r'"(\w+)"', sets[1])) == set(INSTRUCTION_SETS)

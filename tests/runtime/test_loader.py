@@ -11,7 +11,7 @@ from torch import nn
 
 from quire.config import EngineOptions
 from quire.errors import ModelFileError
-from quire.runtime import eager
+from quire.runtime import loader
 from quire.runtime.eager import load_model
 from quire.weight_map import Layout
 from tests.runtime.builders import make_config
@@ -103,7 +103,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Any:
         config = make_config(kv_cache_groups=ONE_GROUP, dtype=dtype, options=EngineOptions(**options))
         return load_model(config, files, progress)
 
-    monkeypatch.setattr(eager, "make_model", lambda hf_config, group, max_model_len: Stored())
+    monkeypatch.setattr(loader, "make_model", lambda hf_config, group, max_model_len: Stored())
     return load
 
 

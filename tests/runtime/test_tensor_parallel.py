@@ -16,9 +16,8 @@ from quire.layers.group import SINGLE, Group, LocalGroup
 from quire.models.registry import model_types
 from quire.runtime import eager
 from quire.runtime.eager import load_model
-from quire.runtime.loader import make_model, partitions_of
+from quire.runtime.loader import make_model, make_share, partitions_of
 from quire.runtime.plan.load import load_plan, plan_weights
-from quire.runtime.plan.packed_weights import rounded_placements
 from quire.weight_map import Transpose, weight_map
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.checkpoint import Checkpoint
@@ -244,9 +243,9 @@ def test_packed_weights_of_a_rank_are_its_slices_of_the_packed_ones(
     whole: dict[str, torch.Tensor] = {}
     for rank, size in RANKS:
         with torch.device("meta"):
-            model: Any = make_model(checkpoint.hf_config, LocalGroup(rank, size))
-        weights, weights.placements = plan_weights(config, checkpoint, model)
-        weights.fill(rounded_placements(config, weights))
+            share = make_share(config, checkpoint, LocalGroup(rank, size))
+        weights, model = plan_weights(config, share), share.model
+        weights.fill(weights.placements)
         of_layers, of_tables = model.layers[0].mlp.down_proj.weight, model.embed_tokens.weight
         for name, tensor in checkpoint.tensors.items() if not whole else ():
             chosen = weights.packing_of(of_tables if "embed" in name or "head" in name else of_layers).name

@@ -25,4 +25,4 @@ def tiny_llama(**options: Any) -> tuple[EngineConfig, Checkpoint]:
     hardware = Hardware(device, 2**33, 2**33, has_fast_bfloat16=False, num_threads=1, num_devices=8)
     config = resolve(EngineOptions(**chosen), hardware, ModelRegistry.make_model_config(TINY_LLAMA))
     files = ModelFiles(name="tiny", path=Path("tiny"), kind="hf", origin="test")
-    return config, Checkpoint(files, "safetensors", TINY_LLAMA, {}, {}, {})
+    return config, Checkpoint(files, TINY_LLAMA)

@@ -67,7 +67,6 @@ def test_hugging_face_directory(tmp_path: Path) -> None:
     written = hugging_face_directory(tmp_path, hidden_size=8)
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.6}')
     checkpoint = open_directory(tmp_path)
-    assert checkpoint.format == "safetensors"
     assert checkpoint.hf_config["hidden_size"] == 8
     assert checkpoint.generation_config == {"temperature": 0.6}
     assert checkpoint.metadata == {}

@@ -33,18 +33,11 @@ def test_random_bytes_decode_to_the_bits_of_gguf(format_name: str, shape: tuple[
     assert_same_bits(dequantize(raw, format_name, torch.float32), reference(raw, format_name))
 
 
-@pytest.mark.parametrize("format_name", FORMATS)
-def test_decoding_in_pieces_gives_the_same_bits(format_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = random_rows(format_name, 5, 7)
-    monkeypatch.setattr(dequantize_module, "WEIGHTS_PER_PIECE", 1024)
-    assert_same_bits(dequantize(raw, format_name, torch.float32), reference(raw, format_name))
-
-
 @pytest.mark.parametrize("num_threads", [2, 3])
 def test_threads_share_the_rows(num_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = random_rows("Q4_K", 37, 5)
-    monkeypatch.setattr(dequantize_module, "WEIGHTS_PER_PIECE", 1024)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
+    monkeypatch.setattr(dequantize_module, "WEIGHTS_PER_THREAD", 1024)
+    monkeypatch.setattr(dequantize_module, "allowed_cpus", lambda: range(num_threads))
     assert_same_bits(dequantize(raw, "Q4_K", torch.float32), reference(raw, "Q4_K"))
 
 

@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from quire.errors import ModelFileError, UnsupportedModelError
-from quire.runtime.loader import make_model, plan_placements
+from quire.runtime.loader import make_model, plan_share
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.gguf_config import translate_config, translate_generation_config
 from quire.weights.gguf_file import read_gguf
@@ -136,7 +136,7 @@ def place(path: Path, model: TinyModel) -> None:
     checkpoint = open_checkpoint(ModelFiles("tiny", path / "model.gguf", "gguf", "local"))
     with torch.device("meta"):
         built = make_model(checkpoint.hf_config)
-    plan_placements(built, checkpoint.tensors)
+    plan_share(built, checkpoint.tensors)
 
 
 def test_tensors_of_the_model_have_their_places(tmp_path: Path) -> None:

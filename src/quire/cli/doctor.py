@@ -23,12 +23,11 @@ from quire.cli.version import package_version
 from quire.config import EngineOptions
 from quire.lazy_torch import INSTALL
 
-INSTRUCTION_SETS = (
+CPU_FLAGS = (
     "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd", "asimddp", "i8mm",
     "bf16",
 )  # fmt: skip
 """Flags of /proc/cpuinfo that decide which kernels can run, x86 first, then ARM."""
-ISA_NAMES = "scalar, avx2, avx_vnni, avx512, avx512_bf16 or amx, on ARM64 scalar, neon or neon_i8mm"
 BUILDS = "a checkout has the kernels of one machine: `make run` builds those of this one, QUIRE_ISAS=all builds all"
 MIN_PYTHON = (3, 11)
 TORCH_VERSIONS = ((2, 11), (2, 14))
@@ -124,7 +123,7 @@ def check_cpu() -> Finding:
     from quire.runtime.hardware import detect_hardware, read_cpu_info
 
     info, hardware = read_cpu_info(), detect_hardware("cpu")
-    sets = [flag for flag in INSTRUCTION_SETS if flag in info.flags]
+    sets = [flag for flag in CPU_FLAGS if flag in info.flags]
     found = f"{hardware.name}, {hardware.num_threads} threads, {' '.join(sets) or 'no vector extensions known'}"
     if not {"avx2", "asimddp"} & info.flags:
         advice = "fast kernels need AVX2 (x86-64) or the dot products of Armv8.2; others run the slow path"
@@ -150,7 +149,10 @@ def check_native() -> Finding:
     native = importlib.import_module("quire._native")
     if native.requested_isa_missing:
         wanted = f"QUIRE_ISA={os.environ.get('QUIRE_ISA')} is not available here, {native.isa()} is used"
-        return Finding("native module", PROBLEM, wanted, f"QUIRE_ISA is {ISA_NAMES}; unset it for the best; {BUILDS}")
+        from quire.runtime.hardware import INSTRUCTION_SETS
+
+        there = ", ".join(filter(native.isa_supported, INSTRUCTION_SETS))
+        return Finding("native module", PROBLEM, wanted, f"unset it for the best of {there}; {BUILDS}")
     if notes := native.isa_notes():
         found = f"loads, uses {native.isa()}; {'; '.join(notes)}"
         advice = "QUIRE_ISA chooses another set; a failed self-test is worth a report"

@@ -1,5 +1,7 @@
 """`quire pull`, `quire ls`, `quire rm`: the models in the cache. Next to read: `show.py`."""
 
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -40,7 +42,7 @@ def ls_command() -> None:
 
     output = output_of()
     cached = list_cached()
-    packed = [sum(file.num_bytes for file in _packed_weights(item)) for item in cached]
+    packed = [sum(file.num_bytes for file in files) for files in _packed_weights(cached)]
     if output.json:
         models = [
             {"name": item.name, "origin": item.origin, "path": str(item.path), "size_bytes": item.size_bytes,
@@ -67,7 +69,7 @@ def rm_command(model: str, yes: bool) -> None:
 
     output = output_of()
     found = find_cached(model)
-    files = _packed_weights(found)
+    (files,) = _packed_weights([found])
     size_bytes = found.size_bytes + sum(file.num_bytes for file in files)
     size = format_bytes(size_bytes)
     if not yes and not output.confirm(f"removing '{model}' ({size})", f"Remove {found.path} ({size})?"):
@@ -82,11 +84,14 @@ def rm_command(model: str, yes: bool) -> None:
         output.note(f"removed {found.name}, {size} freed")
 
 
-def _packed_weights(model: "CachedModel") -> "list[FoundFile]":
-    """Return the files of packed weights of a model, of all its versions."""
+def _packed_weights(models: Sequence["CachedModel"]) -> list[list["FoundFile"]]:
+    """Return the files of packed weights of each model, of all its versions."""
     from quire.runtime.plan.weight_file import weight_directory
-    from quire.runtime.shared_file import files_of
+    from quire.runtime.shared_file import list_files
 
     directory = weight_directory(EngineOptions())
-    source = model.path.parent.parent if model.origin.startswith("hub:") else model.path
-    return [] if directory is None else files_of(directory, source)
+    files: list[FoundFile] = []
+    with suppress(OSError):  # no weights were packed yet
+        files = [] if directory is None else list(list_files(directory))
+    sources = [model.path.parent.parent if model.origin.startswith("hub:") else model.path for model in models]
+    return [[file for file in files if file.is_of(source)] for source in sources]

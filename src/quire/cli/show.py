@@ -122,7 +122,7 @@ def describe(checkpoint: "Checkpoint") -> dict[str, Any]:
         "model": files.name,
         "origin": files.origin,
         "path": str(files.path),
-        "format": checkpoint.format,
+        "format": {"gguf": "gguf", "hf": "safetensors"}[files.kind],
         "architectures": list(config.get("architectures") or ()),
         "implementation": implementation_of(checkpoint),
         "num_parameters": checkpoint.num_parameters,

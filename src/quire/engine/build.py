@@ -119,7 +119,7 @@ def resolve_config(options: EngineOptions, checkpoint: Checkpoint, hardware: Har
         stored = kept_bytes(checkpoint.tensors.values())
         of_experts = kept_bytes(tensor for name, tensor in checkpoint.tensors.items() if ".experts." in name)
         model = replace(model, stored_bytes=stored, expert_share=of_experts / stored)
-    if checkpoint.format != "gguf":
+    if checkpoint.files.kind != "gguf":
         model = replace(model, embedding_defaults=read_pooling(checkpoint.files.path))
     if JUDGE in checkpoint.files.name.lower() and not model.labels and not model.label_tokens:
         model = replace(model, label_tokens=("no", "yes"))

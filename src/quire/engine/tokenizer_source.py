@@ -24,7 +24,7 @@ def load_tokenizer(checkpoint: Checkpoint, source: str | None = None, model_voca
     """
     if source is not None:
         return load_tokenizer_directory(_directory(source), model_vocab_size=model_vocab_size)
-    if checkpoint.format == "gguf":
+    if checkpoint.files.kind == "gguf":
         return load_tokenizer_gguf(checkpoint.metadata, model_vocab_size=model_vocab_size)
     return load_tokenizer_directory(checkpoint.files.path, model_vocab_size=model_vocab_size)
 

@@ -20,12 +20,12 @@ from quire.engine.llm_engine import LLMEngine
 from quire.errors import ConfigError, UnsupportedModelError
 from quire.lazy_torch import Tensor, is_tensor, torch
 from quire.parallel.executor import InProcessExecutor
+from quire.runtime.hardware import INSTRUCTION_SETS
 from quire.runtime.worker import Worker
 from quire.sampling_params import SamplingParams
 from quire.weight_map import Rows, View, WeightMap, weight_map
 from quire.weights.checkpoint import Checkpoint
 
-INSTRUCTION_SETS = ("scalar", "avx2", "avx_vnni", "avx512", "avx512_bf16", "amx", "neon", "neon_i8mm")
 LOGITS, PLAN_LOGITS = "logits", "logits of the plan"
 Outputs = dict[str, Tensor]
 

@@ -61,6 +61,11 @@ class ModelRegistry:
         return bool(cls._registered)
 
     @classmethod
+    def is_built_in(cls, hf_config: Mapping[str, Any]) -> bool:
+        """Return whether the model's code is Quire's own: that of others may change without notice."""
+        return str(cls.resolve(hf_config).__module__).startswith("quire.models.")
+
+    @classmethod
     def resolve(cls, hf_config: Mapping[str, Any]) -> ModelClass:
         """The class for a model's config: registered, else built in, else from an entry point.
 

@@ -44,7 +44,7 @@ class StartRank(msgspec.Struct, array_like=True):
         from quire.weights.checkpoint import Checkpoint, open_checkpoint  # NumPy, which may not start threads before
 
         if self.config.options.load_format == "dummy":
-            return Checkpoint(self.files, "", self.config.model.hf_config, {}, {}, {})
+            return Checkpoint(self.files, self.config.model.hf_config)
         return open_checkpoint(self.files)
 
 

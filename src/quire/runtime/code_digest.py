@@ -2,12 +2,9 @@
 
 import functools
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from quire import __version__, _native
-from quire.models.registry import ModelRegistry
 
 SOURCES = ("models", "layers", "kernels", "runtime")
 """Folders whose code decides what a program computes."""
@@ -22,8 +19,3 @@ def code_digest() -> str:
     extension = Path(_native.__file__).stat()
     digest.update(f"{extension.st_size} {extension.st_mtime_ns}".encode())
     return digest.hexdigest()
-
-
-def is_built_in(hf_config: Mapping[str, Any]) -> bool:
-    """Return whether the model's code is Quire's own: that of others may change without notice."""
-    return str(ModelRegistry.resolve(hf_config).__module__).startswith("quire.models.")

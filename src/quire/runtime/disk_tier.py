@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from quire import __version__, _native
 from quire.config import EngineConfig
 from quire.errors import ConfigError
-from quire.models.registry import ModelRegistry, external_models
+from quire.models.registry import ModelRegistry
 from quire.runtime.block_files import BlockFileError, BlockFiles
-from quire.runtime.code_digest import code_digest, is_built_in
+from quire.runtime.code_digest import code_digest
 from quire.weights.checkpoint import Checkpoint
 
 logger = logging.getLogger("quire.runtime")
@@ -193,8 +193,7 @@ def open_disk_tier(config: EngineConfig, checkpoint: Checkpoint, rank: int = 0) 
     options = config.options
     if options.kv_disk is None:
         return None
-    has_entry_point = config.model.architecture in external_models().names
-    if (has_entry_point or ModelRegistry.has_registered()) and not is_built_in(config.model.hf_config):
+    if not ModelRegistry.is_built_in(config.model.hf_config):
         raise ConfigError(
             "--kv-disk needs a model whose code is Quire's own: other code may change between two runs unnoticed; leave"
             " --kv-disk out"

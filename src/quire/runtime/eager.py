@@ -4,7 +4,8 @@ Each stored tensor is decoded straight into its place. Next to read: `loader.py`
 runs the model.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from quire.kernels.registry import check_environment
 from quire.layers.group import SINGLE, Group
 from quire.layers.linear import Linear
 from quire.runtime.fallback import load_fallback
-from quire.runtime.loader import check_split, make_model, partitions_of, plan_placements, random_weights
+from quire.runtime.loader import make_share, random_weights
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.progress import Progress, ignore_progress
 
@@ -31,42 +32,29 @@ def load_model(
     UnsupportedModelError; ModelFileError naming tensors that are missing, unexpected or of a wrong shape.
     """
     check_environment()
-    check_split(config, checkpoint, group)
     if config.model.implementation == "transformers" and config.options.load_format != "dummy":
         return load_fallback(config, checkpoint.tensors)
-    dtype, device = getattr(torch, config.dtype), torch.device(config.device)
-    model = build_empty_model(config.model.hf_config, dtype, device, group, config.scheduler.max_model_len)
+    share = make_share(config, checkpoint, group)
+    dtype, model = getattr(torch, config.dtype), share.model
+    # Only a slice of a vocabulary has rows that are never filled.
+    give_memory(model, dtype, torch.device(config.device), torch.empty if group.size == 1 else torch.zeros)
     parameters = dict(nn.named_parameters(model))
+    share = replace(share, parameters=parameters)  # those of torch.nn's modules had memory too
     if config.options.load_format == "dummy":
-        for name, values in random_weights(parameters, config.options.seed, partitions_of(model)):
+        for name, values in random_weights(share, config.options.seed):
             parameters[name].data[: len(values)] = torch.from_numpy(values)
-    else:
-        placements = plan_placements(model, checkpoint.tensors)
-        total, done = sum(item.tensor.num_bytes for item in placements), 0
-        for item in placements:
-            rows = slice(item.first_row, item.first_row + item.tensor.shape[0])
-            parameters[item.parameter_name].data[rows] = item.tensor.to_torch(dtype)
-            done += item.tensor.num_bytes
-            (progress or ignore_progress)("loading weights", done, total)
+    total, done = sum(item.tensor.num_bytes for item in share.placements), 0
+    for item in share.placements:
+        rows = slice(item.first_row, item.first_row + item.tensor.shape[0])
+        parameters[item.parameter_name].data[rows] = item.tensor.to_torch(dtype)
+        done += item.tensor.num_bytes
+        (progress or ignore_progress)("loading weights", done, total)
     pack_weights(model)
     return model
 
 
-def build_empty_model(
-    hf_config: Mapping[str, Any],
-    dtype: torch.dtype,
-    device: torch.device,
-    group: Group = SINGLE,
-    max_model_len: int | None = None,
-) -> Any:
-    """The model with parameters of `dtype` on `device` that are to be filled; buffers keep their types."""
-    model = make_model(hf_config, group, max_model_len)
-    # Only a slice of a vocabulary has rows that are never filled.
-    return give_memory(model, dtype, device, torch.empty if group.size == 1 else torch.zeros)
-
-
 def give_memory(model: Any, dtype: torch.dtype, device: torch.device, allocate: Callable[..., torch.Tensor]) -> Any:
-    """Put tensors in the places of all parameters of a model, and return it."""
+    """Put tensors in the places of all parameters of a model, and return it; buffers keep their types."""
     # By identity, so that parameters which the model ties stay tied.
     replaced: dict[int, Any] = {}
     for _, module in list(nn.named_modules(model)):

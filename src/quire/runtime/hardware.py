@@ -20,6 +20,8 @@ from quire.errors import ConfigError
 from quire.lazy_torch import require_torch
 from quire.linux import allowed_cpus, keep_to_cpus
 
+INSTRUCTION_SETS = ("scalar", "avx2", "avx_vnni", "avx512", "avx512_bf16", "amx", "neon", "neon_i8mm")
+"""Values of `QUIRE_ISA`: `native/isa/cpu.h`."""
 BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
 """/proc/cpuinfo flags of CPUs which multiply bfloat16 in hardware (x86, then ARM)."""
 MIN_BFLOAT16_CAPABILITY = (8, 0)

@@ -1,4 +1,4 @@
-"""`plan_placements`: from a model's structure and a checkpoint, the place of each stored tensor in a rank's parameters.
+"""`make_share`: from a configuration and a checkpoint a rank's share of the model, and the place of each stored tensor.
 
 Of a sliced tensor only the rank's share is read. `weight_map` says of what parameters are made, the `partitions` of
 layers what of them a rank holds; nothing here knows an architecture, and nothing reads weights.
@@ -8,6 +8,7 @@ Next to read: `plan/load.py` and `eager.py`, which do; `models/registry.py` for 
 import bisect
 import itertools
 from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,9 @@ from quire.models.hf_decoder import DecoderConfig
 from quire.models.registry import ModelRegistry
 from quire.runtime.placement import Placement
 from quire.weight_map import weight_map
-from quire.weights.block_formats import BLOCK_FORMATS
+from quire.weights.block_formats import BLOCK_FORMATS, FLOATS
 from quire.weights.checkpoint import Checkpoint
+from quire.weights.quantized import RoundedTensor
 from quire.weights.weight_tensor import WeightTensor
 
 NUM_NAMES_SHOWN = 3
@@ -65,30 +67,81 @@ def make_model(hf_config: Mapping[str, Any], group: Group = SINGLE, max_model_le
     return model_class(config, group)
 
 
-def check_split(config: EngineConfig, checkpoint: Checkpoint, group: Group) -> None:
-    """Check that the model and its stored blocks can be split among the ranks of the group.
+@dataclass(frozen=True, slots=True)
+class ModelShare:
+    """A rank's share of a model, whose parameters have no values yet.
 
-    Raises: ConfigError naming what does not fit, and the nearest tensor-parallel sizes that do.
+    Fields:
+        parameters: of the model, by name.
+        partitions: of the sliced parameters, by name.
+        placements: of stored tensors; none for random weights.
     """
-    if group.size == 1 or (problem := _split_problem(config, checkpoint, group.size)) is None:
-        return
-    sizes = range(1, 2 * group.size + 1)
-    fitting = [size for size in sizes if size == 1 or _split_problem(config, checkpoint, size) is None]
-    below, above = [size for size in fitting if size < group.size], [size for size in fitting if size > group.size]
-    nearest = " or ".join(map(str, below[-1:] + above[:1]))
-    raise ConfigError(f"{problem}; the nearest that fits: --tensor-parallel-size {nearest}")
+
+    model: Any
+    parameters: Mapping[str, Any]
+    partitions: Mapping[str, Partition]
+    placements: list[Placement]
 
 
-def _split_problem(config: EngineConfig, checkpoint: Checkpoint, size: int) -> str | None:
+def make_share(config: EngineConfig, checkpoint: Checkpoint, group: Group = SINGLE) -> ModelShare:
+    """Make a rank's share of the model, and plan the places of the stored tensors.
+
+    Raises: ConfigError naming what the ranks cannot share, and the nearest tensor-parallel sizes that fit;
+    ModelFileError naming tensors that are missing, unexpected or of a wrong shape; UnsupportedModelError.
+    """
+    try:
+        return _make_share(config, checkpoint, group)
+    except UnevenSplitError as error:
+        sizes = [size for size in range(1, 2 * group.size + 1) if _fits(config, checkpoint, size)]
+        below, above = [size for size in sizes if size < group.size], [size for size in sizes if size > group.size]
+        nearest = " or ".join(map(str, below[-1:] + above[:1]))
+        raise ConfigError(f"{error}; the nearest that fits: --tensor-parallel-size {nearest}") from error
+
+
+def _make_share(config: EngineConfig, checkpoint: Checkpoint, group: Group) -> ModelShare:
+    model = make_model(config.model.hf_config, group, config.scheduler.max_model_len)
+    if config.options.load_format == "dummy":
+        return ModelShare(model, dict(nn.named_parameters(model)), partitions_of(model), [])
+    return plan_share(model, checkpoint.tensors, config)
+
+
+def _fits(config: EngineConfig, checkpoint: Checkpoint, size: int) -> bool:
     try:
         with on_meta():
-            model = make_model(config.model.hf_config, LocalGroup(0, size))
-        if config.options.load_format != "dummy":
-            block = 1 if config.options.quantization is None else QUANTIZATION_BLOCK
-            plan_placements(model, checkpoint.tensors, block)
-    except UnevenSplitError as error:
-        return str(error)
-    return None
+            _make_share(config, checkpoint, LocalGroup(0, size))
+    except UnevenSplitError:
+        return False
+    return True
+
+
+def plan_share(model: Any, tensors: Mapping[str, WeightTensor], config: EngineConfig | None = None) -> ModelShare:
+    """Plan the place of each stored tensor. Tensors must cover every parameter exactly and be used or known.
+
+    `config`: of weights that are quantised at load.
+    Raises: ModelFileError; UnevenSplitError where a rank's columns would cut a stored or a future block.
+    """
+    quantization = None if config is None else config.options.quantization
+    needed = weight_map(model, tensors)
+    names = {source.name for sources in needed.sources.values() for source in sources}
+    _complain("lacks", [source.name for sources in needed.sources.values() for source in sources
+                        if source.name not in tensors])  # fmt: skip
+    # GPTQ's tools give every layer a bias, zeros where the model has none.
+    _complain("has unexpected", [
+        name for name, tensor in tensors.items()
+        if name not in names and name not in needed.unused and name != CLASSIFIER
+        and not (name.endswith(".bias") and not tensor.raw.any())
+    ])  # fmt: skip
+    share = ModelShare(model, dict(nn.named_parameters(model)), partitions_of(model), [])
+    for target, sources in needed.sources.items():
+        stored = [(tensors[source.name], source.views) for source in sources]
+        parts = [tensor.viewed(views) if views else tensor for tensor, views in stored]
+        partition = share.partitions.get(target, Partition())
+        _check_shapes(target, partition.whole_shape(tuple(share.parameters[target].shape)), parts)
+        _check_blocks(parts, partition, 1 if quantization is None else QUANTIZATION_BLOCK)
+        if config is not None and quantization == "fp8" and config.keeps_stored_weights:
+            parts = [_rounded(part, share.parameters[target], config.model.vocab_size) for part in parts]
+        share.placements.extend(_place(target, parts, partition))
+    return share
 
 
 def partitions_of(model: Any) -> dict[str, Partition]:
@@ -102,52 +155,21 @@ def partitions_of(model: Any) -> dict[str, Partition]:
     return found
 
 
-def plan_placements(model: Any, tensors: Mapping[str, WeightTensor], quantization_block: int = 1) -> list[Placement]:
-    """Plan the place of each stored tensor. Tensors must cover every parameter exactly and be used or known.
-
-    `quantization_block`: the columns that will share a scale; a rank must hold all of them.
-    Raises: ModelFileError; UnevenSplitError where a rank's columns would cut a stored or a future block.
-    """
-    needed = weight_map(model, tensors)
-    names = {source.name for sources in needed.sources.values() for source in sources}
-    _complain("lacks", [source.name for sources in needed.sources.values() for source in sources
-                        if source.name not in tensors])  # fmt: skip
-    # GPTQ's tools give every layer a bias, zeros where the model has none.
-    _complain("has unexpected", [
-        name for name, tensor in tensors.items()
-        if name not in names and name not in needed.unused and name != CLASSIFIER
-        and not (name.endswith(".bias") and not tensor.raw.any())
-    ])  # fmt: skip
-    parameters, partitions = dict(nn.named_parameters(model)), partitions_of(model)
-    placements: list[Placement] = []
-    for target, sources in needed.sources.items():
-        stored = [(tensors[source.name], source.views) for source in sources]
-        parts = [tensor.viewed(views) if views else tensor for tensor, views in stored]
-        partition = partitions.get(target, Partition())
-        _check_shapes(target, partition.whole_shape(tuple(parameters[target].shape)), parts)
-        _check_blocks(parts, partition, quantization_block)
-        placements.extend(_place(target, parts, partition))
-    return placements
-
-
 def random_weights(
-    parameters: Mapping[str, Any],
-    seed: int,
-    partitions: Mapping[str, Partition],
-    wanted: Container[str] | None = None,
+    share: ModelShare, seed: int, wanted: Container[str] | None = None
 ) -> Iterator[tuple[str, NDArray[np.float32]]]:
     """Seeded fp32 values that keep activations of order one: matrices N(0, 1/columns), vectors 1 or, for biases, 0.
 
     A rank gets its share of the same matrices, without the padding of a vocabulary. `wanted`: names; None: all.
     """
-    for index, (name, parameter) in enumerate(sorted(parameters.items())):
+    for index, (name, parameter) in enumerate(sorted(share.parameters.items())):
         if wanted is not None and name not in wanted:
             continue
         shape = tuple(parameter.shape)
         if len(shape) < 2:
             yield name, np.full(shape, 0.0 if name.endswith("bias") else 1.0, np.float32)
             continue
-        partition = partitions.get(name, Partition())
+        partition = share.partitions.get(name, Partition())
         whole = np.random.default_rng((seed, index)).standard_normal(partition.whole_shape(shape), np.float32)
         whole *= np.float32(whole.shape[-1] ** -0.5)
         yield name, np.concatenate([whole[rows.start : rows.stop, partition.column_slice]
@@ -179,20 +201,25 @@ def _check_blocks(parts: list[WeightTensor], partition: Partition, quantization_
             )
 
 
+def _rounded(part: WeightTensor, parameter: Any, vocab_size: int) -> WeightTensor:
+    """Return a float matrix with its values rounded to E4M3, and anything else, as tables and heads, as it was."""
+    if len(part.shape) != 2 or part.format not in FLOATS or part.shape[1] % QUANTIZATION_BLOCK:
+        return part
+    is_kept = getattr(parameter, "keeps_dtype", False) or part.shape[0] == vocab_size
+    return part if is_kept else RoundedTensor.of(part)
+
+
 def _place(target: str, parts: list[WeightTensor], partition: Partition) -> Iterator[Placement]:
     """Place the overlaps of this rank's rows with the stored tensors, which lie one below another."""
-    first_row, share = 0, partition.columns
-    columns = None if share is None else (share.start, share.stop)
+    first_row = 0
     tops = [0, *itertools.accumulate(part.shape[0] for part in parts)]
     for rows in partition.row_ranges(tops[-1]):
         for index in range(bisect.bisect(tops, rows.start) - 1, bisect.bisect_left(tops, rows.stop)):
             part, top = parts[index], tops[index]
             start, stop = max(rows.start - top, 0), min(rows.stop - top, part.shape[0])
             if partition.cuts_columns or stop - start < part.shape[0]:
-                cut = part.part(slice(start, stop), partition.column_slice)
-                yield Placement(cut, target, first_row, part, (start, stop), columns)
-            else:
-                yield Placement(part, target, first_row)
+                part = part.part(slice(start, stop), partition.column_slice)
+            yield Placement(part, target, first_row)
             first_row += stop - start
 
 

@@ -20,11 +20,12 @@ from quire.config import EngineConfig
 from quire.errors import EngineDeadError
 from quire.kernels.collective import RecordingGroup
 from quire.layers.group import SINGLE, Group, LocalGroup, share_vocabulary
+from quire.lazy_torch import on_meta
 from quire.runtime.batch import RequestState, StepLayout
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.forward import Forward
 from quire.runtime.links import ONE_RANK, RANK_LOST, Links
-from quire.runtime.loader import check_split
+from quire.runtime.loader import make_share
 from quire.runtime.model_runner import ModelRunner
 from quire.sampling.native import NativeRowSampler
 from quire.sampling.sampler import Sampler
@@ -40,8 +41,10 @@ NO_TOKEN = -1
 
 
 def check_ranks(config: EngineConfig, checkpoint: Checkpoint) -> None:
-    """Check that the ranks can share the model. Raises: ConfigError naming the nearest sizes that fit."""
-    check_split(config, checkpoint, LocalGroup(0, config.options.tensor_parallel_size))
+    """Check that the ranks can share the model, before any of them starts. Raises: as `make_share`."""
+    if config.options.tensor_parallel_size > 1:
+        with on_meta():
+            make_share(config, checkpoint, LocalGroup(0, config.options.tensor_parallel_size))
 
 
 def max_best(num_columns: int) -> int:

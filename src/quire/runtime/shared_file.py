@@ -199,6 +199,11 @@ class FoundFile:
     num_bytes: int
     used_ns: int
 
+    def is_of(self, source: Path) -> bool:
+        """Return whether it was packed from a model's file, or from one in the directory `source`."""
+        path = None if self.header is None else Path(self.header.source)
+        return path is not None and source in (path, *path.parents)
+
 
 def list_files(directory: Path) -> Iterator[FoundFile]:
     """Yield the files of all models; one that is being written counts as used now. Raises: OSError."""
@@ -215,14 +220,6 @@ def list_files(directory: Path) -> Iterator[FoundFile]:
             finally:
                 os.close(descriptor)
             yield FoundFile(path, header, status.st_blocks * 512, used_ns)
-
-
-def files_of(directory: Path, source: Path) -> list[FoundFile]:
-    """Return the files of a directory that were packed from a model's file, or from a directory with models."""
-    with suppress(OSError):
-        found = [(Path(file.header.source), file) for file in list_files(directory) if file.header is not None]
-        return [file for path, file in found if source == path or source in path.parents]
-    return []
 
 
 def check(file: FoundFile) -> str | None:

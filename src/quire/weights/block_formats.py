@@ -47,6 +47,8 @@ _FORMATS = (
 BLOCK_FORMATS = {item.name: item for item in _FORMATS}
 NVFP4 = BlockFormat("NVFP4", 40, 64, 36)
 """Blocks of GGUF alone: with the scale of the whole matrix, which is another tensor, they are a `QuantizedTensor`."""
+FLOATS = ("F16", "BF16", "F32")
+"""Formats of single values."""
 GGUF_FORMATS = {item.gguf_id: item for item in (*_FORMATS, NVFP4)}
 
 UNSUPPORTED_GGUF_FORMATS = {

@@ -7,7 +7,7 @@ then `runtime/loader.py`, which consumes this.
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,15 +45,13 @@ class Checkpoint:
     """The files of a model except its tokenizer. Each weight is read when the loader asks for it."""
 
     files: ModelFiles
-    format: str
-    """"gguf" or "safetensors"."""
     hf_config: Mapping[str, Any]
     """config.json, or its translation from GGUF metadata; always has "architectures" or "model_type"."""
-    generation_config: Mapping[str, Any]
+    generation_config: Mapping[str, Any] = field(default_factory=dict)
     """generation_config.json, or its translation; may be empty."""
-    metadata: Mapping[str, Any]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     """GGUF keys and values; empty for Hugging Face directories."""
-    tensors: Mapping[str, WeightTensor]
+    tensors: Mapping[str, WeightTensor] = field(default_factory=dict)
     """Weights by Hugging Face name, in the layout of Hugging Face's modules."""
 
     @property
@@ -90,7 +88,7 @@ def _open_gguf(files: ModelFiles, *, with_tensors: bool) -> Checkpoint:
     config = translate_config(file)
     generation_config = {**files.recommended_sampling, **translate_generation_config(file, config["vocab_size"])}
     tensors = _named_tensors(file, config) if with_tensors else {}
-    return Checkpoint(files, "gguf", config, generation_config, file.metadata, tensors)
+    return Checkpoint(files, config, generation_config, file.metadata, tensors)
 
 
 def _named_tensors(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, WeightTensor]:
@@ -216,7 +214,7 @@ def _open_directory(files: ModelFiles, *, with_tensors: bool) -> Checkpoint:
             f"{own_path}: quantization_config has quant_method={printable(str(method))}, but no weight is quantised:"
             " take the field out if the weights are floats, or fetch the model again"
         )
-    return Checkpoint(files, "safetensors", config, generation_config, {}, tensors)
+    return Checkpoint(files, config, generation_config, tensors=tensors)
 
 
 def read_pooling(directory: Path) -> dict[str, Any]:

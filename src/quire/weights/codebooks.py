@@ -2,16 +2,13 @@
 
 Facts of the formats, from ggml-common.h of ggml: the entries as indices into a few values, packed lowest bits first and
 written in base 85. `tests/weights/test_dequantize.py` compares what they decode to with the gguf package. Must not know
-how blocks refer to entries. Next to read: `dequantize_codebooks.py`.
+how blocks refer to entries. Next to read: `native/weights/decode.h`.
 """
 
 import base64
 import functools
 
 import numpy as np
-
-IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-"""Of the 4-bit codes of IQ4_NL and IQ4_XS."""
 
 
 @functools.cache
@@ -26,7 +23,7 @@ def codebook(name: str) -> np.ndarray:
 
 @functools.cache
 def packed_codebook(format_name: str) -> np.ndarray | None:
-    """Return the entries as int8, as native packing reads them; None for formats without a codebook."""
+    """Return the entries as int8, as native code reads them; None for formats without a codebook."""
     name = "IQ1_S" if format_name == "IQ1_M" else format_name
     return codebook(name).astype(np.int8) if name in _CODEBOOKS else None
 

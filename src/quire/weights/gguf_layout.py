@@ -13,10 +13,11 @@ import numpy as np
 
 from quire.errors import ModelFileError, printable
 from quire.weight_map import Offset, Rows, Transpose, View
+from quire.weights.block_formats import FLOATS
 from quire.weights.gguf_architectures import Architecture
 from quire.weights.gguf_names import is_rotary_projection, rotary_row_order
 from quire.weights.gguf_recurrent import StateSizes, value_heads_in_turns
-from quire.weights.weight_tensor import FLOATS, WeightTensor
+from quire.weights.weight_tensor import WeightTensor
 
 Named = Iterator[tuple[str, WeightTensor]]
 

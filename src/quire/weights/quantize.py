@@ -5,6 +5,7 @@ a file named Q4_K_M has what people expect. The blocks are ours: `native/weights
 Next to read: `gguf_writer.py`, `quantize_source.py`.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import numpy as np
 from quire._native import quantize_rows
 from quire.errors import ConfigError, ModelFileError, UnsupportedModelError
 from quire.linux import allowed_cpus
-from quire.weights.block_formats import BLOCK_FORMATS, row_bytes
+from quire.weights.block_formats import BLOCK_FORMATS, FLOATS, row_bytes
 from quire.weights.gguf_writer import TensorToWrite, key_value, write_gguf
 from quire.weights.progress import Progress, ignore_progress
 
@@ -89,7 +90,7 @@ def choose_formats(source: Source, file_type: str, *, has_importance: bool = Fal
         name = tensor.name
         if len(tensor.shape) < 2 or not name.endswith("weight") or KEPT.search(name):
             formats[name] = tensor.format
-        elif usual in ("F32", "F16", "BF16"):
+        elif usual in FLOATS:
             formats[name] = usual
         elif tensor.format == "MXFP4":  # nothing here is smaller, and to quantise it again adds errors
             formats[name] = tensor.format
@@ -201,19 +202,18 @@ def quantize_gguf(
     Raises: ConfigError, ModelFileError, UnsupportedModelError.
     """
     formats = choose_formats(source, file_type, has_importance=importance is not None)
-    total = sum(int(np.prod(tensor.shape, dtype=np.int64)) * 4 for tensor in source.tensors)
+    total = 4 * sum(math.prod(tensor.shape) for tensor in source.tensors)
     done = 0
 
     def pieces(tensor: SourceTensor) -> Iterator[np.ndarray]:
         nonlocal done
         if formats[tensor.name] == tensor.format:
             yield tensor.copy()
-            done += int(np.prod(tensor.shape, dtype=np.int64)) * 4
+            done += 4 * math.prod(tensor.shape)
             return
         columns = tensor.shape[-1]
         weights = (importance or {}).get(tensor.name)
-        num_matrices = int(np.prod(tensor.shape[:-2], dtype=np.int64))
-        if weights is not None and weights.size not in (columns, columns * num_matrices):
+        if weights is not None and weights.size not in (columns, columns * math.prod(tensor.shape[:-2])):
             raise UnsupportedModelError(
                 f"the importance matrix has {weights.size:,} columns for '{tensor.name}', which has {columns:,}: it is "
                 "of another model"
@@ -221,7 +221,7 @@ def quantize_gguf(
         for first, last, matrix in _parts(tensor.shape):
             given = None if weights is None else weights.reshape(-1, columns)[matrix % (weights.size // columns)]
             try:
-                yield quantize(tensor.read(first, last), formats[tensor.name], given, num_threads=_num_threads())
+                yield quantize(tensor.read(first, last), formats[tensor.name], given, num_threads=len(allowed_cpus()))
             except ModelFileError as error:
                 raise ModelFileError(f"tensor '{tensor.name}': {error}") from error
             done += (last - first) * columns * 4
@@ -242,10 +242,6 @@ def _parts(shape: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
     """First and last row of each piece, and the matrix of a stack that it belongs to."""
     rows, columns = shape[-2], shape[-1]
     each = max(1, WEIGHTS_PER_PIECE // columns)
-    for matrix in range(int(np.prod(shape[:-2], dtype=np.int64))):
+    for matrix in range(math.prod(shape[:-2])):
         for first in range(0, rows, each):
             yield matrix * rows + first, matrix * rows + min(first + each, rows), matrix
-
-
-def _num_threads() -> int:
-    return len(allowed_cpus())

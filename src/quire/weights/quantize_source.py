@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from quire.errors import ModelFileError, UnsupportedModelError, printable
-from quire.weights.block_formats import BLOCK_FORMATS, NVFP4, row_bytes
+from quire.weights.block_formats import BLOCK_FORMATS, FLOATS, NVFP4, row_bytes
 from quire.weights.dequantize import decode
 from quire.weights.gguf_architectures import ARCHITECTURES
 from quire.weights.gguf_config import sampling_keys, translate_config
@@ -97,7 +97,7 @@ def _stacked(name: str, hf_name: str | None, parts: list[WeightTensor]) -> Sourc
     if there is no `hf_name`."""
     first = parts[0]
     shape = first.shape if len(parts) == 1 else (len(parts), *first.shape)
-    is_float = first.format in ("F32", "F16", "BF16", "MXFP4") and not first.offset
+    is_float = first.format in (*FLOATS, "MXFP4") and not first.offset
     is_kept = is_float and len(first.shape) >= 2 and FP32.search(name) is None
     rows = math.prod(first.shape[:-1])
 

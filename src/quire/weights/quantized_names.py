@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from quire.errors import ModelFileError, UnsupportedModelError, printable
+from quire.weights.block_formats import FLOATS
 from quire.weights.quantized import (
     BLOCK,
     NVFP4_GROUP,
@@ -141,9 +142,6 @@ def _words(tensor: WeightTensor) -> np.ndarray:
     """int32 as stored; a copy where the file's header leaves them unaligned."""
     stored = tensor.stored if tensor.stored.ctypes.data % 4 == 0 else tensor.stored.copy()
     return stored.view("<u4")
-
-
-FLOATS = ("F16", "BF16", "F32")
 
 
 def _integers(

@@ -12,12 +12,11 @@ import numpy as np
 
 from quire.errors import ModelFileError, UnsupportedModelError
 from quire.weight_map import Offset, Rows, Taps, Transpose, Unstack, View
-from quire.weights.block_formats import BLOCK_FORMATS, BlockFormat
+from quire.weights.block_formats import BLOCK_FORMATS, FLOATS, BlockFormat
 
 if TYPE_CHECKING:
     import torch
 
-FLOATS = ("F32", "F16", "BF16")
 MXFP4_NIBBLES = 16
 """Bytes of a block of MXFP4 without its scale."""
 

@@ -79,7 +79,7 @@ def make_checkpoint(
         keys = [key for key in chosen if key in name]
         tensors[name] = stored(name, values, chosen[max(keys, key=len)] if keys else "F32")
     files = ModelFiles(name="tiny", path=Path("tiny"), kind="hf", origin="test")
-    return Checkpoint(files, "safetensors", dict(hf_config), {}, {}, tensors)
+    return Checkpoint(files, dict(hf_config), tensors=tensors)
 
 
 def make_config(hf_config: Mapping[str, Any], *, num_threads: int = 1, **options: Any) -> EngineConfig:

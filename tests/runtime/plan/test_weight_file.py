@@ -19,11 +19,12 @@ from quire.runtime import shared_file
 from quire.runtime.placement import Placement
 from quire.runtime.plan import weight_file
 from quire.runtime.plan.load import trace_program
-from quire.runtime.plan.packed_weights import PackedWeights, rounded_placements
+from quire.runtime.plan.packed_weights import PackedWeights
 from quire.runtime.plan.weight_file import LAYOUT_VERSION, fill_weights, place_of, source_state, weight_directory
 from quire.weight_map import Offset
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.progress import Progress
+from quire.weights.quantized import RoundedTensor
 from quire.weights.sources import ModelFiles, resolve_source
 from quire.weights.weight_tensor import WeightTensor
 from tests.cli.tiny_directory import CONFIG, make_tiny_directory, tensor_shapes
@@ -89,7 +90,7 @@ def in_memory(model: Path, **options: Any) -> bytes:
     checkpoint = open_checkpoint(resolve_source(str(model)))
     config = make_config(checkpoint, "off", **options)
     weights = trace(checkpoint, config)
-    weights.fill(rounded_placements(config, weights))
+    weights.fill(weights.placements)
     return weights.memory.tobytes()
 
 
@@ -253,15 +254,15 @@ def test_every_way_to_read_a_tensor_has_another_key(model: Path, cache: Path) ->
         (replace(tensor, stored=checkpoint.tensors["model.layers.1.mlp.up_proj.weight"].stored), {}),
         (replace(tensor, stored=np.zeros((96, 256), np.uint8)), {}),
         (replace(tensor, stored=np.ones((96, 256), np.uint8)), {}),
-        (tensor, {"first_row": 16}), (tensor, {"parameter_name": "b"}), (tensor, {"rows": (0, 96)}),
-        (tensor, {"whole": tensor.viewed([Offset(2)]), "rows": (0, 96)}),
-        (tensor, {"rows": (0, 96), "columns": (0, 16)}),
+        (RoundedTensor.of(tensor), {}), (RoundedTensor.of(tensor.viewed([Offset(2)])), {}),
+        (RoundedTensor.of(tensor).part(slice(None), slice(0, 16)), {}),
+        (tensor, {"first_row": 16}), (tensor, {"parameter_name": "b"}),
     ]  # fmt: skip
     state = source_state(checkpoint.files)
 
     def key_of(tensor: WeightTensor, others: dict[str, Any]) -> str:
-        placement = replace(Placement(tensor, "a", 0), **others)
-        return place_of(cache, checkpoint.files, state, weights, [placement], 0).header.key
+        weights.placements = [replace(Placement(tensor, "a", 0), **others)]
+        return place_of(cache, checkpoint.files, state, weights, 0).header.key
 
     keys = [key_of(*way) for way in ways]
     assert len(set(keys)) == len(keys)
@@ -276,16 +277,8 @@ def test_key_does_not_depend_on_where_files_are_mapped(model: Path, cache: Path)
         kept.append(checkpoint)
         weights = trace(checkpoint, make_config(checkpoint, cache))
         state = source_state(checkpoint.files)
-        keys.add(place_of(cache, checkpoint.files, state, weights, weights.placements, 0).header.key)
+        keys.add(place_of(cache, checkpoint.files, state, weights, 0).header.key)
     assert len(keys) == 1
-
-
-def test_tensor_that_is_its_own_whole_has_the_same_key(model: Path, cache: Path) -> None:
-    checkpoint, tensor = mapped_tensor(model)
-    weights, state = trace(checkpoint, make_config(checkpoint, cache)), source_state(checkpoint.files)
-    items = Placement(tensor, "a", 0), Placement(tensor, "a", 0, tensor)
-    first, second = (place_of(cache, checkpoint.files, state, weights, [item], 0) for item in items)
-    assert first == second
 
 
 def test_state_of_a_split_file_is_that_of_all_parts(tmp_path: Path) -> None:

@@ -311,7 +311,7 @@ def _open(model: str, hf_config: Mapping[str, Any] | None) -> "Checkpoint":
 
     if hf_config is None:
         return open_checkpoint(resolve_source(model))
-    return Checkpoint(ModelFiles(model, Path(), "hf", "local"), "safetensors", hf_config, {}, {}, {})
+    return Checkpoint(ModelFiles(model, Path(), "hf", "local"), hf_config)
 
 
 def _fake_model() -> ModelConfig:

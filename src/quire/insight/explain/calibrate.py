@@ -128,7 +128,7 @@ def generic(width: int, num_layers: int, num_kv_heads: int, **options: Any) -> t
         num_blocks_override=1 + MAX_REQUESTS * 2 * CONTEXT // 32, enable_prefix_caching=False, block_size=32, **options,
     )  # fmt: skip
     config = resolve(chosen, detect_hardware("cpu"), ModelRegistry.make_model_config(fields))
-    return config, Checkpoint(ModelFiles("generic", Path("generic"), "hf", "generic"), "config", fields, {}, {}, {})
+    return config, Checkpoint(ModelFiles("generic", Path("generic"), "hf", "generic"), fields)
 
 
 def calibrate(report: Callable[[str], None] = lambda text: None) -> Calibration:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from quire import nn
 from quire.cache_spec import CacheSpec, PagedKV
 from quire.config import DTYPES, EngineConfig, ModelConfig
 from quire.errors import UnsupportedModelError
@@ -21,11 +20,9 @@ from quire.kernels.instruction import Instruction, Packing
 from quire.kernels.tracing import NotTraceableError
 from quire.layers.group import SINGLE, Group, Partition, share_heads
 from quire.lazy_torch import on_meta
-from quire.runtime.loader import check_split, make_model, partitions_of, plan_placements
+from quire.runtime.loader import make_share
 from quire.runtime.plan.emit import place_buffers
-from quire.runtime.plan.lower import lower
-from quire.runtime.plan.packed_weights import choose_packings
-from quire.runtime.plan.trace import trace_model
+from quire.runtime.plan.load import trace_share
 from quire.weights.checkpoint import Checkpoint
 
 _LAYER = re.compile(r"(^|\.)(\d+)(?=\.)")
@@ -111,26 +108,20 @@ def trace_rank(config: EngineConfig, checkpoint: Checkpoint, tp: int) -> RankMod
     model_config = config.model
     ring_bytes = None if config.uses_plan else DTYPES[config.dtype]
     group: Group = SINGLE if tp == 1 else RecordingGroup(0, tp, model_config.vocab_size, ring_bytes)
-    check_split(config, checkpoint, group)
     with on_meta():
-        model = make_model(model_config.hf_config, group, config.scheduler.max_model_len)
-    parameters, partitions = dict(nn.named_parameters(model)), partitions_of(model)
-    names = {id(parameter): name for name, parameter in parameters.items()}
-    placements = plan_placements(model, checkpoint.tensors) if checkpoint.tensors else []
-    packings = choose_packings(config, parameters, partitions, placements)
+        share = make_share(config, checkpoint, group)
     try:
-        program = lower(
-            trace_model(model, config.scheduler.layer_groups), lambda parameter: packings[names[id(parameter)]]
-        )
+        program, packed = trace_share(config, share, config.scheduler.layer_groups)
     except NotTraceableError as error:
         raise UnsupportedModelError(
             f"{model_config.architecture} cannot be explained: its code cannot be traced, because of {error}"
         ) from error
     weights = tuple(
-        weigh(name, partitions.get(name, Partition()).whole_shape(tuple(parameter.shape)), tuple(parameter.shape),
-              packings.get(name), config)
-        for name, parameter in parameters.items()
+        weigh(name, share.partitions.get(name, Partition()).whole_shape(shape), shape,
+              packed.packings.get(name), config)
+        for name, shape in packed.shapes.items()
     )  # fmt: skip
+    names = {id(parameter): name for name, parameter in share.parameters.items()}
     specs = tuple(_rank_spec(spec, model_config, group) for spec in model_config.cache_specs)
     buffers = place_buffers(program.body, program.hidden)
     return RankModel(weights, names, program.body, program.head, specs, sum(buffers.row_bytes))

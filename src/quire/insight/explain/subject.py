@@ -55,4 +55,4 @@ def open_subject(name: str, progress: Progress | None = None) -> Checkpoint:
 def _of_config(name: str, config: Mapping[str, Any], origin: str, path: Path) -> Checkpoint:
     # How a checkpoint is stored does not matter where none is read.
     fields = {key: value for key, value in config.items() if key != "quantization_config"}
-    return Checkpoint(ModelFiles(name, path, "hf", origin), "config", fields, {}, {}, {})
+    return Checkpoint(ModelFiles(name, path, "hf", origin), fields)

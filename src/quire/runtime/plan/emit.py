@@ -44,29 +44,29 @@ class PlanLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class BufferPlaces:
     """Per buffer the number of its place, and per place the bytes of a row."""
 
     places: dict[Buffer, int]
     row_bytes: list[int]
 
 
-def place_buffers(body: Sequence[Instruction], result: Buffer, given: Collection[Buffer] = ()) -> Placement:
+def place_buffers(body: Sequence[Instruction], result: Buffer, given: Collection[Buffer] = ()) -> BufferPlaces:
     """Give each buffer but those `given` a place from its first to its last use; `result` keeps its own to the end.
 
     An instruction's inputs and outputs never share one: its threads read and write at the same time.
     """
     last_use = {buffer: index for index, instruction in enumerate(body) for buffer in instruction.buffers}
     last_use[result] = len(body)
-    placement = Placement({}, [])
+    found = BufferPlaces({}, [])
     free: set[int] = set()
     for index, instruction in enumerate(body):
         buffers = [buffer for buffer in dict.fromkeys(instruction.buffers) if buffer not in given]
         for buffer in buffers:
-            if buffer not in placement.places:
-                placement.places[buffer] = _take_place(placement.row_bytes, free, buffer.row_bytes)
-        free.update(placement.places[buffer] for buffer in buffers if last_use[buffer] == index)
-    return placement
+            if buffer not in found.places:
+                found.places[buffer] = _take_place(found.row_bytes, free, buffer.row_bytes)
+        free.update(found.places[buffer] for buffer in buffers if last_use[buffer] == index)
+    return found
 
 
 def _take_place(row_bytes: list[int], free: set[int], needed: int) -> int:
@@ -141,7 +141,7 @@ class PlannedModel:
         self.hidden = to.values(program.hidden)
         self.inputs, self.outputs = ([to.values(buffer) for buffer in passed]
                                      for passed in (program.inputs, program.outputs))  # fmt: skip
-        to.allocate(Placement({program.logits: 0}, [4 * program.logits.width]), limits.max_logit_rows)
+        to.allocate(BufferPlaces({program.logits: 0}, [4 * program.logits.width]), limits.max_logit_rows)
         self.logits = to.values(program.logits)
         self.best_ids: NDArray[np.int32] = np.zeros(limits.max_logit_rows, np.int32)
         self.gives_likeliest = False
@@ -255,14 +255,13 @@ class _Emitter:
             self._emitting = instruction
             instruction.emit(self)
 
-    def allocate(self, placement: Placement, num_rows: int) -> None:
+    def allocate(self, chosen: BufferPlaces, num_rows: int) -> None:
         """Give buffers their memory, of `num_rows` rows each."""
-        places = [self.add_memory(num_rows * row_bytes).reshape(num_rows, row_bytes)
-                  for row_bytes in placement.row_bytes]  # fmt: skip
-        for buffer, place in placement.places.items():
+        memory = [self.add_memory(num_rows * row_bytes).reshape(num_rows, row_bytes) for row_bytes in chosen.row_bytes]
+        for buffer, place in chosen.places.items():
             # Only the logits, which callers overwrite and sample from, have rows without padding.
-            stride = min(buffer.row_bytes, places[place].shape[1])
-            self._rows[buffer] = places[place].reshape(-1)[: num_rows * stride].reshape(num_rows, stride)
+            stride = min(buffer.row_bytes, memory[place].shape[1])
+            self._rows[buffer] = memory[place].reshape(-1)[: num_rows * stride].reshape(num_rows, stride)
 
     def add_memory(self, num_bytes: int) -> NDArray[np.uint8]:
         """Return memory that starts at a multiple of 64."""

@@ -5,16 +5,13 @@ the kernels' layout. Next to read: `packed_weights.py` for formats, `emit.py` fo
 """
 
 import os
-from typing import Any
 
-from quire import nn
 from quire.config import EngineConfig
 from quire.kernels.registry import check_environment
 from quire.kernels.tracing import NotTraceableError
 from quire.layers.group import SINGLE, Group
 from quire.lazy_torch import on_meta
-from quire.runtime.loader import check_split, make_model, partitions_of, plan_placements, random_weights
-from quire.runtime.placement import Placement
+from quire.runtime.loader import ModelShare, make_share, random_weights
 from quire.runtime.plan.lower import Program, lower
 from quire.runtime.plan.packed_weights import PackedWeights, choose_packings
 from quire.runtime.plan.stages import cut
@@ -34,10 +31,9 @@ def load_plan(
     rank: int = 0,
 ) -> tuple[Program, PackedWeights]:
     """Trace this rank's share of the model, then map or pack its weights. Raises: as `trace_program`."""
-    program, weights, model = trace_program(config, checkpoint, layer_groups, group, stage)
+    program, weights, share = trace_program(config, checkpoint, layer_groups, group, stage)
     if config.options.load_format == "dummy":
-        parameters, partitions = dict(nn.named_parameters(model)), partitions_of(model)
-        for name, values in random_weights(parameters, config.options.seed, partitions, weights.shapes):
+        for name, values in random_weights(share, config.options.seed, weights.shapes):
             weights.put_values(name, values)
     else:
         fill_weights(config, checkpoint, weights, progress, rank)
@@ -46,35 +42,38 @@ def load_plan(
 
 def trace_program(
     config: EngineConfig, checkpoint: Checkpoint, layer_groups: tuple[int, ...], group: Group = SINGLE, stage: int = 0
-) -> tuple[Program, PackedWeights, Any]:
-    """Trace this rank's share of the model, and place its weights. Returns also the model, without values.
+) -> tuple[Program, PackedWeights, ModelShare]:
+    """Make and trace this rank's share of the model, and allocate its packed weights.
 
     `stage`: of `pipeline_parallel_size`.
     Raises: NotTraceableError before any weight is read, for models that must run op by op; ConfigError for a wrong
-    `QUIRE_KERNELS` or `QUIRE_TRACE`; ModelFileError naming tensors that are missing, unexpected or of a wrong shape;
-    UnsupportedModelError for more stages than the program can be cut into.
+    `QUIRE_KERNELS` or `QUIRE_TRACE`; UnsupportedModelError for more stages than the program can be cut into; as
+    `make_share`.
     """
     check_environment()
-    check_split(config, checkpoint, group)
     if os.environ.get("QUIRE_KERNELS"):
         raise NotTraceableError(f"QUIRE_KERNELS={os.environ['QUIRE_KERNELS']}")
     with on_meta():
-        model = make_model(config.model.hf_config, group, config.scheduler.max_model_len)
-    traced = trace_model(model, layer_groups)
-    weights, placements = plan_weights(config, checkpoint, model)
-    weights.placements = placements
-    program, num_stages = lower(traced, weights.packing_of), config.options.pipeline_parallel_size
+        share = make_share(config, checkpoint, group)
+    program, weights = trace_share(config, share, layer_groups)
+    num_stages = config.options.pipeline_parallel_size
     if num_stages > 1:
         program = cut(program, stage, num_stages)
         read = [parameter for instruction in (*program.body, *program.head) for parameter in instruction.parameters]
         weights = weights.only({weights.name_of(parameter) for parameter in read})
-    return program, weights, model
+    return program, weights, share
 
 
-def plan_weights(config: EngineConfig, checkpoint: Checkpoint, model: Any) -> tuple[PackedWeights, list[Placement]]:
-    """Allocate the packed weights of a model, and plan the tensors that `PackedWeights.fill` puts there."""
-    parameters, partitions = dict(nn.named_parameters(model)), partitions_of(model)
-    random = config.options.load_format == "dummy"
-    placements = [] if random else plan_placements(model, checkpoint.tensors)
-    packings = choose_packings(config, parameters, partitions, placements)
-    return PackedWeights(parameters, packings, config.threads_per_rank), placements
+def trace_share(
+    config: EngineConfig, share: ModelShare, layer_groups: tuple[int, ...]
+) -> tuple[Program, PackedWeights]:
+    """Trace a rank's share of a model, and choose the formats of its weights. Raises: NotTraceableError."""
+    traced = trace_model(share.model, layer_groups)
+    weights = plan_weights(config, share)
+    return lower(traced, weights.packing_of), weights
+
+
+def plan_weights(config: EngineConfig, share: ModelShare) -> PackedWeights:
+    """Return the packed weights of a rank's share of a model, which are not filled yet."""
+    packings = choose_packings(config, share.parameters, share.partitions, share.placements)
+    return PackedWeights(share.parameters, packings, config.threads_per_rank, share.placements)

@@ -28,8 +28,8 @@ from quire._native import PackedRows, Weight, WeightFormat, pack_rows, packed_by
 from quire.config import EngineConfig
 from quire.kernels.instruction import Packing
 from quire.runtime.huge_pages import allocate
-from quire.runtime.placement import FLOATS, Placement
-from quire.weights.block_formats import BLOCK_FORMATS
+from quire.runtime.placement import Placement
+from quire.weights.block_formats import BLOCK_FORMATS, FLOATS
 from quire.weights.codebooks import packed_codebook
 from quire.weights.progress import Progress, ignore_progress
 from quire.weights.quantized import QuantizedTensor
@@ -62,7 +62,7 @@ class PartPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class WeightPiece:
     """Rows of a tensor to be packed, and the arrays whose memory `job` reads."""
 
     job: PackedRows
@@ -102,7 +102,7 @@ def choose_formats(
     Quantised weights stay as they are if the configuration keeps them; else all become the compute dtype.
     """
     quantization = config.options.quantization
-    is_float = FLOATS.issuperset(stored)
+    is_float = set(stored) <= set(FLOATS)
     if num_inputs % BLOCK or not config.keeps_stored_weights or (is_float and quantization is None):
         return [BY_DTYPE[config.dtype]] * len(stored)
     if quantization is not None and is_float:
@@ -124,19 +124,6 @@ def stacked(formats: Sequence[WeightFormat], bounds: Sequence[int]) -> Packing:
     return Packing(tuple(parts))
 
 
-def rounded_placements(config: EngineConfig, weights: "PackedWeights") -> list[Placement]:
-    """Return the placements of the weights; `quantization` fp8 rounds float matrices that are no tables or heads."""
-
-    def is_rounded(item: Placement) -> bool:
-        is_table = (item.whole or item.tensor).shape[0] == config.model.vocab_size
-        is_float_matrix = item.tensor.format in FLOATS and item.parameter_name in weights.packings and not is_table
-        return is_float_matrix and weights.format_at(item.parameter_name, item.first_row) == BY_QUANTIZATION["fp8"]
-
-    if config.options.quantization != "fp8":
-        return weights.placements
-    return [item.rounded() if is_rounded(item) else item for item in weights.placements]
-
-
 def kept_bytes(tensors: Iterable[WeightTensor]) -> int:
     """Bytes of stored weights that stay as they are: quantised ones in their packed format, floats as in the file."""
     total = 0
@@ -155,14 +142,20 @@ class PackedWeights:
     Attributes: `shapes` of all, and `packings` of the matrices, by name; `placements`: the tensors that are put here.
     """
 
-    def __init__(self, parameters: Mapping[str, Any], packings: Mapping[str, Packing], num_threads: int = 1) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, Any],
+        packings: Mapping[str, Packing],
+        num_threads: int = 1,
+        placements: Sequence[Placement] = (),
+    ) -> None:
         """`parameters`: by name, anything with a shape. `packings`: per two-dimensional parameter its `Packing`.
 
         `num_threads` pack.
         """
         self._num_threads = num_threads
         self._parameters = parameters
-        self.placements: list[Placement] = []
+        self.placements = list(placements)
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self.shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         self.packings = {name: packings[name] for name, shape in self.shapes.items() if len(shape) != 1}
@@ -205,9 +198,8 @@ class PackedWeights:
     def only(self, names: Collection[str]) -> "PackedWeights":
         """Return memory for these parameters alone, in the same formats, with their placements."""
         chosen = {name: parameter for name, parameter in self._parameters.items() if name in names}
-        weights = PackedWeights(chosen, self.packings, self._num_threads)
-        weights.placements = [item for item in self.placements if item.parameter_name in names]
-        return weights
+        placements = [item for item in self.placements if item.parameter_name in names]
+        return PackedWeights(chosen, self.packings, self._num_threads, placements)
 
     def name_of(self, parameter: Any) -> str:
         """The name of a parameter, which is known by identity and may be on "meta"; a name is its own."""
@@ -244,7 +236,7 @@ class PackedWeights:
         """
         report = functools.partial(progress or ignore_progress, "loading weights")
         total, done, num_bytes = sum(item.tensor.num_bytes for item in placements), 0, 0
-        batch: list[Piece] = []
+        batch: list[WeightPiece] = []
         read: list[int] = []  # bytes done with each tensor of the batch
 
         def flush() -> None:
@@ -265,7 +257,7 @@ class PackedWeights:
             read.append(done)
         flush()
 
-    def _pieces(self, placement: Placement) -> Iterator[Piece]:
+    def _pieces(self, placement: Placement) -> Iterator[WeightPiece]:
         """Cut a matrix in pieces. A vector is put at once.
 
         Mutates: the vector.
@@ -281,21 +273,21 @@ class PackedWeights:
             stored = tensor if num_rows <= each else tensor.part(slice(first, first + each), slice(None))
             yield self._piece(part, stored, first_row + first)
 
-    def _piece(self, part: PartPlan, tensor: WeightTensor, first_row: int) -> Piece:
+    def _piece(self, part: PartPlan, tensor: WeightTensor, first_row: int) -> WeightPiece:
         """Return the job that packs a tensor: from its blocks or codes, or from values that NumPy decodes."""
         is_direct = PACKED_DIRECTLY.get(tensor.format) == part.format
         if isinstance(tensor, QuantizedTensor) and not is_direct and not tensor.offset:
             codes, table, scales, zeros, groups = arrays = tensor.in_groups()
             job = self._job(part, "CODES", codes, first_row)
             job.set_codes(table.ctypes.data, scales.ctypes.data, zeros.ctypes.data, groups.ctypes.data, scales.shape[1])
-            return Piece(job, arrays, tensor)
+            return WeightPiece(job, arrays, tensor)
         if is_direct and tensor.scales is not None:
             pairs, scales = tensor.pairs_and_scales()
             job = self._job(part, "MXFP4_APART", pairs, first_row, scales)
-            return Piece(job, (pairs, scales), tensor)
+            return WeightPiece(job, (pairs, scales), tensor)
         is_stored = is_direct or (tensor.format in BLOCK_FORMATS and not tensor.offset)
         rows = np.ascontiguousarray(tensor.raw if is_stored else tensor.to_numpy())
-        return Piece(self._job(part, tensor.format if is_stored else "F32", rows, first_row), (rows,), tensor)
+        return WeightPiece(self._job(part, tensor.format if is_stored else "F32", rows, first_row), (rows,), tensor)
 
     def put_values(self, name: str, values: Any, first_row: int = 0) -> None:
         """fp32 values, an array or a tensor, become rows of one part of a parameter, quantised if its format says so.
@@ -315,7 +307,7 @@ class PackedWeights:
     def _part(self, name: str, row: int) -> PartPlan:
         return next(part for part in self._matrices[name] if row in part.rows)
 
-    def _pack(self, batch: Sequence[Piece]) -> None:
+    def _pack(self, batch: Sequence[WeightPiece]) -> None:
         pack_rows([piece.job for piece in batch], self._num_threads)
         for piece in batch:
             piece.tensor.release()

@@ -46,8 +46,6 @@ def cut(program: Program, stage: int, num_stages: int) -> Program:
 
     Raises: UnsupportedModelError if the program has fewer places to cut.
     """
-    if num_stages == 1:
-        return program
     body, is_last = program.body, stage == num_stages - 1
     cuts = [0, *choose_cuts(program, num_stages), len(body)]
     spans = _lifetimes(body)

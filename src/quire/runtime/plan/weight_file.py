@@ -14,9 +14,6 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable
-from dataclasses import fields, is_dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +26,7 @@ from quire.byte_sizes import format_bytes
 from quire.config import EngineConfig, EngineOptions
 from quire.errors import MemoryCapacityError
 from quire.runtime.huge_pages import on_huge_pages
-from quire.runtime.placement import Placement
-from quire.runtime.plan.packed_weights import PackedWeights, rounded_placements
+from quire.runtime.plan.packed_weights import PackedWeights
 from quire.runtime.shared_file import SUFFIX, Header, SharedFile, Unfinished, boot_id, find_or_begin
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.model_cache import cache_directory
@@ -43,8 +39,6 @@ LAYOUT_VERSION = 2
 """Raised with every change of the packed bytes of any tensor: `native/plan/types.h`, `native/weights/`, decoding."""
 MIN_BYTES = 16 << 20
 """Smaller weights are packed in memory at each start, which takes about 10 ms."""
-PLAIN = (type(None), str, int, float, bool, tuple)
-"""Types of values that describe themselves; tuples are those of shapes."""
 
 
 def fill_weights(
@@ -55,16 +49,16 @@ def fill_weights(
     They are packed in memory where no file is kept: `weight_cache` is off, they are small, or the disk is full.
     Mutates: weights. Raises: as `PackedWeights.fill`.
     """
-    placements, report = rounded_placements(config, weights), progress or ignore_progress
+    report = progress or ignore_progress
     directory, name = weight_directory(config.options), checkpoint.files.name
     if directory is None or (weights.num_bytes < MIN_BYTES and not config.weights_on_disk):
-        _fill(config, weights, placements, progress, "weight_cache is off")
+        _fill(config, weights, progress, "weight_cache is off")
         return
     begun: NDArray[np.uint8] | Unfinished | None = None
     problem = ""
     try:
         state = source_state(checkpoint.files)
-        place = place_of(directory, checkpoint.files, state, weights, placements, rank)
+        place = place_of(directory, checkpoint.files, state, weights, rank)
         report("loading weights", 0, None)
         begun = find_or_begin(place, config.options.weight_cache_bytes, report)
     except OSError as error:
@@ -74,11 +68,11 @@ def fill_weights(
         weights.use(begun if config.weights_on_disk else on_huge_pages(begun))
         return
     if begun is None:
-        _fill(config, weights, placements, progress, problem)
+        _fill(config, weights, progress, problem)
         return
     try:
         weights.use(begun.memory)
-        weights.fill(placements, progress)
+        weights.fill(weights.placements, progress)
         if source_state(checkpoint.files) == state:
             packed = begun.publish()
             weights.use(packed if config.weights_on_disk else on_huge_pages(packed))
@@ -90,16 +84,14 @@ def fill_weights(
         begun.close()
 
 
-def _fill(
-    config: EngineConfig, weights: PackedWeights, placements: list[Placement], progress: Progress | None, problem: str
-) -> None:
+def _fill(config: EngineConfig, weights: PackedWeights, progress: Progress | None, problem: str) -> None:
     """Pack in memory. Raises: MemoryCapacityError if only a file can hold the weights."""
     if config.weights_on_disk:
         raise MemoryCapacityError(
             f"the weights are larger than memory, and a file of {format_bytes(weights.num_bytes)} cannot hold them "
             f"({problem}): name a directory with so much space with --weight-cache DIR"
         )
-    weights.fill(placements, progress)
+    weights.fill(weights.placements, progress)
 
 
 def weight_directory(options: EngineOptions) -> Path | None:
@@ -124,21 +116,18 @@ def source_state(files: ModelFiles) -> list[tuple[str, int, int, int]]:
 
 
 def place_of(
-    directory: Path, files: ModelFiles, state: list[tuple[str, int, int, int]], weights: PackedWeights,
-    placements: list[Placement], rank: int,
-) -> SharedFile:  # fmt: skip
+    directory: Path, files: ModelFiles, state: list[tuple[str, int, int, int]], weights: PackedWeights, rank: int
+) -> SharedFile:
     """Return the file for these weights. `state`: of the source."""
     source = str(files.path.absolute())
     packings = [
         (name, shape, [(count, part.name) for count, part in weights.packings[name].parts] if len(shape) > 1 else [])
         for name, shape in weights.shapes.items()
     ]
-    values = Description()
-    sources = []
-    for item in placements:
-        whole = None if item.whole is item.tensor else values.of(item.whole)
-        sources.append((item.parameter_name, item.first_row, values.of(item.tensor), whole, item.rows, item.columns))
-    kinds = sorted({type(item.tensor).__name__ for item in placements})
+    sources = [
+        (item.parameter_name, item.first_row, type(item.tensor).__name__, item.tensor) for item in weights.placements
+    ]
+    kinds = sorted({type(item.tensor).__name__ for item in weights.placements})
     identity = _digest(source, rank, packings, kinds)
     # Compilers may contract products and sums, which changes the last bits, for one kind of CPU and not another.
     versions = (LAYOUT_VERSION, __version__, platform.machine(), sys.byteorder)
@@ -148,48 +137,27 @@ def place_of(
     return SharedFile(directory / f"{stem}-{identity[:16]}{SUFFIX}", header)
 
 
-class Description:
-    """Stored tensors by value: where their bytes lie in the mapped files, and how they are read."""
-
-    def __init__(self) -> None:
-        self._starts: dict[int, int] = {}
-        self._known: dict[int, tuple[Any, Any]] = {}  # with the described object, so that no other one gets its id
-
-    def of(self, value: Any) -> Any:
-        """Return what MessagePack can hold. Functions are left out: the files they read decide what they return."""
-        if isinstance(value, PLAIN):
-            return value
-        if id(value) not in self._known:
-            self._known[id(value)] = value, self._describe(value)
-        return self._known[id(value)][1]
-
-    def _describe(self, value: Any) -> Any:
-        if isinstance(value, np.ndarray):
-            return self._describe_array(value)
-        if isinstance(value, np.generic):
-            return value.item()
-        kind: type[Any] = type(value)
-        if is_dataclass(kind):
-            parts = _values_of(kind)(value)
-            return [kind.__name__, *(part if type(part) in PLAIN else self.of(part) for part in parts)]
-        return repr(value) if isinstance(value, slice) else None
-
-    def _describe_array(self, array: NDArray[Any]) -> Any:
-        owner: Any = array
-        while isinstance(owner, np.ndarray | memoryview):
-            owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
-        if not isinstance(owner, mmap.mmap):
-            return hashlib.sha256(array.tobytes()).hexdigest(), array.shape, array.dtype.str
-        if id(owner) not in self._starts:
-            self._starts[id(owner)] = np.frombuffer(owner, np.uint8).ctypes.data
-        offset = array.__array_interface__["data"][0] - self._starts[id(owner)]
-        return offset, array.shape, array.strides, array.dtype.str
-
-
-@functools.cache
-def _values_of(kind: Any) -> Callable[[Any], tuple[Any, ...]]:
-    return attrgetter(*(item.name for item in fields(kind)))
-
-
 def _digest(*values: Any) -> str:
-    return hashlib.sha256(msgspec.msgpack.encode(values)).hexdigest()
+    return hashlib.sha256(msgspec.msgpack.encode(values, enc_hook=functools.partial(_describe, {}))).hexdigest()
+
+
+def _describe(starts: dict[int, int], value: Any) -> Any:
+    """Return what MessagePack can hold of a part of a tensor: of mapped bytes, their place in the file.
+
+    Functions are left out: the files they read decide what they return. Mutates: starts, addresses of mappings.
+    """
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, slice):
+        return repr(value)
+    if not isinstance(value, np.ndarray):
+        return None
+    owner: Any = value
+    while isinstance(owner, np.ndarray | memoryview):
+        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
+    if not isinstance(owner, mmap.mmap):
+        return hashlib.sha256(value.tobytes()).hexdigest(), value.shape, value.dtype.str
+    if id(owner) not in starts:
+        starts[id(owner)] = np.frombuffer(owner, np.uint8).ctypes.data
+    offset = value.__array_interface__["data"][0] - starts[id(owner)]
+    return offset, value.shape, value.strides, value.dtype.str
