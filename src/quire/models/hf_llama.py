@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
+from quire.kernels.experts import SOFTMAX, Scoring
 from quire.layers.rotary import RopeConfig
 from quire.models.hf_config import HFConfigReader, check_divides
 from quire.models.hf_decoder import DecoderConfig, read_sizes
@@ -15,9 +16,14 @@ from quire.models.hf_rope import check_pairs, read_rope
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaConfig(DecoderConfig):
-    """Llama's variants. `score_scale`: of attention scores, None for 1 / sqrt(head_size); `score_cap`: None for none.
+    """Llama's variants. A variant of Llama overrides `read`, `read_rope` or `check_activation`.
 
-    A variant of Llama overrides `read`, `read_rope` or `check_activation`.
+    Fields:
+        score_scale: of attention scores, None for 1 / sqrt(head_size); score_cap: None for none.
+        local_rope: angles of layers with a window, if they have others; `rope` is then that of the other layers.
+        sparse_layers: of each layer whether its MLP is a mixture of experts; empty for none.
+        num_experts, top_k, expert_size, renormalise, scoring: see `layers.experts.SparseMLP`.
+        shared_size: MLP columns of what all tokens use beside the experts.
     """
 
     rms_norm_epsilon: float
@@ -27,6 +33,14 @@ class LlamaConfig(DecoderConfig):
     mlp_bias: bool
     score_scale: float | None = None
     score_cap: float | None = None
+    local_rope: RopeConfig | None = None
+    sparse_layers: tuple[bool, ...] = ()
+    num_experts: int = 0
+    top_k: int = 1
+    expert_size: int = 0
+    renormalise: bool = True
+    scoring: Scoring = SOFTMAX
+    shared_size: int = 0
     rope_options: ClassVar[Mapping[str, Any]] = {}
     """Of `hf_rope.read_rope`."""
 

@@ -22,9 +22,9 @@ from quire.lazy_torch import Tensor
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_delta_net import DeltaNetConfig
 from quire.models.hf_hybrid import HybridLayer
-from quire.models.hf_moe import read_experts, read_sparse_layers
+from quire.models.hf_moe import read_moe
 from quire.models.llama import QKV, LlamaForCausalLM
-from quire.models.qwen2_moe import SharedSparseMLP
+from quire.models.qwen2_moe import GatedSharedMoE
 from quire.models.qwen3 import Qwen3Attention
 from quire.weight_map import Add, Layout, Rows, View
 
@@ -33,22 +33,11 @@ from quire.weight_map import Add, Layout, Rows, View
 class Qwen3NextConfig(DeltaNetConfig):
     """Fields of delta nets, and experts as `Qwen2MoeConfig` has them."""
 
-    num_experts: int
-    top_k: int
-    renormalise: bool
-    expert_size: int
-    shared_size: int
-    sparse_layers: tuple[bool, ...]
-
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        fields = super().read(reader)
-        return fields | read_experts(reader) | {
-            "renormalise": reader.flag("norm_topk_prob", True),
-            "expert_size": reader.integer("moe_intermediate_size", 512),
-            "shared_size": reader.integer("shared_expert_intermediate_size", 512),
-            "sparse_layers": read_sparse_layers(reader, fields["num_layers"]),
-        }  # fmt: skip
+        fields, shared_size = super().read(reader), reader.integer("shared_expert_intermediate_size", 512)
+        experts = read_moe(reader, fields, renormalises=True, expert_size=512)
+        return fields | experts | {"shared_size": shared_size}
 
 
 class GatedAttention(Qwen3Attention):
@@ -135,6 +124,7 @@ class Qwen3NextForCausalLM(DeltaNetForCausalLM):
     """Delta nets beside attention, with experts. Projections are stored in pieces, one per key head."""
 
     Config = Qwen3NextConfig
+    moe_class = GatedSharedMoE
 
     def layout(self) -> Layout:
         """Return Llama's, with rows of all parts for each key head."""
@@ -145,12 +135,6 @@ class Qwen3NextForCausalLM(DeltaNetForCausalLM):
             r"\.in_proj_qkvz\.": (Rows(_parts_first(keys, (config.key_size, config.key_size, values, values))),),
             r"\.in_proj_ba\.": (Rows(_parts_first(keys, (ratio, ratio), (1, 0))),),
         })  # fmt: skip
-
-    def build_mlp(self, config: Qwen3NextConfig, layer_index: int) -> nn.Module:  # type: ignore[override]
-        """The experts of one layer, or its MLP."""
-        if not config.sparse_layers[layer_index]:
-            return super().build_mlp(config, layer_index)
-        return SharedSparseMLP(config, self.group)  # type: ignore[arg-type]  # it reads fields of experts
 
 
 def _parts_first(num_pieces: int, sizes: tuple[int, ...], order: tuple[int, ...] | None = None) -> np.ndarray:
