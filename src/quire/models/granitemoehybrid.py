@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from quire import nn
-from quire.cache_spec import CacheSpec, PagedKV
+from quire.cache_spec import CacheSpec
 from quire.errors import ModelFileError
 from quire.kernels.recurrence import MAX_TAPS
 from quire.layers.rotary import Rotation
@@ -28,7 +27,6 @@ class Granite4Config(GraniteConfig):
     """Granite's fields. `rotates`: queries and keys are rotated. `num_experts`: 0 for an MLP alone."""
 
     rotates: bool
-    recurrent_layers: tuple[bool, ...]
     state_space: StateSpaceSizes
     required: ClassVar[Mapping[str, Any]] = {"mlp_bias": False, "normalization_function": "rmsnorm"}
     unused = (*TRAINING_FIELDS, "mamba_chunk_size", "init_method", "rope_scaling")
@@ -60,10 +58,9 @@ class Granite4Config(GraniteConfig):
             "sparse_layers": (num_experts > 0,) * fields["num_layers"],
         }
 
-    def kv_specs(self) -> list[CacheSpec]:
-        """See `DecoderConfig.kv_specs`."""
-        attention = PagedKV(self.num_kv_heads, self.head_size, 1)
-        return [self.state_space.spec() if is_recurrent else attention for is_recurrent in self.recurrent_layers]
+    def state_spec(self) -> CacheSpec:
+        """See `LlamaConfig.state_spec`."""
+        return self.state_space.spec()
 
 
 def _read_state_space(reader: HFConfigReader, fields: Mapping[str, Any]) -> StateSpaceSizes:
@@ -96,6 +93,7 @@ class Granite4ForCausalLM(GraniteForCausalLM):
 
     Config: ClassVar[type[LlamaConfig]] = Granite4Config
     config: Granite4Config
+    recurrent_class = StateSpaceMixer
     moe_class = SharedMoE
     layer_class = Granite4Layer
 
@@ -111,13 +109,6 @@ class Granite4ForCausalLM(GraniteForCausalLM):
             "input_linear": "gate_up_proj",
             "output_linear": "down_proj",
         })  # fmt: skip
-
-    def build_attention(self, config: LlamaConfig, layer_index: int) -> nn.Module:
-        """The state space or the attention of one layer."""
-        assert isinstance(config, Granite4Config)
-        if config.recurrent_layers[layer_index]:
-            return StateSpaceMixer(config.state_space, layer_index, self.group)
-        return super().build_attention(config, layer_index)
 
     def rotations(self, positions: Tensor) -> Sequence[Rotation | None]:
         return super().rotations(positions) if self.config.rotates else [None] * len(self.layers)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from quire.cache_spec import CacheSpec, PagedKV, RecurrentState
+from quire.cache_spec import CacheSpec, RecurrentState
 from quire.kernels.recurrence import MAX_TAPS
 from quire.layers.recurrent import state_bytes
 from quire.models.hf_config import HFConfigReader, check_divides
@@ -21,7 +21,6 @@ DEFAULT_INTERVAL = 4
 class DeltaNetConfig(LlamaConfig):
     """Llama's fields, and sizes of delta nets in the layers of `recurrent_layers`. `num_taps`: of convolutions."""
 
-    recurrent_layers: tuple[bool, ...]
     num_key_heads: int
     num_value_heads: int
     key_size: int
@@ -52,13 +51,11 @@ class DeltaNetConfig(LlamaConfig):
         check_divides("2 at least", 1 if sizes["num_taps"] > 1 else 2, "linear_conv_kernel_dim", sizes["num_taps"])
         return fields | sizes | {"recurrent_layers": _read_layers(reader, fields["num_layers"])}
 
-    def kv_specs(self) -> list[CacheSpec]:
-        """See `DecoderConfig.kv_specs`."""
+    def state_spec(self) -> CacheSpec:
+        """See `LlamaConfig.state_spec`."""
         num_channels = 2 * self.num_key_heads * self.key_size + self.num_value_heads * self.value_size
         matrices = self.num_key_heads, self.num_value_heads, self.key_size, self.value_size
-        state = RecurrentState(state_bytes(num_channels, self.num_taps, *matrices))
-        attention = PagedKV(self.num_kv_heads, self.head_size, 1)
-        return [state if is_recurrent else attention for is_recurrent in self.recurrent_layers]
+        return RecurrentState(state_bytes(num_channels, self.num_taps, *matrices))
 
 
 def _read_layers(reader: HFConfigReader, num_layers: int) -> tuple[bool, ...]:

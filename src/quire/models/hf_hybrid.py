@@ -19,14 +19,14 @@ RECURRENT = ("linear_attention", "mamba", "conv")
 
 
 class HybridLayer(LlamaLayer):
-    """Llama's, whose attention is a module with state, called with (x, batch), in the config's `recurrent_layers`."""
+    """Llama's, whose attention is a module with state, called with (x, batch), in recurrent layers."""
 
     recurrent_name: ClassVar[str] = "linear_attn"
     """The checkpoint's name of that module."""
 
     def __init__(self, model: LlamaForCausalLM, config: Any, layer_index: int) -> None:
         super().__init__(model, config, layer_index)
-        self.is_recurrent: bool = config.recurrent_layers[layer_index]
+        self.is_recurrent: bool = config.is_recurrent(layer_index)
         if self.is_recurrent:
             self.add_module(self.recurrent_name, self.self_attn)
             del self.self_attn

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
+from quire.cache_spec import CacheSpec
 from quire.kernels.experts import SOFTMAX, Scoring
 from quire.layers.rotary import RopeConfig
 from quire.models.hf_config import HFConfigReader, check_divides
@@ -24,6 +25,7 @@ class LlamaConfig(DecoderConfig):
         sparse_layers: of each layer whether its MLP is a mixture of experts; empty for none.
         num_experts, top_k, expert_size, renormalise, scoring: see `layers.experts.SparseMLP`.
         shared_size: MLP columns of what all tokens use beside the experts.
+        recurrent_layers: of each layer whether it has recurrent state instead of attention; empty for none.
     """
 
     rms_norm_epsilon: float
@@ -41,6 +43,7 @@ class LlamaConfig(DecoderConfig):
     renormalise: bool = True
     scoring: Scoring = SOFTMAX
     shared_size: int = 0
+    recurrent_layers: tuple[bool, ...] = ()
     rope_options: ClassVar[Mapping[str, Any]] = {}
     """Of `hf_rope.read_rope`."""
 
@@ -73,6 +76,19 @@ class LlamaConfig(DecoderConfig):
     def check_activation(cls, reader: HFConfigReader) -> None:
         """Raises: UnsupportedModelError for another activation than that of `mlp_class`."""
         reader.choice("hidden_act", "silu", ["silu", "swish"])
+
+    def kv_specs(self) -> list[CacheSpec]:
+        """See `DecoderConfig.kv_specs`."""
+        specs = super().kv_specs()
+        return [self.state_spec() if self.is_recurrent(index) else attention for index, attention in enumerate(specs)]
+
+    def is_recurrent(self, layer_index: int) -> bool:
+        """Return whether a layer has recurrent state instead of attention."""
+        return bool(self.recurrent_layers) and self.recurrent_layers[layer_index]
+
+    def state_spec(self) -> CacheSpec:
+        """The state of a recurrent layer."""
+        raise NotImplementedError
 
     def for_length(self, max_len: int) -> Self:
         """See `DecoderConfig.for_length`."""

@@ -116,6 +116,7 @@ class LlamaForCausalLM(nn.Module):
 
     Config: ClassVar[type[LlamaConfig]] = LlamaConfig
     attention_class: ClassVar[type[nn.Module]] = LlamaAttention
+    recurrent_class: ClassVar[type[nn.Module]] = nn.Module
     mlp_class: ClassVar[type[nn.Module]] = LlamaMLP
     moe_class: ClassVar[type[nn.Module]] = MoE
     layer_class: ClassVar[type[LlamaLayer]] = LlamaLayer
@@ -144,8 +145,9 @@ class LlamaForCausalLM(nn.Module):
         return RotaryEmbedding.of(config.rope, config.head_size)
 
     def build_attention(self, config: LlamaConfig, layer_index: int) -> nn.Module:
-        """The attention of one layer."""
-        return self.attention_class(config, layer_index, self.group)
+        """The attention of one layer, or what it has instead, with recurrent state."""
+        kind = self.recurrent_class if config.is_recurrent(layer_index) else self.attention_class
+        return kind(config, layer_index, self.group)
 
     def build_mlp(self, config: LlamaConfig, layer_index: int) -> nn.Module:
         """The MLP of one layer, or its experts."""

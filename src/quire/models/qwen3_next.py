@@ -103,6 +103,8 @@ class DeltaNetForCausalLM(LlamaForCausalLM):
     """Delta nets beside attention, with Llama's MLP."""
 
     Config: ClassVar[type[DeltaNetConfig]] = DeltaNetConfig
+    attention_class = GatedAttention
+    recurrent_class = GatedDeltaNet
     layer_class = HybridLayer
     config: DeltaNetConfig
 
@@ -113,11 +115,6 @@ class DeltaNetForCausalLM(LlamaForCausalLM):
         norms = r"^norm\.|(layernorm|[qk]_norm)\.weight$"
         views: dict[str, tuple[View, ...]] = {norms: (Add(1.0),), r"\.q_proj\.": (Rows(gates_first),)}
         return super().layout() | Layout(views=views, unused=(r"^mtp\.",))
-
-    def build_attention(self, config: DeltaNetConfig, layer_index: int) -> nn.Module:  # type: ignore[override]
-        """The delta net or the attention of one layer."""
-        kind = GatedDeltaNet if config.recurrent_layers[layer_index] else GatedAttention
-        return kind(config, layer_index, self.group)
 
 
 class Qwen3NextForCausalLM(DeltaNetForCausalLM):
