@@ -5,9 +5,9 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from quire.kernels.case import Arguments, Check, random
 from quire.kernels.paged_attention import paged_attention
 from quire.lazy_torch import functional, torch
+from tests.kernels.case import Arguments, Check, random
 
 
 def make_arguments(
