@@ -10,7 +10,7 @@ from typing import Any
 from quire._native import RowType, latent_cost
 from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, Packing, StepShape
 from quire.kernels.lowering import Lowering, lowers
-from quire.kernels.paged_attention import AttentionStep
+from quire.kernels.paged_attention import StepTables
 from quire.kernels.registry import kernel
 from quire.kernels.rope import rotation_of
 from quire.kernels.tracing import SIZES, Call, NotTraceableError, Symbol
@@ -42,7 +42,7 @@ def latent_attention(
     q: Tensor,
     up: Tensor,
     kv_cache: Tensor,
-    step: AttentionStep,
+    step: StepTables,
     group_index: int,
     rotary_size: int,
     scale: float,

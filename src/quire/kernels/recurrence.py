@@ -9,12 +9,13 @@ add: results do not depend on how a prompt is cut into steps.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from quire._native import Activation
 from quire.kernels.activations import OPERATORS
 from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, StepShape
 from quire.kernels.lowering import Lowering, lowers
+from quire.kernels.paged_attention import StepTables
 from quire.kernels.registry import kernel
 from quire.kernels.tracing import SIZES, Call, NotTraceableError, Symbol
 from quire.lazy_torch import Tensor, functional, torch
@@ -23,14 +24,6 @@ LANES = 16
 CHUNK_TOKENS = 8
 MAX_TAPS = 16
 EPSILON = 1e-6
-
-
-class StateStep(Protocol):
-    """The part of `layers.forward_batch.ForwardBatch` that recurrences read: this folder may not import that one."""
-
-    block_tables: tuple[Tensor, ...]
-    query_lens_list: tuple[int, ...]
-    seq_lens_list: tuple[int, ...]
 
 
 def conv_state_bytes(num_channels: int, num_taps: int) -> int:
@@ -55,7 +48,7 @@ def causal_conv(
     bias: Tensor | None,
     activation: str | None,
     cache: Tensor,
-    step: StateStep,
+    step: StepTables,
     group_index: int,
 ) -> Tensor:
     """Convolve each channel over the last W inputs of its request, by weights of its own.
@@ -91,7 +84,7 @@ def linear_recurrence(
     time_bias: Tensor | None,
     skip: Tensor | None,
     cache: Tensor,
-    step: StateStep,
+    step: StepTables,
     group_index: int,
     offset_bytes: int,
     delta: bool,
@@ -141,7 +134,7 @@ def linear_recurrence(
 
 
 def states(
-    cache: Tensor, step: StateStep, group_index: int, offset_bytes: int, shape: tuple[int, ...]
+    cache: Tensor, step: StepTables, group_index: int, offset_bytes: int, shape: tuple[int, ...]
 ) -> Iterator[tuple[slice, Tensor, bool]]:
     """Per request its rows, the view of its state as fp32, and whether the step computes its first token."""
     first, size = 0, 4 * math.prod(shape)
