@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire._native import Activation
-from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, StepShape
+from quire.kernels.elementwise import Elementwise
+from quire.kernels.instruction import Buffer, Columns
 from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.registry import kernel
 from quire.kernels.rms_norm import lower_gated_input
@@ -59,22 +60,14 @@ relu_and_mul, relu2_and_mul = _named(gate, "relu"), _named(gate, "relu2")
 
 
 @dataclass(eq=False, frozen=True, slots=True)
-class Activate(Instruction):
-    """An activation of a value, or with `gated` of its first half, times the second. It counts as 10 operations."""
+class Activate(Elementwise):
+    """An activation of a value, or with `gated` of its first half, times the second."""
 
+    op, flops = "activate", 10
     x: Columns
     out: Buffer
     activation: Activation
     gated: bool
-
-    def emit(self, to: Emitter) -> None:
-        to.push(
-            "activate", x=to.rows(self.x), out=to.rows(self.out), width=self.out.width, activation=self.activation,
-            gated=self.gated,
-        )  # fmt: skip
-
-    def cost(self, step: StepShape) -> Cost:
-        return Cost(10 * step.num_tokens * self.out.width)
 
 
 @lowers("activate", "gate")

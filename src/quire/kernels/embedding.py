@@ -37,8 +37,7 @@ class Embed(Instruction):
     of_positions: bool
 
     def emit(self, to: Emitter) -> None:
-        table, out = to.weight(self.weight), to.rows(self.out)
-        to.push("embed", table=table, out=out, offset=self.offset, of_positions=self.of_positions)
+        to.push("embed", table=self.weight, out=self.out, offset=self.offset, of_positions=self.of_positions)
 
     def cost(self, step: StepShape) -> Cost:
         num_rows, num_inputs = self.weight.shape

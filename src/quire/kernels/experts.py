@@ -138,10 +138,9 @@ class Route(Instruction):
 
     def emit(self, to: Emitter) -> None:
         to.push(
-            "route", logits=to.rows(self.logits), choices=to.rows(self.choices), routed=to.address(self.routed),
+            "route", logits=self.logits, choices=self.choices, routed=to.address(self.routed),
             counts=to.counters(self, self.num_experts), num_experts=self.num_experts, top_k=self.top_k,
-            renormalise=self.renormalise, bias=to.vector(self.bias), scales=to.vector(self.scales),
-            **asdict(self.scoring),
+            renormalise=self.renormalise, bias=self.bias, scales=self.scales, **asdict(self.scoring),
         )  # fmt: skip
 
     def cost(self, step: StepShape) -> Cost:
@@ -183,11 +182,10 @@ class ExpertUp(ExpertGemm):
 
     def emit(self, to: Emitter) -> None:
         to.push(
-            "expert_up", weight=to.weight(self.weight), bias=to.vector(self.bias), x=to.rows(self.x),
+            "expert_up", weight=self.weight, bias=self.bias, x=self.x, down=self.down,
             out=_rows_of_choices(to, self.out, self.route), routed=to.address(self.routed),
             counts=to.counters(self.route, self.route.num_experts), num_experts=self.route.num_experts,
             activation=self.activation, alpha=ALPHA, limit=LIMIT if self.is_clamped else 0.0,
-            down=to.weight(self.down),
         )  # fmt: skip
 
 
@@ -199,8 +197,8 @@ class ExpertDown(ExpertGemm):
 
     def emit(self, to: Emitter) -> None:
         to.push(
-            "expert_down", weight=to.weight(self.weight), bias=to.vector(self.bias),
-            x=_rows_of_choices(to, self.x.buffer, self.route), out=to.rows(self.out), routed=to.address(self.routed),
+            "expert_down", weight=self.weight, bias=self.bias, x=_rows_of_choices(to, self.x.buffer, self.route),
+            out=self.out, routed=to.address(self.routed),
             counts=to.counters(self.route, self.route.num_experts), num_experts=self.route.num_experts, add=self.add,
         )  # fmt: skip
 

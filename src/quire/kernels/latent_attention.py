@@ -148,8 +148,8 @@ class LatentAttend(Instruction):
     def emit(self, to: Emitter) -> None:
         rank, rotary, nope, value = self.sizes
         to.push(
-            "latent_attend", q=to.address(self.q), q_stride=self.q.buffer.row_bytes // 4, up=to.weight(self.weight),
-            out=to.rows(self.out), work=to.address(self.work), work_stride=self.work.row_bytes // 4,
+            "latent_attend", q=to.address(self.q), q_stride=self.q.buffer.row_bytes // 4, up=self.weight,
+            out=self.out, work=to.address(self.work), work_stride=self.work.row_bytes // 4,
             num_heads=self.num_heads, rank=rank, rotary=rotary, nope=nope, value=value, scale=self.scale,
             kv=to.kv_layer(self.layer_index),
         )  # fmt: skip

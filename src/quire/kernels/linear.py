@@ -67,8 +67,8 @@ class Gemm(Instruction):
 
     def emit(self, to: Emitter) -> None:
         to.push(
-            "gemm", weight=to.weight(self.weight), bias=to.vector(self.bias), x=to.rows(self.x), out=to.rows(self.out),
-            activation=self.activation, gated=self.gated, add=self.add, ahead=to.ahead(self),
+            "gemm", weight=self.weight, bias=self.bias, x=self.x, out=self.out, activation=self.activation,
+            gated=self.gated, add=self.add, ahead=to.ahead(self),
         )  # fmt: skip
 
     def cost(self, step: StepShape) -> Cost:

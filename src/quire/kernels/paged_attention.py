@@ -119,18 +119,15 @@ class WriteKv(Instruction):
     """Of queries, if it is another than that of keys."""
 
     def emit(self, to: Emitter) -> None:
-        cos, sin, half = 0, 0, 0
-        if self.rotation is not None:
-            cos, sin, half = *map(to.address, self.rotation), self.rotation[0].width
-        options = {}
-        if self.query_rotation is not None:
-            options = dict(zip(("q_cos", "q_sin"), map(to.address, self.query_rotation), strict=True))
+        cos, sin = map(to.address, self.rotation) if self.rotation else (None, None)
+        q_cos, q_sin = map(to.address, self.query_rotation) if self.query_rotation else (None, None)
+        half = self.rotation[0].width if self.rotation else 0
         q_stride, k_stride, v_stride = (part.buffer.row_bytes // 4 for part in (self.q, self.k, self.v))
         to.push(
             "write_kv", q=to.address(self.q), k=to.address(self.k), v=to.address(self.v), q_stride=q_stride,
-            k_stride=k_stride, v_stride=v_stride, num_heads=self.num_heads, q_norm=to.vector(self.q_norm),
-            k_norm=to.vector(self.k_norm), epsilon=self.epsilon, cos=cos, sin=sin, half=half,
-            kv=to.kv_layer(self.layer_index), **options,
+            k_stride=k_stride, v_stride=v_stride, num_heads=self.num_heads, q_norm=self.q_norm,
+            k_norm=self.k_norm, epsilon=self.epsilon, cos=cos, sin=sin, half=half, q_cos=q_cos, q_sin=q_sin,
+            kv=to.kv_layer(self.layer_index),
         )  # fmt: skip
 
     def cost(self, step: StepShape) -> Cost:
@@ -163,9 +160,9 @@ class Attend(Instruction):
 
     def emit(self, to: Emitter) -> None:
         to.push(
-            "attend", q=to.address(self.q), stride=self.q.buffer.row_bytes // 4, out=to.rows(self.out),
+            "attend", q=to.address(self.q), stride=self.q.buffer.row_bytes // 4, out=self.out,
             num_heads=self.num_heads, window=self.window, scale=self.scale, kv=to.kv_layer(self.layer_index),
-            soft_cap=self.soft_cap, sinks=to.vector(self.sinks),
+            soft_cap=self.soft_cap, sinks=self.sinks,
         )  # fmt: skip
 
     def cost(self, step: StepShape) -> Cost:

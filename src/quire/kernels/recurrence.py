@@ -162,9 +162,8 @@ class CausalConv(Instruction):
 
     def emit(self, to: Emitter) -> None:
         to.push(
-            "causal_conv", x=to.rows(self.x), out=to.rows(self.out), weight=to.vector(self.weight),
-            bias=to.vector(self.bias), channels=self.out.width, taps=self.num_taps, activation=self.activation,
-            kv=to.kv_layer(self.layer_index),
+            "causal_conv", x=self.x, out=self.out, weight=self.weight, bias=self.bias, channels=self.out.width,
+            taps=self.num_taps, activation=self.activation, kv=to.kv_layer(self.layer_index),
         )  # fmt: skip
 
     def cost(self, step: StepShape) -> Cost:
@@ -208,14 +207,13 @@ class Recurrence(Instruction):
         return self.k.width // self.num_key_heads, self.v.width // self.num_heads
 
     def emit(self, to: Emitter) -> None:
-        options: dict[str, Any] = {} if self.gates is None else {"gates": to.rows(self.gates)}
-        names = ("log_rates", "time_bias", "skip")
-        options |= {name: to.vector(vector) for name, vector in zip(names, self.vectors, strict=True)}
+        log_rates, time_bias, skip = self.vectors
         key_size, value_size = self.sizes
         to.push(
-            "recurrence", q=to.rows(self.q), k=to.rows(self.k), v=to.rows(self.v), out=to.rows(self.out),
-            num_key_heads=self.num_key_heads, num_heads=self.num_heads, key_size=key_size, value_size=value_size,
-            delta=self.delta, offset=self.offset_bytes, kv=to.kv_layer(self.layer_index), **options,
+            "recurrence", q=self.q, k=self.k, v=self.v, gates=self.gates, out=self.out, log_rates=log_rates,
+            time_bias=time_bias, skip=skip, num_key_heads=self.num_key_heads, num_heads=self.num_heads,
+            key_size=key_size, value_size=value_size, delta=self.delta, offset=self.offset_bytes,
+            kv=to.kv_layer(self.layer_index),
         )  # fmt: skip
 
     def cost(self, step: StepShape) -> Cost:

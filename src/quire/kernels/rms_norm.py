@@ -49,13 +49,11 @@ class Norm(Instruction):
     gates_first: bool = False
 
     def emit(self, to: Emitter) -> None:
-        gates = {} if self.gates is None else {"gates": to.rows(self.gates)}
         to.push(
-            "norm", x=to.rows(self.x), out=to.rows(self.out), weight=to.vector(self.weight), bias=to.vector(self.bias),
-            width=self.out.width // self.groups, epsilon=self.epsilon, subtract_mean=self.subtract_mean,
-            groups=self.groups, add=self.add, activation=self.activation, gates_first=self.gates_first,
+            "norm", x=self.x, out=self.out, weight=self.weight, bias=self.bias, width=self.out.width // self.groups,
+            epsilon=self.epsilon, subtract_mean=self.subtract_mean, groups=self.groups, add=self.add, gates=self.gates,
+            activation=self.activation, gates_first=self.gates_first,
             weight_per_group=self.weight is not None and int(self.weight.shape[0]) * self.groups != self.out.width,
-            **gates,
         )  # fmt: skip
 
     def cost(self, step: StepShape) -> Cost:

@@ -44,13 +44,11 @@ class Rotary(Instruction):
     period: int = 1
 
     def emit(self, to: Emitter) -> None:
-        frequencies, half = to.constant(self.frequencies), self.cos.width
         options = {}
         if self.scales is not None:
-            scales, num_scales = to.constant(self.scales), len(self.scales)
-            options = {"scales": scales, "num_scales": num_scales, "scale_period": self.period}
-        cos, sin = to.address(self.cos), to.address(self.sin)
-        to.push("rotary", frequencies=frequencies, cos=cos, sin=sin, half=half, **options)
+            options = {"scales": to.constant(self.scales), "num_scales": len(self.scales), "scale_period": self.period}
+        cos, sin, half = to.address(self.cos), to.address(self.sin), self.cos.width
+        to.push("rotary", frequencies=to.constant(self.frequencies), cos=cos, sin=sin, half=half, **options)
 
     def cost(self, step: StepShape) -> Cost:
         return Cost(40 * step.num_tokens * self.cos.width)
@@ -68,8 +66,8 @@ class Rope(Instruction):
     def emit(self, to: Emitter) -> None:
         cos, sin = self.rotation
         to.push(
-            "rope", x=to.rows(self.x), out=to.rows(self.out), num_heads=self.num_heads,
-            head_size=self.out.width // self.num_heads, cos=to.address(cos), sin=to.address(sin), half=cos.width,
+            "rope", x=self.x, out=self.out, num_heads=self.num_heads, head_size=self.out.width // self.num_heads,
+            cos=to.address(cos), sin=to.address(sin), half=cos.width,
         )  # fmt: skip
 
     def cost(self, step: StepShape) -> Cost:

@@ -79,9 +79,9 @@ def completed(config: Mapping[str, Any], read: Any) -> dict[str, Any]:
         "tie_word_embeddings": "tie_word_embeddings", "num_key_value_heads": "num_kv_heads", "head_dim": "head_size",
         "rms_norm_eps": "rms_norm_epsilon", "max_position_embeddings": "context_len", "hidden_size": "hidden_size",
         "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads", "vocab_size": "vocab_size",
-        "intermediate_size": "intermediate_size", "norm_epsilon": "layer_norm_epsilon",
+        "intermediate_size": "intermediate_size",
     }  # fmt: skip
-    if architecture.epsilon_key == "attention.layer_norm_epsilon" and not hasattr(read, "layer_norm_epsilon"):
+    if architecture.epsilon_key == "attention.layer_norm_epsilon":
         attributes["norm_epsilon"] = attributes.pop("rms_norm_eps")
     known = {name: getattr(read, attribute) for name, attribute in attributes.items() if hasattr(read, attribute)}
     if (rope := getattr(read, "rope", None)) is not None:

@@ -66,7 +66,7 @@ def _deepseek(config: Mapping[str, Any], read: Any) -> Keys:
         "expert_gating_func": SIGMOID if scoring.is_sigmoid else 1,
         "expert_group_count": scoring.num_groups,
         "expert_group_used_count": scoring.top_groups,
-        "leading_dense_block_count": read.num_dense_layers,
+        "leading_dense_block_count": (*read.sparse_layers, True).index(True),
     }
     if read.query_rank is not None:
         keys["attention.q_lora_rank"] = read.query_rank
