@@ -51,7 +51,7 @@ def gate_rows(x: Tensor, gates: Tensor) -> Tensor:
 
 
 class Elementwise(Instruction):
-    """Base of ops that compute each value of `out` from its column. The native op `op` has the same fields, and `width`.
+    """Base of ops that compute each value of `out` from its column: the native op `op` has its fields, and `width`.
 
     `flops`: operations that a value counts as.
     """

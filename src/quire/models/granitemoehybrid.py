@@ -44,19 +44,19 @@ class Granite4Config(GraniteConfig):
                 f"the model's config has num_experts_per_tok={top_k}, which is not from 1 to num_local_experts="
                 f"{num_experts}: correct it there"
             )
-        return fields | {
+        recurrent = read_recurrent_layers(reader, fields["num_layers"], lambda index: True, "layers_block_type")
+        experts: dict[str, Any] = {}
+        if num_experts:
+            experts = {
+                "num_experts": num_experts, "top_k": top_k, "expert_size": fields["intermediate_size"],
+                "shared_size": shared_size, "sparse_layers": (True,) * fields["num_layers"],
+            }  # fmt: skip
+        return fields | experts | {
             "intermediate_size": shared_size,
             "rotates": reader.choice("position_embedding_type", "nope", ("rope", "nope")) == "rope",
-            "recurrent_layers": read_recurrent_layers(
-                reader, fields["num_layers"], lambda index: True, "layers_block_type"
-            ),
+            "recurrent_layers": recurrent if any(recurrent) else (),
             "state_space": _read_state_space(reader, fields),
-            "num_experts": num_experts,
-            "top_k": top_k,
-            "expert_size": fields["intermediate_size"],
-            "shared_size": shared_size,
-            "sparse_layers": (num_experts > 0,) * fields["num_layers"],
-        }
+        }  # fmt: skip
 
     def state_spec(self) -> CacheSpec:
         """See `LlamaConfig.state_spec`."""
@@ -82,12 +82,6 @@ def _read_state_space(reader: HFConfigReader, fields: Mapping[str, Any]) -> Stat
     )  # fmt: skip
 
 
-class Granite4Layer(HybridLayer):
-    """A state space or attention, then an MLP or experts."""
-
-    recurrent_name = "mamba"
-
-
 class Granite4ForCausalLM(GraniteForCausalLM):
     """Granite under other names, with state spaces and experts."""
 
@@ -95,7 +89,7 @@ class Granite4ForCausalLM(GraniteForCausalLM):
     config: Granite4Config
     recurrent_class = StateSpaceMixer
     moe_class = SharedMoE
-    layer_class = Granite4Layer
+    layer_class = HybridLayer
 
     def layout(self) -> Layout:
         """Return Llama's, under other names. Gates and ups of the MLP are stored in one piece."""

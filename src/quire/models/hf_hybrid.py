@@ -4,7 +4,7 @@ Next to read: `lfm2.py`; `layers/recurrent.py`.
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 from quire.errors import UnsupportedModelError
 from quire.layers.forward_batch import ForwardBatch
@@ -19,15 +19,16 @@ RECURRENT = ("linear_attention", "mamba", "conv")
 
 
 class HybridLayer(LlamaLayer):
-    """Llama's, whose attention is a module with state, called with (x, batch), in recurrent layers."""
+    """Llama's, whose attention is a module with state, called with (x, batch), in recurrent layers.
 
-    recurrent_name: ClassVar[str] = "linear_attn"
-    """The checkpoint's name of that module."""
+    The class of that module has the checkpoint's name of it, `name_in_layer`.
+    """
 
     def __init__(self, model: LlamaForCausalLM, config: Any, layer_index: int) -> None:
         super().__init__(model, config, layer_index)
         self.is_recurrent: bool = config.is_recurrent(layer_index)
         if self.is_recurrent:
+            self.recurrent_name: str = self.self_attn.name_in_layer
             self.add_module(self.recurrent_name, self.self_attn)
             del self.self_attn
 

@@ -75,6 +75,8 @@ class GroupRMSNorm(RMSNorm):
 class StateSpaceMixer(nn.Module):
     """Project, convolve over time, apply the state space, gate and norm, project back. (Dao & Gu 2024)"""
 
+    name_in_layer = "mamba"
+
     def __init__(self, config: Any, layer_index: int, group: Group = SINGLE) -> None:
         """`config`: one with `state_space`."""
         super().__init__()

@@ -84,6 +84,8 @@ def _read_mlp_size(reader: HFConfigReader, size: int) -> int:
 class ShortConv(nn.Module):
     """Project to b, c and x, convolve b · x over time, multiply by c, project back."""
 
+    name_in_layer = "conv"
+
     def __init__(self, config: LFM2Config, layer_index: int, group: Group) -> None:
         super().__init__()
         channels = share("channels of convolutions", config.hidden_size, group)
@@ -97,19 +99,13 @@ class ShortConv(nn.Module):
         return self.o_proj(c * self.conv(b * x, batch))
 
 
-class LFM2Layer(HybridLayer):
-    """A convolution or attention, then an MLP."""
-
-    recurrent_name = "conv"
-
-
 class LFM2ForCausalLM(LlamaForCausalLM):
     """Llama with convolutions. Parameters have Llama's names."""
 
     Config: ClassVar[type[LFM2Config]] = LFM2Config
     attention_class = Qwen3Attention
     recurrent_class = ShortConv
-    layer_class = LFM2Layer
+    layer_class = HybridLayer
 
     def layout(self) -> Layout:
         """Return Llama's, under other names."""

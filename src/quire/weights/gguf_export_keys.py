@@ -75,7 +75,7 @@ def _deepseek(config: Mapping[str, Any], read: Any) -> Keys:
 
 
 def _kv_heads(read: Any) -> list[int]:
-    return [0 if is_recurrent else read.num_kv_heads for is_recurrent in read.recurrent_layers]
+    return [0 if read.is_recurrent(index) else read.num_kv_heads for index in range(read.num_layers)]
 
 
 def _lfm2(config: Mapping[str, Any], read: Any) -> Keys:
