@@ -28,8 +28,9 @@ class HybridLayer(LlamaLayer):
         super().__init__(model, config, layer_index)
         self.is_recurrent: bool = config.is_recurrent(layer_index)
         if self.is_recurrent:
-            self.recurrent_name: str = self.self_attn.name_in_layer
-            self.add_module(self.recurrent_name, self.self_attn)
+            mixer: Any = self.self_attn
+            self.recurrent_name: str = mixer.name_in_layer
+            self.add_module(self.recurrent_name, mixer)
             del self.self_attn
 
     def attend(self, x: Tensor, rotation: Rotation | None, batch: ForwardBatch) -> Tensor:
