@@ -29,7 +29,7 @@ from quire.models.hf_moe import read_moe
 from quire.models.llama import QKV, LlamaForCausalLM
 from quire.models.qwen2_moe import GatedSharedMoE
 from quire.models.qwen3 import Qwen3Attention
-from quire.weight_map import Add, Layout, Rows, View
+from quire.weight_map import Layout, Offset, Rows, View
 
 DEFAULT_INTERVAL = 4
 
@@ -167,7 +167,7 @@ class DeltaNetForCausalLM(LlamaForCausalLM):
         heads, size = self.config.num_heads, self.config.head_size
         gates_first = np.arange(2 * heads * size).reshape(heads, 2, size).swapaxes(0, 1)[::-1].reshape(-1)
         norms = r"^norm\.|(layernorm|[qk]_norm)\.weight$"
-        views: dict[str, tuple[View, ...]] = {norms: (Add(1.0),), r"\.q_proj\.": (Rows(gates_first),)}
+        views: dict[str, tuple[View, ...]] = {norms: (Offset(1.0),), r"\.q_proj\.": (Rows(gates_first),)}
         return super().layout() | Layout(views=views, unused=(r"^mtp\.",))
 
 
