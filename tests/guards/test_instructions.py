@@ -20,13 +20,15 @@ def classes(base: type[Instruction] = Instruction) -> dict[str, str]:
 
 
 def questions(text: str, names: set[str]) -> list[tuple[int, str]]:
-    """Lines that use a class of `names` otherwise than to make an object or to annotate one."""
+    """Lines that use a class of `names` otherwise than to make an object, to annotate one, or as a base."""
     if not any(name in text for name in names):
         return []
     tree, allowed = list(ast.walk(ast.parse(text))), set[int]()
     for node in tree:
         if isinstance(node, ast.Call):
             allowed.add(id(node.func))
+        elif isinstance(node, ast.ClassDef):
+            allowed.update(map(id, node.bases))
         for annotation in (getattr(node, field, None) for field in ("annotation", "returns")):
             if isinstance(annotation, ast.AST):
                 allowed.update(map(id, ast.walk(annotation)))

@@ -1,4 +1,4 @@
-"""Every version of every kernel on every case of its module: the one test that a new kernel must pass."""
+"""Every version of every kernel on every case in `cases/`: the one test that a new kernel must pass."""
 
 import importlib
 import re
@@ -8,18 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from quire.kernels.case import Arguments, Check
 from quire.kernels.registry import KERNELS, available_versions
+from tests.kernels.case import Arguments, Check
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def checks_of(operation: str) -> tuple[Check, ...]:
-    """Return the checks of a module, or of a folder those in its `cases.py`."""
-    module = importlib.import_module(f"quire.kernels.{operation}")
-    if hasattr(module, "__path__"):
-        module = importlib.import_module(f"quire.kernels.{operation}.cases")
-    checks: tuple[Check, ...] = module.CHECKS
+    """Return the checks of an operation. Raises: ModuleNotFoundError if it has none."""
+    checks: tuple[Check, ...] = importlib.import_module(f"tests.kernels.cases.{operation}").CHECKS
     return checks
 
 

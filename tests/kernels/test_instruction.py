@@ -13,7 +13,7 @@ from quire.kernels.elementwise import Add
 from quire.kernels.embedding import Embed
 from quire.kernels.instruction import Buffer, Columns, Cost, Packing, StepShape
 from quire.kernels.linear import Gemm
-from quire.kernels.paged_attention.instructions import Attend, WriteKv
+from quire.kernels.paged_attention import Attend, WriteKv
 from quire.kernels.rms_norm import Norm
 from quire.kernels.rope import Rotary
 

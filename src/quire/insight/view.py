@@ -52,7 +52,7 @@ def view_mask(trace: Trace, step: Line) -> Picture:
         f" other requests are no columns.{others}",
         f"pairs = Σ over new tokens of {'min(window, position + 1)' if window else '(position + 1)'} = {num_pairs}"
         f"  ({terms}{', …' if len(shares) > 8 else ''})",
-        "src/quire/kernels/paged_attention/__init__.py",
+        "src/quire/kernels/paged_attention.py",
         kinds,
         rows,
     )

@@ -1,19 +1,17 @@
 """Activations of the MLP, plain and as gates. Next to read: `linear.py`, whose instruction takes them in."""
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from quire._native import Activation
-from quire.kernels.case import Arguments, Check, random
-from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, StepShape
+from quire.kernels.elementwise import Elementwise
+from quire.kernels.instruction import Buffer, Columns
 from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.registry import kernel
 from quire.kernels.rms_norm import lower_gated_input
 from quire.kernels.tracing import SIZES, TORCH_FUNCTIONS, Call, NotTraceableError, Symbol, same_sizes
-from quire.lazy_torch import Tensor, functional, torch
+from quire.lazy_torch import Tensor, functional
 
 Function = Callable[[Tensor], Tensor]
 OPERATORS: dict[str, Function] = {
@@ -62,22 +60,14 @@ relu_and_mul, relu2_and_mul = _named(gate, "relu"), _named(gate, "relu2")
 
 
 @dataclass(eq=False, frozen=True, slots=True)
-class Activate(Instruction):
-    """An activation of a value, or with `gated` of its first half, times the second. It counts as 10 operations."""
+class Activate(Elementwise):
+    """An activation of a value, or with `gated` of its first half, times the second."""
 
+    op, flops = "activate", 10
     x: Columns
     out: Buffer
     activation: Activation
     gated: bool
-
-    def emit(self, to: Emitter) -> None:
-        to.push(
-            "activate", x=to.rows(self.x), out=to.rows(self.out), width=self.out.width, activation=self.activation,
-            gated=self.gated,
-        )  # fmt: skip
-
-    def cost(self, step: StepShape) -> Cost:
-        return Cost(10 * step.num_tokens * self.out.width)
 
 
 @lowers("activate", "gate")
@@ -110,34 +100,3 @@ def _record(name: str) -> Callable[..., Any]:
 
 
 TORCH_FUNCTIONS.update({name: _record(name) for name in ("silu", "gelu", "relu")})
-
-FORMULAS: dict[str, Function] = {
-    "silu": lambda x: x / (1 + torch.exp(-x)),
-    "gelu": lambda x: x * 0.5 * (1 + torch.erf(x / math.sqrt(2))),
-    "gelu_tanh": lambda x: x * 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))),
-    "relu": lambda x: torch.where(x > 0, x, torch.zeros_like(x)),
-    "relu2": lambda x: torch.where(x > 0, x * x, torch.zeros_like(x)),
-}
-
-
-def _gate_formula(gate_up: Tensor, name: str) -> Tensor:
-    first, up = gate_up.chunk(2, -1)
-    return FORMULAS[name](first) * up
-
-
-def _make(argument: str, name: str = "silu", shape: tuple[int, int] = (7, 66), scale: float = 1.0) -> Arguments:
-    return {argument: random(*shape, scale=scale), "name": name}
-
-
-def _cases(argument: str) -> Mapping[str, Callable[[], Arguments]]:
-    make = partial(_make, argument)
-    sizes = {"empty": (0, 64), "one row": (1, 3072), "odd width": (33, 134)}
-    return {name: partial(make, shape=shape) for name, shape in sizes.items()} | {
-        f"{name}, large values": partial(make, name, scale=5.0) for name in FORMULAS
-    }
-
-
-CHECKS = (
-    Check(gate, _gate_formula, _cases("gate_up")),
-    Check(activate, lambda x, name: FORMULAS[name](x), _cases("x")),
-)

@@ -49,8 +49,7 @@ class AllReduce(Instruction):
     add: bool = False
 
     def emit(self, to: Emitter) -> None:
-        x, out = to.rows(self.x), to.rows(self.out)
-        to.push("all_reduce", x=x, out=out, width=self.x.width, exchange=to.exchange(), add=self.add)
+        to.push("all_reduce", x=self.x, out=self.out, width=self.x.width, exchange=to.exchange(), add=self.add)
 
     @property
     def collective(self) -> Collective:
@@ -82,8 +81,8 @@ class AllGather(AllReduce):
     __slots__ = ()
 
     def emit(self, to: Emitter) -> None:
-        x, out = to.rows(self.x), to.rows(self.out)
-        to.push("all_gather", x=x, out=out, width=self.x.width, out_width=self.out.width, exchange=to.exchange())
+        widths = {"width": self.x.width, "out_width": self.out.width}
+        to.push("all_gather", x=self.x, out=self.out, **widths, exchange=to.exchange())
 
     def cost(self, step: StepShape) -> Cost:
         """See `Instruction`. A ring sends each share but one once per rank."""
@@ -110,8 +109,8 @@ class SharedNorm(Instruction):
 
     def emit(self, to: Emitter) -> None:
         to.push(
-            "shared_norm", x=to.rows(self.x), out=to.rows(self.out), weight=to.vector(self.weight), width=self.x.width,
-            epsilon=self.epsilon, exchange=to.exchange(),
+            "shared_norm", x=self.x, out=self.out, weight=self.weight, width=self.x.width, epsilon=self.epsilon,
+            exchange=to.exchange(),
         )  # fmt: skip
 
     def cost(self, step: StepShape) -> Cost:

@@ -3,11 +3,9 @@
 Next to read: `instruction.py`.
 """
 
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar
 
-from quire.kernels.case import Arguments, Check, random
 from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, StepShape
 from quire.kernels.likeliest import Likeliest
 from quire.kernels.lowering import Lowering, lowers
@@ -52,103 +50,92 @@ def gate_rows(x: Tensor, gates: Tensor) -> Tensor:
     return (x.float() * torch.sigmoid(gates.float())).to(x.dtype)
 
 
-@dataclass(eq=False, frozen=True, slots=True)
-class _OfTwo(Instruction):
-    """A value made of two, column by column."""
+class Elementwise(Instruction):
+    """Base of ops that compute each value of `out` from its column: the native op `op` has its fields, and `width`.
 
+    `flops`: operations that a value counts as.
+    """
+
+    __slots__ = ()
+    op: ClassVar[str]
+    flops: ClassVar[int] = 1
+    out: Buffer
+
+    def emit(self, to: Emitter) -> None:
+        own = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        to.push(self.op, **own, width=self.out.width)
+
+    def cost(self, step: StepShape) -> Cost:
+        return Cost(self.flops * step.num_tokens * self.out.width, 4 * len(self.parameters))
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Add(Elementwise):
+    """out = a + b, fp32."""
+
+    op = "add"
     a: Columns
     b: Columns
     out: Buffer
 
-    def emit(self, to: Emitter) -> None:
-        op = type(self).__name__.lower()
-        to.push(op, a=to.rows(self.a), b=to.rows(self.b), out=to.rows(self.out), width=self.out.width)
 
-    def cost(self, step: StepShape) -> Cost:
-        return Cost(step.num_tokens * self.out.width)
-
-
-class Add(_OfTwo):
-    """out = a + b, fp32."""
-
-    __slots__ = ()
-
-
-class Multiply(_OfTwo):
+@dataclass(eq=False, frozen=True, slots=True)
+class Multiply(Elementwise):
     """out = a · b."""
 
-    __slots__ = ()
+    op = "multiply"
+    a: Columns
+    b: Columns
+    out: Buffer
 
 
 @dataclass(eq=False, frozen=True, slots=True)
-class Scale(Instruction):
+class Scale(Elementwise):
     """out = factor · x, or with `by`, a parameter of one value, by[0] · x."""
 
+    op = "scale"
     x: Columns
     out: Buffer
     factor: float
     by: Any = None
 
-    def emit(self, to: Emitter) -> None:
-        by = {} if self.by is None else {"by": to.vector(self.by)}
-        to.push("scale", x=to.rows(self.x), out=to.rows(self.out), width=self.out.width, factor=self.factor, **by)
-
-    def cost(self, step: StepShape) -> Cost:
-        return Cost(step.num_tokens * self.out.width, 0 if self.by is None else 4)
-
 
 @dataclass(eq=False, frozen=True, slots=True)
-class SoftCap(Instruction):
-    """out = cap · tanh(x / cap). The hyperbolic tangent counts as 10 operations."""
+class SoftCap(Elementwise):
+    """out = cap · tanh(x / cap)."""
 
+    op, flops = "soft_cap", 10
     x: Columns
     out: Buffer
     cap: float
-
-    def emit(self, to: Emitter) -> None:
-        to.push("soft_cap", x=to.rows(self.x), out=to.rows(self.out), width=self.out.width, cap=self.cap)
-
-    def cost(self, step: StepShape) -> Cost:
-        return Cost(10 * step.num_tokens * self.out.width)
 
     def likeliest(self, before: Likeliest | None) -> Likeliest | None:
         return replace(before, soft_cap=self.cap) if before is not None and not before.soft_cap else None
 
 
 @dataclass(eq=False, frozen=True, slots=True)
-class GateRows(Instruction):
-    """out = x · sigmoid(gates), one gate per row or per value."""
+class GateRows(Elementwise):
+    """out = x · sigmoid(gates), one gate per row or `per_value`."""
 
+    op = "gate_rows"
     x: Columns
     gates: Columns
     out: Buffer
-
-    def emit(self, to: Emitter) -> None:
-        to.push(
-            "gate_rows", x=to.rows(self.x), gates=to.rows(self.gates), out=to.rows(self.out), width=self.out.width,
-            per_value=self.gates.width > 1,
-        )  # fmt: skip
-
-    def cost(self, step: StepShape) -> Cost:
-        return Cost(step.num_tokens * self.out.width)
+    per_value: bool
 
 
-@lowers("add")
-def _lower_add(to: Lowering, call: Call) -> None:
-    a, b = call.arguments
-    to.append(Add(to.columns(a), to.columns(b), to.result(call)))
-
-
-@lowers("multiply")
-def _lower_multiply(to: Lowering, call: Call) -> None:
-    a, b = call.arguments
-    to.append(Multiply(to.columns(a), to.columns(b), to.result(call, takes_type=True)))
+@lowers("add", "multiply")
+def _lower_of_two(to: Lowering, call: Call) -> None:
+    a, b = map(to.columns, call.arguments)
+    is_sum = call.operation == "add"
+    to.append((Add if is_sum else Multiply)(a, b, to.result(call, takes_type=not is_sum)))
 
 
 @lowers("gate_rows")
 def _lower_gate_rows(to: Lowering, call: Call) -> None:
     x, gates = call.arguments
-    to.append(GateRows(to.columns(x), to.columns(gates), to.result(call, takes_type=True)))
+    out = to.result(call, takes_type=True)
+    to.append(GateRows(to.columns(x), to.columns(gates), out, gates.num_columns > 1))
 
 
 @lowers("scale", "scale_by", "soft_cap")
@@ -160,41 +147,3 @@ def _lower_of_one(to: Lowering, call: Call) -> None:
         to.append(Scale(source, out, 1.0, number))
     else:
         to.append((Scale if call.operation == "scale" else SoftCap)(source, out, number))
-
-
-def _make(*shape: int, scale: float) -> Arguments:
-    return {"x": random(*shape, scale=scale), "cap": 30.0}
-
-
-def _make_rows(num_tokens: int, width: int, num_gates: int = 1) -> Arguments:
-    return {"x": random(num_tokens, width), "gates": random(num_tokens, num_gates, seed=1, scale=3.0)}
-
-
-def _make_scaled(num_tokens: int) -> Arguments:
-    return {"x": random(num_tokens, 70), "factor": random(1, seed=1)}
-
-
-CHECKS = (
-    Check(
-        scale_by,
-        lambda x, factor: factor * x,
-        {"empty": partial(_make_scaled, 0), "rows": partial(_make_scaled, 33)},
-    ),
-    Check(
-        gate_rows,
-        lambda x, gates: x / (1 + torch.exp(-gates)),
-        {
-            "empty": partial(_make_rows, 0, 7),
-            "rows": partial(_make_rows, 33, 70),
-            "a gate per value": partial(_make_rows, 9, 70, 70),
-        },
-    ),
-    Check(
-        soft_cap,
-        lambda x, cap: cap * torch.tanh(x / cap),
-        {
-            "empty": partial(_make, 0, 7, scale=1.0),
-            "rows": partial(_make, 33, 70, scale=40.0),
-        },
-    ),
-)

@@ -4,15 +4,13 @@ Next to read: `layers/embedding.py`.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from quire.kernels.case import Arguments, Check, random
 from quire.kernels.instruction import Buffer, Cost, Emitter, Instruction, Packing, StepShape
 from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.registry import kernel
 from quire.kernels.tracing import SIZES, TORCH_FUNCTIONS, Call, NotTraceableError, Symbol
-from quire.lazy_torch import Tensor, functional, torch
+from quire.lazy_torch import Tensor, functional
 
 
 @kernel
@@ -39,8 +37,7 @@ class Embed(Instruction):
     of_positions: bool
 
     def emit(self, to: Emitter) -> None:
-        table, out = to.weight(self.weight), to.rows(self.out)
-        to.push("embed", table=table, out=out, offset=self.offset, of_positions=self.of_positions)
+        to.push("embed", table=self.weight, out=self.out, offset=self.offset, of_positions=self.of_positions)
 
     def cost(self, step: StepShape) -> Cost:
         num_rows, num_inputs = self.weight.shape
@@ -82,17 +79,3 @@ def _lower(to: Lowering, call: Call) -> None:
     if not of_positions and ids.call.operation != "token_ids":
         raise NotTraceableError("an embedding of other things than token ids and positions")
     to.append(Embed(table, to.packing_of(table), to.result(call), offset, of_positions))
-
-
-def _make(num_tokens: int, num_rows: int, width: int) -> Arguments:
-    ids = torch.arange(num_tokens) * 7 % num_rows
-    return {"ids": ids, "table": random(num_rows, width)}
-
-
-CHECKS = (
-    Check(
-        embedding,
-        lambda ids, table: table[ids],
-        {"empty": partial(_make, 0, 5, 8), "one row": partial(_make, 1, 5, 8), "odd width": partial(_make, 33, 10, 67)},
-    ),
-)

@@ -16,7 +16,6 @@ from quire._native import (
     KvLayer,
     Rows,
     RowType,
-    Weight,
     WeightFormat,
     has_tiles,
     packed_bytes,
@@ -229,19 +228,17 @@ class Emitter(Protocol):
     """Adds native ops to a plan, and knows the addresses of buffers, parameters and KV layers."""
 
     def push(self, op: str, **values: Any) -> None:
-        """Add a native op with these fields (`native/ops/`)."""
+        """Add a native op with these fields (`native/ops/`).
+
+        Values are passed as `Rows`, parameters as a `Weight` or, if they are vectors, the address of fp32 values. None
+        leaves a field at its default.
+        """
 
     def rows(self, value: Buffer | Columns, stride_bytes: int | None = None) -> Rows:
         """The `Rows` of a value. `stride_bytes`: from row to row, None for those of the buffer."""
 
     def address(self, value: Buffer | Columns) -> int:
         """Address of the first row."""
-
-    def weight(self, parameter: Any) -> Weight:
-        """The `Weight` of a matrix."""
-
-    def vector(self, parameter: Any) -> int:
-        """Address of a vector's fp32 values; 0 for None."""
 
     def constant(self, values: Any) -> int:
         """Address of a copy of a tensor in fp32."""
@@ -373,8 +370,7 @@ class Convert(Instruction):
     takes_logit_rows: bool = False
 
     def emit(self, to: Emitter) -> None:
-        options = {"from_logit_rows": True} if self.takes_logit_rows else {}
-        to.push("activate", x=to.rows(self.x), out=to.rows(self.out), width=self.out.width, **options)
+        to.push("activate", x=self.x, out=self.out, width=self.out.width, from_logit_rows=self.takes_logit_rows)
 
     def cost(self, step: StepShape) -> Cost:
         return Cost()

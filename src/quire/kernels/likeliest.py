@@ -21,8 +21,7 @@ class Likeliest(Instruction):
 
     def emit(self, to: Emitter) -> None:
         """See `Instruction`. Needs the memory that `PlannedModel` gives it."""
-        weight, bias = to.weight(self.weight), to.vector(self.bias)
-        to.push("head", weight=weight, bias=bias, x=to.rows(self.x), soft_cap=self.soft_cap)
+        to.push("head", weight=self.weight, bias=self.bias, x=self.x, soft_cap=self.soft_cap)
 
     def cost(self, step: StepShape) -> Cost:
         return self.product.cost(step, self.bias)

@@ -1,11 +1,9 @@
 """Dense linear layer, and in plans what follows it. Next to read: `lowering.py`."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from quire._native import Activation
-from quire.kernels.case import Arguments, Check, random
 from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, Packing, Product, StepShape
 from quire.kernels.likeliest import Likeliest
 from quire.kernels.lowering import Lowering, lowers
@@ -69,8 +67,8 @@ class Gemm(Instruction):
 
     def emit(self, to: Emitter) -> None:
         to.push(
-            "gemm", weight=to.weight(self.weight), bias=to.vector(self.bias), x=to.rows(self.x), out=to.rows(self.out),
-            activation=self.activation, gated=self.gated, add=self.add, ahead=to.ahead(self),
+            "gemm", weight=self.weight, bias=self.bias, x=self.x, out=self.out, activation=self.activation,
+            gated=self.gated, add=self.add, ahead=to.ahead(self),
         )  # fmt: skip
 
     def cost(self, step: StepShape) -> Cost:
@@ -115,26 +113,3 @@ def _sizes(x: Symbol, weight: Any, bias: Any) -> tuple[int, ...]:
 
 
 SIZES["linear"] = _sizes
-
-
-def _formula(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return x @ weight.T if bias is None else x @ weight.T + bias
-
-
-def _make(num_tokens: int, inputs: int, outputs: int, bias: bool = False) -> Arguments:
-    weight = random(outputs, inputs, seed=1, scale=inputs**-0.5)
-    return {"x": random(num_tokens, inputs), "weight": weight, "bias": random(outputs, seed=2) if bias else None}
-
-
-CHECKS = (
-    Check(
-        linear,
-        _formula,
-        {
-            "empty": partial(_make, 0, 64, 32),
-            "one row": partial(_make, 1, 576, 960),
-            "odd sizes": partial(_make, 33, 67, 35, bias=True),
-            "one output": partial(_make, 3, 128, 1),
-        },
-    ),
-)

@@ -2,7 +2,7 @@
 
 The residual stream and every value that no linear layer reads is fp32; the input of a linear layer is written in its
 type by the instruction before it. Must not know operations.
-Next to read: `linear/__init__.py`, then `runtime/plan/lower.py`.
+Next to read: `linear.py`, then `runtime/plan/lower.py`.
 """
 
 import math

@@ -2,16 +2,14 @@
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from quire._native import Activation
-from quire.kernels.case import Arguments, Check, random
 from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, StepShape
 from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.registry import kernel
 from quire.kernels.tracing import SIZES, Call, Symbol, norm_sizes
-from quire.lazy_torch import Tensor, functional, torch
+from quire.lazy_torch import Tensor, functional
 
 SIZES["rms_norm"] = norm_sizes
 
@@ -51,13 +49,11 @@ class Norm(Instruction):
     gates_first: bool = False
 
     def emit(self, to: Emitter) -> None:
-        gates = {} if self.gates is None else {"gates": to.rows(self.gates)}
         to.push(
-            "norm", x=to.rows(self.x), out=to.rows(self.out), weight=to.vector(self.weight), bias=to.vector(self.bias),
-            width=self.out.width // self.groups, epsilon=self.epsilon, subtract_mean=self.subtract_mean,
-            groups=self.groups, add=self.add, activation=self.activation, gates_first=self.gates_first,
+            "norm", x=self.x, out=self.out, weight=self.weight, bias=self.bias, width=self.out.width // self.groups,
+            epsilon=self.epsilon, subtract_mean=self.subtract_mean, groups=self.groups, add=self.add, gates=self.gates,
+            activation=self.activation, gates_first=self.gates_first,
             weight_per_group=self.weight is not None and int(self.weight.shape[0]) * self.groups != self.out.width,
-            **gates,
         )  # fmt: skip
 
     def cost(self, step: StepShape) -> Cost:
@@ -117,33 +113,3 @@ def lower_gated_input(to: Lowering, gates: Call) -> bool:
     out, groups = to.result(norm, takes_type=True), normed.num_columns // normed.sizes[-1]
     to.append(Norm(to.columns(x), out, weight, None, epsilon, False, groups, False, *gated_by))
     return True
-
-
-def _formula(x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
-    normal = x * torch.rsqrt((x * x).mean(-1, keepdim=True) + epsilon)
-    if weight is None:
-        return normal
-    return normal * (weight if len(weight) == x.shape[-1] else weight.view(x.shape[-2:]))
-
-
-def _make(shape: tuple[int, ...], scale: float = 1.0, strided: bool = False, weights: int = 1) -> Arguments:
-    x = random(*shape[:-1], 2 * shape[-1], scale=scale)[..., : shape[-1]] if strided else random(*shape, scale=scale)
-    return {"x": x, "weight": random(weights * shape[-1], seed=1) if weights else None, "epsilon": 1e-5}
-
-
-CHECKS = (
-    Check(
-        rms_norm,
-        _formula,
-        {
-            "empty": partial(_make, (0, 64)),
-            "one row": partial(_make, (1, 576)),
-            "odd width": partial(_make, (33, 67)),
-            "heads": partial(_make, (7, 3, 128)),
-            "heads without weights": partial(_make, (7, 3, 20), weights=0),
-            "groups with weights of their own": partial(_make, (5, 3, 20), weights=3),
-            "strided": partial(_make, (9, 96), strided=True),
-            "large values": partial(_make, (4, 256), scale=200.0),
-        },
-    ),
-)

@@ -1,10 +1,8 @@
 """Rotary position embedding, rotate-half form. Next to read: `layers/rotary.py` for the angles."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from quire.kernels.case import Arguments, Check, random
 from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, StepShape
 from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.registry import kernel
@@ -46,13 +44,11 @@ class Rotary(Instruction):
     period: int = 1
 
     def emit(self, to: Emitter) -> None:
-        frequencies, half = to.constant(self.frequencies), self.cos.width
         options = {}
         if self.scales is not None:
-            scales, num_scales = to.constant(self.scales), len(self.scales)
-            options = {"scales": scales, "num_scales": num_scales, "scale_period": self.period}
-        cos, sin = to.address(self.cos), to.address(self.sin)
-        to.push("rotary", frequencies=frequencies, cos=cos, sin=sin, half=half, **options)
+            options = {"scales": to.constant(self.scales), "num_scales": len(self.scales), "scale_period": self.period}
+        cos, sin, half = to.address(self.cos), to.address(self.sin), self.cos.width
+        to.push("rotary", frequencies=to.constant(self.frequencies), cos=cos, sin=sin, half=half, **options)
 
     def cost(self, step: StepShape) -> Cost:
         return Cost(40 * step.num_tokens * self.cos.width)
@@ -70,8 +66,8 @@ class Rope(Instruction):
     def emit(self, to: Emitter) -> None:
         cos, sin = self.rotation
         to.push(
-            "rope", x=to.rows(self.x), out=to.rows(self.out), num_heads=self.num_heads,
-            head_size=self.out.width // self.num_heads, cos=to.address(cos), sin=to.address(sin), half=cos.width,
+            "rope", x=self.x, out=self.out, num_heads=self.num_heads, head_size=self.out.width // self.num_heads,
+            cos=to.address(cos), sin=to.address(sin), half=cos.width,
         )  # fmt: skip
 
     def cost(self, step: StepShape) -> Cost:
@@ -111,39 +107,3 @@ def _sizes(x: Symbol, cos: Symbol, sin: Symbol) -> tuple[int, ...]:
 
 
 SIZES["rope"] = _sizes
-
-
-def _formula(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    out, half = x.clone(), cos.shape[-1] // 2
-    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
-    for i in range(half):
-        first, second = x[:, :, i], x[:, :, half + i]  # [T, H]
-        out[:, :, i] = first * cos[:, i, None] - second * sin[:, half + i, None]
-        out[:, :, half + i] = second * cos[:, i, None] + first * sin[:, half + i, None]
-    return out
-
-
-def _make(num_tokens: int, heads: int, head_size: int, first: int = 0, rotated: int | None = None) -> Arguments:
-    size = head_size if rotated is None else rotated
-    angles = torch.arange(first, first + num_tokens)[:, None] * 10000.0 ** (-torch.arange(0, size, 2) / size)
-    return {
-        "x": random(num_tokens, heads + 3, head_size)[:, :heads],
-        "cos": torch.cat((angles.cos(), angles.cos()), -1),
-        "sin": torch.cat((-angles.sin(), angles.sin()), -1),
-    }
-
-
-CHECKS = (
-    Check(
-        rope,
-        _formula,
-        {
-            "empty": partial(_make, 0, 2, 64),
-            "one token": partial(_make, 1, 12, 64, first=77),
-            "large positions": partial(_make, 5, 2, 64, first=131000),
-            "head size 16": partial(_make, 9, 3, 16),
-            "a quarter of each head": partial(_make, 7, 3, 80, rotated=20),
-        },
-        kept_float32=("cos", "sin"),
-    ),
-)

@@ -1,11 +1,10 @@
 """`Attention`: write a step's keys and values to the cache, then attend. The same for every model with a KV cache.
 
-The model does projections, norms of heads and rotation. Next to read: `kernels/paged_attention/__init__.py`.
+The model does projections, norms of heads and rotation. Next to read: `kernels/paged_attention.py`.
 """
 
 from quire import nn
-from quire.kernels.paged_attention import paged_attention
-from quire.kernels.write_kv import write_kv
+from quire.kernels.paged_attention import paged_attention, write_kv
 from quire.layers.forward_batch import ForwardBatch
 from quire.lazy_torch import Tensor
 

@@ -6,13 +6,10 @@ checkpoints: executors implement `Group`, `runtime/loader.py` reads the partitio
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from quire.errors import ConfigError
 from quire.lazy_torch import Tensor
-
-if TYPE_CHECKING:
-    pass
 
 
 class Group(Protocol):
@@ -26,10 +23,10 @@ class Group(Protocol):
     def size(self) -> int:
         """The number of ranks."""
 
-    def all_reduce(self, x: "Tensor") -> "Tensor":
+    def all_reduce(self, x: Tensor) -> Tensor:
         """Sum over all ranks, with the same bits on each. May write to `x`. Shapes: [T, I] -> the same."""
 
-    def all_gather(self, x: "Tensor") -> "Tensor":
+    def all_gather(self, x: Tensor) -> Tensor:
         """Concatenate the columns of all ranks, in the order of the ranks. Shapes: [T, I] -> [T, size * I]."""
 
 
@@ -40,7 +37,7 @@ class LocalGroup:
     rank: int = 0
     size: int = 1
 
-    def all_reduce(self, x: "Tensor") -> "Tensor":
+    def all_reduce(self, x: Tensor) -> Tensor:
         assert self.size == 1, "a local group cannot reach other ranks"
         return x
 
@@ -58,11 +55,11 @@ class PartOfSum:
     rank: int
     size: int
 
-    def all_reduce(self, x: "Tensor") -> "Tensor":
+    def all_reduce(self, x: Tensor) -> Tensor:
         """Return `x`, which the caller sums."""
         return x
 
-    def all_gather(self, x: "Tensor") -> "Tensor":
+    def all_gather(self, x: Tensor) -> Tensor:
         """Not for layers that gather."""
         raise NotImplementedError
 

@@ -11,7 +11,6 @@ import numpy as np
 from quire import nn
 from quire.kernels.latent_attention import latent_attention, write_latent
 from quire.kernels.rope import rope
-from quire.layers.experts import SparseMLP
 from quire.layers.forward_batch import ForwardBatch
 from quire.layers.group import SINGLE, Group, Partition, PartOfSum, Share, share
 from quire.layers.linear import ColumnParallelLinear, Linear, RowParallelLinear
@@ -19,6 +18,8 @@ from quire.layers.norms import RMSNorm
 from quire.layers.rotary import RotaryEmbedding, Rotation
 from quire.lazy_torch import Tensor
 from quire.models.hf_deepseek import DeepseekV2Config
+from quire.models.hf_llama import LlamaConfig
+from quire.models.hf_moe import MoE
 from quire.models.llama import LlamaForCausalLM, LlamaMLP
 from quire.weight_map import Layout, Rows
 
@@ -70,15 +71,12 @@ class LatentAttention(nn.Module):
         return self.o_proj(out.flatten(1))  # [T, H, O] -> [T, E]
 
 
-class DeepseekMoE(SparseMLP):
+class SharedMoE(MoE):
     """Experts, and shared ones that all tokens use, which are one MLP. Shapes: x [T, E] -> [T, E]."""
 
-    def __init__(self, config: DeepseekV2Config, group: Group) -> None:
+    def __init__(self, config: LlamaConfig, group: Group) -> None:
         part = PartOfSum(group.rank, group.size)
-        super().__init__(
-            config.hidden_size, config.expert_size, config.num_experts, part, top_k=config.top_k,
-            renormalise=config.renormalise, scoring=config.scoring,
-        )  # fmt: skip
+        super().__init__(config, part)
         self.shared_experts = LlamaMLP(replace(config, intermediate_size=config.shared_size), part)
         self.group = group
 
@@ -92,6 +90,7 @@ class DeepseekV2ForCausalLM(LlamaForCausalLM):
 
     Config = DeepseekV2Config
     attention_class = LatentAttention
+    moe_class = SharedMoE
     config: DeepseekV2Config
 
     def layout(self) -> Layout:
@@ -109,12 +108,6 @@ class DeepseekV2ForCausalLM(LlamaForCausalLM):
     def build_rotary(self, config: DeepseekV2Config) -> nn.Module:  # type: ignore[override]
         """Positions [T] to the angles of a rotary key."""
         return RotaryEmbedding.of(config.rope, config.rotary_size)
-
-    def build_mlp(self, config: DeepseekV2Config, layer_index: int) -> nn.Module:  # type: ignore[override]
-        """The experts of one layer, or its MLP."""
-        if layer_index < config.num_dense_layers:
-            return super().build_mlp(config, layer_index)
-        return DeepseekMoE(config, self.group)
 
 
 def rotated_first(num_heads: int, num_others: int, rotary_size: int, is_interleaved: bool) -> np.ndarray:

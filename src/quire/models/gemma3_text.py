@@ -3,12 +3,11 @@
 Next to read: `gemma2.py`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from quire.layers.rotary import RopeConfig, RotaryEmbedding, Rotation
-from quire.lazy_torch import Tensor
+from quire.layers.rotary import RopeConfig
 from quire.models.gemma2 import Gemma2Config, Gemma2ForCausalLM, Pattern
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_decoder import FULL, SLIDING
@@ -22,9 +21,8 @@ DEFAULT_THETA, DEFAULT_LOCAL_THETA = 1e6, 1e4
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma3Config(Gemma2Config):
-    """Gemma 2's fields. `rope` is that of layers without a window, `local_rope` of those with one."""
+    """Gemma 2's fields, with two bases of angles."""
 
-    local_rope: RopeConfig
     required: ClassVar[Mapping[str, Any]] = {**Gemma2Config.required, "attn_logit_softcapping": None}
     unused = ("_sliding_window_pattern",)
     default_caps = (None, None)
@@ -51,14 +49,6 @@ class Gemma3ForCausalLM(Gemma2ForCausalLM):
 
     Config: ClassVar[type[LlamaConfig]] = Gemma3Config
     attention_class = Qwen3Attention
-
-    def __init__(self, config: Gemma3Config, *args: Any) -> None:
-        super().__init__(config, *args)
-        self.local_rotary = RotaryEmbedding.of(config.local_rope, config.head_size)
-
-    def rotations(self, positions: Tensor) -> Sequence[Rotation | None]:
-        local, full = self.local_rotary(positions), self.rotary(positions)
-        return [full if window is None else local for window in self.config.windows]
 
 
 ARCHITECTURES = {"Gemma3ForCausalLM": Gemma3ForCausalLM}

@@ -133,7 +133,6 @@ class Gemma4ForCausalLM(Gemma2ForCausalLM):
 
     def __init__(self, config: Gemma4Config, group: Group = SINGLE) -> None:
         super().__init__(config, group)
-        self.local_rotary = RotaryEmbedding.of(config.local_rope, config.head_size)
         size, num_layers = config.per_layer_size, config.num_layers
         if size:
             self.embed_tokens_per_layer = VocabParallelEmbedding(config.per_layer_vocab, num_layers * size, group)
@@ -148,10 +147,6 @@ class Gemma4ForCausalLM(Gemma2ForCausalLM):
     def build_rotary(self, config: LlamaConfig) -> nn.Module:
         """See `LlamaForCausalLM.build_rotary`: of layers without a window."""
         return RotaryEmbedding.of(config.rope, self.config.full_head_size)
-
-    def rotations(self, positions: Tensor) -> Sequence[Rotation | None]:
-        local, full = self.local_rotary(positions), self.rotary(positions)
-        return [full if window is None else local for window in self.config.windows]
 
     def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
         """Hidden states after the last norm. Shapes: token_ids [T] -> [T, E]."""

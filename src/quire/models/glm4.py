@@ -10,13 +10,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from quire import nn
-from quire.layers.forward_batch import ForwardBatch
-from quire.layers.rotary import Rotation
-from quire.lazy_torch import Tensor
+from quire.models.gemma2 import Gemma2Layer
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_llama import LlamaConfig
-from quire.models.llama import LlamaForCausalLM, LlamaLayer
+from quire.models.llama import LlamaForCausalLM
 from quire.weight_map import Layout, Rows
 
 
@@ -35,22 +32,6 @@ class GLM4Config(LlamaConfig):
         return super().read(reader) | {"output_bias": False}
 
 
-class GLM4Layer(LlamaLayer):
-    """Attention, then MLP, each between two norms and beside a residual."""
-
-    norm_names = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
-    post_self_attn_layernorm: nn.Module
-    post_mlp_layernorm: nn.Module
-
-    def attend(self, x: Tensor, rotation: Rotation | None, batch: ForwardBatch) -> Tensor:
-        """Shapes: x [T, E]; rotation: cos, sin [T, C] -> [T, E]."""
-        return self.post_self_attn_layernorm(super().attend(x, rotation, batch))
-
-    def transform(self, x: Tensor) -> Tensor:
-        """Shapes: x [T, E] -> [T, E]."""
-        return self.post_mlp_layernorm(super().transform(x))
-
-
 def halves_from_neighbours(num_heads: int, head_size: int, rotated_size: int) -> np.ndarray:
     """The stored position of each row of queries or keys. Shapes: int64 `[num_heads * head_size]`."""
     rows = np.arange(num_heads * head_size).reshape(num_heads, head_size)
@@ -62,16 +43,22 @@ class GLM4ForCausalLM(LlamaForCausalLM):
     """Llama with other norms."""
 
     Config = GLM4Config
-    layer_class = GLM4Layer
+    layer_class = Gemma2Layer
 
     def layout(self) -> Layout:
-        """Return Llama's, with the pairs of queries and keys beside each other."""
+        """Return Llama's, with the pairs of queries and keys beside each other, and Gemma 2's norms by other names."""
         config = self.config
         sizes = config.head_size, config.rope.rotated_size(config.head_size)
-        return super().layout() | Layout(views={
+        views = {
             r"\.q_proj\.": (Rows(halves_from_neighbours(config.num_heads, *sizes)),),
             r"\.k_proj\.": (Rows(halves_from_neighbours(config.num_kv_heads, *sizes)),),
-        })  # fmt: skip
+        }
+        renames = {
+            "post_attention_layernorm": "pre_feedforward_layernorm",
+            "post_self_attn_layernorm": "post_attention_layernorm",
+            "post_mlp_layernorm": "post_feedforward_layernorm",
+        }
+        return super().layout() | Layout(views=views, renames=renames)
 
 
 ARCHITECTURES = {"Glm4ForCausalLM": GLM4ForCausalLM}

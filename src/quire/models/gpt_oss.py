@@ -11,15 +11,11 @@ import numpy as np
 
 from quire import nn
 from quire.kernels.experts import ALPHA, CLAMPED, LIMIT
-from quire.layers.experts import SparseMLP
-from quire.layers.forward_batch import ForwardBatch
 from quire.layers.group import SINGLE, Group, Partition, share_heads
-from quire.layers.rotary import Rotation
-from quire.lazy_torch import Tensor
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_decoder import read_windows
 from quire.models.hf_llama import LlamaConfig
-from quire.models.hf_moe import read_experts
+from quire.models.hf_moe import MoE, read_experts
 from quire.models.llama import LlamaAttention, LlamaForCausalLM
 from quire.weight_map import Layout, Rows, Transpose
 
@@ -28,8 +24,6 @@ from quire.weight_map import Layout, Rows, Transpose
 class GptOssConfig(LlamaConfig):
     """Llama's fields, `intermediate_size` being an expert's, with windows and experts."""
 
-    num_experts: int
-    top_k: int
     defaults: ClassVar[Mapping[str, Any]] = {"rms_norm_eps": 1e-5, "rope_theta": 150000.0, "attention_bias": True}
     required: ClassVar[Mapping[str, Any]] = {"mlp_bias": False, "swiglu_alpha": ALPHA, "swiglu_limit": LIMIT}
     unused = ("quantization_config", "initial_context_length", "experts_per_token")
@@ -39,7 +33,7 @@ class GptOssConfig(LlamaConfig):
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
         fields, window = super().read(reader), reader.optional_integer("sliding_window")
         windows = read_windows(reader, fields["num_layers"], window, lambda index: index % 2 == 0)
-        return fields | read_experts(reader) | {"windows": windows}
+        return fields | read_experts(reader, fields) | {"windows": windows}
 
 
 class GptOssAttention(LlamaAttention):
@@ -48,15 +42,15 @@ class GptOssAttention(LlamaAttention):
     def __init__(self, config: GptOssConfig, layer_index: int, group: Group = SINGLE) -> None:
         super().__init__(config, layer_index, group)
         heads, _ = share_heads(config.num_heads, config.num_kv_heads, group)
-        self.sinks = nn.Parameter(nn.empty(heads.size))
+        self.sinks: Any = nn.Parameter(nn.empty(heads.size))
         self.partitions = {"sinks": Partition(rows=(heads,))}
 
-    def forward(self, x: Tensor, rotation: Rotation, batch: ForwardBatch) -> Tensor:
-        """Shapes: x [T, E]; rotation: cos, sin [T, D] -> [T, E]."""
-        qkv = self.qkv_proj(x).view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_size)  # [T, H + 2K, D]
-        qk, v = qkv.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)  # [T, H + K, D], [T, K, D]
-        q, k = self.rotate(qk, rotation)  # [T, H, D], [T, K, D]
-        return self.o_proj(self.attention(q, k, v, batch, self.sinks).flatten(1))  # [T, H, D] -> [T, E]
+
+class GptOssMoE(MoE):
+    """Experts with biases, and gates and ups that are clamped."""
+
+    activation = CLAMPED
+    bias = True
 
 
 class GptOssForCausalLM(LlamaForCausalLM):
@@ -64,6 +58,7 @@ class GptOssForCausalLM(LlamaForCausalLM):
 
     Config = GptOssConfig
     attention_class = GptOssAttention
+    moe_class = GptOssMoE
 
     def layout(self) -> Layout:
         """Return Llama's, with stacks of matrices whose inputs are rows unless they are quantised."""
@@ -75,13 +70,6 @@ class GptOssForCausalLM(LlamaForCausalLM):
                 r"\.experts\.gate_up_proj(_bias)?$": (Rows(gates_first),),
             },
         )
-
-    def build_mlp(self, config: GptOssConfig, layer_index: int) -> nn.Module:  # type: ignore[override]
-        """The experts of one layer."""
-        return SparseMLP(
-            config.hidden_size, config.intermediate_size, config.num_experts, self.group, top_k=config.top_k,
-            renormalise=True, activation=CLAMPED, bias=True,
-        )  # fmt: skip
 
 
 ARCHITECTURES = {"GptOssForCausalLM": GptOssForCausalLM}

@@ -7,24 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from quire import nn
-from quire.cache_spec import CacheSpec, PagedKV
+from quire.cache_spec import CacheSpec
 from quire.errors import ModelFileError
-from quire.kernels.activations import silu_and_mul
 from quire.kernels.recurrence import MAX_TAPS
-from quire.layers.experts import SparseMLP
-from quire.layers.group import SINGLE, Group, PartOfSum, share
-from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
 from quire.layers.rotary import Rotation
 from quire.lazy_torch import Tensor
+from quire.models.deepseek_v2 import SharedMoE
 from quire.models.granite import GraniteConfig, GraniteForCausalLM
 from quire.models.hf_config import HFConfigReader, check_divides
 from quire.models.hf_hybrid import HybridLayer, read_recurrent_layers
 from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_moe import MAX_EXPERTS, TRAINING_FIELDS
 from quire.models.hf_state_space import StateSpaceMixer, StateSpaceSizes, check_time_steps
-from quire.models.llama import GATE_UP, LlamaForCausalLM
-from quire.models.smollm3 import SmolLM3Attention
 from quire.weight_map import Layout
 
 
@@ -33,18 +27,14 @@ class Granite4Config(GraniteConfig):
     """Granite's fields. `rotates`: queries and keys are rotated. `num_experts`: 0 for an MLP alone."""
 
     rotates: bool
-    recurrent_layers: tuple[bool, ...]
     state_space: StateSpaceSizes
-    num_experts: int
-    top_k: int
-    expert_size: int
     required: ClassVar[Mapping[str, Any]] = {"mlp_bias": False, "normalization_function": "rmsnorm"}
     unused = (*TRAINING_FIELDS, "mamba_chunk_size", "init_method", "rope_scaling")
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
         check_time_steps(reader)
-        fields = super().read(reader)
+        fields, shared_size = super().read(reader), reader.integer("shared_intermediate_size", 1024)
         num_experts = reader.optional_integer("num_local_experts", minimum=0, maximum=MAX_EXPERTS)
         num_experts = 8 if num_experts is None else num_experts
         top_k = reader.optional_integer("num_experts_per_tok", minimum=0)
@@ -54,22 +44,23 @@ class Granite4Config(GraniteConfig):
                 f"the model's config has num_experts_per_tok={top_k}, which is not from 1 to num_local_experts="
                 f"{num_experts}: correct it there"
             )
-        return fields | {
-            "intermediate_size": reader.integer("shared_intermediate_size", 1024),
+        recurrent = read_recurrent_layers(reader, fields["num_layers"], lambda index: True, "layers_block_type")
+        experts: dict[str, Any] = {}
+        if num_experts:
+            experts = {
+                "num_experts": num_experts, "top_k": top_k, "expert_size": fields["intermediate_size"],
+                "shared_size": shared_size, "sparse_layers": (True,) * fields["num_layers"],
+            }  # fmt: skip
+        return fields | experts | {
+            "intermediate_size": shared_size,
             "rotates": reader.choice("position_embedding_type", "nope", ("rope", "nope")) == "rope",
-            "recurrent_layers": read_recurrent_layers(
-                reader, fields["num_layers"], lambda index: True, "layers_block_type"
-            ),
+            "recurrent_layers": recurrent if any(recurrent) else (),
             "state_space": _read_state_space(reader, fields),
-            "num_experts": num_experts,
-            "top_k": top_k,
-            "expert_size": fields["intermediate_size"],
-        }
+        }  # fmt: skip
 
-    def kv_specs(self) -> list[CacheSpec]:
-        """See `DecoderConfig.kv_specs`."""
-        attention = PagedKV(self.num_kv_heads, self.head_size, 1)
-        return [self.state_space.spec() if is_recurrent else attention for is_recurrent in self.recurrent_layers]
+    def state_spec(self) -> CacheSpec:
+        """See `LlamaConfig.state_spec`."""
+        return self.state_space.spec()
 
 
 def _read_state_space(reader: HFConfigReader, fields: Mapping[str, Any]) -> StateSpaceSizes:
@@ -91,69 +82,27 @@ def _read_state_space(reader: HFConfigReader, fields: Mapping[str, Any]) -> Stat
     )  # fmt: skip
 
 
-class Granite4MLP(nn.Module):
-    """SwiGLU with gates and ups in one projection, F wide on this rank."""
-
-    def __init__(self, config: LlamaConfig, group: Group = SINGLE) -> None:
-        super().__init__()
-        inner = share("MLP columns", config.intermediate_size, group)
-        self.input_linear = ColumnParallelLinear(config.hidden_size, (inner, inner), stored=GATE_UP)
-        self.output_linear = RowParallelLinear(inner, config.hidden_size, group)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Shapes: x [T, E] -> [T, E]."""
-        return self.output_linear(silu_and_mul(self.input_linear(x)))  # [T, 2F] -> [T, F] -> [T, E]
-
-
-class Granite4Layer(HybridLayer):
-    """A state space or attention, then an MLP, under another name, and experts beside it."""
-
-    recurrent_name = "mamba"
-
-    def __init__(self, model: LlamaForCausalLM, config: Granite4Config, layer_index: int) -> None:
-        super().__init__(model, config, layer_index)
-        self.shared_mlp = self.mlp
-        del self.mlp
-        self.block_sparse_moe = None
-        if config.num_experts:
-            part = PartOfSum(model.group.rank, model.group.size)
-            self.shared_mlp, self.group = Granite4MLP(config, part), model.group
-            self.block_sparse_moe = SparseMLP(
-                config.hidden_size, config.expert_size, config.num_experts, part, top_k=config.top_k, renormalise=True
-            )
-
-    def transform(self, x: Tensor) -> Tensor:
-        """Shapes: x [T, E] -> [T, E]."""
-        x = self.post_attention_layernorm(x)
-        if self.block_sparse_moe is None:
-            return self.shared_mlp(x)
-        return self.group.all_reduce(self.block_sparse_moe(x) + self.shared_mlp(x))
-
-
 class Granite4ForCausalLM(GraniteForCausalLM):
     """Granite under other names, with state spaces and experts."""
 
     Config: ClassVar[type[LlamaConfig]] = Granite4Config
     config: Granite4Config
-    attention_class = SmolLM3Attention
-    mlp_class = Granite4MLP
-    layer_class = Granite4Layer
+    recurrent_class = StateSpaceMixer
+    moe_class = SharedMoE
+    layer_class = HybridLayer
 
     def layout(self) -> Layout:
-        """Return Llama's, under other names."""
+        """Return Llama's, under other names. Gates and ups of the MLP are stored in one piece."""
         return super().layout() | Layout(renames={
-            "block_sparse_moe.input_linear.weight": "block_sparse_moe.experts.gate_up_proj",
-            "block_sparse_moe.output_linear.weight": "block_sparse_moe.experts.down_proj",
+            "block_sparse_moe.input_linear.weight": "mlp.experts.gate_up_proj",
+            "block_sparse_moe.output_linear.weight": "mlp.experts.down_proj",
+            "block_sparse_moe": "mlp",
             "router.layer": "router",
             "router": "gate",
+            "shared_mlp": "mlp.shared_experts" if self.config.num_experts else "mlp",
+            "input_linear": "gate_up_proj",
+            "output_linear": "down_proj",
         })  # fmt: skip
-
-    def build_attention(self, config: LlamaConfig, layer_index: int) -> nn.Module:
-        """The state space or the attention of one layer."""
-        assert isinstance(config, Granite4Config)
-        if config.recurrent_layers[layer_index]:
-            return StateSpaceMixer(config.state_space, layer_index, self.group)
-        return super().build_attention(config, layer_index)
 
     def rotations(self, positions: Tensor) -> Sequence[Rotation | None]:
         return super().rotations(positions) if self.config.rotates else [None] * len(self.layers)

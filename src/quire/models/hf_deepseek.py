@@ -20,8 +20,7 @@ class DeepseekV2Config(LlamaConfig):
     """Llama's fields, and those of latent attention and of experts.
 
     `query_rank`: of the queries' latent, None for none; `kv_rank`, `rotary_size`, `nope_size`, `value_size`: R, C, U
-    and O of `kernels.latent_attention`; `shared_size`: MLP columns of the shared experts; `num_dense_layers`: first
-    layers without experts; `is_interleaved`: rotated pairs are neighbours.
+    and O of `kernels.latent_attention`; `is_interleaved`: rotated pairs are neighbours.
     """
 
     query_rank: int | None
@@ -29,13 +28,6 @@ class DeepseekV2Config(LlamaConfig):
     rotary_size: int
     nope_size: int
     value_size: int
-    num_experts: int
-    top_k: int
-    renormalise: bool
-    scoring: Scoring
-    expert_size: int
-    shared_size: int
-    num_dense_layers: int
     is_interleaved: bool = True
     required: ClassVar[Mapping[str, Any]] = {"moe_layer_freq": 1}
     unused = (
@@ -58,8 +50,9 @@ class DeepseekV2Config(LlamaConfig):
         rope_config = read_rope(reader)
         check_pairs(rope_config, rotary)
         expert_size, has_bias = reader.integer("moe_intermediate_size"), reader.flag("attention_bias", False)
-        experts = read_experts(reader, ("n_routed_experts",))
+        experts = read_experts(reader, {**fields, "intermediate_size": expert_size}, ("n_routed_experts",))
         dense = reader.optional_integer("first_k_dense_replace", minimum=0)
+        dense = cls.default_dense_layers if dense is None else dense
         return fields | experts | {
             "context_len": rope_config.stretched(fields["context_len"]),
             "intermediate_size": reader.integer("intermediate_size"),
@@ -72,9 +65,8 @@ class DeepseekV2Config(LlamaConfig):
             "score_scale": (nope + rotary) ** -0.5 * read_score_factor(reader),
             "query_rank": reader.optional_integer("q_lora_rank"),
             "kv_rank": rank, "rotary_size": rotary, "nope_size": nope, "value_size": value,
-            "expert_size": expert_size,
             "shared_size": expert_size * reader.integer("n_shared_experts", cls.default_shared_experts),
-            "num_dense_layers": cls.default_dense_layers if dense is None else dense,
+            "sparse_layers": tuple(index >= dense for index in range(fields["num_layers"])),
             **cls.read_routing(reader, experts),
         }  # fmt: skip
 

@@ -41,11 +41,10 @@ class Gemma4Config(LlamaConfig):
         widens_mlp: MLPs of layers that attend to an earlier layer's keys are twice as wide.
         per_layer_size: values of a token that each layer has an input of its own of, 0 for none.
         per_layer_vocab: rows of their table, 0 for none.
-        num_experts, top_k, expert_size: of the experts beside each MLP; 0 for none.
+        num_experts: of those beside each MLP, 0 for none; `sparse_layers` is empty.
         logit_cap: None for none.
     """
 
-    local_rope: RopeConfig
     full_head_size: int
     full_kv_heads: int
     shares_values: bool
@@ -53,9 +52,6 @@ class Gemma4Config(LlamaConfig):
     widens_mlp: bool
     per_layer_size: int
     per_layer_vocab: int
-    num_experts: int
-    top_k: int
-    expert_size: int
     logit_cap: float | None
     required: ClassVar[Mapping[str, Any]] = {"mlp_bias": False}
 

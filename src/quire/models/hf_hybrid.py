@@ -4,7 +4,7 @@ Next to read: `lfm2.py`; `layers/recurrent.py`.
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 from quire.errors import UnsupportedModelError
 from quire.layers.forward_batch import ForwardBatch
@@ -19,16 +19,18 @@ RECURRENT = ("linear_attention", "mamba", "conv")
 
 
 class HybridLayer(LlamaLayer):
-    """Llama's, whose attention is a module with state, called with (x, batch), in the config's `recurrent_layers`."""
+    """Llama's, whose attention is a module with state, called with (x, batch), in recurrent layers.
 
-    recurrent_name: ClassVar[str] = "linear_attn"
-    """The checkpoint's name of that module."""
+    The class of that module has the checkpoint's name of it, `name_in_layer`.
+    """
 
     def __init__(self, model: LlamaForCausalLM, config: Any, layer_index: int) -> None:
         super().__init__(model, config, layer_index)
-        self.is_recurrent: bool = config.recurrent_layers[layer_index]
+        self.is_recurrent: bool = config.is_recurrent(layer_index)
         if self.is_recurrent:
-            self.add_module(self.recurrent_name, self.self_attn)
+            mixer: Any = self.self_attn
+            self.recurrent_name: str = mixer.name_in_layer
+            self.add_module(self.recurrent_name, mixer)
             del self.self_attn
 
     def attend(self, x: Tensor, rotation: Rotation | None, batch: ForwardBatch) -> Tensor:

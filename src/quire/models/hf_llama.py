@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
+from quire.cache_spec import CacheSpec
+from quire.kernels.experts import SOFTMAX, Scoring
 from quire.layers.rotary import RopeConfig
 from quire.models.hf_config import HFConfigReader, check_divides
 from quire.models.hf_decoder import DecoderConfig, read_sizes
@@ -15,9 +17,15 @@ from quire.models.hf_rope import check_pairs, read_rope
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaConfig(DecoderConfig):
-    """Llama's variants. `score_scale`: of attention scores, None for 1 / sqrt(head_size); `score_cap`: None for none.
+    """Llama's variants. A variant of Llama overrides `read`, `read_rope` or `check_activation`.
 
-    A variant of Llama overrides `read`, `read_rope` or `check_activation`.
+    Fields:
+        score_scale: of attention scores, None for 1 / sqrt(head_size); score_cap: None for none.
+        local_rope: angles of layers with a window, if they have others; `rope` is then that of the other layers.
+        sparse_layers: of each layer whether its MLP is a mixture of experts; empty for none.
+        num_experts, top_k, expert_size, renormalise, scoring: see `layers.experts.SparseMLP`.
+        shared_size: MLP columns of what all tokens use beside the experts.
+        recurrent_layers: of each layer whether it has recurrent state instead of attention; empty for none.
     """
 
     rms_norm_epsilon: float
@@ -27,6 +35,15 @@ class LlamaConfig(DecoderConfig):
     mlp_bias: bool
     score_scale: float | None = None
     score_cap: float | None = None
+    local_rope: RopeConfig | None = None
+    sparse_layers: tuple[bool, ...] = ()
+    num_experts: int = 0
+    top_k: int = 1
+    expert_size: int = 0
+    renormalise: bool = True
+    scoring: Scoring = SOFTMAX
+    shared_size: int = 0
+    recurrent_layers: tuple[bool, ...] = ()
     rope_options: ClassVar[Mapping[str, Any]] = {}
     """Of `hf_rope.read_rope`."""
 
@@ -59,6 +76,19 @@ class LlamaConfig(DecoderConfig):
     def check_activation(cls, reader: HFConfigReader) -> None:
         """Raises: UnsupportedModelError for another activation than that of `mlp_class`."""
         reader.choice("hidden_act", "silu", ["silu", "swish"])
+
+    def kv_specs(self) -> list[CacheSpec]:
+        """See `DecoderConfig.kv_specs`."""
+        specs = super().kv_specs()
+        return [self.state_spec() if self.is_recurrent(index) else attention for index, attention in enumerate(specs)]
+
+    def is_recurrent(self, layer_index: int) -> bool:
+        """Return whether a layer has recurrent state instead of attention."""
+        return bool(self.recurrent_layers) and self.recurrent_layers[layer_index]
+
+    def state_spec(self) -> CacheSpec:
+        """The state of a recurrent layer."""
+        raise NotImplementedError
 
     def for_length(self, max_len: int) -> Self:
         """See `DecoderConfig.for_length`."""

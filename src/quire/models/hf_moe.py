@@ -1,18 +1,34 @@
-"""`read_experts` and `read_sparse_layers`: the fields of a mixture of experts in a `config.json`.
+"""`MoE`, and `read_experts` and `read_moe`: mixtures of experts of a config, and their fields in a `config.json`.
 
 Next to read: `qwen3_moe.py`; `layers/experts.py` for the layer.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from quire.errors import ModelFileError
+from quire.layers.experts import SparseMLP
+from quire.layers.group import Group
 from quire.models.hf_config import HFConfigReader
+from quire.models.hf_llama import LlamaConfig
 
 TRAINING_FIELDS = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
 """Of losses and noise, which are not used."""
 MAX_EXPERTS = 10_000
 """A config with more is corrupted; building as many would look like a hang."""
+
+
+class MoE(SparseMLP):
+    """The experts of a config. A subclass may set another `activation`, and `bias` of all projections."""
+
+    activation: ClassVar[str] = "silu"
+    bias: ClassVar[bool] = False
+
+    def __init__(self, config: LlamaConfig, group: Group) -> None:
+        super().__init__(
+            config.hidden_size, config.expert_size, config.num_experts, group, top_k=config.top_k,
+            renormalise=config.renormalise, activation=self.activation, bias=self.bias, scoring=config.scoring,
+        )  # fmt: skip
 
 
 def read_sparse_layers(reader: HFConfigReader, num_layers: int) -> tuple[bool, ...]:
@@ -26,10 +42,13 @@ def read_sparse_layers(reader: HFConfigReader, num_layers: int) -> tuple[bool, .
     return tuple(index not in dense and (index + 1) % period == 0 for index in range(num_layers))
 
 
-def read_experts(reader: HFConfigReader, names: Sequence[str] = ("num_experts", "num_local_experts")) -> dict[str, Any]:
-    """Read `num_experts`, under one of its `names`, and `top_k`.
+def read_experts(
+    reader: HFConfigReader, fields: Mapping[str, Any], names: Sequence[str] = ("num_experts", "num_local_experts")
+) -> dict[str, Any]:
+    """Read experts of every layer, which are as wide as `fields` say of the MLP: `num_experts`, and `top_k`.
 
-    Raises: ModelFileError where the names disagree, or a token cannot use as many of the experts.
+    `names`: of the number of experts. Raises: ModelFileError where the names disagree, or a token cannot use as many of
+    the experts.
     """
     for name in TRAINING_FIELDS:
         reader.raw(name)
@@ -45,4 +64,18 @@ def read_experts(reader: HFConfigReader, names: Sequence[str] = ("num_experts", 
             f"the model's config has num_experts_per_tok={top_k}, more than {count}={num_experts}: "
             f"set num_experts_per_tok to at most {num_experts}"
         )
-    return {"num_experts": num_experts, "top_k": top_k}
+    return {
+        "num_experts": num_experts, "top_k": top_k, "expert_size": fields["intermediate_size"],
+        "sparse_layers": (True,) * fields["num_layers"],
+    }  # fmt: skip
+
+
+def read_moe(
+    reader: HFConfigReader, fields: Mapping[str, Any], *, renormalises: bool = False, expert_size: int | None = None
+) -> dict[str, Any]:
+    """Read experts of a width of their own, in all layers or in some. `renormalises`, `expert_size`: the defaults."""
+    return read_experts(reader, fields) | {
+        "renormalise": reader.flag("norm_topk_prob", renormalises),
+        "expert_size": reader.integer("moe_intermediate_size", expert_size),
+        "sparse_layers": read_sparse_layers(reader, fields["num_layers"]),
+    }  # fmt: skip

@@ -5,6 +5,7 @@ Next to read: `mamba2.py`; `layers/recurrent.py`.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from quire import nn
 from quire.cache_spec import RecurrentState
@@ -74,8 +75,12 @@ class GroupRMSNorm(RMSNorm):
 class StateSpaceMixer(nn.Module):
     """Project, convolve over time, apply the state space, gate and norm, project back. (Dao & Gu 2024)"""
 
-    def __init__(self, sizes: StateSpaceSizes, layer_index: int, group: Group = SINGLE) -> None:
+    name_in_layer = "mamba"
+
+    def __init__(self, config: Any, layer_index: int, group: Group = SINGLE) -> None:
+        """`config`: one with `state_space`."""
         super().__init__()
+        sizes: StateSpaceSizes = config.state_space
         heads, is_shared = share("heads of state spaces", sizes.num_heads, group), sizes.num_groups == 1
         groups = Share(0, 1, 1) if is_shared else share("groups of state spaces", sizes.num_groups, group)
         inner, keys = heads * sizes.head_size, groups * sizes.state_size

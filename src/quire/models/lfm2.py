@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from quire import nn
-from quire.cache_spec import CacheSpec, PagedKV, RecurrentState
+from quire.cache_spec import CacheSpec, RecurrentState
 from quire.errors import ModelFileError
 from quire.kernels.recurrence import MAX_TAPS
 from quire.layers.forward_batch import ForwardBatch
@@ -28,7 +28,6 @@ from quire.weight_map import Layout
 class LFM2Config(LlamaConfig):
     """Llama's fields, and convolutions over `num_taps` tokens in the layers of `recurrent_layers`."""
 
-    recurrent_layers: tuple[bool, ...]
     num_taps: int
     conv_bias: bool
     defaults: ClassVar[Mapping[str, Any]] = {"rope_theta": 1000000.0}
@@ -64,11 +63,9 @@ class LFM2Config(LlamaConfig):
             "conv_bias": reader.flag("conv_bias", False),
         }
 
-    def kv_specs(self) -> list[CacheSpec]:
-        """See `DecoderConfig.kv_specs`."""
-        state = RecurrentState(state_bytes(self.hidden_size, self.num_taps))
-        attention = PagedKV(self.num_kv_heads, self.head_size, 1)
-        return [state if is_recurrent else attention for is_recurrent in self.recurrent_layers]
+    def state_spec(self) -> CacheSpec:
+        """See `LlamaConfig.state_spec`."""
+        return RecurrentState(state_bytes(self.hidden_size, self.num_taps))
 
 
 def _read_mlp_size(reader: HFConfigReader, size: int) -> int:
@@ -87,6 +84,8 @@ def _read_mlp_size(reader: HFConfigReader, size: int) -> int:
 class ShortConv(nn.Module):
     """Project to b, c and x, convolve b · x over time, multiply by c, project back."""
 
+    name_in_layer = "conv"
+
     def __init__(self, config: LFM2Config, layer_index: int, group: Group) -> None:
         super().__init__()
         channels = share("channels of convolutions", config.hidden_size, group)
@@ -100,18 +99,13 @@ class ShortConv(nn.Module):
         return self.o_proj(c * self.conv(b * x, batch))
 
 
-class LFM2Layer(HybridLayer):
-    """A convolution or attention, then an MLP."""
-
-    recurrent_name = "conv"
-
-
 class LFM2ForCausalLM(LlamaForCausalLM):
     """Llama with convolutions. Parameters have Llama's names."""
 
     Config: ClassVar[type[LFM2Config]] = LFM2Config
     attention_class = Qwen3Attention
-    layer_class = LFM2Layer
+    recurrent_class = ShortConv
+    layer_class = HybridLayer
 
     def layout(self) -> Layout:
         """Return Llama's, under other names."""
@@ -120,12 +114,6 @@ class LFM2ForCausalLM(LlamaForCausalLM):
             "q_layernorm": "q_norm", "k_layernorm": "k_norm", "out_proj": "o_proj", "feed_forward": "mlp",
             "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj",
         })  # fmt: skip
-
-    def build_attention(self, config: LFM2Config, layer_index: int) -> nn.Module:  # type: ignore[override]
-        """The convolution or the attention of one layer."""
-        if config.recurrent_layers[layer_index]:
-            return ShortConv(config, layer_index, self.group)
-        return super().build_attention(config, layer_index)
 
 
 ARCHITECTURES = {"Lfm2ForCausalLM": LFM2ForCausalLM}

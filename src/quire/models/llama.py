@@ -1,12 +1,12 @@
 """Llama 1, 2, 3 and models of its shape (SmolLM2, TinyLlama): RMS norm, rotary attention, grouped KV heads, SwiGLU.
 
-To vary it, subclass `LlamaForCausalLM` and set `attention_class`, `mlp_class`, `layer_class`, `norm_class` or `Config`,
-or override a `build_…` method, `embed`, `rotations` or `compute_logits`; most other models here do just that. Next to
-read: `layers/attention.py`.
+To vary it, subclass `LlamaForCausalLM` and set `Config` or one of the classes `attention_class`, `mlp_class`,
+`moe_class`, `layer_class` and `norm_class`, or override a `build_…` method, `embed`, `rotations` or `compute_logits`;
+all other models here do just that. Next to read: `layers/attention.py`.
 """
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from quire import nn
 from quire.kernels.activations import silu_and_mul
@@ -20,6 +20,7 @@ from quire.layers.norms import RMSNorm
 from quire.layers.rotary import RotaryEmbedding, Rotation
 from quire.lazy_torch import Tensor
 from quire.models.hf_llama import LlamaConfig
+from quire.models.hf_moe import MoE
 from quire.weight_map import Layout
 
 QKV, GATE_UP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
@@ -28,6 +29,9 @@ QKV, GATE_UP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
 
 class LlamaAttention(nn.Module):
     """Project to queries, keys and values, rotate, attend, project back. H and K are the heads of this rank."""
+
+    sinks: Tensor | None = None
+    """Scores [H] that take part in the softmax and have no value; None for none."""
 
     def __init__(self, config: LlamaConfig, layer_index: int, group: Group = SINGLE) -> None:
         super().__init__()
@@ -41,16 +45,17 @@ class LlamaAttention(nn.Module):
             soft_cap=config.score_cap,
         )  # fmt: skip
 
-    def forward(self, x: Tensor, rotation: Rotation, batch: ForwardBatch) -> Tensor:
-        """Shapes: x [T, E]; rotation: cos, sin [T, D] -> [T, E]."""
+    def forward(self, x: Tensor, rotation: Any, batch: ForwardBatch) -> Tensor:
+        """Shapes: x [T, E]; rotation: cos, sin [T, D], or None for none -> [T, E]."""
         qkv = self.qkv_proj(x).view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_size)  # [T, H + 2K, D]
         qk, v = qkv.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)  # [T, H + K, D], [T, K, D]
         q, k = self.rotate(qk, rotation)  # [T, H, D], [T, K, D]
-        return self.o_proj(self.attention(q, k, v, batch).flatten(1))  # [T, H, D] -> [T, E]
+        return self.o_proj(self.attention(q, k, v, batch, self.sinks).flatten(1))  # [T, H, D] -> [T, E]
 
-    def rotate(self, qk: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+    def rotate(self, qk: Tensor, rotation: Any) -> tuple[Tensor, Tensor]:
         """Queries and keys as attention needs them. Shapes: qk [T, H + K, D] -> [T, H, D], [T, K, D]."""
-        q, k = rope(qk, *rotation).split((self.num_heads, self.num_kv_heads), dim=1)
+        rotated = qk if rotation is None else rope(qk, *rotation)
+        q, k = rotated.split((self.num_heads, self.num_kv_heads), dim=1)
         return q, k
 
 
@@ -111,7 +116,9 @@ class LlamaForCausalLM(nn.Module):
 
     Config: ClassVar[type[LlamaConfig]] = LlamaConfig
     attention_class: ClassVar[type[nn.Module]] = LlamaAttention
+    recurrent_class: ClassVar[type[nn.Module]] = nn.Module
     mlp_class: ClassVar[type[nn.Module]] = LlamaMLP
+    moe_class: ClassVar[type[nn.Module]] = MoE
     layer_class: ClassVar[type[LlamaLayer]] = LlamaLayer
     norm_class: ClassVar[type[nn.Module]] = RMSNorm
 
@@ -121,6 +128,8 @@ class LlamaForCausalLM(nn.Module):
         table_size = config.vocab_size, config.hidden_size
         self.embed_tokens = VocabParallelEmbedding(*table_size, group)
         self.rotary = self.build_rotary(config)
+        local = config.local_rope
+        self.local_rotary = None if local is None else RotaryEmbedding.of(local, config.head_size)
         self.layers = nn.ModuleList(self.layer_class(self, config, index) for index in range(config.num_layers))
         self.norm = self.build_norm(config)
         self.lm_head = None if config.tie_word_embeddings else VocabParallelHead(*table_size, group)
@@ -136,12 +145,14 @@ class LlamaForCausalLM(nn.Module):
         return RotaryEmbedding.of(config.rope, config.head_size)
 
     def build_attention(self, config: LlamaConfig, layer_index: int) -> nn.Module:
-        """The attention of one layer."""
-        return self.attention_class(config, layer_index, self.group)
+        """The attention of one layer, or what it has instead, with recurrent state."""
+        kind = self.recurrent_class if config.is_recurrent(layer_index) else self.attention_class
+        return kind(config, layer_index, self.group)
 
     def build_mlp(self, config: LlamaConfig, layer_index: int) -> nn.Module:
-        """The MLP of one layer."""
-        return self.mlp_class(config, self.group)
+        """The MLP of one layer, or its experts."""
+        has_experts = bool(config.sparse_layers) and config.sparse_layers[layer_index]
+        return (self.moe_class if has_experts else self.mlp_class)(config, self.group)
 
     def build_norm(self, config: LlamaConfig) -> nn.Module:
         """Any of the norms over E."""
@@ -160,7 +171,10 @@ class LlamaForCausalLM(nn.Module):
 
     def rotations(self, positions: Tensor) -> Sequence[Rotation | None]:
         """The rotation of each layer, None for none. Shapes: positions [T] -> per layer cos, sin [T, D]."""
-        return [self.rotary(positions)] * len(self.layers)
+        if self.local_rotary is None:
+            return [self.rotary(positions)] * len(self.layers)
+        local, full = self.local_rotary(positions), self.rotary(positions)
+        return [full if window is None else local for window in self.config.windows]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Shapes: hidden [S, E] -> [S, V]."""

@@ -72,7 +72,7 @@ class QueryAndKeyRotary(nn.Module):
 class Ministral3Attention(LlamaAttention):
     """Llama's, with queries and keys rotated by different values."""
 
-    def rotate(self, qk: Tensor, rotation: RotationOfBoth) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def rotate(self, qk: Tensor, rotation: RotationOfBoth) -> tuple[Tensor, Tensor]:
         """Shapes: qk [T, H + K, D] -> [T, H, D], [T, K, D]."""
         q, k = qk.split((self.num_heads, self.num_kv_heads), dim=1)  # [T, H, D], [T, K, D]
         of_queries, of_keys = rotation

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from quire import nn
-from quire.layers.experts import SparseMLP
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_moe import read_experts
@@ -20,8 +18,6 @@ from quire.weight_map import Layout
 class MixtralConfig(LlamaConfig):
     """Llama's fields, `intermediate_size` being an expert's, with windows and experts."""
 
-    num_experts: int
-    top_k: int
     defaults: ClassVar[Mapping[str, Any]] = {"rms_norm_eps": 1e-5, "rope_theta": 1e6}
     required: ClassVar[Mapping[str, Any]] = {"attention_bias": False, "mlp_bias": False}
 
@@ -29,7 +25,7 @@ class MixtralConfig(LlamaConfig):
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
         fields = super().read(reader)
         windows = (reader.optional_integer("sliding_window"),) * fields["num_layers"]
-        return fields | read_experts(reader) | {"windows": windows}
+        return fields | read_experts(reader, fields) | {"windows": windows}
 
 
 class MixtralForCausalLM(LlamaForCausalLM):
@@ -41,13 +37,6 @@ class MixtralForCausalLM(LlamaForCausalLM):
         """Return Llama's, under other names."""
         names = {"block_sparse_moe": "mlp", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
         return super().layout() | Layout(renames=names)
-
-    def build_mlp(self, config: MixtralConfig, layer_index: int) -> nn.Module:  # type: ignore[override]
-        """The experts of one layer."""
-        return SparseMLP(
-            config.hidden_size, config.intermediate_size, config.num_experts, self.group, top_k=config.top_k,
-            renormalise=True,
-        )  # fmt: skip
 
 
 ARCHITECTURES = {"MixtralForCausalLM": MixtralForCausalLM}

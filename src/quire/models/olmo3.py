@@ -3,12 +3,10 @@
 Next to read: `olmo2.py`.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.layers.rotary import RopeConfig, RotaryEmbedding, Rotation
-from quire.lazy_torch import Tensor
+from quire.layers.rotary import RopeConfig
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_decoder import FULL, SLIDING, read_windows
 from quire.models.hf_rope import read_rope_of_type
@@ -20,9 +18,7 @@ DEFAULT_THETA = 500000.0
 
 @dataclass(frozen=True, kw_only=True)
 class OLMo3Config(OLMo2Config):
-    """OLMo 2's fields, with windows. `rope` is that of layers without a window, `local_rope` of those with one."""
-
-    local_rope: RopeConfig
+    """OLMo 2's fields, with windows and two kinds of angles."""
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
@@ -44,14 +40,6 @@ class OLMo3ForCausalLM(OLMo2ForCausalLM):
     """OLMo 2 with windows."""
 
     Config = OLMo3Config
-
-    def __init__(self, config: OLMo3Config, *args: Any) -> None:
-        super().__init__(config, *args)
-        self.local_rotary = RotaryEmbedding.of(config.local_rope, config.head_size)
-
-    def rotations(self, positions: Tensor) -> Sequence[Rotation | None]:
-        local, full = self.local_rotary(positions), self.rotary(positions)
-        return [full if window is None else local for window in self.config.windows]
 
 
 ARCHITECTURES = {"Olmo3ForCausalLM": OLMo3ForCausalLM}

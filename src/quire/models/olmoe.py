@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from quire import nn
-from quire.layers.experts import SparseMLP
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_moe import read_experts
@@ -20,15 +18,13 @@ from quire.models.olmo2 import OLMo2Attention
 class OLMoEConfig(LlamaConfig):
     """Llama's fields, `intermediate_size` being an expert's, and experts."""
 
-    num_experts: int
-    top_k: int
-    renormalise: bool
     defaults: ClassVar[Mapping[str, Any]] = {"rms_norm_eps": 1e-5}
     required: ClassVar[Mapping[str, Any]] = {"mlp_bias": False, "clip_qkv": None}
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        return super().read(reader) | read_experts(reader) | {"renormalise": reader.flag("norm_topk_prob", False)}
+        fields = super().read(reader)
+        return fields | read_experts(reader, fields) | {"renormalise": reader.flag("norm_topk_prob", False)}
 
 
 class OLMoEForCausalLM(LlamaForCausalLM):
@@ -36,13 +32,6 @@ class OLMoEForCausalLM(LlamaForCausalLM):
 
     Config = OLMoEConfig
     attention_class = OLMo2Attention
-
-    def build_mlp(self, config: OLMoEConfig, layer_index: int) -> nn.Module:  # type: ignore[override]
-        """The experts of one layer."""
-        return SparseMLP(
-            config.hidden_size, config.intermediate_size, config.num_experts, self.group, top_k=config.top_k,
-            renormalise=config.renormalise,
-        )  # fmt: skip
 
 
 ARCHITECTURES = {"OlmoeForCausalLM": OLMoEForCausalLM}

@@ -4,51 +4,92 @@ Checkpoints store the weights of most norms without their 1, which is added when
 Next to read: `layers/recurrent.py`; `qwen2_moe.py` for the experts.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from quire import nn
+from quire.cache_spec import CacheSpec, RecurrentState
 from quire.kernels.activations import silu
 from quire.kernels.elementwise import gate_rows
+from quire.kernels.recurrence import MAX_TAPS
 from quire.layers.forward_batch import ForwardBatch
 from quire.layers.group import SINGLE, Group, Partition, share, share_heads
 from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
 from quire.layers.norms import RMSNorm
-from quire.layers.recurrent import CausalConv, recur
+from quire.layers.recurrent import CausalConv, recur, state_bytes
 from quire.layers.rotary import Rotation
 from quire.lazy_torch import Tensor
-from quire.models.hf_config import HFConfigReader
-from quire.models.hf_delta_net import DeltaNetConfig
-from quire.models.hf_hybrid import HybridLayer
-from quire.models.hf_moe import read_experts, read_sparse_layers
+from quire.models.hf_config import HFConfigReader, check_divides
+from quire.models.hf_hybrid import HybridLayer, read_recurrent_layers
+from quire.models.hf_llama import LlamaConfig
+from quire.models.hf_moe import read_moe
 from quire.models.llama import QKV, LlamaForCausalLM
-from quire.models.qwen2_moe import SharedSparseMLP
+from quire.models.qwen2_moe import GatedSharedMoE
 from quire.models.qwen3 import Qwen3Attention
 from quire.weight_map import Layout, Offset, Rows, View
+
+DEFAULT_INTERVAL = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaNetConfig(LlamaConfig):
+    """Llama's fields, and sizes of delta nets in the layers of `recurrent_layers`. `num_taps`: of convolutions."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_size: int
+    value_size: int
+    num_taps: int
+    defaults: ClassVar[Mapping[str, Any]] = {"head_dim": 256, "partial_rotary_factor": 0.25}
+    rope_options: ClassVar[Mapping[str, Any]] = {
+        "rotates_part": True, "ignored": ("mrope_section", "mrope_interleaved"),
+    }  # fmt: skip
+    """Of text, all parts of a multimodal position are the same number."""
+    required: ClassVar[Mapping[str, Any]] = {"attn_output_gate": True, "use_sliding_window": False, "mlp_bias": False}
+    unused = ("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
+    """Of the heads that predict further tokens, which are not loaded, and of the state's type, which is fp32."""
+
+    @classmethod
+    def read(cls, reader: HFConfigReader) -> dict[str, Any]:
+        fields = super().read(reader)
+        sizes = {
+            "num_key_heads": reader.integer("linear_num_key_heads", 16),
+            "num_value_heads": reader.integer("linear_num_value_heads", 32),
+            "key_size": reader.integer("linear_key_head_dim", 128),
+            "value_size": reader.integer("linear_value_head_dim", 128),
+            "num_taps": reader.integer("linear_conv_kernel_dim", 4, maximum=MAX_TAPS),
+        }
+        check_divides(
+            "linear_num_key_heads", sizes["num_key_heads"], "linear_num_value_heads", sizes["num_value_heads"]
+        )
+        check_divides("2 at least", 1 if sizes["num_taps"] > 1 else 2, "linear_conv_kernel_dim", sizes["num_taps"])
+        return fields | sizes | {"recurrent_layers": _read_layers(reader, fields["num_layers"])}
+
+    def state_spec(self) -> CacheSpec:
+        """See `LlamaConfig.state_spec`."""
+        num_channels = 2 * self.num_key_heads * self.key_size + self.num_value_heads * self.value_size
+        matrices = self.num_key_heads, self.num_value_heads, self.key_size, self.value_size
+        return RecurrentState(state_bytes(num_channels, self.num_taps, *matrices))
+
+
+def _read_layers(reader: HFConfigReader, num_layers: int) -> tuple[bool, ...]:
+    """Read which layers are delta nets: all but every fourth, if `layer_types` does not say."""
+    interval = reader.integer("full_attention_interval", DEFAULT_INTERVAL)
+    return read_recurrent_layers(reader, num_layers, lambda index: (index + 1) % interval > 0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3NextConfig(DeltaNetConfig):
     """Fields of delta nets, and experts as `Qwen2MoeConfig` has them."""
 
-    num_experts: int
-    top_k: int
-    renormalise: bool
-    expert_size: int
-    shared_size: int
-    sparse_layers: tuple[bool, ...]
-
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        fields = super().read(reader)
-        return fields | read_experts(reader) | {
-            "renormalise": reader.flag("norm_topk_prob", True),
-            "expert_size": reader.integer("moe_intermediate_size", 512),
-            "shared_size": reader.integer("shared_expert_intermediate_size", 512),
-            "sparse_layers": read_sparse_layers(reader, fields["num_layers"]),
-        }  # fmt: skip
+        fields, shared_size = super().read(reader), reader.integer("shared_expert_intermediate_size", 512)
+        experts = read_moe(reader, fields, renormalises=True, expert_size=512)
+        return fields | experts | {"shared_size": shared_size}
 
 
 class GatedAttention(Qwen3Attention):
@@ -74,6 +115,8 @@ class GatedDeltaNet(nn.Module):
 
     K key heads of D, H value heads of V on this rank.
     """
+
+    name_in_layer = "linear_attn"
 
     def __init__(self, config: DeltaNetConfig, layer_index: int, group: Group = SINGLE) -> None:
         super().__init__()
@@ -114,6 +157,8 @@ class DeltaNetForCausalLM(LlamaForCausalLM):
     """Delta nets beside attention, with Llama's MLP."""
 
     Config: ClassVar[type[DeltaNetConfig]] = DeltaNetConfig
+    attention_class = GatedAttention
+    recurrent_class = GatedDeltaNet
     layer_class = HybridLayer
     config: DeltaNetConfig
 
@@ -125,16 +170,12 @@ class DeltaNetForCausalLM(LlamaForCausalLM):
         views: dict[str, tuple[View, ...]] = {norms: (Offset(1.0),), r"\.q_proj\.": (Rows(gates_first),)}
         return super().layout() | Layout(views=views, unused=(r"^mtp\.",))
 
-    def build_attention(self, config: DeltaNetConfig, layer_index: int) -> nn.Module:  # type: ignore[override]
-        """The delta net or the attention of one layer."""
-        kind = GatedDeltaNet if config.recurrent_layers[layer_index] else GatedAttention
-        return kind(config, layer_index, self.group)
-
 
 class Qwen3NextForCausalLM(DeltaNetForCausalLM):
     """Delta nets beside attention, with experts. Projections are stored in pieces, one per key head."""
 
     Config = Qwen3NextConfig
+    moe_class = GatedSharedMoE
 
     def layout(self) -> Layout:
         """Return Llama's, with rows of all parts for each key head."""
@@ -145,12 +186,6 @@ class Qwen3NextForCausalLM(DeltaNetForCausalLM):
             r"\.in_proj_qkvz\.": (Rows(_parts_first(keys, (config.key_size, config.key_size, values, values))),),
             r"\.in_proj_ba\.": (Rows(_parts_first(keys, (ratio, ratio), (1, 0))),),
         })  # fmt: skip
-
-    def build_mlp(self, config: Qwen3NextConfig, layer_index: int) -> nn.Module:  # type: ignore[override]
-        """The experts of one layer, or its MLP."""
-        if not config.sparse_layers[layer_index]:
-            return super().build_mlp(config, layer_index)
-        return SharedSparseMLP(config, self.group)  # type: ignore[arg-type]  # it reads fields of experts
 
 
 def _parts_first(num_pieces: int, sizes: tuple[int, ...], order: tuple[int, ...] | None = None) -> np.ndarray:

@@ -13,7 +13,7 @@ from quire.lazy_torch import Tensor
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_decoder import read_windows
 from quire.models.hf_llama import LlamaConfig
-from quire.models.llama import LlamaAttention, LlamaForCausalLM
+from quire.models.llama import LlamaForCausalLM
 
 DEFAULT_INTERVAL = 4
 
@@ -52,23 +52,11 @@ def _read_rotates(reader: HFConfigReader, num_layers: int) -> tuple[bool, ...]:
     return tuple(item == 1 for item in given[:num_layers])
 
 
-class SmolLM3Attention(LlamaAttention):
-    """Llama's, which a layer without positions calls without a rotation."""
-
-    def rotate(self, qk: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
-        """Shapes: qk [T, H + K, D] -> [T, H, D], [T, K, D]."""
-        if rotation is not None:
-            return super().rotate(qk, rotation)
-        q, k = qk.split((self.num_heads, self.num_kv_heads), dim=1)
-        return q, k
-
-
 class SmolLM3ForCausalLM(LlamaForCausalLM):
     """Llama with some layers without positions."""
 
     Config = SmolLM3Config
     config: SmolLM3Config
-    attention_class = SmolLM3Attention
 
     def rotations(self, positions: Tensor) -> Sequence[Rotation | None]:
         rotation = self.rotary(positions)

@@ -7,12 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from quire import nn
-from quire.kernels.activations import activate
-from quire.layers.group import SINGLE, Group, share
-from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
 from quire.layers.norms import LayerNorm
-from quire.lazy_torch import Tensor
+from quire.models.gpt2 import PlainMLP
 from quire.models.hf_config import ACTIVATIONS, HFConfigReader
 from quire.models.hf_llama import LlamaConfig
 from quire.models.llama import LlamaForCausalLM
@@ -46,26 +42,11 @@ class StarCoder2Config(LlamaConfig):
         """Nothing to check: `read` reads the activation."""
 
 
-class StarCoder2MLP(nn.Module):
-    """c_proj(activation(c_fc(x))), F wide on this rank."""
-
-    def __init__(self, config: StarCoder2Config, group: Group = SINGLE) -> None:
-        super().__init__()
-        inner = share("MLP columns", config.intermediate_size, group)
-        self.activation = config.activation
-        self.c_fc = ColumnParallelLinear(config.hidden_size, (inner,), bias=config.mlp_bias)
-        self.c_proj = RowParallelLinear(inner, config.hidden_size, group, bias=config.mlp_bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Shapes: x [T, E] -> [T, E]."""
-        return self.c_proj(activate(self.c_fc(x), self.activation))  # [T, F] -> [T, E]
-
-
 class StarCoder2ForCausalLM(LlamaForCausalLM):
     """Llama with layer norms and another MLP."""
 
     Config = StarCoder2Config
-    mlp_class = StarCoder2MLP
+    mlp_class = PlainMLP
     norm_class = LayerNorm
 
 

@@ -414,7 +414,7 @@ export class Xray {
     const window = state.header.engine.windows.find((value) => value !== null) ?? null;
     const about = this.about("Rows are the tokens that the step computes, columns the positions of their own request that they attend to: pale for keys that earlier steps left in the KV cache, full for keys of this step. " +
       "The thick line is the edge of the chunk. No row sees another request: the batch needs no padding.",
-      `row i sees column j if j ≤ i${window ? ` and i − j < ${window}` : ""}; pairs = Σ (start + k), k = 1 … tokens`, "src/quire/kernels/paged_attention/__init__.py");
+      `row i sees column j if j ≤ i${window ? ` and i − j < ${window}` : ""}; pairs = Σ (start + k), k = 1 … tokens`, "src/quire/kernels/paged_attention.py");
     if (!step) return html`<p class="hint">No step yet.</p>${about}`;
     const shares = step.requests.filter((share) => share.count).slice(0, 24);
     const columns = Math.max(...shares.map((share) => share.start + share.count), 8);

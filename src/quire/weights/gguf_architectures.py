@@ -115,8 +115,7 @@ SHARED_EXPERTS = (
 )  # fmt: skip
 
 
-def _layer_norms(attribute: str = "layer_norm_epsilon") -> Field:
-    return Field("attention.layer_norm_epsilon", "rms_norm_eps", codecs.NUMBER, attribute=attribute)
+LAYER_NORMS = Field("attention.layer_norm_epsilon", "rms_norm_eps", codecs.NUMBER, attribute="rms_norm_epsilon")
 
 
 def _score_size(config: Mapping[str, Any]) -> int:
@@ -140,7 +139,10 @@ DEEPSEEK = (
     Field("attention.kv_lora_rank", "kv_lora_rank", attribute="kv_rank"),
     Field("attention.q_lora_rank", "q_lora_rank", codecs.OPTIONAL, attribute="query_rank"),
     Field("expert_shared_count", "n_shared_experts", attribute=lambda read: read.shared_size // read.expert_size),
-    Field("leading_dense_block_count", "first_k_dense_replace", codecs.SIZE, 0, "num_dense_layers"),
+    Field(
+        "leading_dense_block_count", "first_k_dense_replace", codecs.SIZE, 0,
+        lambda read: (*read.sparse_layers, True).index(True),
+    ),
     Field("expert_weights_scale", "routed_scaling_factor", codecs.NUMBER, 1.0, "scoring.factor"),
     Field("expert_weights_norm", "norm_topk_prob", codecs.FLAG, False, "renormalise"),
     Field("expert_group_count", "n_group", codecs.COUNT, 1, "scoring.num_groups"),
@@ -294,12 +296,12 @@ ARCHITECTURES = {
         },
     ),
     "starcoder2": Architecture(
-        "Starcoder2ForCausalLM", "starcoder2", fields=(_layer_norms("rms_norm_epsilon"), WINDOW),
+        "Starcoder2ForCausalLM", "starcoder2", fields=(LAYER_NORMS, WINDOW),
         unsaid={"hidden_act": "gelu_pytorch_tanh"}, biases={**BIASES, "use_bias": "attn_q.bias"},
         config_names={"rms_norm_eps": "norm_epsilon"}, names={"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
     ),
     "gpt2": Architecture(
-        "GPT2LMHeadModel", "gpt2", fields=(_layer_norms(),), unsaid={"activation_function": "gelu_new"}, biases={},
+        "GPT2LMHeadModel", "gpt2", fields=(LAYER_NORMS,), unsaid={"activation_function": "gelu_new"}, biases={},
         config_names={
             "hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
             "max_position_embeddings": "n_positions", "intermediate_size": "n_inner",
@@ -315,7 +317,7 @@ ARCHITECTURES = {
     "gptneox": Architecture(
         "GPTNeoXForCausalLM", "gpt_neox", unsaid={"hidden_act": "gelu"}, biases={},
         fields=(
-            ROTATED_SHARE, _layer_norms(),
+            ROTATED_SHARE, LAYER_NORMS,
             Field("use_parallel_residual", "use_parallel_residual", codecs.FLAG, True, "parallel"),
         ),
         config_names={

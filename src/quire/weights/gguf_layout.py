@@ -78,8 +78,8 @@ def _taken_apart(name: str, tensor: WeightTensor, architecture: Architecture, re
             yield name, tensor
         else:
             yield from _experts(name, tensor, architecture.model_type == "gpt_oss")
-    elif name.endswith("shared_mlp.input_linear.weight"):
-        yield from _halves(name.replace("input_linear.weight", "{}_proj.weight"), tensor)
+    elif kind == "gate_up_proj" and architecture.model_type.startswith("granite"):
+        yield from _halves(name.replace("gate_up_proj.weight", "{}_proj.weight"), tensor)
     elif kind == "kv_b_proj":
         yield from _latents(name, tensor, read.num_heads, read.nope_size)
     elif kind == "in_proj_qkvz":

@@ -71,7 +71,7 @@ def layers_with(kind: str) -> tuple[Field, Field]:
     codec = Codec(lambda metadata, key, default: [FULL if count else kind for count in metadata.counts(key)])
     return MIXED_KV_HEADS, Field(
         KV_HEADS.key, "layer_types", codec,
-        attribute=lambda read: [0 if each else read.num_kv_heads for each in read.recurrent_layers],
+        attribute=lambda read: [0 if read.is_recurrent(at) else read.num_kv_heads for at in range(read.num_layers)],
     )  # fmt: skip
 
 

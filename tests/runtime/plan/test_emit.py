@@ -12,7 +12,7 @@ from quire._native import RowType
 from quire.kernels.elementwise import Add
 from quire.kernels.instruction import Buffer, Columns, Convert, Instruction, Packing
 from quire.kernels.linear import Gemm
-from quire.kernels.paged_attention.instructions import Attend
+from quire.kernels.paged_attention import Attend
 from quire.runtime.plan.emit import BODY, GREEDY, LOGITS, place_buffers, plan_ahead
 from tests.kernels.native.packed_weights import ISAS, each_isa
 from tests.runtime.plan.graphs import Format, GraphModel, Op, logits_of, planned, run_prompt

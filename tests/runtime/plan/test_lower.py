@@ -16,12 +16,10 @@ from quire.kernels.activations import gelu, relu, silu, silu_and_mul
 from quire.kernels.elementwise import Scale, SoftCap, soft_cap
 from quire.kernels.instruction import Columns, Packing
 from quire.kernels.linear import Gemm, linear
-from quire.kernels.paged_attention import paged_attention
-from quire.kernels.paged_attention.instructions import Attend, WriteKv
+from quire.kernels.paged_attention import Attend, WriteKv, paged_attention, write_kv
 from quire.kernels.rms_norm import Norm
 from quire.kernels.rope import Rotary, rope
 from quire.kernels.tracing import NotTraceableError
-from quire.kernels.write_kv import write_kv
 from quire.layers.attention import Attention
 from quire.layers.linear import Linear
 from quire.layers.norms import LayerNorm, RMSNorm

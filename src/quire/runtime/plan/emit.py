@@ -19,6 +19,7 @@ from quire.events import OpTime
 from quire.kernels.instruction import Buffer, Columns, Instruction, StepShape
 from quire.kernels.likeliest import Argmax
 from quire.kernels.tracing import NotTraceableError
+from quire.nn import is_parameter
 from quire.runtime.links import RANK_LOST
 from quire.runtime.plan.lower import Program
 from quire.runtime.plan.packed_weights import PackedWeights
@@ -277,8 +278,16 @@ class _Emitter:
     # --- See `Emitter` ----------------------------------------------------------------------
 
     def push(self, op: str, **values: Any) -> None:
-        getattr(self._native, op)(**values, **self._options, parts=self._parts)
+        given = {name: self._native_value(value) for name, value in values.items() if value is not None}
+        getattr(self._native, op)(**given, **self._options, parts=self._parts)
         self.instructions.append(self._emitting)
+
+    def _native_value(self, value: Any) -> Any:
+        if isinstance(value, Buffer | Columns):
+            return self.rows(value)
+        if not is_parameter(value):
+            return value
+        return self._weights.weight(value) if len(value.shape) == 2 else self._weights.vector_address(value)
 
     def rows(self, value: Buffer | Columns, stride_bytes: int | None = None) -> _native.Rows:
         buffer = value.buffer if isinstance(value, Columns) else value
@@ -288,12 +297,6 @@ class _Emitter:
         if isinstance(value, Columns):
             return self.address(value.buffer) + 4 * value.start
         return self._rows[value].ctypes.data
-
-    def weight(self, parameter: Any) -> _native.Weight:
-        return self._weights.weight(parameter)
-
-    def vector(self, parameter: Any) -> int:
-        return 0 if parameter is None else self._weights.vector_address(parameter)
 
     def constant(self, values: Any) -> int:
         self._memory.append(np.array(values.tolist(), np.float32))

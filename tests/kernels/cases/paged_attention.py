@@ -1,13 +1,13 @@
-"""Inputs for every version of paged attention: mixed steps over a pool that holds NaN wherever no token lies."""
+"""Cases of `kernels/paged_attention.py`: mixed steps over a pool that holds NaN wherever no token lies."""
 
 from collections.abc import Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from quire.kernels.case import Arguments, Check, random
-from quire.kernels.paged_attention import paged_attention
-from quire.lazy_torch import functional, torch
+from quire.kernels.paged_attention import paged_attention, write_kv
+from quire.lazy_torch import Tensor, functional, torch
+from tests.kernels.case import Arguments, Check, random
 
 
 def make_arguments(
@@ -102,4 +102,38 @@ CASES = {
     "one KV head": partial(make_arguments, MIXED, heads=8, kv_heads=1),
 }
 
-CHECKS = (Check(paged_attention, _formula, CASES),)
+
+def _write_formula(k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+    for token, slot in enumerate(slot_mapping.tolist()):
+        kv_cache[slot // kv_cache.shape[2], :, slot % kv_cache.shape[2]] = torch.stack((k[token], v[token]))
+
+
+def _make_write(
+    num_tokens: int, *, kv_heads: int = 3, head_size: int = 64, padding: int = 0, last: bool = False
+) -> Arguments:
+    """The second layer's view of a block-major pool of NaN; `padding`: further values at the end of each block."""
+    num_blocks, block_size = 11, 8
+    layer_size = 2 * block_size * kv_heads * head_size
+    pool = torch.full((num_blocks, 2 * layer_size + padding), torch.nan)
+    view = pool[:, layer_size : 2 * layer_size].view(num_blocks, 2, block_size, kv_heads, head_size)
+    slots = torch.randperm(num_blocks * block_size, generator=torch.Generator().manual_seed(3))
+    slots = slots.sort().values[-num_tokens:] if last else slots[:num_tokens]
+    fused = random(num_tokens, 2 * kv_heads + 1, head_size)
+    return {"k": fused[:, :kv_heads], "v": fused[:, kv_heads:-1], "kv_cache": view, "slot_mapping": slots}
+
+
+CHECKS = (
+    Check(
+        write_kv,
+        _write_formula,
+        {
+            "empty": partial(_make_write, 0),
+            "one token": partial(_make_write, 1),
+            "scattered slots": partial(_make_write, 37),
+            "largest block id": partial(_make_write, 5, last=True),
+            "pages that are not whole rows": partial(_make_write, 9, kv_heads=1, head_size=80, padding=10),
+        },
+        mutated="kv_cache",
+    ),
+    Check(paged_attention, _formula, CASES),
+)

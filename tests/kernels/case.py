@@ -1,6 +1,6 @@
 """`Check`: the inputs on which all versions of a kernel are tested, and the formula that they must equal.
 
-An operation's module, or the `cases.py` of its folder, exports `CHECKS`. Next to read: `rms_norm.py`.
+The file of an operation in `cases/` has its `CHECKS`. Next to read: `cases/rms_norm.py`.
 """
 
 from collections.abc import Callable, Mapping

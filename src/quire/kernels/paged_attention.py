@@ -1,20 +1,104 @@
-"""`WriteKv` and `Attend`: attention in plans, with norms of heads and rotation done where keys are written.
+"""Writes to the paged KV cache, and attention of new tokens to their own request's cached keys.
 
+In plans norms of heads and rotation are done where keys are written: `WriteKv`, `Attend`.
 Next to read: `native/ops/write_kv.h`, then `native/ops/attend.h`.
 """
 
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, StepShape, Work
 from quire.kernels.lowering import Lowering, lowers
+from quire.kernels.registry import kernel
 from quire.kernels.rope import rotation_of
 from quire.kernels.tracing import SIZES, Call, NotTraceableError, Symbol, same_sizes
+from quire.lazy_torch import Tensor, torch
 
+QUERY_TILE = 256
+"""Most queries of one product: bounds the memory of the scores to QUERY_TILE · H · P values."""
 BLOCK = 32
 SIZES.update(paged_attention=same_sizes, write_kv=lambda *_: ())
+
+
+class StepTables(Protocol):
+    """The part of `layers.forward_batch.ForwardBatch` that kernels read: this folder may not import that one."""
+
+    block_tables: tuple[Tensor, ...]
+    query_lens_list: tuple[int, ...]
+    seq_lens_list: tuple[int, ...]
+
+
+@kernel.with_traits(writes_cache=True, takes_in=("rope", "rms_norm"))
+def write_kv(k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Store each token's key and value in its slot.
+
+    kv_cache[slot // B, 0, slot % B] = k[t];  kv_cache[slot // B, 1, slot % B] = v[t];  slot = slot_mapping[t]
+
+    Shapes: k, v [T, K, D] (may be strided over T); kv_cache [N, 2, B, K, D] (may be strided over N);
+        slot_mapping [T], no slot twice.
+    Dtypes: k, v bf16, fp16 or fp32; kv_cache any of these, values are rounded to it; slot_mapping int64.
+    Mutates: kv_cache.
+    """
+    blocks, offsets = slot_mapping // kv_cache.shape[2], slot_mapping % kv_cache.shape[2]
+    kv_cache[blocks, 0, offsets] = k.to(kv_cache.dtype)
+    kv_cache[blocks, 1, offsets] = v.to(kv_cache.dtype)
+
+
+@kernel.with_traits(takes_in=("rope", "rms_norm"))
+def paged_attention(
+    q: Tensor,
+    kv_cache: Tensor,
+    step: StepTables,
+    group_index: int,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attend each query to the keys of its request at its own and earlier positions.
+
+    out[t, h] = softmax(scale · q[t, h] @ K[first…p].T) @ V[first…p], with p the position of token t, K and V of KV
+    head h // (H / K), and first = max(0, p - window + 1).     (Vaswani 2017 eq. 1; paging: Kwon 2023 sec. 4)
+    With a `soft_cap`, a score s becomes soft_cap · tanh(s / soft_cap).     (Gemma 2, sec. 2)
+
+    With `sinks`, e^sinks[h] is added to the sum that the softmax divides by.     (Xiao 2024; gpt-oss)
+
+    Request r's token at position p lies at kv_cache[block_tables[group_index][r, p // B], :, p % B]. Its new tokens
+    are the last ones, and are written already. No other keys are read: the rest of the pool may hold NaN.
+
+    Shapes: q [T, H, D] (may be strided over T); kv_cache [N, 2, B, K, D] (may be strided over N); sinks [H] or None
+    -> [T, H, D].
+    Dtypes: q bf16, fp16 or fp32; kv_cache any of these; sums in fp32; returns q.dtype.
+    Units: window in tokens, the query's own included; None attends to everything before.
+    """
+    block_size, num_kv_heads = kv_cache.shape[2:4]
+    num_tokens, num_heads, head_size = q.shape
+    queries = q.reshape(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_size)  # [T, K, G, D]
+    out = torch.empty(queries.shape, dtype=q.dtype, device=q.device)
+    token = 0
+    for request, (query_len, seq_len) in enumerate(zip(step.query_lens_list, step.seq_lens_list, strict=True)):
+        for tile in range(seq_len - query_len, seq_len, QUERY_TILE):
+            end = min(tile + QUERY_TILE, seq_len)
+            first = 0 if window is None else max(0, tile - window + 1)
+            keys = torch.arange(first, end, device=q.device)  # positions attended to, [P]
+            blocks = step.block_tables[group_index][request, keys // block_size].long()
+            k, v = kv_cache[blocks, :, keys % block_size].float().unbind(1)  # [P, K, D]
+            rows = slice(token, token + end - tile)
+            scores = scale * torch.einsum("tkgd,pkd->kgtp", queries[rows].float(), k)
+            if soft_cap is not None:
+                scores = soft_cap * torch.tanh(scores / soft_cap)
+            distance = torch.arange(tile, end, device=q.device)[:, None] - keys
+            hidden = (distance < 0) | (distance >= (window or end + 1))
+            scores = scores.masked_fill(hidden, -torch.inf)
+            if sinks is not None:
+                shape = (num_kv_heads, num_heads // num_kv_heads, end - tile, 1)
+                scores = torch.cat([scores, sinks.float().view(*shape[:2], 1, 1).expand(shape)], -1)
+            weights = scores.softmax(-1)[..., : len(keys)]
+            out[rows] = torch.einsum("kgtp,pkd->tkgd", weights, v).to(q.dtype)
+            token += end - tile
+    return out.view(q.shape)
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -35,18 +119,15 @@ class WriteKv(Instruction):
     """Of queries, if it is another than that of keys."""
 
     def emit(self, to: Emitter) -> None:
-        cos, sin, half = 0, 0, 0
-        if self.rotation is not None:
-            cos, sin, half = *map(to.address, self.rotation), self.rotation[0].width
-        options = {}
-        if self.query_rotation is not None:
-            options = dict(zip(("q_cos", "q_sin"), map(to.address, self.query_rotation), strict=True))
+        cos, sin = map(to.address, self.rotation) if self.rotation else (None, None)
+        q_cos, q_sin = map(to.address, self.query_rotation) if self.query_rotation else (None, None)
+        half = self.rotation[0].width if self.rotation else 0
         q_stride, k_stride, v_stride = (part.buffer.row_bytes // 4 for part in (self.q, self.k, self.v))
         to.push(
             "write_kv", q=to.address(self.q), k=to.address(self.k), v=to.address(self.v), q_stride=q_stride,
-            k_stride=k_stride, v_stride=v_stride, num_heads=self.num_heads, q_norm=to.vector(self.q_norm),
-            k_norm=to.vector(self.k_norm), epsilon=self.epsilon, cos=cos, sin=sin, half=half,
-            kv=to.kv_layer(self.layer_index), **options,
+            k_stride=k_stride, v_stride=v_stride, num_heads=self.num_heads, q_norm=self.q_norm,
+            k_norm=self.k_norm, epsilon=self.epsilon, cos=cos, sin=sin, half=half, q_cos=q_cos, q_sin=q_sin,
+            kv=to.kv_layer(self.layer_index),
         )  # fmt: skip
 
     def cost(self, step: StepShape) -> Cost:
@@ -79,9 +160,9 @@ class Attend(Instruction):
 
     def emit(self, to: Emitter) -> None:
         to.push(
-            "attend", q=to.address(self.q), stride=self.q.buffer.row_bytes // 4, out=to.rows(self.out),
+            "attend", q=to.address(self.q), stride=self.q.buffer.row_bytes // 4, out=self.out,
             num_heads=self.num_heads, window=self.window, scale=self.scale, kv=to.kv_layer(self.layer_index),
-            soft_cap=self.soft_cap, sinks=to.vector(self.sinks),
+            soft_cap=self.soft_cap, sinks=self.sinks,
         )  # fmt: skip
 
     def cost(self, step: StepShape) -> Cost:
