@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from quire._native import WeightFormat
+from quire._native import CodeLayout, WeightFormat
 from quire.kernels.instruction import Packing
 from quire.runtime.placement import Placement
 from quire.runtime.plan.packed_weights import PACKED_DIRECTLY, PackedWeights
@@ -25,9 +25,7 @@ from quire.weights.quantized import (
     QuantizedTensor,
     RoundedTensor,
     Rows,
-    awq_codes,
-    codes_across,
-    codes_down,
+    StoredCodes,
     e4m3_values,
     nvfp4,
 )
@@ -55,51 +53,43 @@ def mxfp4() -> WeightTensor:
 
 
 def quantized(
-    name: str, data: np.ndarray, codes: Rows, bits: int, *, zeros: bool = False, groups: np.ndarray | None = None
+    name: str, codes: StoredCodes, bits: int, *, zeros: bool = False, groups: np.ndarray | None = None
 ) -> QuantizedTensor:
-    shape = (ROWS, COLUMNS // GROUP)
-    scales = WeightTensor("scales", shape, "F16", octets(shape[0], 2 * shape[1]) & 0x3F)
+    """Scales as GPTQ and AWQ store them, a row for each group; other tools store the transposed matrix."""
+    shape = (COLUMNS // GROUP, ROWS)
+    scales = WeightTensor("scales", shape, "F16", octets(shape[0], 2 * shape[1]) & 0x3F).transposed()
     grouped = np.arange(COLUMNS) // GROUP if groups is None else groups
-    read: Rows | float = (lambda first, last: np.full((last - first, shape[1]), 7, np.uint8)) if zeros else 8.0
+    read: Rows | float = (lambda first, last: np.full((last - first, shape[0]), 7, np.uint8)) if zeros else 8.0
     parts = Quantized(codes, scales, read, grouped, bits / 8)
-    return QuantizedTensor(name, (ROWS, COLUMNS), name, data, quantized=parts)
+    return QuantizedTensor(name, (ROWS, COLUMNS), name, codes.stored, quantized=parts)
 
 
 def fp8() -> QuantizedTensor:
-    codes = octets(ROWS, COLUMNS) & 0xF7
+    codes = StoredCodes(CodeLayout.across8, octets(ROWS, COLUMNS) & 0xF7)
     scales = WeightTensor("scales", (32, 16), "F32", np.ones((32, 16), np.float32).view(np.uint8))
-    parts = Quantized(
-        lambda first, last: codes[first:last], scales, 0.0, np.arange(COLUMNS) // GROUP, 1.0, GROUP,
-        table=e4m3_values(),
-    )  # fmt: skip
-    return QuantizedTensor("FP8", (ROWS, COLUMNS), "FP8", codes, quantized=parts)
+    groups = np.arange(COLUMNS) // GROUP
+    parts = Quantized(codes, scales, 0.0, groups, 1.0, GROUP, table=e4m3_values())
+    return QuantizedTensor("FP8", (ROWS, COLUMNS), "FP8", codes.stored, quantized=parts)
 
 
 def of_directories() -> dict[str, tuple[Callable[[], WeightTensor], WeightFormat]]:
     """Tensors as Hugging Face directories store them, and what they are packed as."""
-    down, across, awq = (octets(*shape).view("<u4") for shape in
-                         ((COLUMNS // 8, 4 * ROWS), (ROWS, COLUMNS // 2), (COLUMNS, ROWS // 2)))  # fmt: skip
-    wide = octets(COLUMNS // 4, 4 * ROWS).view("<u4")
+    down, across = (StoredCodes(layout, octets(*shape)) for layout, shape in (
+        (CodeLayout.down4, (COLUMNS // 8, 4 * ROWS)), (CodeLayout.across4, (ROWS, COLUMNS // 2)),
+    ))  # fmt: skip
+    awq = StoredCodes(CodeLayout.awq, octets(COLUMNS, ROWS // 2))
+    wide = StoredCodes(CodeLayout.down8, octets(COLUMNS // 4, 4 * ROWS))
+    scales = StoredCodes(CodeLayout.across8, octets(ROWS, COLUMNS // 16) & 0x77)
     shuffled = RANDOM.permutation(COLUMNS) // GROUP
-    codes, scales = octets(ROWS, COLUMNS) & 15, octets(ROWS, COLUMNS // 16) & 0x77
     return {
-        "GPTQ 4": (lambda: quantized("Q4_0", down, lambda a, b: codes_down(down, 4, a, b), 4), WeightFormat.q4),
-        "GPTQ 4 zeros": (
-            lambda: quantized("Q4_1", down, lambda a, b: codes_down(down, 4, a, b), 4, zeros=True), WeightFormat.q4m,
-        ),
-        "GPTQ 4 act-order": (
-            lambda: quantized("INT4", down, lambda a, b: codes_down(down, 4, a, b), 4, zeros=True, groups=shuffled),
-            WeightFormat.q8,
-        ),
-        "GPTQ 8": (lambda: quantized("Q8_0", wide, lambda a, b: codes_down(wide, 8, a, b), 8), WeightFormat.q8),
-        "AWQ": (lambda: quantized("Q4_1", awq, lambda a, b: awq_codes(awq, a, b), 4, zeros=True), WeightFormat.q4m),
-        "W4A16": (lambda: quantized("Q4_0", across, lambda a, b: codes_across(across, 4, a, b), 4), WeightFormat.q4),
+        "GPTQ 4": (lambda: quantized("Q4_0", down, 4), WeightFormat.q4),
+        "GPTQ 4 zeros": (lambda: quantized("Q4_1", down, 4, zeros=True), WeightFormat.q4m),
+        "GPTQ 4 act-order": (lambda: quantized("INT4", down, 4, zeros=True, groups=shuffled), WeightFormat.q8),
+        "GPTQ 8": (lambda: quantized("Q8_0", wide, 8), WeightFormat.q8),
+        "AWQ": (lambda: quantized("Q4_1", awq, 4, zeros=True), WeightFormat.q4m),
+        "W4A16": (lambda: quantized("Q4_0", across, 4), WeightFormat.q4),
         "FP8": (fp8, WeightFormat.q8),
-        "NVFP4": (
-            lambda: nvfp4("NVFP4", (ROWS, COLUMNS), codes, lambda a, b: codes[a:b], lambda a, b: scales[a:b],
-                          np.float32(1e-3)),
-            WeightFormat.nvfp4,
-        ),
+        "NVFP4": (lambda: nvfp4("NVFP4", (ROWS, COLUMNS), across, scales, np.float32(1e-3)), WeightFormat.nvfp4),
         "MXFP4 apart": (mxfp4, WeightFormat.mxfp4),
     }  # fmt: skip
 
