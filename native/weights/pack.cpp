@@ -207,13 +207,14 @@ void decode_floats(WeightFormat stored, const std::byte* from, int64_t count, fl
 
 // Halves of the target's own kind: decoding and rounding f16 would take three times as long.
 void copy_halves(const Lane& to, WeightFormat target, int64_t first, int64_t count, const std::byte* from) {
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t input = first + i, pair = (input / 2 * kTile + to.lane) * 2 + input % 2;
-    put(to.tile + (target == WeightFormat::bf16 ? pair : input * kTile + to.lane) * 2, half(from + 2 * i));
+  if (target == WeightFormat::f16) {
+    std::byte* out = to.tile + (first * kTile + to.lane) * 2;
+    for (int64_t i = 0; i < count; ++i) put(out + i * kTile * 2, half(from + 2 * i));
+    return;
   }
-  if (target == WeightFormat::bf16 && count % 2) {
-    put(to.tile + (((first + count) / 2 * kTile + to.lane) * 2 + 1) * 2, uint16_t{0});
-  }
+  std::byte* out = to.tile + (first / 2 * kTile + to.lane) * 4;
+  for (int64_t i = 0; i < count / 2; ++i) put(out + i * kTile * 4, word(from, i));
+  if (count % 2) put(out + count / 2 * kTile * 4, uint32_t{half(from + 2 * (count - 1))});
 }
 
 void encode_floats(const Lane& to, WeightFormat target, int64_t first, int64_t count, const float* values) {
@@ -288,12 +289,13 @@ struct Chunk {
   int64_t first_lane, end_lane;
   int64_t blocks;  // of a row
   int64_t first, count;
-  int64_t rows[kTile];  // in the file, by lane
+  int64_t first_byte, num_bytes;  // of a stored row
+  int64_t rows[kTile];            // in the file, by lane
   uint8_t codes[kTile][kInputsAtOnce];  // of CODES, by lane
 };
 
-const std::byte* stored_at(const PackedRows& job, const Stored& stored, const Chunk& chunk, int64_t lane) {
-  return job.rows + chunk.rows[lane] * job.row_stride_bytes + chunk.first / stored.inputs * stored.bytes;
+const std::byte* stored_at(const PackedRows& job, const Chunk& chunk, int64_t lane) {
+  return job.rows + chunk.rows[lane] * job.row_stride_bytes + chunk.first_byte;
 }
 
 void decode(const PackedRows& job, const Stored& stored, const Chunk& chunk, int64_t lane, int64_t output,
@@ -304,9 +306,9 @@ void decode(const PackedRows& job, const Stored& stored, const Chunk& chunk, int
     decode_codes(codes.table, codes.scales + at, codes.zeros + at, codes.groups + chunk.first, chunk.codes[lane],
                  chunk.count, values);
   } else if (stored.decoder != nullptr) {
-    decode_blocks(*stored.decoder, stored_at(job, stored, chunk, lane), chunk.count, job.codebook, values);
+    decode_blocks(*stored.decoder, stored_at(job, chunk, lane), chunk.count, job.codebook, values);
   } else {
-    decode_floats(stored.target, stored_at(job, stored, chunk, lane), chunk.count, values);
+    decode_floats(stored.target, stored_at(job, chunk, lane), chunk.count, values);
   }
 }
 
@@ -340,7 +342,7 @@ void quantise(const PackedRows& job, const Stored& stored, const Chunk& chunk, i
     take_codes(job, chunk, lane, output, to);
   } else if (is_q8 && stored.decoder != nullptr && stored.decoder->table != nullptr) {
     Integers integers;
-    stored.decoder->decode(stored_at(job, stored, chunk, lane), job.codebook, integers);
+    stored.decoder->decode(stored_at(job, chunk, lane), job.codebook, integers);
     quantise_codes_q8(integers, *stored.decoder, to);
   } else {
     float values[kInputsAtOnce];
@@ -349,19 +351,21 @@ void quantise(const PackedRows& job, const Stored& stored, const Chunk& chunk, i
   }
 }
 
+constexpr float kZeros[kInputsAtOnce] = {};
+
 void pack_lane(const PackedRows& job, const Stored& stored, const Chunk& chunk, int64_t lane, int64_t output) {
   const Lane to{chunk.tile, lane, chunk.blocks};
   const WeightFormat target = job.target;
   const bool is_zero = lane >= chunk.end_lane;
-  float values[kInputsAtOnce] = {};
-  const std::byte* from =
-      is_zero ? reinterpret_cast<const std::byte*>(values) : stored_at(job, stored, chunk, lane);
+  const std::byte* from = is_zero ? reinterpret_cast<const std::byte*>(kZeros) : stored_at(job, chunk, lane);
   if (stored.copies_to(target)) return stored.copy(to, chunk.first, chunk.count, from);
   const bool is_half = stored.target == WeightFormat::f16 || stored.target == WeightFormat::bf16;
   if (is_half && stored.is_float() && stored.target == target) {
     return copy_halves(to, target, chunk.first, chunk.count, from);
   }
-  if (!is_zero) decode(job, stored, chunk, lane, output, values);
+  if (is_zero) return encode_floats(to, target, chunk.first, chunk.count, kZeros);
+  float values[kInputsAtOnce];
+  decode(job, stored, chunk, lane, output, values);
   encode_floats(to, target, chunk.first, chunk.count, values);
 }
 
@@ -384,12 +388,6 @@ void check(const PackedRows& job, const Stored& stored) {
   }
 }
 
-void prefetch(const PackedRows& job, const Stored& stored, const Chunk& chunk, int64_t lane) {
-  const int64_t bytes = chunk.count / stored.inputs * stored.bytes;
-  const std::byte* next = stored_at(job, stored, chunk, lane) + bytes;
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(next + i);
-}
-
 void pack_piece(const PackedRows& job, const Stored& stored) {
   const int64_t bytes = tile_bytes(job.target, job.num_inputs), end = job.first_output + job.num_rows;
   const bool is_quantised = !stored.copies_to(job.target) && wanted_rows(job.target) == RowType::q8;
@@ -406,6 +404,8 @@ void pack_piece(const PackedRows& job, const Stored& stored) {
     }
     for (chunk.first = 0; chunk.first < job.num_inputs; chunk.first += kInputsAtOnce) {
       chunk.count = std::min(kInputsAtOnce, job.num_inputs - chunk.first);
+      chunk.first_byte = chunk.first / stored.inputs * stored.bytes;
+      chunk.num_bytes = stored.is_coded() ? 0 : chunk.count / stored.inputs * stored.bytes;
       if (stored.is_coded()) {
         unpack_codes(job.codes.stored, chunk.rows + chunk.first_lane, chunk.end_lane - chunk.first_lane,
                      job.codes.first_column + chunk.first, chunk.count, chunk.codes[chunk.first_lane], kInputsAtOnce);
@@ -413,7 +413,8 @@ void pack_piece(const PackedRows& job, const Stored& stored) {
       Quantised rows[kTile];
       for (int64_t lane = chunk.first_lane; lane < kTile; ++lane) {
         // The processor does not foresee the jumps from row to row: without this, packing took twice the time (Zen 3).
-        if (!stored.is_coded() && lane < chunk.end_lane) prefetch(job, stored, chunk, lane);
+        const std::byte* next = stored_at(job, chunk, lane) + chunk.num_bytes;
+        for (int64_t i = 0; lane < chunk.end_lane && i < chunk.num_bytes; i += 64) __builtin_prefetch(next + i);
         if (is_quantised) {
           quantise(job, stored, chunk, lane, before + lane, rows[lane]);
         } else {

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from quire._native import CodeLayout
 from quire.errors import ModelFileError, UnsupportedModelError, printable
 from quire.weights.block_formats import NVFP4
 from quire.weights.gguf_architectures import architecture_of
