@@ -1,5 +1,6 @@
 #include "weights/codes.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "weights/wide.h"
@@ -7,6 +8,7 @@
 namespace quire {
 namespace {
 
+constexpr int64_t kWords = 32;
 constexpr uint64_t kLowHalves = 0x0f0f0f0f0f0f0f0fu;
 
 // The eight halves of bytes, the lowest one first, in a byte each.
@@ -42,13 +44,48 @@ void unpack_scales(Bytes row, int64_t first, int64_t count, uint8_t* out) {
   }
 }
 
+// Of each lane: half i of words[j] becomes half j of words[i].
+void transpose_halves(uint32_t (*words)[kWords]) {
+  const auto swap = [words](int distance, uint32_t mask) {
+    for (int i = 0; i < 8; ++i) {
+      if (i & distance) continue;
+      for (int64_t g = 0; g < kWords; ++g) {
+        uint32_t& a = words[i][g];
+        uint32_t& b = words[i + distance][g];
+        const uint32_t changed = (a >> (4 * distance) ^ b) & mask;
+        a ^= changed << (4 * distance);
+        b ^= changed;
+      }
+    }
+  };
+  swap(4, 0x0000ffffu);
+  swap(2, 0x00ff00ffu);
+  swap(1, 0x0f0f0f0fu);
+}
+
+// At most 8 * kWords columns of rows that share their words. Words of neighbouring rows become words of neighbouring
+// columns.
+QUIRE_WIDE
+void unpack_awq(Bytes words, int64_t stride, const int64_t* rows, int64_t num_rows, int64_t count, uint8_t* out,
+                int64_t out_stride) {
+  constexpr int kHalves[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+  uint32_t turned[8][kWords] = {};
+  for (int64_t i = 0; i < count; ++i) turned[i % 8][i / 8] = read_word(words + i * stride);
+  transpose_halves(turned);
+  for (int64_t r = 0; r < num_rows; ++r, out += out_stride) {
+    const uint32_t* of_row = turned[kHalves[rows[r] % 8]];
+    int64_t i = 0;
+    for (; i + 8 <= count; i += 8) put(out + i, spread(of_row[i / 8]));
+    for (; i < count; ++i) out[i] = of_row[i / 8] >> (i % 8 * 4) & 15;
+  }
+}
+
 }  // namespace
 
 void unpack_codes(const StoredCodes& from, const int64_t* rows, int64_t num_rows, int64_t first, int64_t count,
                   uint8_t* out, int64_t out_stride) {
   const auto data = reinterpret_cast<Bytes>(from.data);
   const int64_t stride = from.stride_bytes;
-  constexpr int kAwqShifts[8] = {0, 16, 4, 20, 8, 24, 12, 28};
   switch (from.layout) {
     case CodeLayout::down4:
       for (int64_t i = 0; i < count; i += 8) {
@@ -63,11 +100,11 @@ void unpack_codes(const StoredCodes& from, const int64_t* rows, int64_t num_rows
       }
       return;
     case CodeLayout::awq:
-      for (int64_t r = 0; r < num_rows; ++r) {
-        const Bytes words = data + first * stride + rows[r] / 8 * 4;
-        const int shift = kAwqShifts[rows[r] % 8];
-        for (int64_t i = 0; i < count; ++i) {
-          out[r * out_stride + i] = read_word(words + i * stride) >> shift & 15;
+      for (int64_t r = 0, end = 0; r < num_rows; r = end) {
+        while (end < num_rows && rows[end] / 8 == rows[r] / 8) ++end;
+        for (int64_t i = 0; i < count; i += 8 * kWords) {
+          unpack_awq(data + (first + i) * stride + rows[r] / 8 * 4, stride, rows + r, end - r,
+                     std::min(8 * kWords, count - i), out + r * out_stride + i, out_stride);
         }
       }
       return;

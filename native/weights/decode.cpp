@@ -77,6 +77,7 @@ void decode_mxfp4(const std::byte* block, const int8_t*, Integers& out) {
 
 // --- K-quants -----------------------------------------------------------------------------------------------------
 
+QUIRE_WIDE
 void decode_q2_k(const std::byte* block, const int8_t*, Integers& out) {
   const auto* p = reinterpret_cast<Bytes>(block);
   const float d = half_at(p + 80), e = half_at(p + 82);
@@ -87,6 +88,7 @@ void decode_q2_k(const std::byte* block, const int8_t*, Integers& out) {
   for (int part = 0; part < 2; ++part) crumbs(p + 16 + 32 * part, out.q + 128 * part);
 }
 
+QUIRE_WIDE
 void decode_q3_k(const std::byte* block, const int8_t*, Integers& out) {
   const auto* p = reinterpret_cast<Bytes>(block);
   const float d = half_at(p + 108);
@@ -219,8 +221,9 @@ void decode_iq3_s(const std::byte* block, const int8_t* codebook, Integers& out)
 
 // Entries are -1, 0 and 1, and moved by an eighth: in eighths they are integers, and an eighth of a scale is exact.
 constexpr int8_t kEighths[16] = {-7, 1, 9, 0, -9, -1, 7};
-void put_eighths(const int8_t* codebook, int index, bool is_down, int8_t* q) {
-  const uint64_t codes = entry_of_8(codebook, index) | (is_down ? 4 * kOnes : 0);
+// Without a jump on `is_down`, 0 or 1, which no processor foresees.
+void put_eighths(const int8_t* codebook, int index, uint32_t is_down, int8_t* q) {
+  const uint64_t codes = entry_of_8(codebook, index) | is_down * (4 * kOnes);
   std::memcpy(q, &codes, sizeof codes);
 }
 
@@ -233,7 +236,7 @@ void decode_iq1_s(const std::byte* block, const int8_t* codebook, Integers& out)
     out.scales[2 * g] = out.scales[2 * g + 1] = d * static_cast<float>(2 * (word >> 12 & 7) + 1) * 0.125f;
     for (int k = 0; k < 4; ++k) {
       const int index = p[2 + 4 * g + k] | (word >> (3 * k) & 7) << 8;
-      put_eighths(codebook, index, (word & 0x8000) != 0, out.q + 32 * g + 8 * k);
+      put_eighths(codebook, index, word >> 15, out.q + 32 * g + 8 * k);
     }
   }
 }
@@ -250,7 +253,7 @@ void decode_iq1_m(const std::byte* block, const int8_t* codebook, Integers& out)
   }
   for (int k = 0; k < 32; ++k) {
     const int upper = nibble(p + 32, k);
-    put_eighths(codebook, p[k] | (upper & 7) << 8, (upper & 8) != 0, out.q + 8 * k);
+    put_eighths(codebook, p[k] | (upper & 7) << 8, upper >> 3, out.q + 8 * k);
   }
 }
 
@@ -272,14 +275,19 @@ void whole_scale(Integers& out, float d) {
   no_minima(out);
 }
 
+QUIRE_WIDE
 void decode_tq1_0(const std::byte* block, const int8_t*, Integers& out) {
   const auto* p = reinterpret_cast<Bytes>(block);
   whole_scale(out, half_at(p + 52));
   int8_t* q = out.q;
+  // A byte is a fraction of 256: its digits are the whole thirds, one after the other.
   const auto digits = [&q](Bytes from, int count, int powers) {
-    for (int k = 0, power = 1; k < powers; ++k, power *= 3, q += count) {
+    uint8_t rest[32];
+    std::memcpy(rest, from, count);
+    for (int k = 0; k < powers; ++k, q += count) {
       for (int i = 0; i < count; ++i) {
-        q[i] = static_cast<int8_t>(static_cast<uint8_t>(from[i] * power) * 3 >> 8);
+        q[i] = static_cast<int8_t>((rest[i] > 85) + (rest[i] > 170));
+        rest[i] = static_cast<uint8_t>(rest[i] * 3);
       }
     }
   };
@@ -288,6 +296,7 @@ void decode_tq1_0(const std::byte* block, const int8_t*, Integers& out) {
   digits(p + 48, 4, 4);
 }
 
+QUIRE_WIDE
 void decode_tq2_0(const std::byte* block, const int8_t*, Integers& out) {
   const auto* p = reinterpret_cast<Bytes>(block);
   whole_scale(out, half_at(p + 64));
@@ -306,22 +315,22 @@ constexpr BlockDecoder kDecoders[] = {
     {"Q5_0", 32, 22, decode_45<false, true>},
     {"Q5_1", 32, 24, decode_45<true, true>},
     {"Q8_0", 32, 34, decode_q8_0},
-    {"Q2_K", 256, 84, decode_q2_k, kCrumbs},
-    {"Q3_K", 256, 110, decode_q3_k, kSignedThree},
+    {"Q2_K", 256, 84, decode_q2_k, Codes::of_16, kCrumbs},
+    {"Q3_K", 256, 110, decode_q3_k, Codes::of_16, kSignedThree},
     {"Q4_K", 256, 144, decode_q45_k<false>},
     {"Q5_K", 256, 176, decode_q45_k<true>},
     {"Q6_K", 256, 210, decode_q6_k},
-    {"IQ2_XXS", 256, 66, decode_words<true>, kIq2},
-    {"IQ2_XS", 256, 74, decode_iq2_xs, kIq2},
-    {"IQ2_S", 256, 82, decode_iq2_s, kIq2},
-    {"IQ3_XXS", 256, 98, decode_words<false>, kIq3Xxs, true},
-    {"IQ3_S", 256, 110, decode_iq3_s, kIq3S, true},
-    {"IQ1_S", 256, 50, decode_iq1_s, kEighths},
-    {"IQ1_M", 256, 56, decode_iq1_m, kEighths},
+    {"IQ2_XXS", 256, 66, decode_words<true>, Codes::of_32, kIq2},
+    {"IQ2_XS", 256, 74, decode_iq2_xs, Codes::of_16, kIq2},
+    {"IQ2_S", 256, 82, decode_iq2_s, Codes::of_16, kIq2},
+    {"IQ3_XXS", 256, 98, decode_words<false>, Codes::signed_of_32, kIq3Xxs},
+    {"IQ3_S", 256, 110, decode_iq3_s, Codes::signed_of_32, kIq3S},
+    {"IQ1_S", 256, 50, decode_iq1_s, Codes::of_32, kEighths},
+    {"IQ1_M", 256, 56, decode_iq1_m, Codes::of_16, kEighths},
     {"IQ4_NL", 32, 18, decode_iq4_nl},
     {"IQ4_XS", 256, 136, decode_iq4_xs},
-    {"TQ1_0", 256, 54, decode_tq1_0, kTernary},
-    {"TQ2_0", 256, 66, decode_tq2_0, kTernary},
+    {"TQ1_0", 256, 54, decode_tq1_0, Codes::of_32, kTernary},
+    {"TQ2_0", 256, 66, decode_tq2_0, Codes::of_32, kTernary},
     {"MXFP4", 32, 17, decode_mxfp4},
 };
 

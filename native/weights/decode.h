@@ -15,13 +15,16 @@ struct Integers {
 };
 using DecodeBlock = void (*)(const std::byte* block, const int8_t* codebook, Integers& out);
 
+// How integers are stored in Integers::q: as they are, or as indices of a table: below 8 with a scale for each 16 or for
+// each 32; or below 16 with a scale for each 32, entries 8 to 15 being the negative ones of 0 to 7.
+enum class Codes { none, of_16, of_32, signed_of_32 };
+
 struct BlockDecoder {
   const char* name;
   int64_t inputs, bytes;  // of a block
   DecodeBlock decode;
-  const int8_t* table = nullptr;  // [16]; null where q are the integers
-  // q is below 16, and entries 8 to 15 are the negative ones of 0 to 7; else below 8.
-  bool has_negatives = false;
+  Codes codes = Codes::none;
+  const int8_t* table = nullptr;  // [16]
 };
 
 // Of formats of blocks; null for others.

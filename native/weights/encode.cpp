@@ -14,6 +14,8 @@ namespace {
 using Floats = float __attribute__((vector_size(32)));
 using Words = int32_t __attribute__((vector_size(32)));
 using Octets = uint8_t __attribute__((vector_size(32)));
+using Halves = uint16_t __attribute__((vector_size(16)));
+using Two = uint64_t __attribute__((vector_size(16)));
 using Longs = uint64_t __attribute__((vector_size(32)));
 constexpr int64_t kParts = 8, kVectors = kBlock / kParts;
 constexpr int64_t kBlocksAtOnce = kInputsAtOnce / kBlock;
@@ -95,13 +97,22 @@ template <bool kOfMagnitudes>
                                  18, 22, 26, 30, 3, 7, 11, 15, 19, 23, 27, 31);
 }
 
-// round((value + shift) * inverse) + offset, kept within 0 … limit.
+// The same within 0 … 255, of values below 2^22.
+[[gnu::always_inline]] inline Words rounded_to_byte(Floats value) {
+  const Words none = {}, most = none + 255;
+  Words rounded = same_bits<Words>(value + 12582912.0f) - 0x4b400000;
+  rounded = rounded > none ? rounded : none;
+  return rounded < most ? rounded : most;
+}
+
+// round((value + shift) * inverse) + offset, kept within 0 … 255 or 15.
+template <bool kIsByte>
 [[gnu::always_inline]] inline void quantise(const float* values, float shift, float inverse, float offset,
-                                            float limit, uint8_t* out) {
+                                            uint8_t* out) {
   Words all = {};  // byte k of word l is value 8 k + l
   for (int64_t k = 0; k < kVectors; ++k) {
     const Floats value = (floats_at(values + k * kParts) + shift) * inverse + offset;
-    all |= rounded_within(value, limit) << static_cast<int32_t>(8 * k);
+    all |= (kIsByte ? rounded_to_byte(value) : rounded_within(value, 15.0f)) << static_cast<int32_t>(8 * k);
   }
   const Octets ordered = by_bytes(all);
   std::memcpy(out, &ordered, sizeof ordered);
@@ -122,7 +133,7 @@ template <bool kOfMagnitudes>
   return same_bits<Floats>(is_large ? special << 16 | 0x7f800000 : same_bits<Words>(rounded));
 }
 
-// Of each 16 codes below 8, the bits of those that occur: [2 * kBlocksAtOnce].
+// Of each 16 codes, the bits of those below 8 that occur; of four times 16 in the order 0, 2, 1, 3.
 [[gnu::always_inline]] inline void find_codes(const uint8_t* codes, uint64_t* to) {
   uint8_t bits[kInputsAtOnce];
   for (int64_t i = 0; i < kInputsAtOnce; i += 16) {
@@ -132,7 +143,7 @@ template <bool kOfMagnitudes>
   }
   for (int64_t i = 0; i < kInputsAtOnce; i += 64) {
     const auto a = vector_at<Longs>(bits + i), b = vector_at<Longs>(bits + i + 32);
-    Longs all = __builtin_shufflevector(a, b, 0, 2, 4, 6) | __builtin_shufflevector(a, b, 1, 3, 5, 7);
+    Longs all = __builtin_shufflevector(a, b, 0, 4, 2, 6) | __builtin_shufflevector(a, b, 1, 5, 3, 7);
     all |= all >> 32;
     all |= all >> 16;
     all = (all | all >> 8) & 255;
@@ -144,7 +155,8 @@ template <bool kOfMagnitudes>
 [[gnu::always_inline]] inline void put_steps(Floats step, uint16_t* d, float* inverses) {
   Words bits;
   step = round_halves(step, bits);
-  for (int64_t b = 0; b < kBlocksAtOnce; ++b) d[b] = static_cast<uint16_t>(bits[b]);
+  const auto halves = __builtin_convertvector(bits, Halves);
+  std::memcpy(d, &halves, sizeof halves);
   const auto inverse = same_bits<Floats>((step > 0.0f) & same_bits<Words>(1.0f / step));
   std::memcpy(inverses, &inverse, sizeof inverse);
 }
@@ -168,41 +180,52 @@ template <bool kOfMagnitudes>
   }
 }
 
-template <bool kHasNegatives>
+// A block's entries are in kVectors vectors: those of the first 16 weights and those of the others, which have a scale
+// of their own, or all 8 or 16 where the block has one scale.
+template <int kVectors, bool kHasOneScale>
 [[gnu::always_inline]] inline void quantise_codes(const Integers& from, const int8_t* table, Quantised& to) {
   const auto* codes = reinterpret_cast<const uint8_t*>(from.q);
   uint64_t found[2 * kBlocksAtOnce];
   find_codes(codes, found);
   float entries[16], inverses[kBlocksAtOnce];
-  for (int i = 0; i < 16; ++i) entries[i] = table[kHasNegatives ? i : i % 8];
-  const Words bits = {1, 2, 4, 8, 16, 32, 64, 128}, none = {};
-  Floats first[kBlocksAtOnce], second[kBlocksAtOnce], highest[kBlocksAtOnce];
+  for (int i = 0; i < 16; ++i) entries[i] = table[kHasOneScale ? i : i % 8];
+  const Words bits = {1, 2, 4, 8, 16, 32, 64, 128};
+  Floats values[kBlocksAtOnce][kVectors], highest[kBlocksAtOnce];
   for (int64_t b = 0; b < kBlocksAtOnce; ++b) {
-    first[b] = floats_at(entries) * from.scales[2 * b] - from.minima[2 * b];
-    second[b] = floats_at(entries + 8) * from.scales[2 * b + 1] - from.minima[2 * b + 1];
-    const auto of_first = static_cast<int32_t>(found[2 * b]), of_second = static_cast<int32_t>(found[2 * b + 1]);
-    const Words mask = (bits & (kHasNegatives ? of_first | of_second : of_first)) != none;
-    const Words a = same_bits<Words>(first[b]) & mask & 0x7fffffff;
-    const Words c = same_bits<Words>(second[b]) & ((bits & of_second) != none) & 0x7fffffff;
-    highest[b] = same_bits<Floats>(kHasNegatives ? a : a > c ? a : c);  // magnitudes are ordered as their bits are
+    for (int64_t k = 0; k < kVectors; ++k) {
+      const int64_t group = 2 * b + (kHasOneScale ? 0 : k);
+      values[b][k] = floats_at(entries + 8 * k) * from.scales[group] - from.minima[group];
+    }
+    const uint64_t* of_block = found + b / 2 * 4 + b % 2;
+    const auto of_first = static_cast<int32_t>(of_block[0]), of_second = static_cast<int32_t>(of_block[2]);
+    const Words of_values = same_bits<Words>(values[b][0]) & 0x7fffffff;
+    Words magnitudes = of_values & ((bits & (kHasOneScale ? of_first | of_second : of_first)) == bits);
+    if constexpr (!kHasOneScale) {
+      const Words others = same_bits<Words>(values[b][1]) & 0x7fffffff & ((bits & of_second) == bits);
+      magnitudes = magnitudes > others ? magnitudes : others;  // ordered as their bits are
+    }
+    highest[b] = same_bits<Floats>(magnitudes);
   }
   const Floats check = floats_at(from.scales) * 0.0f + floats_at(from.minima) * 0.0f,
                check_2 = floats_at(from.scales + 8) * 0.0f + floats_at(from.minima + 8) * 0.0f;
   const Floats all_checks = __builtin_shufflevector(check, check_2, 0, 2, 4, 6, 8, 10, 12, 14) +
                             __builtin_shufflevector(check, check_2, 1, 3, 5, 7, 9, 11, 13, 15);
   put_steps(across_lanes(highest, Highest{}) / 127.0f + all_checks, to.d, inverses);
-  for (int64_t b = 0; b < kBlocksAtOnce; b += 2) {
-    Words entries_u = {};
+  constexpr int kTogether = 4 / kVectors;
+  for (int64_t b = 0; b < kBlocksAtOnce; b += kTogether) {
+    Words of_blocks = {};
     for (int k = 0; k < 4; ++k) {
-      const Floats value = k % 2 == 0 ? first[b + k / 2] : second[b + k / 2];
-      entries_u |= rounded_within(value * inverses[b + k / 2] + 128.0f, 255.0f) << (8 * k);
+      const int64_t block = b + k / kVectors;
+      of_blocks |= rounded_to_byte(values[block][k % kVectors] * inverses[block] + 128.0f) << (8 * k);
     }
-    const Octets ordered = by_bytes(entries_u);
-    for (int64_t i = 0; i < 2 * kBlock; i += 16) {
-      Sixteen code = vector_at<Sixteen>(codes + b * kBlock + i), of_block;
-      if (!kHasNegatives && i % kBlock > 0) code |= 8;
-      std::memcpy(&of_block, reinterpret_cast<const uint8_t*>(&ordered) + i / kBlock * 16, sizeof of_block);
-      const Sixteen u = entries_at(of_block, code);
+    const auto ordered = same_bits<Longs>(by_bytes(of_blocks));
+    const Two alone[4] = {__builtin_shufflevector(ordered, ordered, 0, 0), __builtin_shufflevector(ordered, ordered, 1, 1),
+                          __builtin_shufflevector(ordered, ordered, 2, 2), __builtin_shufflevector(ordered, ordered, 3, 3)};
+    const Two pairs[2] = {__builtin_shufflevector(ordered, ordered, 0, 1),
+                          __builtin_shufflevector(ordered, ordered, 2, 3)};
+    for (int64_t i = 0; i < kTogether * kBlock; i += 16) {
+      const Two of_weights = !kHasOneScale ? alone[i / 16] : kVectors == 1 ? alone[i / kBlock] : pairs[i / kBlock];
+      const Sixteen u = entries_at(same_bits<Sixteen>(of_weights), vector_at<Sixteen>(codes + b * kBlock + i));
       std::memcpy(to.u + b * kBlock + i, &u, sizeof u);
     }
   }
@@ -212,7 +235,13 @@ template <bool kHasNegatives>
 
 QUIRE_WIDE
 void quantise_codes_q8(const Integers& from, const BlockDecoder& decoder, Quantised& to) {
-  decoder.has_negatives ? quantise_codes<true>(from, decoder.table, to) : quantise_codes<false>(from, decoder.table, to);
+  if (decoder.codes == Codes::of_16) {
+    quantise_codes<2, false>(from, decoder.table, to);
+  } else if (decoder.codes == Codes::of_32) {
+    quantise_codes<1, true>(from, decoder.table, to);
+  } else {
+    quantise_codes<2, true>(from, decoder.table, to);
+  }
 }
 
 QUIRE_WIDE
@@ -221,7 +250,7 @@ void quantise_q8(const float* values, int64_t num_blocks, Quantised& to) {
   float inverses[kBlocksAtOnce];
   put_steps(extents.high / 127.0f + extents.check, to.d, inverses);
   for (int64_t b = 0; b < num_blocks; ++b) {
-    quantise(values + b * kBlock, 0.0f, inverses[b], 128.0f, 255.0f, to.u + b * kBlock);
+    quantise<true>(values + b * kBlock, 0.0f, inverses[b], 128.0f, to.u + b * kBlock);
   }
 }
 
@@ -232,7 +261,7 @@ void quantise_q4m(const float* values, int64_t num_blocks, Quantised& to) {
   put_steps((extents.high - extents.low) / 15.0f + extents.check, to.d, inverses);
   for (int64_t b = 0; b < num_blocks; ++b) {
     to.m[b] = round_to_f16(extents.low[b]);
-    quantise(values + b * kBlock, -from_f16(to.m[b]), inverses[b], 0.0f, 15.0f, to.u + b * kBlock);
+    quantise<false>(values + b * kBlock, -from_f16(to.m[b]), inverses[b], 0.0f, to.u + b * kBlock);
   }
 }
 

@@ -340,7 +340,7 @@ void quantise(const PackedRows& job, const Stored& stored, const Chunk& chunk, i
     std::memset(to.u, is_q8 ? 128 : 0, sizeof to.u);
   } else if (job.codes.is_direct) {
     take_codes(job, chunk, lane, output, to);
-  } else if (is_q8 && stored.decoder != nullptr && stored.decoder->table != nullptr) {
+  } else if (is_q8 && stored.decoder != nullptr && stored.decoder->codes != Codes::none) {
     Integers integers;
     stored.decoder->decode(stored_at(job, chunk, lane), job.codebook, integers);
     quantise_codes_q8(integers, *stored.decoder, to);
