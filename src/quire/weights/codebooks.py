@@ -17,7 +17,8 @@ IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 8
 @functools.cache
 def codebook(name: str) -> np.ndarray:
     """Return the entries of a format. Shapes: fp32 `[entries, 4 or 8]`."""
-    return np.array(_CODEBOOKS[name][1], np.float32)[_indices(name)]
+    entries: np.ndarray = np.array(_CODEBOOKS[name][1], np.float32)[_indices(name)]
+    return entries
 
 
 def _indices(name: str) -> np.ndarray:

@@ -399,7 +399,9 @@ def _compressed(path: str, fields: Mapping[str, Any]) -> Make:
                 left, right = first // per_word * per_word, -(-last // per_word) * per_word
                 return down.read(all_groups, left, right)[:, first - left : last - left].T
 
-        quantized = Quantized(StoredCodes(ACROSS[bits], codes.stored), scales, zeros, groups, size_bytes / (num_outputs * num_inputs))
+        quantized = Quantized(
+            StoredCodes(ACROSS[bits], codes.stored), scales, zeros, groups, size_bytes / (num_outputs * num_inputs)
+        )
         zero = middle if zero_tensor is None else None
         return _integers(name, codes.stored, (num_outputs, num_inputs), bits, zero, quantized)
 

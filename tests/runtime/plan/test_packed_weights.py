@@ -161,10 +161,10 @@ def quantized(
     groups = generator.permutation(384) // 32 if groups_of is None else np.arange(384) // groups_of
     scales = generator.uniform(0.01, 0.1, (48 // rows_per_scale, groups.max() + 1)).astype(np.float32)
     zeros = generator.integers(0, 9, (48, groups.max() + 1), np.uint8)
+    zero = 0.0 if is_signed or table is not None else 2.0**bits / 2
     parts = Quantized(
         stored_codes, WeightTensor("s", scales.shape, "F32", scales.view(np.uint8)),
-        (lambda first, last: zeros[first:last]) if has_zeros else 0.0 if is_signed or table is not None else 2.0**bits / 2,
-        groups, 1.0, rows_per_scale, table=table, is_signed=is_signed,
+        (lambda first, last: zeros[first:last]) if has_zeros else zero, groups, 1.0, rows_per_scale, table=table, is_signed=is_signed,
     )  # fmt: skip
     return QuantizedTensor("w", (48, 384), name, stored_codes.stored, quantized=parts)
 

@@ -305,11 +305,14 @@ class PackedWeights:
         flipped = 0x80 if is_direct and quantized.is_signed else 0
         job.set_codes(*quantized.codes.place, top, left, is_direct=is_direct, flipped=flipped)
         if is_direct and tensor.format == "NVFP4":
-            scales, factor = tensor.block_scales
-            job.set_block_scales(*scales.place, factor)
+            of_blocks, factor = tensor.block_scales
+            job.set_block_scales(*of_blocks.place, factor)
         else:
-            arrays += tensor.in_groups(in_halves=is_direct)
-            job.set_groups(*(array.ctypes.data for array in arrays[1:]), arrays[2].shape[1])
+            table, scales, zeros, groups = parts = tensor.in_groups(in_halves=is_direct)
+            arrays += parts
+            job.set_groups(
+                table.ctypes.data, scales.ctypes.data, zeros.ctypes.data, groups.ctypes.data, scales.shape[1]
+            )
         return Piece(job, tuple(arrays), tensor)
 
     def put_values(self, name: str, values: Any, first_row: int = 0) -> None:
