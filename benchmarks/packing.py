@@ -3,7 +3,8 @@
     python -m benchmarks.packing [--formats Q2_K,BF16] [--threads 2] [--seconds 0.5] [--json]
 
 Each figure is the shortest of several runs of `PackedWeights.fill` on one matrix in memory, by turns with the copy. "Of
-idle threads" divides by the processor's time instead: what the threads reach when no other process runs.
+idle threads" divides by the processor's time of all threads instead: what they reach when no other process runs, if the
+work is spread evenly.
 Formats of Hugging Face directories have the layouts of their usual checkpoints: groups of 128, FP8 in blocks of 128.
 """
 

@@ -164,7 +164,8 @@ def quantized(
     zero = 0.0 if is_signed or table is not None else 2.0**bits / 2
     parts = Quantized(
         stored_codes, WeightTensor("s", scales.shape, "F32", scales.view(np.uint8)),
-        (lambda first, last: zeros[first:last]) if has_zeros else zero, groups, 1.0, rows_per_scale, table=table, is_signed=is_signed,
+        (lambda first, last: zeros[first:last]) if has_zeros else zero, groups, 1.0, rows_per_scale,
+        table=table, is_signed=is_signed,
     )  # fmt: skip
     return QuantizedTensor("w", (48, 384), name, stored_codes.stored, quantized=parts)
 

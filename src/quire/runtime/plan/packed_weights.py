@@ -9,7 +9,7 @@ What a stored format becomes (layouts: `native/plan/types.h`):
     all others         8 bit per 32, from the decoded values: within 0.45 % of the largest of the 32
     F32, F16, BF16     the compute dtype, or as `quantization` says: fp8 are 8 bit per 32 of values rounded to E4M3
 
-GPTQ, AWQ and compressed-tensors are stored as Q4_0, Q4_1 or Q8_0 where these can hold them (`weights/quantized.py`).
+GPTQ, AWQ and compressed-tensors are packed as Q4_0, Q4_1 or Q8_0 where these can hold them (`weights/quantized.py`).
 Parts stacked into one matrix keep a format each (`Packing`) if all but the last have a multiple of 32 rows; otherwise
 parts that differ become 8 bit. Next to read: `emit.py`.
 """
