@@ -15,8 +15,8 @@ struct Integers {
 };
 using DecodeBlock = void (*)(const std::byte* block, const int8_t* codebook, Integers& out);
 
-// How integers are stored in Integers::q: as they are, or as indices of a table: below 8 with a scale for each 16 or for
-// each 32; or below 16 with a scale for each 32, entries 8 to 15 being the negative ones of 0 to 7.
+// How integers are stored in Integers::q: as they are, or as indices of a table: below 8 with a scale for each 16 or
+// for each 32; or below 16 with a scale for each 32, entries 8 to 15 being the negative ones of 0 to 7.
 enum class Codes { none, of_16, of_32, signed_of_32 };
 
 struct BlockDecoder {

@@ -58,7 +58,8 @@ struct Sum {
   [[gnu::always_inline]] Floats operator()(Floats a, Floats b) const { return a + b; }
 };
 
-// Of eight blocks the lowest and the highest value, or the highest magnitude, and 0, or NaN where a value is not finite.
+// Of eight blocks the lowest and the highest value, or the highest magnitude, and 0, or NaN where a value is not
+// finite.
 struct Extents {
   Floats low, high, check;
 };
@@ -219,8 +220,9 @@ template <int kVectors, bool kHasOneScale>
       of_blocks |= rounded_to_byte(values[block][k % kVectors] * inverses[block] + 128.0f) << (8 * k);
     }
     const auto ordered = same_bits<Longs>(by_bytes(of_blocks));
-    const Two alone[4] = {__builtin_shufflevector(ordered, ordered, 0, 0), __builtin_shufflevector(ordered, ordered, 1, 1),
-                          __builtin_shufflevector(ordered, ordered, 2, 2), __builtin_shufflevector(ordered, ordered, 3, 3)};
+    const Two alone[4] = {
+        __builtin_shufflevector(ordered, ordered, 0, 0), __builtin_shufflevector(ordered, ordered, 1, 1),
+        __builtin_shufflevector(ordered, ordered, 2, 2), __builtin_shufflevector(ordered, ordered, 3, 3)};
     const Two pairs[2] = {__builtin_shufflevector(ordered, ordered, 0, 1),
                           __builtin_shufflevector(ordered, ordered, 2, 3)};
     for (int64_t i = 0; i < kTogether * kBlock; i += 16) {
@@ -283,7 +285,8 @@ void put_rows(const Quantised* rows, int64_t first_lane, WeightFormat target, in
         if (kept == 0) {
           std::memcpy(out + i * 64, &line, sizeof line);
         } else {
-          std::memcpy(out + i * 64 + 4 * kept, reinterpret_cast<const std::byte*>(&line) + 4 * kept, 4 * (kParts - kept));
+          std::memcpy(out + i * 64 + 4 * kept, reinterpret_cast<const std::byte*>(&line) + 4 * kept,
+                      4 * (kParts - kept));
         }
       }
     }
@@ -300,7 +303,8 @@ void put_rows(const Quantised* rows, int64_t first_lane, WeightFormat target, in
     }
     for (int64_t b = 0; b < count; ++b) {
       std::memcpy(scales + ((first + b) * kTile + lane) * 2, row.d + b, 2);
-      if (target == WeightFormat::q4m) std::memcpy(scales + ((num_blocks + first + b) * kTile + lane) * 2, row.m + b, 2);
+      if (target == WeightFormat::q4m)
+        std::memcpy(scales + ((num_blocks + first + b) * kTile + lane) * 2, row.m + b, 2);
     }
   }
 }

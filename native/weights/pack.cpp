@@ -289,8 +289,8 @@ struct Chunk {
   int64_t first_lane, end_lane;
   int64_t blocks;  // of a row
   int64_t first, count;
-  int64_t first_byte, num_bytes;  // of a stored row
-  int64_t rows[kTile];            // in the file, by lane
+  int64_t first_byte, num_bytes;        // of a stored row
+  int64_t rows[kTile];                  // in the file, by lane
   uint8_t codes[kTile][kInputsAtOnce];  // of CODES, by lane
 };
 
@@ -422,7 +422,8 @@ void pack_piece(const PackedRows& job, const Stored& stored) {
         }
       }
       if (is_quantised) {
-        put_rows(rows, chunk.first_lane, job.target, chunk.first / kBlock, chunk.count / kBlock, chunk.blocks, chunk.tile);
+        put_rows(rows, chunk.first_lane, job.target, chunk.first / kBlock, chunk.count / kBlock, chunk.blocks,
+                 chunk.tile);
       }
     }
   }

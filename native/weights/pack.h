@@ -15,12 +15,12 @@ struct CodedRows {
   StoredCodes stored;
   int64_t first_row, first_column;
   // (table[code] - zeros[r, g]) * scales[r, g], g = groups[column]. Row r is that of the output, not of the file.
-  const float* table;       // [256]; null: of mxfp4 and nvfp4 only `block_scales` count
-  const float* scales;      // [rows, num_groups]
-  const float* zeros;       // [rows, num_groups]
-  const int32_t* groups;    // [I]
+  const float* table;     // [256]; null: of mxfp4 and nvfp4 only `block_scales` count
+  const float* scales;    // [rows, num_groups]
+  const float* zeros;     // [rows, num_groups]
+  const int32_t* groups;  // [I]
   int64_t num_groups;
-  bool is_direct;           // codes, XOR `flipped`, are those of the target
+  bool is_direct;  // codes, XOR `flipped`, are those of the target
   uint8_t flipped;
   StoredCodes block_scales;  // of mxfp4 and nvfp4, rows as those of `stored`, columns from the same input on
   float factor;              // of nvfp4
