@@ -2,7 +2,9 @@
 
     python -m benchmarks.packing [--formats Q2_K,BF16] [--threads 2] [--seconds 0.5] [--json]
 
-Each figure is the shortest of several runs of `PackedWeights.fill` on one matrix in memory, by turns with the copy.
+Each figure is the shortest of several runs of `PackedWeights.fill` on one matrix in memory, by turns with the copy. "Of
+idle threads" divides by the processor's time of all threads instead: what they reach when no other process runs, if the
+work is spread evenly.
 Formats of Hugging Face directories have the layouts of their usual checkpoints: groups of 128, FP8 in blocks of 128.
 """
 
@@ -15,7 +17,7 @@ from functools import partial
 
 import numpy as np
 
-from quire._native import WeightFormat
+from quire._native import CodeLayout, WeightFormat
 from quire.kernels.instruction import Packing
 from quire.runtime.placement import Placement
 from quire.runtime.plan.packed_weights import PACKED_DIRECTLY, PackedWeights
@@ -25,9 +27,7 @@ from quire.weights.quantized import (
     QuantizedTensor,
     RoundedTensor,
     Rows,
-    awq_codes,
-    codes_across,
-    codes_down,
+    StoredCodes,
     e4m3_values,
     nvfp4,
 )
@@ -55,51 +55,43 @@ def mxfp4() -> WeightTensor:
 
 
 def quantized(
-    name: str, data: np.ndarray, codes: Rows, bits: int, *, zeros: bool = False, groups: np.ndarray | None = None
+    name: str, codes: StoredCodes, bits: int, *, zeros: bool = False, groups: np.ndarray | None = None
 ) -> QuantizedTensor:
-    shape = (ROWS, COLUMNS // GROUP)
-    scales = WeightTensor("scales", shape, "F16", octets(shape[0], 2 * shape[1]) & 0x3F)
+    """Scales as GPTQ and AWQ store them, a row for each group; other tools store the transposed matrix."""
+    shape = (COLUMNS // GROUP, ROWS)
+    scales = WeightTensor("scales", shape, "F16", octets(shape[0], 2 * shape[1]) & 0x3F).transposed()
     grouped = np.arange(COLUMNS) // GROUP if groups is None else groups
-    read: Rows | float = (lambda first, last: np.full((last - first, shape[1]), 7, np.uint8)) if zeros else 8.0
+    read: Rows | float = (lambda first, last: np.full((last - first, shape[0]), 7, np.uint8)) if zeros else 8.0
     parts = Quantized(codes, scales, read, grouped, bits / 8)
-    return QuantizedTensor(name, (ROWS, COLUMNS), name, data, quantized=parts)
+    return QuantizedTensor(name, (ROWS, COLUMNS), name, codes.stored, quantized=parts)
 
 
 def fp8() -> QuantizedTensor:
-    codes = octets(ROWS, COLUMNS) & 0xF7
+    codes = StoredCodes(CodeLayout.across8, octets(ROWS, COLUMNS) & 0xF7)
     scales = WeightTensor("scales", (32, 16), "F32", np.ones((32, 16), np.float32).view(np.uint8))
-    parts = Quantized(
-        lambda first, last: codes[first:last], scales, 0.0, np.arange(COLUMNS) // GROUP, 1.0, GROUP,
-        table=e4m3_values(),
-    )  # fmt: skip
-    return QuantizedTensor("FP8", (ROWS, COLUMNS), "FP8", codes, quantized=parts)
+    groups = np.arange(COLUMNS) // GROUP
+    parts = Quantized(codes, scales, 0.0, groups, 1.0, GROUP, table=e4m3_values())
+    return QuantizedTensor("FP8", (ROWS, COLUMNS), "FP8", codes.stored, quantized=parts)
 
 
 def of_directories() -> dict[str, tuple[Callable[[], WeightTensor], WeightFormat]]:
     """Tensors as Hugging Face directories store them, and what they are packed as."""
-    down, across, awq = (octets(*shape).view("<u4") for shape in
-                         ((COLUMNS // 8, 4 * ROWS), (ROWS, COLUMNS // 2), (COLUMNS, ROWS // 2)))  # fmt: skip
-    wide = octets(COLUMNS // 4, 4 * ROWS).view("<u4")
+    down, across = (StoredCodes(layout, octets(*shape)) for layout, shape in (
+        (CodeLayout.down4, (COLUMNS // 8, 4 * ROWS)), (CodeLayout.across4, (ROWS, COLUMNS // 2)),
+    ))  # fmt: skip
+    awq = StoredCodes(CodeLayout.awq, octets(COLUMNS, ROWS // 2))
+    wide = StoredCodes(CodeLayout.down8, octets(COLUMNS // 4, 4 * ROWS))
+    scales = StoredCodes(CodeLayout.across8, octets(ROWS, COLUMNS // 16) & 0x77)
     shuffled = RANDOM.permutation(COLUMNS) // GROUP
-    codes, scales = octets(ROWS, COLUMNS) & 15, octets(ROWS, COLUMNS // 16) & 0x77
     return {
-        "GPTQ 4": (lambda: quantized("Q4_0", down, lambda a, b: codes_down(down, 4, a, b), 4), WeightFormat.q4),
-        "GPTQ 4 zeros": (
-            lambda: quantized("Q4_1", down, lambda a, b: codes_down(down, 4, a, b), 4, zeros=True), WeightFormat.q4m,
-        ),
-        "GPTQ 4 act-order": (
-            lambda: quantized("INT4", down, lambda a, b: codes_down(down, 4, a, b), 4, zeros=True, groups=shuffled),
-            WeightFormat.q8,
-        ),
-        "GPTQ 8": (lambda: quantized("Q8_0", wide, lambda a, b: codes_down(wide, 8, a, b), 8), WeightFormat.q8),
-        "AWQ": (lambda: quantized("Q4_1", awq, lambda a, b: awq_codes(awq, a, b), 4, zeros=True), WeightFormat.q4m),
-        "W4A16": (lambda: quantized("Q4_0", across, lambda a, b: codes_across(across, 4, a, b), 4), WeightFormat.q4),
+        "GPTQ 4": (lambda: quantized("Q4_0", down, 4), WeightFormat.q4),
+        "GPTQ 4 zeros": (lambda: quantized("Q4_1", down, 4, zeros=True), WeightFormat.q4m),
+        "GPTQ 4 act-order": (lambda: quantized("INT4", down, 4, zeros=True, groups=shuffled), WeightFormat.q8),
+        "GPTQ 8": (lambda: quantized("Q8_0", wide, 8), WeightFormat.q8),
+        "AWQ": (lambda: quantized("Q4_1", awq, 4, zeros=True), WeightFormat.q4m),
+        "W4A16": (lambda: quantized("Q4_0", across, 4), WeightFormat.q4),
         "FP8": (fp8, WeightFormat.q8),
-        "NVFP4": (
-            lambda: nvfp4("NVFP4", (ROWS, COLUMNS), codes, lambda a, b: codes[a:b], lambda a, b: scales[a:b],
-                          np.float32(1e-3)),
-            WeightFormat.nvfp4,
-        ),
+        "NVFP4": (lambda: nvfp4("NVFP4", (ROWS, COLUMNS), across, scales, np.float32(1e-3)), WeightFormat.nvfp4),
         "MXFP4 apart": (mxfp4, WeightFormat.mxfp4),
     }  # fmt: skip
 
@@ -118,19 +110,20 @@ def cases() -> dict[str, tuple[Callable[[], WeightTensor], WeightFormat]]:
     return found | of_directories()
 
 
-def measure(tensor: WeightTensor, target: WeightFormat, num_threads: int, seconds: float) -> tuple[float, float]:
-    """Seconds of packing, and of a copy of the file's bytes."""
+def measure(tensor: WeightTensor, target: WeightFormat, num_threads: int, seconds: float) -> tuple[float, float, float]:
+    """Seconds of packing, of a copy of the file's bytes, and of the processor's time for packing."""
     weights = PackedWeights({"w": Shaped(tensor.shape)}, {"w": Packing.whole(ROWS, target)}, num_threads)
     source = np.zeros(tensor.num_bytes, np.uint8)
     copy = np.ones_like(source)
     actions = partial(weights.fill, [Placement(tensor, "w", 0)]), partial(np.copyto, copy, source)
-    best, end = [np.inf, np.inf], time.perf_counter() + seconds
+    best, cpu, end = [np.inf, np.inf], np.inf, time.perf_counter() + seconds
     while time.perf_counter() < end or np.isinf(best[1]):
         for index, action in enumerate(actions):
-            start = time.perf_counter()
+            start, cpu_start = time.perf_counter(), time.process_time()
             action()
             best[index] = min(best[index], time.perf_counter() - start)
-    return best[0], best[1]
+            cpu = min(cpu, time.process_time() - cpu_start) if index == 0 else cpu
+    return best[0], best[1], cpu
 
 
 @dataclass(frozen=True)
@@ -153,14 +146,15 @@ def main() -> None:
         if wanted and not any(part in name for part in wanted):
             continue
         tensor = make()
-        seconds, copied = measure(tensor, target, arguments.threads, arguments.seconds)
+        seconds, copied, cpu = measure(tensor, target, arguments.threads, arguments.seconds)
         results[name] = {"mb_per_s": round(tensor.num_bytes / seconds / 1e6), "of_copy": round(copied / seconds, 3),
-                         "million_weights_per_s": round(ROWS * COLUMNS / seconds / 1e6)}  # fmt: skip
+                         "million_weights_per_s": round(ROWS * COLUMNS / seconds / 1e6),
+                         "mb_of_idle_threads": round(tensor.num_bytes * arguments.threads / cpu / 1e6)}  # fmt: skip
         if not arguments.json:
             one = results[name]
             print(
                 f"{name:18} {target.name:6} {one['mb_per_s']:7} MB/s {one['of_copy']:7.1%} of a copy "
-                f"{one['million_weights_per_s']:6} million weights/s"
+                f"{one['million_weights_per_s']:6} million weights/s {one['mb_of_idle_threads']:7} MB/s of idle threads"
             )
     if arguments.json:
         print(json.dumps(results))

@@ -45,12 +45,31 @@ void bind_weights(nb::module_& m) {
         "Strings of GGUF up to the first bad one, and their bytes.");
   m.def("packed_bytes", &packed_bytes, "format"_a, "num_outputs"_a, "num_inputs"_a,
         "Bytes of a packed matrix, which must start at a multiple of 64 bytes.");
+  nb::enum_<CodeLayout>(m, "CodeLayout")
+      .value("across4", CodeLayout::across4)
+      .value("across8", CodeLayout::across8)
+      .value("down4", CodeLayout::down4)
+      .value("down8", CodeLayout::down8)
+      .value("awq", CodeLayout::awq)
+      .value("nvfp4", CodeLayout::nvfp4)
+      .value("nvfp4_scales", CodeLayout::nvfp4_scales);
+  m.def(
+      "unpack_codes",
+      [](CodeLayout layout, uintptr_t data, int64_t stride_bytes, uintptr_t rows, int64_t num_rows, int64_t first,
+         int64_t count, uintptr_t out) {
+        unpack_codes({layout, reinterpret_cast<const std::byte*>(data), stride_bytes},
+                     reinterpret_cast<const int64_t*>(rows), num_rows, first, count, reinterpret_cast<uint8_t*>(out),
+                     count);
+      },
+      "layout"_a, "data"_a, "stride_bytes"_a, "rows"_a, "num_rows"_a, "first"_a, "count"_a, "out"_a,
+      nb::call_guard<nb::gil_scoped_release>(),
+      "Write the codes of int64 `rows` and `count` columns from `first` on, a byte each; see native/weights/codes.h.");
   nb::class_<PackedRows>(m, "PackedRows")
       .def(
           "__init__",
           [](PackedRows* job, const std::string& stored, uintptr_t rows, int64_t num_rows, int64_t num_inputs,
              int64_t row_stride_bytes, uintptr_t packed, int64_t first_output, WeightFormat target, uintptr_t row_order,
-             uintptr_t codebook, uintptr_t block_scales) {
+             uintptr_t codebook) {
             new (job) PackedRows{.stored = stored,
                                  .rows = reinterpret_cast<const std::byte*>(rows),
                                  .row_stride_bytes = row_stride_bytes,
@@ -61,27 +80,47 @@ void bind_weights(nb::module_& m) {
                                  .packed = reinterpret_cast<std::byte*>(packed),
                                  .first_output = first_output,
                                  .codebook = reinterpret_cast<const int8_t*>(codebook),
-                                 .codes = {},
-                                 .num_groups = 0,
-                                 .block_scales = reinterpret_cast<const std::byte*>(block_scales)};
+                                 .codes = {}};
           },
           "stored"_a, "rows"_a, "num_rows"_a, "num_inputs"_a, "row_stride_bytes"_a, "packed"_a, "first_output"_a,
-          "target"_a, "row_order"_a = 0, "codebook"_a = 0, "block_scales"_a = 0,
+          "target"_a, "row_order"_a = 0, "codebook"_a = 0,
           "Rows stored in a GGUF format, to be packed as outputs first_output and following of the matrix at "
           "`packed`.\n"
           "row_order: address of int32 row numbers, or 0 for rows as they come. codebook: of IQ formats, address of\n"
-          "the int8 entries. block_scales: of MXFP4_APART, address of the exponents, [rows, num_inputs / 32].")
+          "the int8 entries.")
       .def(
           "set_codes",
+          [](PackedRows& job, CodeLayout layout, uintptr_t data, int64_t stride_bytes, int64_t first_row,
+             int64_t first_column, bool is_direct, uint8_t flipped) {
+            job.codes.stored = {layout, reinterpret_cast<const std::byte*>(data), stride_bytes};
+            job.codes.first_row = first_row;
+            job.codes.first_column = first_column;
+            job.codes.is_direct = is_direct;
+            job.codes.flipped = flipped;
+          },
+          "layout"_a, "data"_a, "stride_bytes"_a, "first_row"_a, "first_column"_a, "is_direct"_a, "flipped"_a = 0,
+          "Say where the codes of rows stored as CODES are, and whether they, XOR `flipped`, are those of the target.")
+      .def(
+          "set_groups",
           [](PackedRows& job, uintptr_t table, uintptr_t scales, uintptr_t zeros, uintptr_t groups,
              int64_t num_groups) {
-            job.codes = {reinterpret_cast<const float*>(table), reinterpret_cast<const float*>(scales),
-                         reinterpret_cast<const float*>(zeros), reinterpret_cast<const int32_t*>(groups)};
-            job.num_groups = num_groups;
+            job.codes.table = reinterpret_cast<const float*>(table);
+            job.codes.scales = reinterpret_cast<const float*>(scales);
+            job.codes.zeros = reinterpret_cast<const float*>(zeros);
+            job.codes.groups = reinterpret_cast<const int32_t*>(groups);
+            job.codes.num_groups = num_groups;
           },
           "table"_a, "scales"_a, "zeros"_a, "groups"_a, "num_groups"_a,
-          "Say what rows stored as CODES, bytes, stand for: (table[code] - zero) * scale of the column's group, in\n"
-          "fp32; scales and zeros [stored rows, num_groups], groups int32.");
+          "Say what codes stand for: (table[code] - zero) * scale of the column's group, in fp32; scales and zeros\n"
+          "[rows, num_groups], groups int32.")
+      .def(
+          "set_block_scales",
+          [](PackedRows& job, CodeLayout layout, uintptr_t data, int64_t stride_bytes, float factor) {
+            job.codes.block_scales = {layout, reinterpret_cast<const std::byte*>(data), stride_bytes};
+            job.codes.factor = factor;
+          },
+          "layout"_a, "data"_a, "stride_bytes"_a, "factor"_a,
+          "Say where the scales of MXFP4's and NVFP4's blocks are, and the factor of all of NVFP4's.");
   m.def("pack_rows", &pack_rows, "jobs"_a, "num_threads"_a = 1, nb::call_guard<nb::gil_scoped_release>(),
         "Pack the rows of all jobs; see native/weights/pack.h.");
   m.def(

@@ -9,15 +9,8 @@
 namespace quire {
 namespace {
 
-using Bytes = const uint8_t*;
-
 uint16_t half_word(Bytes p) { return static_cast<uint16_t>(p[0] | p[1] << 8); }
 float half_at(Bytes p) { return from_f16(half_word(p)); }
-uint32_t word_at(Bytes p) {
-  uint32_t value;
-  std::memcpy(&value, p, sizeof value);
-  return value;
-}
 int nibble(Bytes p, int index) { return p[index / 2] >> (index % 2 * 4) & 15; }
 int crumb(Bytes p, int index) { return p[index / 4] >> (index % 4 * 2) & 3; }
 
@@ -36,7 +29,7 @@ void add_to_all(int8_t* q, int count, int added) {
   for (int i = 0; i < count; ++i) q[i] = static_cast<int8_t>(q[i] + added);
 }
 
-// Calls fill(block, q) and gives all groups of a block of 32 one scale, and one minimum.
+// Gives the groups of a block of 32 one scale, and one minimum.
 void one_scale(Integers& out, float scale, float minimum = 0.0f) {
   for (int g = 0; g < 2; ++g) out.scales[g] = scale, out.minima[g] = minimum;
 }
@@ -84,6 +77,7 @@ void decode_mxfp4(const std::byte* block, const int8_t*, Integers& out) {
 
 // --- K-quants -----------------------------------------------------------------------------------------------------
 
+QUIRE_WIDE
 void decode_q2_k(const std::byte* block, const int8_t*, Integers& out) {
   const auto* p = reinterpret_cast<Bytes>(block);
   const float d = half_at(p + 80), e = half_at(p + 82);
@@ -94,6 +88,7 @@ void decode_q2_k(const std::byte* block, const int8_t*, Integers& out) {
   for (int part = 0; part < 2; ++part) crumbs(p + 16 + 32 * part, out.q + 128 * part);
 }
 
+QUIRE_WIDE
 void decode_q3_k(const std::byte* block, const int8_t*, Integers& out) {
   const auto* p = reinterpret_cast<Bytes>(block);
   const float d = half_at(p + 108);
@@ -105,7 +100,7 @@ void decode_q3_k(const std::byte* block, const int8_t*, Integers& out) {
   for (int part = 0; part < 2; ++part) crumbs(p + 32 + 32 * part, out.q + 128 * part);
   for (int g = 0; g < 8; ++g) {
     int8_t* q = out.q + 32 * g;
-    for (int i = 0; i < 32; ++i) q[i] = static_cast<int8_t>(q[i] + ((p[i] >> g & 1) << 2) - 4);
+    for (int i = 0; i < 32; ++i) q[i] = static_cast<int8_t>(q[i] | (p[i] >> g & 1) << 2);
   }
 }
 
@@ -144,6 +139,7 @@ void decode_q6_k(const std::byte* block, const int8_t*, Integers& out) {
 
 // --- Codebooks ----------------------------------------------------------------------------------------------------
 
+constexpr uint64_t kOnes = 0x0101010101010101u;
 // For each byte eight others, 0xff where its bit is set.
 constexpr std::array<uint64_t, 256> kMasks = [] {
   std::array<uint64_t, 256> masks{};
@@ -153,22 +149,20 @@ constexpr std::array<uint64_t, 256> kMasks = [] {
   return masks;
 }();
 
-// Eight values, negative where `signs` has a bit set. None is 0, so that adding 1 carries into no other byte.
-void put_signed(uint64_t values, uint8_t signs, int8_t* q) {
-  const uint64_t mask = kMasks[signs];
-  values = (values ^ mask) + (mask & 0x0101010101010101u);
-  std::memcpy(q, &values, sizeof values);
+// Eight codes of magnitudes, plus kMinus where `signs` has a bit set.
+template <uint8_t kMinus>
+void put_signed(uint64_t codes, uint8_t signs, int8_t* q) {
+  codes |= kMasks[signs] & (kMinus * kOnes);
+  std::memcpy(q, &codes, sizeof codes);
 }
 uint64_t entry_of_8(const int8_t* codebook, int index) {
-  uint64_t values;
-  std::memcpy(&values, codebook + 8 * index, sizeof values);
-  return values;
+  uint64_t codes;
+  std::memcpy(&codes, codebook + 8 * index, sizeof codes);
+  return codes;
 }
 uint64_t entries_of_4(const int8_t* codebook, int first, int second) {
-  uint32_t values[2];
-  std::memcpy(values, codebook + 4 * first, 4);
-  std::memcpy(values + 1, codebook + 4 * second, 4);
-  return values[0] | static_cast<uint64_t>(values[1]) << 32;
+  return read_word(reinterpret_cast<Bytes>(codebook + 4 * first)) |
+         static_cast<uint64_t>(read_word(reinterpret_cast<Bytes>(codebook + 4 * second))) << 32;
 }
 // Seven signs, and an eighth that makes the number of minus signs even.
 uint8_t with_parity(uint32_t seven) { return static_cast<uint8_t>(seven | (__builtin_popcount(seven) & 1) << 7); }
@@ -180,13 +174,13 @@ void decode_words(const std::byte* block, const int8_t* codebook, Integers& out)
   no_minima(out);
   for (int g = 0; g < 8; ++g) {
     const Bytes indices = p + 2 + 8 * g;
-    const uint32_t word = word_at(kIsIq2 ? indices + 4 : p + 66 + 4 * g);
+    const uint32_t word = read_word(kIsIq2 ? indices + 4 : p + 66 + 4 * g);
     const float scale = d * (0.5f + static_cast<float>(word >> 28)) * (kIsIq2 ? 0.25f : 0.5f);
     out.scales[2 * g] = out.scales[2 * g + 1] = scale;
     for (int k = 0; k < 4; ++k) {
-      const uint64_t values =
+      const uint64_t codes =
           kIsIq2 ? entry_of_8(codebook, indices[k]) : entries_of_4(codebook, indices[2 * k], indices[2 * k + 1]);
-      put_signed(values, with_parity(word >> (7 * k) & 127), out.q + 32 * g + 8 * k);
+      put_signed<kIsIq2 ? 4 : 8>(codes, with_parity(word >> (7 * k) & 127), out.q + 32 * g + 8 * k);
     }
   }
 }
@@ -202,7 +196,7 @@ void decode_iq2_xs(const std::byte* block, const int8_t* codebook, Integers& out
   quarter_scales(half_at(p), p + 66, out);
   for (int k = 0; k < 32; ++k) {
     const uint16_t word = half_word(p + 2 + 2 * k);
-    put_signed(entry_of_8(codebook, word & 511), with_parity(word >> 9), out.q + 8 * k);
+    put_signed<4>(entry_of_8(codebook, word & 511), with_parity(word >> 9), out.q + 8 * k);
   }
 }
 
@@ -210,7 +204,7 @@ void decode_iq2_s(const std::byte* block, const int8_t* codebook, Integers& out)
   const auto* p = reinterpret_cast<Bytes>(block);
   quarter_scales(half_at(p), p + 74, out);
   for (int k = 0; k < 32; ++k) {
-    put_signed(entry_of_8(codebook, p[2 + k] | crumb(p + 66, k) << 8), p[34 + k], out.q + 8 * k);
+    put_signed<4>(entry_of_8(codebook, p[2 + k] | crumb(p + 66, k) << 8), p[34 + k], out.q + 8 * k);
   }
 }
 
@@ -221,13 +215,16 @@ void decode_iq3_s(const std::byte* block, const int8_t* codebook, Integers& out)
   no_minima(out);
   const auto index = [p](int k) { return p[2 + k] | (p[66 + k / 8] >> (k % 8) & 1) << 8; };
   for (int k = 0; k < 32; ++k) {
-    put_signed(entries_of_4(codebook, index(2 * k), index(2 * k + 1)), p[74 + k], out.q + 8 * k);
+    put_signed<8>(entries_of_4(codebook, index(2 * k), index(2 * k + 1)), p[74 + k], out.q + 8 * k);
   }
 }
 
 // Entries are -1, 0 and 1, and moved by an eighth: in eighths they are integers, and an eighth of a scale is exact.
-void put_eighths(const int8_t* codebook, int index, bool is_down, int8_t* q) {
-  for (int i = 0; i < 8; ++i) q[i] = static_cast<int8_t>(8 * codebook[8 * index + i] + (is_down ? -1 : 1));
+constexpr int8_t kEighths[16] = {-7, 1, 9, 0, -9, -1, 7};
+// Without a jump on `is_down`, 0 or 1, which no processor foresees.
+void put_eighths(const int8_t* codebook, int index, uint32_t is_down, int8_t* q) {
+  const uint64_t codes = entry_of_8(codebook, index) | is_down * (4 * kOnes);
+  std::memcpy(q, &codes, sizeof codes);
 }
 
 void decode_iq1_s(const std::byte* block, const int8_t* codebook, Integers& out) {
@@ -239,7 +236,7 @@ void decode_iq1_s(const std::byte* block, const int8_t* codebook, Integers& out)
     out.scales[2 * g] = out.scales[2 * g + 1] = d * static_cast<float>(2 * (word >> 12 & 7) + 1) * 0.125f;
     for (int k = 0; k < 4; ++k) {
       const int index = p[2 + 4 * g + k] | (word >> (3 * k) & 7) << 8;
-      put_eighths(codebook, index, (word & 0x8000) != 0, out.q + 32 * g + 8 * k);
+      put_eighths(codebook, index, word >> 15, out.q + 32 * g + 8 * k);
     }
   }
 }
@@ -256,7 +253,7 @@ void decode_iq1_m(const std::byte* block, const int8_t* codebook, Integers& out)
   }
   for (int k = 0; k < 32; ++k) {
     const int upper = nibble(p + 32, k);
-    put_eighths(codebook, p[k] | (upper & 7) << 8, (upper & 8) != 0, out.q + 8 * k);
+    put_eighths(codebook, p[k] | (upper & 7) << 8, upper >> 3, out.q + 8 * k);
   }
 }
 
@@ -278,14 +275,19 @@ void whole_scale(Integers& out, float d) {
   no_minima(out);
 }
 
+QUIRE_WIDE
 void decode_tq1_0(const std::byte* block, const int8_t*, Integers& out) {
   const auto* p = reinterpret_cast<Bytes>(block);
   whole_scale(out, half_at(p + 52));
   int8_t* q = out.q;
+  // A byte is a fraction of 256: its digits are the whole thirds, one after the other.
   const auto digits = [&q](Bytes from, int count, int powers) {
-    for (int k = 0, power = 1; k < powers; ++k, power *= 3, q += count) {
+    uint8_t rest[32];
+    std::memcpy(rest, from, count);
+    for (int k = 0; k < powers; ++k, q += count) {
       for (int i = 0; i < count; ++i) {
-        q[i] = static_cast<int8_t>((static_cast<uint8_t>(from[i] * power) * 3 >> 8) - 1);
+        q[i] = static_cast<int8_t>((rest[i] > 85) + (rest[i] > 170));
+        rest[i] = static_cast<uint8_t>(rest[i] * 3);
       }
     }
   };
@@ -294,12 +296,18 @@ void decode_tq1_0(const std::byte* block, const int8_t*, Integers& out) {
   digits(p + 48, 4, 4);
 }
 
+QUIRE_WIDE
 void decode_tq2_0(const std::byte* block, const int8_t*, Integers& out) {
   const auto* p = reinterpret_cast<Bytes>(block);
   whole_scale(out, half_at(p + 64));
   for (int part = 0; part < 2; ++part) crumbs(p + 32 * part, out.q + 128 * part);
-  add_to_all(out.q, 256, -1);
 }
+
+constexpr int8_t kCrumbs[16] = {0, 1, 2, 3}, kSignedThree[16] = {-4, -3, -2, -1, 0, 1, 2, 3};
+constexpr int8_t kTernary[16] = {-1, 0, 1, 2};
+constexpr int8_t kIq2[16] = {8, 25, 43, 0, -8, -25, -43};
+constexpr int8_t kIq3Xxs[16] = {4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62};
+constexpr int8_t kIq3S[16] = {1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15};
 
 constexpr BlockDecoder kDecoders[] = {
     {"Q4_0", 32, 18, decode_45<false, false>},
@@ -307,30 +315,30 @@ constexpr BlockDecoder kDecoders[] = {
     {"Q5_0", 32, 22, decode_45<false, true>},
     {"Q5_1", 32, 24, decode_45<true, true>},
     {"Q8_0", 32, 34, decode_q8_0},
-    {"Q2_K", 256, 84, decode_q2_k},
-    {"Q3_K", 256, 110, decode_q3_k},
+    {"Q2_K", 256, 84, decode_q2_k, Codes::of_16, kCrumbs},
+    {"Q3_K", 256, 110, decode_q3_k, Codes::of_16, kSignedThree},
     {"Q4_K", 256, 144, decode_q45_k<false>},
     {"Q5_K", 256, 176, decode_q45_k<true>},
     {"Q6_K", 256, 210, decode_q6_k},
-    {"IQ2_XXS", 256, 66, decode_words<true>},
-    {"IQ2_XS", 256, 74, decode_iq2_xs},
-    {"IQ2_S", 256, 82, decode_iq2_s},
-    {"IQ3_XXS", 256, 98, decode_words<false>},
-    {"IQ3_S", 256, 110, decode_iq3_s},
-    {"IQ1_S", 256, 50, decode_iq1_s},
-    {"IQ1_M", 256, 56, decode_iq1_m},
+    {"IQ2_XXS", 256, 66, decode_words<true>, Codes::of_32, kIq2},
+    {"IQ2_XS", 256, 74, decode_iq2_xs, Codes::of_16, kIq2},
+    {"IQ2_S", 256, 82, decode_iq2_s, Codes::of_16, kIq2},
+    {"IQ3_XXS", 256, 98, decode_words<false>, Codes::signed_of_32, kIq3Xxs},
+    {"IQ3_S", 256, 110, decode_iq3_s, Codes::signed_of_32, kIq3S},
+    {"IQ1_S", 256, 50, decode_iq1_s, Codes::of_32, kEighths},
+    {"IQ1_M", 256, 56, decode_iq1_m, Codes::of_16, kEighths},
     {"IQ4_NL", 32, 18, decode_iq4_nl},
     {"IQ4_XS", 256, 136, decode_iq4_xs},
-    {"TQ1_0", 256, 54, decode_tq1_0},
-    {"TQ2_0", 256, 66, decode_tq2_0},
+    {"TQ1_0", 256, 54, decode_tq1_0, Codes::of_32, kTernary},
+    {"TQ2_0", 256, 66, decode_tq2_0, Codes::of_32, kTernary},
     {"MXFP4", 32, 17, decode_mxfp4},
 };
 
 QUIRE_WIDE
-void scale_integers(const Integers& from, int64_t count, float* out) {
+void scale_integers(const Integers& from, const int8_t* table, int64_t count, float* out) {
   using Floats = float __attribute__((vector_size(32)));
   // Two loops: the compiler widens bytes well in a plain one, and scales groups well in vectors.
-  for (int64_t i = 0; i < count; ++i) out[i] = static_cast<float>(from.q[i]);
+  for (int64_t i = 0; i < count; ++i) out[i] = static_cast<float>(table == nullptr ? from.q[i] : table[from.q[i]]);
   for (int64_t i = 0; i < count; i += 8) {
     Floats values;
     std::memcpy(&values, out + i, sizeof values);
@@ -353,14 +361,7 @@ void decode_blocks(const BlockDecoder& decoder, const std::byte* from, int64_t c
   Integers integers;
   for (int64_t i = 0; i < count; i += decoder.inputs, from += decoder.bytes) {
     decoder.decode(from, codebook, integers);
-    scale_integers(integers, decoder.inputs, out + i);
-  }
-}
-
-void decode_codes(const Codes& of_row, const uint8_t* codes, int64_t count, float* out) {
-  for (int64_t i = 0; i < count; ++i) {
-    const int32_t group = of_row.groups[i];
-    out[i] = (of_row.table[codes[i]] - of_row.zeros[group]) * of_row.scales[group];
+    scale_integers(integers, decoder.table, decoder.inputs, out + i);
   }
 }
 

@@ -101,26 +101,13 @@ void copy_q8_0(const Lane& to, int64_t block, const std::byte* from) {
   for (int64_t i = 0; i < 8; ++i) put_word(to, WeightFormat::q8, block, i, word(from + 2, i) ^ 0x80808080u);
 }
 
-// A scale's exponent, then codes. The scale of doubled floats is half of 2^(exponent - 127); denormal ones become 0.
+// The scale of doubled floats is half of 2^(exponent - 127); denormal ones become 0.
+uint8_t halved(uint8_t exponent) { return static_cast<uint8_t>(exponent == 0 ? 0 : exponent - 1); }
+
+// A scale's exponent, then codes.
 void copy_mxfp4(const Lane& to, int64_t block, const std::byte* from) {
-  const int exponent = static_cast<int>(from[0]);
-  put(to.tile + to.blocks * 256 + block * kTile + to.lane, static_cast<uint8_t>(exponent == 0 ? 0 : exponent - 1));
+  put(to.tile + to.blocks * 256 + block * kTile + to.lane, halved(static_cast<uint8_t>(from[0])));
   copy_nibbles(to, WeightFormat::mxfp4, block, from + 1);
-}
-
-// The halves of two bytes, each in a byte of its own.
-uint32_t spread(uint32_t pair) {
-  return (pair & 15u) | (pair & 0xf0u) << 4 | (pair & 0xf00u) << 8 | (pair & 0xf000u) << 12;
-}
-
-// 16 bytes: byte j holds input 2 j in its low half, input 2 j + 1 in its high half.
-void copy_mxfp4_apart(const Lane& to, int64_t block, std::byte scale, const std::byte* from) {
-  const int exponent = static_cast<int>(scale);
-  put(to.tile + to.blocks * 256 + block * kTile + to.lane, static_cast<uint8_t>(exponent == 0 ? 0 : exponent - 1));
-  for (int64_t j = 0; j < 4; ++j) {
-    const uint32_t eight = word(from, j);
-    put_word(to, WeightFormat::mxfp4, block, j, spread(eight & 0xffffu) | spread(eight >> 16) << 4);
-  }
 }
 
 // The row's fp32 factor, two scales in E4M3, then codes in the order of Q4_0.
@@ -218,28 +205,16 @@ void decode_floats(WeightFormat stored, const std::byte* from, int64_t count, fl
   }
 }
 
-void put_quantised(const Lane& to, WeightFormat target, int64_t block, const Quantised& from, int64_t b) {
-  put_scale(to, target, block, from.d[b]);
-  const auto* words = reinterpret_cast<const std::byte*>(from.u + b * kBlock);
-  if (target == WeightFormat::q8) {
-    for (int64_t i = 0; i < 8; ++i) put_word(to, target, block, i, word(words, i));
-    return;
-  }
-  put_minimum(to, target, block, from.m[b]);
-  for (int64_t j = 0; j < 4; ++j) {
-    put_word(to, target, block, j, word(words, 2 * j) | (word(words, 2 * j + 1) << 4));
-  }
-}
-
 // Halves of the target's own kind: decoding and rounding f16 would take three times as long.
 void copy_halves(const Lane& to, WeightFormat target, int64_t first, int64_t count, const std::byte* from) {
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t input = first + i, pair = (input / 2 * kTile + to.lane) * 2 + input % 2;
-    put(to.tile + (target == WeightFormat::bf16 ? pair : input * kTile + to.lane) * 2, half(from + 2 * i));
+  if (target == WeightFormat::f16) {
+    std::byte* out = to.tile + (first * kTile + to.lane) * 2;
+    for (int64_t i = 0; i < count; ++i) put(out + i * kTile * 2, half(from + 2 * i));
+    return;
   }
-  if (target == WeightFormat::bf16 && count % 2) {
-    put(to.tile + (((first + count) / 2 * kTile + to.lane) * 2 + 1) * 2, uint16_t{0});
-  }
+  std::byte* out = to.tile + (first / 2 * kTile + to.lane) * 4;
+  for (int64_t i = 0; i < count / 2; ++i) put(out + i * kTile * 4, word(from, i));
+  if (count % 2) put(out + count / 2 * kTile * 4, uint32_t{half(from + 2 * (count - 1))});
 }
 
 void encode_floats(const Lane& to, WeightFormat target, int64_t first, int64_t count, const float* values) {
@@ -252,10 +227,6 @@ void encode_floats(const Lane& to, WeightFormat target, int64_t first, int64_t c
       const uint32_t low = round_to_bf16(values[i]), high = i + 1 < count ? round_to_bf16(values[i + 1]) : 0;
       put(to.tile + ((first + i) / 2 * kTile + to.lane) * 4, low | (high << 16));
     }
-  } else {
-    Quantised quantised;
-    (target == WeightFormat::q8 ? quantise_q8 : quantise_q4m)(values, count / kBlock, quantised);
-    for (int64_t b = 0; b < count / kBlock; ++b) put_quantised(to, target, first / kBlock + b, quantised, b);
   }
 }
 
@@ -275,7 +246,8 @@ struct Stored {
   void (*copy)(const Lane& to, int64_t first, int64_t count, const std::byte* from);  // null for floats and codes
   const BlockDecoder* decoder = nullptr;
 
-  bool is_float() const { return copy == nullptr && decoder == nullptr; }
+  bool is_coded() const { return bytes == inputs; }  // CODES
+  bool is_float() const { return copy == nullptr && decoder == nullptr && !is_coded(); }
   bool copies_to(WeightFormat format) const { return copy != nullptr && target == format; }
 };
 template <CopyBlock kCopy, int64_t kInputs, int64_t kBytes>
@@ -298,7 +270,6 @@ constexpr Stored kStored[] = {
     blocks<copy_q4_0, 32, 18>("IQ4_NL", WeightFormat::iq4nl),
     blocks<copy_iq4_xs, 256, 136>("IQ4_XS", WeightFormat::iq4xs),
     blocks<copy_mxfp4, 32, 17>("MXFP4", WeightFormat::mxfp4),
-    {"MXFP4_APART", 32, 16, WeightFormat::mxfp4, copy_blocks<copy_mxfp4, 32, 17>},  // for zeros
     blocks<copy_nvfp4, 32, 22>("NVFP4", WeightFormat::nvfp4),
 };
 
@@ -312,57 +283,105 @@ Stored find_stored(const std::string& name) {
   throw std::invalid_argument("weights stored as " + name + " are not packed natively: decode them to F32 first");
 }
 
-// Inputs first … first + count - 1 of stored row `row`.
-void pack_chunk(const PackedRows& job, const Stored& stored, const Lane& to, int64_t first, int64_t count,
-                int64_t row) {
-  const WeightFormat target = job.target;
-  const std::byte* from = job.rows + row * job.row_stride_bytes + first / stored.inputs * stored.bytes;
-  if (job.block_scales != nullptr) {
-    const std::byte* scales = job.block_scales + row * to.blocks;
-    for (int64_t b = first / kBlock; b < (first + count) / kBlock; ++b, from += kBlock / 2) {
-      copy_mxfp4_apart(to, b, scales[b], from);
-    }
-    return;
-  }
-  if (stored.copies_to(target)) return stored.copy(to, first, count, from);
-  const bool is_half = stored.target == WeightFormat::f16 || stored.target == WeightFormat::bf16;
-  if (is_half && stored.is_float() && stored.target == target) return copy_halves(to, target, first, count, from);
-  float values[kInputsAtOnce];
-  if (job.codes.table != nullptr) {
-    const Codes of_row{job.codes.table, job.codes.scales + row * job.num_groups, job.codes.zeros + row * job.num_groups,
-                       job.codes.groups + first};
-    decode_codes(of_row, reinterpret_cast<const uint8_t*>(from), count, values);
-  } else if (stored.decoder != nullptr) {
-    decode_blocks(*stored.decoder, from, count, job.codebook, values);
-  } else {
-    decode_floats(stored.target, from, count, values);
-  }
-  encode_floats(to, target, first, count, values);
+// Inputs first … first + count - 1 of a tile's outputs from `first_lane` on; those from end_lane on become zero.
+struct Chunk {
+  std::byte* tile;
+  int64_t first_lane, end_lane;
+  int64_t blocks;  // of a row
+  int64_t first, count;
+  int64_t first_byte, num_bytes;        // of a stored row
+  int64_t rows[kTile];                  // in the file, by lane
+  uint8_t codes[kTile][kInputsAtOnce];  // of CODES, by lane
+};
+
+const std::byte* stored_at(const PackedRows& job, const Chunk& chunk, int64_t lane) {
+  return job.rows + chunk.rows[lane] * job.row_stride_bytes + chunk.first_byte;
 }
 
-// An output past the last one.
-void pack_zeros(const Stored& stored, WeightFormat target, const Lane& to, int64_t first, int64_t count) {
-  const float zeros[kInputsAtOnce] = {};
-  if (!stored.copies_to(target)) return encode_floats(to, target, first, count, zeros);
-  stored.copy(to, first, count, reinterpret_cast<const std::byte*>(zeros));
+void decode(const PackedRows& job, const Stored& stored, const Chunk& chunk, int64_t lane, int64_t output,
+            float* values) {
+  const CodedRows& codes = job.codes;
+  if (stored.is_coded()) {
+    const int64_t at = (output - job.first_output) * codes.num_groups;
+    decode_codes(codes.table, codes.scales + at, codes.zeros + at, codes.groups + chunk.first, chunk.codes[lane],
+                 chunk.count, values);
+  } else if (stored.decoder != nullptr) {
+    decode_blocks(*stored.decoder, stored_at(job, chunk, lane), chunk.count, job.codebook, values);
+  } else {
+    decode_floats(stored.target, stored_at(job, chunk, lane), chunk.count, values);
+  }
+}
+
+// Codes as they are, and what the target has beside them.
+void take_codes(const PackedRows& job, const Chunk& chunk, int64_t lane, int64_t output, Quantised& to) {
+  const CodedRows& codes = job.codes;
+  for (int64_t i = 0; i < chunk.count; ++i) to.u[i] = chunk.codes[lane][i] ^ codes.flipped;
+  if (codes.block_scales.data != nullptr) {
+    const bool is_mxfp4 = job.target == WeightFormat::mxfp4;
+    const int64_t group = is_mxfp4 ? 32 : 16, first = (codes.first_column + chunk.first) / group;
+    unpack_codes(codes.block_scales, chunk.rows + lane, 1, first, chunk.count / group, to.scales, 0);
+    for (int64_t i = 0; is_mxfp4 && i < chunk.count / group; ++i) to.scales[i] = halved(to.scales[i]);
+    if (!is_mxfp4) put(chunk.tile + chunk.blocks * (256 + 2 * kTile) + lane * 4, codes.factor);
+    return;
+  }
+  const int64_t at = (output - job.first_output) * codes.num_groups;
+  for (int64_t b = 0; b < chunk.count / kBlock; ++b) {
+    const int64_t group = at + codes.groups[chunk.first + b * kBlock];
+    to.d[b] = round_to_f16(codes.scales[group]);
+    to.m[b] = round_to_f16(-codes.zeros[group] * codes.scales[group]);
+  }
+}
+
+void quantise(const PackedRows& job, const Stored& stored, const Chunk& chunk, int64_t lane, int64_t output,
+              Quantised& to) {
+  const bool is_q8 = job.target == WeightFormat::q8;
+  if (lane >= chunk.end_lane) {
+    to = {};
+    std::memset(to.u, is_q8 ? 128 : 0, sizeof to.u);
+  } else if (job.codes.is_direct) {
+    take_codes(job, chunk, lane, output, to);
+  } else if (is_q8 && stored.decoder != nullptr && stored.decoder->codes != Codes::none) {
+    Integers integers;
+    stored.decoder->decode(stored_at(job, chunk, lane), job.codebook, integers);
+    quantise_codes_q8(integers, *stored.decoder, to);
+  } else {
+    float values[kInputsAtOnce];
+    decode(job, stored, chunk, lane, output, values);
+    (is_q8 ? quantise_q8 : quantise_q4m)(values, chunk.count / kBlock, to);
+  }
+}
+
+constexpr float kZeros[kInputsAtOnce] = {};
+
+void pack_lane(const PackedRows& job, const Stored& stored, const Chunk& chunk, int64_t lane, int64_t output) {
+  const Lane to{chunk.tile, lane, chunk.blocks};
+  const WeightFormat target = job.target;
+  const bool is_zero = lane >= chunk.end_lane;
+  const std::byte* from = is_zero ? reinterpret_cast<const std::byte*>(kZeros) : stored_at(job, chunk, lane);
+  if (stored.copies_to(target)) return stored.copy(to, chunk.first, chunk.count, from);
+  const bool is_half = stored.target == WeightFormat::f16 || stored.target == WeightFormat::bf16;
+  if (is_half && stored.is_float() && stored.target == target) {
+    return copy_halves(to, target, chunk.first, chunk.count, from);
+  }
+  if (is_zero) return encode_floats(to, target, chunk.first, chunk.count, kZeros);
+  float values[kInputsAtOnce];
+  decode(job, stored, chunk, lane, output, values);
+  encode_floats(to, target, chunk.first, chunk.count, values);
 }
 
 void check(const PackedRows& job, const Stored& stored) {
   const bool is_encodable =
       wanted_rows(job.target) != RowType::q8 || job.target == WeightFormat::q8 || job.target == WeightFormat::q4m;
   const bool is_decoded = stored.copy == nullptr || stored.decoder != nullptr;
-  if (!stored.copies_to(job.target) && !(is_decoded && is_encodable)) {
+  if (!stored.copies_to(job.target) && !job.codes.is_direct && !(is_decoded && is_encodable)) {
     throw std::invalid_argument("these stored weights cannot be packed as the target format");
   }
   const int64_t target_block = wanted_rows(job.target) == RowType::q8 ? kBlock : 1;
   if (job.num_inputs % std::max(stored.inputs, target_block) != 0) {
     throw std::invalid_argument("a row's inputs are not a whole number of blocks");
   }
-  if ((job.stored == "CODES") != (job.codes.table != nullptr)) {
-    throw std::invalid_argument("rows of codes, and no others, need a table");
-  }
-  if ((job.stored == "MXFP4_APART") != (job.block_scales != nullptr)) {
-    throw std::invalid_argument("MXFP4_APART, and no other format, has scales apart");
+  if (stored.is_coded() != (job.codes.stored.data != nullptr)) {
+    throw std::invalid_argument("rows of codes, and no others, need codes");
   }
   if (job.stored.starts_with("IQ") && stored.copy == nullptr && job.codebook == nullptr) {
     throw std::invalid_argument("weights stored as " + job.stored + " need their codebook");
@@ -371,38 +390,60 @@ void check(const PackedRows& job, const Stored& stored) {
 
 void pack_piece(const PackedRows& job, const Stored& stored) {
   const int64_t bytes = tile_bytes(job.target, job.num_inputs), end = job.first_output + job.num_rows;
-  for (int64_t output = job.first_output; output < end;) {
-    const int64_t tile = output / kTile, tile_end = (tile + 1) * kTile;
-    std::byte* data = job.packed + tile * bytes;
-    for (int64_t first = 0; first < job.num_inputs; first += kInputsAtOnce) {
-      const int64_t count = std::min(kInputsAtOnce, job.num_inputs - first);
-      for (int64_t o = output; o < tile_end; ++o) {
-        const Lane to{data, o - tile * kTile, job.num_inputs / kBlock};
-        if (o >= end) {
-          pack_zeros(stored, job.target, to, first, count);
-          continue;
-        }
-        const int64_t r = o - job.first_output, at = job.row_order == nullptr ? r : job.row_order[r];
-        const std::byte* row = job.rows + at * job.row_stride_bytes;
+  const bool is_quantised = !stored.copies_to(job.target) && wanted_rows(job.target) == RowType::q8;
+  Chunk chunk;
+  chunk.blocks = job.num_inputs / kBlock;
+  for (int64_t output = job.first_output; output < end; output = (output / kTile + 1) * kTile) {
+    chunk.tile = job.packed + output / kTile * bytes;
+    chunk.first_lane = output % kTile;
+    chunk.end_lane = std::min(kTile - 0L, end - output / kTile * kTile);
+    const int64_t before = output - chunk.first_lane;
+    for (int64_t lane = chunk.first_lane; lane < chunk.end_lane; ++lane) {
+      const int64_t r = before + lane - job.first_output;
+      chunk.rows[lane] = job.codes.first_row + (job.row_order == nullptr ? r : job.row_order[r]);
+    }
+    for (chunk.first = 0; chunk.first < job.num_inputs; chunk.first += kInputsAtOnce) {
+      chunk.count = std::min(kInputsAtOnce, job.num_inputs - chunk.first);
+      chunk.first_byte = chunk.first / stored.inputs * stored.bytes;
+      chunk.num_bytes = stored.is_coded() ? 0 : chunk.count / stored.inputs * stored.bytes;
+      if (stored.is_coded()) {
+        unpack_codes(job.codes.stored, chunk.rows + chunk.first_lane, chunk.end_lane - chunk.first_lane,
+                     job.codes.first_column + chunk.first, chunk.count, chunk.codes[chunk.first_lane], kInputsAtOnce);
+      }
+      Quantised rows[kTile];
+      for (int64_t lane = chunk.first_lane; lane < kTile; ++lane) {
         // The processor does not foresee the jumps from row to row: without this, packing took twice the time (Zen 3).
-        const std::byte* next = row + (first + count) / stored.inputs * stored.bytes;
-        for (int64_t i = 0; i < count / stored.inputs * stored.bytes; i += 64) __builtin_prefetch(next + i);
-        pack_chunk(job, stored, to, first, count, at);
+        const std::byte* next = stored_at(job, chunk, lane) + chunk.num_bytes;
+        for (int64_t i = 0; lane < chunk.end_lane && i < chunk.num_bytes; i += 64) __builtin_prefetch(next + i);
+        if (is_quantised) {
+          quantise(job, stored, chunk, lane, before + lane, rows[lane]);
+        } else {
+          pack_lane(job, stored, chunk, lane, before + lane);
+        }
+      }
+      if (is_quantised) {
+        put_rows(rows, chunk.first_lane, job.target, chunk.first / kBlock, chunk.count / kBlock, chunk.blocks,
+                 chunk.tile);
       }
     }
-    output = tile_end;
   }
 }
 
 // Adds the pieces of a job, which end where tiles end.
 void cut(const PackedRows& job, std::vector<PackedRows>& pieces) {
+  const bool is_coded = job.codes.stored.data != nullptr;
   const int64_t bytes = tile_bytes(job.target, job.num_inputs), outputs = (1 + kJobBytes / bytes) * kTile;
   for (int64_t first = 0; first < job.num_rows;) {
     PackedRows piece = job;
     piece.first_output += first;
     piece.num_rows = std::min(job.num_rows - first, outputs - piece.first_output % kTile);
+    if (is_coded) {
+      piece.codes.scales += first * job.codes.num_groups;
+      piece.codes.zeros += first * job.codes.num_groups;
+    }
     if (job.row_order == nullptr) {
       piece.rows += first * job.row_stride_bytes;
+      piece.codes.first_row += is_coded ? first : 0;
     } else {
       piece.row_order += first;
     }

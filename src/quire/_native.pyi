@@ -95,13 +95,32 @@ class Pieces:
 def read_strings(data: int, num_bytes: int, count: int, most_bytes: int) -> tuple[list[str], int]: ...
 def packed_bytes(format: WeightFormat, num_outputs: int, num_inputs: int) -> int: ...
 
+class CodeLayout(enum.Enum):
+    """See `native/weights/codes.h`."""
+
+    across4 = 0
+    across8 = 1
+    down4 = 2
+    down8 = 3
+    awq = 4
+    nvfp4 = 5
+    nvfp4_scales = 6
+
+def unpack_codes(
+    layout: CodeLayout, data: int, stride_bytes: int, rows: int, num_rows: int, first: int, count: int, out: int
+) -> None: ...
+
 class PackedRows:
     def __init__(
         self, stored: str, rows: int, num_rows: int, num_inputs: int, row_stride_bytes: int, packed: int,
         first_output: int, target: WeightFormat, row_order: int = 0, codebook: int = 0,
-        block_scales: int = 0,
     ) -> None: ...  # fmt: skip
-    def set_codes(self, table: int, scales: int, zeros: int, groups: int, num_groups: int) -> None: ...
+    def set_codes(
+        self, layout: CodeLayout, data: int, stride_bytes: int, first_row: int, first_column: int, is_direct: bool,
+        flipped: int = 0,
+    ) -> None: ...  # fmt: skip
+    def set_groups(self, table: int, scales: int, zeros: int, groups: int, num_groups: int) -> None: ...
+    def set_block_scales(self, layout: CodeLayout, data: int, stride_bytes: int, factor: float) -> None: ...
 
 def pack_rows(jobs: Sequence[PackedRows], num_threads: int = 1) -> None: ...
 def decode_blocks(format: str, blocks: int, num_values: int, codebook: int, out: int) -> None: ...

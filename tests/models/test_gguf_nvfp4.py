@@ -1,5 +1,6 @@
 """GGUF files with weights in NVFP4: the logits of a file with the values that the gguf package decodes."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ from quire.weights.gguf_file import read_gguf
 from quire.weights.quantize_source import from_gguf
 from quire.weights.quantized import QuantizedTensor
 from quire.weights.sources import ModelFiles
-from tests.kernels.native.packed_weights import Packed
 from tests.models.harness import random_tokens
 from tests.models.oracle import Pair
 from tests.models.test_gguf_families import CASES, Write, _shared_expert, _ssm, write_gguf
 from tests.runtime.plan.harness import PlanRunner, make_config
+from tests.runtime.plan.harness import packed as packed_as
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128}
 
@@ -128,8 +129,8 @@ def test_logits_are_those_of_the_decoded_values(written: Written) -> None:
     quantized = [tensor for tensor in checkpoint.tensors.values() if isinstance(tensor, QuantizedTensor)]
     assert len(quantized) >= len(written.names) >= 8
     for tensor in quantized:
-        found = Packed("nvfp4", *tensor.shape).add_rows("NVFP4", tensor.raw).decoded()
-        np.testing.assert_array_equal(found, tensor.to_numpy() - np.float32(tensor.offset))
+        found, values = packed_as("nvfp4", replace(tensor, offset=0.0))
+        np.testing.assert_array_equal(found, values)
 
 
 @pytest.mark.parametrize(

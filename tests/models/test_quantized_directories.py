@@ -19,17 +19,16 @@ from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
 from quire.errors import ConfigError, ModelFileError, QuireError, UnsupportedModelError
 from quire.layers.group import LocalGroup
 from quire.runtime.eager import load_model
+from quire.runtime.plan.packed_weights import PACKED_DIRECTLY
 from quire.weight_map import Offset
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
-from quire.weights.dequantize import decode
 from quire.weights.quantized import QuantizedTensor, RoundedTensor, e4m3_values, e5m2_values, round_to_e4m3
 from quire.weights.sources import ModelFiles
-from tests.kernels.native.packed_weights import Packed
 from tests.models.harness import random_tokens, stored
 from tests.models.oracle import Pair
 from tests.models.test_conformance import assert_close
 from tests.models.tiny_configs import LLAMA, TINY_CONFIGS
-from tests.runtime.plan.harness import PlanRunner, make_checkpoint, make_config
+from tests.runtime.plan.harness import PlanRunner, make_checkpoint, make_config, packed
 
 FIELDS = {**LLAMA, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2}
 Parts = tuple[dict[str, torch.Tensor], torch.Tensor]
@@ -320,11 +319,11 @@ def test_parts_and_blocks_have_the_values_of_the_whole(case: tuple[Pair, Checkpo
         np.testing.assert_array_equal(part.to_numpy(), expected)
         if format_name.startswith("Q"):
             step = np.abs(whole).max() / (7 if format_name.startswith("Q4") else 127)
-            blocks = decode(part.raw, format_name) + np.float32(part.offset)
-            np.testing.assert_allclose(blocks, expected, rtol=0, atol=step / 135 if format_name == "Q4_1" else 1e-7)
+            without, offset = part.viewed([Offset(-part.offset)]), np.float32(part.offset)
+            found = packed(PACKED_DIRECTLY[format_name].name, without)[0].numpy() + offset
+            np.testing.assert_allclose(found, expected, rtol=0, atol=step / 135 if format_name == "Q4_1" else 1e-7)
         if format_name == "NVFP4":
-            values = part.viewed([Offset(-part.offset)]).to_numpy()
-            found = Packed("nvfp4", *values.shape).add_rows("NVFP4", part.raw).decoded()
+            found, values = packed("nvfp4", part.viewed([Offset(-part.offset)]))
             np.testing.assert_array_equal(found, values)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from quire._native import CodeLayout
 from quire.errors import ModelFileError, UnsupportedModelError, printable
 from quire.weights.block_formats import NVFP4
 from quire.weights.gguf_architectures import architecture_of
@@ -24,7 +25,7 @@ from quire.weights.gguf_names import predicts_further
 from quire.weights.gguf_recurrent import RecodedTensor, StateSizes, as_huggingface
 from quire.weights.model_cache import list_cached
 from quire.weights.model_files import read_json, read_json_object
-from quire.weights.quantized import QuantizedTensor, nvfp4
+from quire.weights.quantized import QuantizedTensor, StoredCodes, nvfp4
 from quire.weights.quantized_names import joined_quantized
 from quire.weights.safetensors_file import read_directory
 from quire.weights.sources import ModelFiles
@@ -153,16 +154,9 @@ def _nvfp4(tensor: WeightTensor, file: GGUFFile, whole: GGUFTensor, index: int) 
     blocks = tensor.stored.reshape(len(tensor.stored), -1, 4 + 32)
     blocks = blocks if tensor.column_order is None else blocks[:, tensor.column_order]
 
-    def codes(first: int, last: int) -> np.ndarray:
-        pairs = blocks[first:last, :, 4:].reshape(last - first, -1, 8)
-        return np.concatenate([pairs & 15, pairs >> 4], axis=-1).reshape(last - first, -1)
-
-    def scales(first: int, last: int) -> np.ndarray:
-        stored = blocks[first:last, :, :4].reshape(last - first, -1) & 0x7F
-        return np.where(stored == 0x7F, 0, stored)  # not a NaN in GGUF
-
-    num_rows, num_columns = len(blocks), tensor.shape[1]
-    found = nvfp4(tensor.name, (num_rows, num_columns), blocks.reshape(num_rows, -1), codes, scales, factor)
+    rows = blocks.reshape(len(blocks), -1)
+    found = nvfp4(tensor.name, (len(rows), tensor.shape[1]), StoredCodes(CodeLayout.nvfp4, rows),
+                  StoredCodes(CodeLayout.nvfp4_scales, rows), factor)  # fmt: skip
     return replace(found, shape=tensor.shape, row_order=tensor.row_order)
 
 

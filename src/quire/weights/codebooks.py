@@ -14,18 +14,24 @@ import numpy as np
 @functools.cache
 def codebook(name: str) -> np.ndarray:
     """Return the entries of a format. Shapes: fp32 `[entries, 4 or 8]`."""
+    entries: np.ndarray = np.array(_CODEBOOKS[name][1], np.float32)[_indices(name)]
+    return entries
+
+
+def _indices(name: str) -> np.ndarray:
+    """Shapes: integers `[entries, 4 or 8]`."""
     width, values, text = _CODEBOOKS[name]
     packed = np.frombuffer(base64.b85decode(text), np.uint8)
     bits = (len(values) - 1).bit_length()
-    indices = np.unpackbits(packed, bitorder="little").reshape(-1, bits) @ (1 << np.arange(bits))
-    return np.array(values, np.float32)[indices].reshape(-1, width)
+    indices: np.ndarray = np.unpackbits(packed, bitorder="little").reshape(-1, bits) @ (1 << np.arange(bits))
+    return indices.reshape(-1, width)
 
 
 @functools.cache
 def packed_codebook(format_name: str) -> np.ndarray | None:
-    """Return the entries as int8, as native code reads them; None for formats without a codebook."""
+    """Return the entries as int8 indices of their values (`native/weights/decode.cpp`); None for other formats."""
     name = "IQ1_S" if format_name == "IQ1_M" else format_name
-    return codebook(name).astype(np.int8) if name in _CODEBOOKS else None
+    return _indices(name).astype(np.int8) if name in _CODEBOOKS else None
 
 
 _CODEBOOKS: dict[str, tuple[int, tuple[int, ...], str]] = {

@@ -3,9 +3,9 @@
 value[n, k] = (code[n, k] - zero[n, group of k]) * scale[n, group of k], in fp32. Must not know names of files or
 configurations: `quantized_names.py` makes these tensors. What they are packed as (`runtime/plan/packed_weights.py`):
 
-    4 bits, a zero of 8         Q4_0 blocks: the same values
-    4 bits, other zeros         Q4_1 blocks: minimum -zero * scale in fp16, within 1/136 of a step
-    8 bits, a zero of 128       Q8_0 blocks: the same values
+    4 bits, a zero of 8         as Q4_0: the same values
+    4 bits, other zeros         as Q4_1: minimum -zero * scale in fp16, within 1/136 of a step
+    8 bits, a zero of 128       as Q8_0: the same values
     NVFP4                       4-bit floats with the file's scales: the same values
     FP8, act-order, other zeros, groups that are not whole blocks of 32: 8 bit per 32, from the decoded values
 
@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from quire._native import CodeLayout, unpack_codes
 from quire.errors import ModelFileError, UnsupportedModelError
-from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.dequantize import DOUBLED_FLOATS
 from quire.weights.weight_tensor import WeightTensor
 
@@ -33,11 +33,31 @@ WEIGHTS_PER_PIECE = 1 << 16
 """Temporaries stay in the cache."""
 E4M3_LARGEST, E4M3_ONE = 448, 0x38
 """The largest value, and the code of 1."""
-AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Column of each nibble of a word, lowest bits first (AutoAWQ, `gemm`)."""
+HALF_OVERFLOW = np.float32(65520)
+"""The smallest number that rounds to no finite fp16."""
 
 Rows = Callable[[int, int], np.ndarray]
-"""Codes of rows `first` to `last`."""
+"""Zeros of rows `first` to `last`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCodes:
+    """Codes of a matrix in a mapped file: `layout` says how rows of words or blocks, uint8 [R, bytes], hold them."""
+
+    layout: CodeLayout
+    stored: np.ndarray
+
+    @property
+    def place(self) -> tuple[CodeLayout, int, int]:
+        """The layout, the address, and the bytes from a stored row to the next, as native code takes them."""
+        return self.layout, self.stored.ctypes.data, self.stored.strides[0]
+
+    def read(self, rows: np.ndarray, first: int, last: int) -> np.ndarray:
+        """Return codes of these rows and of columns `first` to `last`. Shapes: `[R]` -> uint8 `[R, last - first]`."""
+        rows = np.ascontiguousarray(rows, np.int64)
+        out = np.empty((len(rows), last - first), np.uint8)
+        unpack_codes(*self.place, rows.ctypes.data, len(rows), first, last - first, out.ctypes.data)
+        return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +65,8 @@ class Quantized:
     """Values of a matrix [N, I] in groups of columns, as stored.
 
     Fields:
-        codes: rows `first` to `last` -> [rows, I], uint8 or int8.
-        table: the fp32 values of uint8 codes; None: codes are integers.
+        codes: [N, I].
+        table: the fp32 values of codes; None: codes are integers, int8 ones if `is_signed`.
         scales: any float format [N or fewer, G], as stored or transposed; `rows_per_scale` rows share one.
         zeros: rows `first` to `last` -> [rows, G], or the one zero of all.
         groups: the group of each column, int64 [I].
@@ -54,7 +74,7 @@ class Quantized:
         bytes_per_value: as stored, with scales and zeros.
     """
 
-    codes: Rows
+    codes: StoredCodes
     scales: WeightTensor
     zeros: Rows | float
     groups: np.ndarray
@@ -62,6 +82,7 @@ class Quantized:
     rows_per_scale: int = 1
     expected_zero: int | None = None
     table: np.ndarray | None = None
+    is_signed: bool = False
 
     def scales_zeros(self, name: str, first: int, last: int) -> tuple[np.ndarray, np.ndarray | np.float32]:
         """fp32 [rows, G] each, or the zero of all. Raises: ModelFileError for zeros that are not the expected."""
@@ -97,32 +118,6 @@ class QuantizedTensor(WeightTensor):
         """As stored."""
         return round(self.shape[0] * self.shape[1] * self.quantized.bytes_per_value)
 
-    @property
-    def raw(self) -> np.ndarray:
-        """Blocks of `format`, or fp32 values. Shapes: uint8 `[rows, row_bytes]`."""
-        if self.format == "NVFP4":
-            return self._nvfp4_blocks()
-        if self.format not in BLOCK_FORMATS:
-            return np.ascontiguousarray(self._values()).view(np.uint8)
-        codes, scales, zeros, groups = self._read()
-        scales = scales[:, groups[::BLOCK]]
-        zeros = zeros[:, groups[::BLOCK]] if isinstance(zeros, np.ndarray) else zeros
-        with np.errstate(over="ignore"):
-            heads = (
-                [scales.astype("<f2")]
-                if self.format != "Q4_1"
-                else [scales.astype("<f2"), (-zeros * scales).astype("<f2")]
-            )
-        if not all(np.isfinite(head).all() for head in heads):
-            raise UnsupportedModelError(f"'{self.name}' has scales that fp16 cannot hold; use the original model")
-        blocks = codes.reshape(*scales.shape, BLOCK)
-        if self.format == "Q8_0":
-            body = (blocks ^ 0x80) if blocks.dtype == np.uint8 else blocks.view(np.uint8)
-        else:
-            body = _nibbles(blocks)
-        parts = [head[..., None].view(np.uint8) for head in heads]
-        return np.concatenate([*parts, body], axis=-1).reshape(len(codes), -1)
-
     def part(self, rows: slice, columns: slice) -> "QuantizedTensor":
         """Some rows and columns; nothing is read."""
         top, bottom, _ = rows.indices(self.shape[0])
@@ -139,17 +134,30 @@ class QuantizedTensor(WeightTensor):
         """Raises: UnsupportedModelError."""
         raise UnsupportedModelError(f"'{self.name}' is quantised as a whole stack of matrices; use the original model")
 
-    def in_groups(self) -> tuple[np.ndarray, ...]:
-        """Return codes, the values of codes 0 to 255, scales, zeros, and the group of each column.
+    def in_groups(self, *, in_halves: bool) -> tuple[np.ndarray, ...]:
+        """Return the values of codes 0 to 255, scales, zeros, and the group of each column.
 
-        Shapes: uint8 `[rows, I]`, fp32 `[256]`, fp32 `[rows, G]`, fp32 `[rows, G]`, int32 `[I]`.
+        Shapes: fp32 `[256]`, fp32 `[rows, G]`, fp32 `[rows, G]`, int32 `[I]`.
+        Raises: UnsupportedModelError for scales beyond fp16 if they become halves, `in_halves`.
         """
-        codes, scales, zeros, groups = self._read()
+        scales, zeros, groups = self._groups()
         table = self.quantized.table
         if table is None:
-            table = np.arange(256, dtype=np.uint8).view(codes.dtype).astype(np.float32)
-        zeros = np.ascontiguousarray(np.broadcast_to(zeros, scales.shape), np.float32)
-        return codes.view(np.uint8), table, np.ascontiguousarray(scales), zeros, groups.astype(np.int32)
+            codes = np.arange(256, dtype=np.uint8)
+            table = (codes.view(np.int8) if self.quantized.is_signed else codes).astype(np.float32)
+        scales, zeros = np.ascontiguousarray(scales), np.ascontiguousarray(np.broadcast_to(zeros, scales.shape))
+        largest = np.abs(scales) * (np.maximum(np.abs(zeros), 1) if self.format == "Q4_1" else 1)
+        if in_halves and not (largest < HALF_OVERFLOW).all():
+            raise UnsupportedModelError(f"'{self.name}' has scales that fp16 cannot hold; use the original model")
+        return table, scales, zeros, groups.astype(np.int32)
+
+    @property
+    def block_scales(self) -> tuple[StoredCodes, float]:
+        """The scales of NVFP4's blocks in E4M3, and half of the matrix's factor: codes stand for doubled floats."""
+        scales = self.quantized.scales
+        assert isinstance(scales, QuantizedTensor)
+        assert scales.quantized.table is not None
+        return scales.quantized.codes, float(scales.quantized.table[E4M3_ONE] / 2)
 
     def to_torch(self, dtype: "torch.dtype") -> "torch.Tensor":
         """Decode to fp32, then round to `dtype`."""
@@ -162,7 +170,10 @@ class QuantizedTensor(WeightTensor):
         return self._values() + np.float32(self.offset) if self.offset else self._values()
 
     def _values(self) -> np.ndarray:
-        codes, scales, zeros, groups = self._read()
+        order, left = self._rows(), self.corner[1]
+        codes = self.quantized.codes.read(order, left, left + self.shape[1])
+        codes = codes.view(np.int8) if self.quantized.is_signed else codes
+        scales, zeros, groups = self._groups()
         out = np.empty(codes.shape, np.float32)
         num_rows = max(1, WEIGHTS_PER_PIECE // codes.shape[1])
         for first in range(0, len(codes), num_rows):
@@ -176,35 +187,19 @@ class QuantizedTensor(WeightTensor):
             out[piece] *= scales[piece] if scales.shape[1] == 1 else np.take(scales[piece], groups, axis=1)
         return out
 
-    def _nvfp4_blocks(self) -> np.ndarray:
-        """Blocks of 32: half of the matrix's factor in fp32, as codes stand for doubled floats, two scales, nibbles."""
-        codes, num_blocks = self._read()[0], self.shape[1] // BLOCK
-        scales = self.quantized.scales
-        assert isinstance(scales, QuantizedTensor)
-        assert scales.quantized.table is not None
-        corner, size = (self.corner[0], self.corner[1] // NVFP4_GROUP), (len(codes), 2 * num_blocks)
-        of_blocks = replace(scales, shape=size, corner=corner, row_order=self.row_order)._read()[0]
-        factors = np.full((len(codes), num_blocks, 1), scales.quantized.table[E4M3_ONE] / 2, np.float32)
-        parts = (
-            factors.view(np.uint8),
-            of_blocks.reshape(len(codes), -1, 2),
-            _nibbles(codes.reshape(len(codes), -1, BLOCK)),
-        )
-        return np.concatenate(parts, axis=-1).reshape(len(codes), -1)
+    def _rows(self) -> np.ndarray:
+        """Rows of the file."""
+        return self.corner[0] + (np.arange(self.shape[0]) if self.row_order is None else self.row_order)
 
-    def _read(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | np.float32, np.ndarray]:
-        """Codes [rows, columns] of the part, scales and zeros [rows, G] (or their one value), the columns' groups."""
-        first, left = self.corner
-        order = np.arange(self.shape[0]) if self.row_order is None else self.row_order
-        first, last, order = first + int(order.min()), first + int(order.max()) + 1, order - order.min()
-        columns = slice(left, left + self.shape[1])
-        groups = self.quantized.groups[columns]
+    def _groups(self) -> tuple[np.ndarray, np.ndarray | np.float32, np.ndarray]:
+        """Scales and zeros [rows, G] (or the one value of all) of the part, and the columns' groups."""
+        rows, left = self._rows(), self.corner[1]
+        first, last = int(rows.min()), int(rows.max()) + 1
         scales, zeros = self.quantized.scales_zeros(self.name, first, last)
-        codes = self.quantized.codes(first, last)[:, columns]
         if self.row_order is not None:
-            codes, scales = codes[order], scales[order]
-            zeros = zeros[order] if isinstance(zeros, np.ndarray) else zeros
-        return codes, scales, zeros, groups
+            scales = scales[rows - first]
+            zeros = zeros[rows - first] if isinstance(zeros, np.ndarray) else zeros
+        return scales, zeros, self.quantized.groups[left : left + self.shape[1]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,52 +238,22 @@ class RoundedTensor(WeightTensor):
 
 
 def nvfp4(
-    name: str, shape: tuple[int, int], stored: np.ndarray, codes: Rows, scales: Rows, factor: np.float32
+    name: str, shape: tuple[int, int], codes: StoredCodes, scales: StoredCodes, factor: np.float32
 ) -> QuantizedTensor:
     """A matrix of 4-bit floats, with a scale for each 16 columns in E4M3 times the factor of all.
 
-    Shapes: codes rows `first` to `last` -> uint8 [rows, I]; scales -> uint8 [rows, I / 16].
+    Shapes: codes [N, I]; scales [N, I / 16].
     """
     num_groups = shape[1] // NVFP4_GROUP
     one = WeightTensor(name, (1, 1), "F32", np.ones((1, 1), np.float32).view(np.uint8))
     scaling = Quantized(
         scales, one, 0.0, np.zeros(num_groups, np.int64), 1.0, shape[0], table=e4m3_values() * factor
     )  # fmt: skip
-    of_groups = QuantizedTensor(name, (shape[0], num_groups), "FP8", stored, quantized=scaling)
+    of_groups = QuantizedTensor(name, (shape[0], num_groups), "FP8", scales.stored, quantized=scaling)
     quantized = Quantized(
         codes, of_groups, 0.0, np.arange(shape[1]) // NVFP4_GROUP, NVFP4_BYTES_PER_VALUE, table=DOUBLED_FLOATS / 2
     )  # fmt: skip
-    return QuantizedTensor(name, shape, "NVFP4", stored, quantized=quantized)
-
-
-def _nibbles(codes: np.ndarray) -> np.ndarray:
-    """Shapes: uint8 `[..., 32]` -> `[..., 16]`, byte j holding codes j and, above it, j + 16."""
-    pairs: np.ndarray = codes[..., :16] | (codes[..., 16:] << 4)
-    return pairs
-
-
-def codes_down(words: np.ndarray, bits: int, first: int, last: int) -> np.ndarray:
-    """Columns of int32 words [W, N], lowest bits first from top to bottom -> uint8 [last - first, W * 32 / bits]."""
-    return codes_across(words[:, first:last].T, bits, 0, last - first)
-
-
-def codes_across(words: np.ndarray, bits: int, first: int, last: int) -> np.ndarray:
-    """Rows of int32 words [N, W], lowest bits first -> uint8 [last - first, W * 32 / bits]."""
-    octets = np.ascontiguousarray(words[first:last]).view(np.uint8)
-    if bits == 8:
-        return octets
-    return np.stack([octets & 15, octets >> 4], axis=-1).reshape(len(octets), -1)
-
-
-def awq_codes(words: np.ndarray, first: int, last: int) -> np.ndarray:
-    """Columns of int32 words [I, N / 8] in AWQ's order of nibbles -> uint8 [last - first, I]."""
-    low, high = first // 8, -(-last // 8)
-    octets = np.ascontiguousarray(np.ascontiguousarray(words[:, low:high]).view(np.uint8).T)
-    octets = octets.reshape(high - low, 4, len(words))
-    codes = np.empty((high - low, 8, len(words)), np.uint8)
-    for index, column in enumerate(AWQ_ORDER):
-        codes[:, column] = octets[:, index // 2] >> 4 if index % 2 else octets[:, index // 2] & 15
-    return codes.reshape(-1, len(words))[first - 8 * low : last - 8 * low]
+    return QuantizedTensor(name, shape, "NVFP4", codes.stored, quantized=quantized)
 
 
 def e4m3_values() -> np.ndarray:

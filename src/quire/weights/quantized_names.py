@@ -9,11 +9,11 @@ of KV caches are not used: activations keep the compute dtype, a cache has that 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
+from quire._native import CodeLayout
 from quire.errors import ModelFileError, UnsupportedModelError, printable
 from quire.weights.block_formats import FLOATS
 from quire.weights.quantized import (
@@ -21,9 +21,7 @@ from quire.weights.quantized import (
     NVFP4_GROUP,
     Quantized,
     QuantizedTensor,
-    awq_codes,
-    codes_across,
-    codes_down,
+    StoredCodes,
     e4m3_values,
     e5m2_values,
     nvfp4,
@@ -144,6 +142,10 @@ def _words(tensor: WeightTensor) -> np.ndarray:
     return stored.view("<u4")
 
 
+ACROSS = {4: CodeLayout.across4, 8: CodeLayout.across8}
+DOWN = {4: CodeLayout.down4, 8: CodeLayout.down8}
+
+
 def _integers(
     name: str, stored: np.ndarray, shape: tuple[int, int], bits: int, zero: int | None, quantized: Quantized
 ) -> QuantizedTensor:
@@ -191,16 +193,18 @@ def _gptq(path: str, fields: Mapping[str, Any]) -> Make:
             parts.get("g_idx")
         zeros = _check(name, parts.get("qzeros"), (num_groups, num_outputs // per_word), "I32")
         scales = _check(name, parts.get("scales"), (num_groups, num_outputs), *FLOATS).transposed()
-        words, zero_words = _words(codes), _words(zeros)
+        by_output, all_groups = StoredCodes(ACROSS[bits], zeros.stored), np.arange(num_groups)
 
         def read_zeros(first: int, last: int) -> np.ndarray:
-            stored = codes_across(zero_words, bits, 0, num_groups)[:, first:last].T
+            # Whole words, which a part may cut.
+            left, right = first // per_word * per_word, -(-last // per_word) * per_word
+            stored = by_output.read(all_groups, left, right)[:, first - left : last - left].T
             return (stored + np.uint8(added)) & np.uint8((1 << bits) - 1)
 
         zero = middle if is_symmetric else None
         size_bytes = codes.num_bytes + zeros.num_bytes + scales.num_bytes
         quantized = Quantized(
-            partial(codes_down, words, bits),
+            StoredCodes(DOWN[bits], codes.stored),
             scales,
             read_zeros,
             groups,
@@ -231,10 +235,11 @@ def _awq(path: str, fields: Mapping[str, Any]) -> Make:
         zeros = _check(name, parts.get("qzeros"), (num_groups, num_outputs // 8), "I32")
         scales = _check(name, parts.get("scales"), (num_groups, num_outputs), *FLOATS).transposed()
         size_bytes = codes.num_bytes + zeros.num_bytes + scales.num_bytes
+        of_zeros = StoredCodes(CodeLayout.awq, zeros.stored)
         quantized = Quantized(
-            partial(awq_codes, _words(codes)),
+            StoredCodes(CodeLayout.awq, codes.stored),
             scales,
-            partial(awq_codes, _words(zeros)),
+            lambda first, last: of_zeros.read(np.arange(first, last), 0, num_groups),
             groups,
             size_bytes / (num_outputs * num_inputs),
         )
@@ -281,23 +286,23 @@ def _scaled(name: str, codes: WeightTensor, parts: _Parts, block: tuple[int, int
         _check(name, scales, (num_outputs, 1), *FLOATS)
     groups, size_bytes = np.arange(num_inputs) // columns_per_scale, codes.num_bytes + scales.num_bytes
     if codes.format in FLOAT8:
-        stored, table = codes.stored, FLOAT8[codes.format]()
+        table = FLOAT8[codes.format]()
         quantized = Quantized(
-            lambda first, last: stored[first:last], flat, 0.0, groups, size_bytes / (num_outputs * num_inputs),
+            StoredCodes(CodeLayout.across8, codes.stored), flat, 0.0, groups, size_bytes / (num_outputs * num_inputs),
             rows_per_scale, table=table,
         )  # fmt: skip
         return QuantizedTensor(name, (num_outputs, num_inputs), "FP8", codes.stored, quantized=quantized)
-    integers = codes.stored.view(np.int8)
     zero_points = parts.find("weight_zero_point")
     if zero_points is not None and zero_points.stored.any():
         raise UnsupportedModelError(f"'{printable(zero_points.name)}' has zero points of 8-bit integers; {ADVICE}")
     quantized = Quantized(
-        lambda first, last: integers[first:last],
+        StoredCodes(CodeLayout.across8, codes.stored),
         flat,
         0.0,
         groups,
         size_bytes / (num_outputs * num_inputs),
         rows_per_scale,
+        is_signed=True,
     )
     return _integers(name, codes.stored, (num_outputs, num_inputs), 8, 0, quantized)
 
@@ -314,11 +319,9 @@ def _nvfp4(name: str, codes: WeightTensor, parts: _Parts) -> WeightTensor:
     factor = parts.find("weight_scale_2")
     stored = factor or parts.get("weight_global_scale")
     unit = stored.to_numpy().reshape(-1)[0]
-    pairs, of_groups = codes.stored, scales.stored
     return nvfp4(
-        name, (num_outputs, num_inputs), pairs,
-        lambda first, last: np.stack([pairs[first:last] & 15, pairs[first:last] >> 4], -1).reshape(last - first, -1),
-        lambda first, last: of_groups[first:last], unit if factor is not None else np.float32(1) / unit,
+        name, (num_outputs, num_inputs), StoredCodes(CodeLayout.across4, codes.stored),
+        StoredCodes(CodeLayout.across8, scales.stored), unit if factor is not None else np.float32(1) / unit,
     )  # fmt: skip
 
 
@@ -386,14 +389,19 @@ def _compressed(path: str, fields: Mapping[str, Any]) -> Make:
                     f"'{printable(order.name)}' names groups beyond {num_groups}; fetch the model again"
                 )
         zero_tensor, middle = parts.find("weight_zero_point"), 1 << (bits - 1)
-        words, size_bytes = _words(codes), codes.num_bytes + scales.num_bytes
+        size_bytes = codes.num_bytes + scales.num_bytes
         zeros: Any = middle
         if zero_tensor is not None:
             _check(name, zero_tensor, (-(-num_outputs // (32 // bits)), num_groups), "I32")
-            zero_words = _words(zero_tensor)
-            zeros = lambda first, last: codes_down(zero_words, bits, 0, num_groups).T[first:last]  # noqa: E731
-        read = partial(codes_across, words, bits)
-        quantized = Quantized(read, scales, zeros, groups, size_bytes / (num_outputs * num_inputs))
+            down, per_word, all_groups = StoredCodes(DOWN[bits], zero_tensor.stored), 32 // bits, np.arange(num_groups)
+
+            def zeros(first: int, last: int) -> np.ndarray:
+                left, right = first // per_word * per_word, -(-last // per_word) * per_word
+                return down.read(all_groups, left, right)[:, first - left : last - left].T
+
+        quantized = Quantized(
+            StoredCodes(ACROSS[bits], codes.stored), scales, zeros, groups, size_bytes / (num_outputs * num_inputs)
+        )
         zero = middle if zero_tensor is None else None
         return _integers(name, codes.stored, (num_outputs, num_inputs), bits, zero, quantized)
 

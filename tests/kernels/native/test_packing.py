@@ -250,7 +250,7 @@ def test_jobs_of_one_call_that_share_tiles_equal_one_job() -> None:
         ("F32", "q8", 48, "whole number of blocks"),
         ("Q4_K", "q4k", 288, "whole number of blocks"),
         ("Q4_K", "q5k", 256, "cannot be packed"),
-        ("CODES", "q8", 256, "need a table"),
+        ("CODES", "q8", 256, "need codes"),
         ("F32", "q4k", 256, "cannot be packed"),
         ("F32", "mxfp4", 256, "cannot be packed"),
         ("MXFP4", "q4", 256, "cannot be packed"),

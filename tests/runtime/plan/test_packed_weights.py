@@ -1,5 +1,7 @@
 """Formats of the weights, and that packed values are the stored ones within the bounds of the table there."""
 
+import itertools
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,12 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from quire._native import WeightFormat
+from quire._native import CodeLayout, WeightFormat
+from quire.errors import UnsupportedModelError
 from quire.kernels.instruction import Packing
 from quire.runtime.placement import Placement
 from quire.runtime.plan.packed_weights import PackedWeights, choose_formats, kept_bytes, stacked
 from quire.weights.model_files import map_file
-from quire.weights.quantized import Quantized, QuantizedTensor
+from quire.weights.quantized import Quantized, QuantizedTensor, StoredCodes
 from quire.weights.weight_tensor import WeightTensor, join_mxfp4
 from tests.kernels.native.packed_weights import finite_rows
 from tests.runtime.plan.harness import decoded, k_quants, packed, stored
@@ -144,36 +147,126 @@ def test_slices_of_a_rank_have_the_values_of_the_whole(stored_format: str) -> No
         assert torch.equal(found, whole[rows, columns])
 
 
-def quantized(*, dtype: type, table: np.ndarray | None, has_zeros: bool, rows_per_scale: int = 1) -> QuantizedTensor:
-    """Codes with a scale and a zero for each 32 columns in a shuffled order. Shapes: `[42, 96]`."""
-    generator = np.random.default_rng(5)
-    codes = generator.integers(0, 256, (42, 96), np.uint8).view(dtype)
-    scales = generator.uniform(0.01, 0.1, (42 // rows_per_scale, 3)).astype(np.float32)
-    zeros = generator.integers(0, 9, (42, 3), np.uint8)
+def quantized(
+    layout: str = "across8", *, name: str = "INT8", groups_of: int | None = None, has_zeros: bool = False,
+    rows_per_scale: int = 1, is_signed: bool = False, table: np.ndarray | None = None,
+) -> QuantizedTensor:  # fmt: skip
+    """Codes with a scale and a zero for each 32 columns, or `groups_of`; by default in a shuffled order.
+
+    Shapes: `[48, 384]`.
+    """
+    generator, bits = np.random.default_rng(5), 8 if layout.endswith("8") else 4
+    shape = {"across": (48, 48 * bits), "down": (48 * bits, 192), "awq": (384, 24)}[layout.rstrip("48")]
+    stored_codes = StoredCodes(CodeLayout[layout], generator.integers(0, 256, shape, np.uint8))
+    groups = generator.permutation(384) // 32 if groups_of is None else np.arange(384) // groups_of
+    scales = generator.uniform(0.01, 0.1, (48 // rows_per_scale, groups.max() + 1)).astype(np.float32)
+    zeros = generator.integers(0, 9, (48, groups.max() + 1), np.uint8)
+    zero = 0.0 if is_signed or table is not None else 2.0**bits / 2
     parts = Quantized(
-        lambda first, last: codes[first:last], WeightTensor("s", scales.shape, "F32", scales.view(np.uint8)),
-        (lambda first, last: zeros[first:last]) if has_zeros else 0.0, generator.permutation(96) // 32, 1.0,
-        rows_per_scale, table=table,
+        stored_codes, WeightTensor("s", scales.shape, "F32", scales.view(np.uint8)),
+        (lambda first, last: zeros[first:last]) if has_zeros else zero, groups, 1.0, rows_per_scale,
+        table=table, is_signed=is_signed,
     )  # fmt: skip
-    return QuantizedTensor("w", (42, 96), "INT8", codes.view(np.uint8), quantized=parts)
+    return QuantizedTensor("w", (48, 384), name, stored_codes.stored, quantized=parts)
+
+
+def changes_of(tensor: QuantizedTensor) -> list[QuantizedTensor]:
+    """The whole, rows in another order, a part that begins within a tile, and both."""
+    order = np.random.default_rng(6).permutation(48)
+    part = tensor.part(slice(3, 40), slice(32, 352))
+    reordered: Any = tensor.with_rows(order)
+    return [tensor, reordered, part, reordered.part(slice(9, 30), slice(256, 384))]
 
 
 @pytest.mark.parametrize(
     "tensor",
     [
-        quantized(dtype=np.uint8, table=None, has_zeros=True),
-        quantized(dtype=np.int8, table=None, has_zeros=False),
-        quantized(dtype=np.uint8, table=np.arange(256, dtype=np.float32) / 3, has_zeros=False, rows_per_scale=7),
+        quantized(has_zeros=True),
+        quantized("down4", has_zeros=True),
+        quantized("awq", has_zeros=True, groups_of=16),
+        quantized("across4", groups_of=128),
+        quantized(is_signed=True),
+        quantized(table=np.arange(256, dtype=np.float32) / 3, rows_per_scale=8),
     ],
-    ids=["zeros", "signed", "table"],
+    ids=["zeros", "GPTQ", "AWQ", "4 bit", "signed", "table"],
 )
 @pytest.mark.parametrize("target", ["q8", "f32"])
 def test_codes_are_packed_as_the_values_that_numpy_decodes(tensor: QuantizedTensor, target: str) -> None:
-    order = np.random.default_rng(6).permutation(42)
-    for part in (tensor, tensor.with_rows(order), tensor.part(slice(3, 40), slice(32, 96))):
+    for part in changes_of(tensor):
         values = np.ascontiguousarray(part.to_numpy())
         as_floats = WeightTensor("w", values.shape, "F32", values.view(np.uint8))
         assert torch.equal(packed(target, part)[0], packed(target, as_floats)[0])
+
+
+def nibbles(codes: np.ndarray) -> np.ndarray:
+    """Shapes: uint8 `[..., 32]` -> `[..., 16]`, byte j holding codes j and, above it, j + 16."""
+    return codes[..., :16] | codes[..., 16:] << 4
+
+
+def as_blocks(tensor: QuantizedTensor) -> WeightTensor:
+    """The same as GGUF's blocks, built by NumPy from codes that it decodes."""
+    unit = replace(tensor, quantized=replace(tensor.quantized, scales=ones(tensor.quantized.scales), zeros=0.0))
+    rows = tensor.corner[0] + (np.arange(tensor.shape[0]) if tensor.row_order is None else tensor.row_order)
+    scales = tensor.quantized.scales.to_numpy()[rows]
+    zeros = tensor.quantized.zeros
+    zeros = zeros(0, 48)[rows].astype(np.float32) if callable(zeros) else np.full_like(scales, zeros)
+    groups = tensor.quantized.groups[tensor.corner[1] :][: tensor.shape[1] : 32]
+    codes, scales, zeros = unit.to_numpy(), scales[:, groups, None], zeros[:, groups, None]
+    if tensor.format == "Q8_0" and not tensor.quantized.is_signed:
+        codes = codes - 128
+    integers = codes.astype(np.int8).view(np.uint8).reshape(tensor.shape[0], -1, 32)
+    heads = [scales, -zeros * scales] if tensor.format == "Q4_1" else [scales]
+    body = integers if tensor.format == "Q8_0" else nibbles(integers)
+    raw = np.concatenate([*(head.astype("<f2").view(np.uint8) for head in heads), body], axis=-1)
+    return WeightTensor("w", tensor.shape, tensor.format, np.ascontiguousarray(raw.reshape(tensor.shape[0], -1)))
+
+
+def ones(scales: WeightTensor) -> WeightTensor:
+    return replace(scales, stored=np.ones(scales.shape, np.float32).view(np.uint8))
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        quantized("down4", name="Q4_0", groups_of=128),
+        quantized("down4", name="Q4_1", groups_of=32, has_zeros=True),
+        quantized("awq", name="Q4_1", groups_of=64, has_zeros=True),
+        quantized("across4", name="Q4_0", groups_of=32),
+        quantized("across4", name="Q4_1", groups_of=128, has_zeros=True),
+        quantized("down8", name="Q8_0", groups_of=128),
+        quantized("across8", name="Q8_0", groups_of=384),
+        quantized("across8", name="Q8_0", groups_of=384, is_signed=True),
+    ],
+    ids=["GPTQ 4", "GPTQ 4 zeros", "AWQ", "W4A16", "W4A16 zeros", "GPTQ 8", "W8A16", "W8A8"],
+)
+def test_codes_of_directories_are_packed_as_blocks_with_the_same_values(tensor: QuantizedTensor) -> None:
+    for part in changes_of(tensor):
+        target = EXACT[part.format]
+        assert np.array_equal(packed_bytes_of(target, part), packed_bytes_of(target, as_blocks(part)))
+
+
+def packed_bytes_of(target: str, *tensors: WeightTensor) -> np.ndarray:
+    shape = (sum(tensor.shape[0] for tensor in tensors), tensors[0].shape[1])
+    parameter: Any = SimpleNamespace(shape=shape)
+    weights = PackedWeights({"w": parameter}, {"w": Packing.whole(shape[0], WeightFormat[target])}, 2)
+    firsts = [0, *itertools.accumulate(tensor.shape[0] for tensor in tensors)]
+    weights.fill([Placement(tensor, "w", first) for tensor, first in zip(tensors, firsts, strict=False)])
+    return weights.memory
+
+
+def test_parts_of_codes_may_meet_within_a_tile() -> None:
+    tensor = quantized("down4", name="Q4_0", groups_of=128)
+    parts = [tensor.part(slice(first, last), slice(None)) for first, last in ((0, 5), (5, 21), (21, 48))]
+    assert np.array_equal(packed_bytes_of("q4", *parts), packed_bytes_of("q4", tensor))
+
+
+def test_scales_beyond_fp16_are_an_error_where_blocks_have_halves() -> None:
+    tensor = quantized("down4", name="Q4_1", groups_of=32, has_zeros=True)
+    large = replace(tensor.quantized.scales, stored=np.full((48, 12), 9000, np.float32).view(np.uint8))
+    tensor = replace(tensor, quantized=replace(tensor.quantized, scales=large))
+    with pytest.raises(UnsupportedModelError, match="'w' has scales that fp16 cannot hold; use the original model"):
+        packed_bytes_of("q4m", tensor)
+    packed_bytes_of("q8", tensor)
 
 
 def test_mxfp4_with_scales_apart_is_packed_as_gguf_stores_it() -> None:

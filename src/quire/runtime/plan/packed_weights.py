@@ -9,7 +9,7 @@ What a stored format becomes (layouts: `native/plan/types.h`):
     all others         8 bit per 32, from the decoded values: within 0.45 % of the largest of the 32
     F32, F16, BF16     the compute dtype, or as `quantization` says: fp8 are 8 bit per 32 of values rounded to E4M3
 
-GPTQ, AWQ and compressed-tensors are stored as Q4_0, Q4_1 or Q8_0 where these can hold them (`weights/quantized.py`).
+GPTQ, AWQ and compressed-tensors are packed as Q4_0, Q4_1 or Q8_0 where these can hold them (`weights/quantized.py`).
 Parts stacked into one matrix keep a format each (`Packing`) if all but the last have a multiple of 32 rows; otherwise
 parts that differ become 8 bit. Next to read: `emit.py`.
 """
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quire._native import PackedRows, Weight, WeightFormat, pack_rows, packed_bytes
+from quire._native import CodeLayout, PackedRows, Weight, WeightFormat, pack_rows, packed_bytes
 from quire.config import EngineConfig
 from quire.kernels.instruction import Packing
 from quire.runtime.huge_pages import allocate
@@ -32,7 +32,7 @@ from quire.runtime.placement import Placement
 from quire.weights.block_formats import BLOCK_FORMATS, FLOATS
 from quire.weights.codebooks import packed_codebook
 from quire.weights.progress import Progress, ignore_progress
-from quire.weights.quantized import QuantizedTensor
+from quire.weights.quantized import QuantizedTensor, StoredCodes
 from quire.weights.weight_tensor import WeightTensor
 
 BLOCK = 32
@@ -249,7 +249,7 @@ class PackedWeights:
         for placement in placements:
             for piece in self._pieces(placement):
                 batch.append(piece)
-                num_bytes += sum(array.nbytes for array in piece.arrays)
+                num_bytes += max(piece.tensor.num_bytes, sum(array.nbytes for array in piece.arrays))
                 if num_bytes >= BATCH_BYTES:
                     flush()
                     num_bytes = 0
@@ -276,18 +276,36 @@ class PackedWeights:
     def _piece(self, part: PartPlan, tensor: WeightTensor, first_row: int) -> WeightPiece:
         """Return the job that packs a tensor: from its blocks or codes, or from values that NumPy decodes."""
         is_direct = PACKED_DIRECTLY.get(tensor.format) == part.format
-        if isinstance(tensor, QuantizedTensor) and not is_direct and not tensor.offset:
-            codes, table, scales, zeros, groups = arrays = tensor.in_groups()
-            job = self._job(part, "CODES", codes, first_row)
-            job.set_codes(table.ctypes.data, scales.ctypes.data, zeros.ctypes.data, groups.ctypes.data, scales.shape[1])
-            return WeightPiece(job, arrays, tensor)
+        if isinstance(tensor, QuantizedTensor) and not tensor.offset:
+            return self._coded(part, tensor, first_row, is_direct=is_direct)
         if is_direct and tensor.scales is not None:
             pairs, scales = tensor.pairs_and_scales()
-            job = self._job(part, "MXFP4_APART", pairs, first_row, scales)
+            job = self._job(part, "CODES", pairs, first_row)
+            job.set_codes(*StoredCodes(CodeLayout.across4, pairs).place, 0, 0, is_direct=True)
+            job.set_block_scales(*StoredCodes(CodeLayout.across8, scales).place, 1.0)
             return WeightPiece(job, (pairs, scales), tensor)
         is_stored = is_direct or (tensor.format in BLOCK_FORMATS and not tensor.offset)
         rows = np.ascontiguousarray(tensor.raw if is_stored else tensor.to_numpy())
         return WeightPiece(self._job(part, tensor.format if is_stored else "F32", rows, first_row), (rows,), tensor)
+
+    def _coded(self, part: PartPlan, tensor: QuantizedTensor, first_row: int, *, is_direct: bool) -> WeightPiece:
+        """Return the job that packs codes from the file: as the part's own, or from the values that they stand for."""
+        quantized, (top, left), arrays = tensor.quantized, tensor.corner, list[NDArray[Any]]()
+        order = np.arange(tensor.shape[0]) if tensor.row_order is None else tensor.row_order
+        arrays.append(order.astype(np.int32))
+        job = self._job(part, "CODES", arrays[0][:, None], first_row, arrays[0].ctypes.data)
+        flipped = 0x80 if is_direct and quantized.is_signed else 0
+        job.set_codes(*quantized.codes.place, top, left, is_direct=is_direct, flipped=flipped)
+        if is_direct and tensor.format == "NVFP4":
+            of_blocks, factor = tensor.block_scales
+            job.set_block_scales(*of_blocks.place, factor)
+        else:
+            table, scales, zeros, groups = parts = tensor.in_groups(in_halves=is_direct)
+            arrays += parts
+            job.set_groups(
+                table.ctypes.data, scales.ctypes.data, zeros.ctypes.data, groups.ctypes.data, scales.shape[1]
+            )
+        return WeightPiece(job, tuple(arrays), tensor)
 
     def put_values(self, name: str, values: Any, first_row: int = 0) -> None:
         """fp32 values, an array or a tensor, become rows of one part of a parameter, quantised if its format says so.
@@ -312,15 +330,12 @@ class PackedWeights:
         for piece in batch:
             piece.tensor.release()
 
-    def _job(
-        self, part: PartPlan, stored: str, rows: NDArray[Any], first_row: int, scales: NDArray[Any] | None = None
-    ) -> PackedRows:
+    def _job(self, part: PartPlan, stored: str, rows: NDArray[Any], first_row: int, order: int = 0) -> PackedRows:
         assert first_row + len(rows) <= part.rows.stop
         codebook = packed_codebook(stored)
         return PackedRows(
             stored, rows.ctypes.data, len(rows), part.num_inputs, rows.strides[0], self._address(part),
-            first_row - part.rows.start, part.format, 0, 0 if codebook is None else codebook.ctypes.data,
-            0 if scales is None else scales.ctypes.data,
+            first_row - part.rows.start, part.format, order, 0 if codebook is None else codebook.ctypes.data,
         )  # fmt: skip
 
     def _address(self, part: PartPlan) -> int:
