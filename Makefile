@@ -111,8 +111,8 @@ clean:  ## remove the environment and build products
 
 # The venv's own pip is used as it is: users' pip configuration (mirrors, proxies) applies.
 $(VENV)/bin/python:
+	@$(PYTHON) native/check_machine.py
 	@echo "creating $(VENV)" >&2
-	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "Quire needs Python 3.11 or newer; use make PYTHON=python3.11")'
 	@$(PYTHON) -m venv $(VENV)
 
 # A checkout that moved to another processor, or is asked for other sets, is built again.
