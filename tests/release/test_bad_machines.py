@@ -1,6 +1,5 @@
 """Machines that Quire cannot be compiled for, or runs slowly on: one line says what is missing, and both ways out."""
 
-import importlib.util
 import os
 import platform
 import shutil
@@ -9,28 +8,19 @@ import sys
 import sysconfig
 import tomllib
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from tests.cli.command_line import call
+from tests.release.scripts import ROOT, load_script
 
-ROOT = Path(__file__).parents[2]
+CHECK_MACHINE = load_script("native/check_machine.py")
 HERE: dict[str, Any] = {
     "version": (3, 11, 2), "bits": 64, "system": "Linux", "libc": "glibc", "compilers": (sys.executable,),
     "headers": sysconfig.get_path("include"),
 }  # fmt: skip
 NEEDED_BY_MAKE = ("sh", "uname", "sed", "grep", "sort", "find", "cmp", "make")
-
-
-def check_machine() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("check_machine", ROOT / "native" / "check_machine.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
@@ -59,7 +49,7 @@ def without_compiler(tmp_path: Path) -> dict[str, str]:
 def test_line_names_what_is_missing_and_both_ways_out(
     differs: dict[str, Any], missing: str, ways: tuple[str, str]
 ) -> None:
-    problem = check_machine().problem
+    problem = CHECK_MACHINE.problem
     assert problem(**HERE) == ""
     line = problem(**HERE | differs)
     assert missing in line
@@ -69,7 +59,7 @@ def test_line_names_what_is_missing_and_both_ways_out(
 
 def test_oldest_python_is_the_declared_one() -> None:
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
-    assert declared == ">={}.{}".format(*check_machine().OLDEST_PYTHON)
+    assert declared == ">={}.{}".format(*CHECK_MACHINE.OLDEST_PYTHON)
 
 
 def test_make_run_without_a_compiler_stops_before_it_sets_anything_up(
