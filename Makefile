@@ -30,7 +30,7 @@ REAL_MODEL_TESTS := tests/test_examples.py tests/test_structured_generation.py t
 # What a failed step has made is no reason to pass over it the next time.
 .DELETE_ON_ERROR:
 
-.PHONY: FORCE run torch test test-fast test-bare test-arm lint check format wheel wheel-check bench soak faults inputs docs clean help
+.PHONY: FORCE run torch test test-fast test-bare test-arm lint check format wheel wheel-check container-check bench soak faults inputs docs clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -81,9 +81,14 @@ PYTHON312 ?= python3.12
 wheel:  ## wheels for x86-64 and ARM, to dist/: needs g++, g++-aarch64-linux-gnu, Python 3.11 and 3.12
 	$(PYTHON) release/wheels.py --python $(PYTHON311) --python $(PYTHON312) $(ARGS)
 
-wheel-check: $(VENV)/.installed  ## run the wheels of dist/ in bare roots: needs root, debootstrap, qemu-user-static, binfmt-support
+wheel-check: $(VENV)/.installed  ## run the wheels of dist/ in bare roots, and through uvx and pipx: needs root, debootstrap, qemu-user-static, binfmt-support
 	$(BIN)/quire pull --quiet
 	$(BIN)/python release/check_wheels.py dist/*.whl $(ARGS)
+	$(BIN)/python release/check_installers.py dist/*.whl
+
+container-check: $(VENV)/.installed  ## build deploy/Dockerfile without Docker, from dist/, and start it: needs root, debootstrap
+	$(BIN)/quire pull --quiet
+	$(BIN)/python release/check_container.py $(ARGS)
 
 bench: $(VENV)/.installed-dev  ## speed beside other engines, quality, host time per step: benchmarks/README.md
 	$(BIN)/python -m benchmarks.peers $(ARGS)
