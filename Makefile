@@ -114,17 +114,19 @@ docs: $(VENV)/.installed-dev  ## regenerate the generated pages
 clean:  ## remove the environment and build products
 	rm -rf $(VENV) build dist
 
-# The venv's own pip is used as it is: users' pip configuration (mirrors, proxies) applies.
-$(VENV)/bin/python:
+# The venv's own pip is used as it is: users' pip configuration (mirrors, proxies) applies. Its interpreter is there before its
+# pip: a set-up that was killed in between is made again.
+$(VENV)/.created:
 	@$(PYTHON) native/check_machine.py
 	@echo "creating $(VENV)" >&2
 	@$(PYTHON) -m venv $(VENV)
+	@touch $@
 
 # A checkout that moved to another processor, or is asked for other sets, is built again.
-$(VENV)/.built-for: FORCE | $(VENV)/bin/python
+$(VENV)/.built-for: FORCE | $(VENV)/.created
 	@echo '$(BUILT_FOR)' | cmp -s - $@ || echo '$(BUILT_FOR)' > $@
 
-$(VENV)/.installed: $(VENV)/bin/python $(VENV)/.built-for $(SOURCES)
+$(VENV)/.installed: $(VENV)/.built-for $(SOURCES) | $(VENV)/.created
 	@echo "building Quire and installing its dependencies (about a minute: the kernels are compiled for this processor)" >&2
 	@$(PIP) -e .
 	@touch $@
@@ -145,7 +147,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed-torch
 	@touch $@
 
 # Clients whose pinned versions contradict Quire's, or each other's, have environments of their own: tests/server/clients.
-$(VENV)/.installed-clients: $(VENV)/bin/python constraints-clients-openai2.txt constraints-clients-openai3.txt
+$(VENV)/.installed-clients: constraints-clients-openai2.txt constraints-clients-openai3.txt | $(VENV)/.created
 	@echo "installing LiteLLM, instructor, pydantic-ai and llm beside Quire" >&2
 	@rm -rf $(CLIENTS)
 	@install() { \
