@@ -88,6 +88,19 @@ def test_make_run_with_an_older_python_names_a_newer_one(tmp_path: Path, without
     assert not (tmp_path / "venv").exists()
 
 
+@pytest.mark.parametrize("is_finished", [False, True], ids=["killed-before-pip", "finished"])
+def test_environment_is_made_again_unless_it_was_finished(tmp_path: Path, is_finished: bool) -> None:
+    environment = tmp_path / "venv"
+    (environment / "bin").mkdir(parents=True)
+    (environment / "bin" / "python").symlink_to(sys.executable)  # it is there before pip
+    if is_finished:
+        (environment / ".created").touch()
+    command = ["make", "--dry-run", "run", f"VENV={environment}", "PYTHON=a-python"]
+    planned = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert (f"a-python -m venv {environment}" in planned) == (not is_finished)
+    assert f"{environment}/bin/python -m pip install" in planned
+
+
 def cmake() -> str:
     found = shutil.which("cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if found is None:
