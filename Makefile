@@ -30,7 +30,7 @@ REAL_MODEL_TESTS := tests/test_examples.py tests/test_structured_generation.py t
 # What a failed step has made is no reason to pass over it the next time.
 .DELETE_ON_ERROR:
 
-.PHONY: FORCE run torch test test-fast test-bare test-arm lint check format wheel wheel-check bench soak faults inputs docs clean help
+.PHONY: FORCE run torch test test-fast test-bare test-arm lint check format wheel wheel-check container-check bench soak faults inputs docs clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -81,9 +81,14 @@ PYTHON312 ?= python3.12
 wheel:  ## wheels for x86-64 and ARM, to dist/: needs g++, g++-aarch64-linux-gnu, Python 3.11 and 3.12
 	$(PYTHON) release/wheels.py --python $(PYTHON311) --python $(PYTHON312) $(ARGS)
 
-wheel-check: $(VENV)/.installed  ## run the wheels of dist/ in bare roots: needs root, debootstrap, qemu-user-static, binfmt-support
+wheel-check: $(VENV)/.installed  ## run the wheels of dist/ in bare roots, and through uvx and pipx: needs root, debootstrap, qemu-user-static, binfmt-support
 	$(BIN)/quire pull --quiet
 	$(BIN)/python release/check_wheels.py dist/*.whl $(ARGS)
+	$(BIN)/python release/check_installers.py dist/*.whl
+
+container-check: $(VENV)/.installed  ## build deploy/Dockerfile without Docker, from dist/, and start it: needs root, debootstrap
+	$(BIN)/quire pull --quiet
+	$(BIN)/python release/check_container.py $(ARGS)
 
 bench: $(VENV)/.installed-dev  ## speed beside other engines, quality, host time per step: benchmarks/README.md
 	$(BIN)/python -m benchmarks.peers $(ARGS)
@@ -109,17 +114,19 @@ docs: $(VENV)/.installed-dev  ## regenerate the generated pages
 clean:  ## remove the environment and build products
 	rm -rf $(VENV) build dist
 
-# The venv's own pip is used as it is: users' pip configuration (mirrors, proxies) applies.
-$(VENV)/bin/python:
+# The venv's own pip is used as it is: users' pip configuration (mirrors, proxies) applies. Its interpreter is there before its
+# pip: a set-up that was killed in between is made again.
+$(VENV)/.created:
+	@$(PYTHON) native/check_machine.py
 	@echo "creating $(VENV)" >&2
-	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "Quire needs Python 3.11 or newer; use make PYTHON=python3.11")'
 	@$(PYTHON) -m venv $(VENV)
+	@touch $@
 
 # A checkout that moved to another processor, or is asked for other sets, is built again.
-$(VENV)/.built-for: FORCE | $(VENV)/bin/python
+$(VENV)/.built-for: FORCE | $(VENV)/.created
 	@echo '$(BUILT_FOR)' | cmp -s - $@ || echo '$(BUILT_FOR)' > $@
 
-$(VENV)/.installed: $(VENV)/bin/python $(VENV)/.built-for $(SOURCES)
+$(VENV)/.installed: $(VENV)/.built-for $(SOURCES) | $(VENV)/.created
 	@echo "building Quire and installing its dependencies (about a minute: the kernels are compiled for this processor)" >&2
 	@$(PIP) -e .
 	@touch $@
@@ -140,7 +147,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed-torch
 	@touch $@
 
 # Clients whose pinned versions contradict Quire's, or each other's, have environments of their own: tests/server/clients.
-$(VENV)/.installed-clients: $(VENV)/bin/python constraints-clients-openai2.txt constraints-clients-openai3.txt
+$(VENV)/.installed-clients: constraints-clients-openai2.txt constraints-clients-openai3.txt | $(VENV)/.created
 	@echo "installing LiteLLM, instructor, pydantic-ai and llm beside Quire" >&2
 	@rm -rf $(CLIENTS)
 	@install() { \

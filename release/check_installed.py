@@ -54,42 +54,56 @@ def quire(*arguments: str) -> str:
 
 def served_answer() -> str:
     """Return a chat's answer from a server, which is started, and must end well when asked to."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     # A server first computes a prompt of its greatest length, at most 512 tokens: minutes under emulation.
     command = [sys.executable, "-m", "quire", "serve", "--port", str(port), "--max-model-len", "64"]
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     try:
-        wait_until_ready(server, port)
-        request = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 8, "temperature": 0}
-        with urllib.request.urlopen(
-            urllib.request.Request(
-                f"http://127.0.0.1:{port}/v1/chat/completions",
-                json.dumps(request).encode(),
-                {"Content-Type": "application/json"},
-            ),
-            timeout=SLOWEST_START_S,
-        ) as response:
-            answer = json.load(response)["choices"][0]["message"]["content"]
+        wait_until_ready(server, f"http://127.0.0.1:{port}")
+        answer = chat(f"http://127.0.0.1:{port}")
     finally:
         server.terminate()
         status = server.wait(60)
     if status != 0:
         sys.exit(f"quire serve ended with {status}")
-    return str(answer)
+    return answer
 
 
-def wait_until_ready(server: "subprocess.Popen[bytes]", port: int) -> None:
+def free_port() -> int:
+    """Return a port that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def chat(url: str, key: str = "") -> str:
+    """Return the answer of the server at `url` to the prompt."""
+    request = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 8, "temperature": 0}
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    post = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(request).encode(), headers)
+    with urllib.request.urlopen(post, timeout=SLOWEST_START_S) as response:
+        return str(json.load(response)["choices"][0]["message"]["content"])
+
+
+def status_of(url: str) -> int:
+    """Return the status of a GET; 0 without an answer."""
+    try:
+        with urllib.request.urlopen(url, timeout=30) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+
+def wait_until_ready(server: "subprocess.Popen[bytes]", url: str) -> None:
     """Wait for the server's health route. Raises: SystemExit if it ends or takes too long."""
-    for _ in range(SLOWEST_START_S * 2):
+    begin = time.monotonic()
+    while status_of(f"{url}/health/ready") != 200:
         if server.poll() is not None:
             sys.exit(f"quire serve ended with {server.returncode} before it was ready")
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=30):
-                return
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
-            time.sleep(0.5)
-    sys.exit(f"quire serve was not ready in {SLOWEST_START_S} s")
+        if time.monotonic() - begin > SLOWEST_START_S:
+            sys.exit(f"quire serve was not ready in {SLOWEST_START_S} s")
+        time.sleep(0.5)
 
 
 if __name__ == "__main__":

@@ -27,12 +27,7 @@ def main() -> None:
     parser.add_argument("wheels", nargs="+", type=Path)
     parser.add_argument("--model", type=Path, default=default_cache(), help="a cache directory with the default model")
     arguments = parser.parse_args()
-    if os.geteuid() != 0:
-        sys.exit("a root of another system needs root: sudo make wheel-check")
-    if shutil.which("debootstrap") is None:
-        sys.exit("debootstrap is not here: on Debian, apt-get install debootstrap")
-    if not (arguments.model / "pypi").is_dir():
-        sys.exit(f"{arguments.model} has no model: run `quire pull` first")
+    check_tools("wheel-check", arguments.model)
     for wheel in arguments.wheels:
         tag, arch = wheel.stem.split("-")[2], wheel.stem.rsplit("manylinux_", 1)[1].split("_", 2)[2]
         print(f"== {wheel.name} in {SUITES[tag]}", flush=True)
@@ -44,15 +39,25 @@ def main() -> None:
         run_inside(root, "python3", f"/{SITE}/check_installed.py")
 
 
+def check_tools(target: str, cache: Path) -> None:
+    """Raise SystemExit unless a target of make that needs roots can run, with the model of `cache`."""
+    if os.geteuid() != 0:
+        sys.exit(f"a root of another system needs root: sudo make {target}")
+    if shutil.which("debootstrap") is None:
+        sys.exit("debootstrap is not here: on Debian, apt-get install debootstrap")
+    if not (cache / "pypi").is_dir():
+        sys.exit(f"{cache} has no model: run `quire pull` first")
+
+
 def default_cache() -> Path:
     """Return Quire's cache directory."""
     return Path(os.environ.get("QUIRE_CACHE_DIR", Path.home() / ".cache" / "quire"))
 
 
-def make_root(suite: str, arch: str) -> Path:
-    """Return a directory with Debian's smallest system and its Python."""
-    root = ROOTS / f"{suite}-{arch}"
-    if (root / "usr" / "bin" / "python3").exists():
+def make_root(suite: str, arch: str, package: str = "python3") -> Path:
+    """Return a directory with Debian's smallest system and a package, for which the empty name stands for none."""
+    root = ROOTS / f"{suite}-{arch}{'' if package else '-smallest'}"
+    if root.exists():
         return root
     if os.uname().machine != arch and not Path(f"/proc/sys/fs/binfmt_misc/qemu-{arch}").exists():
         sys.exit(f"programs for {arch} do not start here: on Debian, apt-get install qemu-user-static binfmt-support")
@@ -60,7 +65,7 @@ def make_root(suite: str, arch: str) -> Path:
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.parent.mkdir(parents=True, exist_ok=True)
     # In a mount namespace: what an interrupted debootstrap has mounted would be deleted with the unfinished root.
-    options = (f"--arch={DEBIAN_NAMES[arch]}", "--variant=minbase", "--include=python3")
+    options = (f"--arch={DEBIAN_NAMES[arch]}", "--variant=minbase", *([f"--include={package}"] if package else ()))
     run("unshare", "--mount", "debootstrap", *options, suite, str(unfinished))
     return unfinished.rename(root)
 

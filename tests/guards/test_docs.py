@@ -1,12 +1,15 @@
-"""The documentation is executed: every `python` block of README and docs runs; every option is documented."""
+"""The documentation is executed: `python` blocks of README and docs run, commands parse; options are documented."""
 
 import re
+import shlex
 from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
 
+import click
 import pytest
 
+from quire.cli.main import cli
 from quire.sampling_params import SamplingParams
 from tests.guards.shown_commands import Page
 from tests.server.serving import serving
@@ -14,8 +17,10 @@ from tests.server.serving import serving
 ROOT = Path(__file__).parents[2]
 SERVER_URL = "http://127.0.0.1:8000"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-TRANSLATED_README = ROOT / "README.zh-CN.md"
-"""Its blocks are those of README.md, which run."""
+TRANSLATIONS = {ROOT / "README.md": ROOT / "README.zh-CN.md", ROOT / "docs" / "use.md": ROOT / "docs" / "zh" / "use.md"}
+"""Their blocks are those of the page, which run."""
+MAX_FIRST_PAGE_LINES = 70
+MAX_IMAGE_BYTES = 250_000
 LEARN_PAGES = sorted((ROOT / "docs" / "learn").rglob("*.md"))
 """`test_learn.py` runs their blocks."""
 
@@ -46,17 +51,67 @@ def test_readme_opens_with_the_two_commands() -> None:
     assert [line.split()[:2] for line in first_block[1].splitlines()] == [["make", "run"], ["make", "test"]]
 
 
-def test_translated_readme_has_the_blocks_and_headings_of_the_readme() -> None:
-    original, translation = Page.read(ROOT / "README.md"), Page.read(TRANSLATED_README)
+@pytest.mark.parametrize("page", TRANSLATIONS, ids=lambda page: page.name)
+def test_translation_has_the_blocks_headings_and_figures_of_its_page(page: Path) -> None:
+    original, translation = Page.read(page), Page.read(TRANSLATIONS[page])
     assert translation.blocks() == original.blocks()
     assert translation.outline() == original.outline()
+    assert images(translation) == images(original)
+    assert [numbers(row) for row in rows(translation, "EPYC")] == [numbers(row) for row in rows(original, "EPYC")]
 
 
-def test_readme_and_its_translation_link_to_each_other_below_the_title() -> None:
-    for page, other in ((ROOT / "README.md", TRANSLATED_README), (TRANSLATED_README, ROOT / "README.md")):
-        title, _, link = page.read_text().splitlines()[:3]
-        assert title == "# Quire"
-        assert link.endswith(f"]({other.name})")
+@pytest.mark.parametrize("page", TRANSLATIONS, ids=lambda page: page.name)
+def test_page_and_its_translation_link_to_each_other_below_the_title(page: Path) -> None:
+    for here, there in ((page, TRANSLATIONS[page]), (TRANSLATIONS[page], page)):
+        title, _, link = here.read_text().splitlines()[:3]
+        assert title.startswith("# ")
+        assert (here.parent / link.split("](")[1].rstrip(")")).resolve() == there
+
+
+def images(page: Page) -> list[str]:
+    return re.findall(r"!\[[^\]]+\]\(([^)]+)\)", page.text)
+
+
+def rows(page: Page, word: str) -> list[str]:
+    return [line for line in page.text.splitlines() if line.startswith("|") and word in line]
+
+
+def numbers(text: str) -> list[str]:
+    return re.findall(r"\d[\d.,]*", text)
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "README.zh-CN.md"], ids=lambda page: page.name)
+def test_first_page_fits_a_screen_and_shows_two_small_pictures(page: Path) -> None:
+    assert len(page.read_text().splitlines()) <= MAX_FIRST_PAGE_LINES
+    files = [ROOT / name for name in images(Page.read(page))]
+    assert [file.name for file in files] == ["page.png", "tour.svg"]
+    assert all(0 < file.stat().st_size < MAX_IMAGE_BYTES for file in files)
+
+
+def shown_commands() -> list[str]:
+    """The `quire …` lines of blocks fenced as `sh`, without settings before them and comments."""
+    found = {}
+    for page in PAGES:
+        for block in re.findall(r"^```sh\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                command = re.match(r"(?:[A-Z_]+=\S+ )*(?:uvx --from \S+ )?(quire .*)", line)
+                if command and not re.search(r"[…|<>]|\[OPTIONS\]", command[1]):
+                    found[command[1]] = None
+    return list(found)
+
+
+@pytest.mark.parametrize("line", shown_commands())
+def test_shown_command_line_is_one_that_quire_takes(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(line, comments=True)[1:]
+    for word in words:
+        if re.fullmatch(r"[\w./-]+\.(json|jsonl|gguf|txt|gbnf)", word):  # some options read their file at once
+            Path(word).write_text("[]")
+    root = click.Context(cli, info_name="quire")
+    name, command, rest = cli.resolve_command(root, words)
+    assert command is not None
+    with command.make_context(name, rest, parent=root):
+        pass
 
 
 def test_every_environment_variable_is_documented() -> None:
@@ -76,7 +131,7 @@ def test_every_sampling_field_is_documented() -> None:
 
 def test_links_between_pages_resolve() -> None:
     broken = []
-    for page in [*PAGES, TRANSLATED_README, *LEARN_PAGES]:
+    for page in [*PAGES, *TRANSLATIONS.values(), *LEARN_PAGES]:
         for target, anchor in re.findall(
             r"\]\(([^)#]*)(#[^)]*)?\)", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
         ):

@@ -164,7 +164,8 @@ def test_image_is_not_root_and_serves() -> None:
     assert any(line.startswith("HEALTHCHECK") for line in last_stage)
     assert last_stage[-1] == 'ENTRYPOINT ["quire", "serve"]'
     for copied in re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE, flags=re.MULTILINE):
-        assert all((DEPLOY.parent / name).exists() for name in copied.split())
+        # Wheels are built: tests/release/test_container.py has their name.
+        assert all((DEPLOY.parent / name).exists() for name in copied.split() if not name.startswith("dist/"))
 
 
 def test_unit_file(tmp_path: Path) -> None:

@@ -145,7 +145,8 @@ def check_tuning() -> Finding:
 def check_native() -> Finding:
     """Check that the compiled extension loads and uses the instruction set of `QUIRE_ISA`."""
     if importlib.util.find_spec("quire._native") is None:
-        return Finding("native module", PROBLEM, "not built", "reinstall Quire on a machine with a C++ compiler")
+        advice = "run `make run` in the checkout, or install Quire again with this Python's pip"
+        return Finding("native module", PROBLEM, "not built for this Python", advice)
     native = importlib.import_module("quire._native")
     if native.requested_isa_missing:
         wanted = f"QUIRE_ISA={os.environ.get('QUIRE_ISA')} is not available here, {native.isa()} is used"

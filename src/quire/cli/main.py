@@ -234,6 +234,11 @@ def _report(error: Exception, output: Output) -> int:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         message = "the output cannot be written: no space is left on its device; free some, or write it elsewhere"
         return _fail(output, "output", message, ExitCode.INTERNAL)
+    if isinstance(error, ModuleNotFoundError) and error.name == "quire._native":
+        version = ".".join(map(str, sys.version_info[:2]))
+        ways = "run `make run` in the checkout, or install Quire again with this Python's pip"
+        message = f"Quire's kernels are not built for Python {version}: {ways}"
+        return _fail(output, "installation", message, ExitCode.USAGE)
     what = f"{type(error).__name__}: {error}".rstrip(": ")
     return _fail(output, "", f"internal error: {what} (QUIRE_DEBUG=1 for the traceback)", ExitCode.INTERNAL)
 

@@ -150,6 +150,11 @@ def _log_decisions(config: EngineConfig) -> None:
             "Quire was built without the kernels for %s, which this processor has; %s is used: build it again here "
             "with `make run` or `pip install -e .`", native.unbuilt_isa, native.isa(),
         )  # fmt: skip
+    elif native.isa() == "scalar" and not os.environ.get("QUIRE_ISA"):
+        logger.warning(
+            "the portable kernels are used, many times slower than those for AVX2 (x86-64) or dot products (Armv8.2): "
+            "`quire doctor` says why; choose a small model, or a newer processor"
+        )
 
 
 def _timed_tokenizer(
