@@ -11,13 +11,6 @@ import functools
 import numpy as np
 
 
-@functools.cache
-def codebook(name: str) -> np.ndarray:
-    """Return the entries of a format. Shapes: fp32 `[entries, 4 or 8]`."""
-    entries: np.ndarray = np.array(_CODEBOOKS[name][1], np.float32)[_indices(name)]
-    return entries
-
-
 def _indices(name: str) -> np.ndarray:
     """Shapes: integers `[entries, 4 or 8]`."""
     width, values, text = _CODEBOOKS[name]
