@@ -9,8 +9,9 @@ import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import pytest
 from hypothesis import settings
 
@@ -82,11 +83,23 @@ def smollm2_path() -> Path:
 
 @pytest.fixture(scope="session")
 def transformers_reads_once() -> Iterator[None]:
-    """Transformers parses a GGUF file twice and maps its names once per module, 4 and 8 s for SmolLM2: keep both."""
+    """Transformers parses a GGUF file twice and maps its names once per module, 4 and 8 s for SmolLM2: keep both.
+
+    The file is read as a plain array: each of the reader's million slices of a `memmap` costs three times as much.
+    """
     gguf = pytest.importorskip("gguf")
+    mapped = np.memmap
+
+    @functools.cache
+    def read(path: Path, mode: Literal["r"] = "r") -> Any:
+        with pytest.MonkeyPatch.context() as reading:
+            reading.setattr(np, "memmap", lambda *arguments, **options: np.asarray(mapped(*arguments, **options)))
+            return reader(path, mode)
+
+    reader = gguf.GGUFReader
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("GGUFReader", "get_tensor_name_map"):
-            patch.setattr(gguf, name, functools.cache(getattr(gguf, name)))
+        patch.setattr(gguf, "GGUFReader", read)
+        patch.setattr(gguf, "get_tensor_name_map", functools.cache(gguf.get_tensor_name_map))
         yield
 
 
