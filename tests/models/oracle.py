@@ -6,6 +6,8 @@ from typing import Any
 import torch
 import transformers
 
+from quire.runtime.plan.lower import Program
+from quire.runtime.plan.packed_weights import PackedWeights
 from tests.models.harness import Runner, build_model
 from tests.runtime.plan.harness import PlanRunner, make_checkpoint, make_config
 
@@ -34,7 +36,7 @@ def num_language_parameters(oracle: Any) -> int:
 
 
 class Pair:
-    """Transformers' model and its weights as a checkpoint."""
+    """Transformers' model and its weights as a checkpoint. Our models of the same options share what was loaded."""
 
     def __init__(self, model_type: str, fields: dict[str, Any]) -> None:
         self.oracle = make_oracle(
@@ -49,10 +51,14 @@ class Pair:
                 buffer.normal_(float(buffer.numel() == 1), 0.3, generator=generator)
         self.hf_config = {"model_type": model_type, "architectures": [type(self.oracle).__name__], **fields}
         self.checkpoint = make_checkpoint(self.hf_config, self.oracle.state_dict())
+        self._plans: dict[frozenset[tuple[str, Any]], tuple[Program, PackedWeights]] = {}
+        self._models: dict[tuple[torch.dtype, int | None], Any] = {}
 
-    def runner(self, **options: Any) -> PlanRunner:
-        scatter = options.pop("scatter", 0)
-        return PlanRunner(make_config(self.hf_config, **options), self.checkpoint, scatter=scatter)
+    def runner(self, *, scatter: int = 0, **options: Any) -> PlanRunner:
+        config, key = make_config(self.hf_config, **options), frozenset(options.items())
+        runner = PlanRunner(config, self.checkpoint, scatter=scatter, loaded=self._plans.get(key))
+        self._plans[key] = runner.loaded
+        return runner
 
     def expected(self, token_ids: list[int]) -> torch.Tensor:
         with torch.inference_mode():
@@ -66,8 +72,10 @@ class Pair:
 
     def eager(self, dtype: torch.dtype = torch.float32, max_model_len: int | None = None, **options: Any) -> Runner:
         """Our own model, op by op."""
-        model = build_model(self.hf_config, self.oracle.state_dict(), max_model_len, dtype)
-        return Runner(model, num_blocks=300, **options)
+        key = (dtype, max_model_len)
+        if key not in self._models:
+            self._models[key] = build_model(self.hf_config, self.oracle.state_dict(), max_model_len, dtype)
+        return Runner(self._models[key], num_blocks=300, **options)
 
     def runners(self, **options: Any) -> list[PlanRunner | Runner]:
         eager = {"max_model_len": options.get("max_model_len"), "block_size": options.get("block_size", 4)}

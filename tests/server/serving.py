@@ -7,12 +7,12 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.server_process import ServerProcess, quire_serve
+from benchmarks.server_process import ServerProcess, children_of, quire_serve
 
 LIMIT_S = 60
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "ignore_eos": True}
@@ -50,6 +50,17 @@ class Serving(ServerProcess):
         while self.get(path) != status:
             assert time.monotonic() < deadline, self.stderr
             time.sleep(0.02)
+
+    def wait_for_other_engine(self, *former_pids: int) -> None:
+        """Wait until another engine is ready: a poll may miss the moment in which none is."""
+        deadline = time.monotonic() + LIMIT_S
+        while not self._has_other_engine(former_pids) or self.get("/health/ready") != 200:
+            assert time.monotonic() < deadline, self.stderr
+            time.sleep(0.02)
+
+    def _has_other_engine(self, former_pids: Collection[int]) -> bool:
+        engines = children_of(self.process.pid, "quire.engine.process.child")
+        return any(engine.pid not in former_pids and engine.is_running() for engine in engines)
 
     def wait(self) -> int:
         """Wait for the end, and for all it wrote. Returns: the exit code."""

@@ -83,9 +83,7 @@ def test_killed_engine_is_replaced_until_the_fifth_death_within_a_minute(directo
         server.engine().kill()
         for chat in chats:
             assert chat.events()[-1]["error"]["code"] == "engine_dead"
-        server.wait_until("/health/ready", 503)
-        server.wait_until("/health/ready", 200)
-        assert server.engine().pid not in killed
+        server.wait_for_other_engine(*killed)
         assert server.chat(3)[1]["usage"]["completion_tokens"] == 3
         while server.process.poll() is None:  # from now on engines are killed while they load
             for engine in engines(server.process.pid):
@@ -111,8 +109,7 @@ def test_ranks_are_replaced_when_one_is_killed(directory: Path) -> None:
             error = chat.events()[-1]["error"]
             assert error["code"] == "engine_dead"
             assert "was killed by SIGKILL (9)" in error["message"]
-        server.wait_until("/health/ready", 503)
-        server.wait_until("/health/ready", 200)
+        server.wait_for_other_engine(before[0].pid)
         wait_for_end(*before)
         assert server.chat(9)[1]["choices"] == expected["choices"]
         before = [server.engine(), *server.engine().children()]

@@ -67,7 +67,7 @@ def test_asleep_server_has_no_engine_and_names_wake_up(directory: Path) -> None:
         killed = server.engine()
         killed.kill()
         killed.wait()
-        server.wait_until("/health/ready", 200)  # an engine that woke up is watched too
+        server.wait_for_other_engine(killed.pid)  # an engine that woke up is watched too
         assert server.chat(1)[0] == 200
 
 

@@ -19,6 +19,7 @@ from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.placement import Placement
 from quire.runtime.plan.emit import BODY, GREEDY, LOGITS, PlanLimits, PlannedModel
 from quire.runtime.plan.load import load_plan
+from quire.runtime.plan.lower import Program
 from quire.runtime.plan.packed_weights import PackedWeights
 from quire.runtime.worker import kv_layers
 from quire.weights.block_formats import BLOCK_FORMATS
@@ -89,7 +90,10 @@ def make_config(hf_config: Mapping[str, Any], *, num_threads: int = 1, **options
 
 
 class PlanRunner(Steps):
-    """A plan with a KV pool of NaN. `scatter` seeds the order in which blocks are given out."""
+    """A plan with a KV pool of NaN. `scatter` seeds the order in which blocks are given out.
+
+    `loaded`: that of another runner of the same config and checkpoint.
+    """
 
     def __init__(
         self,
@@ -97,6 +101,7 @@ class PlanRunner(Steps):
         checkpoint: Checkpoint,
         *,
         scatter: int = 0,
+        loaded: tuple[Program, PackedWeights] | None = None,
         max_requests: int = 8,
         max_logit_rows: int = 7,
     ) -> None:
@@ -105,7 +110,8 @@ class PlanRunner(Steps):
         self.cache = CacheEngine(config)
         # Bytes of 255 are NaN in every type, and a scale of NaN for int8. The null block too: nothing may read it.
         self.cache.pool.view(torch.uint8).fill_(255)
-        program, weights = load_plan(config, checkpoint, self.cache.layer_groups)
+        self.loaded = loaded or load_plan(config, checkpoint, self.cache.layer_groups)
+        program, weights = self.loaded
         limits = PlanLimits(scheduler.max_num_batched_tokens, max_requests, max_logit_rows)
         layers = kv_layers(config, self.cache)
         self.planned = PlannedModel(program, weights, layers, limits, config.hardware.num_threads)
