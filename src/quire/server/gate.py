@@ -28,6 +28,7 @@ from quire.server.request_record import (
     RequestRecord,
     new_request_id,
 )
+from quire.server.state import STATE_KEY
 from quire.server.supervisor import asleep
 
 if TYPE_CHECKING:
@@ -151,6 +152,7 @@ class Gate:
             body = await self._read_body(scope, receive)
         except ApiError as error:
             return await error.response()(scope, receive, send)
+        scope[RECORD_KEY].begin("validate")
         if body is not None:
             async with AsyncExitStack() as scope[LEASES_KEY]:
                 await self._app(scope, _replayed(body, receive), send)
@@ -247,6 +249,8 @@ class Gate:
         if record.is_noted:
             return
         record.is_noted = True
+        if (state := scope.get(STATE_KEY)) is not None and record.num_prompt_tokens:
+            state.supervisor.tell_watchers(record.served_line)
         status, duration_s = record.status, (record.ended_s or time.perf_counter()) - record.started_s
         route = getattr(scope.get("route"), "path", None)
         if route is None and record.caller is not None and scope["path"] in QUEUED_PATHS:

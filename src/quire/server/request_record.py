@@ -4,6 +4,7 @@ The gate makes one per request and puts it into the ASGI scope. Next to read: `g
 callers come from, and `admission.py`, which counts tokens in it.
 """
 
+import json
 import os
 import time
 from dataclasses import dataclass, field
@@ -56,6 +57,7 @@ class RequestRecord:
     `ended_s`, when the whole answer was sent: by `time.perf_counter()`. `holds_model`: it has a lease on its model.
     `engine_id`: the id of its request in the engine's events and log, with "-0", "-1", … if it has several prompts. The
     engine must never see an id twice, so that it is longer than an id that the client chose.
+    `marks`: each phase of the request in the server, and when it began by `time.monotonic()`; "compute" is the engine's.
     `prefix_broke_at`: position at which the prompt differs from an earlier one that it repeats, see `prefix_breaks.py`.
     """
 
@@ -72,8 +74,20 @@ class RequestRecord:
     ended_s: float | None = None
     num_cached_tokens: int = 0
     prefix_broke_at: int | None = None
+    marks: list[tuple[str, float]] = field(default_factory=lambda: [("receive", time.monotonic())])
     holds_model: bool = False
     engine_id: str = field(default_factory=new_request_id)
+
+    def begin(self, phase: str) -> None:
+        """Note that the phase before has ended, and this one begins."""
+        self.marks.append((phase, time.monotonic()))
+
+    def served_line(self) -> bytes:
+        """Return the line of a trace with the server's phases of this request, which has ended."""
+        ends = [moment for _, moment in self.marks[1:]] + [time.monotonic()]
+        phases = [[name, start, end] for (name, start), end in zip(self.marks, ends, strict=True) if name != "compute"]
+        line = {"t": ends[-1], "kind": "served", "id": self.engine_id, "status": self.status, "phases": phases}
+        return json.dumps(line).encode() + b"\n"
 
     @property
     def client_id(self) -> str:

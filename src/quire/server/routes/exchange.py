@@ -59,6 +59,7 @@ async def prepare(
     state, record = state_of(request), record_of(request)
     assert record.caller is not None
     state.admission.check_room(record, state.admission.num_at_once(num_prompts, n) * n)
+    record.begin("tokenise")
     caller = replace(record.caller, engine_id=record.engine_id)
     prepared = await state.supervisor.front_end.run(prepare_body, state, body, caller)
     await hold_model(request, getattr(body, "keep_alive", None))
