@@ -265,7 +265,7 @@ def test_ranks_run_the_tour_and_have_a_stop(loaded: Loaded) -> None:
     assert value["schema"] == "quire.tour/1"
     assert value["prompt"] == "Hi there"
     assert [sorted(stop) for stop in value["stops"]] == [["facts", "lines", "title", "why", "whys"]] * 9
-    assert [stop["title"] for stop in value["stops"][-2:]] == ["One of 2 ranks", "CPU and GPU"]
+    assert [stop["title"] for stop in value["stops"][-2:]] == ["The same model on 2 ranks", "CPU and GPU"]
     lines = value["stops"][-2]["lines"]
     assert "  2× mlp.down_proj: [16, 32] in all, [16, 16] on rank 0" in lines
     assert len([line for line in lines if line.startswith("all-reduces took")]) == 2

@@ -20,7 +20,7 @@ from typing import Any
 from quire.config import DTYPES, EngineConfig, EngineOptions, Hardware
 from quire.engine.input_processor import make_vocabulary
 from quire.engine.llm_engine import LLMEngine
-from quire.engine.tokenizer_source import load_tokenizer, read_chat_template
+from quire.engine.tokenizer_source import has_tokenizer, load_tokenizer, read_chat_template
 from quire.errors import ConfigError
 from quire.grammar.compiler import GrammarCompiler
 from quire.logs import follow_environment
@@ -160,10 +160,13 @@ def _timed_tokenizer(
     options: EngineOptions,
     checkpoint: Checkpoint,
     model_vocab_size: int,
-) -> tuple[Tokenizer, float]:
+) -> tuple[Tokenizer | None, float]:
+    """Return the tokenizer and the seconds of loading; a shape with random weights may have none."""
     packs.wait()
     started = time.perf_counter()
-    tokenizer = known or load_tokenizer(checkpoint, options.tokenizer, model_vocab_size)
+    tokenizer = known
+    if tokenizer is None and (options.load_format != "dummy" or options.tokenizer or has_tokenizer(checkpoint)):
+        tokenizer = load_tokenizer(checkpoint, options.tokenizer, model_vocab_size)
     return tokenizer, time.perf_counter() - started
 
 

@@ -416,7 +416,7 @@ class Tour:
             " other ranks only after the second product, to sum. Times of all stops are those of rank 0, which waits"
             " in each sum for the slowest rank."
         )
-        return Stop(f"One of {work.num_ranks} ranks", lines, why)
+        return Stop(f"The same model on {work.num_ranks} ranks", lines, why)
 
 
 def _ratio(prefill: Figures, decode: Figures) -> str:

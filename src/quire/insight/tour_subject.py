@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from quire.config import EngineOptions
-from quire.engine.tokenizer_source import load_tokenizer
+from quire.engine.tokenizer_source import has_tokenizer, load_tokenizer
 from quire.errors import ConfigError, ModelError
 from quire.insight.explain.subject import has_config_alone, open_subject
 from quire.text.tokenizer import Tokenizer
@@ -19,7 +19,6 @@ from quire.weights.sources import resolve_source
 LENDER = EngineOptions.model
 """The model whose tokenizer is borrowed."""
 LAYER_COUNTS = ("num_hidden_layers", "n_layer")
-TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
 
 
 def open_model(
@@ -62,13 +61,11 @@ def open_tokenizer(
 
     Raises: ConfigError, ModelError.
     """
-    path = checkpoint.files.path
-    directory = path if path.is_dir() else path.parent
-    is_alone = checkpoint.format == "config" and checkpoint.files.origin != "preset" and options.tokenizer is None
-    if is_alone and any((directory / name).is_file() for name in TOKENIZER_FILES):
-        options = replace(options, tokenizer=str(directory))
-    if checkpoint.format != "config" or options.tokenizer is not None:
-        return load_tokenizer(checkpoint, options.tokenizer, vocab_size), False
+    path, source = checkpoint.files.path, options.tokenizer
+    if source is None and path.is_file() and checkpoint.format == "config":
+        source = str(path.parent)  # the tokenizer beside a config.json
+    if options.tokenizer is not None or has_tokenizer(checkpoint):
+        return load_tokenizer(checkpoint, source, vocab_size), False
     try:
         lender = open_checkpoint(resolve_source(LENDER, progress=progress), with_tensors=False)
     except ModelError as error:
