@@ -3,8 +3,8 @@
     python -m benchmarks.attach [--model smollm2] [--streams 8] [--attaches 20] [--json]
 
 All streams decode, one token a step. A reader attaches with `op_period` 8, as `quire trace --attach` does, stays for
-some steps and leaves; a time is that of a step and of the lines that are taken after it. Beside it stand as many windows of
-steps without a reader: on a busy machine their longest steps are long too.
+some steps and leaves; a time is that of a step and of the lines that are taken after it. Beside it stand as many
+windows of steps without a reader: on a busy machine their longest steps are long too.
 Next to read: `src/quire/engine/recorder.py`.
 """
 

@@ -57,7 +57,7 @@ class RequestRecord:
     `ended_s`, when the whole answer was sent: by `time.perf_counter()`. `holds_model`: it has a lease on its model.
     `engine_id`: the id of its request in the engine's events and log, with "-0", "-1", … if it has several prompts. The
     engine must never see an id twice, so that it is longer than an id that the client chose.
-    `marks`: each phase of the request in the server, and when it began by `time.monotonic()`; "compute" is the engine's.
+    `marks`: each phase in the server, and when it began by `time.monotonic()`; "compute" is the engine's.
     `prefix_broke_at`: position at which the prompt differs from an earlier one that it repeats, see `prefix_breaks.py`.
     """
 

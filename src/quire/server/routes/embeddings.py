@@ -7,6 +7,7 @@ import math
 import sys
 from array import array
 from base64 import b64encode
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,12 +46,13 @@ def _prepare(state: ServerState, body: EmbeddingRequest, caller: Caller) -> list
     adds_special_tokens, keeps_start = body.add_special_tokens is not False, body.truncation_side != "left"
     identity = caller.identity(body.priority)
     requests = []
-    texts = prompt_list(body.input)
-    for name, text in zip(engine_ids(caller, len(texts)), texts, strict=True):
+    texts: Sequence[str | list[int]] = prompt_list(body.input)
+    names = engine_ids(caller, len(texts))
+    for index, text in enumerate(texts):
         prompt = front_end.prompt(
             text, add_special_tokens=adds_special_tokens, max_len=max_len, keeps_start=keeps_start
         )
-        requests.append(front_end.prepare(name, prompt, params, **identity))
+        requests.append(front_end.prepare(names[index], prompt, params, **identity))
     return requests
 
 
