@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 SUFFIXES = (".jsonl", ".json", ".html")
 DEFAULT_MAX_TOKENS = 32
 OPS_OF_STEPS = 8
+NOT_EVENTS = ("limits", "served")
+"""Kinds of lines that the engine's event log does not have."""
 HELP = f"""Record what the engine does, step by step, or make a timeline of a recording.
 
 The model answers PROMPT in this process, with {DEFAULT_MAX_TOKENS} tokens unless --max-tokens says otherwise; or with
@@ -183,7 +185,8 @@ def _convert(recording: Path, target: Path, output: Output) -> None:
     if target != recording:
         with open_file("-o", target) as file:
             file.write(_converted(trace, target.suffix).encode())
-    num_steps, num_events = len(trace.steps), len(trace.lines) - 1
+    num_steps = len(trace.steps)
+    num_events = sum(line.get("kind") not in (None, *NOT_EVENTS) for line in trace.lines)
     if output.json:
         output.result_json("quire.trace/1", {"file": str(target), "num_steps": num_steps, "num_events": num_events})
     else:
