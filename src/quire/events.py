@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-LOGGER = logging.getLogger("quire.engine.events")
+LOGGER = logging.getLogger("quire.engine")
+SCHEDULER_LOGGER = logging.getLogger("quire.scheduler")
 
 
 class EventKind(enum.Enum):
@@ -39,6 +40,10 @@ class EventKind(enum.Enum):
     LOST = "lost"  # step_id, num_requests, error (its type): the executor raised
     OPS = "ops"  # step_id, ops (OpTime of each instruction that ran): with QUIRE_TRACE=1 or events
     FINISH = "finish"  # reason, num_output_tokens
+
+
+OF_ENGINE = frozenset({EventKind.STEP, EventKind.OPS, EventKind.LOST})
+"""Kinds that the engine writes; all others are the scheduler's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,13 @@ class EventLog:
         self._events.append((self._clock() if time_s is None else time_s, kind, request_id, data))
         self.num_recorded += 1
         if self._is_logged:
-            LOGGER.debug("%s %s %s", kind.value, request_id, data)
+            values = [
+                f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
+                for name, value in data.items()
+                if name != "ops"
+            ]
+            logger = LOGGER if kind in OF_ENGINE else SCHEDULER_LOGGER
+            logger.debug("%s", " ".join([kind.value, *([request_id] if request_id else []), *values]))
 
     def since(self, num_seen: int) -> list[Event]:
         """Return the events after the first `num_seen`, oldest first, without what has fallen out since.

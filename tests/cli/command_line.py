@@ -12,10 +12,11 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 
-from quire.cli.command import LEVEL_VARIABLE, LOGGERS
+from quire.cli.command import LOGGERS
 from quire.cli.main import cli
 from quire.config import Decision, EngineOptions
 from quire.engine.llm_engine import LLMEngine
+from quire.logs import LEVEL_VARIABLE
 from tests.engine.builders import ScriptedExecutor, byte_tokenizer, make_config, saying
 
 ANSWER = "Because."

@@ -40,7 +40,7 @@ def test_missing_instruction_set_warns_and_debug_log_shows_events(tiny: str, mon
     assert "  device = cpu" in result.stderr
     assert "total: " in result.stderr
     assert "DEBUG quire.engine: device = cpu" in result.stderr
-    assert "DEBUG quire.engine.events: finish" in result.stderr
+    assert "DEBUG quire.scheduler: finish" in result.stderr
     assert "QUIRE_LOGGING_LEVEL" not in os.environ, "servers of later tests would log more"
 
 

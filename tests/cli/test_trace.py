@@ -36,6 +36,14 @@ def test_prompt_is_recorded_with_text_and_timed_instructions(tmp_path: Path) -> 
     assert parsed(result)["num_steps"] == len(trace.steps) > 0
     assert all(share["text"] is not None for step in trace.steps for share in step["requests"])
     assert all(trace.ops_of(step) for step in trace.steps)
+    limits = [line for line in trace.lines if line.get("kind") == "limits"]
+    assert len(limits) == 1
+    assert limits[0]["read_bytes_per_s"] > 0
+    served = next(line for line in trace.lines if line.get("kind") == "served")
+    assert [name for name, *_ in served["phases"]] == ["tokenise"]
+    assert call("trace", str(path), "-o", str(tmp_path / "out.json")).exit_code == 0
+    events = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
+    assert len([event for event in events if event["name"] == "share of the limit"]) == len(trace.steps)
 
 
 def test_recording_becomes_a_timeline_and_a_page(recording: Path, tmp_path: Path) -> None:

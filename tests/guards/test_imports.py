@@ -28,6 +28,7 @@ ROOT_MODULES = {
     "nn",
     "lazy_torch",
     "linux",
+    "logs",
     "weight_map",
 }
 MAY_IMPORT = {

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from quire.events import EventKind
 from quire.server import gate
 from quire.server.keys import KeyRing
 from quire.server.logs import JsonFormatter, TextFormatter
@@ -65,6 +66,28 @@ async def test_log_has_one_line_per_request_with_counts_and_names(log: io.String
         assert (found["status"], found["generated_tokens"], found["key"]) == (200, 4, "ann")
         assert found["prompt_tokens"] > 10
     assert "405" in lines[1]
+
+
+@in_loop
+async def test_id_of_a_log_line_is_that_of_the_engines_events(log: io.StringIO) -> None:
+    async with serving() as served:
+        await served.chat()
+        await served.chat(headers={"X-Request-Id": "mine"})
+        await served.chat(headers={"X-Request-Id": "mine"})
+        answer = await served.answer(
+            "POST", "/v1/completions", body={"model": "scripted", "prompt": ["a", "b"], "max_tokens": 2}
+        )
+        events = served.supervisor.the_client.engine.events
+        submitted = [event.request_id for event in events.of(EventKind.ARRIVE)]
+    plain, first, second, several = (dict(re.findall(r"(\w+)=(\S+)", line)) for line in log.getvalue().splitlines())
+    assert plain["request_id"] == submitted[0]
+    assert "engine_id" not in plain
+    assert (first["request_id"], second["request_id"]) == ("mine", "mine")
+    assert [first["engine_id"], second["engine_id"]] == submitted[1:3]
+    assert all(re.fullmatch(r"mine\.[0-9a-f]{8}", name) for name in submitted[1:3])
+    assert len(set(submitted)) == 5, "the engine never sees an id twice"
+    assert submitted[3:] == [f"{several['request_id']}-{index}" for index in (0, 1)]
+    assert answer.json["id"] == several["request_id"].replace("req-", "cmpl-")
 
 
 @pytest.mark.parametrize("log", ["text", "json"], indirect=True)

@@ -14,10 +14,8 @@ from typing import Any
 import click
 
 from quire.cli.output import COLOR_CHOICES, Output
-from quire.errors import ConfigError
+from quire.logs import LEVEL_VARIABLE, LINE_FORMAT, level_of_environment
 
-LEVEL_VARIABLE = "QUIRE_LOGGING_LEVEL"
-LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 LOGGERS = ("quire", "httpx2")
 """The loggers that a command line sends to stderr: the package's and the HTTP client's."""
 OUTPUT_GROUP = "Output"
@@ -121,14 +119,12 @@ def configure_logging(output: Output, usual: str) -> None:
     """
     import logging
 
-    chosen = "DEBUG" if output.verbosity >= 2 else os.environ.get(LEVEL_VARIABLE, "").upper()
-    if chosen and chosen not in LOG_LEVELS:
-        raise ConfigError(f"{LEVEL_VARIABLE}={chosen!r} is not one of {', '.join(LOG_LEVELS)}")
+    chosen = "DEBUG" if output.verbosity >= 2 else level_of_environment()
     level = chosen or ("ERROR" if output.verbosity < 0 else usual)
     if chosen:
         os.environ[LEVEL_VARIABLE] = chosen
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(logging.Formatter(LINE_FORMAT))
     for name in LOGGERS:
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]

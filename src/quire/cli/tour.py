@@ -14,17 +14,21 @@ from quire.cli.arguments import read_prompt, split_arguments
 from quire.cli.command import option, output_of, verb
 from quire.cli.options import OF_REPLICAS, chosen_options, option_flags
 from quire.cli.output import Output
-from quire.cli.show import open_model
-from quire.config import EngineOptions
-from quire.errors import PromptError, UnsupportedModelError
+from quire.cli.progress import show_progress
+from quire.config import EngineConfig, EngineOptions
+from quire.errors import PromptError
 from quire.insight.tour_reasons import reason_of
 
 if TYPE_CHECKING:
-    from quire.insight.explain.rank_model import RankModel
     from quire.insight.tour import Stop, Tour
+    from quire.text.tokenizer import Tokenizer
     from quire.weights.checkpoint import Checkpoint
 
-EXAMPLES = ("quire tour", 'quire tour smollm2 "Why is the sky blue?" --all', "quire tour --tp 3 --json")
+EXAMPLES = (
+    "quire tour",
+    'quire tour smollm2 "Why is the sky blue?" --all',
+    "quire tour qwen3-4b --num-layers 1 --tp 2 --prompt-len 128 --max-tokens 11 --chunk 32",
+)
 DEFAULT_PROMPT = "Why is the sky blue?"
 FIXED = OF_REPLICAS | {
     "seed", "enable_prefix_caching", "multi_step_decode", "tensor_parallel_size", "pipeline_parallel_size",
@@ -36,27 +40,39 @@ KEYS = "Enter: next line   w: why this line   n: next stop   q: quit"
 @verb("tour", EXAMPLES)
 @click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]")
 @option("--max-tokens", type=click.IntRange(2, 512), default=8, metavar="N", help="tokens to generate  [8]")
+@option("--prompt-len", type=click.IntRange(min=1), metavar="N",
+        help="repeat or cut the prompt to N tokens  [as it is]")  # fmt: skip
 @option("--chunk", type=click.IntRange(min=1), default=16, metavar="N",
         help="tokens per step of the chunked prefill  [16]")  # fmt: skip
-@option("--tp", "--tensor-parallel-size", "tp", type=click.IntRange(2, 1024), metavar="N",
-        help="add a stop: the shapes on one of N ranks")  # fmt: skip
+@option("--tp", "--tensor-parallel-size", "tp", type=click.IntRange(1, 1024), default=1, metavar="N",
+        help="run on N ranks, each a process with its share of the model  [1]")  # fmt: skip
+@option("--num-layers", type=click.IntRange(min=1), metavar="N",
+        help="keep only the first N layers, with random weights  [all]")  # fmt: skip
 @option("--all", "shows_all", is_flag=True, help="print every stop and its why, without waiting for keys")
 @option_flags(EngineOptions, without=FIXED, defaults={"device": "cpu"})
 def tour_command(
-    words: tuple[str, ...], max_tokens: int, chunk: int, tp: int | None, shows_all: bool, **values: Any
-) -> None:
+    words: tuple[str, ...], max_tokens: int, prompt_len: int | None, chunk: int, tp: int, num_layers: int | None,
+    shows_all: bool, **values: Any,
+) -> None:  # fmt: skip
     """Follow one prompt through the engine, step by step.
 
-    The model answers PROMPT in this process: tokens, KV blocks, prefill, chunked prefill, decode, the shape of each
-    matrix product, and the same without a KV cache. On a terminal it waits after each line: Enter goes on, w tells why,
-    n goes to the next stop, q ends. Without a PROMPT it asks why the sky is blue.
+    The model answers PROMPT in this process: tokens, KV blocks, prefill, chunked prefill, decode, each operation with
+    its shape, work and time, and the same without a KV cache. On a terminal it waits after each line: Enter goes on, w
+    tells why, n goes to the next stop, q ends. Without a PROMPT it asks why the sky is blue.
+
+    MODEL is any that `quire explain` takes: a config.json alone, or the name of a published shape such as Qwen3-4B.
+    Then the weights are random, and the tokenizer is that of SmolLM2 where the model has none.
     """
     output, engine_values = output_of(), chosen_options(values, EngineOptions)
     arguments = split_arguments(words, engine_values, what="prompt")
     text = DEFAULT_PROMPT if arguments.text is None else read_prompt(arguments.text, missing="no prompt was given")
     if not text or not text.strip():
         raise PromptError("the prompt is empty: give at least one word")
-    stops = _stops({**engine_values, "model": arguments.model}, text, max_tokens, chunk, tp, output)
+    options = EngineOptions(
+        **{"device": "cpu", **engine_values, "model": arguments.model}, enable_prefix_caching=False,
+        multi_step_decode=1, batch_invariant=True, tensor_parallel_size=tp,
+    )  # fmt: skip
+    stops = _stops(options, text, max_tokens, prompt_len, chunk, num_layers, output)
     if output.json:
         shown = [asdict(stop) | {"whys": [reason_of(line) for line in stop.lines]} for stop in stops]
         output.result_json("quire.tour/1", {"model": arguments.model, "prompt": text, "stops": shown})
@@ -71,47 +87,65 @@ def tour_command(
 
 
 def _stops(
-    engine_values: dict[str, Any], text: str, max_tokens: int, chunk: int, tp: int | None, output: Output
-) -> Iterator["Stop"]:
+    options: EngineOptions, text: str, max_tokens: int, prompt_len: int | None, chunk: int, num_layers: int | None,
+    output: Output,
+) -> Iterator["Stop"]:  # fmt: skip
     """Load the model, then yield each stop when it is asked for."""
+    from quire.insight.compare.rig import load
+    from quire.insight.tour import Tour
+    from quire.insight.tour_subject import open_model
+    from quire.insight.tour_work import StepWork
+
+    with show_progress(output) as progress:
+        options, checkpoint = open_model(options, num_layers, progress)
+    output.note(f"loading {options.model}" + ", with random weights" * (not checkpoint.tensors))
+    config, executor = load(options, checkpoint)
+    try:
+        tokenizer, token_ids = _prompt_ids(config, checkpoint, text, prompt_len, output)
+        work = StepWork.measure(config, checkpoint)
+        if work is None:
+            output.note("this model cannot be traced: the stops have no FLOPs and bytes")
+        tour = Tour(config, executor, tokenizer, token_ids, num_tokens=max_tokens, chunk=chunk, work=work)
+        yield from tour.stops()
+        yield _gpu_stop(tour, options, checkpoint)
+    finally:
+        executor.shutdown()
+
+
+def _prompt_ids(
+    config: EngineConfig, checkpoint: "Checkpoint", text: str, length: int | None, output: Output
+) -> tuple["Tokenizer", list[int]]:
+    """Return the tokenizer and the prompt's token ids, repeated or cut to `length`."""
     from quire.cli.session import NO_TEMPLATE
-    from quire.engine.tokenizer_source import load_tokenizer, read_chat_template
+    from quire.engine.tokenizer_source import read_chat_template
+    from quire.insight.tour_subject import LENDER, open_tokenizer
     from quire.text.dialogue import Dialogue
 
-    options = EngineOptions(
-        **{"device": "cpu", **engine_values}, enable_prefix_caching=False, multi_step_decode=1, batch_invariant=True
-    )
-    checkpoint = open_model(options.model, options.revision, output)
-    from quire.insight.compare.rig import load
-    from quire.insight.explain.rank_model import trace_rank
-    from quire.insight.tour import Tour, rank_stop
-
-    output.note(f"loading {options.model}")
-    config, executor = load(options, checkpoint)
-    tokenizer = load_tokenizer(checkpoint, options.tokenizer, config.model.vocab_size)
-    template = read_chat_template(options.chat_template)
+    vocab_size = config.model.vocab_size
+    with show_progress(output) as progress:
+        tokenizer, is_borrowed = open_tokenizer(config.options, checkpoint, vocab_size, progress)
+    if is_borrowed:
+        rest = f"; its ids are taken modulo {vocab_size}" if vocab_size < tokenizer.vocab_size else ""
+        output.note(f"{config.options.model} has no tokenizer, and borrows that of {LENDER}{rest}")
+    template = read_chat_template(config.options.chat_template)
     if template is None and not tokenizer.chat_templates:
         output.note(NO_TEMPLATE)
         token_ids = tokenizer.encode(text)
     else:
         dialogue = Dialogue(tokenizer.chat_templates, tokenizer, template)
         token_ids = dialogue.prepare([{"role": "user", "content": text}]).token_ids
-    roles: RankModel | None = None
-    try:
-        roles = trace_rank(config, checkpoint, 1)
-    except UnsupportedModelError as error:
-        output.detail(f"weights have no names in this tour: {error}")
-    rank = None if tp is None else trace_rank(config, checkpoint, tp)  # a bad --tp is an error before the first stop
-    tour = Tour(config, executor, tokenizer, token_ids, num_tokens=max_tokens, chunk=chunk, roles=roles)
-    yield from tour.stops()
-    if rank is not None and tp is not None:
-        yield rank_stop(rank, tp, len(token_ids))
-    yield _gpu_stop(tour, options, checkpoint)
+    if is_borrowed:
+        token_ids = [token_id % vocab_size for token_id in token_ids]
+    if length is not None:
+        token_ids = (token_ids * -(-length // len(token_ids)))[:length]
+    return tokenizer, token_ids
 
 
 def _gpu_stop(tour: "Tour", options: EngineOptions, checkpoint: "Checkpoint") -> "Stop":
+    from quire.byte_sizes import format_bytes
     from quire.insight.compare.rig import load
     from quire.insight.tour import Stop
+    from quire.insight.tour_work import StepWork
     from quire.lazy_torch import torch
     from quire.runtime.hardware import has_gpu_driver
 
@@ -119,8 +153,20 @@ def _gpu_stop(tour: "Tour", options: EngineOptions, checkpoint: "Checkpoint") ->
         return Stop("CPU and GPU", [f"this tour ran on {options.device}: --device cpu compares the two"], "")
     if not has_gpu_driver() or not torch.cuda.is_available():
         return Stop("CPU and GPU", ["this machine has no CUDA GPU to run the same prompt on"], "")
+    if torch.cuda.device_count() < options.tensor_parallel_size:
+        found, wanted = torch.cuda.device_count(), options.tensor_parallel_size
+        return Stop("CPU and GPU", [f"{wanted} ranks need {wanted} GPUs, there are {found}: --tp {found} fits"], "")
+
+    def memory() -> str:
+        held, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+        return f"{format_bytes(held)} allocated, {format_bytes(reserved)} reserved by PyTorch"
+
     config, executor = load(replace(options, device="cuda"), checkpoint)
-    return tour.beside(torch.cuda.get_device_name(), config, executor)
+    try:
+        work = StepWork.measure(config, checkpoint)
+        return tour.beside(torch.cuda.get_device_name(), config, executor, work, memory)
+    finally:
+        executor.shutdown()
 
 
 def step_through(stops: Iterator["Stop"], output: Output) -> None:

@@ -8,6 +8,7 @@ import time
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
+from urllib.parse import urlsplit
 
 import click
 
@@ -15,7 +16,7 @@ from quire.cli.arguments import read_prompt, split_arguments
 from quire.cli.command import option, output_of, verb
 from quire.cli.options import OF_REPLICAS, chosen_options, option_flags
 from quire.cli.output import Output, open_file
-from quire.cli.server_client import ServerClient, find_url, url_option
+from quire.cli.server_client import LOOPBACK, ServerClient, find_url, url_option
 from quire.config import EngineOptions
 from quire.lazy_torch import require_torch
 from quire.sampling_params import SamplingParams
@@ -23,10 +24,13 @@ from quire.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from quire.insight.torch_profile import TorchProfile
     from quire.insight.trace import Trace
+    from quire.runtime.machine_limits import MachineLimits
 
 SUFFIXES = (".jsonl", ".json", ".html")
 DEFAULT_MAX_TOKENS = 32
 OPS_OF_STEPS = 8
+NOT_EVENTS = ("limits", "served")
+"""Kinds of lines that the engine's event log does not have."""
 HELP = f"""Record what the engine does, step by step, or make a timeline of a recording.
 
 The model answers PROMPT in this process, with {DEFAULT_MAX_TOKENS} tokens unless --max-tokens says otherwise; or with
@@ -106,15 +110,32 @@ def _record_prompt(
         def write(_: str = "") -> None:
             file.write(recorder.take())
 
-        prompt: dict[str, Any] = {"prompt": text}
+        if op_period:
+            from quire.insight.explain.device import find_device
+
+            file.write(recorder.take() + _limits_line(find_device(engine.config.device).limits))
+        prompt, phases = dict[str, Any](prompt=text), []
         if not continues_text(engine, output):
+            began_s = time.monotonic()
             chat = chat_of(engine, [{"role": "user", "content": text}], params)
             prompt, params = chat.prompt, chat.params
+            phases.append(["tokenise", began_s, time.monotonic()])
         with _torch_profile(profiles) as profile:
-            generate(engine, prompt, params, write)
+            request_id = generate(engine, prompt, params, write).output.request_id
         write()
+        file.write(_line(kind="served", id=request_id, phases=phases))
         file.write(b"" if profile is None else profile.line())
         recorder.close()
+
+
+def _limits_line(limits: "MachineLimits") -> bytes:
+    """Return the line with the machine's limits: a timeline then shows the share that each timed step reached."""
+    rates = dict(limits.flops_per_s)
+    return _line(kind="limits", id="", read_bytes_per_s=limits.read_bytes_per_s, flops_per_s=rates)
+
+
+def _line(**fields: Any) -> bytes:
+    return json.dumps({"t": time.monotonic(), **fields}).encode() + b"\n"
 
 
 def _torch_profile(is_wanted: bool) -> "AbstractContextManager[TorchProfile | None]":
@@ -129,15 +150,29 @@ def _record_server(file: BinaryIO, url: str | None, seconds: float | None, op_pe
     with ServerClient(find_url(url)) as client:
         output.note(f"recording {client.url}" + ("; Ctrl-C ends it" if seconds is None else f" for {seconds:g} s"))
         end_s = time.monotonic() + (seconds or float("inf"))
+        is_local = urlsplit(client.url).hostname in LOOPBACK
         try:
             with closing(client.event_lines(f"/xray/events?op_period={op_period}")) as lines:
                 for line in lines:
                     if line:
                         file.write(line.encode() + b"\n")
+                    if line and op_period and is_local and '"uses_plan":true' in line:
+                        is_local = False  # once, after the first header
+                        file.write(_kept_limits())
                     if time.monotonic() >= end_s:
                         break
         except KeyboardInterrupt:
             pass
+
+
+def _kept_limits() -> bytes:
+    """Return the limits that `quire doctor --calibrate` keeps, or nothing: measuring would disturb the server."""
+    from quire.insight.explain.device import read_calibration
+    from quire.runtime.hardware import detect_hardware
+    from quire.runtime.machine_limits import MachineLimits
+
+    found = read_calibration(detect_hardware("cpu"))
+    return b"" if found is None else _limits_line(MachineLimits(found.read[-1][1], found.limits))
 
 
 def _convert(recording: Path, target: Path, output: Output) -> None:
@@ -150,7 +185,8 @@ def _convert(recording: Path, target: Path, output: Output) -> None:
     if target != recording:
         with open_file("-o", target) as file:
             file.write(_converted(trace, target.suffix).encode())
-    num_steps, num_events = len(trace.steps), len(trace.lines) - 1
+    num_steps = len(trace.steps)
+    num_events = sum(line.get("kind") not in (None, *NOT_EVENTS) for line in trace.lines)
     if output.json:
         output.result_json("quire.trace/1", {"file": str(target), "num_steps": num_steps, "num_events": num_events})
     else:

@@ -20,9 +20,10 @@ from typing import Any
 from quire.config import DTYPES, EngineConfig, EngineOptions, Hardware
 from quire.engine.input_processor import make_vocabulary
 from quire.engine.llm_engine import LLMEngine
-from quire.engine.tokenizer_source import load_tokenizer, read_chat_template
+from quire.engine.tokenizer_source import has_tokenizer, load_tokenizer, read_chat_template
 from quire.errors import ConfigError
 from quire.grammar.compiler import GrammarCompiler
+from quire.logs import follow_environment
 from quire.models.registry import ModelRegistry
 from quire.parallel.tensor_parallel import create_executor
 from quire.resolve import resolve
@@ -60,13 +61,14 @@ def build_engine(
 
     `progress` is told of downloads; `hardware`: instead of what is found; `tokenizer`: of an engine with these options.
 
-    Raises: ConfigError, ModelError, CapacityError.
+    A script logs as `QUIRE_LOGGING_LEVEL` says. Raises: ConfigError, ModelError, CapacityError.
     """
     if options.data_parallel_size > 1 and options.data_parallel_rank is None:
         raise ConfigError(
             f"data_parallel_size={options.data_parallel_size}: an engine is one replica, and `quire serve` starts "
             "several; data_parallel_size=1 works"
         )
+    follow_environment()
     times = StartupTimes()
     started = time.perf_counter()
     chat_template = read_chat_template(options.chat_template)
@@ -163,10 +165,13 @@ def _timed_tokenizer(
     options: EngineOptions,
     checkpoint: Checkpoint,
     model_vocab_size: int,
-) -> tuple[Tokenizer, float]:
+) -> tuple[Tokenizer | None, float]:
+    """Return the tokenizer and the seconds of loading; a shape with random weights may have none."""
     packs.wait()
     started = time.perf_counter()
-    tokenizer = known or load_tokenizer(checkpoint, options.tokenizer, model_vocab_size)
+    tokenizer = known
+    if tokenizer is None and (options.load_format != "dummy" or options.tokenizer or has_tokenizer(checkpoint)):
+        tokenizer = load_tokenizer(checkpoint, options.tokenizer, model_vocab_size)
     return tokenizer, time.perf_counter() - started
 
 

@@ -172,7 +172,9 @@ class InputProcessor:
         if parsed.token_ids is not None:
             return parsed.token_ids
         if self._tokenizer is None:
-            raise PromptError("this engine has no tokenizer: give the prompt as token ids")
+            raise PromptError(
+                "this engine has no tokenizer: give the prompt as token ids, or name one with tokenizer=DIR"
+            )
         text = parsed.text or ""
         self.check_text_length(text)
         token_ids = self._tokenizer.encode(text)

@@ -280,7 +280,7 @@ class LLMEngine:
     def get_tokenizer(self) -> Tokenizer:
         """Return the tokenizer. Raises: PromptError if the engine runs on token ids alone."""
         if self.tokenizer is None:
-            raise PromptError("this engine has no tokenizer: it takes and returns token ids")
+            raise PromptError("this engine has no tokenizer: it takes and returns token ids; tokenizer=DIR names one")
         return self.tokenizer
 
     def reset_prefix_cache(self) -> bool:

@@ -15,6 +15,8 @@ from quire.weights.checkpoint import Checkpoint
 from quire.weights.gguf_file import read_gguf
 from quire.weights.sources import ModelFiles
 
+TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
+
 
 def load_tokenizer(checkpoint: Checkpoint, source: str | None = None, model_vocab_size: int | None = None) -> Tokenizer:
     """Load the tokenizer at `source` (a directory or its tokenizer.json), or the checkpoint's own.
@@ -27,6 +29,16 @@ def load_tokenizer(checkpoint: Checkpoint, source: str | None = None, model_voca
     if checkpoint.files.kind == "gguf":
         return load_tokenizer_gguf(checkpoint.metadata, model_vocab_size=model_vocab_size)
     return load_tokenizer_directory(checkpoint.files.path, model_vocab_size=model_vocab_size)
+
+
+def has_tokenizer(checkpoint: Checkpoint) -> bool:
+    """Return whether a model has files of a tokenizer: a shape without weights may have none."""
+    path = checkpoint.files.path
+    directory = path if path.is_dir() else path.parent
+    is_preset = checkpoint.files.origin == "preset"
+    return checkpoint.format == "gguf" or (
+        not is_preset and any((directory / name).is_file() for name in TOKENIZER_FILES)
+    )
 
 
 def has_chat_template(files: ModelFiles, source: str | None = None) -> bool:

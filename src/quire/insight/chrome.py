@@ -1,7 +1,9 @@
 """A trace as a timeline in Chrome's trace-event JSON, which Perfetto and chrome://tracing open.
 
 Process 1 is the engine: steps with their phases, and the timed instructions inside. Process 2 has a track per request:
-waiting, then a slice per step, linked from the step by a flow. Counters: tokens per step, requests, KV blocks.
+what the server does before (receive, validate, tokenise), waiting, a slice per step, linked from the step by a flow,
+with its detokenising inside, then what the server does after (send). Counters: tokens per step, requests, KV blocks,
+and of timed steps the share of the machine's limit, where the trace has the limits.
 Process 3 has the slices of `torch.profiler`, if the trace was recorded with it.
 Format: "Trace Event Format" (Chromium). Next to read: `trace.py`.
 """
@@ -39,22 +41,40 @@ class _Timeline:
         self._trace = trace
         self._start_s = trace.header["t"]
         self._tracks: dict[str, int] = {}
+        self._waiting: dict[str, float] = {}
+        """When each request without a step since then arrived or was preempted, in seconds of the trace's clock."""
+        self._spans: dict[str, tuple[float, float]] = {}
+        """Begin and end of each request's slices of the engine."""
+        self._limits: Slice | None = None
 
     def events(self) -> Iterator[Slice]:
         state = State.of_header(self._trace.header)
+        self._waiting = dict(state.waiting)
         for line in self._trace.lines[1:]:
             if "quire_trace" in line:
                 state = State.of_header(line)
+                self._waiting = dict(state.waiting)
                 continue
             state.apply(line)
+            if line["kind"] in ("arrive", "preempt"):
+                self._waiting[line["id"]] = line["t"]
+            elif line["kind"] == "admit" and line["id"] not in self._spans:
+                # The engine takes requests between steps: they may have come before.
+                self._waiting[line["id"]] = line["arrival_s"]
             if line["kind"] == "step" and "requests" in line:
                 yield from self._step(line)
                 yield from self._counters(line, state)
             elif line["kind"] == "torch":
                 yield from self._torch(line)
+            elif line["kind"] == "served":
+                yield from self._served(line)
+            elif line["kind"] == "limits":
+                self._limits = line
             elif line["kind"] in ("admit", "preempt", "finish"):
                 args = {name: value for name, value in line.items() if name not in ("t", "kind", "id")}
                 yield from self._track(line["id"])
+                if line["kind"] == "finish":  # it was aborted in the queue
+                    yield from self._end_of_waiting(line["id"], self._us(line["t"]))
                 yield {
                     "ph": "i", "s": "t", "name": line["kind"], "ts": self._us(line["t"]), "pid": REQUESTS,
                     "tid": self._tracks[line["id"]], "args": args,
@@ -76,13 +96,52 @@ class _Timeline:
         for share in line["requests"]:
             yield from self._track(share["id"])
             tid = self._tracks[share["id"]]
+            yield from self._end_of_waiting(share["id"], start_us)
             num_new = len(share["new"])
             name = "decode" if share["count"] - share["drafts"] == 1 and num_new else "prefill"
             told = {"step": step_id, "position": share["start"], "tokens": share["count"], "new": num_new}
-            yield _slice(name, start_us, end_us - start_us, REQUESTS, tid, told)
+            yield self._of_engine(name, start_us, end_us, share["id"], told)
+            if num_new:
+                output_us = min(line["output_s"] * 1e6, end_us - start_us)
+                yield _slice("detokenise", end_us - output_us, output_us, REQUESTS, tid, {})
             flow = {"name": "computes", "cat": "flow", "id": f"{step_id}/{tid}"}
             yield {"ph": "s", "ts": start_us, "pid": ENGINE, "tid": STEPS, **flow}
             yield {"ph": "f", "bp": "e", "ts": start_us, "pid": REQUESTS, "tid": tid, **flow}
+
+    def _end_of_waiting(self, request_id: str, end_us: float) -> Iterator[Slice]:
+        """Yield the slice of a request's time in the queue, if it was there. It may have begun before the trace."""
+        if request_id in self._waiting:
+            start_us = max(0.0, self._us(self._waiting.pop(request_id)))
+            if start_us < end_us:
+                yield self._of_engine("waiting", start_us, end_us, request_id, {})
+
+    def _of_engine(self, name: str, start_us: float, end_us: float, request_id: str, args: Slice) -> Slice:
+        first_us, _ = self._spans.get(request_id, (start_us, 0.0))
+        self._spans[request_id] = (first_us, end_us)
+        return _slice(name, start_us, end_us - start_us, REQUESTS, self._tracks[request_id], args)
+
+    def _served(self, line: Slice) -> Iterator[Slice]:
+        """Yield what the server did before and after the engine; `phases`: name, start and end of each."""
+        yield from self._track(line["id"])
+        first_us, last_us = self._spans.get(line["id"], (float("inf"), 0.0))
+        for name, start_s, end_s in line["phases"]:
+            start_us, end_us = max(0.0, self._us(start_s)), self._us(end_s)
+            if start_us < first_us:
+                end_us = min(end_us, first_us)
+            else:
+                start_us = max(start_us, last_us)
+            if start_us < end_us:
+                yield _slice(name, start_us, end_us - start_us, REQUESTS, self._tracks[line["id"]], {})
+
+    def _share_of_limit(self, line: Slice) -> float | None:
+        """Return the least time of a timed step at the machine's limits as a percentage of its own; None if unknown."""
+        ops = self._trace.ops_of(line)
+        if not ops or self._limits is None:
+            return None
+        rates = self._limits["flops_per_s"]
+        memory_s = sum(op["num_bytes"] for op in ops) / self._limits["read_bytes_per_s"]
+        compute_s = sum(op["flops"] / rates.get(op["arithmetic"], rates["fp32"]) for op in ops)
+        return float(100 * max(memory_s, compute_s) / max(line["duration_s"], 1e-9))
 
     def _ops(self, line: Slice, start_us: float, limit_us: float) -> Iterator[Slice]:
         at = start_us
@@ -101,11 +160,13 @@ class _Timeline:
             yield _slice(name, self._us(start_s), 1e6 * duration_s, TORCH, tracks[track], {})
 
     def _counters(self, line: Slice, state: State) -> Iterator[Slice]:
-        values = {
+        values: dict[str, Slice] = {
             "tokens per step": {"tokens": line["num_tokens"]},
             "requests": {"running": len(state.requests)},
             "KV blocks": {"in use": len(state.references), "cached": len(state.cached)},
         }
+        if (share := self._share_of_limit(line)) is not None:
+            values["share of the limit"] = {"%": share}
         for name, args in values.items():
             yield {"ph": "C", "name": name, "ts": self._us(line["t"]), "pid": ENGINE, "tid": 0, "args": args}
 

@@ -30,9 +30,34 @@ no instruction was timed
     Only a plan's instructions have times. Op by op, use `quire trace --torch-profiler`.
 \d+ instructions take
     Gemm is a matrix product. Its share is large in every step, since nearly all weights are in products.
-they compute
-    Divide the two: FLOPs per byte. Few mean that the step waits for memory, many that it waits for arithmetic;
-    `quire explain` shows where this machine's limit lies.
+pool:
+    All requests take blocks from one pool. A request that finds none waits, or another gives its blocks back.
+query_start_loc|in the last step query_start_loc
+    The batch is one flat row of tokens without padding: request r has the rows from query_start_loc[r] on, and
+    attends to seq_lens[r] positions.
+block_tables|in the last step block_tables
+    Kernels read keys and values through the block tables and write new ones to the slots of slot_mapping.
+(in total: (\d+ steps, )?)?\d+ tokens in
+    The time of whole steps as the engine's event log has it, with scheduling and sampling.
+(in total: )?[\d.]+ .?FLOP.* moved
+    FLOPs divided by bytes is the intensity. A low one means that the step waits for memory, a high one that it
+    waits for arithmetic. Only weights and the KV cache count: other values stay in the processor's caches.
+(in total: )?[\d.]+% of the limit
+    The larger of bytes / bandwidth and FLOPs / rate, both measured on this machine: no kernel can be faster.
+limits,
+    Measured by the engine's own kernels on registers and on memory, with all threads.
+chunked / whole
+    The FLOPs are the same. Each chunk reads all weights again.
+prefill : decode
+    A decode does the arithmetic of one token and moves almost the bytes of a whole prefill.
+instructions
+    Equal instructions, as those of all layers, are one entry.
+all-reduces took
+    The time of rank 0, which waits in each sum for the slowest rank.
+speed-up
+    The time here over the time there.
+memory of
+    Allocated is what tensors hold, reserved what PyTorch keeps of the device for further ones.
 only the last position
     The head's product is as wide as the vocabulary. The logits of earlier positions would predict tokens that
     are known.
@@ -50,6 +75,18 @@ output:
 step \d+: position \d+, T = 1
     The row of the newest token attends to all keys before it: pairs grow by one a step, the rest stays the
     same.
+\d+× .*Norm
+    RMS norm scales each row to a mean square of 1. It quantises its result where the next product takes 8-bit
+    values.
+\d+× WriteKv
+    Rotates queries and keys by their positions and writes keys and values to their slots in the KV cache.
+\d+× QK
+    Reads the keys and values of each sequence through its block table: softmax(q · k / √d) · v. Scores of later
+    positions are dropped by the mask, and never computed; uncausal counts them.
+\d+× AllReduce
+    Each rank has a part of the sum. Ranks write their parts to shared memory and add them in the order of the ranks.
+\d+× Embed
+    A table's row per token id: bytes are read, nothing is computed.
 \d+× .*qkv_proj
     One product makes queries, keys and values: their three weights are stored as one, so that x is read once.
 \d+× .*(o_proj|dense|c_proj)
@@ -60,27 +97,13 @@ step \d+: position \d+, T = 1
     It brings the wide inner values of the MLP back to the model's width, to be added to the residual.
 \d+× .*(embed|lm_head)
     The head: one logit per token of the vocabulary. This model may use its embedding table for it.
-\d+×
-    A weight [outputs, inputs] multiplies rows [T, inputs] to rows [T, outputs].
-(prefill|chunk|decode) +\[
-    FLOPs are 2 · rows · inputs · outputs. The bytes are the weight's, read once, so the quotient grows with the
-    rows.
+(prefill|chunk|decode) +
+    FLOPs of a product are 2 · rows · inputs · outputs. The bytes are the weight's, read once, so the quotient grows
+    with the rows. The time is the mean of the instructions.
 the first chunk samples
     Without a token to sample no logits are needed.
-prefill +decode
-    The times of one layer's instructions, averaged over all layers; the shapes differ only in T.
-.* µs +Norm
-    RMS norm scales each row to a mean square of 1. It quantises its result where the next product takes 8-bit
-    values.
-.* µs +Gemm
-    x [T, inputs] times a weight. q8 and q4m are rows of 8-bit and weights of 4-bit values with scales: products
-    run in integers.
-.* µs +WriteKv
-    Rotates queries and keys by their positions and writes keys and values to their slots in the KV cache.
-.* µs +Attend
-    Reads the keys and values of each sequence through its block table: softmax(q · k / √d) · v.
-.* µs
-    One instruction of the plan, with the shapes and types of its operands.
+\d+×
+    A weight [outputs, inputs] multiplies rows [T, inputs] to rows [T, outputs].
 without:
     Each step computes the rows of the whole sequence so far: the sum of its lengths.
 with:
@@ -93,7 +116,7 @@ order in the first layer
     Two a layer, after attention and after the MLP; one more sums the embedding, whose rows are split.
 \d+ all-gather
     Each rank computes the logits of its part of the vocabulary.
-(cpu|cuda|.*): prefill
+.* (prefill|decode):
     Both devices computed the same prompt with the same weights.
 this (machine|tour)
     With a CUDA GPU the tour runs the prompt on both and shows the times side by side.

@@ -166,7 +166,7 @@ async function send(text) {
       if (data === "[DONE]") break;
       const chunk = JSON.parse(data);
       if (chunk.error) throw new Error(chunk.error.message);
-      turn.id = chunk.id.replace("chatcmpl-", "chat-");
+      turn.id = chunk.id.replace("chatcmpl-", "req-");
       turn.stats = { ...turn.stats, usage: chunk.usage ?? turn.stats?.usage, timings: chunk.timings ?? turn.stats?.timings };
       const [choice] = chunk.choices;
       if (!choice) continue;

@@ -95,6 +95,11 @@ export class Recording {
       return;
     }
     this.live.apply(line);
+    if (line.kind === "served") {
+      const known = this.known.get(line.id);
+      if (known) known.served = line.phases;
+      return;
+    }
     const request = line.id ? this.request(line.id) : null;
     if (line.kind === "admit") {
       request.admit ??= line;
@@ -329,7 +334,8 @@ export class Xray {
       <svg id="gantt" role="img" tabindex="0" aria-label=${`Timeline of ${plural(shown.length, "step")} and ${plural(rows.size, "request")}; step ${step.step_id} is chosen`}
         width=${width} height=${top + 112} onKeyDown=${onKey}>
         ${PATTERNS}${cells}${queues}
-        ${[...rows].map(([id, y]) => html`<text x="0" y=${y} class="letter">${recording.request(id).letter}</text>
+        ${[...rows].map(([id, y]) => html`<text x="0" y=${y} class="letter">${recording.request(id).letter}${recording.request(id).served &&
+          html`<title>${recording.request(id).served.map(([name, from, to]) => `${name} ${ms(to - from)}`).join(", ")}</title>`}</text>
           <text x="22" y=${y} class="small">${recording.request(id).finish ? "done" : waiting.has(id) ? "waits" : ""}</text>`)}
         <g class="over">${bars(top, "tokens", (s) => s.num_tokens, most.tokens, String, (v) => Math.log2(1 + v))}
         ${bars(top + 60, "time", (s) => s.duration_s, most.time, ms)}</g>

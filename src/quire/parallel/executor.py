@@ -4,6 +4,7 @@ a fake one in tests.
 Next to read: `runtime/worker.py`.
 """
 
+import logging
 from typing import Protocol
 
 from quire.config import EngineConfig
@@ -13,6 +14,8 @@ from quire.runtime.worker import Worker
 from quire.types import SchedulerOutput, StepResult
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.progress import Progress
+
+logger = logging.getLogger("quire.parallel")
 
 
 class Executor(Protocol):
@@ -42,6 +45,15 @@ class Executor(Protocol):
 
     def shutdown(self) -> None:
         """Give back memory and processes. Steps after this are an error; a second call does nothing."""
+
+
+def log_step(output: SchedulerOutput) -> None:
+    """Write the debug line of a submitted step."""
+    logger.debug(
+        "step %d: %d requests, %d tokens, %d new, %d ended, %d preempted, %d transfers", output.step_id,
+        len(output.scheduled), output.num_tokens, len(output.new_requests), len(output.finished_ids),
+        len(output.preempted_ids), len(output.transfers),
+    )  # fmt: skip
 
 
 class InProcessExecutor:
@@ -76,6 +88,7 @@ class InProcessExecutor:
 
     def submit(self, output: SchedulerOutput) -> None:
         """See `Executor`. The step is computed by `collect`."""
+        log_step(output)
         self._submitted = output
 
     def collect(self) -> StepResult:

@@ -18,6 +18,7 @@ import msgspec
 
 from quire.errors import EngineDeadError, EngineError, QuireError
 from quire.linux import end_with_parent, keep_to_cpus
+from quire.logs import follow_environment
 from quire.parallel.frames import Failure, FrameReader, frame
 from quire.parallel.rank_messages import BlocksMoved, FromRank, RankFailed, RankLoaded, StartRank, Step
 
@@ -32,10 +33,8 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.environ.pop("QUIRE_TRACE", None)  # rank 0 traces
-    if level := os.environ.get("QUIRE_LOGGING_LEVEL"):
-        logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
-        logging.getLogger("quire").setLevel(level.upper())
     start = _receive(connection)
+    follow_environment(f"rank {start.rank}")
     is_stopping = threading.Event()
     threading.Thread(target=_watch, args=(connection, is_stopping), name="quire-watch", daemon=True).start()
     try:

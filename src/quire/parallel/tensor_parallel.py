@@ -21,7 +21,7 @@ from quire.errors import EngineDeadError
 from quire.grammar.compiler import GrammarCompiler
 from quire.lazy_torch import OP_BY_OP, require_torch
 from quire.linux import allowed_cpus, keep_to_cpus
-from quire.parallel.executor import Executor, InProcessExecutor
+from quire.parallel.executor import Executor, InProcessExecutor, log_step
 from quire.parallel.rank_messages import BlocksMoved, Step
 from quire.parallel.rank_processes import RankProcesses
 from quire.runtime.cache_engine import WAIT_S
@@ -142,6 +142,7 @@ class RankExecutor(InProcessExecutor):
 
     def submit(self, output: SchedulerOutput) -> None:
         """See `Executor`. The stages before the last begin with it."""
+        log_step(output)
         yielded, self._yielded = tuple(self._yielded), []
         self._in_flight.append(output)
         self._reads.begin(output)

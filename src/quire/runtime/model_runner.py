@@ -5,6 +5,7 @@ It decides nothing: what to compute is in the schedule, what to draw in the samp
 Next to read: `batch.py`, `forward.py`, then `sampling/sampler.py`.
 """
 
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from quire.sampling.state import Sampled, SamplingState
 from quire.sampling_params import PoolingParams
 from quire.types import RequestResult, ScheduledRequest, SchedulerOutput, StepResult, TokenLogprobs, find_stop
 
+logger = logging.getLogger("quire.runtime")
 _BAD_EMBEDDING = (
     "the embedding holds NaN or infinity: the model overflowed (try dtype='float32')"
     " or its weights are damaged (`quire rm`, then `quire pull`)"
@@ -132,6 +134,10 @@ class ModelRunner:
             elif of_prompt or embedding is not None:
                 results.append(RequestResult(request_id, prompt_logprobs=of_prompt, embedding=embedding))
         op_times = self.forward.take_op_times()
+        logger.debug(
+            "step %d: %d rows, %d requests, %d sample, %d iterations, %.2f ms", output.step_id, output.num_tokens,
+            len(output.scheduled), len(yields), num_iterations, 1e3 * (time.monotonic() - started),
+        )  # fmt: skip
         return StepResult(
             output.step_id, tuple(results), num_iterations=num_iterations, op_times=op_times,
             transfers=self.cache.report(),

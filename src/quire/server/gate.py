@@ -19,7 +19,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.server.errors import MESSAGES_PATH, ApiError, is_messages_path
 from quire.server.keys import ROUTER, KeyRing, check_exposure
-from quire.server.request_record import ANONYMOUS, CLIENT_LEFT, LEASES_KEY, RECORD_KEY, Caller, RequestRecord
+from quire.server.request_record import (
+    ANONYMOUS,
+    CLIENT_LEFT,
+    LEASES_KEY,
+    RECORD_KEY,
+    Caller,
+    RequestRecord,
+    new_request_id,
+)
+from quire.server.state import STATE_KEY
 from quire.server.supervisor import asleep
 
 if TYPE_CHECKING:
@@ -143,6 +152,7 @@ class Gate:
             body = await self._read_body(scope, receive)
         except ApiError as error:
             return await error.response()(scope, receive, send)
+        scope[RECORD_KEY].begin("validate")
         if body is not None:
             async with AsyncExitStack() as scope[LEASES_KEY]:
                 await self._app(scope, _replayed(body, receive), send)
@@ -239,6 +249,8 @@ class Gate:
         if record.is_noted:
             return
         record.is_noted = True
+        if (state := scope.get(STATE_KEY)) is not None and record.num_prompt_tokens:
+            state.supervisor.tell_watchers(record.served_line)
         status, duration_s = record.status, (record.ended_s or time.perf_counter()) - record.started_s
         route = getattr(scope.get("route"), "path", None)
         if route is None and record.caller is not None and scope["path"] in QUEUED_PATHS:
@@ -247,6 +259,7 @@ class Gate:
         # Probes come all day and say nothing while they succeed.
         level = logging.DEBUG if record.path in OPEN_PATHS and status < 400 else logging.INFO
         if ACCESS_LOG.isEnabledFor(level) and not (status == 429 and self._is_repeated(record.client_id)):
+            is_same = record.engine_id == record.request_id or not record.num_prompt_tokens
             fields: dict[str, object] = {
                 "method": record.method,
                 "path": record.path,
@@ -258,6 +271,7 @@ class Gate:
                 "generated_tokens": record.num_generated_tokens,
                 "key": record.client_id or "-",
                 "request_id": record.request_id,
+                **({} if is_same else {"engine_id": record.engine_id}),
             }
             ACCESS_LOG.log(level, "request", extra={"fields": fields})
 
@@ -311,12 +325,14 @@ def new_record(scope: Scope) -> RequestRecord:
     """Make the record of a request. Its id is the client's if that is short, plain and not the key."""
     token = (key_of(scope) or b"").decode("latin-1")
     given = header_value(scope, b"x-request-id") or b""
-    request_id = f"req-{os.urandom(16).hex()}"
+    request_id = engine_id = new_request_id()
     if _REQUEST_ID.fullmatch(given) and given.decode("ascii") != token:
         request_id = given.decode("ascii")
+        engine_id = f"{request_id}.{engine_id[-8:]}"
     path = scope["path"].replace(token, "[key]") if token else scope["path"]
     traces = [(name.decode(), value.decode("latin-1")) for name, value in scope["headers"] if name in _TRACE_HEADERS]
-    return RequestRecord(request_id, scope["method"], path[:MAX_PATH_CHARACTERS], trace_headers=tuple(traces[:4]))
+    path, headers = path[:MAX_PATH_CHARACTERS], tuple(traces[:4])
+    return RequestRecord(request_id, scope["method"], path, trace_headers=headers, engine_id=engine_id)
 
 
 def is_page_file(path: str) -> bool:

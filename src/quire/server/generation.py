@@ -56,11 +56,13 @@ async def generate(
             updates = _compute_all(state, requests, num_at_once, streams=streams)
         else:
             updates = _compute(state, 0, requests[0], record, streams=streams)
+        record.begin("compute")
         try:
             async with asyncio.timeout(timeout_s or None), aclosing(updates):
                 async for item in updates:
                     place.note(item[1])
                     yield item
+            record.begin("send")
         except TimeoutError:
             raise ApiError(504, f"the request took longer than {timeout_s:g} s, the most that this server allows: ask "
                            "for fewer tokens", code="request_timeout") from None  # fmt: skip

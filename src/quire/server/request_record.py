@@ -4,6 +4,8 @@ The gate makes one per request and puts it into the ASGI scope. Next to read: `g
 callers come from, and `admission.py`, which counts tokens in it.
 """
 
+import json
+import os
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,15 +20,22 @@ LEASES_KEY = "quire.leases"
 """Key of the `AsyncExitStack` in the ASGI scope that releases models when the answer has ended."""
 
 
+def new_request_id() -> str:
+    """Return an id that no other request has."""
+    return f"req-{os.urandom(16).hex()}"
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """An API key, or the anonymous caller of a server without keys.
 
     `client_id` names it in the scheduler, in limits and in logs; `cache_salt` separates its prefix cache from others.
+    `engine_id`: of the HTTP request that it makes, see `RequestRecord`.
     """
 
     client_id: str = "anonymous"
     cache_salt: str = ""
+    engine_id: str = "request"
 
     def identity(self, priority: int | None, cache_salt: str | None = None) -> dict[str, Any]:
         """Return the arguments of `InputProcessor.prepare` about the caller; `cache_salt` is the request's own."""
@@ -46,6 +55,9 @@ class RequestRecord:
 
     `caller`: None before the check of the key. `is_noted`: it is logged and counted. `started_s` and
     `ended_s`, when the whole answer was sent: by `time.perf_counter()`. `holds_model`: it has a lease on its model.
+    `engine_id`: the id of its request in the engine's events and log, with "-0", "-1", … if it has several prompts. The
+    engine must never see an id twice, so that it is longer than an id that the client chose.
+    `marks`: each phase in the server, and when it began by `time.monotonic()`; "compute" is the engine's.
     `prefix_broke_at`: position at which the prompt differs from an earlier one that it repeats, see `prefix_breaks.py`.
     """
 
@@ -62,7 +74,20 @@ class RequestRecord:
     ended_s: float | None = None
     num_cached_tokens: int = 0
     prefix_broke_at: int | None = None
+    marks: list[tuple[str, float]] = field(default_factory=lambda: [("receive", time.monotonic())])
     holds_model: bool = False
+    engine_id: str = field(default_factory=new_request_id)
+
+    def begin(self, phase: str) -> None:
+        """Note that the phase before has ended, and this one begins."""
+        self.marks.append((phase, time.monotonic()))
+
+    def served_line(self) -> bytes:
+        """Return the line of a trace with the server's phases of this request, which has ended."""
+        ends = [moment for _, moment in self.marks[1:]] + [time.monotonic()]
+        phases = [[name, start, end] for (name, start), end in zip(self.marks, ends, strict=True) if name != "compute"]
+        line = {"t": ends[-1], "kind": "served", "id": self.engine_id, "status": self.status, "phases": phases}
+        return json.dumps(line).encode() + b"\n"
 
     @property
     def client_id(self) -> str:

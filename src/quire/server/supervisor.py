@@ -73,6 +73,11 @@ class Supervisor:
             raise _not_ready(f"the engine is {self.state.value}")
         return self._client
 
+    def tell_watchers(self, make_line: Callable[[], bytes]) -> None:
+        """Send a line to those that watch the engine's events, if there are some."""
+        if self._client is not None:
+            self._client.tell_watchers(make_line)
+
     @property
     def has_front_end(self) -> bool:
         """True after the first start."""

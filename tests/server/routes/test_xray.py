@@ -51,6 +51,29 @@ async def test_stream_begins_with_a_header_and_replays_to_the_end_of_a_request()
 
 
 @in_loop
+async def test_stream_tells_the_servers_phases_of_a_request_under_the_engines_id() -> None:
+    async with serving(next_token=saying("Hello")) as server:
+        reader, writer = await watch(server)
+        await read_lines(reader, "quire_trace")
+        answer = await server.chat(headers={"X-Request-Id": "mine"})
+        lines = await read_lines(reader, '"served"')
+        served = lines[-1]
+        assert answer.headers["x-request-id"] == "mine"
+        assert served["id"].startswith("mine.")
+        assert served["status"] == 200
+        assert [name for name, _, _ in served["phases"]] == ["receive", "validate", "tokenise", "send"]
+        times = [moment for _, start, end in served["phases"] for moment in (start, end)]
+        assert times == sorted(times)
+        arrive = next(line for line in lines if line["kind"] == "arrive")
+        assert arrive["id"] == served["id"]
+        assert times[5] <= arrive["t"] <= times[6]
+        await server.answer("GET", "/v1/models")  # computes nothing, and is no line
+        await server.chat()
+        assert len([line for line in await read_lines(reader, '"served"') if line["kind"] == "served"]) == 1
+        writer.close()
+
+
+@in_loop
 async def test_second_watcher_gets_a_header_of_its_own_and_the_first_one_reads_on() -> None:
     async with serving(next_token=saying("Hello")) as server:
         first, first_writer = await watch(server)

@@ -38,6 +38,7 @@ from quire.engine.process.messages import (
 from quire.engine.process.statistics import Meter
 from quire.engine.recorder import Recorder
 from quire.errors import EngineDeadError, EngineError, ModelFileError, QueueTimeoutError, QuireError
+from quire.logs import follow_environment
 from quire.outputs import RequestOutput
 from quire.parallel.frames import Failure, FrameReader, frame
 
@@ -283,9 +284,7 @@ def main() -> int:
     """Entry point. The parent decides when this process ends: it handles terminal signals."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if level := os.environ.get("QUIRE_LOGGING_LEVEL"):  # the server's, which has checked it
-        logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
-        logging.getLogger("quire").setLevel(level.upper())
+    follow_environment()
     try:
         return serve(Channel(socket.socket(fileno=int(sys.argv[1]))), _build)
     except ConnectionError:

@@ -206,6 +206,11 @@ class EngineClient(asyncio.Protocol):
             if not self._watchers and self.dead_error is None:
                 self._send(Watch(False))
 
+    def tell_watchers(self, make_line: Callable[[], bytes]) -> None:
+        """Send a line to the watchers, if there are some."""
+        if self._watchers:
+            self._received_lines(make_line())
+
     def _received_lines(self, data: bytes) -> None:
         for queue in tuple(self._watchers):
             if queue.full():

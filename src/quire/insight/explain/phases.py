@@ -69,7 +69,9 @@ class Phase:
 
     @cached_property
     def instructions(self) -> list[tuple[Instruction, StepShape]]:
-        """Each instruction with the step as it sees it."""
+        """Each instruction with the step as it sees it; a step without rows of logits has no head."""
+        if not self.step.num_logit_rows:
+            return [(item, self.step) for item in self.rank.body]
         head = self.step.of_logit_rows()
         *before, last = self.rank.head
         gather = last.collective
@@ -152,18 +154,29 @@ class Phase:
     def ops(self) -> list[Op]:
         """Return the operations in order; equal ones, as of equal layers, are one with a count."""
         found: dict[tuple[object, ...], Op] = {}
+        for works in self.works:
+            for work in works:
+                key = (work.name, work.shape, work.cost)
+                count = found[key].count + 1 if key in found else 1
+                uncausal = f" = {format_value(work.uncausal_flops, 'FLOP')}" if work.uncausal_flops else ""
+                found[key] = Op(work.name, count, work.shape, work.cost, work.formula + uncausal, work.uncausal_flops)
+        return list(found.values())
+
+    @cached_property
+    def works(self) -> list[list[Work]]:
+        """Per instruction its rows of `ops`, with their names."""
+        found = []
         before = "the embedding"
         for instruction, step in self.instructions:
             weight, is_head = instruction.named_weight, step is not self.step and instruction.product is not None
             role = "" if weight is None else split_name(self.rank.names[id(weight)])[1].removesuffix(".weight")
+            named = []
             for work in instruction.explain(step):
                 name = "head " * is_head + work.name.format(role=role, before=before)
-                key = (name, work.shape, work.cost)
-                count = found[key].count + 1 if key in found else 1
-                uncausal = f" = {format_value(work.uncausal_flops, 'FLOP')}" if work.uncausal_flops else ""
-                found[key] = Op(name, count, work.shape, work.cost, work.formula + uncausal, work.uncausal_flops)
+                named.append(replace(work, name=name))
                 before = name if work.shape else before
-        return list(found.values())
+            found.append(named)
+        return found
 
 
 def measured_floors(

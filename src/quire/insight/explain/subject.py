@@ -29,13 +29,10 @@ def open_subject(name: str, progress: Progress | None = None) -> Checkpoint:
     """
     path = Path(name).expanduser()
     presets = {known.lower(): known for known in PRESETS}
-    if name.lower() in presets and not path.exists():
-        return _of_config(name, PRESETS[presets[name.lower()]], "preset", path)
-    if path.is_file() and path.suffix == ".json":
-        return _of_config(name, read_json_object(path), "local", path)
-    has_weights = path.is_dir() and any(item.suffix in WEIGHT_SUFFIXES for item in path.iterdir())
-    if (path / "config.json").is_file() and not has_weights:
-        return _of_config(name, read_json_object(path / "config.json"), "local", path)
+    if has_config_alone(name):
+        if not path.exists():
+            return _of_config(name, PRESETS[presets[name.lower()]], "preset", path)
+        return _of_config(name, read_json_object(path / "config.json" if path.is_dir() else path), "local", path)
     hub = None if path.exists() else parse_hub_id(name)
     if hub is not None and hub.file is None and hub.quantization is None:
         try:
@@ -50,6 +47,17 @@ def open_subject(name: str, progress: Progress | None = None) -> Checkpoint:
     except ModelNotFoundError as error:
         close = nearest(name.lower(), presets)
         raise ModelNotFoundError(f"{error}; or a preset of explain: {', '.join(PRESETS)}{close}") from None
+
+
+def has_config_alone(name: str) -> bool:
+    """Return whether a name is that of a preset, of a `config.json`, or of a directory that has no weights."""
+    path = Path(name).expanduser()
+    if not path.exists():
+        return name.lower() in {known.lower() for known in PRESETS}
+    if path.is_dir():
+        has_weights = any(item.suffix in WEIGHT_SUFFIXES for item in path.iterdir())
+        return (path / "config.json").is_file() and not has_weights
+    return path.suffix == ".json"
 
 
 def _of_config(name: str, config: Mapping[str, Any], origin: str, path: Path) -> Checkpoint:

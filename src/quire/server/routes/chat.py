@@ -10,7 +10,6 @@ from fastapi import APIRouter, Request, Response
 
 from quire.engine.process.messages import RequestUpdate
 from quire.outputs import CompletionOutput
-from quire.server.generation import new_id
 from quire.server.logprobs import prompt_logprobs
 from quire.server.protocol.chat import ChatRequest, Message
 from quire.server.protocol.fields import renaming
@@ -75,14 +74,14 @@ def prepare_chat(state: ServerState, body: ChatRequest, caller: Caller) -> ChatJ
         if prepared.keeps_special_tokens:
             values["skip_special_tokens"] = False
         params = front_end.sampling_params(values)
-        # The answer's id ends like the engine's: a trace and an answer can be matched.
-        request_id = new_id("chat")
-        request = front_end.prepare(request_id, prompt, params, **caller.identity(body.priority, body.cache_salt))
+        identity = caller.identity(body.priority, body.cache_salt)
+        request = front_end.prepare(caller.engine_id, prompt, params, **identity)
     return ChatJob(
         body=body,
         front_end=front_end,
         model=state.model_name,
-        answer_id=f"chatcmpl-{body.request_id}" if body.request_id else f"chatcmpl-{request_id[5:]}",
+        # The answer's id ends like the engine's: a trace and an answer can be matched.
+        answer_id=f"chatcmpl-{body.request_id or caller.engine_id.removeprefix('req-')}",
         requests=[request],
         prompts=[prompt],
         num_top=num_top,

@@ -11,12 +11,11 @@ from fastapi import APIRouter, Request, Response
 
 from quire.engine.process.messages import RequestUpdate
 from quire.outputs import CompletionOutput, PositionLogprobs
-from quire.server.generation import new_id
 from quire.server.logprobs import prompt_logprobs
 from quire.server.protocol.fields import prompt_list, renaming
 from quire.server.protocol.prompts import DEFAULT_MAX_TOKENS, CompletionRequest
 from quire.server.request_record import Caller
-from quire.server.routes.exchange import answer, prepare, read_body
+from quire.server.routes.exchange import answer, engine_ids, prepare, read_body
 from quire.server.routes.infill import fim_prompt, fim_tokens, with_endings
 from quire.server.routes.job import Chunks, Job
 from quire.server.state import ServerState
@@ -59,12 +58,15 @@ def prepare_completion(state: ServerState, body: CompletionRequest, caller: Call
             for prompt in prompt_list(body.prompt)
         ]
         identity = caller.identity(body.priority, body.cache_salt)
-        requests = [front_end.prepare(new_id("cmpl"), prompt, params, **identity) for prompt in prompts]
+        names = engine_ids(caller, len(prompts))
+        requests = [
+            front_end.prepare(name, prompt, params, **identity) for name, prompt in zip(names, prompts, strict=True)
+        ]
     return Job(
         body=body,
         front_end=front_end,
         model=state.model_name,
-        answer_id=f"cmpl-{body.request_id}" if body.request_id else new_id("cmpl"),
+        answer_id=f"cmpl-{body.request_id or caller.engine_id.removeprefix('req-')}",
         requests=requests,
         prompts=prompts,
         num_top=body.logprobs,

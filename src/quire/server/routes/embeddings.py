@@ -7,6 +7,7 @@ import math
 import sys
 from array import array
 from base64 import b64encode
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +15,10 @@ from fastapi import APIRouter, Request, Response
 
 from quire.engine.process.messages import RequestUpdate
 from quire.server.errors import ApiError
-from quire.server.generation import new_id
 from quire.server.protocol.fields import prompt_list
 from quire.server.protocol.prompts import EmbeddingRequest
 from quire.server.request_record import Caller
-from quire.server.routes.exchange import answer, prepare, prompt_usage, read_body
+from quire.server.routes.exchange import answer, engine_ids, prepare, prompt_usage, read_body
 from quire.server.state import ServerState, state_of
 from quire.types import Request as EngineRequest
 
@@ -46,11 +46,13 @@ def _prepare(state: ServerState, body: EmbeddingRequest, caller: Caller) -> list
     adds_special_tokens, keeps_start = body.add_special_tokens is not False, body.truncation_side != "left"
     identity = caller.identity(body.priority)
     requests = []
-    for text in prompt_list(body.input):
+    texts: Sequence[str | list[int]] = prompt_list(body.input)
+    names = engine_ids(caller, len(texts))
+    for index, text in enumerate(texts):
         prompt = front_end.prompt(
             text, add_special_tokens=adds_special_tokens, max_len=max_len, keeps_start=keeps_start
         )
-        requests.append(front_end.prepare(new_id("embd"), prompt, params, **identity))
+        requests.append(front_end.prepare(names[index], prompt, params, **identity))
     return requests
 
 

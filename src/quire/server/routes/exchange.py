@@ -7,6 +7,7 @@ Next to read: `../protocol/validation.py`, `../generation.py`.
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
@@ -58,7 +59,9 @@ async def prepare(
     state, record = state_of(request), record_of(request)
     assert record.caller is not None
     state.admission.check_room(record, state.admission.num_at_once(num_prompts, n) * n)
-    prepared = await state.supervisor.front_end.run(prepare_body, state, body, record.caller)
+    record.begin("tokenise")
+    caller = replace(record.caller, engine_id=record.engine_id)
+    prepared = await state.supervisor.front_end.run(prepare_body, state, body, caller)
     await hold_model(request, getattr(body, "keep_alive", None))
     return prepared
 
@@ -86,3 +89,8 @@ def prompt_usage(requests: Sequence[EngineRequest]) -> dict[str, int]:
     """Return OpenAI's `usage` of requests that generate nothing."""
     num_tokens = sum(request.num_prompt_tokens for request in requests)
     return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+
+
+def engine_ids(caller: Caller, num_prompts: int) -> list[str]:
+    """Return the engine's ids for the prompts of one HTTP request: the request's own for a single one."""
+    return [caller.engine_id] if num_prompts == 1 else [f"{caller.engine_id}-{index}" for index in range(num_prompts)]

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from quire.engine.process.messages import RequestUpdate
 from quire.server.errors import ApiError, JsonResponse
 from quire.server.front_end import FrontEnd, PromptTokens
-from quire.server.generation import generate, new_id, until_disconnect
+from quire.server.generation import generate, until_disconnect
 from quire.server.protocol.fields import renaming
 from quire.server.protocol.prompts import InfillRequest
 from quire.server.request_record import Caller, record_of
@@ -64,13 +64,13 @@ def prepare_infill(state: ServerState, body: InfillRequest, caller: Caller) -> J
             files=[(file.filename or "", file.text) for file in body.input_extra or []],
             max_len=min(max_len, front_end.max_prompt_len(body.truncate_prompt_tokens, num_free) or max_len),
         )  # fmt: skip
-        answer_id = new_id("infill")
-        made = front_end.prepare(answer_id, prompt, params, **caller.identity(body.priority, body.cache_salt))
+        identity = caller.identity(body.priority, body.cache_salt)
+        made = front_end.prepare(caller.engine_id, prompt, params, **identity)
     return Job(
         body=completion,
         front_end=front_end,
         model=state.model_name,
-        answer_id=answer_id,
+        answer_id=f"infill-{caller.engine_id.removeprefix('req-')}",
         requests=[made],
         prompts=[prompt],
         scores_only=completion.max_tokens == 0,

@@ -16,7 +16,7 @@ from quire.server.generation import new_id, timestamp
 from quire.server.protocol.fields import prompt_list
 from quire.server.protocol.scores import ClassifyRequest, PairFields, RerankRequest, ScoreRequest
 from quire.server.request_record import Caller
-from quire.server.routes.exchange import answer, prepare, prompt_usage, read_body
+from quire.server.routes.exchange import answer, engine_ids, prepare, prompt_usage, read_body
 from quire.server.state import ServerState, state_of
 from quire.types import Request as EngineRequest
 
@@ -90,19 +90,26 @@ def _prepare(pairs: Sequence[tuple[str, str]], state: ServerState, body: PairFie
         max_prompt_len=front_end.max_prompt_len(body.truncate_prompt_tokens, None),
         max_document_len=body.max_tokens_per_doc,
     )
-    return scoring, _requests(state, scoring.prompts, scoring.params, caller.identity(body.priority))
+    return scoring, _requests(state, scoring.prompts, scoring.params, caller, body.priority)
 
 
 def _prepare_texts(state: ServerState, body: ClassifyRequest, caller: Caller) -> list[EngineRequest]:
     params = PoolingParams(task="classify")
-    return _requests(state, prompt_list(body.input), params, caller.identity(body.priority))
+    return _requests(state, prompt_list(body.input), params, caller, body.priority)
 
 
 def _requests(
-    state: ServerState, prompts: Sequence[str | list[int]], params: PoolingParams, identity: dict[str, Any]
+    state: ServerState,
+    prompts: Sequence[str | list[int]],
+    params: PoolingParams,
+    caller: Caller,
+    priority: int | None,
 ) -> list[EngineRequest]:
-    front_end = state.supervisor.front_end
-    return [front_end.prepare(new_id("pool"), front_end.prompt(item), params, **identity) for item in prompts]
+    front_end, identity = state.supervisor.front_end, caller.identity(priority)
+    return [
+        front_end.prepare(name, front_end.prompt(item), params, **identity)
+        for name, item in zip(engine_ids(caller, len(prompts)), prompts, strict=True)
+    ]
 
 
 def _vectors(results: list[RequestUpdate]) -> list[list[float]]:
