@@ -335,7 +335,7 @@ class EngineConfig:
     weights_on_disk: bool = False
     """True: the weights are larger than memory, and a mapped file holds the experts until tokens choose them."""
     speculative: str = "off"
-    """Where drafts come from: "suffix" or "off"."""
+    """Source of drafts: "suffix" or "off"."""
     batch_invariant: bool = True
     """True: one arithmetic for any number of rows; False: AMX's bf16 tiles where a step has at least `tile_rows`."""
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 EXAMPLES = ("quire tour", 'quire tour smollm2 "Why is the sky blue?" --all', "quire tour --tp 3 --json")
 DEFAULT_PROMPT = "Why is the sky blue?"
 FIXED = OF_REPLICAS | {
-    "seed", "enable_prefix_caching", "multi_step_decode", "tensor_parallel_size", "pipeline_parallel_size",
+    "seed", "enable_prefix_caching", "multi_step_decode", "speculative", "tensor_parallel_size", "pipeline_parallel_size",
     "batch_invariant",
 }  # fmt: skip
 KEYS = "Enter: next line   w: why this line   n: next stop   q: quit"
@@ -79,7 +79,11 @@ def _stops(
     from quire.text.dialogue import Dialogue
 
     options = EngineOptions(
-        **{"device": "cpu", **engine_values}, enable_prefix_caching=False, multi_step_decode=1, batch_invariant=True
+        **{"device": "cpu", **engine_values},
+        enable_prefix_caching=False,
+        multi_step_decode=1,
+        speculative="off",
+        batch_invariant=True,
     )
     checkpoint = open_model(options.model, options.revision, output)
     from quire.insight.compare.rig import load
