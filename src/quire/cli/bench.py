@@ -51,8 +51,8 @@ def bench_command(
 
     ppN: tokens per second of processing a prompt of N tokens. tgN: tokens per second of generating N tokens after
     the first one; tgN@C: in C requests at once, all together. Prompts are random token ids and share no prefix;
-    sampling is greedy, without drafts. Each row is the mean and the standard deviation over the repetitions. "of limit" is the share
-    of what this machine's memory and matrix units allow, both measured first, in the compute type.
+    sampling is greedy, without drafts. Each row is the mean and the standard deviation over the repetitions. "of limit"
+    is the share of what this machine's memory and matrix units allow, both measured first, in the compute type.
     """
     output = output_of()
     if 0 in concurrency:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 EXAMPLES = ("quire tour", 'quire tour smollm2 "Why is the sky blue?" --all', "quire tour --tp 3 --json")
 DEFAULT_PROMPT = "Why is the sky blue?"
 FIXED = OF_REPLICAS | {
-    "seed", "enable_prefix_caching", "multi_step_decode", "speculative", "tensor_parallel_size", "pipeline_parallel_size",
-    "batch_invariant",
+    "seed", "enable_prefix_caching", "multi_step_decode", "speculative", "tensor_parallel_size",
+    "pipeline_parallel_size", "batch_invariant",
 }  # fmt: skip
 KEYS = "Enter: next line   w: why this line   n: next stop   q: quit"
 

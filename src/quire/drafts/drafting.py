@@ -1,9 +1,9 @@
 """`Drafting`: gives requests drafts where they are expected to raise tokens per second, between an engine's steps.
 
 Every request that decodes is asked for a draft; then the draft tokens of all of them are taken, the likeliest first, as
-long as more tokens per second come of it: the expected tokens of a step, over its time with that number of rows. The time is
-measured by rows while the engine runs, acceptance by the proposer, also of drafts that were not verified. A wrong draft
-costs time only: verification leaves every output as it is without drafts (`ModelRunner._sample`).
+long as more tokens per second come of it: the expected tokens of a step, over its time with that number of rows. The
+time is measured by rows while the engine runs, acceptance by the proposer, also of drafts that were not verified. A
+wrong draft costs time only: verification leaves every output as it is without drafts (`ModelRunner._sample`).
 Next to read: `suffix.py` for the drafts, `scheduler/step_plan.py` for the step that verifies them.
 """
 
