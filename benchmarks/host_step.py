@@ -124,7 +124,12 @@ def measure(num_streams: int, num_steps: int, *, with_events: bool, is_watched: 
 def measure_with_model(model: str, num_streams: int, num_steps: int) -> dict[str, float]:
     """Median µs of a server's step: of what is around the native calls, and of these."""
     engine = LLMEngine.from_options(
-        model, max_model_len=1024, multi_step_decode=1, enable_prefix_caching=False, max_num_seqs=num_streams
+        model,
+        max_model_len=1024,
+        multi_step_decode=1,
+        enable_prefix_caching=False,
+        speculative="off",
+        max_num_seqs=num_streams,
     )
     watch, meter = Stopwatch(), Meter(engine)
     planned = engine._executor._worker.runner.forward._planned  # type: ignore[attr-defined]

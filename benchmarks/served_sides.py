@@ -132,7 +132,7 @@ def running(recipe: Recipe) -> Iterator[Served]:
 
 def quire(model: str, num_threads: int, interpreters: Mapping[str, Any]) -> Recipe:
     """`quire serve`: all as it comes, but for the cache of prefixes, which no prompt here would hit."""
-    options = ("--max-model-len", str(MAX_MODEL_LEN), "--no-enable-prefix-caching")
+    options = ("--max-model-len", str(MAX_MODEL_LEN), "--no-enable-prefix-caching", "--speculative", "off")
     return Recipe("quire serve", quire_serve(model, *options, name=model))
 
 

@@ -23,6 +23,7 @@ class QuireSide:
             "max_num_seqs": request["max_num_seqs"],
             "max_model_len": request["max_model_len"],
             "enable_prefix_caching": False,
+            "speculative": "off",
             **request["options"],
         }
         self._engine = LLMEngine.from_options(request["model"], **options)

@@ -126,6 +126,11 @@ class EngineOptions:
     multi_step_decode: int = option(
         8, "most tokens to decode per request in one engine step; 1 when a request waits or uses stop strings"
     )
+    speculative: str = option(
+        "auto", "drafts of the next tokens, verified in one step: suffix takes them from the request's text and from"
+        " finished answers; auto is suffix where it never changes an answer; off",
+        choices=("auto", "suffix", "off"),
+    )  # fmt: skip
     batch_invariant: bool = option(
         False, "a request gets the same bits however it is batched, also where another arithmetic is faster (AMX)"
     )
@@ -181,6 +186,11 @@ class EngineOptions:
         return cls(
             **{name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in kwargs.items()}
         )
+
+
+def canonical_kv_dtype(options: EngineOptions) -> str:
+    """Return the type that `kv_cache_dtype` names: vLLM's "fp8" is e4m3."""
+    return "fp8_e4m3" if options.kv_cache_dtype == "fp8" else options.kv_cache_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +334,8 @@ class EngineConfig:
     """True: a plan computes with quantised weights as they are stored; False: they become the compute dtype."""
     weights_on_disk: bool = False
     """True: the weights are larger than memory, and a mapped file holds the experts until tokens choose them."""
+    speculative: str = "off"
+    """Source of drafts: "suffix" or "off"."""
     batch_invariant: bool = True
     """True: one arithmetic for any number of rows; False: AMX's bf16 tiles where a step has at least `tile_rows`."""
 

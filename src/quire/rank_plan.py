@@ -4,6 +4,9 @@
 Next to read: `resolve.py`, the caller; `runtime/links.py` for the ranks themselves.
 """
 
+from collections.abc import Sequence
+
+from quire.cache_spec import CacheGroup
 from quire.config import Decision, EngineOptions, Hardware, ModelConfig
 from quire.errors import ConfigError
 
@@ -76,3 +79,19 @@ def decode_iterations(options: EngineOptions, decisions: list[Decision]) -> int:
     reason = "the first stage of a pipeline needs a token before it can compute the next"
     decisions.append(Decision("multi_step_decode", "1", reason))
     return 1
+
+
+def draft_source(
+    options: EngineOptions, decisions: list[Decision], groups: Sequence[CacheGroup], *, uses_plan: bool
+) -> str:
+    """Return where drafts come from: "suffix" or "off"."""
+    reasons = {
+        "the stages of a pipeline compute steps in turn": options.pipeline_parallel_size > 1,
+        "op by op, the last bits depend on the number of rows": not uses_plan and options.speculative == "auto",
+        "a wrong draft costs another step where layers have a recurrent state": options.speculative == "auto"
+        and any(group.spec.is_state for group in groups),
+    }
+    against = next((reason for reason, holds in reasons.items() if holds), None)
+    if options.speculative != "off" and against is not None:
+        decisions.append(Decision("speculative", "off", against))
+    return "off" if against is not None or options.speculative == "off" else "suffix"

@@ -22,6 +22,7 @@ from quire.config import (
     ModelConfig,
     SchedulerConfig,
     canonical_dtype,
+    canonical_kv_dtype,
     weight_bytes,
 )
 from quire.errors import ConfigError, MemoryCapacityError
@@ -40,6 +41,7 @@ from quire.rank_plan import (
     DEFAULT_MAX_NUM_BATCHED_TOKENS,
     check_sizes,
     decode_iterations,
+    draft_source,
     explain_ranks,
     step_tokens,
 )
@@ -71,8 +73,9 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
         decisions.append(Decision("quantization", options.quantization, reason))
     kv_dtype = _resolve_kv_dtype(options, dtype, decisions)
     wanted_len = wanted_model_len(options, model)
-    specs = [spec.stored_as(KV_DTYPES[kv_dtype], KV_SCALE_BYTES[kv_dtype]) for spec in model.cache_specs]
-    groups = make_groups([spec.on_rank(options.tensor_parallel_size) for spec in specs], block_size)
+    stored = KV_DTYPES[kv_dtype], KV_SCALE_BYTES[kv_dtype]
+    num_ranks = options.tensor_parallel_size
+    groups = make_groups([spec.stored_as(*stored).on_rank(num_ranks) for spec in model.cache_specs], block_size)
     shape = PoolShape(groups, block_size, _resolve_batched_tokens(options, wanted_len.value, decisions))
     weights = weight_bytes(model, dtype, quantization=options.quantization, keeps_stored=keeps_stored)
     memory = split_memory(options, hardware, model, dtype, weights, shape.max_num_batched_tokens)
@@ -103,9 +106,10 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
         compares_swap=options.preemption_mode == "auto",
         max_disk_bytes=plan_disk(options, shape, decisions),
     )
+    drafts = draft_source(options, decisions, groups, uses_plan=uses_plan)
     return EngineConfig(
         options, model, hardware, device, dtype, kv_dtype, scheduler, tuple(decisions), uses_plan, keeps_stored,
-        memory.weights_on_disk, batch_invariant,
+        memory.weights_on_disk, drafts, batch_invariant,
     )  # fmt: skip
 
 
@@ -161,13 +165,12 @@ def _resolve_execution(
     }
     option = next((name for name, is_chosen in needs_plan.items() if is_chosen), None)
     if against is not None and option is not None:
-        is_size = option.endswith("_size")
-        fitting = f"--{option.replace('_', '-')} 1 fits" if is_size else f"leave {option} unset"
+        fitting = f"--{option.replace('_', '-')} 1 fits" if option.endswith("_size") else f"leave {option} unset"
         raise ConfigError(
             f"{option}={getattr(options, option)!r} needs a native plan, which cannot be used: {against}; {fitting}"
         )
-    reason = against or "the model's forward runs as one native call per step"
-    decisions.append(Decision("execution", "eager" if against else "plan", reason))
+    as_plan = Decision("execution", "plan", "the model's forward runs as one native call per step")
+    decisions.append(Decision("execution", "eager", against) if against else as_plan)
     return against is None
 
 
@@ -198,11 +201,6 @@ def _resolve_batch_invariance(
         reason = f"prompts and steps of {rows} tokens or more use AMX's bf16 tiles; --batch-invariant prevents it"
     decisions.append(Decision("batch_invariant", "off" if varies else "on", reason))
     return not varies
-
-
-def canonical_kv_dtype(options: EngineOptions) -> str:
-    """Return the type that `kv_cache_dtype` names: vLLM's "fp8" is e4m3."""
-    return "fp8_e4m3" if options.kv_cache_dtype == "fp8" else options.kv_cache_dtype
 
 
 def _resolve_kv_dtype(options: EngineOptions, dtype: str, decisions: list[Decision]) -> str:

@@ -53,6 +53,7 @@ class Request:
         reads_prefix_cache: False if every prompt position must be computed (prompt_logprobs, mean pooling).
         draft_token_ids: a guess of the next tokens, set between steps. The request's next step verifies it, if it can,
             and clears it. Any guess gives the same tokens as none.
+        expects_drafts: the request gets one token a step unless it has drafts, so that it can be given some.
         num_computed_tokens: advances when a step is scheduled, without its drafts; `update` adds those accepted.
         num_pending_tokens: input tokens that steps in flight (`num_in_flight`) will yield.
         num_cached_tokens: prompt tokens found in the prefix cache at first admission.
@@ -79,6 +80,7 @@ class Request:
 
     output_token_ids: list[int] = field(default_factory=list)
     draft_token_ids: tuple[int, ...] = ()
+    expects_drafts: bool = False
     num_computed_tokens: int = 0
     num_pending_tokens: int = 0
     num_in_flight: int = 0
@@ -226,6 +228,11 @@ class SchedulerOutput(msgspec.Struct, frozen=True):
     def num_tokens(self) -> int:
         """Tokens computed in the first forward pass."""
         return sum([item.num_tokens for item in self.scheduled])
+
+    @property
+    def has_prompts(self) -> bool:
+        """True if a request computes more than one known token."""
+        return any(item.num_tokens - len(item.draft_token_ids) > 1 for item in self.scheduled)
 
     def with_op_times(self) -> "SchedulerOutput":
         """Return the same step with `times_ops`."""

@@ -42,7 +42,7 @@ SPEED_WIDTH = 20
 @option("-d", "--n-depth", type=LENGTHS, default=(0,), help="tokens in the context before tg  [0]")
 @option("-r", "--repetitions", type=click.IntRange(1, 1000), metavar="N", default=3, help="per row  [3]")
 @option("--warm-up/--no-warm-up", default=True, help="one repetition more, not counted  [on]")
-@option_flags(EngineOptions, without=OF_REPLICAS | {"enable_prefix_caching"})
+@option_flags(EngineOptions, without=OF_REPLICAS | {"enable_prefix_caching", "speculative"})
 def bench_command(
     model: str | None, n_prompt: tuple[int, ...], n_gen: tuple[int, ...], concurrency: tuple[int, ...],
     n_depth: tuple[int, ...], repetitions: int, warm_up: bool, **values: Any,
@@ -51,8 +51,8 @@ def bench_command(
 
     ppN: tokens per second of processing a prompt of N tokens. tgN: tokens per second of generating N tokens after
     the first one; tgN@C: in C requests at once, all together. Prompts are random token ids and share no prefix;
-    sampling is greedy. Each row is the mean and the standard deviation over the repetitions. "of limit" is the share
-    of what this machine's memory and matrix units allow, both measured first, in the compute type.
+    sampling is greedy, without drafts. Each row is the mean and the standard deviation over the repetitions. "of limit"
+    is the share of what this machine's memory and matrix units allow, both measured first, in the compute type.
     """
     output = output_of()
     if 0 in concurrency:
@@ -65,7 +65,7 @@ def bench_command(
     engine_values.setdefault("max_num_seqs", most_streams)
     engine_values.setdefault("max_model_len", max(case.len_needed for case in cases))
     options = EngineOptions.from_kwargs(
-        **{**engine_values, **({"model": model} if model else {}), "enable_prefix_caching": False}
+        **{**engine_values, **({"model": model} if model else {}), "enable_prefix_caching": False, "speculative": "off"}
     )
     if most_streams > options.max_num_seqs:
         raise ConfigError(f"--concurrency {most_streams} exceeds max_num_seqs={options.max_num_seqs}: raise it")

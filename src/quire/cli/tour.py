@@ -31,8 +31,8 @@ EXAMPLES = (
 )
 DEFAULT_PROMPT = "Why is the sky blue?"
 FIXED = OF_REPLICAS | {
-    "seed", "enable_prefix_caching", "multi_step_decode", "tensor_parallel_size", "pipeline_parallel_size",
-    "batch_invariant",
+    "seed", "enable_prefix_caching", "multi_step_decode", "speculative", "tensor_parallel_size",
+    "pipeline_parallel_size", "batch_invariant",
 }  # fmt: skip
 KEYS = "Enter: next line   w: why this line   n: next stop   q: quit"
 
@@ -70,7 +70,7 @@ def tour_command(
         raise PromptError("the prompt is empty: give at least one word")
     options = EngineOptions(
         **{"device": "cpu", **engine_values, "model": arguments.model}, enable_prefix_caching=False,
-        multi_step_decode=1, batch_invariant=True, tensor_parallel_size=tp,
+        multi_step_decode=1, speculative="off", batch_invariant=True, tensor_parallel_size=tp,
     )  # fmt: skip
     stops = _stops(options, text, max_tokens, prompt_len, chunk, num_layers, output)
     if output.json:

@@ -100,7 +100,7 @@ class Tuner:
     """Measures one model. `note` is told what is measured; `rounds`: repetitions of each case."""
 
     def __init__(self, options: EngineOptions, note: Callable[[str], None], rounds: int = MIN_ROUNDS) -> None:
-        self._options = replace(options, enable_prefix_caching=False)
+        self._options = replace(options, enable_prefix_caching=False, speculative="off")
         self._note = note
         self._rounds = rounds
         self.hardware = detect_hardware("cpu")

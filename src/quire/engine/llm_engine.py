@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quire.config import EngineConfig, EngineOptions
+from quire.drafts.drafting import Drafting
 from quire.engine.input_processor import InputProcessor, PreparedRequest
 from quire.engine.isolation import Isolation
 from quire.engine.output_processor import Output, OutputProcessor
@@ -78,6 +79,7 @@ class LLMEngine:
         self._clock = clock
         self._in_flight: deque[SchedulerOutput] = deque()
         self._pace = Pace()
+        self._drafting = Drafting(config)
         self._is_shut_down = False
 
     @classmethod
@@ -88,7 +90,6 @@ class LLMEngine:
         return build_engine(EngineOptions.from_kwargs(model, **kwargs))
 
     # --- Requests -------------------------------------------------------------------------
-
     def add_request(
         self,
         request_id: str,
@@ -150,9 +151,8 @@ class LLMEngine:
         """Submit steps up to the executor's `max_in_flight` and take the result of the oldest one.
 
         Returns: for each request that got a token or ended, all of its text so far, or what is new (`tells_news`). A
-        request ends alone, with `finish_reason` "error", if its own result is an error, if the executor raises on it
-        alone, or if its text cannot be made. If the executor raises on any request, all end so: the engine is dead.
-        Raises: EngineDeadError if it was dead before.
+        request ends alone, with `finish_reason` "error", if its result is an error, the executor raises on it alone, or
+        its text cannot be made. If the executor raises on any request, all end so. Raises: EngineDeadError afterwards.
         """
         self.check_health()
         started = self._clock()
@@ -175,16 +175,17 @@ class LLMEngine:
             self._give_up_steps()
             raise
         ended, num_tokens = self._clock(), schedule.num_tokens * result.num_iterations
-        has_prompts = any(item.num_tokens - len(item.draft_token_ids) > 1 for item in schedule.scheduled)
-        self._pace.note(num_tokens, ended - started, num_iterations=result.num_iterations, has_prompts=has_prompts)
+        kind: dict[str, Any] = {"num_iterations": result.num_iterations, "has_prompts": schedule.has_prompts}
+        self._pace.note(num_tokens, ended - started, **kind)
+        drafts = self._drafting.note_step(schedule, result, ended - started)
         if self.watcher is not None:
             self.watcher(schedule, result)
         if result.op_times:
             self.events.record(EventKind.OPS, time_s=ended, step_id=schedule.step_id, ops=result.op_times)
         self.events.record(
             EventKind.STEP, step_id=schedule.step_id, num_tokens=num_tokens, num_requests=len(schedule.scheduled),
-            num_iterations=result.num_iterations, has_prompts=has_prompts, duration_s=ended - started, time_s=ended,
-            schedule_s=scheduled - started, execute_s=executed - scheduled, output_s=ended - executed,
+            duration_s=ended - started, time_s=ended, schedule_s=scheduled - started, execute_s=executed - scheduled,
+            output_s=ended - executed, **kind, **drafts,
         )  # fmt: skip
         return outputs
 
@@ -195,6 +196,7 @@ class LLMEngine:
     def _submit_steps(self) -> None:
         suspect_id = self._isolation.suspect_id() if self._isolation.is_active else None
         most = self.scheduler.config.max_in_flight if suspect_id is None else 1
+        self._drafting.give_drafts(() if suspect_id or self._in_flight else self.scheduler.requests.running)
         while len(self._in_flight) < most:
             schedule = self.scheduler.schedule(suspect_id, self._pace.step_tokens, self._pace.tokens_per_s)
             if not (schedule.scheduled or schedule.awaits_transfers):
@@ -230,11 +232,9 @@ class LLMEngine:
         outputs, endings = self._output_processor.process(updates, now_s)
         for ending in endings:
             self.scheduler.finish(ending.sequence_id, ending.status, ending.stop_string)
-        if self.observers:
-            for update in updates:
-                observer = self.observers.get(update.request.request_id)
-                if observer is not None:
-                    observer(update)
+        for update in updates if self.observers else ():
+            if (observer := self.observers.get(update.request.request_id)) is not None:
+                observer(update)
         return self.take_ended() + outputs
 
     def fail(self, cause: Exception) -> list[Output]:

@@ -170,7 +170,8 @@ def _may_look_ahead(request: Request) -> bool:
         sampling is not None
         and request.num_uncomputed_tokens == 1
         and bool(request.output_token_ids)
-        and not (request.num_in_flight or request.draft_token_ids or request.awaits_external_token or sampling.stop)
+        and not (request.num_in_flight or request.draft_token_ids or request.expects_drafts)
+        and not (request.awaits_external_token or sampling.stop)
     )
 
 

@@ -58,6 +58,10 @@ COUNTERS: tuple[_Row, ...] = (
     ("kv_disk_written_bytes", None, "KV blocks written to disk", lambda s: s.num_disk_bytes_written),
     ("kv_swapped_in_tokens", None, "Tokens of preempted requests whose KV blocks came back from host memory",
      lambda s: s.num_swapped_tokens),
+    ("draft_tokens", "spec_decode_num_draft_tokens", "Draft tokens that steps verified",
+     lambda s: s.num_draft_tokens),
+    ("accepted_tokens", "spec_decode_num_accepted_tokens", "Draft tokens that were right",
+     lambda s: s.num_accepted_tokens),
     ("preemptions", "num_preemptions", "Preempted sequences", lambda s: s.num_preemptions),
     ("lost_events", None, "Events that left the event log before they were counted", lambda s: s.num_lost_events),
 )  # fmt: skip

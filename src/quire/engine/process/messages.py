@@ -117,6 +117,10 @@ class Statistics(msgspec.Struct, array_like=True):
     num_disk_bytes_read: int = 0
     num_disk_bytes_written: int = 0
     num_preemptions: int = 0
+    num_draft_tokens: int = 0
+    """Draft tokens that steps verified."""
+    num_accepted_tokens: int = 0
+    """Of these, those that were right."""
     num_finished: dict[str, int] = {}
     """By finish reason; each completion of `n` counts."""
     num_lost_events: int = 0

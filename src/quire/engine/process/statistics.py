@@ -118,6 +118,8 @@ class Meter:
         statistics.num_steps += num_iterations
         statistics.num_computed_tokens += data["num_tokens"]
         statistics.busy_s += data["duration_s"]
+        statistics.num_draft_tokens += data["num_drafts"]
+        statistics.num_accepted_tokens += data["num_accepted"]
 
     def _on_finish(self, event: Event) -> None:
         self._preempted.discard(event.request_id)

@@ -187,6 +187,7 @@ class Rig:
             seed=settings.seed,
             enable_prefix_caching=False,
             multi_step_decode=1,
+            speculative="off",
             batch_invariant=True,
             **options,
         )

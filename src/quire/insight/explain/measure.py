@@ -76,7 +76,7 @@ def measure(explained: "Explained", checkpoint: Checkpoint, settings: "Settings"
     options = EngineOptions.from_kwargs(
         checkpoint.files.name, dtype=config.dtype, kv_cache_dtype=config.kv_dtype, quantization=settings.quantization,
         max_model_len=len_needed, max_num_seqs=streams, num_blocks_override=num_blocks, device="cpu",
-        enable_prefix_caching=False,
+        enable_prefix_caching=False, speculative="off",
     )  # fmt: skip
     gc.collect()
     before = psutil.Process().memory_info().rss

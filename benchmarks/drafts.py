@@ -1,0 +1,123 @@
+"""Speed with drafts beside none, by workload and number of streams, on one engine that takes turns.
+
+    python -m benchmarks.drafts [--model smollm2] [--streams 1,8,32] [--workloads edit,summary,prose] [--repetitions 5]
+
+edit: a source file was given twice, and is written a third time; summary: of 1,500 tokens, greedy; prose: stories at
+temperature 0.8. Each stream has a text of its own. Counted are the tokens behind the first one of each stream. The
+answers of both turns are compared: they must be the same. Each turn with drafts starts with a proposer that has seen
+nothing; measured step times stay, as in a server that has run for a while. Results: `README.md`.
+"""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import quire
+from benchmarks.command_line import Table, make_parser
+from quire.drafts.suffix import SuffixProposer
+from quire.engine.llm_engine import LLMEngine
+from quire.events import EventKind
+from quire.sampling_params import SamplingParams
+
+SOURCES = sorted(Path(quire.__file__).parent.glob("*/*.py"), key=lambda path: path.stat().st_size)[-80:]
+PAGES = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
+TOPICS = ("a dragon", "the sea", "an old clock", "bread", "a lighthouse", "trains", "a garden", "chess")
+FILE_TOKENS, TEXT_TOKENS, NUM_NEW = 400, 1500, 256
+GREEDY = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
+TITLES = {
+    "workload": "", "streams": "d", "off, tok/s": ".0f", "drafts, tok/s": ".0f", "ratio": ".2f", "right": "d",
+    "verified": "d",
+}  # fmt: skip
+Job = tuple[list[int], SamplingParams]
+
+
+def edit(engine: LLMEngine, number: int) -> Job:
+    """The file, the same with another name for `self`, and the first tokens of the file."""
+    tokenizer = engine.get_tokenizer()
+    text = SOURCES[number % len(SOURCES)].read_text()
+    token_ids = tokenizer.encode(text)[:FILE_TOKENS]
+    changed = tokenizer.encode(tokenizer.decode(token_ids).replace("self", "this"))
+    return [*token_ids, *changed, *token_ids[:16]], GREEDY
+
+
+def summary(engine: LLMEngine, number: int) -> Job:
+    """A page of the documentation, to be summarised."""
+    tokenizer = engine.get_tokenizer()
+    text = tokenizer.decode(tokenizer.encode(PAGES[number % len(PAGES)].read_text())[:TEXT_TOKENS])
+    return chat(engine, f"{text}\n\nSummarise this text, and quote its most important sentences."), GREEDY
+
+
+def prose(engine: LLMEngine, number: int) -> Job:
+    """A story."""
+    asked = f"Write a long story about {TOPICS[number % len(TOPICS)]}, in a style of your own. Number {number}."
+    return chat(engine, asked), dataclasses.replace(GREEDY, temperature=0.8, seed=number)
+
+
+def chat(engine: LLMEngine, text: str) -> list[int]:
+    """The tokens of a question, in ChatML."""
+    return engine.get_tokenizer().encode(f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n")
+
+
+WORKLOADS: dict[str, Callable[[LLMEngine, int], Job]] = {"edit": edit, "summary": summary, "prose": prose}
+
+
+@dataclasses.dataclass
+class Turn:
+    """One run of all streams."""
+
+    tokens_per_s: float
+    answers: list[list[int]]
+    num_drafts: int
+    num_accepted: int
+
+
+def run(engine: LLMEngine, jobs: Sequence[Job], *, drafts: bool) -> Turn:
+    """Run all streams to their end."""
+    engine._drafting.proposer = SuffixProposer() if drafts else None
+    seen = engine.events.num_recorded
+    for index, (token_ids, params) in enumerate(jobs):
+        engine.add_request(f"r{index}", {"prompt_token_ids": token_ids}, params)
+    answers: dict[str, list[int]] = {}
+    started, num_first = 0.0, 0
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            answers[output.request_id] = list(output.outputs[0].token_ids)  # type: ignore[union-attr]
+        if not started and len(answers) == len(jobs):
+            started, num_first = time.perf_counter(), sum(map(len, answers.values()))
+    num_new = sum(map(len, answers.values())) - num_first
+    steps = [event.data for event in engine.events.since(seen) if event.kind is EventKind.STEP]
+    return Turn(
+        num_new / (time.perf_counter() - started), [answers[f"r{index}"] for index in range(len(jobs))],
+        sum(step["num_drafts"] for step in steps), sum(step["num_accepted"] for step in steps),
+    )  # fmt: skip
+
+
+def main() -> None:
+    """Measure each workload with each number of streams."""
+    parser = make_parser(__doc__, "model", "repetitions", "json")
+    parser.add_argument("--streams", type=lambda text: [int(word) for word in text.split(",")], default=[1, 8, 32])
+    parser.add_argument("--workloads", type=lambda text: text.split(","), default=list(WORKLOADS))
+    arguments = parser.parse_args()
+    engine = LLMEngine.from_options(
+        arguments.model, max_num_seqs=max(arguments.streams), max_model_len=2048, enable_prefix_caching=False,
+        speculative="suffix", batch_invariant=True,
+    )  # fmt: skip
+    table = Table(TITLES, as_json=arguments.json)
+    for name in arguments.workloads:
+        for num_streams in arguments.streams:
+            jobs = [WORKLOADS[name](engine, number) for number in range(num_streams)]
+            turns: dict[bool, list[Turn]] = {False: [], True: []}
+            for repetition in range(arguments.repetitions):
+                for drafts in (False, True) if repetition % 2 == 0 else (True, False):
+                    turns[drafts].append(run(engine, jobs, drafts=drafts))
+            if any(turn.answers != turns[False][0].answers for turn in (*turns[False], *turns[True])):
+                raise SystemExit(f"{name}, {num_streams} streams: the answers differ")
+            off, on = (statistics.median(turn.tokens_per_s for turn in turns[drafts]) for drafts in (False, True))
+            last = turns[True][-1]
+            table.row(name, num_streams, off, on, on / off, last.num_accepted, last.num_drafts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""`Drafting`: gives requests drafts where they are expected to raise tokens per second, between an engine's steps.
+
+Every request that decodes is asked for a draft; then the draft tokens of all of them are taken, the likeliest first, as
+long as more tokens per second come of it: the expected tokens of a step, over its time with that number of rows. The
+time is measured by rows while the engine runs, acceptance by the proposer, also of drafts that were not verified. A
+wrong draft costs time only: verification leaves every output as it is without drafts (`ModelRunner._sample`).
+Next to read: `suffix.py` for the drafts, `scheduler/step_plan.py` for the step that verifies them.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from quire.config import EngineConfig
+from quire.drafts.suffix import Draft, SuffixProposer
+from quire.memory_plan import PROMPT_LOGPROB_ROWS
+from quire.types import Request, SchedulerOutput, StepResult
+
+MAX_DRAFT_TOKENS = 24
+"""Tokens of one draft."""
+MIN_GAIN = 1.03
+"""Expected tokens per second, relative to those without drafts, below which a step verifies none."""
+ASSUMED_ROW_COST = 0.15
+"""Time of a further row as a share of a step with one row, until steps with more rows were measured."""
+HOT_SHARE = 0.25
+"""Share of a request's last tokens that were right drafts, from which on it is asked after each token."""
+_NEWEST = 0.2
+_NEWEST_TOKEN = 0.05
+
+
+class StepTimes:
+    """Time of a decode step by its number of rows, as a moving average of the steps of each number."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}
+
+    def note(self, num_rows: int, seconds: float) -> None:
+        """Take note of one forward pass."""
+        before = self._seconds.get(num_rows)
+        # One step during which the machine stood still must not count as if all were so.
+        self._seconds[num_rows] = seconds if before is None else before + _NEWEST * (min(seconds, 2 * before) - before)
+
+    def seconds(self, num_rows: int) -> float:
+        """Return the expected time, from the nearest measured numbers of rows; 0 if there is none."""
+        below = max((rows for rows in self._seconds if rows <= num_rows), default=None)
+        above = min((rows for rows in self._seconds if rows >= num_rows), default=None)
+        if below is None:
+            return 0.0 if above is None else self._seconds[above]
+        at_below = self._seconds[below]
+        if above is None:
+            return at_below * (1 + (num_rows - below) * min(ASSUMED_ROW_COST, 1 / below))
+        if above == below:
+            return at_below
+        return at_below + (self._seconds[above] - at_below) * (num_rows - below) / (above - below)
+
+
+class Drafting:
+    """Drafts of one engine; none if its configuration says so."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.proposer: SuffixProposer | None = SuffixProposer() if config.speculative == "suffix" else None
+        self._max_rows = max(config.scheduler.max_num_seqs, PROMPT_LOGPROB_ROWS)
+        """Rows of logits that a step can have."""
+        self._times = StepTimes()
+        self._accepted_share: dict[str, float] = {}
+
+    def give_drafts(self, running: Sequence[Request]) -> None:
+        """Set the drafts of the requests that run, while no step is in flight. Mutates: running."""
+        if self.proposer is None:
+            return
+        self.proposer.forget_finished()
+        if not running or any(request.num_uncomputed_tokens != 1 for request in running):
+            return  # a step with prompts is long already
+        drafts = [self._propose(request) for request in running]
+        lengths = self._choose_lengths(drafts)
+        for request, draft, length in zip(running, drafts, lengths, strict=True):
+            request.draft_token_ids = draft.token_ids[:length]
+            request.expects_drafts = self._accepted_share.get(request.request_id, 0.0) >= HOT_SHARE
+
+    def _propose(self, request: Request) -> Draft:
+        num_left = request.max_tokens - len(request.output_token_ids) - 1
+        if request.sampling is None or request.awaits_external_token or request.siblings or num_left < 1:
+            return Draft()
+        assert self.proposer is not None
+        return self.proposer.propose(request, min(MAX_DRAFT_TOKENS, num_left))
+
+    def _choose_lengths(self, drafts: Sequence[Draft]) -> list[int]:
+        """Return the number of tokens to verify of each draft."""
+        offers: list[tuple[float, int, int]] = []
+        for index, draft in enumerate(drafts):
+            reached = 1.0
+            for ahead, probability in enumerate(draft.probabilities):
+                reached *= probability
+                offers.append((-reached, ahead, index))
+        lengths = [0] * len(drafts)
+        seconds = self._times.seconds(len(drafts))
+        if not offers or not seconds:
+            return lengths
+        offers = sorted(offers)[: max(0, self._max_rows - len(drafts))]
+        expected, num_taken, best = float(len(drafts)), 0, MIN_GAIN * len(drafts) / seconds
+        for num_offers, (reached, _, _) in enumerate(offers, 1):
+            expected -= reached
+            rate = expected / self._times.seconds(len(drafts) + num_offers)
+            if rate > best:
+                num_taken, best = num_offers, rate
+        for _, _, index in offers[:num_taken]:
+            lengths[index] += 1
+        return lengths
+
+    def note_step(self, output: SchedulerOutput, result: StepResult, seconds: float) -> dict[str, Any]:
+        """Take note of a step that was computed.
+
+        `seconds`: from its schedule to its outputs. Returns: the draft tokens that it verified, and those that were
+        right, as fields of its event.
+        """
+        if self.proposer is None:
+            return {"num_drafts": 0, "num_accepted": 0}
+        token_ids = {item.request_id: item.token_ids for item in result.results}
+        num_verified = num_right = 0
+        for item in output.scheduled:
+            num_drafts = len(item.draft_token_ids)
+            num_yielded = len(token_ids.get(item.request_id, ()))
+            num_accepted = min(num_drafts, max(0, num_yielded - 1))
+            num_verified += num_drafts
+            num_right += num_accepted
+            if num_yielded:
+                share = self._accepted_share.get(item.request_id, 0.0)
+                kept = (1 - _NEWEST_TOKEN) ** num_yielded
+                self._accepted_share[item.request_id] = share * kept + (1 - kept) * num_accepted / num_yielded
+        for request_id in output.finished_ids:
+            self._accepted_share.pop(request_id, None)
+        if not (output.has_prompts or result.is_lost):
+            self._times.note(output.num_tokens, seconds / result.num_iterations)
+        return {"num_drafts": num_verified, "num_accepted": num_right}

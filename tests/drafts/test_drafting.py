@@ -1,0 +1,109 @@
+from quire.drafts import drafting
+from quire.drafts.drafting import Drafting, StepTimes
+from quire.drafts.suffix import Draft
+from quire.sampling_params import SamplingParams
+from quire.types import Request, RequestResult, ScheduledRequest, SchedulerOutput, StepResult
+from tests.engine.builders import make_config
+
+
+class Fixed:
+    """Proposes the same for each request, with the same probability for each token."""
+
+    def __init__(self, probability: float, num_tokens: int = 8) -> None:
+        self.draft = Draft(tuple(range(num_tokens)), (probability,) * num_tokens)
+
+    def propose(self, request: Request, max_tokens: int) -> Draft:
+        return Draft(self.draft.token_ids[:max_tokens], self.draft.probabilities[:max_tokens])
+
+    def forget_finished(self) -> None:
+        pass
+
+
+def request(name: str = "a", max_tokens: int = 100) -> Request:
+    item = Request(name, [1, 2, 3], SamplingParams(), max_tokens=max_tokens, output_token_ids=[4])
+    item.num_computed_tokens = 3
+    return item
+
+
+def step(num_drafts: int, num_yielded: int, name: str = "a") -> tuple[SchedulerOutput, StepResult]:
+    item = ScheduledRequest(name, 3, 1 + num_drafts, 1 + num_drafts, (), (), None, tuple(range(num_drafts)))
+    return (
+        SchedulerOutput(1, (), (item,), (), (), ()),
+        StepResult(1, (RequestResult(name, tuple(range(num_yielded))),)),
+    )
+
+
+def drafting_with(probability: float, seconds: dict[int, float], max_rows: int = 64, num_tokens: int = 8) -> Drafting:
+    made = Drafting(make_config(max_num_seqs=4))
+    made.proposer = Fixed(probability, num_tokens)  # type: ignore[assignment]
+    made._max_rows = max_rows
+    for num_rows, duration_s in seconds.items():
+        made._times.note(num_rows, duration_s)
+    return made
+
+
+def lengths(made: Drafting, *requests: Request) -> list[int]:
+    made.give_drafts(requests)
+    return [len(item.draft_token_ids) for item in requests]
+
+
+def test_whole_draft_is_verified_where_rows_cost_nothing() -> None:
+    assert lengths(drafting_with(0.9, {1: 1.0, 9: 1.0}), request()) == [8]
+
+
+def test_no_draft_is_verified_where_each_row_costs_as_much_as_a_step() -> None:
+    assert lengths(drafting_with(0.99, {1: 1.0, 9: 9.0}), request()) == [0]
+
+
+def test_draft_is_as_long_as_its_rows_pay() -> None:
+    # With t = 1 + 0.2 k and s = (1 - p^(k+1)) / (1 - p), p = 0.8: s / t is largest at k = 3.
+    rates = {k: (1 - 0.8 ** (k + 1)) / 0.2 / (1 + 0.2 * k) for k in range(9)}
+    best = max(rates, key=rates.__getitem__)
+    assert lengths(drafting_with(0.8, {1: 1.0, 9: 2.6}), request()) == [best]
+
+
+def test_nothing_is_verified_before_any_step_was_measured_or_while_prompts_are_computed() -> None:
+    assert lengths(drafting_with(0.9, {}), request()) == [0]
+    prompt = request("b")
+    prompt.num_computed_tokens = 1
+    assert lengths(drafting_with(0.9, {1: 1.0, 9: 1.0}), request(), prompt) == [0, 0]
+
+
+def test_rows_of_all_requests_stay_within_the_logits_and_requests_within_their_tokens() -> None:
+    free = {1: 1.0, 100: 1.0}
+    assert sum(lengths(drafting_with(0.9, free, max_rows=10), request("a"), request("b"))) == 8
+    assert lengths(drafting_with(0.9, free), request("a", max_tokens=4), request("b", max_tokens=2)) == [2, 0]
+
+
+def test_time_of_a_step_is_taken_between_measured_rows_and_assumed_beyond() -> None:
+    times = StepTimes()
+    assert times.seconds(4) == 0
+    times.note(4, 2.0)
+    assert times.seconds(2) == 2.0
+    assert times.seconds(8) == 2.0 * (1 + 4 * drafting.ASSUMED_ROW_COST)
+    times.note(8, 4.0)
+    assert times.seconds(6) == 3.0
+    assert times.seconds(8) == 4.0
+    times.note(8, 400.0)
+    assert times.seconds(8) < 5.0, "one slow step is no measurement"
+
+
+def test_request_whose_drafts_are_right_gets_one_token_a_step_until_they_are_wrong() -> None:
+    made, item = drafting_with(0.1, {1: 1.0}), request()
+    made.give_drafts([item])
+    assert not item.expects_drafts
+    for _ in range(10):
+        assert made.note_step(*step(4, 5), seconds=1.0) == {"num_drafts": 4, "num_accepted": 4}
+    made.give_drafts([item])
+    assert item.expects_drafts
+    for _ in range(60):
+        assert made.note_step(*step(4, 1), seconds=1.0) == {"num_drafts": 4, "num_accepted": 0}
+    made.give_drafts([item])
+    assert not item.expects_drafts
+
+
+def test_last_token_of_a_step_is_no_accepted_draft() -> None:
+    made = drafting_with(0.5, {1: 1.0})
+    assert made.note_step(*step(0, 8), seconds=1.0) == {"num_drafts": 0, "num_accepted": 0}  # decode iterations
+    assert made.note_step(*step(3, 2), seconds=1.0) == {"num_drafts": 3, "num_accepted": 1}
+    assert made.note_step(*step(3, 0), seconds=1.0) == {"num_drafts": 3, "num_accepted": 0}  # it failed
