@@ -9,11 +9,13 @@ from typing import Any
 import click
 
 from quire.cli.command import option, output_of, verb
-from quire.cli.values import BYTES, LENGTH
+from quire.cli.values import BYTES, EVERY_LENGTH, LENGTH
 
 EXAMPLES = (
     "quire compare batching",
     "quire compare kv --pool 128MiB --html kv.html",
+    "quire compare batching --prompt-len 100,200,300 --output-len 1",
+    "quire compare cache --prompt-len 1 --output-len 10,100,1000",
     "quire compare batching --model smollm2 --slots 4",
 )
 COMPARISONS = ("cache", "batching", "kv", "attention")
@@ -30,6 +32,10 @@ COMPARISONS = ("cache", "batching", "kv", "attention")
 @option("--rate", type=float,
               help="batching, kv: requests that arrive per step, or per second with a model")  # fmt: skip
 @option("--pool", type=BYTES, help="kv: size of the KV cache  [256MiB for 2048 tokens]")
+@option("--prompt-len", "prompt_lens", type=EVERY_LENGTH, default=(),
+        help="prompt tokens of each request, from the first again if there are more  [drawn; cache: 16]")  # fmt: skip
+@option("--output-len", "output_lens", type=EVERY_LENGTH, default=(),
+        help="output tokens of each request; cache: of each run  [drawn]")  # fmt: skip
 @option("--context", type=LENGTH, help="longest sequence, prompt and output together")
 @option("--svg", type=click.Path(dir_okay=False), metavar="FILE", help="write the charts to an SVG file")
 @option("--html", type=click.Path(dir_okay=False), metavar="FILE", help="write a page with charts to a file")
