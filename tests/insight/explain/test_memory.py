@@ -29,14 +29,14 @@ def test_prompt_of_10000_tokens_has_its_kv_scores_and_activations_by_chunk() -> 
     found = explain("Llama-2-7B", ctx=10_000, chunk=4096, batches=(1,))
     quantity = found.report.quantity
     assert quantity("KV cache", "1 request of 10000 tokens").value == 10_000 * 32 * 2 * 4096 * 2 == 5_242_880_000
-    scores = quantity("Prefill of 10000 tokens", "QKᵀ of a layer, uncausal").value
+    scores = quantity("Prefill of 10000 tokens", "QKᵀ of a layer").value
     assert scores == 2 * 10_000**2 * 4096 == 819_200_000_000
     chunks = rows(found, "Prompt of 10000 tokens in chunks of 4096")
     assert [row["positions"] for row in chunks] == ["0-4095", "4096-8191", "8192-9999", "all"]
     # Gate and up of 11,008 each, in 16 bit.
     assert [row["largest activation"] for row in chunks] == [4096 * 44_032, 4096 * 44_032, 1808 * 44_032, 4096 * 44_032]
     assert [row["KV cache after it"] for row in chunks[:3]] == [length * 524_288 for length in (4096, 8192, 10_000)]
-    assert chunks[1]["QKᵀ of a layer, uncausal"] == 2 * 4096 * 4096 * 8192
+    assert chunks[1]["QKᵀ of a layer"] == 2 * 4096 * 4096 * 8192
     assert chunks[1]["scores, if written"] == 32 * 4096 * 8192 * 2
     # Chunks save memory, not work; only the logits of a chunk that ends no prompt are left out.
     assert chunks[-1]["FLOPs"] == found.phases[0].flops

@@ -1,4 +1,4 @@
-"""One workload, one technique after the other: naive recomputation, KV cache, batching, paging, … 4 bits.
+"""The same workload with one technique more at a time: naive recomputation, KV cache, batching, paging, … 4 bits.
 
 Each rung adds one thing to the rung before it. The rungs up to prefix sharing run op by op in PyTorch, so that the gain
 of native kernels is a rung of its own; without PyTorch they run with native kernels, and that rung is left out.

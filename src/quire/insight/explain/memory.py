@@ -231,7 +231,7 @@ def settings_section(config: EngineConfig, rank: RankModel, device: Device, sett
              plan.num_tokens, plan.num_fitting, rate, price(asked, variant))
         )  # fmt: skip
     section.notes.append(
-        "fit: requests of that length; tokens/s: as many of them as may run, decoding in the time of the floor"
+        "fit: requests of that length; tokens/s: as many as may run, each step as fast as the device's limits allow"
     )
     return section
 
@@ -289,8 +289,8 @@ def chunk_section(config: EngineConfig, rank: RankModel, device: Device, setting
     per_token = sum(spec.bytes_per_token for spec in rank_specs(rank, config))
     section = Section(
         f"Prompt of {settings.ctx} tokens in chunks of {chunk}",
-        header=("positions", "tokens", "FLOPs", "QKᵀ of a layer, uncausal", "largest activation", "scores, if written",
-                "KV cache after it", "floor"),
+        header=("positions", "tokens", "FLOPs", "QKᵀ of a layer", "largest activation", "scores, if written",
+                "KV cache after it", "at least"),
         units=("text", "count", "FLOP", "FLOP", "B", "B", "B", "s"),
     )  # fmt: skip
     phases: list[Phase] = []

@@ -212,7 +212,6 @@ def phase_section(phase: Phase, *, with_ops: bool) -> Section:
     section.quantities = [
         Quantity("FLOPs", phase.flops, "FLOP", "Σ of all operations", parts),
         Quantity("FLOPs, uncausal", phase.flops + uncausal, "FLOP", "with the scores that the mask drops"),
-        *_scores(phase),
         Quantity("bytes moved", phase.num_bytes, "B", "weights + KV read + KV written",
                  f"{weights} + {kv_read} + {written}"),
         Quantity("intensity", phase.flops / max(phase.num_bytes, 1), "FLOP/B", "FLOPs / bytes", f"{binding} binds"),
@@ -223,6 +222,7 @@ def phase_section(phase: Phase, *, with_ops: bool) -> Section:
         Quantity("floor", phase.floor_s, "s", f"max(memory, compute){' + link' if phase.link_s else ''}",
                  f"{binding} binds"),
     ]  # fmt: skip
+    section.quantities += _scores(phase)
     if phase.predicted_s is not None:
         formula = "Σ of the operations at calibrated rates + host"
         section.quantities.append(Quantity("predicted", phase.predicted_s, "s", formula))
@@ -240,8 +240,8 @@ def _scores(phase: Phase) -> Sequence[Quantity]:
     """Return the work of one layer's scores, of a step with a prompt."""
     if all(count == 1 for _, count in phase.step.requests):
         return ()
-    formula = "2 · query width · tokens · positions"
-    return (Quantity("QKᵀ of a layer, uncausal", phase.layer_score_flops, "FLOP", formula),)
+    formula = "uncausal: 2 · query width · tokens · positions"
+    return (Quantity("QKᵀ of a layer", phase.layer_score_flops, "FLOP", formula),)
 
 
 def _collectives(phase: Phase) -> Sequence[Quantity]:

@@ -83,7 +83,7 @@ def remedies(asked: Variant, *, is_cpu: bool) -> Iterator[Variant]:
 
 
 def price(asked: Variant, variant: Variant) -> str:
-    """Name what a variant costs beside the one that was asked for."""
+    """Name what a variant costs beside the first one."""
     costs = (
         (variant.gpu_memory_utilization != asked.gpu_memory_utilization, "another share for other programs"),
         (variant.kv_dtype != asked.kv_dtype, "KV is rounded to 8 bit"
