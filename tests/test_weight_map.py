@@ -10,13 +10,13 @@ from quire.errors import ModelFileError, UnsupportedModelError
 from quire.layers.experts import Experts
 from quire.layers.group import SINGLE, Share
 from quire.layers.linear import ColumnParallelLinear
-from quire.weight_map import Add, Layout, Rows, Source, Taps, Transpose, Unstack, View, weight_map
+from quire.weight_map import Layout, Offset, Rows, Source, Taps, Transpose, Unstack, View, weight_map
 from quire.weights.weight_tensor import WeightTensor
 
 LAYOUT = Layout(
     prefixes=("model.",),
     renames={"router": "gate"},
-    views={r"norm\.weight$": (Add(1.0),)},
+    views={r"norm\.weight$": (Offset(1.0),)},
     unused=(r"inv_freq$",),
     tied={"lm_head.weight": "embed.weight"},
 )
@@ -54,7 +54,7 @@ def test_names_have_a_prefix_or_none(prefix: str) -> None:
         "embed.weight": [Source(stored[0])],
         "layer.merged.weight": [Source(stored[1]), Source(stored[2])],
         "gate.weight": [Source(stored[3])],
-        "norm.weight": [Source(stored[4], (Add(1.0),))],
+        "norm.weight": [Source(stored[4], (Offset(1.0),))],
     }
 
 
@@ -133,7 +133,7 @@ ORDER = np.array([2, 0, 3, 1])
         ((Unstack(1, 2), Transpose()), STACK.to_numpy()[1].T),
         ((Unstack(1, 2), Transpose(), Rows(ORDER)), STACK.to_numpy()[1].T[ORDER]),
         ((Unstack(0, 2), Transpose(), Rows(ORDER), Transpose()), STACK.to_numpy()[0][:, ORDER]),
-        ((Unstack(0, 2), Rows(ORDER[[1, 0, 3]]), Transpose(), Rows(ORDER), Add(0.5)),
+        ((Unstack(0, 2), Rows(ORDER[[1, 0, 3]]), Transpose(), Rows(ORDER), Offset(0.5)),
          STACK.to_numpy()[0][ORDER[[1, 0, 3]]].T[ORDER] + 0.5),
         ((Unstack(1, 2), Taps()), STACK.to_numpy()[1].T.reshape(-1)),
     ],

@@ -47,7 +47,7 @@ def prefer_huge_pages(memory: mmap.mmap) -> None:
 
 
 def bytes_on_huge_pages(start: int) -> int:
-    """Return how many bytes of a file's mapping, of the one that begins at this address, lie on huge pages by now."""
+    """Return the bytes that lie on huge pages by now, of the mapping of a file that begins at this address."""
     with open("/proc/self/smaps", encoding="utf-8") as mappings:
         for line in mappings:
             if line.startswith(f"{start:x}-"):

@@ -32,7 +32,7 @@ class Transpose:
 
 
 @dataclass(frozen=True, slots=True)
-class Add:
+class Offset:
     """The values are stored without this summand."""
 
     value: float
@@ -51,7 +51,7 @@ class Unstack:
     count: int
 
 
-View = Rows | Transpose | Add | Taps | Unstack
+View = Rows | Transpose | Offset | Taps | Unstack
 
 
 @dataclass(frozen=True, slots=True)

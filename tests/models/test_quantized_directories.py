@@ -19,7 +19,7 @@ from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
 from quire.errors import ConfigError, ModelFileError, QuireError, UnsupportedModelError
 from quire.layers.group import LocalGroup
 from quire.runtime.eager import load_model
-from quire.weight_map import Add
+from quire.weight_map import Offset
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.dequantize import decode
 from quire.weights.quantized import QuantizedTensor, RoundedTensor, e4m3_values, e5m2_values, round_to_e4m3
@@ -311,7 +311,10 @@ def test_parts_and_blocks_have_the_values_of_the_whole(case: tuple[Pair, Checkpo
     order = np.random.default_rng(0).permutation(128)
     for part, expected in (
         (tensor.part(slice(37, 90), slice(96, 192)), whole[37:90, 96:]),
-        (tensor.with_rows(order).part(slice(5, 9), slice(32, 160)).viewed([Add(0.5)]), whole[order][5:9, 32:160] + 0.5),
+        (
+            tensor.with_rows(order).part(slice(5, 9), slice(32, 160)).viewed([Offset(0.5)]),
+            whole[order][5:9, 32:160] + 0.5,
+        ),
         (tensor.part(slice(64, 128), slice(None)).with_rows(order[:4] // 2), whole[64:][order[:4] // 2]),
     ):
         np.testing.assert_array_equal(part.to_numpy(), expected)
@@ -320,7 +323,7 @@ def test_parts_and_blocks_have_the_values_of_the_whole(case: tuple[Pair, Checkpo
             blocks = decode(part.raw, format_name) + np.float32(part.offset)
             np.testing.assert_allclose(blocks, expected, rtol=0, atol=step / 135 if format_name == "Q4_1" else 1e-7)
         if format_name == "NVFP4":
-            values = part.viewed([Add(-part.offset)]).to_numpy()
+            values = part.viewed([Offset(-part.offset)]).to_numpy()
             found = Packed("nvfp4", *values.shape).add_rows("NVFP4", part.raw).decoded()
             np.testing.assert_array_equal(found, values)
 

@@ -87,7 +87,9 @@ def test_model_is_chosen_and_then_shown(tmp_path: Path, open_page: OpenPage) -> 
         page.close()
 
 
-def test_answer_streams_until_it_is_stopped_and_a_second_turn_knows_its_text(server: Serving, open_page: OpenPage) -> None:
+def test_answer_streams_until_it_is_stopped_and_a_second_turn_knows_its_text(
+    server: Serving, open_page: OpenPage
+) -> None:
     page = open_page(server.url)
     send(page, "Write a very long story about a dragon, with many chapters.", max_tokens=2000)
     expect(page.locator(".token").nth(6)).to_be_visible()

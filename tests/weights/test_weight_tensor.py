@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from quire.errors import UnsupportedModelError
-from quire.weight_map import Add
+from quire.weight_map import Offset
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.weight_tensor import WeightTensor
 from tests.weights.gguf_builder import random_rows
@@ -28,11 +28,11 @@ def test_reordered_vector() -> None:
 
 def test_offset_is_added_before_rounding_and_kept_by_parts() -> None:
     stored = np.array([[0.001, 0.5, -1.0]], dtype=np.float32).view(np.uint8)
-    tensor = WeightTensor("norm", (3,), "F32", stored).viewed([Add(1.0)])
+    tensor = WeightTensor("norm", (3,), "F32", stored).viewed([Offset(1.0)])
     assert tensor.to_torch(torch.float32).tolist() == [np.float32(0.001) + np.float32(1), 1.5, 0.0]
     assert tensor.to_torch(torch.bfloat16).tolist() == [1.0, 1.5, 0.0]
     assert tensor.part(slice(1, 3), slice(None)).to_torch(torch.float32).tolist() == [1.5, 0.0]
-    assert tensor.viewed([Add(-1.0)]).to_torch(torch.float32).tolist() == [np.float32(0.001), 0.5, -1.0]
+    assert tensor.viewed([Offset(-1.0)]).to_torch(torch.float32).tolist() == [np.float32(0.001), 0.5, -1.0]
 
 
 def test_orders_of_rows_compose() -> None:

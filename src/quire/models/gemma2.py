@@ -17,7 +17,7 @@ from quire.models.hf_config import HFConfigReader
 from quire.models.hf_decoder import read_windows
 from quire.models.hf_llama import LlamaConfig
 from quire.models.llama import LlamaForCausalLM, LlamaLayer, LlamaMLP
-from quire.weight_map import Add, Layout
+from quire.weight_map import Layout, Offset
 
 DEFAULT_WINDOW = 4096
 Pattern = Callable[[int], bool]
@@ -97,7 +97,7 @@ class Gemma2ForCausalLM(LlamaForCausalLM):
 
     def layout(self) -> Layout:
         """Return Llama's, and norms without their 1."""
-        return super().layout() | Layout(views={r"norm\.weight$": (Add(1.0),)})
+        return super().layout() | Layout(views={r"norm\.weight$": (Offset(1.0),)})
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """The layers' input: embeddings times the square root of their size. Shapes: token_ids [T] -> [T, E]."""

@@ -26,7 +26,7 @@ from quire.models.hf_moe import read_experts, read_sparse_layers
 from quire.models.llama import QKV, LlamaForCausalLM
 from quire.models.qwen2_moe import SharedSparseMLP
 from quire.models.qwen3 import Qwen3Attention
-from quire.weight_map import Add, Layout, Rows, View
+from quire.weight_map import Layout, Offset, Rows, View
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,7 @@ class DeltaNetForCausalLM(LlamaForCausalLM):
         heads, size = self.config.num_heads, self.config.head_size
         gates_first = np.arange(2 * heads * size).reshape(heads, 2, size).swapaxes(0, 1)[::-1].reshape(-1)
         norms = r"^norm\.|(layernorm|[qk]_norm)\.weight$"
-        views: dict[str, tuple[View, ...]] = {norms: (Add(1.0),), r"\.q_proj\.": (Rows(gates_first),)}
+        views: dict[str, tuple[View, ...]] = {norms: (Offset(1.0),), r"\.q_proj\.": (Rows(gates_first),)}
         return super().layout() | Layout(views=views, unused=(r"^mtp\.",))
 
     def build_attention(self, config: DeltaNetConfig, layer_index: int) -> nn.Module:  # type: ignore[override]

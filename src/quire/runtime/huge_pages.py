@@ -1,6 +1,7 @@
 """`allocate`: memory for weights and KV pool, on huge pages where the system allows them; `map_file`: a file as memory.
 
-`on_huge_pages` copies what the file system keeps on small ones; `trim` makes memory smaller. Next to read: `cache_engine.py` (KV pool) and `plan/weight_file.py` (weights).
+`on_huge_pages` copies what the file system keeps on small ones; `trim` makes memory smaller.
+Next to read: `cache_engine.py` (KV pool) and `plan/weight_file.py` (weights).
 """
 
 import ctypes

@@ -20,7 +20,7 @@ from quire.weights.gguf_config import translate_config, translate_generation_con
 from quire.weights.gguf_file import GGUFFile, GGUFTensor, read_gguf
 from quire.weights.gguf_layout import file_views
 from quire.weights.gguf_metadata import Metadata
-from quire.weights.gguf_names import huggingface_name, predicts_further
+from quire.weights.gguf_names import predicts_further
 from quire.weights.gguf_recurrent import RecodedTensor, StateSizes, as_huggingface
 from quire.weights.model_cache import list_cached
 from quire.weights.model_files import read_json, read_json_object
@@ -96,14 +96,13 @@ def _open_gguf(files: ModelFiles, *, with_tensors: bool) -> Checkpoint:
 def _named_tensors(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, WeightTensor]:
     """The tensors by Hugging Face name. Raises: ModelFileError; UnsupportedModelError for a name that is not known."""
     architecture = architecture_of(file.metadata)
-    metadata = Metadata(file.path, file.metadata, file.metadata["general.architecture"])
-    num_layers = metadata.integer("block_count") - metadata.value("nextn_predict_layers", 0)
-    num_experts = metadata.value("expert_count", 0)
+    metadata = Metadata(file, file.metadata["general.architecture"])
+    num_layers, num_experts = metadata.num_layers, metadata.value("expert_count", 0)
     sizes = StateSizes.read(metadata) if architecture.has_value_heads_in_turns else None
     tensors: dict[str, WeightTensor] = {}
     nvfp4_names = {stored.name for stored in file.tensors.values() if stored.format is NVFP4}
     for stored in file.tensors.values():
-        name, shown = huggingface_name(stored.name, architecture.names), printable(stored.name)
+        name, shown = architecture.tensor_names.huggingface(stored.name), printable(stored.name)
         if stored.name in architecture.factor_tensors or predicts_further(stored.name, num_layers):
             continue
         scaled = SCALE.fullmatch(stored.name) if name is None else None

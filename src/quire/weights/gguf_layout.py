@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from quire.errors import ModelFileError, printable
-from quire.weight_map import Add, Rows, Transpose, View
+from quire.weight_map import Offset, Rows, Transpose, View
 from quire.weights.gguf_architectures import Architecture
 from quire.weights.gguf_names import is_rotary_projection, rotary_row_order
 from quire.weights.gguf_recurrent import StateSizes, value_heads_in_turns
@@ -38,14 +38,14 @@ def file_views(name: str, num_rows: int, architecture: Architecture, config: Map
     if architecture.model_type == "gpt2" and name.startswith("blk."):
         return (Transpose(),)
     has_offset = architecture.norm_offset and name.endswith("norm.weight") and "ssm_norm" not in name
-    return (Add(-architecture.norm_offset),) if has_offset else ()
+    return (Offset(-architecture.norm_offset),) if has_offset else ()
 
 
 def undone(views: tuple[View, ...]) -> tuple[View, ...]:
     """Return the views that make the file's tensor of Hugging Face's."""
     opposites: dict[type, Callable[[Any], View]] = {
         Rows: lambda view: Rows(np.argsort(view.order)),
-        Add: lambda view: Add(-view.value),
+        Offset: lambda view: Offset(-view.value),
         Transpose: lambda view: view,
     }
     return tuple(opposites[type(view)](view) for view in reversed(views))
@@ -71,7 +71,9 @@ def as_file(
 def _taken_apart(name: str, tensor: WeightTensor, architecture: Architecture, read: Any) -> Named:
     kind = name.removesuffix(".weight").rpartition(".")[2]
     if ".experts." in name and kind.startswith(("gate_up_proj", "down_proj")) and len(tensor.shape) > 1:
-        if architecture.has_layer_sizes or name.endswith(".weight"):  # Gemma 4's are whole; those of one expert
+        if "ffn_gate_up_exps.weight" in architecture.names or name.endswith(
+            ".weight"
+        ):  # Gemma 4's are whole; those of one expert
             yield name, tensor
         else:
             yield from _experts(name, tensor, architecture.model_type == "gpt_oss")

@@ -1,7 +1,6 @@
 """`Metadata`: typed access to the keys of a GGUF file. Next to read: `gguf_config.py`."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,32 +8,52 @@ from typing import Any
 import numpy as np
 
 from quire.errors import ModelFileError, UnsupportedModelError, printable
+from quire.weights.gguf_file import GGUFFile
 
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
     """Typed access to the metadata, and a note of the keys that have been read.
 
-    A value of the wrong type is a `ModelFileError`.
+    A value of the wrong type is a `ModelFileError`. `fields`: those of config.json that have been made of keys.
     """
 
-    path: Path
-    values: Mapping[str, Any]
-    architecture: str
+    file: GGUFFile
+    architecture: str = ""
+    fields: dict[str, Any] = field(default_factory=dict)
     _read: set[str] = field(default_factory=set)
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.file.path
+
+    @property
+    def num_layers(self) -> int:
+        """Layers without those behind the last, which predict tokens after the next."""
+        further = self.integer("nextn_predict_layers") if self.is_set("nextn_predict_layers") else 0
+        return self.integer("block_count") - further
+
+    def is_set(self, name: str) -> bool:
+        """True if the file has the key, with another value than 0."""
+        return bool(self.value(name, 0) != 0)
 
     def key(self, name: str) -> str:
         """The whole name of a key, which begins with the architecture."""
-        return name if name.startswith(("general.", "tokenizer.")) else f"{self.architecture}.{name}"
+        return f"{self.architecture}.{name}"
+
+    def get(self, name: str, default: Any) -> Any:
+        """The value of a key that is not noted as read."""
+        return self.file.metadata.get(self.key(name), default)
 
     def has(self, name: str) -> bool:
         """True if the file has the key."""
-        return self.key(name) in self.values
+        return self.key(name) in self.file.metadata
 
     def value(self, name: str, default: Any) -> Any:
         """The value of a key, which must be there if `default` is None."""
         self._read.add(self.key(name))
-        value = self.values.get(self.key(name), default)
+        value = self.get(name, default)
         if value is None:
             raise ModelFileError(f"{self.path}: the metadata key {self.key(name)} is missing")
         return value
@@ -42,7 +61,7 @@ class Metadata:
     def unread(self) -> list[str]:
         """The names of the architecture's keys that were not read and are not 0 or False."""
         prefix = self.key("")
-        keys = [key for key, value in self.values.items() if key.startswith(prefix) and value not in (0, False)]
+        keys = [key for key, value in self.file.metadata.items() if key.startswith(prefix) and value not in (0, False)]
         return [key.removeprefix(prefix) for key in keys if key not in self._read]
 
     def integer(self, name: str, default: int | None = None) -> int:
@@ -58,9 +77,9 @@ class Metadata:
             raise ModelFileError(f"{self.path}: {self.key(name)} is {printable(repr(value))}, not a positive integer")
         return value
 
-    def counts(self, name: str, num_layers: int) -> list[int]:
+    def counts(self, name: str) -> list[int]:
         """A count per layer, 0 for a layer that has none; a single number is that of all layers."""
-        value = self.value(name, None)
+        value, num_layers = self.value(name, None), self.num_layers
         values = value if isinstance(value, list) else [value] * num_layers
         if len(values) != num_layers or any(type(item) is not int or item < 0 for item in values) or not any(values):
             shown = printable(repr(value), limit=80)
@@ -76,7 +95,7 @@ class Metadata:
             raise ModelFileError(f"{self.path}: {self.key(name)} is {printable(repr(value))}, not a positive number")
         return float(str(np.float32(value)))
 
-    def flag(self, name: str, *, default: bool) -> bool:
+    def flag(self, name: str, default: bool) -> bool:
         """True or False, which some files have as 1 or 0."""
         value = self.value(name, default)
         if value not in (False, True):
@@ -99,5 +118,5 @@ class Metadata:
 
         An id that makes no sense is none: the reader of the tokenizer warns of it.
         """
-        value = self.values.get(f"tokenizer.ggml.{name}")
+        value = self.file.metadata.get(f"tokenizer.ggml.{name}")
         return value if type(value) is int and 0 <= value < vocab_size else None

@@ -1,4 +1,4 @@
-"""Layers with recurrent state in GGUF files: their sizes, and their values as Hugging Face has them.
+"""Layers with recurrent state in GGUF files: rows of their keys, and their values as Hugging Face has them.
 
 llama.cpp stores -exp(A_log) instead of A_log, flat vectors as columns, and for Qwen3.5 the value heads of all key heads
 in turns: the first of each, then the second of each. Next to read: `gguf_config.py`; `models/hf_state_space.py` and
@@ -6,13 +6,16 @@ in turns: the first of each, then the second of each. Next to read: `gguf_config
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from quire.errors import ModelFileError
 from quire.weights.block_formats import BLOCK_FORMATS, NVFP4
+from quire.weights.gguf_codecs import COUNT, FULL, WRITTEN, Codec
+from quire.weights.gguf_fields import KV_HEADS, ROTATED_SHARE, Field
 from quire.weights.gguf_metadata import Metadata
 from quire.weights.weight_tensor import WeightTensor
 
@@ -47,14 +50,107 @@ class StateSizes:
             )
         return sizes
 
-    def keys(self) -> dict[str, int]:
-        """The keys of a file, without the architecture's name."""
-        return {f"ssm.{name}": value for name, value in zip(KEYS, astuple(self), strict=True)}
+    @classmethod
+    def of(cls, keys: Mapping[str, int]) -> "StateSizes | None":
+        """Return the sizes in keys without the architecture's name, None for a model without such layers."""
+        return cls(*(keys[f"ssm.{name}"] for name in KEYS)) if "ssm.inner_size" in keys else None
 
     @property
     def head_size(self) -> int:
         """Channels of a head, of delta nets of a value head."""
         return self.inner_size // self.num_heads
+
+
+HEAD_SIZE = Codec(lambda metadata, key, default: StateSizes.read(metadata).head_size)
+"""Channels of a head; stored are those of all heads."""
+MIXED_KV_HEADS = replace(KV_HEADS, default=None)
+
+
+def layers_with(kind: str) -> tuple[Field, Field]:
+    """KV heads by layer, 0 in layers of the type `kind`, which have state."""
+    codec = Codec(lambda metadata, key, default: [FULL if count else kind for count in metadata.counts(key)])
+    return MIXED_KV_HEADS, Field(
+        KV_HEADS.key, "layer_types", codec,
+        attribute=lambda read: [0 if each else read.num_kv_heads for each in read.recurrent_layers],
+    )  # fmt: skip
+
+
+def _states(names: Sequence[str], attributes: Sequence[str], inner_size: Callable[[Any], int]) -> tuple[Field, ...]:
+    """Layers with state: config.json's names of taps, state size, heads, groups and head size, and the `Config`'s."""
+    keys = ("conv_kernel", "state_size", "time_step_rank", "group_count")
+    sizes = zip(keys, names[:4], attributes, strict=True)
+    rows = (Field(f"ssm.{key}", name, attribute=attribute) for key, name, attribute in sizes)
+    return (*rows, Field("ssm.inner_size", names[4], HEAD_SIZE, attribute=inner_size))
+
+
+def state_space(*names: str) -> tuple[Field, ...]:
+    """Rows of Mamba 2's layers, see `_states`."""
+    attributes = [f"state_space.{name}" for name in ("num_taps", "state_size", "num_heads", "num_groups")]
+    return _states(names, attributes, lambda read: read.state_space.num_heads * read.state_space.head_size)
+
+
+def expansion(heads: str, head_size: str) -> Callable[[Mapping[str, Any]], int]:
+    """Return how many times the model's width all heads have, by config.json's names of their sizes."""
+    return lambda config: config[heads] * config[head_size] // config["hidden_size"]
+
+
+def _third_sections(read: Any) -> list[int]:
+    num_pairs = read.rope.rotated_size(read.head_size) // 2
+    return [*((num_pairs + more) // 3 for more in (2, 1, 0)), 0]
+
+
+def _read_recurrent(metadata: Metadata, key: str, default: Any) -> list[str]:
+    flags = metadata.pattern(key, default, metadata.integer("block_count"))[: metadata.num_layers]
+    return ["linear_attention" if is_recurrent else FULL for is_recurrent in flags]
+
+
+def _interval(recurrent: Sequence[bool]) -> int:
+    """Return n if every n-th layer attends."""
+    return 1 + (recurrent.index(False) if False in recurrent else len(recurrent))
+
+
+def _write_recurrent(recurrent: Sequence[bool]) -> list[bool] | None:
+    """Return the layers with state, None if the interval says them."""
+    interval = _interval(recurrent)
+    is_regular = all(each == ((index + 1) % interval != 0) for index, each in enumerate(recurrent))
+    return None if is_regular else list(recurrent)
+
+
+DELTA_NET = (
+    *_states(
+        (
+            "linear_conv_kernel_dim", "linear_key_head_dim", "linear_num_value_heads", "linear_num_key_heads",
+            "linear_value_head_dim",
+        ),
+        ("num_taps", "key_size", "num_value_heads", "num_key_heads"),
+        lambda read: read.num_value_heads * read.value_size,
+    ),
+    ROTATED_SHARE, MIXED_KV_HEADS,
+    Field(
+        "full_attention_interval", "full_attention_interval", COUNT, 4, lambda read: _interval(read.recurrent_layers)
+    ),
+    Field(
+        "attention.recurrent_layers", "layer_types", Codec(_read_recurrent, _write_recurrent),
+        "full_attention_interval", "recurrent_layers",
+    ),
+)  # fmt: skip
+SECTIONS = (
+    Field("rope.dimension_sections", "", WRITTEN, attribute=_third_sections),
+    Field(
+        "rope.dimension_sections", "rope_parameters",
+        Codec(None, lambda rope: [*rope["mrope_section"], 0] if "mrope_section" in rope else None),
+    ),
+)  # fmt: skip
+"""Rotated pairs of each axis of images; llama.cpp needs some for text, too."""
+
+
+def state_space_names(module: str) -> dict[str, str]:
+    """The names of Mamba 2's tensors, which are those of delta nets where both have one."""
+    names = {
+        "ssm_in": "in_proj", "ssm_conv1d": "conv1d", "ssm_dt.bias": "dt_bias", "ssm_a": "A_log", "ssm_d": "D",
+        "ssm_norm": "norm", "ssm_out": "out_proj",
+    }  # fmt: skip
+    return {part: f"{module}.{name}" for part, name in names.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

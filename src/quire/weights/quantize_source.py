@@ -17,7 +17,7 @@ from quire.weights.dequantize import decode
 from quire.weights.gguf_architectures import ARCHITECTURES
 from quire.weights.gguf_config import sampling_keys, translate_config
 from quire.weights.gguf_file import DEFAULT_ALIGNMENT, GGUFFile, GGUFTensor
-from quire.weights.gguf_names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, huggingface_name
+from quire.weights.gguf_names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, TensorNames
 from quire.weights.gguf_writer import key_value
 from quire.weights.quantize import Source, SourceTensor
 from quire.weights.weight_tensor import WeightTensor
@@ -40,7 +40,7 @@ def from_gguf(file: GGUFFile, recommended_sampling: Mapping[str, float] | None =
     if "token_embd.weight" not in file.tensors:
         raise ModelFileError(f"{file.path}: there is no matrix 'token_embd.weight': no model to quantise")
     num_heads = count("attention.head_count", 1)
-    names = ARCHITECTURES[architecture].names if architecture in ARCHITECTURES else None
+    names = ARCHITECTURES[architecture].tensor_names if architecture in ARCHITECTURES else TensorNames()
     return Source(
         keys={
             **{key: key_value(key, value) for key, value in sampling_keys(recommended_sampling or {}).items()},
@@ -55,14 +55,14 @@ def from_gguf(file: GGUFFile, recommended_sampling: Mapping[str, float] | None =
     )
 
 
-def _tensor(file: GGUFFile, stored: GGUFTensor, names: Mapping[str, str] | None) -> SourceTensor:
+def _tensor(file: GGUFFile, stored: GGUFTensor, names: TensorNames) -> SourceTensor:
     if stored.format is NVFP4:
         raise UnsupportedModelError(
             f"{file.path}: '{printable(stored.name)}' is stored as NVFP4, which is not quantised again: use a "
             "file with floats, or the original model"
         )
     rows = file.rows(stored)
-    hf_name = huggingface_name(stored.name, names)
+    hf_name = names.huggingface(stored.name)
 
     def read(first: int, last: int) -> np.ndarray:
         return decode(rows[first:last], stored.format.name)

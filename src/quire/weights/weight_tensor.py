@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quire.errors import ModelFileError, UnsupportedModelError
-from quire.weight_map import Add, Rows, Taps, Transpose, Unstack, View
+from quire.weight_map import Offset, Rows, Taps, Transpose, Unstack, View
 from quire.weights.block_formats import BLOCK_FORMATS, BlockFormat
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class WeightTensor:
             case Transpose(floats_only):
                 is_matrix = len(self.shape) == 2 and not (floats_only and self.format not in FLOATS)
                 return self.transposed() if is_matrix else self
-            case Add(value):
+            case Offset(value):
                 return replace(self, offset=self.offset + value)
             case Taps():
                 return self.taps_first() if len(self.shape) > 1 else self

@@ -21,7 +21,7 @@ from quire.runtime.plan import weight_file
 from quire.runtime.plan.load import trace_program
 from quire.runtime.plan.packed_weights import PackedWeights, rounded_placements
 from quire.runtime.plan.weight_file import LAYOUT_VERSION, fill_weights, place_of, source_state, weight_directory
-from quire.weight_map import Add
+from quire.weight_map import Offset
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.progress import Progress
 from quire.weights.sources import ModelFiles, resolve_source
@@ -244,7 +244,7 @@ def test_every_way_to_read_a_tensor_has_another_key(model: Path, cache: Path) ->
     order = np.arange(96)[::-1].copy()
     ways = [
         (tensor, {}), (tensor.with_rows(order), {}), (tensor.with_rows(order[::-1].copy()), {}),
-        (tensor.viewed([Add(1)]), {}),
+        (tensor.viewed([Offset(1)]), {}),
         (tensor.transposed(), {}), (tensor.part(slice(1, 96), slice(None)), {}),
         (tensor.part(slice(None), slice(0, 8)), {}), (replace(tensor, format="BF16"), {}),
         (replace(tensor, name="other"), {}), (replace(tensor, column_order=order[:2]), {}),
@@ -254,7 +254,8 @@ def test_every_way_to_read_a_tensor_has_another_key(model: Path, cache: Path) ->
         (replace(tensor, stored=np.zeros((96, 256), np.uint8)), {}),
         (replace(tensor, stored=np.ones((96, 256), np.uint8)), {}),
         (tensor, {"first_row": 16}), (tensor, {"parameter_name": "b"}), (tensor, {"rows": (0, 96)}),
-        (tensor, {"whole": tensor.viewed([Add(2)]), "rows": (0, 96)}), (tensor, {"rows": (0, 96), "columns": (0, 16)}),
+        (tensor, {"whole": tensor.viewed([Offset(2)]), "rows": (0, 96)}),
+        (tensor, {"rows": (0, 96), "columns": (0, 16)}),
     ]  # fmt: skip
     state = source_state(checkpoint.files)
 
