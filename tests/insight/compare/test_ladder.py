@@ -82,6 +82,7 @@ def test_model_that_transformers_cannot_load_is_named(tmp_path: Path, monkeypatc
 
 def test_workload_has_a_common_beginning_and_some_long_prompts() -> None:
     jobs = workload(Settings(), 1000)
+    assert [len(job.prompt) for job in jobs] == [len(job.prompt) for job in workload(Settings(), 2)]
     assert len({job.prompt[:SHARED_LEN] for job in jobs}) == 1
     assert len({job.prompt for job in jobs}) == len(jobs)
     assert sum(len(job.prompt) > CHUNK * 3 for job in jobs) == len(jobs) // ladder.LONG_PERIOD

@@ -26,12 +26,12 @@ from quire.insight.compare.rig import Clock, Job, Rig, Run, draw_prompt
 from quire.scheduler.scheduler import Scheduler
 
 BLOCK_SIZE = 16
-NUM_REQUESTS = 12
+NUM_REQUESTS = 8
 SHARED_LEN = 64
 """Tokens with which all prompts begin, as those of one application do."""
-OWN_LEN, LONG_LEN, LONG_PERIOD = 24, 192, 6
+OWN_LEN, LONG_LEN, LONG_PERIOD = 24, 160, 4
 """Mean length of what follows, length of a long one, and how many prompts there are to one that is long."""
-MEAN_OUTPUT, MAX_OUTPUT = 20, 60
+MEAN_OUTPUT, MAX_OUTPUT = 12, 32
 MAX_SLOTS = 4
 """Longest sequences that the pool holds."""
 CHUNK = 64
@@ -74,18 +74,23 @@ def compare(settings: Settings, progress: Progress) -> Comparison:
 
 def workload(settings: Settings, vocab_size: int) -> list[Job]:
     """Prompts with a common beginning and an own end, some of them long; outputs of exponential length. All at once."""
-    generator = random.Random(settings.seed)
-    shared = draw_prompt(generator, SHARED_LEN, vocab_size)
-    jobs = []
-    for index in range(settings.requests or NUM_REQUESTS):
-        own = LONG_LEN if index % LONG_PERIOD == LONG_PERIOD - 1 else round(generator.uniform(0.5, 1.5) * OWN_LEN)
-        num_tokens = max(4, min(MAX_OUTPUT, round(generator.expovariate(1 / MEAN_OUTPUT))))
-        jobs.append(Job(shared + draw_prompt(generator, own, vocab_size), num_tokens))
-    given = settings.lengths()
+    tokens = random.Random(settings.seed)
+    shared = draw_prompt(tokens, SHARED_LEN, vocab_size)
     return [
-        Job((shared[: prompt_len // 2] + draw_prompt(generator, prompt_len, vocab_size))[:prompt_len], num_tokens)
-        for prompt_len, num_tokens in given
-    ] or jobs
+        Job((shared[: prompt_len * 4 // 5] + draw_prompt(tokens, prompt_len, vocab_size))[:prompt_len], num_tokens)
+        for prompt_len, num_tokens in settings.lengths() or _draw_lengths(settings)
+    ]
+
+
+def _draw_lengths(settings: Settings) -> list[tuple[int, int]]:
+    """Return prompt and output tokens of each request; they do not depend on the vocabulary."""
+    generator, lengths = random.Random(settings.seed), []
+    for index in range(settings.requests or NUM_REQUESTS):
+        is_long = index % LONG_PERIOD == LONG_PERIOD - 1
+        own = LONG_LEN if is_long else round(generator.uniform(0.75, 1.25) * OWN_LEN)
+        num_tokens = max(4, min(MAX_OUTPUT, round(generator.expovariate(1 / MEAN_OUTPUT))))
+        lengths.append((SHARED_LEN + own, num_tokens))
+    return lengths
 
 
 def _make_rig(settings: Settings, model: str, progress: Progress, longest: int, kernels: str) -> Rig:
