@@ -51,6 +51,12 @@ def test_quantization_of_a_quantised_file_warns(smollm2_path: Path) -> None:
     assert "quantization=int8 has no effect on weights that are stored in 8 bit or less" in result.stderr
 
 
+def test_gpu_memory_utilization_on_a_cpu_warns_and_names_the_option_to_use(tiny: str) -> None:
+    result = call("run", tiny, "Hi", "--max-tokens", "1", "--gpu-memory-utilization", "0.5")
+    assert "gpu_memory_utilization=0.5 has no effect on a CPU: kv_cache_memory_bytes chooses" in result.stderr
+    assert "no effect" not in call("run", tiny, "Hi", "--max-tokens", "1").stderr
+
+
 def test_bench_of_a_real_engine(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = MachineLimits(1e9, dict.fromkeys(("bf16", "fp32", "int8"), 1e12))
     monkeypatch.setattr("quire.insight.explain.phases.measure_limits", lambda device, names, working_set: limits)

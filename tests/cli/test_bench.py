@@ -8,7 +8,8 @@ from quire.cli import bench
 from quire.cli.bench_cases import BenchCase
 from quire.config import EngineOptions
 from quire.engine.build import resolve_config
-from quire.insight.explain.explanation import Settings, explain
+from quire.insight.explain.explanation import explain
+from quire.insight.explain.settings import Settings
 from quire.kernels.tracing import NotTraceableError
 from quire.runtime.machine_limits import MachineLimits
 from quire.weights.checkpoint import open_checkpoint

@@ -48,3 +48,15 @@ def test_calibration_is_kept_and_belongs_to_this_machine(monkeypatch: pytest.Mon
     assert read_calibration(detect_hardware("cpu")) is None
     path.write_text("{")
     assert read_calibration(detect_hardware("cpu")) is None
+
+
+def test_lists_of_settings_are_compared_and_bad_ones_refused() -> None:
+    options = ("--device", "L4", "--batch", "1", "--gpu-memory-utilization", "0.9,0.3", "--max-model-len", "256,128")
+    value = parsed(call("explain", "tinyllama", *options, "--json"))
+    assert value["facts"]["ctx"] == 256
+    (table,) = [part for part in value["sections"] if part["title"] == "Settings side by side"]
+    assert [row[0:4:3] for row in table["rows"]] == [["0.9", 256], ["0.9", 128], ["0.3", 256], ["0.3", 128]]
+    for option, text in (("--gpu-memory-utilization", "1.5"), ("--kv-dtype", "int7"), ("--max-num-seqs", "0")):
+        result = call("explain", "tinyllama", "--device", "L4", option, text)
+        assert result.exit_code == 2
+        assert text in result.stderr

@@ -9,20 +9,23 @@ from typing import Any
 import click
 
 from quire.cli.command import option, output_of, verb
-from quire.cli.values import BYTES, LENGTH
+from quire.cli.values import BYTES, EVERY_LENGTH, LENGTH
 
 EXAMPLES = (
     "quire compare batching",
     "quire compare kv --pool 128MiB --html kv.html",
+    "quire compare batching --prompt-len 100,200,300 --output-len 1",
+    "quire compare ladder --html ladder.html",
+    "quire compare cache --prompt-len 1 --output-len 10,100,1000",
     "quire compare batching --model smollm2 --slots 4",
 )
-COMPARISONS = ("cache", "batching", "kv", "attention")
+COMPARISONS = ("cache", "batching", "kv", "ladder", "attention")
 
 
 @verb("compare", EXAMPLES)
 @click.argument("name", type=click.Choice(COMPARISONS))
 @option("--model", metavar="TEXT",
-        help="model to run, or fake: no model, a step takes one unit of time  [cache: smollm2; batching, kv: "
+        help="model to run, or fake: no model, a step takes one unit of time  [cache, ladder: smollm2; batching, kv: "
               "fake; attention: the shape of Llama-2-7B]")  # fmt: skip
 @option("--seed", type=int, default=0, help="seed of the workload  [0]")
 @option("--requests", type=LENGTH, help="requests of the workload")
@@ -30,6 +33,10 @@ COMPARISONS = ("cache", "batching", "kv", "attention")
 @option("--rate", type=float,
               help="batching, kv: requests that arrive per step, or per second with a model")  # fmt: skip
 @option("--pool", type=BYTES, help="kv: size of the KV cache  [256MiB for 2048 tokens]")
+@option("--prompt-len", "prompt_lens", type=EVERY_LENGTH, default=(),
+        help="prompt tokens of each request, from the first again if there are more  [drawn; cache: 16]")  # fmt: skip
+@option("--output-len", "output_lens", type=EVERY_LENGTH, default=(),
+        help="output tokens of each request; cache: of each run  [drawn]")  # fmt: skip
 @option("--context", type=LENGTH, help="longest sequence, prompt and output together")
 @option("--svg", type=click.Path(dir_okay=False), metavar="FILE", help="write the charts to an SVG file")
 @option("--html", type=click.Path(dir_okay=False), metavar="FILE", help="write a page with charts to a file")
@@ -37,7 +44,8 @@ def compare_command(name: str, pool: int | None, svg: str | None, html: str | No
     """Compare ways to cache, batch and allocate on one engine.
 
     The same requests run with one thing switched. cache: no KV cache, KV cache. batching: static, dynamic, continuous.
-    kv: contiguous, buddy, paged memory. attention: MHA, GQA, MQA, MLA, sliding window.
+    kv: contiguous, buddy, paged memory. ladder: all of these and more, one on top of the other. attention: MHA, GQA,
+    MQA, MLA, sliding window.
     """
     from quire.insight.compare import run
     from quire.insight.compare.figure import equal_text, html_page, row_texts, svg_image

@@ -4,7 +4,7 @@ Next to read: `quire/insight/explain/explanation.py`.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,7 +12,7 @@ from quire.cli.command import option, output_of, verb
 from quire.cli.options import environment_name
 from quire.cli.output import Output
 from quire.cli.progress import show_progress
-from quire.cli.values import LENGTH, LENGTHS
+from quire.cli.values import LENGTH, LENGTHS, Value
 from quire.config import DTYPE_ALIASES, DTYPES, KV_DTYPES, QUANTIZED_BITS, EngineOptions
 
 if TYPE_CHECKING:
@@ -21,9 +21,30 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "quire explain smollm2 --batch 1,32 --ctx 512",
     "quire explain qwen3-4b --tp 2 --ctx 1024 --device H100-SXM --ops",
+    "quire explain tinyllama --device RTX-4090 --gpu-memory-utilization 0.9,0.3 --kv-dtype auto,int8",
     "quire explain smollm2 --measure --html explained.html",
 )
 AUTO = "auto"
+DEFAULT_CTX = 512
+POSITIVE = ("chunk", "max_num_seqs", "max_num_batched_tokens", "block_size")
+
+
+def _parse_shares(text: str) -> tuple[float, ...]:
+    shares = tuple(dict.fromkeys(float(part) for part in text.split(",")))
+    if not all(0 < share <= 1 for share in shares):
+        raise ValueError(text)
+    return shares
+
+
+def _parse_kv_types(text: str) -> tuple[str, ...]:
+    types = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    if not set(types) <= {AUTO, "fp8", *KV_DTYPES}:
+        raise ValueError(text)
+    return types
+
+
+SHARES = Value("share,…", _parse_shares, "a list of shares above 0, at most 1, such as 0.9,0.3")
+KV_TYPES = Value("type,…", _parse_kv_types, f"a list of auto, fp8, {', '.join(KV_DTYPES)}")
 
 
 @verb("explain", EXAMPLES)
@@ -31,35 +52,49 @@ AUTO = "auto"
 @option("--tp", "--tensor-parallel-size", "tp", type=click.IntRange(1, 1024), metavar="N", default=1,
         help="ranks that share each layer; figures are of one  [1]")  # fmt: skip
 @option("--batch", type=LENGTHS, default=(1, 8, 32), help="streams that decode  [1,8,32]")
-@option("--ctx", type=LENGTH, default=512, help="tokens of a prompt and of a context  [512]")
-@option("--chunk", type=LENGTH, help="add a step: a prompt's chunk beside the decodes")
+@option("--ctx", type=LENGTH, help="tokens of a prompt and of a context  [512]")
+@option("--chunk", type=LENGTH, help="compute the prompt in chunks, and add a step: a chunk beside the decodes")
 @option("--dtype", type=click.Choice((AUTO, *DTYPES, *DTYPE_ALIASES)), default=AUTO, help="compute type  [auto]")
-@option("--kv-dtype", type=click.Choice((AUTO, *KV_DTYPES)), default=AUTO, help="KV cache type  [the compute type]")
+@option("--kv-dtype", type=KV_TYPES, default=(AUTO,), help="KV cache type, for any device  [the compute type]")
 @option("--quantization", type=click.Choice(tuple(QUANTIZED_BITS)), help="quantise the weights at load")
-@option("--device", default=AUTO, metavar="NAME", help="cpu, cuda, or one by its data sheet: A100-80GB, …  [auto]")
+@option("--device", default=AUTO, metavar="NAME|FILE",
+        help="cpu, cuda, a known one such as A100-80GB, or a JSON file with its data sheet  [auto]")  # fmt: skip
+@option("--gpu-memory-utilization", type=SHARES, default=(EngineOptions.gpu_memory_utilization,),
+        help="share of a GPU's memory used in all  [0.9]")  # fmt: skip
+@option("--max-num-seqs", type=LENGTHS, default=(), help="sequences running at once  [the largest batch]")
+@option("--max-model-len", type=LENGTHS, default=(), help="length of the requests that must fit  [--ctx]")
+@option("--max-num-batched-tokens", type=LENGTH, help="token budget of one step  [2048]")
+@option("--block-size", type=LENGTH, help="tokens per KV block  [16, on a CPU 32]")
 @option("--ops", is_flag=True, help="list every operation of each phase")
 @option("--html", type=click.Path(dir_okay=False, path_type=Path), help="write a page that needs no other file")
 @option("--measure", is_flag=True, help="load the model, and show measured figures beside the predicted")
 def explain_command(
-    model: str, tp: int, batch: tuple[int, ...], ctx: int, chunk: int | None, dtype: str, kv_dtype: str,
-    quantization: str | None, device: str, ops: bool, html: Path | None, measure: bool,
+    model: str, ctx: int | None, ops: bool, html: Path | None, measure: bool, max_model_len: tuple[int, ...],
+    **values: Any,
 ) -> None:  # fmt: skip
     """Explain a model's size, memory, work and time.
 
     MODEL is a model as for the other verbs, a config.json or a directory that holds only that, a hub id (only its
-    config.json is fetched), or a preset: Qwen3-4B, Llama-2-7B, Llama-2-13B, Llama-3-8B, TinyLlama, DeepSeek-V3. Every
-    number stands beside its formula and the values put in.
+    config.json is fetched), or a preset: Qwen3-4B, Qwen3-30B-A3B, Llama-2-7B, Llama-2-13B, Llama-2-70B, Llama-3-8B,
+    TinyLlama, DeepSeek-V3, GPT-2, gpt-oss-20b, Gemma-3-4B. Every number stands beside its formula and the values put
+    in. Of --kv-dtype, --gpu-memory-utilization, --max-num-seqs and --max-model-len, several values separated by commas
+    are compared: the first one is explained, and a table shows what fits with each combination.
     """
     output = output_of()
-    for name, value in (("--batch", min(batch, default=0)), ("--ctx", ctx), ("--chunk", chunk)):
-        if value is not None and value < 1:
-            raise click.UsageError(f"{name} {value} explains nothing: give 1 or more")
-    from quire.insight.explain.explanation import Settings, explain
+    ctx = min(DEFAULT_CTX, *max_model_len[:1]) if ctx is None and max_model_len else DEFAULT_CTX if ctx is None else ctx
+    lengths = {"--ctx": (ctx,), "--batch": values["batch"] or (0,), "--max-model-len": max_model_len}
+    lengths |= {f"--{name.replace('_', '-')}": value if isinstance(value, tuple) else (value,)
+                for name, value in values.items() if name in POSITIVE and value is not None}  # fmt: skip
+    for name, found in lengths.items():
+        if min(found, default=1) < 1:
+            raise click.UsageError(f"{name} {min(found)} explains nothing: give 1 or more")
+    from quire.insight.explain.explanation import explain
+    from quire.insight.explain.settings import Settings
     from quire.insight.explain.subject import open_subject
 
     with show_progress(output) as progress:
         checkpoint = open_subject(model, progress)
-    settings = Settings(tp, batch, ctx, chunk, dtype, kv_dtype, quantization, device)
+    settings = Settings(batches=values.pop("batch"), ctx=ctx, max_model_len=max_model_len, **values)
     explained = explain(checkpoint, settings, with_ops=ops or output.json)
     report = explained.report
     if measure:

@@ -78,6 +78,10 @@ def _parse_lengths(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(parse_length(part) for part in text.split(",") if part.strip()))
 
 
+def _parse_every_length(text: str) -> tuple[int, ...]:
+    return tuple(parse_length(part) for part in text.split(","))
+
+
 def _parse_object(text: str) -> dict[str, Any]:
     parsed = json.loads(text)
     if not isinstance(parsed, dict):
@@ -108,6 +112,7 @@ def _parse_structured(text: str) -> StructuredOutputsParams:
 
 LENGTH = Value("n", parse_length, "a count such as 2048, 2K (2048) or 2k (2000)")
 LENGTHS = Value("n,…", _parse_lengths, "a list of counts such as 128,512 or 1K,2K")
+EVERY_LENGTH = Value("n,…", _parse_every_length, "a list of counts, one per request, such as 100,200,200")
 BYTES = Value("bytes", parse_bytes, "a size such as 4096, 512MiB or 2GiB")
 JSON_OBJECT = Value("json", _parse_object, 'a JSON object such as {"key": 1}')
 STRUCTURED = Value("json|@file", _parse_structured, "a JSON object")

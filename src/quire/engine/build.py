@@ -141,6 +141,11 @@ def _log_decisions(config: EngineConfig) -> None:
         logger.warning(
             "quantization=%s has no effect on weights that are stored in 8 bit or less: leave it out", quantization
         )
+    if config.device == "cpu" and config.options.gpu_memory_utilization != EngineOptions.gpu_memory_utilization:
+        logger.warning(
+            "gpu_memory_utilization=%s has no effect on a CPU: kv_cache_memory_bytes chooses the memory for KV",
+            config.options.gpu_memory_utilization,
+        )
     native = importlib.import_module("quire._native")
     if native.requested_isa_missing:
         logger.warning(

@@ -124,6 +124,17 @@ def _ours(
 
 def _reference(path: Path, token_ids: Sequence[int]) -> tuple[Outputs, list[str]]:
     """Compute the prompt with Transformers. Returns: outputs by module, and the names of all parameters."""
+    model = load_reference(path)
+    with _recorded(model) as found, torch.inference_mode():
+        found[LOGITS] = model(torch.tensor([list(token_ids)])).logits[0]
+    return found, [name for name, _ in model.named_parameters()]
+
+
+def load_reference(path: Path) -> Any:
+    """Return the model of Transformers in fp32, from a directory or a GGUF file.
+
+    Raises: ConfigError without Transformers; UnsupportedModelError if it cannot load the model.
+    """
     try:
         import transformers
         from transformers.utils.logging import disable_progress_bar
@@ -135,12 +146,10 @@ def _reference(path: Path, token_ids: Sequence[int]) -> tuple[Outputs, list[str]
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(
             path.parent if path.is_file() else path, dtype=torch.float32, attn_implementation="eager", **place
         )
-    except (OSError, ValueError, KeyError, NotImplementedError) as error:
+    except (OSError, ValueError, KeyError, NotImplementedError, ImportError) as error:
         reason = str(error).partition(". ")[0]  # its advice on installations follows
         raise UnsupportedModelError(f"Transformers cannot load {path.name}: {reason}") from error
-    with _recorded(model.eval()) as found, torch.inference_mode():
-        found[LOGITS] = model(torch.tensor([list(token_ids)])).logits[0]
-    return found, [name for name, _ in model.named_parameters()]
+    return model.eval()
 
 
 @contextmanager

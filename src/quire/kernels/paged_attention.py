@@ -196,7 +196,7 @@ class Attend(Instruction):
 def kv_bytes(step: StepShape, num_kv_heads: int, head_size: int) -> int:
     """Bytes of one token's keys and values in one layer; int8 has an fp32 scale for each head's."""
     size = step.kv_value_bytes
-    return 2 * num_kv_heads * (head_size * size + (4 if size == 1 else 0))
+    return 2 * num_kv_heads * (head_size * size + (4 if step.kv_arithmetic == "int8" else 0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -343,6 +343,7 @@ function shown(value, unit) {
   if (value === null) return "–";
   if (unit === "share") return `${(100 * value).toFixed(1)} %`;
   if (unit === "bytes") return short(value, "B");
+  if (unit === "times") return `${value.toFixed(1)} ×`;
   return typeof value === "number" ? (Number.isInteger(value) ? value.toLocaleString("en") : String(+value.toPrecision(3))) : value;
 }
 

@@ -58,6 +58,43 @@ def test_rows_of_ended_requests_count_as_pads_in_a_closed_batch() -> None:
     assert _pads(drive("continuous", jobs), is_closed=False) == 6
 
 
+@pytest.mark.parametrize("lengths", [((100, 200, 300), (1,)), ((1,), (100, 200, 300))])
+def test_100_200_and_300_tokens_in_one_static_batch_are_two_thirds_of_it(
+    lengths: tuple[tuple[int, ...], tuple[int, ...]],
+) -> None:
+    """Prompts beside each other in one step, or outputs that end one after the other."""
+    comparison = run("batching", Settings(prompt_lens=lengths[0], output_lens=lengths[1], slots=3))
+    static = dict(zip((name for name, _ in comparison.columns), comparison.rows[0], strict=True))
+    assert static["pads"] == 300
+    assert static["not pads"] == pytest.approx(2 / 3)
+    if lengths[0] == (1,):
+        assert (static["makespan"], static["slot use"]) == (300, pytest.approx(2 / 3))
+
+
+def test_given_lengths_are_used_in_turn_and_arrive_at_once() -> None:
+    comparison = run("batching", Settings(prompt_lens=(10, 20), output_lens=(4,), requests=5, slots=2))
+    assert comparison.title == (
+        "5 requests, 70 prompt and 20 output tokens, all there at once, 2 slots"
+    )  # fmt: skip
+    assert comparison.settings["rate"] is None
+
+
+def test_default_load_keeps_continuous_slots_full_and_static_ones_empty() -> None:
+    comparison = run("batching")
+    static, _, continuous = comparison.rows
+    assert continuous[2] > 0.95
+    assert static[2] < 0.45
+    assert static[1] > 2.4 * continuous[1]
+
+
+def test_context_too_short_for_drawn_lengths_is_refused() -> None:
+    for name in ("batching", "kv", "attention"):
+        with pytest.raises(ConfigError, match="context=16: 32 or more fits"):
+            run(name, Settings(context=16))
+    with pytest.raises(ConfigError, match="prompt_lens has 0"):
+        Settings(prompt_lens=(5, 0))
+
+
 def test_wrong_output_of_one_mode_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     right = FakeExecutor._sample
 

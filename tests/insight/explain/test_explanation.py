@@ -1,8 +1,10 @@
 """The numbers of explain against figures made by hand, Transformers' models, and the events of a real step."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -12,9 +14,10 @@ from quire.errors import ConfigError, ModelError, ModelFileError
 from quire.events import EventKind
 from quire.insight.explain import explanation
 from quire.insight.explain.device import Device, find_device
-from quire.insight.explain.explanation import Explained, Settings
+from quire.insight.explain.explanation import Explained
 from quire.insight.explain.page import to_html
 from quire.insight.explain.phases import Op, Phase
+from quire.insight.explain.settings import Settings
 from quire.insight.explain.subject import PRESETS, open_subject
 from quire.runtime.machine_limits import MachineLimits
 from quire.sampling_params import SamplingParams
@@ -158,6 +161,24 @@ def test_page_has_every_number_and_no_reference_to_other_files() -> None:
     for section in report.sections:
         for item in section.quantities:
             assert item.shown in page
+
+
+def test_roofline_has_each_phase_at_its_intensity_and_under_the_roof() -> None:
+    page = to_html(explain("Llama-2-7B", batches=(1, 64), ctx=2048).report)
+    (drawing,) = re.findall(r"<svg.*?</svg>", page)
+    root = ElementTree.fromstring(drawing)
+    (roof,) = [item.attrib["points"] for item in root.iter() if item.tag == "polyline"]
+    (left, low), (ridge, top), (right, _) = [tuple(map(float, point.split(","))) for point in roof.split()]
+    circles = [(float(item.attrib["cx"]), float(item.attrib["cy"])) for item in root.iter() if item.tag == "circle"]
+    assert len(circles) == 3
+    (prefill, at_peak), (one, _), (many, _) = circles
+    assert left <= one < many < ridge < prefill < right
+    for x, y in circles:
+        roof_y = top if x > ridge else low + (top - low) * (x - left) / (ridge - left)
+        assert y >= roof_y - 1
+    # Decodes of one stream are limited by memory: on the slope, but for the little time of fp32.
+    assert circles[1][1] == pytest.approx(low + (top - low) * (one - left) / (ridge - left), abs=2)
+    assert at_peak > top, "int8 has the highest rate of the A100, and the prefill is computed in bf16"
 
 
 def test_predictions_follow_the_calibrated_rates(monkeypatch: pytest.MonkeyPatch) -> None:

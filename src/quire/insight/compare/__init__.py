@@ -12,6 +12,7 @@ COMPARISONS = {
     "cache": "no KV cache, KV cache",
     "batching": "static, dynamic and continuous batching",
     "kv": "contiguous, buddy and paged allocation of the KV cache",
+    "ladder": "one workload with one technique more at a time, from naive recomputation to 4 bits",
     "attention": "KV cache of MHA, GQA, MQA, MLA and a sliding window",
 }
 """Name → the modes that it compares; its module has the same name."""

@@ -24,6 +24,7 @@ def compare(settings: Settings, progress: Progress) -> Comparison:
     """Size and time each kind. Raises: ConfigError, ModelError."""
     if settings.model == FAKE_MODEL:
         raise ConfigError("compare attention measures real kernels: model='fake' has none")
+    settings.check_context("attention")
     num_layers, num_heads, head_size = LLAMA_2_7B if settings.model is None else _shape_of(settings.model)
     context, name = settings.context or 2048, settings.model or "the shape of Llama-2-7B"
     window = max(16, context // 4)

@@ -12,15 +12,16 @@ from typing import Any
 
 from quire.config import EngineConfig, SchedulerConfig
 from quire.events import EventLog
+from quire.insight.compare.figure import cell_text
 from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, Series, Settings, percentile
-from quire.insight.compare.rig import Clock, Job, Rig, Run, check_outputs_equal, draw_prompt
+from quire.insight.compare.rig import Clock, Job, Rig, Run, check_outputs_equal, draw_prompt, given_jobs
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.scheduler import Scheduler
 
 MEAN_PROMPT, MEAN_OUTPUT = 60 / 512, 80 / 512
 """Mean lengths before clipping, as shares of the context."""
-LOAD, MODEL_LOAD = 1 / 1.4, 1.0
-"""Default rate of arrivals, as a share of what full slots generate; a model's smaller batches take less time."""
+LOAD = 2.0
+"""Default rate of arrivals, as a share of what full slots generate: requests wait, so that empty slots are a loss."""
 TIMER = 0.625
 """Dynamic batching: longest wait of a batch's oldest request, in steps per token of the mean output."""
 
@@ -58,17 +59,24 @@ def compare(settings: Settings, progress: Progress) -> Comparison:
     """Run the workload in each mode. Raises: ComparisonError, ConfigError, ModelError, CapacityError."""
     model = settings.model or FAKE_MODEL
     is_fake = model == FAKE_MODEL
-    longest = settings.context or (512 if is_fake else 128)
+    lengths = settings.lengths()
+    settings.check_context("batching")
+    longest = settings.context or max(map(sum, lengths), default=512 if is_fake else 128)
     rig = Rig(
         settings, model, progress, max_num_seqs=settings.slots, max_model_len=longest, block_size=16,
         max_num_batched_tokens=max(2048, settings.slots * longest),
         num_blocks_override=settings.slots * -(-longest // 16) + 2,
     )  # fmt: skip
-    num_requests = settings.requests or (64 if is_fake else 32)
+    num_requests = len(lengths) or settings.requests or (256 if is_fake else 32)
     step = 1.0 if is_fake else _step_seconds(rig, settings.slots, longest)
-    mean_steps, load = MEAN_OUTPUT * longest, LOAD if is_fake else MODEL_LOAD
-    rate, timer = settings.rate or load * settings.slots / mean_steps / step, TIMER * mean_steps * step
-    jobs = workload(settings.seed, num_requests, rate, longest, rig.config.model.vocab_size)
+    mean_steps = sum(tokens for _, tokens in lengths) / len(lengths) if lengths else MEAN_OUTPUT * longest
+    rate = settings.rate or (math.inf if lengths else LOAD * settings.slots / mean_steps / step)
+    timer = TIMER * mean_steps * step
+    vocab_size = rig.config.model.vocab_size
+    if lengths:
+        jobs = given_jobs(settings.seed, lengths, rate, vocab_size)
+    else:
+        jobs = workload(settings.seed, num_requests, rate, longest, vocab_size)
     if is_fake:
         jobs = [replace(job, arrival=float(math.ceil(job.arrival))) for job in jobs]
     runs = {
@@ -78,17 +86,20 @@ def compare(settings: Settings, progress: Progress) -> Comparison:
     }
     num_equal = check_outputs_equal(runs)
     shown = {
-        "model": model, "seed": settings.seed, "requests": num_requests, "slots": settings.slots, "rate": rate,
+        "model": model, "seed": settings.seed, "requests": num_requests, "slots": settings.slots,
+        "rate": None if rate == math.inf else rate,
         "timer": timer, "context": longest, "unit": rig.unit,
     }  # fmt: skip
     title = (
         f"{num_requests} requests, {sum(len(job.prompt) for job in jobs)} prompt and "
-        f"{sum(job.num_tokens for job in jobs)} output tokens, {rate:.3g} arrive per {rig.unit[:-1]}, "
+        f"{sum(job.num_tokens for job in jobs)} output tokens, "
+        f"{'all there at once' if rate == math.inf else f'{rate:.3g} arrive per {rig.unit[:-1]}'}, "
         f"{settings.slots} slots"
     )
     columns = (
-        ("mode", "text"), ("makespan", rig.unit), ("slot use", "share"), ("pads", ""), ("wait p50", rig.unit),
-        ("wait p95", rig.unit), ("latency p95", rig.unit), (f"tokens/{rig.unit[:-1]}", "number"),
+        ("mode", "text"), ("makespan", rig.unit), ("slot use", "share"), ("pads", ""), ("not pads", "share"),
+        ("wait p50", rig.unit), ("wait p95", rig.unit), ("latency p95", rig.unit),
+        (f"tokens/{rig.unit[:-1]}", "number"),
     )  # fmt: skip
     rows = tuple(_row(mode, run, jobs, settings.slots) for mode, run in runs.items())
     explanation = tuple(_explain(mode, run, jobs, settings.slots, rig.unit) for mode, run in runs.items())
@@ -141,8 +152,9 @@ def _row(mode: str, run: Run, jobs: Sequence[Job], slots: int) -> tuple[Any, ...
     waits = [start - job.arrival for start, job in zip(run.started, jobs, strict=True)]
     latencies = [end - job.arrival for end, job in zip(run.ended, jobs, strict=True)]
     slot_use = sum(len(step.scheduled) * step.duration for step in run.steps) / (slots * run.makespan)
+    pads = _pads(run, mode != "continuous")
     return (
-        mode, run.makespan, slot_use, _pads(run, mode != "continuous"), percentile(waits, 0.5),
+        mode, run.makespan, slot_use, pads, run.num_computed / (run.num_computed + pads), percentile(waits, 0.5),
         percentile(waits, 0.95), percentile(latencies, 0.95), sum(job.num_tokens for job in jobs) / run.makespan,
     )  # fmt: skip
 
@@ -157,7 +169,8 @@ def _explain(mode: str, run: Run, jobs: Sequence[Job], slots: int, unit: str) ->
     reason = "because no request joins a running batch" if is_closed else "although requests join in any step"
     filled = f", and {filling / total:.0%} while a batch filled" if is_closed else ""
     return (
-        f"{mode}: a request waited {mean_wait:.3g} {unit} on average; {held / total:.0%} of the slot time was empty "
+        f"{mode}: a request waited {cell_text(mean_wait, unit)}{' steps' * (unit == 'steps')} on average; "
+        f"{held / total:.0%} of the slot time was empty "
         f"while requests waited, {reason}{filled}; a padded batch would compute {_pads(run, is_closed)} pads beside "
         f"{run.num_computed} tokens, this engine's ragged batch computes none."
     )

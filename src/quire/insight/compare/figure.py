@@ -78,6 +78,8 @@ def cell_text(value: Any, unit: str) -> str:
         return f"{value:.1%}"
     if unit == "bytes":
         return format_bytes(int(value))
+    if unit == "times":
+        return f"{value:,.1f}×"
     if unit == "seconds":
         return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.2f} s"
     if unit == "number":

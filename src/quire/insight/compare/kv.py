@@ -15,7 +15,7 @@ from quire.errors import ConfigError
 from quire.events import EventLog
 from quire.insight.compare.allocators import Buddy, Contiguous, RunAllocator, RunBlocks
 from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, Series, Settings
-from quire.insight.compare.rig import Clock, Job, Rig, Run, check_outputs_equal, draw_prompt
+from quire.insight.compare.rig import Clock, Job, Rig, Run, check_outputs_equal, draw_prompt, given_jobs
 from quire.scheduler.blocks import BlockManager
 from quire.scheduler.scheduler import Scheduler
 
@@ -63,17 +63,24 @@ def compare(settings: Settings, progress: Progress) -> Comparison:
     """Run the workload with each allocator. Raises: ComparisonError, ConfigError, ModelError, CapacityError."""
     model = settings.model or FAKE_MODEL
     is_fake = model == FAKE_MODEL
-    context = settings.context or (CONTEXT if is_fake else 512)
+    lengths = settings.lengths()
+    settings.check_context("kv")
+    longest = max(map(sum, lengths), default=CONTEXT if is_fake else 512)
+    context = settings.context or max(BLOCK_SIZE, 1 << (longest - 1).bit_length())
     if context & (context - 1):
         raise ConfigError(f"context={context} is not a power of two, which the buddy allocator needs")
-    num_requests = settings.requests or (128 if is_fake else 24)
+    num_requests = len(lengths) or settings.requests or (128 if is_fake else 24)
     pool_bytes = settings.pool_bytes or POOL_BYTES * context // CONTEXT
     rig = Rig(
         settings, model, progress, max_num_seqs=256, max_model_len=context, block_size=BLOCK_SIZE,
         kv_cache_memory_bytes=pool_bytes, max_num_batched_tokens=max(2048, context),
     )  # fmt: skip
     config = rig.config.scheduler
-    jobs = workload(settings.seed, num_requests, settings.rate, context, rig.config.model.vocab_size)
+    vocab_size = rig.config.model.vocab_size
+    if lengths:
+        jobs = given_jobs(settings.seed, lengths, settings.rate, vocab_size)
+    else:
+        jobs = workload(settings.seed, num_requests, settings.rate, context, vocab_size)
     modes: dict[str, RunAllocator | None] = {
         f"contiguous ({context})": Contiguous(context // BLOCK_SIZE),
         "buddy (power of two)": Buddy(),
@@ -85,10 +92,10 @@ def compare(settings: Settings, progress: Progress) -> Comparison:
     num_equal = check_outputs_equal(runs)
     block_bytes = PoolShape(config.kv_cache_groups, BLOCK_SIZE, 1).block_bytes
     pool_tokens = (config.num_blocks - 1) * BLOCK_SIZE
-    lengths = [len(job.prompt) + job.num_tokens for job in jobs]
+    totals = [len(job.prompt) + job.num_tokens for job in jobs]
     title = (
         f"pool of {format_bytes(pool_bytes)}: {pool_tokens} tokens in {config.num_blocks - 1} blocks of {BLOCK_SIZE}; "
-        f"{num_requests} requests of {min(lengths)} to {max(lengths)} tokens, mean {sum(lengths) / len(lengths):.0f}"
+        f"{num_requests} requests of {min(totals)} to {max(totals)} tokens, mean {sum(totals) / len(totals):.0f}"
     )
     shown = {
         "model": model, "seed": settings.seed, "requests": num_requests, "pool_bytes": pool_bytes,
@@ -149,7 +156,7 @@ def _mean(values: Sequence[int], run: Run) -> float:
 def _row(mode: str, run: Run, memory: Memory, blocks: BlockManager, pool_tokens: int) -> tuple[object, ...]:
     reserved, used = _mean(memory.reserved, run), _mean(memory.used, run)
     return (
-        mode, max(memory.num_running), _mean(memory.num_running, run), used / reserved,
+        mode, max(memory.num_running), _mean(memory.num_running, run), used / reserved if reserved else None,
         (reserved - used) / pool_tokens, _mean(memory.unusable, run) / pool_tokens, run.num_preemptions,
         blocks.num_moves if isinstance(blocks, RunBlocks) else 0, run.makespan,
     )  # fmt: skip

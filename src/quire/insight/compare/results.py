@@ -13,7 +13,10 @@ from quire.errors import ConfigError
 
 FAKE_MODEL = "fake"
 """Model name of `FakeExecutor`: no weights, and a step takes one unit of time."""
-MAX_REQUESTS = 10_000
+MAX_REQUESTS, MAX_CONTEXT = 10_000, 1 << 17
+DEFAULT_LEN = 16
+"""Tokens of prompts or outputs where only the other length is given."""
+MIN_DRAWN_CONTEXT = 32
 Progress = Callable[[str, int, int], None]
 """Called with a stage, the steps or requests done, and their total."""
 
@@ -25,6 +28,7 @@ class Settings:
     model: model to run; `FAKE_MODEL`: no model, time counts engine steps.
     rate: requests that arrive per unit of time: per second with a model, else per step.
     pool_bytes: size of the KV cache. context: length of sequences, each comparison says of which.
+    prompt_lens, output_lens: lengths of the requests, from the start again where there are fewer than requests.
     """
 
     model: str | None = None
@@ -34,16 +38,36 @@ class Settings:
     rate: float | None = None
     pool_bytes: int | None = None
     context: int | None = None
+    prompt_lens: tuple[int, ...] = ()
+    output_lens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, least, most in (("requests", 1, MAX_REQUESTS), ("slots", 1, 1024), ("context", 32, 1 << 17)):
+        for name, least, most in (("requests", 1, MAX_REQUESTS), ("slots", 1, 1024), ("context", 2, MAX_CONTEXT)):
             value = getattr(self, name)
             if value is not None and not least <= value <= most:
                 raise ConfigError(f"{name}={value} is not in {least} … {most}")
+        for name in ("prompt_lens", "output_lens"):
+            for value in getattr(self, name):
+                if not 1 <= value < MAX_CONTEXT:
+                    raise ConfigError(f"{name} has {value}, which is not in 1 … {MAX_CONTEXT - 1}")
         if self.seed < 0:
             raise ConfigError(f"seed={self.seed} is negative")
         if self.rate is not None and not 0 < self.rate < float("inf"):
             raise ConfigError(f"rate={self.rate} is not a positive number of requests per unit of time")
+
+    def lengths(self) -> list[tuple[int, int]]:
+        """Return prompt and output tokens of each request whose lengths are given; nothing if none are."""
+        given = max(len(self.prompt_lens), len(self.output_lens))
+        prompts, outputs = (values or (DEFAULT_LEN,) for values in (self.prompt_lens, self.output_lens))
+        count = (self.requests or given) if given else 0
+        return [(prompts[at % len(prompts)], outputs[at % len(outputs)]) for at in range(count)]
+
+    def check_context(self, name: str) -> None:
+        """Raise ConfigError if the context is too short to draw lengths for the comparison `name`."""
+        if self.context is not None and self.context < MIN_DRAWN_CONTEXT:
+            raise ConfigError(
+                f"compare {name} draws lengths of requests for context={self.context}: {MIN_DRAWN_CONTEXT} or more fits"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +94,8 @@ class Chart:
 class Comparison:
     """Result of `run`. `outputs_equal`: requests whose tokens were compared and equal in all modes; None: no outputs.
 
-    columns: name and unit of each: "", "text", "number", "share", "bytes", "seconds" or "steps".
+    columns: name and unit of each: "", "text", "number", "share", "times", "bytes",
+        "seconds" or "steps".
     rows: figures of each mode, its name first; None where nothing was measured.
     explanation: a sentence per mode that explains its figures.
     """

@@ -323,6 +323,16 @@ def _fake_model() -> ModelConfig:
     )  # fmt: skip
 
 
+def given_jobs(seed: int, lengths: Sequence[tuple[int, int]], rate: float | None, vocab_size: int) -> list[Job]:
+    """Requests of given prompt and output lengths; all there at once, or with Poisson arrivals."""
+    generator, arrival, jobs = random.Random(seed), 0.0, []
+    for prompt_len, num_tokens in lengths:
+        jobs.append(Job(draw_prompt(generator, prompt_len, vocab_size), num_tokens, arrival))
+        if rate is not None and rate != math.inf:
+            arrival += generator.expovariate(rate)
+    return jobs
+
+
 def draw_prompt(generator: random.Random, length: int, vocab_size: int) -> tuple[int, ...]:
     """Return a prompt of random tokens."""
     return tuple(generator.randrange(vocab_size) for _ in range(length))

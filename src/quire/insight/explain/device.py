@@ -5,9 +5,10 @@ with it a step's time is predicted, beside the floor that no kernel can be faste
 """
 
 import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -21,6 +22,7 @@ from quire.weights.model_cache import cache_directory
 
 OP_BY_OP = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 """Arithmetic of products where PyTorch computes them."""
+PositiveRate = Annotated[float, msgspec.Meta(gt=0)]
 Curve = Sequence[tuple[int, float]]
 """(at, value), ascending."""
 
@@ -100,44 +102,71 @@ class Device:
         return self.hardware.name or self.hardware.device
 
 
-@dataclass(frozen=True, slots=True)
-class DataSheet:
-    """Dense peak rates without sparsity, memory and interconnect (one direction), as the vendor states them."""
+class DataSheet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A device as its vendor states it, in `devices.json` or in a user's file.
 
-    memory_bytes: int
-    read_bytes_per_s: float
-    flops_per_s: Mapping[str, float]
-    link_bytes_per_s: float
+    Fields:
+        kind: "cuda", or "cpu" for a processor, whose products run in the arithmetic of each weight format.
+        flops_per_s: peak rates by arithmetic, dense, without sparsity; "fp32" is one of them.
+        link_bytes_per_s: to other devices, one direction.
+        source: of these figures.
+    """
 
+    name: str
+    memory_bytes: Annotated[int, msgspec.Meta(gt=0)]
+    read_bytes_per_s: PositiveRate
+    flops_per_s: dict[Literal["fp32", "bf16", "fp16", "int8"], PositiveRate]
+    kind: Literal["cuda", "cpu"] = "cuda"
+    link_bytes_per_s: PositiveRate | None = None
+    source: str = "the vendor's data sheet"
 
-def _rates(half: float, int8: float, fp32: float) -> Mapping[str, float]:
-    return {"bf16": half, "fp16": half, "int8": int8, "fp32": fp32}
+    def device(self) -> Device:
+        """Return the device that has these limits."""
+        has_bf16 = "bf16" in self.flops_per_s
+        place = "cuda:0" if self.kind == "cuda" else "cpu"
+        hardware = Hardware(place, self.memory_bytes, self.memory_bytes, has_bf16, 1, self.name)
+        limits = MachineLimits(self.read_bytes_per_s, self.flops_per_s)  # type: ignore[arg-type]
+        return Device(hardware, limits, self.source, self.link_bytes_per_s)
 
 
 DATA_SHEETS = {
-    "A100-80GB": DataSheet(80 << 30, 2.039e12, _rates(312e12, 624e12, 19.5e12), 300e9),
-    "H100-SXM": DataSheet(80 << 30, 3.35e12, _rates(989e12, 1979e12, 67e12), 450e9),
-    "H200": DataSheet(141 * 10**9, 4.8e12, _rates(989e12, 1979e12, 67e12), 450e9),
-    "L4": DataSheet(24 << 30, 0.3e12, _rates(121e12, 242e12, 30.3e12), 32e9),
-    "RTX-4090": DataSheet(24 << 30, 1.008e12, _rates(165e12, 661e12, 82.6e12), 32e9),
+    sheet.name: sheet
+    for sheet in msgspec.json.decode((Path(__file__).parent / "devices.json").read_bytes(), type=list[DataSheet])
 }
+EXAMPLE_SHEET = (
+    '{"name": "my GPU", "memory_bytes": 24000000000, "read_bytes_per_s": 1e12, '
+    '"flops_per_s": {"bf16": 150e12, "fp32": 80e12}}'
+)
+
+
+def read_data_sheet(path: Path) -> DataSheet:
+    """Read a data sheet from a JSON file. Raises: ConfigError."""
+    try:
+        sheet = msgspec.json.decode(path.read_bytes(), type=DataSheet)
+    except OSError as error:
+        raise ConfigError(f"--device {path} cannot be read: {error.strerror or error}") from None
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"--device {path} is no data sheet: {error}; one is {EXAMPLE_SHEET}") from None
+    if "fp32" not in sheet.flops_per_s:
+        raise ConfigError(f"--device {path} has no rate of fp32 in flops_per_s: norms and softmax run in it")
+    return sheet
 
 
 def find_device(name: str) -> Device:
-    """Return a device of `DATA_SHEETS`, or this machine's: "auto", "cpu", "cuda", "cuda:N".
+    """Return a device of `DATA_SHEETS`, of a JSON file, or this machine's: "auto", "cpu", "cuda", "cuda:N".
 
-    Raises: ConfigError for another name.
+    Raises: ConfigError for another name, and for a file that is no data sheet.
     """
     names = {known.lower(): known for known in DATA_SHEETS}
     if name.lower() in names:
-        sheet, known = DATA_SHEETS[names[name.lower()]], names[name.lower()]
-        hardware = Hardware("cuda:0", sheet.memory_bytes, sheet.memory_bytes, True, 1, known)
-        limits = MachineLimits(sheet.read_bytes_per_s, sheet.flops_per_s)
-        return Device(hardware, limits, "the vendor's data sheet", sheet.link_bytes_per_s)
+        return DATA_SHEETS[names[name.lower()]].device()
+    if name.endswith(".json"):
+        return read_data_sheet(Path(name).expanduser()).device()
     if name.split(":")[0] not in ("auto", "cpu", "cuda"):
         known_names = ["cpu", "cuda", *DATA_SHEETS]
         raise ConfigError(
-            f"device {name!r} is not known{nearest(name.lower(), names)}; known are {', '.join(known_names)}"
+            f"device {name!r} is not known{nearest(name.lower(), names)}; known are {', '.join(known_names)}, "
+            f"or a JSON file such as {EXAMPLE_SHEET}"
         )
     hardware = detect_hardware(name)
     if hardware.device != "cpu":

@@ -7,42 +7,34 @@ the memory. Next to read: `rank_model.py`, then `phases.py`.
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from quire.byte_sizes import format_bytes
-from quire.cache_spec import LatentKV, PagedKV, PoolShape
-from quire.config import EngineConfig, EngineOptions, Hardware, ModelConfig
+from quire.config import EngineConfig, EngineOptions, ModelConfig
 from quire.engine.build import resolve_config
-from quire.errors import CapacityError, ConfigError, QuireError, UnsupportedModelError
+from quire.errors import ConfigError, QuireError, UnsupportedModelError
 from quire.insight.explain.device import Device, find_device
+from quire.insight.explain.memory import (
+    UNLIMITED_BYTES,
+    activation_section,
+    chunk_section,
+    kv_section,
+    memory_section,
+    plan_memory,
+    resolve_unlimited,
+    settings_section,
+)
 from quire.insight.explain.phases import Phase, phase_section
 from quire.insight.explain.rank_model import RankModel, trace_rank
 from quire.insight.explain.report import Quantity, Report, Section
+from quire.insight.explain.settings import Settings
+from quire.insight.explain.subject import STORED
 from quire.insight.picture import counted
 from quire.kernels.instruction import StepShape
 from quire.kernels.tracing import NotTraceableError
-from quire.memory_plan import split_memory
 from quire.models.registry import ModelRegistry
-from quire.resolve import resolve
 from quire.runtime.hardware import detect_hardware
 from quire.runtime.plan.packed_weights import kept_bytes
 from quire.runtime.worker import KV_FORMATS
 from quire.sampling_params import SamplingParams
 from quire.weights.checkpoint import Checkpoint
-
-UNLIMITED_BYTES = 1 << 60
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The question: ranks, streams of a decode, tokens of context, tokens of a chunk beside decodes, types, device."""
-
-    tp: int = 1
-    batches: tuple[int, ...] = (1, 8, 32)
-    ctx: int = 512
-    chunk: int | None = None
-    dtype: str = "auto"
-    kv_dtype: str = "auto"
-    quantization: str | None = None
-    device: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +60,18 @@ def explain(checkpoint: Checkpoint, settings: Settings, *, with_ops: bool = Fals
         )
     if checkpoint.tensors:
         model = replace(model, stored_bytes=kept_bytes(checkpoint.tensors.values()))
-    _check_lengths(settings, model)
-    device = find_device(settings.device)
+    notes = _notes(settings, model, checkpoint)
+    model = replace(model, context_len=max(model.context_len, settings.longest))
+    device, variants = find_device(settings.device), settings.variants()
+    first = variants[0]
+    num_rows = max(first.max_num_seqs, *settings.batches)
     options = EngineOptions(
-        model=checkpoint.files.name, dtype=settings.dtype, kv_cache_dtype=settings.kv_dtype,
-        quantization=settings.quantization, max_model_len=settings.ctx, max_num_seqs=max(settings.batches),
-        max_num_batched_tokens=max(2048, *settings.batches), load_format="auto" if checkpoint.tensors else "dummy",
+        model=checkpoint.files.name, dtype=settings.dtype, kv_cache_dtype=first.kv_dtype,
+        quantization=settings.quantization, max_model_len=first.max_model_len, max_num_seqs=first.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens or max(2048, num_rows), block_size=settings.block_size,
+        gpu_memory_utilization=first.gpu_memory_utilization, load_format="auto" if checkpoint.tensors else "dummy",
     )  # fmt: skip
-    unlimited = replace(device.hardware, total_memory_bytes=UNLIMITED_BYTES, available_memory_bytes=UNLIMITED_BYTES)
-    config = resolve(options, unlimited, model)
+    config = resolve_unlimited(options, device.hardware, model)
     rank = trace_rank(config, checkpoint, settings.tp)
     phases = tuple(
         Phase(name, step, config, rank, device, SamplingParams(**model.generation_defaults))
@@ -88,15 +83,20 @@ def explain(checkpoint: Checkpoint, settings: Settings, *, with_ops: bool = Fals
         {"model": checkpoint.files.name, "architecture": model.architecture, "origin": checkpoint.files.origin,
          "dtype": config.dtype, "kv_cache_dtype": config.kv_dtype, "device": device.name, "tp": settings.tp,
          "batch": list(settings.batches), "ctx": settings.ctx, "chunk": settings.chunk},
+        notes,
     )  # fmt: skip
+    share = replace(config, model=rank.share_of(model, is_stored=bool(checkpoint.tensors), tp=settings.tp))
+    chunks = () if settings.chunk is None else (chunk_section(share, rank, device, settings, settings.chunk),)
     report.sections = [
         _parameters(rank, model, settings.tp),
         _weights(rank),
-        _kv_cache(rank, config, settings),
-        _memory(rank, replace(config, model=rank.share_of(model, is_stored=bool(checkpoint.tensors), tp=settings.tp)),
-                device.hardware, settings),
+        kv_section(rank, config, settings),
+        memory_section(plan_memory(share, device.hardware, first), settings),
+        settings_section(share, rank, device, settings),
+        activation_section(share, rank, device.hardware, settings),
         _device(device),
         *(phase_section(phase, with_ops=with_ops) for phase in phases),
+        *chunks,
     ]  # fmt: skip
     return Explained(report, config, rank, phases)
 
@@ -134,14 +134,24 @@ def steps(settings: Settings, kv_format: object, tile_rows: int = 0) -> dict[str
     return found
 
 
-def _check_lengths(settings: Settings, model: ModelConfig) -> None:
-    if settings.ctx > model.context_len:
-        raise ConfigError(
-            f"--ctx {settings.ctx} exceeds the model's context of {model.context_len} tokens: --ctx {model.context_len}"
-            " fits"
-        )
+def _notes(settings: Settings, model: ModelConfig, checkpoint: Checkpoint) -> list[str]:
+    """Return what a reader must know before the figures. Raises: ConfigError for lengths that contradict each other."""
     if settings.chunk is not None and settings.chunk > settings.ctx:
         raise ConfigError(f"--chunk {settings.chunk} exceeds --ctx {settings.ctx}: --chunk {settings.ctx} fits")
+    if settings.max_model_len and settings.ctx > settings.max_model_len[0]:
+        limit = settings.max_model_len[0]
+        raise ConfigError(f"--ctx {settings.ctx} exceeds --max-model-len {limit}: --ctx {limit} fits")
+    notes = []
+    if settings.longest > model.context_len:
+        notes.append(
+            f"{settings.longest} tokens are more than the model's context of {model.context_len}: the figures hold, "
+            "but the model was not trained for it, and the engine refuses it"
+        )
+    stored = checkpoint.metadata.get(STORED)
+    if stored:
+        method = stored.get("quant_method", "fewer bits") if isinstance(stored, dict) else "fewer bits"
+        notes.append(f"the published weights are stored in {method}; without them, weights count in the compute dtype")
+    return notes
 
 
 def _parameters(rank: RankModel, model: ModelConfig, tp: int) -> Section:
@@ -189,89 +199,6 @@ def _weights(rank: RankModel) -> Section:
     for (role, whole, shape, found), sizes in rows.items():
         shown = ("×".join(map(str, whole)), "×".join(map(str, shape)))
         section.rows.append((role, len(sizes), *shown, found, sizes[0], sum(sizes)))
-    return section
-
-
-def _kv_cache(rank: RankModel, config: EngineConfig, settings: Settings) -> Section:
-    section = Section("KV cache")
-    groups = config.scheduler.kv_cache_groups
-    whole_specs = [groups[index].spec for index in config.scheduler.layer_groups]
-    stored = [
-        spec.stored_as(whole.dtype_bytes, whole.scale_bytes) if isinstance(whole, (PagedKV, LatentKV)) else spec
-        for spec, whole in zip(rank.cache_specs, whole_specs, strict=True)
-    ]
-    per_layer = sorted({spec.bytes_per_token for spec in stored})
-    for spec in dict.fromkeys(stored):
-        scales = f" + {spec.scale_bytes}" if getattr(spec, "scale_bytes", 0) else ""
-        window = f", window {spec.window}" if spec.window else ""
-        if isinstance(spec, PagedKV):
-            formula = f"2 · KV heads · (head size · bytes{' + scale' if scales else ''})"
-            values = f"2 · {spec.num_kv_heads} · ({spec.head_size} · {spec.dtype_bytes}{scales})"
-        elif isinstance(spec, LatentKV):
-            formula = f"(rank + rotary part) · bytes{' + scale' if scales else ''}"
-            values = f"({spec.rank} + {spec.rotary_size}) · {spec.dtype_bytes}{scales}"
-        else:
-            formula, values = "0: a state of fixed size", ""
-        name = f"per token and layer{window}"
-        section.quantities.append(Quantity(name, spec.bytes_per_token, "B", formula, values))
-    per_token = sum(spec.bytes_per_token for spec in stored)
-    layers = f"{len(stored)} · {per_layer[0]}" if len(per_layer) == 1 else "Σ of the layers"
-    section.quantities.append(Quantity("per token", per_token, "B", "layers · bytes", layers))
-    for streams in dict.fromkeys((1, *settings.batches)):
-        # A window keeps no more than its tokens.
-        total = streams * sum(min(settings.ctx, spec.window or settings.ctx) * spec.bytes_per_token for spec in stored)
-        name = f"{streams} request{'s' * (streams > 1)} of {settings.ctx} tokens"
-        formula, values = "requests · tokens · bytes per token", f"{streams} · {settings.ctx} · {per_token}"
-        if total != streams * settings.ctx * per_token:
-            formula, values = (
-                "requests · Σ of the layers, min(tokens, window) · bytes per token",
-                f"{streams} · {total // streams}",
-            )
-        section.quantities.append(Quantity(name, total, "B", formula, values))
-    section.notes.append(f"{len(groups)} group{'s' * (len(groups) > 1)} of layers, blocks of "
-                         f"{config.scheduler.block_size} tokens")  # fmt: skip
-    return section
-
-
-def _memory(rank: RankModel, config: EngineConfig, hardware: Hardware, settings: Settings) -> Section:
-    """The memory plan of this rank: as `resolve` makes it, or the reason why there is none and what fits."""
-    section = Section(f"Memory plan ({hardware.name or hardware.device})")
-    options, budget = config.options, config.scheduler.max_num_batched_tokens
-    memory = split_memory(options, hardware, config.model, config.dtype, config.weight_bytes, budget)
-    resolved = resolve(options, replace(hardware, total_memory_bytes=UNLIMITED_BYTES,
-                                        available_memory_bytes=UNLIMITED_BYTES), config.model)  # fmt: skip
-    pool = PoolShape(resolved.scheduler.kv_cache_groups, resolved.scheduler.block_size, budget)
-    num_blocks = max(0, memory.left) // pool.block_bytes
-    per_request = pool.peak_blocks(settings.ctx)
-    fitting, wanted = max(0, num_blocks - 1) // per_request, max(settings.batches)
-    longest = pool.longest_sequence(max(0, num_blocks - 1) // wanted, config.model.context_len)
-    tokens = pool.longest_sequence(max(0, num_blocks - 1), UNLIMITED_BYTES)
-    is_cpu = hardware.device == "cpu"
-    share = ("available",) if is_cpu else (
-        "memory · share", f"{hardware.total_memory_bytes} · {options.gpu_memory_utilization}"
-    )  # fmt: skip
-    section.quantities += [
-        Quantity("usable", memory.usable, "B", *share),
-        Quantity("weights", memory.weights, "B"),
-        Quantity("activations and overhead", memory.activations, "B", f"upper bound of a step of {budget} tokens"),
-        Quantity("left for KV", memory.left, "B", "usable - weights - activations and overhead"),
-        Quantity("KV tokens that fit", tokens, "tokens", "blocks · tokens of a block",
-                 f"{num_blocks} · {pool.block_size}, blocks of {pool.block_bytes} B, the null block left out"),
-        Quantity(f"requests of {settings.ctx} tokens that fit", fitting, "", "(blocks - 1) // blocks of a request",
-                 f"({num_blocks} - 1) // {per_request}"),
-    ]  # fmt: skip
-    try:
-        decided = resolve(options, hardware, config.model)
-        reason = next(item.reason for item in decided.decisions if item.name == "num_blocks")
-        section.notes.append(f"by default the engine takes {decided.scheduler.num_blocks} blocks: {reason}")
-    except CapacityError as error:
-        section.notes.append(f"does not fit: {error}")
-    if 0 < fitting < wanted:
-        section.notes.append(f"--batch {wanted} does not fit at --ctx {settings.ctx}: --batch {fitting} or --ctx "
-                             f"{longest} fits; --kv-dtype int8 halves a 16-bit KV cache on a CPU")  # fmt: skip
-    if settings.tp == 1 and memory.left <= 0 and wanted:
-        weights = format_bytes(memory.weights // 2)
-        section.notes.append(f"--tp 2 would leave {weights} of weights on each of two devices")
     return section
 
 

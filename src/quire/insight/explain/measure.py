@@ -19,7 +19,8 @@ from quire.sampling_params import SamplingParams
 from quire.weights.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
-    from quire.insight.explain.explanation import Explained, Settings
+    from quire.insight.explain.explanation import Explained
+    from quire.insight.explain.settings import Settings
 
 NUM_DECODED = 32
 """Tokens generated per stream; half of them before, half after the context that is asked for."""

@@ -14,7 +14,7 @@ from itertools import pairwise
 from quire.config import EngineConfig
 from quire.errors import UnsupportedModelError
 from quire.insight.explain.device import Device, arithmetic_of, interpolate
-from quire.insight.explain.rank_model import RankModel, split_name, trace_rank
+from quire.insight.explain.rank_model import RankModel, trace_rank
 from quire.insight.explain.report import Quantity, Section, format_value
 from quire.kernels.instruction import Cost, Emitter, Instruction, StepShape, Work
 from quire.runtime.machine_limits import MachineLimits, measure_limits
@@ -122,6 +122,12 @@ class Phase:
         rates = self.device.limits.flops_per_s
         return rates.get(arithmetic, rates["fp32"])
 
+    @cached_property
+    def layer_score_flops(self) -> int:
+        """FLOPs of QKᵀ in the layer with the most, masked scores included."""
+        attention = [item for item, _ in self.instructions if item.is_attention]
+        return max((work.uncausal_flops for item in attention for work in item.explain(self.step)), default=0)
+
     @property
     def memory_s(self) -> float:
         """Seconds that memory needs."""
@@ -169,7 +175,7 @@ class Phase:
         before = "the embedding"
         for instruction, step in self.instructions:
             weight, is_head = instruction.named_weight, step is not self.step and instruction.product is not None
-            role = "" if weight is None else split_name(self.rank.names[id(weight)])[1].removesuffix(".weight")
+            role = "" if weight is None else self.rank.role_of(weight)
             named = []
             for work in instruction.explain(step):
                 name = "head " * is_head + work.name.format(role=role, before=before)
@@ -229,6 +235,7 @@ def phase_section(phase: Phase, *, with_ops: bool) -> Section:
         Quantity("floor", phase.floor_s, "s", f"max(memory, compute){' + link' if phase.link_s else ''}",
                  f"{binding} binds"),
     ]  # fmt: skip
+    section.quantities += _scores(phase)
     if phase.predicted_s is not None:
         formula = "Σ of the operations at calibrated rates + host"
         section.quantities.append(Quantity("predicted", phase.predicted_s, "s", formula))
@@ -240,6 +247,14 @@ def phase_section(phase: Phase, *, with_ops: bool) -> Section:
              op.count * op.cost.flops, op.count * (op.cost.num_bytes or op.cost.bytes_sent), op.formula) for op in ops
         ]  # fmt: skip
     return section
+
+
+def _scores(phase: Phase) -> Sequence[Quantity]:
+    """Return the work of one layer's scores, of a step with a prompt."""
+    if all(count == 1 for _, count in phase.step.requests):
+        return ()
+    formula = "uncausal: 2 · query width · tokens · positions"
+    return (Quantity("QKᵀ of a layer", phase.layer_score_flops, "FLOP", formula),)
 
 
 def _collectives(phase: Phase) -> Sequence[Quantity]:

@@ -77,6 +77,10 @@ class RankModel:
         """Parameters of this rank."""
         return sum(math.prod(weight.shape) for weight in self.weights)
 
+    def role_of(self, parameter: object) -> str:
+        """Return the role of an instruction's weight in its layer, as in "mlp.down_proj"."""
+        return split_name(self.names[id(parameter)])[1].removesuffix(".weight")
+
     def share_of(self, model: ModelConfig, *, is_stored: bool, tp: int) -> ModelConfig:
         """Return the model's facts as the memory plan of one rank needs them."""
         if tp == 1:

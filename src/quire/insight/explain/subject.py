@@ -19,6 +19,8 @@ from quire.weights.sources import ModelFiles, resolve_source
 
 PRESETS: Mapping[str, Mapping[str, Any]] = json.loads((Path(__file__).parent / "presets.json").read_text())
 """Configurations by name, as the models' authors publish them."""
+STORED = "quantization_config"
+"""Field that says how the published weights are stored: metadata of a checkpoint without any."""
 WEIGHT_SUFFIXES = (".safetensors", ".gguf")
 
 
@@ -62,5 +64,6 @@ def has_config_alone(name: str) -> bool:
 
 def _of_config(name: str, config: Mapping[str, Any], origin: str, path: Path) -> Checkpoint:
     # How a checkpoint is stored does not matter where none is read.
-    fields = {key: value for key, value in config.items() if key != "quantization_config"}
-    return Checkpoint(ModelFiles(name, path, "hf", origin), fields)
+    fields = dict(config)
+    stored = fields.pop(STORED, None)
+    return Checkpoint(ModelFiles(name, path, "hf", origin), fields, metadata={STORED: stored} if stored else {})

@@ -1,0 +1,262 @@
+"""The same workload with one technique more at a time: naive recomputation, KV cache, batching, paging, … 4 bits.
+
+Each rung adds one thing to the rung before it. The rungs up to prefix sharing run op by op in PyTorch, so that the gain
+of native kernels is a rung of its own; without PyTorch they run with native kernels, and that rung is left out.
+Next to read: `rig.py`; `batching.py` and `allocators.py`, whose rules are the lower rungs.
+"""
+
+import importlib.util
+import math
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from quire.config import EngineConfig
+from quire.errors import ConfigError, UnsupportedModelError
+from quire.events import EventLog
+from quire.insight.compare.allocators import Contiguous, RunBlocks
+from quire.insight.compare.batching import BatchTable
+from quire.insight.compare.cache import sample_lengths, step_times
+from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, Series, Settings
+from quire.insight.compare.rig import Clock, Job, Rig, Run, draw_prompt
+from quire.scheduler.scheduler import Scheduler
+
+BLOCK_SIZE = 16
+NUM_REQUESTS = 8
+SHARED_LEN = 64
+"""Tokens with which all prompts begin, as those of one application do."""
+OWN_LEN, LONG_LEN, LONG_PERIOD = 24, 160, 4
+"""Mean length of what follows, length of a long one, and how many prompts there are to one that is long."""
+MEAN_OUTPUT, MAX_OUTPUT = 12, 32
+MAX_SLOTS = 4
+"""Longest sequences that the pool holds."""
+CHUNK = 64
+NUM_SAMPLES = 6
+"""Lengths at which a step of the naive loop is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """A technique with its figures. `run` is None where steps were sampled, or where another program ran."""
+
+    name: str
+    seconds: float
+    run: Run | None
+    explanation: str
+
+
+def compare(settings: Settings, progress: Progress) -> Comparison:
+    """Climb the ladder. Raises: ConfigError, ModelError, CapacityError; ComparisonError if sampled tokens differ."""
+    if settings.model == FAKE_MODEL:
+        raise ConfigError("compare ladder measures real work: model='fake' has none")
+    model = settings.model or "smollm2"
+    longest = max(len(job.prompt) + job.num_tokens for job in workload(settings, 2))
+    jobs: list[Job] = []
+    rungs: list[Rung] = []
+    has_torch = importlib.util.find_spec("torch") is not None
+    for kernels in ("op by op", "native", "4 bits") if has_torch else ("native", "4 bits"):
+        rig = _make_rig(settings, model, progress, longest, kernels)
+        jobs = workload(settings, rig.config.model.vocab_size)
+        rig.drive("warm-up", [replace(job, num_tokens=2) for job in jobs[:2]])
+        if not rungs:
+            rungs += _schedules(rig, jobs, longest)
+        else:
+            rungs.append(_kernels(rig, jobs, kernels))
+        del rig
+    beside = _transformers(model, jobs) if has_torch else None
+    notes = () if has_torch else ("PyTorch is not installed: all rungs run with native kernels.",)
+    return _result(settings, model, jobs, rungs, beside, notes)
+
+
+def workload(settings: Settings, vocab_size: int) -> list[Job]:
+    """Prompts with a common beginning and an own end, some of them long; outputs of exponential length. All at once."""
+    tokens = random.Random(settings.seed)
+    shared = draw_prompt(tokens, SHARED_LEN, vocab_size)
+    return [
+        Job((shared[: prompt_len * 4 // 5] + draw_prompt(tokens, prompt_len, vocab_size))[:prompt_len], num_tokens)
+        for prompt_len, num_tokens in settings.lengths() or _draw_lengths(settings)
+    ]
+
+
+def _draw_lengths(settings: Settings) -> list[tuple[int, int]]:
+    """Return prompt and output tokens of each request; they do not depend on the vocabulary."""
+    generator, lengths = random.Random(settings.seed), []
+    for index in range(settings.requests or NUM_REQUESTS):
+        is_long = index % LONG_PERIOD == LONG_PERIOD - 1
+        own = LONG_LEN if is_long else round(generator.uniform(0.75, 1.25) * OWN_LEN)
+        num_tokens = max(4, min(MAX_OUTPUT, round(generator.expovariate(1 / MEAN_OUTPUT))))
+        lengths.append((SHARED_LEN + own, num_tokens))
+    return lengths
+
+
+def _make_rig(settings: Settings, model: str, progress: Progress, longest: int, kernels: str) -> Rig:
+    options: dict[str, Any] = {"quantization": "int4"}
+    if kernels != "4 bits":
+        options = {"dtype": "float32", "weight_cache": "off", "enforce_eager": kernels == "op by op"}
+
+    def report(stage: str, done: int, total: int) -> None:
+        progress(f"{stage} ({kernels})", done, total)
+
+    return Rig(
+        settings, model, report, device="cpu", max_num_seqs=settings.requests or NUM_REQUESTS, max_model_len=longest,
+        block_size=BLOCK_SIZE, max_num_batched_tokens=max(longest, 512),
+        num_blocks_override=MAX_SLOTS * -(-longest // BLOCK_SIZE) + 1, **options,
+    )  # fmt: skip
+
+
+def _schedules(rig: Rig, jobs: Sequence[Job], longest: int) -> list[Rung]:
+    """Run the rungs that differ in scheduling and memory alone, on one executor."""
+    max_blocks = -(-longest // BLOCK_SIZE)
+
+    def drive(name: str, changes: dict[str, Any], *, is_static: bool = False, is_contiguous: bool = False) -> Run:
+        def make(config: EngineConfig, events: EventLog, clock: Clock) -> Scheduler:
+            chosen = replace(config.scheduler, **changes)
+            table = BatchTable(chosen, clock, math.inf) if is_static else None
+            blocks = RunBlocks(chosen, events, Contiguous(max_blocks)) if is_contiguous else None
+            if table is not None:
+                table.more_come = False
+            return Scheduler(chosen, events, clock, requests=table, blocks=blocks)
+
+        return rig.drive(name, jobs, make)
+
+    whole: dict[str, Any] = {"enable_chunked_prefill": False}
+    slots, chunked = whole | {"max_num_seqs": MAX_SLOTS}, {"max_num_batched_tokens": CHUNK}
+    naive_s, num_sampled = _naive_seconds(rig, jobs)
+    runs = {
+        "KV cache": drive("KV cache", whole | {"max_num_seqs": 1}),
+        "static batch": drive("static batch", slots, is_static=True, is_contiguous=True),
+        "continuous batch": drive("continuous batch", slots, is_contiguous=True),
+        "paged memory": drive("paged memory", whole),
+        "chunked prefill": drive("chunked prefill", chunked),
+        "prefix sharing": drive("prefix sharing", chunked | {"enable_prefix_caching": True}),
+    }
+    first = runs["KV cache"].num_computed
+    reasons = {
+        "KV cache": f"each token is computed once, {first} in all",
+        "static batch": f"{MAX_SLOTS} requests share a step, as many as have room for {longest} tokens each; the batch "
+                        "ends with its longest member",
+        "continuous batch": "a request that ends makes room for the next one in the same step",
+        "paged memory": f"blocks of {BLOCK_SIZE} tokens in place of reservations: "
+                        f"{_most_at_once(runs['paged memory'])} requests fit in the same memory",
+        "chunked prefill": f"a step has at most {CHUNK} tokens, so that decodes do not wait for long prompts: it "
+                           "shortens pauses, not the whole",
+        "prefix sharing": f"{runs['prefix sharing'].num_computed} tokens are computed in place of {first}: the common "
+                          "beginning of the prompts once",
+    }  # fmt: skip
+    naive = Rung("naive recomputation", naive_s, None, "each step computes the whole sequence again, one request after "
+                 f"the other; steps at {num_sampled} lengths were measured, the others are interpolated")  # fmt: skip
+    return [naive, *(Rung(name, run.makespan, run, reasons[name]) for name, run in runs.items())]
+
+
+def _kernels(rig: Rig, jobs: Sequence[Job], kernels: str) -> Rung:
+    """Run the topmost schedule with other kernels or weights."""
+    run = rig.drive(
+        kernels, jobs,
+        lambda config, events, clock: Scheduler(
+            replace(config.scheduler, max_num_batched_tokens=CHUNK, enable_prefix_caching=True), events, clock
+        ),
+    )  # fmt: skip
+    if kernels == "native":
+        reason = "the layers of a step are one native call in place of PyTorch's operations; the weights stay in fp32"
+    else:
+        reason = "a decode reads 5 bits per weight in place of 32, and multiplies in int8: other tokens may follow"
+    return Rung("native kernels" if kernels == "native" else kernels, run.makespan, run, reason)
+
+
+def _naive_seconds(rig: Rig, jobs: Sequence[Job]) -> tuple[float, int]:
+    """Return the seconds of all steps without a KV cache, by steps at some lengths, and the number of these."""
+    first = min(len(job.prompt) for job in jobs)
+    last = max(len(job.prompt) + job.num_tokens for job in jobs)
+    text = draw_prompt(random.Random(1), last, rig.config.model.vocab_size)
+    lengths = sample_lengths(first, last - first, 1)
+    lengths = sorted({lengths[round(at)] for at in np.linspace(0, len(lengths) - 1, NUM_SAMPLES)})
+    times = [step_times(rig, [text[:length]])[0] for length in lengths]
+    return sum(
+        float(np.interp(np.arange(len(job.prompt), len(job.prompt) + job.num_tokens), lengths, times).sum())
+        for job in jobs
+    ), len(lengths)
+
+
+def _transformers(model: str, jobs: Sequence[Job]) -> tuple[float, str] | str | None:
+    """Time `generate` of Transformers in padded batches. Returns: seconds and a sentence, or why there are none.
+
+    None where Transformers is not installed.
+    """
+    if importlib.util.find_spec("transformers") is None:
+        return None
+    from quire.insight.diff import load_reference
+    from quire.lazy_torch import torch
+    from quire.weights.sources import resolve_source
+
+    try:
+        reference = load_reference(resolve_source(model).path)
+    except (ConfigError, UnsupportedModelError) as error:
+        return f"Transformers' generate is not beside it: {error.message}"
+    seconds = 0.0
+    for start in range(0, len(jobs), MAX_SLOTS):
+        batch = jobs[start : start + MAX_SLOTS]
+        width, num_tokens = max(len(job.prompt) for job in batch), max(job.num_tokens for job in batch)
+        ids = torch.tensor([[0] * (width - len(job.prompt)) + list(job.prompt) for job in batch])
+        mask = torch.tensor([[0] * (width - len(job.prompt)) + [1] * len(job.prompt) for job in batch])
+        started = time.perf_counter()
+        reference.generate(
+            input_ids=ids, attention_mask=mask, do_sample=False, max_new_tokens=num_tokens, min_new_tokens=num_tokens,
+            pad_token_id=0,
+        )  # fmt: skip
+        seconds += time.perf_counter() - started
+    return seconds, f"`generate` in float32, padded batches of {MAX_SLOTS}, each as long as its longest member"
+
+
+def _result(
+    settings: Settings, model: str, jobs: Sequence[Job], rungs: Sequence[Rung],
+    beside: tuple[float, str] | str | None, notes: tuple[str, ...],
+) -> Comparison:  # fmt: skip
+    num_tokens, num_prompt = sum(job.num_tokens for job in jobs), sum(len(job.prompt) for job in jobs)
+    rows: list[tuple[Any, ...]] = []
+    expected = next(rung.run for rung in rungs if rung.run is not None).outputs
+    for before, rung in zip((None, *rungs), rungs, strict=False):
+        factor = None if before is None else before.seconds / rung.seconds
+        product, rate = rungs[0].seconds / rung.seconds, num_tokens / rung.seconds
+        if rung.run is None:
+            rows.append((rung.name, rate, factor, product, 1, None, None))
+        else:
+            equal = sum(map(tuple.__eq__, expected, rung.run.outputs))
+            rows.append((rung.name, rate, factor, product, _most_at_once(rung.run), longest_pause(rung.run), equal))
+    explanation = [f"{rung.name}: {rung.explanation}." for rung in rungs]
+    if isinstance(beside, tuple):
+        seconds, reason = beside
+        rows.append(("Transformers", num_tokens / seconds, None, rungs[0].seconds / seconds, MAX_SLOTS, None, None))
+        explanation.append(f"Transformers: {reason}.")
+    elif beside is not None:
+        explanation.append(beside)
+    columns = (
+        ("rung", "text"), ("tokens/s", "number"), ("factor", "times"), ("product", "times"), ("most at once", ""),
+        ("longest pause", "seconds"), ("outputs as rung 2", ""),
+    )  # fmt: skip
+    bars = Chart("output tokens per second", "number", "", "bars", tuple(
+        Series(str(row[0]), ((0.0, float(row[1]), float(at)),)) for at, row in enumerate(rows)))  # fmt: skip
+    shown = {"model": model, "seed": settings.seed, "requests": len(jobs), "chunk": CHUNK, "slots": MAX_SLOTS}
+    title = f"{len(jobs)} requests, {num_prompt} prompt and {num_tokens} output tokens, all there at once"
+    return Comparison("ladder", title, shown, columns, tuple(rows), (*explanation, *notes), (bars,))
+
+
+def longest_pause(run: Run) -> float:
+    """Return the longest time between two tokens of one request."""
+    last: dict[str, float] = {}
+    longest = 0.0
+    for step in run.steps:
+        end = step.start + step.duration
+        for item in step.scheduled:
+            if item.max_new_tokens:
+                longest = max(longest, end - last.get(item.request_id, end))
+                last[item.request_id] = end
+    return longest
+
+
+def _most_at_once(run: Run) -> int:
+    """Return the most requests of one step."""
+    return max(len(step.scheduled) for step in run.steps)
