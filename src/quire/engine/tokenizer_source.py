@@ -36,7 +36,7 @@ def has_tokenizer(checkpoint: Checkpoint) -> bool:
     path = checkpoint.files.path
     directory = path if path.is_dir() else path.parent
     is_preset = checkpoint.files.origin == "preset"
-    return checkpoint.format == "gguf" or (
+    return checkpoint.files.kind == "gguf" or (
         not is_preset and any((directory / name).is_file() for name in TOKENIZER_FILES)
     )
 

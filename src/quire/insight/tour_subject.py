@@ -62,7 +62,7 @@ def open_tokenizer(
     Raises: ConfigError, ModelError.
     """
     path, source = checkpoint.files.path, options.tokenizer
-    if source is None and path.is_file() and checkpoint.format == "config":
+    if source is None and path.is_file() and path.suffix == ".json":
         source = str(path.parent)  # the tokenizer beside a config.json
     if options.tokenizer is not None or has_tokenizer(checkpoint):
         return load_tokenizer(checkpoint, source, vocab_size), False

@@ -18,6 +18,7 @@ from quire.config import (
     EngineOptions,
     Hardware,
     ModelConfig,
+    canonical_kv_dtype,
 )
 from quire.errors import CapacityError
 from quire.insight.explain.device import Device
@@ -27,7 +28,7 @@ from quire.insight.explain.report import Quantity, Section
 from quire.insight.explain.settings import DEFAULT_UTILIZATION, Settings, Variant, price, remedies
 from quire.kernels.instruction import StepShape
 from quire.memory_plan import Memory, split_memory
-from quire.resolve import canonical_kv_dtype, resolve
+from quire.resolve import resolve
 from quire.runtime.worker import KV_FORMATS
 
 UNLIMITED_BYTES = 1 << 60
