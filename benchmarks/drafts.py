@@ -65,7 +65,7 @@ WORKLOADS: dict[str, Callable[[LLMEngine, int], Job]] = {"edit": edit, "summary"
 
 @dataclasses.dataclass
 class Turn:
-    """One run of all streams."""
+    """Result of one run of all streams."""
 
     tokens_per_s: float
     answers: list[list[int]]

@@ -87,6 +87,8 @@ def draft_source(
     """Return where drafts come from: "suffix" or "off"."""
     reasons = {
         "the stages of a pipeline compute steps in turn": options.pipeline_parallel_size > 1,
+        "multi_step_decode=1 asks for one token a step": options.multi_step_decode == 1
+        and options.speculative == "auto",
         "op by op, the last bits depend on the number of rows": not uses_plan and options.speculative == "auto",
         "a wrong draft costs another step where layers have a recurrent state": options.speculative == "auto"
         and any(group.spec.is_state for group in groups),

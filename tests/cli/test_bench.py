@@ -38,7 +38,7 @@ def test_limit_of_a_case_is_the_work_that_explain_finds(tmp_path: Path, monkeypa
     explained = explain(checkpoint, Settings(batches=(2,), ctx=16, dtype="float32"))
     work = [max(phase.num_bytes, phase.flops) for phase in explained.phases]
     assert found == (machine, {"pp16": pytest.approx(16e9 / work[0]), "tg6@2+d12": pytest.approx(2e9 / work[1])})
-    monkeypatch.setattr("quire.insight.explain.rank_model.trace_model", raise_not_traceable)
+    monkeypatch.setattr("quire.insight.explain.rank_model.trace_share", raise_not_traceable)
     assert ROOFLINES(config, cases) == (machine, {})
 
 

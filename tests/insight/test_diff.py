@@ -94,8 +94,8 @@ def test_bad_input_is_one_line(directory: str, tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("model_type", "modules"),
     [
-        ("gpt2", {"wte", "h.0.attn.c_attn", "h.1.mlp", "ln_f"}),
-        ("gpt_neox", {"embed_in", "layers.0.attention.query_key_value", "layers.1.mlp"}),
+        ("gpt2", {"embed_tokens", "embed_positions", "layers.0.self_attn.qkv_proj", "layers.1.mlp", "norm"}),
+        ("gpt_neox", {"embed_tokens", "layers.0.self_attn.qkv_proj", "layers.1.mlp"}),
         ("glm4", {"layers.0.self_attn.qkv_proj", "layers.1.mlp.gate_up_proj"}),
         ("lfm2", {"layers.0.input_layernorm", "layers.1.mlp", "layers.1.mlp.gate_up_proj", "norm"}),
         ("mixtral", {"layers.0.mlp", "layers.1.mlp.experts"}),

@@ -43,10 +43,7 @@ NOT_SAID: dict[str, tuple[str, ...]] = {
     "phi3": ("short factors", "long factors"),  # a share of heads that is no share of whole pairs
     "smollm3": ("layers listed, window, odd sizes",),
     "olmo3": ("scaled where there is no window",),  # a factor of attention that YaRN does not have by itself
-    "granitemoehybrid": (
-        "without positions, one KV head, tied",  # a size of experts that are not there
-        "state spaces alone, groups of 2, odd sizes",
-    ),
+    "granitemoehybrid": ("state spaces alone, groups of 2, odd sizes",),
     "gemma2": (  # scores are scaled by another number than the head size
         "window in the lower layer", "one KV head, untied, odd sizes", "no caps, no window, biases", "strong caps",
     ),

@@ -73,7 +73,8 @@ class Drafting:
         drafts = [self._propose(request) for request in running]
         lengths = self._choose_lengths(drafts)
         for request, draft, length in zip(running, drafts, lengths, strict=True):
-            request.draft_token_ids = draft.token_ids[:length]
+            if not request.draft_token_ids:  # else others gave it some
+                request.draft_token_ids = draft.token_ids[:length]
             request.expects_drafts = self._accepted_share.get(request.request_id, 0.0) >= HOT_SHARE
 
     def _propose(self, request: Request) -> Draft:
@@ -128,6 +129,6 @@ class Drafting:
                 self._accepted_share[item.request_id] = share * kept + (1 - kept) * num_accepted / num_yielded
         for request_id in output.finished_ids:
             self._accepted_share.pop(request_id, None)
-        if not (output.has_prompts or result.is_lost):
+        if output.num_tokens and not (output.has_prompts or result.is_lost):
             self._times.note(output.num_tokens, seconds / result.num_iterations)
         return {"num_drafts": num_verified, "num_accepted": num_right}
