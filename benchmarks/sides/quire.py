@@ -17,15 +17,17 @@ class QuireSide:
 
     def __init__(self, request: dict[str, Any]) -> None:
         from quire import __version__
+        from quire.config import EngineOptions
         from quire.engine.llm_engine import LLMEngine
 
         options = {
             "max_num_seqs": request["max_num_seqs"],
             "max_model_len": request["max_model_len"],
             "enable_prefix_caching": False,
-            "speculative": "off",
             **request["options"],
         }
+        if "speculative" in EngineOptions.__dataclass_fields__:  # an older Quire has no drafts
+            options.setdefault("speculative", "off")
         self._engine = LLMEngine.from_options(request["model"], **options)
         self._ids = itertools.count()
         self.version = __version__
