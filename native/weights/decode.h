@@ -1,5 +1,6 @@
 // Blocks of GGUF's formats to fp32: the bits of the gguf package's quants.dequantize. Next to read: pack.h.
 //
+// clang-format off
 // Layouts (ggml-common.h of ggml): byte ranges within a block; d and m fp16; "lo, hi" are the lower halves of some bytes,
 // then their upper halves; crumbs are four 2-bit values a byte; w = the weight of a code q, with s its group's scale.
 //   Q4_0, Q4_1     0:2 d, _1: 2:4 m, then 16 of lo, hi. w = d (q - 8), _1: d q + m
@@ -28,6 +29,7 @@
 //   TQ1_0          ternary digits, five in a byte of 0:32 and of 32:48, four in one of 48:52; 52:54 d. w = d (digit - 1);
 //                  digit i of byte b is 3 (b 3^i mod 256) / 256, rounded down
 //   TQ2_0          0:64 crumbs, 64:66 d. w = d (q - 1)
+// clang-format on
 #pragma once
 #include <cstddef>
 #include <cstdint>
