@@ -102,6 +102,30 @@ def test_request_whose_drafts_are_right_gets_one_token_a_step_until_they_are_wro
     assert not item.expects_drafts
 
 
+def test_request_without_drafts_is_asked_again_after_some_tokens() -> None:
+    made, item = drafting_with(0.9, {1: 1.0, 9: 9.0}), request()
+    asked = []
+    found = made.proposer
+    assert found is not None
+    propose = found.propose
+    found.propose = lambda item, most: (asked.append(item.num_tokens), propose(item, most))[1]  # type: ignore[method-assign]
+    for _ in range(2 * drafting.COLD_TOKENS):
+        made.give_drafts([item])
+        item.output_token_ids.append(5)
+        item.num_computed_tokens += 1
+    assert asked == [4, 4 + drafting.COLD_TOKENS]
+    made._times = StepTimes()
+    for num_rows in (1, 9):
+        made._times.note(num_rows, 1.0)  # now drafts pay
+    for _ in range(3):
+        made.give_drafts([item])
+        assert item.draft_token_ids
+        item.draft_token_ids = ()
+        item.output_token_ids.append(5)
+        item.num_computed_tokens += 1
+    assert asked[2:] == [20, 21, 22]
+
+
 def test_last_token_of_a_step_is_no_accepted_draft() -> None:
     made = drafting_with(0.5, {1: 1.0})
     assert made.note_step(*step(0, 8), seconds=1.0) == {"num_drafts": 0, "num_accepted": 0}  # decode iterations
