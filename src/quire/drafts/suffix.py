@@ -6,12 +6,13 @@ be, verified or not: each is compared with the tokens that the request then got.
 Next to read: `token_index.py`; `drafting.py`, which asks for drafts.
 """
 
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from quire.drafts.token_index import END, LONGEST_MATCH, Place, TokenIndex
+from quire.drafts.token_index import END, LONGEST_MATCH, Match, TokenIndex
 from quire.types import Request
 
 MAX_FINISHED_TOKENS = 1 << 16
@@ -54,7 +55,7 @@ class _Rates:
         self._rates: dict[tuple[Hashable, int], _Rate] = {}
 
     def share(self, kind: Hashable, match_len: int) -> float:
-        class_index = sum(match_len >= start for start in _CLASS_STARTS) - 1
+        class_index = _class_of(match_len)
         rate = self._rates.get((kind, class_index))
         if self._of_all is None:
             return rate.num_right / rate.num_seen if rate else _PRIOR_RATES[class_index]
@@ -64,7 +65,7 @@ class _Rates:
         return (rate.num_right + _PRIOR_WEIGHT / 2 * prior) / (rate.num_seen + _PRIOR_WEIGHT / 2)
 
     def note(self, kind: Hashable, match_len: int, *, is_right: bool) -> None:
-        class_index = sum(match_len >= start for start in _CLASS_STARTS) - 1
+        class_index = _class_of(match_len)
         if (kind, class_index) not in self._rates:
             weight = 0.0 if self._of_all else _PRIOR_WEIGHT
             self._rates[kind, class_index] = _Rate(weight * _PRIOR_RATES[class_index], weight)
@@ -73,7 +74,11 @@ class _Rates:
             self._of_all.note(kind, match_len, is_right=is_right)
 
 
-START = Place(0, 0)
+def _class_of(match_len: int) -> int:
+    return bisect_right(_CLASS_STARTS, match_len) - 1
+
+
+START = Match(0, 0)
 
 
 @dataclass(slots=True)
@@ -84,7 +89,7 @@ class _Follower:
     rates: _Rates
     index: TokenIndex = field(default_factory=TokenIndex)
     followed: TokenIndex | None = None
-    place: Place = START
+    place: Match = START
     proposed: tuple[int, ...] = ()
     lost: tuple[TokenIndex, int] | None = None
     num_since_lost: int = 0
@@ -168,7 +173,7 @@ class SuffixProposer:
                 follower.num_since_lost = len(new) - num_before
                 return
             position, match_len = position + 1, min(match_len + 1, LONGEST_MATCH)
-        follower.place = Place(position, match_len)
+        follower.place = Match(position, match_len)
 
     def _judge(self, follower: _Follower, new: list[int]) -> None:
         """Compare the last proposal with the tokens that came."""
@@ -192,7 +197,7 @@ class SuffixProposer:
         start = max(0, position - NEAR_BEFORE)
         near = source.tokens[start : position + NEAR_BEHIND]
         if context[-1] in near and (found_at := start + near.index(context[-1]) + 1) < len(source.tokens):
-            follower.followed, follower.place = source, Place(found_at, 1)
+            follower.followed, follower.place = source, Match(found_at, 1)
 
     def _kind(self, follower: _Follower) -> Hashable:
         sampling = follower.request.sampling

@@ -23,7 +23,7 @@ _FACTORS = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)
 _SHIFT = 13
 
 
-class Place(NamedTuple):
+class Match(NamedTuple):
     """A place in an index: `position` of the next token, behind `match_len` tokens that were equal."""
 
     position: int
@@ -77,13 +77,13 @@ class TokenIndex:
         self._before.extend([-1] * (first - start))
         self._before.frombytes(before.tobytes())
 
-    def find(self, context: Sequence[int]) -> Place | None:
+    def find(self, context: Sequence[int]) -> Match | None:
         """Return the place behind the longest match of the context's end, the newest of equal ones."""
         if len(context) < KEY_TOKENS:
             return None
         tokens, num_context = self.tokens, len(context)
         position = self._newest[_slot(context, num_context, len(self._newest) - 1)]
-        best: Place | None = None
+        best: Match | None = None
         for _ in range(MAX_PLACES):
             if position < 0:
                 break
@@ -92,7 +92,7 @@ class TokenIndex:
             while match_len < most and tokens[position - 1 - match_len] == context[num_context - 1 - match_len]:
                 match_len += 1
             if match_len >= KEY_TOKENS and (best is None or match_len > best.match_len):
-                best = Place(position, match_len)
+                best = Match(position, match_len)
                 if match_len == LONGEST_MATCH:
                     break
             position = self._before[position]
