@@ -223,6 +223,8 @@ class SchedulerOutput(msgspec.Struct, frozen=True):
     times_ops: bool = False  # the result has `op_times`
     awaits_transfers: bool = False
     """No request can run before a transfer has ended: the step waits for some, but not long."""
+    num_draft_tokens: int = 0
+    """The most tokens that the executor's draft model, if it has one, guesses behind this step's tokens."""
 
     @property
     def num_tokens(self) -> int:
@@ -249,6 +251,13 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
     ranks: tuple[int, ...]
 
 
+class Draft(msgspec.Struct, frozen=True):
+    """Guessed tokens, and per token the estimated probability that it is right if those before it are."""
+
+    token_ids: tuple[int, ...] = ()
+    probabilities: tuple[float, ...] = ()
+
+
 class RequestResult(msgspec.Struct, frozen=True):
     """The result of one step for one request."""
 
@@ -263,6 +272,8 @@ class RequestResult(msgspec.Struct, frozen=True):
     error: str | None = None
     """Reason why this request must end after these tokens, while other requests go on; the code is a caller's."""
     error_code: str | None = None
+    draft: Draft | None = None
+    """The executor's guess of the tokens behind `token_ids`: a draft model's, or what a grammar leaves."""
 
 
 class StepResult(msgspec.Struct, frozen=True):

@@ -1,8 +1,7 @@
 from quire.drafts import drafting
 from quire.drafts.drafting import Drafting, StepTimes
-from quire.drafts.suffix import Draft
 from quire.sampling_params import SamplingParams
-from quire.types import Request, RequestResult, ScheduledRequest, SchedulerOutput, StepResult
+from quire.types import Draft, Request, RequestResult, ScheduledRequest, SchedulerOutput, StepResult
 from tests.engine.builders import make_config
 
 
@@ -131,3 +130,22 @@ def test_last_token_of_a_step_is_no_accepted_draft() -> None:
     assert made.note_step(*step(0, 8), seconds=1.0) == {"num_drafts": 0, "num_accepted": 0}  # decode iterations
     assert made.note_step(*step(3, 2), seconds=1.0) == {"num_drafts": 3, "num_accepted": 1}
     assert made.note_step(*step(3, 0), seconds=1.0) == {"num_drafts": 3, "num_accepted": 0}  # it failed
+
+
+def test_draft_of_the_executor_is_taken_where_more_tokens_are_expected_of_it() -> None:
+    made = drafting_with(0.5, {1: 1.0, 9: 1.0})
+    output, _result = step(0, 1)
+    draft = Draft((7, 8), (0.99, 0.99))
+    made.note_step(output, StepResult(1, (RequestResult("a", (0,), draft=draft),)), 1.0)
+    item = request()
+    made.give_drafts([item])
+    assert item.draft_token_ids == (7, 8)
+
+
+def test_draft_of_the_executor_gives_way_where_fewer_tokens_are_expected_of_it() -> None:
+    made = drafting_with(0.9, {1: 1.0, 9: 1.0})
+    output, _ = step(0, 1)
+    made.note_step(output, StepResult(1, (RequestResult("a", (0,), draft=Draft((7, 8), (0.1, 0.1))),)), 1.0)
+    item = request()
+    made.give_drafts([item])
+    assert item.draft_token_ids == tuple(range(8))

@@ -1,8 +1,8 @@
 from quire.drafts import suffix
-from quire.drafts.suffix import Draft, SuffixProposer
+from quire.drafts.suffix import SuffixProposer
 from quire.drafts.token_index import LONGEST_MATCH
 from quire.sampling_params import SamplingParams
-from quire.types import Request, RequestStatus
+from quire.types import Draft, Request, RequestStatus
 
 TEXT = list(range(100, 160))
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.config import EngineConfig
-from quire.drafts.suffix import Draft, SuffixProposer
+from quire.drafts.suffix import SuffixProposer
 from quire.memory_plan import PROMPT_LOGPROB_ROWS
-from quire.types import Request, SchedulerOutput, StepResult
+from quire.types import Draft, Request, SchedulerOutput, StepResult
 
 MAX_DRAFT_TOKENS = 24
 """Tokens of one draft."""
@@ -67,6 +67,8 @@ class Drafting:
         self._accepted_share: dict[str, float] = {}
         self._asked_from: dict[str, int] = {}
         """Tokens of a request from which on it is asked again."""
+        self._of_executor: dict[str, Draft] = {}
+        """Drafts that came with the results of the step before."""
 
     def give_drafts(self, running: Sequence[Request]) -> None:
         """Set the drafts of the requests that run, while no step is in flight. Mutates: running."""
@@ -92,10 +94,13 @@ class Drafting:
         num_left = request.max_tokens - len(request.output_token_ids) - 1
         if request.sampling is None or request.awaits_external_token or request.siblings or num_left < 1:
             return Draft()
-        if not self._is_due(request):
-            return Draft()
         assert self.proposer is not None
-        return self.proposer.propose(request, min(MAX_DRAFT_TOKENS, num_left))
+        max_tokens = min(MAX_DRAFT_TOKENS, num_left)
+        draft = self.proposer.propose(request, max_tokens) if self._is_due(request) else Draft()
+        other = self._of_executor.get(request.request_id)
+        if other is None or _expected_tokens(other) <= _expected_tokens(draft):
+            return draft
+        return Draft(other.token_ids[:max_tokens], other.probabilities[:max_tokens])
 
     def _choose_lengths(self, drafts: Sequence[Draft]) -> list[int]:
         """Return the number of tokens to verify of each draft."""
@@ -129,6 +134,7 @@ class Drafting:
         if self.proposer is None:
             return {"num_drafts": 0, "num_accepted": 0}
         token_ids = {item.request_id: item.token_ids for item in result.results}
+        self._of_executor = {item.request_id: item.draft for item in result.results if item.draft is not None}
         num_verified = num_right = 0
         for item in output.scheduled:
             num_drafts = len(item.draft_token_ids)
@@ -146,3 +152,12 @@ class Drafting:
         if output.num_tokens and not (output.has_prompts or result.is_lost):
             self._times.note(output.num_tokens, seconds / result.num_iterations)
         return {"num_drafts": num_verified, "num_accepted": num_right}
+
+
+def _expected_tokens(draft: Draft) -> float:
+    """Return the number of tokens of a draft that are expected to be right."""
+    expected, reached = 0.0, 1.0
+    for probability in draft.probabilities:
+        reached *= probability
+        expected += reached
+    return expected

@@ -10,10 +10,9 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from quire.drafts.token_index import END, LONGEST_MATCH, Match, TokenIndex
-from quire.types import Request
+from quire.types import Draft, Request
 
 MAX_FINISHED_TOKENS = 1 << 16
 """Tokens of finished answers that are kept for requests with the same salt: the half of them when older ones go."""
@@ -26,13 +25,6 @@ _PRIOR_RATES = (0.4, 0.3, 0.45, 0.6, 0.75, 0.9)
 _PRIOR_WEIGHT = 8.0
 _KEPT = 0.98
 """Weight of what was seen before, beside each new observation."""
-
-
-class Draft(NamedTuple):
-    """Guessed tokens, and per token the estimated probability that it is right if those before it are."""
-
-    token_ids: tuple[int, ...] = ()
-    probabilities: tuple[float, ...] = ()
 
 
 @dataclass(slots=True)
