@@ -1,5 +1,6 @@
 """docs/learn is executed: its commands and Python blocks print what is shown, its figures are what they draw."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,14 @@ def test_translation_has_the_blocks_and_figures_of_its_page(path: Path) -> None:
     assert translation.blocks() == original.blocks()
     assert translation.figures() == original.figures()
     assert translation.outline() == original.outline()
+
+
+def test_page_on_online_softmax_names_the_sizes_of_the_kernel() -> None:
+    source = (LEARN.parents[1] / "native" / "ops" / "attend_state.h").read_text()
+    sizes = {name: int(value) for name, value in re.findall(r"(kTileTokens|kAttendRows) = (\d+)", source)}
+    text = (LEARN / "19-online-softmax.md").read_text()
+    assert f"**tiles** of {sizes['kTileTokens']} positions" in text
+    assert f"up to {sizes['kAttendRows']} rows of one KV head" in text
 
 
 def test_every_page_has_a_translation() -> None:
