@@ -179,6 +179,7 @@ def run_page(page: Page) -> tuple[list[tuple[Shown, str]], dict[str, Figure]]:
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setenv("XDG_STATE_HOME", name)  # exercises that are done there are not the developer's
+        patch.setenv("LC_ALL", "C.UTF-8")  # commands speak English
         Path(FIGURES).mkdir()
         for shown in page.shown():
             printed.append((shown, page.run(shown)))
