@@ -76,9 +76,11 @@ def test_there_are_enough_exercises_with_unique_names_in_the_order_of_the_lesson
 
 
 @pytest.mark.parametrize("folder", ["", "zh"])
-def test_lessons_have_the_titles_of_their_pages(folder: str) -> None:
+def test_lessons_have_the_titles_of_their_pages_which_name_their_exercises(folder: str) -> None:
     for number, title in LESSONS.items():
         (page,) = (LEARN / folder).glob(f"{number:02}-*.md")
+        names = [item.name for item in EXERCISES if item.lesson == number]
+        assert [name for name in names if f"`quire learn show {name}`" not in page.read_text()] == [], page.name
         heading = re.match(r"# \d+\.? ?(.*)", page.read_text())
         assert heading is not None
         assert heading[1].strip() == title.say(folder or "en"), page.name
