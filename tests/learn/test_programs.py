@@ -68,6 +68,12 @@ WRONG: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "pool", changed("pool", "self.free.append(block_id)", "pass"), ("After release(7) num_free() must be 5; it"
                                                                         " is 4",),
     ),
+    "pool that gives a block twice under load": (
+        "pool", changed("pool", "self.free.append(block_id)",
+        "self.free.append(block_id if len(self.free) < 90 else 1)"),
+        ("gives block 1, which is in use",),
+    ),
+    "order without a number": ("order", "def order(*args):\n    return float('nan')", ("a number; it returns nan",)),
     "order of arrival": (
         "order", changed("order", "prompt_len + 2.5 * arrival", "arrival"), ("wait 52.8 steps", "wanted"),
     ),
@@ -78,7 +84,8 @@ WRONG: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "order", "from random import random\ndef order(*args):\n    return random()", ("at first and then",
         "not change"),
     ),
-    "order of words": ("order", "def order(*args):\n    return 'first'", ("list of numbers", "'first'")),
+    "order of words": ("order", "def order(*args):\n    return 'first'", ("order(8, 8, 0.0) must return a number; it"
+                                                                          " returns 'first'",)),
     "hash without the parent": ("hash", changed("hash", "(parent, tokens", "(salt, tokens"), ("Case 'moved'",
     "8 tokens")),
     "hash without the salt": ("hash", changed("hash", "[], salt", "[], 0"), ("Case 'salt'", "12 tokens come",
@@ -132,9 +139,9 @@ def test_exception_is_told_with_its_line_and_call(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("def mask(:\n", "the program raises SyntaxError: invalid syntax in line 1."),
+        ("def mask(:\n", "answer.py raises SyntaxError: invalid syntax in line 1."),
         ("other = 1\n", "The program does not define mask."),
-        ("raise SystemExit(3)\n", "the program raises SystemExit: 3 in line 1."),
+        ("raise SystemExit(3)\n", "answer.py raises SystemExit: 3 in line 1."),
         (
             "def mask(num_cached, num_new):\n    return 5\n",
             "mask(0, 5) must have 5 rows, one per new token; it returns 5.",

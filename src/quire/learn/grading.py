@@ -7,6 +7,7 @@ what it found. Next to read: `program.py`.
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 TIME_LIMIT_S = 10.0
 MEMORY_LIMIT_BYTES = 4 << 30
-MAX_FILE_BYTES = 1 << 20
 EXERCISES: tuple[Exercise, ...] = tuple(sorted((*NUMBERS, *PROGRAMS), key=lambda item: item.lesson))
 LESSONS: dict[int, Text] = {
     2: Text("Attention and masks", "注意力与掩码"),
@@ -66,8 +66,10 @@ def check(exercise: Exercise, answer: str) -> None:
         raise ConfigError(
             f"'{answer}' is no file: exercise '{exercise.name}' wants a Python file that defines {exercise.defines}"
         )
-    if path.stat().st_size > MAX_FILE_BYTES:
-        raise ConfigError(f"{answer} has {path.stat().st_size} bytes: at most {MAX_FILE_BYTES} are read")
+    try:
+        path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{answer} cannot be read as a program: {error}") from None
     run_program(exercise.name, path)
 
 
@@ -144,6 +146,7 @@ def main(name: str, path: str) -> None:
     """Grade a program as the process that `run_program` starts: findings on stdout, the program's output on stderr."""
     import resource
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the process that waits, which kills this one
     with contextlib.suppress(ValueError, OSError):  # a lower limit is in force
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
     findings = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)

@@ -3,8 +3,10 @@
 Next to read: `queue_checks.py` and `token_checks.py`, which call it; `grading.py`, the process around it.
 """
 
+import math
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from quire.learn.exercise import Wrong
@@ -25,7 +27,7 @@ class Program:
         """Run the module. Raises: Wrong if that fails."""
         self._path, self._note = path, note
         self._names: dict[str, Any] = {"__name__": "answer"}
-        self._run("the program", lambda: exec(compile(source, path, "exec"), self._names))
+        self._run(Path(path).name, lambda: exec(compile(source, path, "exec"), self._names))
 
     def defined(self, name: str) -> Any:
         """Return what the program defines under a name. Raises: Wrong."""
@@ -69,3 +71,16 @@ def require_numbers(value: Any, case: str, length: int | None = None) -> list[fl
             f"{case} 应返回{many_zh}数的列表，却返回 {shown(value)}。",
         )
     return found
+
+
+def require_number(value: Any, case: str) -> float:
+    """Return a number. Raises: Wrong for any other value, and for NaN, which has no place in an order."""
+    try:
+        number = float(value + 0)
+    except (TypeError, ValueError):
+        number = math.nan
+    if math.isnan(number):
+        raise Wrong(
+            f"{case} must return a number; it returns {shown(value)}.", f"{case} 应返回一个数，却返回 {shown(value)}。"
+        )
+    return number

@@ -17,13 +17,13 @@ from quire.insight.compare.results import FAKE_MODEL, Settings
 from quire.insight.compare.rig import Clock, Job, Rig
 from quire.learn.exercise import Wrong
 from quire.learn.fake_engine import FakeEngine, make_config, make_request
-from quire.learn.program import Program, require_numbers, shown
+from quire.learn.program import Program, require_number, require_numbers, shown
 from quire.scheduler.block_pool import BlockPool
 from quire.scheduler.blocks import BlockManager
 from quire.scheduler.prefix_cache import PrefixChain
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.scheduler import Scheduler
-from quire.types import Request, RequestResult, StepResult
+from quire.types import NULL_BLOCK_ID, Request, RequestResult, StepResult
 
 SLOTS = 4
 MOST_WAIT = 200
@@ -76,7 +76,7 @@ def check_order(program: Program) -> None:
     def key(request: Request) -> float:
         args = (request.num_prompt_tokens, request.max_tokens, request.arrival_time_s)
         case = f"order({', '.join(map(shown, args))})"
-        first, second = (require_numbers([program.call("order", *args)], case)[0] for _ in range(2))
+        first, second = (require_number(program.call("order", *args), case) for _ in range(2))
         if first != second:
             raise Wrong(
                 f"{case} is {first:.4g} at first and then {second:.4g}: the place of a request may not change.",
@@ -127,7 +127,7 @@ class CheckedPool(BlockPool):
         case = f"take({count})"
         block_ids = [int(item) for item in require_numbers(self._call("take", count), case, count)]
         for block_id in block_ids:
-            if not 0 < block_id < self.num_blocks:
+            if not NULL_BLOCK_ID < block_id < self.num_blocks:
                 raise Wrong(
                     f"{case} gives block {block_id}: 1 to {self.num_blocks - 1} may be taken, block 0 has no owner.",
                     f"{case} 给出块 {block_id}：可取的是 1 到 {self.num_blocks - 1}，块 0 不属于任何请求。",
@@ -181,12 +181,15 @@ def check_pool(program: Program) -> None:
         pool.release(block_id, holds_prefix=False)
     pool.take(7)
     jobs, rig = workload(0, 32, None, 256, 1000), _rig(max_num_seqs=64, max_model_len=256, num_blocks_override=96)
+    pools: list[CheckedPool] = []
 
     def make(config: EngineConfig, events: EventLog, clock: Clock) -> Scheduler:
-        blocks = BlockManager(config.scheduler, events, CheckedPool(program, config.scheduler.num_blocks))
+        pools.append(CheckedPool(program, config.scheduler.num_blocks))
+        blocks = BlockManager(config.scheduler, events, pools[0])
         return Scheduler(config.scheduler, events, clock, blocks=blocks)
 
     own, usual = rig.drive("own", jobs, make).outputs, rig.drive("engine", jobs).outputs
+    pools[0].take(pools[0].num_usable)  # all came back, each of them once
     for index in [at for at in range(len(jobs)) if own[at] != usual[at]]:
         raise Wrong(
             f"Request {index} of the workload gets other tokens with this pool than with the engine's.",
