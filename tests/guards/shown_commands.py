@@ -172,7 +172,14 @@ def without_tiles() -> Iterator[None]:
 def run_page(page: Page) -> tuple[list[tuple[Shown, str]], dict[str, Figure]]:
     """Run a page in an empty folder. Returns: what each command and block printed, and the figures by name."""
     printed, figures = [], dict[str, Figure]()
-    with without_tiles(), tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
+    with (
+        without_tiles(),
+        tempfile.TemporaryDirectory() as name,
+        contextlib.chdir(name),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("XDG_STATE_HOME", name)  # exercises that are done there are not the developer's
+        patch.setenv("LC_ALL", "C.UTF-8")  # commands speak English
         Path(FIGURES).mkdir()
         for shown in page.shown():
             printed.append((shown, page.run(shown)))
