@@ -9,6 +9,8 @@ from html import escape
 from itertools import groupby
 
 CELL, ROW, LEFT, FONT = 9, 15, 190, 12
+COLOURS = ("#1f77b4", "#d95f02", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#bcbd22", "#17becf")
+"""Of requests, in turn."""
 STYLE = (
     "body{font-family:system-ui,sans-serif;margin:2rem;background:#fff;color:#111}"
     "section{overflow-x:auto;margin-bottom:2rem}"

@@ -21,7 +21,7 @@ from quire.kernels.likeliest import Argmax
 from quire.kernels.tracing import NotTraceableError
 from quire.nn import is_parameter
 from quire.runtime.links import RANK_LOST
-from quire.runtime.plan.lower import Program
+from quire.runtime.plan.lower import Program, layers_of
 from quire.runtime.plan.packed_weights import PackedWeights
 
 BODY, LOGITS, GREEDY, SHARES = 1, 2, 4, 8
@@ -104,7 +104,7 @@ class PlannedModel:
     """A program's native plan and the memory it works in.
 
     Attributes:
-        ops: the instruction of each native op, in order.
+        ops: the instruction of each native op, in order; layers: of those that belong to a layer its index.
         hidden: fp32 [max_tokens, E]; rows of the last step's tokens.
         logits: fp32 [max_logit_rows, V].
         shares: fp32 [max_logit_rows, columns of a rank]; None if `SHARES` is no part.
@@ -139,6 +139,7 @@ class PlannedModel:
         to.allocate(place_buffers(program.body, program.hidden), limits.max_tokens)
         to.emit(program.body, BODY)
         self._num_body_ops = len(self.ops)
+        self.layers = dict(zip(program.body, layers_of(program.body, weights.name_of), strict=True))
         self.hidden = to.values(program.hidden)
         self.inputs, self.outputs = ([to.values(buffer) for buffer in passed]
                                      for passed in (program.inputs, program.outputs))  # fmt: skip
@@ -217,7 +218,8 @@ class PlannedModel:
             name, num_bytes = instruction.describe(step.num_tokens), cost.bytes_read + cost.bytes_written
             loads = tuple(self._emitter.counts[instruction].tolist()) if instruction in self._emitter.counts else ()
             microseconds = int(nanoseconds[index]) / 1e3
-            times.append(OpTime(name, microseconds, cost.flops, num_bytes, cost.arithmetic, loads))
+            layer = self.layers.get(instruction)
+            times.append(OpTime(name, microseconds, cost.flops, num_bytes, cost.arithmetic, loads, layer))
         return times
 
     def counters_of(self, instruction: Instruction) -> NDArray[np.int32]:
