@@ -49,7 +49,7 @@ def test_mask_of_two_requests_is_block_diagonal_and_tells_chunks_apart() -> None
     assert decode.rstrip() == "▒▒▒▒▓▓▓▓▒▒█"  # chunks of 4, 4 and 2 tokens, then the step's own
     assert [row[:11].strip() for row in chunk] == [""] * len(chunk)
     assert [row[11:] for row in chunk] == ["▒▒█··", "▒▒██·", "▒▒███"]
-    assert "23 of 4 · 16 = 64 pairs" in picture.caption  # 11 of A, and 3 + 4 + 5 of B
+    assert "4 · 16 = 64 cells kernels compute 23" in picture.caption  # 11 of A, and 3 + 4 + 5 of B
 
 
 def test_mask_shows_a_cached_prefix_as_such() -> None:

@@ -77,8 +77,8 @@ def view_mask(trace: Trace, step: Line, letters: Mapping[str, str]) -> Picture:
         f"step {step['step_id']}: attention mask of {counted(num_rows, 'new token')} of"
         f" {counted(len(blocks), 'request')}",
         f"A row is {'a new token' if every == 1 else f'one in {every} new tokens'}, a column"
-        f" {'a key' if scale == 1 else f'{scale} keys'}. The matrix is block-diagonal: kernels read the blocks of"
-        f" {num_pairs} of {num_rows} · {num_keys} = {num_rows * num_keys} pairs.{some}{more}",
+        f" {'a key' if scale == 1 else f'{scale} keys'}. The matrix is block-diagonal: of {num_rows} ·"
+        f" {num_keys} = {num_rows * num_keys} cells kernels compute {num_pairs}.{some}{more}",
         f"pairs = Σ over new tokens of {'min(window, position + 1)' if window else '(position + 1)'} = {num_pairs}"
         f"  ({terms}{', …' if len(blocks) > 8 else ''})",
         "src/quire/kernels/paged_attention.py",
