@@ -24,7 +24,7 @@ KINDS = {
     "written": Kind("●", "#1f77b4", "written"),
     "added": Kind("⊕", "#d95f02", "added to: the residual sum"),
     "kept": Kind("│", "#dddddd", "kept for a later instruction"),
-    "free": Kind(" ", "#ffffff", "no value"),
+    "free": Kind(" ", "#ffffff", ""),
 }
 
 
@@ -52,8 +52,8 @@ def view_layer(checkpoint: Checkpoint, settings: Settings, *, layer: int, start:
         f"{checkpoint.files.name}: layer {layer} of {num_layers}, {counted(count, 'token')}"
         + f" after {start} in the KV cache" * (start > 0) + f", rank 0 of {settings.tp}" * (settings.tp > 1),
         f"A row is an instruction, from top to bottom, a lane a value [{count}, width]. {len(alike)} of"
-        f" {num_layers} layers have the same work. Bytes are those of weights and KV cache; a sum of norms, biases and"
-        " activations is part of the instruction before it.",
+        f" {num_layers} layers have the same work. Bytes are those of weights and KV cache. Activations, biases and"
+        " residual sums are part of the instruction whose result they change.",
         f"{scaled(flops, 'FLOP')} and {scaled(num_bytes, 'B')} = {flops / max(num_bytes, 1):.3g} FLOP/B"
         + f", {scaled(sent, 'B')} sent" * (sent > 0)
         + f"; {len(alike)} layers have {len(alike) * flops / whole[0]:.0%} of the FLOPs and"

@@ -70,7 +70,7 @@ def _kinds(tp: int) -> Mapping[str, Kind]:
         "several": Kind("#", "#7f7f7f", "several ranks hold the same"),
         "all": Kind("=", "#dddddd", "every rank holds it whole"),
         "sum": Kind("Σ", "#333333", "all ranks exchange values"),
-        "gap": Kind(" ", "#ffffff", "next part of the matrix"),
+        "gap": Kind(" ", "#ffffff", ""),
     }
 
 
