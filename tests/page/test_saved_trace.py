@@ -122,7 +122,7 @@ def test_mask_tells_chunks_and_a_cached_prefix_apart(open_page: OpenPage, tmp_pa
         "() => xray.recording.steps.map((step) => [step.step_id, [...xray.recording.history(step).entries()]])"
     )
     for step_id, requests in known:
-        blocks = {request_id: item for request_id, item in requests}
+        blocks = dict(requests)
         for share in trace.step(step_id)["requests"]:
             block = _block(trace, trace.step(step_id), share, "A")
             assert [list(chunk) for chunk in block.chunks] == blocks[share["id"]]["chunks"]
@@ -130,7 +130,7 @@ def test_mask_tells_chunks_and_a_cached_prefix_apart(open_page: OpenPage, tmp_pa
 
 
 def timed_trace() -> Trace:
-    """Record a trace of one request, with the server's phases and the instructions of a step of two layers with experts."""
+    """Record a trace of one request, with the server's phases, and the instructions of two layers with experts."""
     engine, _ = make_engine(multi_step_decode=1)
     recorder = Recorder(engine)
     engine.add_request("r0", [40, 41, 42], SamplingParams(max_tokens=3, ignore_eos=True))

@@ -3,12 +3,14 @@
 Next to read: `../insight/view.py`, `../insight/view_layer.py`, `../insight/view_ranks.py`.
 """
 
+from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from quire.cli.command import option, output_of, verb
+from quire.cli.language import is_english, lang_option
 from quire.cli.progress import show_progress
 from quire.cli.server_client import ServerClient, find_url, url_option
 from quire.config import DTYPE_ALIASES, DTYPES, EngineOptions
@@ -49,7 +51,10 @@ AUTO = "auto"
 @option("--svg", type=click.Path(dir_okay=False), metavar="FILE", help="write an SVG file")
 @option("--html", type=click.Path(dir_okay=False), metavar="FILE", help="write an HTML file")
 @url_option
-def view_command(what: str, subject: str | None, svg: str | None, html: str | None, **values: Any) -> None:
+@lang_option
+def view_command(
+    what: str, subject: str | None, svg: str | None, html: str | None, translate: Callable[[str], str], **values: Any
+) -> None:  # fmt: skip
     """Draw one step: its attention mask, the KV blocks, its place among the last steps, or its instructions.
 
     WHAT is mask, blocks, step or ops of a step; or layer or ranks of a model: one layer with its values, shapes and
@@ -71,6 +76,8 @@ def view_command(what: str, subject: str | None, svg: str | None, html: str | No
     else:
         picture, step_id = _of_step(what, subject, **given)
         facts = {"step": step_id}
+    if not output.json and not is_english(translate):
+        picture = picture.translated(translate)
     drawn = picture.to_svg() if svg or html else ""
     for name, path, text in (("--svg", svg, drawn), ("--html", html, to_html(picture.title, [drawn]))):
         if path:

@@ -3,11 +3,13 @@
 Next to read: `view.py`, which makes the pictures.
 """
 
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import groupby
 from textwrap import wrap
+
+from quire.text.width import display_width
 
 CELL, ROW, LEFT, FONT, MAX_LINE = 9, 15, 190, 12, 150
 COLOURS = ("#1f77b4", "#d95f02", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#bcbd22", "#17becf")
@@ -59,25 +61,33 @@ class Picture:
         used = {cell for row in self.rows for cell in row.cells}
         return [kind for name, kind in self.kinds.items() if name in used and kind.meaning]
 
+    def translated(self, translate: Callable[[str], str]) -> "Picture":
+        """Return the picture with its sentences in another language."""
+        rows = [replace(row, label=translate(row.label), remark=translate(row.remark)) for row in self.rows]
+        kinds = {name: replace(kind, meaning=translate(kind.meaning)) for name, kind in self.kinds.items()}
+        title, caption, formula = map(translate, (self.title, self.caption, self.formula))
+        return Picture(title, caption, formula, self.source, kinds, rows)
+
     def to_text(self) -> str:
         """Return the picture for a terminal."""
-        width = max((len(row.label) for row in self.rows), default=0)
+        width = max((display_width(row.label) for row in self.rows), default=0)
         lines = [self.title, ""]
         for row in self.rows:
             cells = "".join(self.kinds[cell].character for cell in row.cells)
-            lines.append(f"{row.label:>{width}}  {cells}{'  ' if cells else ''}{row.remark}".rstrip())
+            label = " " * (width - display_width(row.label)) + row.label
+            lines.append(f"{label}  {cells}{'  ' if cells else ''}{row.remark}".rstrip())
         legend = "   ".join(f"{kind.character} {kind.meaning}" for kind in self.used_kinds)
         return "\n".join([*lines, "", *filter(None, (legend, self.caption, self.formula)), f"code: {self.source}"])
 
     def to_svg(self) -> str:
         """Return the picture as one SVG element; characters beside colours tell the kinds apart."""
         widest = max((len(row.cells) for row in self.rows), default=0)
-        remark = max((len(row.remark) for row in self.rows), default=0)
+        remark = max((display_width(row.remark) for row in self.rows), default=0)
         texts = [line for text in (self.caption, self.formula) for line in wrap(text, MAX_LINE) or [""]]
         texts.append(f"code: {self.source}")
-        left = max([LEFT, *(8 + len(row.label) * FONT * 6 // 10 + 12 for row in self.rows)])
+        left = max([LEFT, *(8 + display_width(row.label) * FONT * 6 // 10 + 12 for row in self.rows)])
         width = left + widest * CELL + max(remark, 40) * FONT * 6 // 10 + 30
-        width = max(width, max(map(len, texts)) * FONT * 6 // 10 + 20)
+        width = max(width, max(map(display_width, texts)) * FONT * 6 // 10 + 20)
         y, shapes = 40, [_text(8, 20, self.title, "bold")]
         for row in self.rows:
             shapes.append(_text(8, y + 11, row.label))

@@ -1,8 +1,8 @@
 """The page at the server's root, and what it needs beside the API: predictions and comparisons.
 
 The files are open to everyone, since a browser loads them before it has a key; they contain nothing of the server.
-`/xray/explain`, `/xray/ranks` and `/lab/compare` run the `quire` command in a process of its own, so that they never touch the engine
-that serves. Next to read: `../../page/app.js`, `xray.py`.
+`/xray/explain`, `/xray/ranks` and `/lab/compare` run the `quire` command in a process of its own, so that they never
+touch the engine that serves. Next to read: `../../page/app.js`, `xray.py`.
 """
 
 import asyncio
