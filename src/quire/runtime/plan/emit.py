@@ -29,6 +29,10 @@ BODY, LOGITS, GREEDY, SHARES = 1, 2, 4, 8
 the logits of this rank's share of the vocabulary."""
 
 
+ROWS = "{rows}"
+"""Stands for the number of rows in the description of an instruction."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlanLimits:
     """The largest step: tokens, requests, and rows of logits computed at once.
@@ -151,6 +155,8 @@ class PlannedModel:
             given = (program.hidden, program.logits)
             to.allocate(place_buffers(program.head, program.logits, given), limits.max_logit_rows)
             self._emit_head(to)
+        # Made once: a step must not wait for a reader.
+        self._names = [instruction.describe(ROWS) for instruction in self.ops]
         self.shares = None if program.shares is None else to.values(program.shares.buffer)
 
     def _emit_head(self, to: "_Emitter") -> None:
@@ -215,11 +221,11 @@ class PlannedModel:
             instruction = self.ops[index]
             step = whole if index < self._num_body_ops else whole.of_logit_rows()
             cost = instruction.measured(step, self.counters_of)
-            name, num_bytes = instruction.describe(step.num_tokens), cost.bytes_read + cost.bytes_written
+            name = self._names[index].replace(ROWS, str(step.num_tokens))
             loads = tuple(self._emitter.counts[instruction].tolist()) if instruction in self._emitter.counts else ()
             microseconds = int(nanoseconds[index]) / 1e3
             layer = self.layers.get(instruction)
-            times.append(OpTime(name, microseconds, cost.flops, num_bytes, cost.arithmetic, loads, layer))
+            times.append(OpTime(name, microseconds, cost.flops, cost.num_bytes, cost.arithmetic, loads, layer))
         return times
 
     def counters_of(self, instruction: Instruction) -> NDArray[np.int32]:
