@@ -358,7 +358,7 @@ class Instruction:
 
     def _fields(self) -> Iterator[tuple[str, Any]]:
         """Yield each field's name and value, of a tuple each item."""
-        for name in _names_of_fields(type(self)):
+        for name in _names_of_fields(type(self)):  # type: ignore[arg-type]  # a class can be hashed
             value = getattr(self, name)
             if isinstance(value, tuple):
                 yield from ((name, item) for item in value)
