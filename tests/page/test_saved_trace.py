@@ -177,3 +177,4 @@ def test_way_of_a_request_runs_from_receiving_to_sending(open_page: OpenPage, tm
     assert all(one["to"] <= other["from"] + 1e-3 for one, other in pairwise(way))
     assert all(one["from"] <= one["to"] for one in way)
     expect(page.locator("#ways tbody tr")).to_contain_text("decode ×2")
+    expect(page.locator("#ways tbody tr")).to_contain_text("detokenise, within the steps")

@@ -172,7 +172,9 @@ export class Recording {
     const { admit, served = [] } = this.known.get(id);
     const steps = this.steps.filter((step) => step.requests.some((share) => share.id === id));
     const way = [];
-    way.id = id;
+    const isSampled = (share) => share.id === id && share.new.length > 0;
+    const detokenise = steps.filter((step) => step.requests.some(isSampled)).reduce((sum, step) => sum + step.output_s, 0);
+    Object.assign(way, { id, detokenise });
     const [begin, end] = [steps[0]?.begin ?? Infinity, steps.at(-1)?.t ?? 0];
     for (const [name, from, to] of served) if (from < begin) way.push({ name, from, to: Math.min(to, begin) });
     if (admit && admit.arrival_s < begin && steps.length) way.push({ name: "wait", from: Math.max(admit.arrival_s, way.at(-1)?.to ?? 0), to: begin });
@@ -508,7 +510,8 @@ export class Xray {
         for (const { name, from, to, count } of way) parts.set(name, { time: (parts.get(name)?.time ?? 0) + to - from, count: (parts.get(name)?.count ?? 0) + (count ?? 0) });
         return html`<tr><td>${this.badge(way.id)}</td><td><svg role="img" aria-label=${`Way of request ${recording.request(way.id).letter}`} width=${width * 0.5} height="18">${way.map(({ name, from, to }) => html`
           <rect class=${WAY[name] ? `fill${WAY[name]}` : "free"} x=${(from - begin) * size} y="2" width=${Math.max(1, (to - from) * size)} height="14"><title>${name} ${ms(to - from)}</title></rect>`)}</svg></td>
-          <td>${[...parts].map(([name, { time, count }]) => html`<span class="part"><span class=${`key ${WAY[name] ? `o${WAY[name]}` : "free"}`}> </span> ${name}${count ? ` ×${count}` : ""} ${ms(time)}</span> `)}</td></tr>`;
+          <td>${[...parts].map(([name, { time, count }]) => html`<span class="part"><span class=${`key ${WAY[name] ? `o${WAY[name]}` : "free"}`}> </span> ${name}${count ? ` ×${count}` : ""} ${ms(time)}</span> `)}
+            ${way.detokenise > 0 && html`<span class="part">detokenise, within the steps, ${ms(way.detokenise)}</span>`}</td></tr>`;
       })}</tbody></table></div>${about}`;
   }
 
