@@ -277,4 +277,6 @@ def test_recorded_steps_hold_the_load_of_each_expert(tmp_path: Path, monkeypatch
     run(engine)
     prefill, *_ = engine.events.of(EventKind.OPS)
     loads = [op.expert_loads for op in prefill.data["ops"] if op.expert_loads]
+    assert [op.layer for op in prefill.data["ops"] if op.expert_loads] == [0, 1]
+    assert [prefill.data["ops"][at].layer for at in (0, -1)] == [None, None]
     assert [(len(load), sum(load)) for load in loads] == [(6, 9), (6, 9)]
