@@ -146,6 +146,8 @@ class Plan:
     @property
     def num_threads(self) -> int: ...
 
+def expert_bytes_wanted() -> int: ...
+
 # --- native/threads/pool.h ----------------------------------------------------------------------
 
 class ThreadPool:
