@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from quire._native import PackedRows, WeightFormat, pack_rows, packed_bytes
 from quire.config import EngineConfig, EngineOptions
 from quire.runtime import shared_file
 from quire.runtime.placement import Placement
@@ -28,7 +27,7 @@ from quire.weights.quantized import RoundedTensor
 from quire.weights.sources import ModelFiles, resolve_source
 from quire.weights.weight_tensor import WeightTensor
 from tests.cli.tiny_directory import CONFIG, make_tiny_directory, tensor_shapes
-from tests.kernels.native.packed_weights import FLOATS_STORED, STORED, aligned, finite_rows
+from tests.kernels.native.packed_weights import FLOATS_STORED, STORED, Packed, finite_rows
 from tests.runtime.plan.harness import PlanRunner, k_quants
 from tests.runtime.plan.harness import make_config as config_of
 
@@ -148,11 +147,8 @@ def digests() -> dict[str, str]:
     for name, stored in {**STORED, **FLOATS_STORED}.items():
         for target in {name, *({"q8", "q4m", "bf16"} if name == "f32" else ())}:
             rows = finite_rows(stored, 37, 512, seed=5)
-            memory = aligned(packed_bytes(WeightFormat[target], 37, 512), 0)
-            job = PackedRows(stored, rows.ctypes.data, 37, 512, rows.strides[0], memory.ctypes.data, 0,
-                             WeightFormat[target])  # fmt: skip
-            pack_rows([job], 1)
-            found[f"{stored} as {target}"] = hashlib.sha256(memory.tobytes()).hexdigest()[:16]
+            packed = Packed(target, 37, 512, fill=0).add_rows(stored, rows)
+            found[f"{stored} as {target}"] = hashlib.sha256(packed.data.tobytes()).hexdigest()[:16]
     for stored in ("Q2_K", "Q3_K"):  # of those that are decoded first
         values = k_quants("w", 7, 512, stored).to_numpy()
         found[f"{stored} decoded"] = hashlib.sha256(values.tobytes()).hexdigest()[:16]
