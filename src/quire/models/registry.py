@@ -172,15 +172,6 @@ def model_types() -> list[str]:
     return sorted(path.stem for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith(NOT_MODELS))
 
 
-def has_model_file(hf_config: Mapping[str, Any]) -> bool:
-    """Return whether the file of the model type names the architecture; nothing is imported."""
-    model_type, names = str(hf_config.get("model_type")), hf_config.get("architectures") or [""]
-    if model_type not in model_types():
-        return False
-    text = (Path(__file__).parent / f"{model_type}.py").read_text()
-    return any(str(name) in text for name in names)
-
-
 @functools.cache
 def _architectures_in(model_type: str) -> Mapping[str, ModelClass]:
     """The ARCHITECTURES of one file; empty if there is no such file. Raises: UnsupportedModelError if it has none."""

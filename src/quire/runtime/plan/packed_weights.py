@@ -209,10 +209,6 @@ class PackedWeights:
         """The packing of a matrix."""
         return self.packings[self.name_of(parameter)]
 
-    def format_at(self, name: str, row: int) -> WeightFormat:
-        """Return the format of a row of a matrix."""
-        return self._part(name, row).format
-
     def weight(self, parameter: Any) -> Weight:
         """The `Weight` of a matrix. It is alive as long as this object."""
         name = self.name_of(parameter)
