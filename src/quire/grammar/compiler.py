@@ -9,7 +9,7 @@ Next to read: `matcher.py`.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
 from weakref import WeakValueDictionary
@@ -220,6 +220,10 @@ class GrammarCompiler:
         except ValueError as error:
             raise _refusal(spec, short_reason(str(error))) from None
         return found
+
+    def token_bytes(self) -> Sequence[bytes]:
+        """Return the text of each token id. Raises: InvalidParameterError if tokens are no runs of bytes."""
+        return self._ready_vocabulary().tokens
 
     def _ready_vocabulary(self) -> Vocabulary:
         with self._lock:

@@ -243,6 +243,7 @@ class Scheduler:
         if item.max_new_tokens and not request.awaits_external_token:
             if result is not None and result.token_ids:
                 new_token_ids, stop = self._append_tokens(request, result.token_ids)
+                request.mirostat_mu = result.mirostat_mu
             elif not has_failed:
                 raise EngineError(f"no token was sampled for request '{request.request_id}'")
             if item.max_new_tokens > 1:
@@ -283,8 +284,7 @@ class Scheduler:
         request = self.requests.by_id.get(request_id)
         ended = [] if request is None else self.requests.leave(request)
         for item in ended:
-            item.status = status
-            item.stop_reason = stop_reason
+            item.status, item.stop_reason = status, stop_reason
             self._free_blocks(item)
             self._planner.executor_view.forget(item)
             num_tokens = len(item.output_token_ids)
