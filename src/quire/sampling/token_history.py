@@ -92,8 +92,8 @@ class Repeats:
         if self._breaks(token_id):
             self._lengths[:num] = 0
         else:
-            self._lengths[1:num] = self._lengths[: num - 1] + 1
-            self._lengths[:1] = 1
+            self._lengths[1 : num + 1] = self._lengths[:num] + 1
+            self._lengths[0] = 1
             self._lengths[:num] *= self._tokens[:num] == token_id
         self._tokens[num] = token_id
         self._lengths[num] = 0
