@@ -208,7 +208,7 @@ class SamplingParams:
                 or not all(map(callable, functions))
             ):
                 raise InvalidParameterError("logits_processors", functions, "a list of functions (token_ids, logits)")
-            _set(self, "logits_processors", tuple(functions) or None)
+            _set(self, "logits_processors", tuple(functions))
 
     @property
     def is_greedy(self) -> bool:
@@ -221,7 +221,7 @@ class SamplingParams:
         return (
             self.logprobs is None and self.allowed_token_ids is None and not self.logit_bias and not self.bad_words
             and self.repetition_penalty == 1 and not self.frequency_penalty and not self.presence_penalty
-            and self.structured_outputs is None and self.logits_processors is None and not self.uses_chain
+            and self.structured_outputs is None and not self.logits_processors and not self.uses_chain
         )  # fmt: skip
 
     @property

@@ -258,7 +258,7 @@ class InputProcessor:
             reason = "has no tokenizer" if self._tokenizer is None else "has tokens that are not runs of bytes"
             limit = f"an empty list: this engine {reason}"
             raise InvalidParameterError("dry_sequence_breakers", list(params.dry_breakers), limit)
-        if params.logits_processors is not None:
+        if params.logits_processors:
             options = self._config.options
             num_ranks = options.tensor_parallel_size * options.pipeline_parallel_size
             if num_ranks > 1:

@@ -90,7 +90,7 @@ class SamplingState:
         self._end_ids = {token_id for token_id in end_ids if token_id < vocab_size}
         self._bad_words = BadWords(new.bad_words_token_ids) if new.bad_words_token_ids else None
         self.output_ids: list[int] = []
-        self._keeps_output = self._bad_words is not None or params.logits_processors is not None
+        self._keeps_output = self._bad_words is not None or bool(params.logits_processors)
         self.mirostat_mu: float | None = None
         if params.mirostat:
             self.mirostat_mu = 2 * params.mirostat_tau if new.mirostat_mu is None else new.mirostat_mu
@@ -140,7 +140,7 @@ class SamplingState:
     @property
     def is_alone(self) -> bool:
         """True if the request's rows are chosen one by one, with Python functions or llama.cpp's samplers."""
-        return self.params.logits_processors is not None or self.params.uses_chain
+        return bool(self.params.logits_processors) or self.params.uses_chain
 
     def fail(self, error: Exception, reason: str | None = None) -> None:
         """Note that the request cannot be sampled: it ends with an error."""
