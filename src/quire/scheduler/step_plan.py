@@ -309,7 +309,7 @@ class StepPlanner:
         request.num_computed_tokens = hit.num_tokens
         num_tokens = self._blocks.chunk_limit(request, num_tokens)
         request.status = RequestStatus.RUNNING
-        self._requests.running.append(request)
+        self._requests.admit(request, num_left)
         plan.free_places -= 1 + len(request.siblings)
         self._events.record(
             EventKind.ADMIT, request.request_id, num_prompt_tokens=request.num_prompt_tokens,
