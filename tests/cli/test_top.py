@@ -21,7 +21,7 @@ def page(*, tokens: int = 0, requests: int = 0, hits: int = 0, queries: int = 0,
     fast = requests - slow
     lines = [
         "# HELP quire_build_info Version and model",
-        'quire_build_info{model="ti\\"ny",version="0.1"} 1.0',
+        'quire_build_info{model="ti\\"ny",scheduling_policy="fair",version="0.1"} 1.0',
         f"quire_requests_running {gauges.get('running', 0)}",
         f"quire_requests_waiting {gauges.get('waiting', 0)}",
         f"quire_kv_usage_ratio {gauges.get('kv', 0.0)}",
@@ -97,7 +97,7 @@ def test_view_of_an_interval() -> None:
     assert (load.ttft_p50_s, load.ttft_p95_s) == (pytest.approx(0.1), pytest.approx(0.1 + 0.4 * 0.9))
     assert view_lines(load, "http://x") == [
         'ti"ny at http://x',
-        "requests    2 running · 1 waiting · 5.0/s ended",
+        "requests    2 running · 1 waiting (fair) · 5.0/s ended",
         "generation  25.0 tok/s",
         "prompts     50.0 tok/s · cache hit 75%",
         "KV cache    ▓▓▓▓▓▓▓▓▓▓░░░░░░░░░░ 50% · 2 preemptions",

@@ -126,8 +126,9 @@ def view_lines(load: Load, url: str) -> list[str]:
     """Return the view of one interval."""
     num_full = max(0, min(BAR_CELLS, round(BAR_CELLS * load.kv_usage_ratio)))
     bar = "▓" * num_full + "░" * (BAR_CELLS - num_full)
+    order = f" ({load.policy})" if load.policy else ""
     rows = {
-        "requests": f"{load.running} running · {load.waiting} waiting · {load.requests_per_s:.1f}/s ended",
+        "requests": f"{load.running} running · {load.waiting} waiting{order} · {load.requests_per_s:.1f}/s ended",
         "generation": f"{load.generation_tokens_per_s:.1f} tok/s",
         "prompts": f"{load.prompt_tokens_per_s:.1f} tok/s · cache hit {_percent(load.cache_hit_ratio)}",
         **({"prefixes": _breaks(load)} if load.prefix_breaks else {}),

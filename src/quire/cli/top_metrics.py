@@ -77,6 +77,7 @@ class Load:
     prefix_breaks: int = 0
     prefix_break_tokens: int = 0
     last_prefix_break: int | None = None
+    policy: str = ""
 
 
 def change_between(before: Metrics, after: Metrics, name: str, **labels: str) -> float:
@@ -95,6 +96,7 @@ def load_between(before: Metrics, after: Metrics) -> Load:
     queries = change("quire_prefix_cache_queries_total")
     return Load(
         model=after.label("quire_build_info", "model"),
+        policy=after.label("quire_build_info", "scheduling_policy"),
         seconds=seconds,
         running=int(after.value("quire_requests_running")),
         waiting=int(after.value("quire_requests_waiting")),
