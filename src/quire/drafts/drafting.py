@@ -10,6 +10,7 @@ Next to read: `suffix.py` for the drafts, `scheduler/step_plan.py` for the step 
 from collections.abc import Sequence
 from typing import Any
 
+from quire.averages import moving_average
 from quire.config import EngineConfig
 from quire.drafts.suffix import SuffixProposer
 from quire.memory_plan import PROMPT_LOGPROB_ROWS
@@ -26,7 +27,6 @@ HOT_SHARE = 0.25
 COLD_TOKENS = 8
 """Tokens after which a request without drafts is asked again: to ask 8 requests at each token took 2 to 3 % of the time
 of a small model's steps."""
-_NEWEST = 0.2
 _NEWEST_TOKEN = 0.05
 
 
@@ -38,9 +38,7 @@ class StepTimes:
 
     def note(self, num_rows: int, seconds: float) -> None:
         """Take note of one forward pass."""
-        before = self._seconds.get(num_rows)
-        # One step during which the machine stood still must not count as if all were so.
-        self._seconds[num_rows] = seconds if before is None else before + _NEWEST * (min(seconds, 2 * before) - before)
+        self._seconds[num_rows] = moving_average(self._seconds.get(num_rows), seconds)
 
     def seconds(self, num_rows: int) -> float:
         """Return the expected time, from the nearest measured numbers of rows; 0 if there is none."""

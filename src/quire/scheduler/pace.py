@@ -3,6 +3,7 @@
 On a CPU the time of a step grows with its tokens. Next to read: `step_plan.py`, which asks `prefill_budget`.
 """
 
+from quire.averages import moving_average
 from quire.config import STEP_S
 
 MIN_STEP_TOKENS = 12
@@ -14,8 +15,6 @@ WAITING_WEIGHT = 8.0
 """Weight of a request that waits for its first token, beside one that decodes, in the length of steps with prompts."""
 MAX_WAITING = 8.0
 """While many requests wait for their first token, a step with prompts may take this many times as long."""
-_NEWEST = 0.2
-"""Weight of the newest step in averages."""
 
 
 def prefill_budget(step_tokens: int, num_decodes: int, num_prompts: int) -> int:
@@ -49,19 +48,11 @@ class Pace:
         if not num_tokens:
             return
         if has_prompts:
-            self.tokens_per_s = _average(self.tokens_per_s, num_tokens / max(duration_s, 1e-6))
+            self.tokens_per_s = moving_average(self.tokens_per_s, num_tokens / max(duration_s, 1e-6))
         else:
-            self._iteration_s = _average(self._iteration_s, duration_s / num_iterations)
+            self._iteration_s = moving_average(self._iteration_s, duration_s / num_iterations)
 
     @property
     def step_tokens(self) -> int:
         """Tokens of a step that is not too long; 0 as long as no step with prompts was seen."""
         return int(self.tokens_per_s * max(STEP_S, MAX_DECODES * self._iteration_s))
-
-
-def _average(before: float, newest: float) -> float:
-    """Return the moving average, `newest` if there is none yet."""
-    if before == 0:
-        return newest
-    # One step during which the machine stood still must not count as if all were so.
-    return before + _NEWEST * (min(newest, 2 * before) - before)
