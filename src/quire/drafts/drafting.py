@@ -123,11 +123,13 @@ class Drafting:
             lengths[index] += 1
         return lengths
 
-    def note_step(self, output: SchedulerOutput, result: StepResult, seconds: float) -> dict[str, Any]:
+    def note_step(
+        self, output: SchedulerOutput, result: StepResult, seconds: float, *, has_prompts: bool
+    ) -> dict[str, Any]:
         """Take note of a step that was computed.
 
-        `seconds`: from its schedule to its outputs. Returns: the draft tokens that it verified, and those that were
-        right, as fields of its event.
+        `seconds`: from its schedule to its outputs. `has_prompts`: see `SchedulerOutput`. Returns: the draft tokens it
+        verified, and those that were right, as fields of its event.
         """
         if self.proposer is None:
             return {"num_drafts": 0, "num_accepted": 0}
@@ -147,7 +149,7 @@ class Drafting:
         for request_id in output.finished_ids:
             self._accepted_share.pop(request_id, None)
             self._asked_from.pop(request_id, None)
-        if output.num_tokens and not (output.has_prompts or result.is_lost):
+        if output.num_tokens and not (has_prompts or result.is_lost):
             self._times.note(output.num_tokens, seconds / result.num_iterations)
         return {"num_drafts": num_verified, "num_accepted": num_right}
 
