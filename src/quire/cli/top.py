@@ -16,7 +16,7 @@ import click
 from quire.cli.command import option, output_of, verb
 from quire.cli.output import Output, format_seconds, is_capable_terminal
 from quire.cli.server_client import ServerAnswerError, ServerClient, find_url, url_option
-from quire.cli.top_metrics import Load, Metrics, ReplicaLoad, load_between, replicas_between
+from quire.cli.top_metrics import Load, MetricsPage, ReplicaLoad, load_between, replicas_between
 
 EXAMPLES = ("quire top", "quire top --url http://127.0.0.1:8000 --once --json")
 BAR_CELLS = 20
@@ -52,11 +52,11 @@ def top_command(url: str | None, interval_s: float, once: bool) -> None:
                 return
 
 
-def read_metrics(client: ServerClient) -> Metrics:
+def read_metrics(client: ServerClient) -> MetricsPage:
     """Read the page once. Raises: ServerUnreachableError, ServerAnswerError."""
     text = client.get_text("/metrics")
     with contextlib.suppress(ValueError):
-        metrics = Metrics(text, time.monotonic())
+        metrics = MetricsPage(text, time.monotonic())
         if "quire_requests_running" in metrics:
             return metrics
     raise ServerAnswerError(200, f"{client.url}/metrics has none of Quire's metrics: is it another server?", "metrics")
