@@ -119,8 +119,10 @@ def typical_p(logits: Values, state: SamplingState) -> Mask | None:
     if mass >= 1:
         return None
     surprise = _surprise(logits)
-    weights = fixed_point(logits)
-    return _keep_least(np.abs(surprise - _entropy(surprise)), weights, _limit(weights, mass))
+    probabilities = np.exp(-surprise)
+    weights = (probabilities * float(ONE)).astype(np.int64)
+    distances = np.abs(surprise - float((probabilities * surprise).sum()))
+    return _keep_least(distances, weights, _limit(weights, mass))
 
 
 def top_p(logits: Values, state: SamplingState) -> Mask | None:
@@ -166,7 +168,8 @@ def temperature(logits: Values, params: SamplingParams) -> float:
     if params.dynatemp_range <= 0 or len(logits) < 2:
         return params.temperature
     low, high = max(0.0, params.temperature - params.dynatemp_range), params.temperature + params.dynatemp_range
-    share = _entropy(_surprise(logits)) / math.log(len(logits))
+    surprise = _surprise(logits)
+    share = float((np.exp(-surprise) * surprise).sum()) / math.log(len(logits))
     raised: float = share**params.dynatemp_exponent
     return max(GREEDY_BELOW, low + (high - low) * raised)
 
@@ -201,11 +204,6 @@ def _surprise(logits: Values) -> Values:
     """Return -log softmax(logits), in nats. Shapes: [C] -> [C]."""
     below = logits - logits.max()
     return np.asarray(math.log(np.exp(below).sum()) - below, np.float64)
-
-
-def _entropy(surprise: Values) -> float:
-    """Return the sum of p * -log p. Shapes: [C]."""
-    return float((np.exp(-surprise) * surprise).sum())
 
 
 def _limit(weights: npt.NDArray[np.int64], mass: float) -> int:
