@@ -79,9 +79,9 @@ class SamplingParams:
             may be incomplete.
         logits_processors: functions, in Python only: each gets the list of generated token ids and the logits, a NumPy
             array [V] of fp32, and returns the logits to use; it may change the array. They are called for each token
-            one after another, before any other option; `logprobs` are those of the logits that they return. A call that
-            only adds a bias to one token costs some 2 µs, and copying the row 10 µs per 50,000 tokens; while one
-            runs, the whole batch waits. A tensor-parallel or pipelined engine and the server refuse them.
+            one after another, before any other option, while the whole step waits; `logprobs` are those of the logits
+            that they return. Beside their own time a token costs 0.04 ms for 49,152 logits (Zen 3). An engine of
+            several ranks refuses them, and the server has no such field.
 
     A request that sets one of `LLAMA_CPP_FIELDS` is sampled in llama.cpp's order: `sampling/chain.py`.
 
