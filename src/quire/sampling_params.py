@@ -77,11 +77,11 @@ class SamplingParams:
             stop tokens are allowed when the text is complete. When it cannot be continued, only they are allowed: with
             `ignore_eos` or before `min_tokens` they repeat until the request ends. A text cut by `max_tokens` or `stop`
             may be incomplete.
-        logits_processors: functions, in Python only: each gets the list of generated token ids and the logits, a NumPy
-            array [V] of fp32, and returns the logits to use; it may change the array. They are called for each token
-            one after another, before any other option, while the whole step waits; `logprobs` are those of the logits
-            that they return. Beside their own time a token costs 0.04 ms for 49,152 logits (Zen 3). An engine of
-            several ranks refuses them, and the server has no such field.
+        logits_processors: functions that change the logits, in Python only. Each gets the list of generated token ids
+            and the logits, a NumPy array [V] of fp32, and returns the logits to use; it may change the array. They are
+            called for each token one after another, before any other option, while the whole step waits; `logprobs` are
+            those of the logits that they return. Beside their own time a token costs 0.04 ms for 49,152 logits (Zen 3).
+            An engine of several ranks refuses them, and the server has no such field.
 
     A request that sets one of `LLAMA_CPP_FIELDS` is sampled in llama.cpp's order: `sampling/chain.py`.
 

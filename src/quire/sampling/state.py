@@ -62,6 +62,7 @@ class SamplingState:
         follows_tokens: True if `append` must see each token; else its caller may just count `num_tokens` up.
         failure: reason why no token can be chosen; None while there is none.
         options: the row sampler's own record of this request.
+        is_alone: True if its rows are chosen one by one, with Python functions or llama.cpp's samplers.
         output_ids: tokens generated so far, kept where bad words or logits processors read them.
         mirostat_mu: largest surprise in bits that mirostat allows the next token; None without mirostat.
         next_mirostat_mu: `mirostat_mu` once the token that was sampled is appended.
@@ -90,6 +91,7 @@ class SamplingState:
         self._end_ids = {token_id for token_id in end_ids if token_id < vocab_size}
         self._bad_words = BadWords(new.bad_words_token_ids) if new.bad_words_token_ids else None
         self.output_ids: list[int] = []
+        self.is_alone = bool(params.logits_processors) or params.uses_chain
         self._keeps_output = self._bad_words is not None or bool(params.logits_processors)
         self.mirostat_mu: float | None = None
         if params.mirostat:
@@ -136,11 +138,6 @@ class SamplingState:
         if self._matcher is not None:
             self._matcher.append(token_id)
             self._knows_allowed = False
-
-    @property
-    def is_alone(self) -> bool:
-        """True if the request's rows are chosen one by one, with Python functions or llama.cpp's samplers."""
-        return bool(self.params.logits_processors) or self.params.uses_chain
 
     def fail(self, error: Exception, reason: str | None = None) -> None:
         """Note that the request cannot be sampled: it ends with an error."""
