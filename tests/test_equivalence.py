@@ -158,7 +158,7 @@ def test_samplers_with_state_give_the_tokens_they_give_alone(base: LLMEngine, fi
     assert expected != [tokens_of(alone, [each], dataclasses.replace(DRAWN, top_p=1.0))[0] for each in PROMPTS]
     num_blocks = 1 + sum(blocks(base, length) for length in LENGTHS[-4:])
     for changes in ({"max_num_batched_tokens": 17}, {"multi_step_decode": 1}, {"num_blocks": num_blocks}):
-        engine = engine_with(base, **{"enable_prefix_caching": False, **changes})  # type: ignore[dict-item]
+        engine = engine_with(base, **{"enable_prefix_caching": False, **changes})
         assert tokens_of(engine, PROMPTS[::-1], params) == expected[::-1], changes
         assert bool(engine.events.of(EventKind.PREEMPT)) == ("num_blocks" in changes)
 

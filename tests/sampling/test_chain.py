@@ -346,7 +346,7 @@ def test_masks_bias_and_penalties_come_before_the_steps() -> None:
         ({}, {"bad_words": [[2], [3]]}, 4),
         ({"min_tokens": 3}, {"eos": [2]}, 3),
     ):
-        assert sample_one(logits, new_request(sampling=params(**on, **fields), **of_request)) == expected  # type: ignore[arg-type]
+        assert sample_one(logits, new_request(sampling=params(**on, **fields), **of_request)) == expected
 
 
 def test_logprobs_are_those_of_the_unchanged_logits() -> None:

@@ -160,7 +160,7 @@ def test_steps_of_admission_do_not_grow_with_the_requests(monkeypatch: pytest.Mo
     for client in range(1000):
         for number in range(2):
             request = of(f"c{client}-", number)
-            request.serial = request.sort_key = (client, number)  # type: ignore[assignment]
+            request.serial = request.sort_key = (client, number)
             queue.arrive(request)
             queue.push(request)
     monkeypatch.setattr(heapq, "heapreplace", counted(heapq.heapreplace))
