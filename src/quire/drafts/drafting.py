@@ -10,10 +10,10 @@ Next to read: `suffix.py` for the drafts, `scheduler/step_plan.py` for the step 
 from collections.abc import Sequence
 from typing import Any
 
-from quire.averages import moving_average
 from quire.config import EngineConfig
 from quire.drafts.suffix import SuffixProposer
 from quire.memory_plan import PROMPT_LOGPROB_ROWS
+from quire.scheduler.pace import moving_average
 from quire.types import Draft, Request, SchedulerOutput, StepResult
 
 MAX_DRAFT_TOKENS = 24

@@ -3,7 +3,6 @@
 On a CPU the time of a step grows with its tokens. Next to read: `step_plan.py`, which asks `prefill_budget`.
 """
 
-from quire.averages import moving_average
 from quire.config import STEP_S
 
 MIN_STEP_TOKENS = 12
@@ -15,6 +14,8 @@ WAITING_WEIGHT = 8.0
 """Weight of a request that waits for its first token, beside one that decodes, in the length of steps with prompts."""
 MAX_WAITING = 8.0
 """While many requests wait for their first token, a step with prompts may take this many times as long."""
+_NEWEST = 0.2
+"""Weight of the newest value in averages."""
 
 
 def prefill_budget(step_tokens: int, num_decodes: int, num_prompts: int) -> int:
@@ -26,6 +27,14 @@ def prefill_budget(step_tokens: int, num_decodes: int, num_prompts: int) -> int:
     """
     weight = WAITING_WEIGHT * (num_prompts - 1) / num_decodes
     return max(MIN_STEP_TOKENS, int(step_tokens * min(max(weight, 1), MAX_WAITING))) - num_decodes
+
+
+def moving_average(before: float | None, newest: float) -> float:
+    """Return the moving average of times or rates with a new value; None or 0: there is none yet."""
+    if not before:
+        return newest
+    # One step during which the machine stood still must not count as if all were so.
+    return before + _NEWEST * (min(newest, 2 * before) - before)
 
 
 class Pace:
