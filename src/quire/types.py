@@ -58,6 +58,7 @@ class Request:
         num_pending_tokens: input tokens that steps in flight (`num_in_flight`) will yield.
         num_cached_tokens: prompt tokens found in the prefix cache at first admission.
         num_sent_tokens: tokens that the executor knows; None if it does not know the request.
+        mirostat_mu: the sampler's state behind the known tokens, which tokens alone do not tell after a preemption.
         serial: order of arrival, then a number that makes forks unique. sort_key: place in the queue, by the policy.
     """
 
@@ -81,6 +82,7 @@ class Request:
     output_token_ids: list[int] = field(default_factory=list)
     draft_token_ids: tuple[int, ...] = ()
     expects_drafts: bool = False
+    mirostat_mu: float | None = None
     num_computed_tokens: int = 0
     num_pending_tokens: int = 0
     num_in_flight: int = 0
@@ -177,10 +179,10 @@ class NewRequest(msgspec.Struct, frozen=True):
     eos_token_ids: tuple[int, ...]
     seed: int
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
-    max_tokens: int = 16
-    """Most tokens to generate, in the context length too."""
+    max_tokens: int = 16  # most tokens to generate, in the context length too
     awaits_external_token: bool = False
     """The scheduler sends the next token; the token that the executor yields is not the sequence's."""
+    mirostat_mu: float | None = None  # see `Request`
 
 
 class ScheduledRequest(msgspec.Struct, frozen=True):
@@ -274,6 +276,7 @@ class RequestResult(msgspec.Struct, frozen=True):
     error_code: str | None = None
     draft: Draft | None = None
     """The executor's guess of the tokens behind `token_ids`: a draft model's, or what a grammar leaves."""
+    mirostat_mu: float | None = None  # behind `token_ids`; see `Request`
 
 
 class StepResult(msgspec.Struct, frozen=True):
@@ -283,10 +286,8 @@ class StepResult(msgspec.Struct, frozen=True):
     results: tuple[RequestResult, ...]
     is_lost: bool = False
     """The executor raised: this step and all later ones are lost. `results` hold only requests at fault."""
-    num_iterations: int = 1
-    """Forward passes, for events and `Pace`."""
-    op_times: tuple[OpTime, ...] = ()
-    """Time and work of each instruction that ran, where these are traced."""
+    num_iterations: int = 1  # forward passes, for events and `Pace`
+    op_times: tuple[OpTime, ...] = ()  # time and work of each instruction that ran, where these are traced
     transfers: TransferReport | None = None
 
 
