@@ -115,11 +115,13 @@ def test_view_tells_how_much_of_the_weights_is_in_memory_and_read() -> None:
         "\n".join((*gauges, f"quire_weights_read_bytes_total {read}", f"quire_experts_chosen_bytes_total {chosen}\n"))
         for read, chosen in ((5e9, 2e9), (6e9, 6e9))
     ]
-    load = load_between(*(Metrics(page() + text, time_s) for text, time_s in zip(counters, (10.0, 12.0), strict=True)))
+    load = load_between(
+        *(MetricsPage(page() + text, time_s) for text, time_s in zip(counters, (10.0, 12.0), strict=True))
+    )
     shown = "11.2 GiB on disk · 5.59 GiB of at most 7.45 GiB in memory · 25% of the experts used read from disk"
     assert f"weights     {shown}" in view_lines(load, "http://x")
     assert summary(load).endswith(f" · weights {shown}")
-    without = load_between(Metrics(page(), 10.0), Metrics(page(), 12.0))
+    without = load_between(MetricsPage(page(), 10.0), MetricsPage(page(), 12.0))
     assert "weights" not in "".join((*view_lines(without, "http://x"), summary(without)))
 
 

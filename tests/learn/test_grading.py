@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from quire.cli.language import language_of
 from quire.errors import ConfigError
-from quire.learn.exercise import ProgramExercise, Wrong, language_of
+from quire.learn.exercise import ProgramExercise, Wrong
 from quire.learn.grading import EXERCISES, LESSONS, check, find, run_program
 
 LEARN = Path(__file__).parents[2] / "docs" / "learn"

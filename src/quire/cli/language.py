@@ -1,4 +1,4 @@
-"""`--lang`: the language of the fixed sentences of `tour`, `explain` and `view`. JSON is English in any language.
+"""`--lang`: the language of the fixed sentences of `tour`, `explain` and `view`, and of `learn`. JSON is English in any language.
 
 Next to read: `../insight/chinese.py`.
 """
@@ -15,10 +15,16 @@ VARIABLES = ("LC_ALL", "LC_MESSAGES", "LANG")
 """The first that is set counts, as for other programs."""
 
 
+def language_of(chosen: str | None) -> str:
+    """Return the language to speak: the chosen one, else that of the environment, as the C library reads it."""
+    if chosen is not None:
+        return chosen
+    found = next((value for name in VARIABLES if (value := os.environ.get(name))), "")
+    return "zh" if found.lower().startswith("zh") else "en"
+
+
 def _chosen(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Callable[[str], str]:
-    if value is None:
-        value = next((found for name in VARIABLES if (found := os.environ.get(name))), "")
-    if not value.lower().startswith("zh"):
+    if language_of(value) == "en":
         return str
     from quire.insight.chinese import to_chinese
 

@@ -13,9 +13,10 @@ import click
 
 from quire.cli.command import option, output_of, verb
 from quire.cli.exit_codes import ExitCode
+from quire.cli.language import LANGUAGES, language_of
 
 _language = option(
-    "--lang", type=click.Choice(("en", "zh")), help="language of the exercises  [zh if LANG begins so, else en]"
+    "--lang", type=click.Choice(LANGUAGES), help="language of the exercises  [zh if LANG begins so, else en]"
 )
 
 
@@ -26,7 +27,7 @@ def learn_command(lang: str | None) -> None:
 
     An answer is a number or the file of a small program: `quire learn check` runs it in the engine.
     """
-    from quire.learn.exercise import ProgramExercise, Text, language_of
+    from quire.learn.exercise import ProgramExercise, Text
     from quire.learn.grading import EXERCISES, LESSONS
 
     output, language, done = output_of(), language_of(lang), _read_done()
@@ -59,7 +60,7 @@ def learn_command(lang: str | None) -> None:
 @_language
 def learn_show_command(exercise: str, solution: bool, lang: str | None) -> None:
     """Print the task of an exercise; EXERCISE is its number or its name. For a program, with lines to begin with."""
-    from quire.learn.exercise import NumberExercise, ProgramExercise, Text, language_of
+    from quire.learn.exercise import NumberExercise, ProgramExercise, Text
     from quire.learn.grading import EXERCISES, LESSONS, find
 
     output, language, item = output_of(), language_of(lang), find(exercise)
@@ -98,7 +99,7 @@ def learn_check_command(exercise: str, answer: str, lang: str | None) -> None:
     EXERCISE is a number or a name; ANSWER is a number, with its unit, or the file of a program. A program runs in a
     process of its own, for at most 10 s; what it prints goes to stderr. The exit code is 6 for a wrong answer.
     """
-    from quire.learn.exercise import Text, Wrong, language_of
+    from quire.learn.exercise import Text, Wrong
     from quire.learn.grading import check, find
 
     output, language, item = output_of(), language_of(lang), find(exercise)

@@ -3,7 +3,6 @@
 Must not know any exercise. Next to read: `grading.py`, which lists and checks them.
 """
 
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -68,14 +67,6 @@ class ProgramExercise(Exercise):
     defines: str
     start: str
     solution: str
-
-
-def language_of(chosen: str | None) -> str:
-    """Return the language to speak: the chosen one, else that of the environment, as the C library reads it."""
-    if chosen is not None:
-        return chosen
-    variables = (os.environ.get(name) for name in ("LC_ALL", "LC_MESSAGES", "LANG"))
-    return "zh" if next((value for value in variables if value), "").startswith("zh") else "en"
 
 
 _FACTORS = {
