@@ -1,4 +1,4 @@
-"""`--lang`: the language of the fixed sentences of `tour`, `explain` and `view`, and of `learn`. JSON is English in any language.
+"""`--lang`: the language of the fixed sentences of `tour`, `explain`, `view` and `learn`. JSON is English in any of them.
 
 Next to read: `../insight/chinese.py`.
 """
