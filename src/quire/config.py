@@ -128,9 +128,12 @@ class EngineOptions:
     )
     speculative: str = option(
         "auto", "drafts of the next tokens, verified in one step: suffix takes them from the request's text and from"
-        " finished answers; auto is suffix where it never changes an answer; off",
-        choices=("auto", "suffix", "off"),
+        " finished answers, draft from draft_model too; auto is suffix where it never changes an answer; off",
+        choices=("auto", "suffix", "draft", "off"),
     )  # fmt: skip
+    draft_model: str | None = option(
+        None, "small model of the same vocabulary that guesses tokens for the model, as speculative=draft says"
+    )
     batch_invariant: bool = option(
         False, "a request gets the same bits however it is batched, also where another arithmetic is faster (AMX)"
     )
@@ -256,6 +259,30 @@ class ModelConfig:
     """Pooling that the files of sentence-transformers name, under the names of `PoolingParams`."""
     implementation: str = "quire"
     """"quire", or "transformers" for Transformers' own module."""
+    draft: "DraftModel | None" = None
+    """The model that guesses tokens for this one, if there is one."""
+
+    @property
+    def all_cache_specs(self) -> tuple[CacheSpec, ...]:
+        """Kind of cache of each layer, with those of the draft model behind the others."""
+        return self.cache_specs + (() if self.draft is None else self.draft.model.cache_specs)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModel:
+    """A model that guesses tokens for another. Its layers' caches are further layers of the same blocks.
+
+    `path`, `file_kind`: of its files.
+    """
+
+    model: ModelConfig
+    path: str
+    file_kind: str
+
+    @property
+    def weight_bytes(self) -> int:
+        """Size of the weights: as stored, else in bfloat16."""
+        return weight_bytes(self.model, "bfloat16", quantization=None, keeps_stored=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,9 +362,20 @@ class EngineConfig:
     weights_on_disk: bool = False
     """True: the weights are larger than memory, and a mapped file holds the experts until tokens choose them."""
     speculative: str = "off"
-    """Source of drafts: "suffix" or "off"."""
+    """Source of drafts: "suffix", "draft" or "off"."""
     batch_invariant: bool = True
     """True: one arithmetic for any number of rows; False: AMX's bf16 tiles where a step has at least `tile_rows`."""
+
+    def of_draft(self) -> "EngineConfig":
+        """Return the configuration of the draft model: in its own arithmetic, with the layers behind the model's."""
+        assert self.model.draft is not None
+        draft, first = self.model.draft.model, self.model.num_layers
+        layers = range(first, first + len(draft.cache_specs))
+        options = replace(self.options, quantization=None, hf_overrides=None, draft_model=None, speculative="off")
+        return replace(
+            self, model=draft, options=options, scheduler=self.scheduler.of_layers(layers),
+            dtype="bfloat16", keeps_stored_weights=True, weights_on_disk=False,
+        )  # fmt: skip
 
     @property
     def tile_rows(self) -> int:
@@ -368,7 +406,7 @@ class EngineConfig:
 
     @property
     def weight_bytes(self) -> int:
-        """Size of the weights in memory, of all ranks together."""
+        """Size of the weights in memory, of all ranks together, without a draft model's."""
         return weight_bytes(
             self.model, self.dtype, quantization=self.options.quantization, keeps_stored=self.keeps_stored_weights
         )

@@ -112,6 +112,9 @@ def split_memory(
         usable = min(usable, int(options.gpu_memory_utilization * hardware.total_memory_bytes) // num_replicas)
     beside = num_stages * bytes_beside(options, model, hardware.device, dtype, num_tokens)
     weights += _copied_bytes(options, model, weights)
+    if model.draft is not None:
+        weights += model.draft.weight_bytes
+        beside += _cpu_step_bytes(options, model.draft.model, num_tokens)
     if options.distributed_executor_backend == "ray":
         usable *= num_stages  # each has a node like this one
     return Memory(hardware, usable, -(-weights // num_ranks), beside, num_ranks)
@@ -231,6 +234,9 @@ def engine_bytes(config: EngineConfig) -> int:
     beside = bytes_beside(options, config.model, config.device, config.dtype, num_tokens)
     weights = config.weight_bytes + _copied_bytes(options, config.model, config.weight_bytes)
     weights = math.ceil(weights * config.resident_share)
+    if config.model.draft is not None:
+        weights += config.model.draft.weight_bytes
+        beside += _cpu_step_bytes(options, config.model.draft.model, num_tokens)
     if config.device != "cpu":
         return -(-weights // num_ranks) + kv_bytes(config) + beside
     kv = kv_bytes(config) * (scheduler.num_blocks + scheduler.num_host_blocks) // scheduler.num_blocks

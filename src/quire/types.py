@@ -54,6 +54,7 @@ class Request:
         draft_token_ids: a guess of the next tokens, set between steps. The request's next step verifies it, if it can,
             and clears it. Any guess gives the same tokens as none.
         expects_drafts: the request gets one token a step unless it has drafts, so that it can be given some.
+        num_guesses: tokens that the executor's draft model may guess behind the request's next step, which clears it.
         num_computed_tokens: advances when a step is scheduled, without its drafts; `update` adds those accepted.
         num_pending_tokens: input tokens that steps in flight (`num_in_flight`) will yield.
         num_cached_tokens: prompt tokens found in the prefix cache at first admission.
@@ -81,6 +82,7 @@ class Request:
     output_token_ids: list[int] = field(default_factory=list)
     draft_token_ids: tuple[int, ...] = ()
     expects_drafts: bool = False
+    num_guesses: int = 0
     num_computed_tokens: int = 0
     num_pending_tokens: int = 0
     num_in_flight: int = 0
@@ -288,6 +290,8 @@ class StepResult(msgspec.Struct, frozen=True):
     op_times: tuple[OpTime, ...] = ()
     """Time and work of each instruction that ran, where these are traced."""
     transfers: TransferReport | None = None
+    draft_s: float = 0.0
+    """Time in which a draft model guessed tokens."""
 
 
 class SequenceUpdate(msgspec.Struct, frozen=True):

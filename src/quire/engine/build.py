@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from quire.config import DTYPES, EngineConfig, EngineOptions, Hardware
+from quire.engine.draft_source import with_draft
 from quire.engine.input_processor import make_vocabulary
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.tokenizer_source import has_tokenizer, load_tokenizer, read_chat_template
@@ -121,6 +122,7 @@ def resolve_config(options: EngineOptions, checkpoint: Checkpoint, hardware: Har
         stored = kept_bytes(checkpoint.tensors.values())
         of_experts = kept_bytes(tensor for name, tensor in checkpoint.tensors.items() if ".experts." in name)
         model = replace(model, stored_bytes=stored, expert_share=of_experts / stored)
+    model = with_draft(model, options)
     if checkpoint.files.kind != "gguf":
         model = replace(model, embedding_defaults=read_pooling(checkpoint.files.path))
     if JUDGE in checkpoint.files.name.lower() and not model.labels and not model.label_tokens:

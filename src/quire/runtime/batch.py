@@ -34,6 +34,10 @@ class RequestState:
     """None for a pooling request."""
     hidden_sum: NDArray[np.float64] | None = None
     """Mean pooling: the fp64 sum [E] over the chunks so far."""
+    num_drafted: int = 0
+    """Tokens whose keys and values the draft model has."""
+    drafted_ids: tuple[int, ...] = ()
+    """Guesses behind them whose keys and values it has too."""
 
 
 class RequestStates:
@@ -72,7 +76,14 @@ class RequestStates:
                 self._free_rows.append(state.row)
         for new in output.new_requests:
             self._add(new)
-        return [self._advance(item) for item in output.scheduled]
+        states = [self._advance(item) for item in output.scheduled]
+        if output.new_requests:
+            new_ids = {new.request_id for new in output.new_requests}
+            for item, state in zip(output.scheduled, states, strict=True):
+                if item.request_id in new_ids:  # a draft model has seen what comes from the prefix cache
+                    leader = state if item.logits_from is None else self[item.logits_from]
+                    state.num_drafted = leader.num_drafted if leader is not state else item.num_computed_tokens
+        return states
 
     def append(self, state: RequestState, token_id: int) -> None:
         """Append a token that was sampled or, for beam search, sent by the scheduler."""
