@@ -97,9 +97,7 @@ class Drafter:
             ahead += 1
         for item in drafted:
             item.state.drafted_ids = tuple(item.token_ids[:-1])  # the last one was not computed
-        return {
-            item.state.new.request_id: Draft(tuple(item.token_ids), tuple(item.probabilities)) for item in drafted
-        }
+        return {item.state.new.request_id: Draft(tuple(item.token_ids), tuple(item.probabilities)) for item in drafted}
 
     def _catch_up(self, wanted: list[_Guesses]) -> list[_Guesses]:
         """Compute tokens behind which no guess is possible in this step. Returns: the requests that can be guessed."""

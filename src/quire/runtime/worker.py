@@ -75,9 +75,7 @@ class Worker:
         self.runner = make_runner(config, self.forward, self.cache, self.sampler, links, classifier)
         if config.model.draft is not None:
             layers, group = kv_layers(config, self.cache), make_group(config.model.vocab_size, links.exchange)
-            self.runner.drafter = load_drafter(
-                config, layers, self.runner.states, self.pool, group, links, progress
-            )
+            self.runner.drafter = load_drafter(config, layers, self.runner.states, self.pool, group, links, progress)
 
     def follow(self, output: SchedulerOutput, yielded: Sequence[Yielded]) -> StepResult:
         """Run a step on a rank whose result is not the engine's. `yielded`: of earlier steps."""
