@@ -86,7 +86,7 @@ def test_guesses_of_the_model_itself_are_all_right(models: dict[str, Path], sett
         assert outputs_of(engine, PROMPTS, params) == outputs_of(without, PROMPTS, params)
         num_verified, num_right = (now - then for now, then in zip(drafts_of(engine), before, strict=True))
         assert num_right == num_verified
-        assert num_right > 15
+        assert num_right > 5
     if "num_blocks_override" in settings:
         assert list(engine.events.of(EventKind.PREEMPT))
 

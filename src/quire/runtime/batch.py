@@ -76,14 +76,7 @@ class RequestStates:
                 self._free_rows.append(state.row)
         for new in output.new_requests:
             self._add(new)
-        states = [self._advance(item) for item in output.scheduled]
-        if output.new_requests:
-            new_ids = {new.request_id for new in output.new_requests}
-            for item, state in zip(output.scheduled, states, strict=True):
-                if item.request_id in new_ids:  # a draft model has seen what comes from the prefix cache
-                    leader = state if item.logits_from is None else self[item.logits_from]
-                    state.num_drafted = leader.num_drafted if leader is not state else item.num_computed_tokens
-        return states
+        return [self._advance(item) for item in output.scheduled]
 
     def append(self, state: RequestState, token_id: int) -> None:
         """Append a token that was sampled or, for beam search, sent by the scheduler."""

@@ -21,6 +21,7 @@ from quire.errors import UnsupportedModelError
 from quire.kernels.tracing import NotTraceableError
 from quire.layers.group import Group
 from quire.runtime.batch import RequestState, RequestStates
+from quire.runtime.drafted_blocks import DraftedBlocks, draft_group
 from quire.runtime.links import Links
 from quire.runtime.plan.emit import BODY, LOGITS, PlanLimits, PlannedModel
 from quire.runtime.plan.load import load_plan
@@ -61,8 +62,11 @@ class Drafter:
     A request's `RequestState` keeps how many of its tokens the draft model has computed.
     """
 
-    def __init__(self, planned: PlannedModel, states: RequestStates, context_len: int, links: Links) -> None:
+    def __init__(
+        self, planned: PlannedModel, states: RequestStates, blocks: DraftedBlocks, context_len: int, links: Links
+    ) -> None:
         """`context_len`: of the draft model."""
+        self.blocks = blocks
         self._planned, self._states, self._links = planned, states, links
         self._context_len = context_len
 
@@ -82,7 +86,7 @@ class Drafter:
         counts = [item.state.num_tokens - item.state.num_drafted for item in active]
         starts = [item.state.num_drafted for item in active]
         for item in active:
-            item.state.num_drafted = item.state.num_tokens
+            self._note(item.state, item.state.num_tokens)
         drafted, ahead = active, 0
         while active:
             rows = np.array([item.state.row for item in active], np.int32)
@@ -103,7 +107,7 @@ class Drafter:
         """Compute tokens behind which no guess is possible in this step. Returns: the requests that can be guessed."""
         left, ready, late = self._planned.limits.max_tokens, [], []
         for item in wanted:
-            _take_guesses(item.state, self._states)
+            self._take_guesses(item.state)
         for item in sorted(wanted, key=lambda item: item.state.num_tokens - item.state.num_drafted):
             num_missing = item.state.num_tokens - item.state.num_drafted
             if num_missing <= left:
@@ -114,8 +118,22 @@ class Drafter:
         for state, count in late:
             values = (np.array([value], np.int32) for value in (state.row, state.num_drafted, count))
             self._run(*values)
-            state.num_drafted += count
+            self._note(state, state.num_drafted + count)
         return ready
+
+    def _take_guesses(self, state: RequestState) -> None:
+        """Count the guesses that became the request's tokens as computed. Its last token always is computed anew."""
+        num_drafted = state.num_drafted
+        for token_id in state.drafted_ids:
+            if num_drafted >= state.num_tokens or self._states.tokens[state.row, num_drafted] != token_id:
+                break
+            num_drafted += 1
+        state.drafted_ids = ()
+        self._note(state, min(num_drafted, state.num_tokens - 1))
+
+    def _note(self, state: RequestState, num_drafted: int) -> None:
+        start, state.num_drafted = state.num_drafted, num_drafted
+        self.blocks.note(state, start, self._states)
 
     def _run(self, rows: NDArray[np.int32], starts: NDArray[np.int32], counts: NDArray[np.int32]) -> None:
         self._planned.run(BODY, rows, starts, counts, _NONE, self._states.tokens, self._states.block_tables)
@@ -138,16 +156,6 @@ class Drafter:
             self._links.broadcast(told)
             ids, shares = told[: len(ids)].tolist(), told[len(ids) :].view(np.float32).tolist()
         return list(zip(ids, shares, strict=True))
-
-
-def _take_guesses(state: RequestState, states: RequestStates) -> None:
-    """Count the guesses that became the request's tokens as computed. Its last token always is computed anew."""
-    for token_id in state.drafted_ids:
-        if state.num_drafted >= state.num_tokens or states.tokens[state.row, state.num_drafted] != token_id:
-            break
-        state.num_drafted += 1
-    state.drafted_ids = ()
-    state.num_drafted = min(state.num_drafted, state.num_tokens - 1)
 
 
 def load_drafter(
@@ -183,4 +191,6 @@ def load_drafter(
         kv_ahead_bytes=config.hardware.kv_ahead_bytes,
     )  # fmt: skip
     planned = PlannedModel(program, weights, kv_layers[config.model.num_layers :], limits, pool, links.exchange)
-    return Drafter(planned, states, draft.model.context_len, links)
+    layers = range(config.model.num_layers, len(config.model.all_cache_specs))
+    blocks = DraftedBlocks(scheduler, draft_group(scheduler, layers))
+    return Drafter(planned, states, blocks, draft.model.context_len, links)

@@ -100,6 +100,8 @@ class ModelRunner:
             self.cache.forget_transfers()
         if output.transfers:
             self.cache.transfer(output.transfers, may_wait=output.awaits_transfers)
+        if self.drafter is not None:
+            self.drafter.blocks.begin_step(output, self.states)
         if not output.num_tokens:
             return StepResult(output.step_id, (), transfers=self.cache.report(waits=output.awaits_transfers))
         return self._compute(output, lay_out(output, states))
