@@ -128,11 +128,12 @@ class EngineOptions:
     )
     speculative: str = option(
         "auto", "drafts of the next tokens, verified in one step: suffix takes them from the request's text and from"
-        " finished answers, draft from draft_model too; auto is suffix where it never changes an answer; off",
-        choices=("auto", "suffix", "draft", "off"),
+        " finished answers; draft from draft_model, and mtp from the model's layer that predicts further tokens, too;"
+        " auto is draft with a draft_model, else suffix where it never changes an answer; off",
+        choices=("auto", "suffix", "draft", "mtp", "off"),
     )  # fmt: skip
     draft_model: str | None = option(
-        None, "small model of the same vocabulary that guesses tokens for the model, as speculative=draft says"
+        None, "small model of the same vocabulary that guesses tokens for the model: as model names one"
     )
     batch_invariant: bool = option(
         False, "a request gets the same bits however it is batched, also where another arithmetic is faster (AMX)"
@@ -272,17 +273,19 @@ class ModelConfig:
 class DraftModel:
     """A model that guesses tokens for another. Its layers' caches are further layers of the same blocks.
 
-    `path`, `file_kind`: of its files.
+    `path`, `file_kind`: of its files. `is_own_layer`: it is the model's layer that predicts further tokens.
     """
 
     model: ModelConfig
     path: str
     file_kind: str
+    is_own_layer: bool = False
 
     @property
     def weight_bytes(self) -> int:
-        """Size of the weights: as stored, else in bfloat16."""
-        return weight_bytes(self.model, "bfloat16", quantization=None, keeps_stored=True)
+        """Size of the weights: as stored, else in bfloat16; of an own layer at most, as it has the model's type."""
+        dtype = "float32" if self.is_own_layer else "bfloat16"
+        return weight_bytes(self.model, dtype, quantization=None, keeps_stored=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +365,7 @@ class EngineConfig:
     weights_on_disk: bool = False
     """True: the weights are larger than memory, and a mapped file holds the experts until tokens choose them."""
     speculative: str = "off"
-    """Source of drafts: "suffix", "draft" or "off"."""
+    """Source of drafts: "suffix", "draft", "mtp" or "off"."""
     batch_invariant: bool = True
     """True: one arithmetic for any number of rows; False: AMX's bf16 tiles where a step has at least `tile_rows`."""
 
@@ -374,7 +377,7 @@ class EngineConfig:
         options = replace(self.options, quantization=None, hf_overrides=None, draft_model=None, speculative="off")
         return replace(
             self, model=draft, options=options, scheduler=self.scheduler.of_layers(layers),
-            dtype="bfloat16", keeps_stored_weights=True, weights_on_disk=False,
+            dtype="bfloat16", keeps_stored_weights=True, weights_on_disk=False, speculative="off",
         )  # fmt: skip
 
     @property

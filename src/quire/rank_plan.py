@@ -79,15 +79,17 @@ def decode_iterations(options: EngineOptions, decisions: list[Decision]) -> int:
 
 
 def draft_source(options: EngineOptions, decisions: list[Decision], model: ModelConfig, *, uses_plan: bool) -> str:
-    """Return where drafts come from: "suffix", "draft" or "off".
+    """Return where drafts come from: "suffix", "draft", "mtp" or "off".
 
     Raises: ConfigError for a draft model that cannot be used, or is missing.
     """
     chosen = options.speculative
-    if options.draft_model is not None or chosen == "draft":
+    if options.draft_model is not None or chosen in ("draft", "mtp"):
         _check_draft(options, model, uses_plan=uses_plan)
-        decisions.append(Decision("speculative", "draft", f"draft_model={options.draft_model} guesses tokens"))
-        return "draft"
+        source = "mtp" if options.draft_model is None else "draft"
+        guesser = "the model's own layer" if source == "mtp" else f"draft_model={options.draft_model}"
+        decisions.append(Decision("speculative", source, f"{guesser} guesses tokens"))
+        return source
     reasons = {
         "the stages of a pipeline compute steps in turn": options.pipeline_parallel_size > 1,
         "multi_step_decode=1 asks for one token a step": options.multi_step_decode == 1 and chosen == "auto",
@@ -103,10 +105,10 @@ def draft_source(options: EngineOptions, decisions: list[Decision], model: Model
 
 def _check_draft(options: EngineOptions, model: ModelConfig, *, uses_plan: bool) -> None:
     """Check what chooses a draft model. Raises: ConfigError."""
-    named = f"draft_model={options.draft_model!r}"
-    if options.draft_model is None:
+    named = "speculative='mtp'" if options.draft_model is None else f"draft_model={options.draft_model!r}"
+    if options.draft_model is None and options.speculative == "draft":
         raise ConfigError("speculative='draft' has no draft model: add --draft-model MODEL")
-    if options.speculative not in ("auto", "draft"):
+    if options.draft_model is not None and options.speculative not in ("auto", "draft"):
         raise ConfigError(f"{named} contradicts speculative={options.speculative!r}: --speculative draft fits")
     if options.pipeline_parallel_size > 1:
         raise ConfigError(
@@ -115,7 +117,7 @@ def _check_draft(options: EngineOptions, model: ModelConfig, *, uses_plan: bool)
         )
     if not uses_plan:
         raise ConfigError(f"{named} runs as a native plan beside that of the model, and this model has none: see"
-                          " 'execution' in `quire explain`, or leave draft_model unset")  # fmt: skip
+                          " 'execution' in `quire explain`, or --speculative off without --draft-model")  # fmt: skip
     draft = None if model.draft is None else model.draft.model
     if draft is not None and any(spec.is_state for spec in draft.cache_specs):
         raise ConfigError(

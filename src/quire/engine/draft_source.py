@@ -1,12 +1,14 @@
-"""`with_draft`: adds the draft model that `draft_model` names to a model's configuration.
+"""`with_draft`: adds to a model's configuration what guesses tokens for it: a draft model, or a layer of its own.
 
 Next to read: `runtime/drafter.py`, which runs it; `rank_plan.py` for what it cannot be combined with.
 """
 
 from dataclasses import replace
 
+from quire import nn
 from quire.config import DraftModel, EngineOptions, ModelConfig
 from quire.errors import ConfigError
+from quire.lazy_torch import on_meta
 from quire.models.registry import ModelRegistry
 from quire.runtime.plan.packed_weights import kept_bytes
 from quire.weights.checkpoint import open_checkpoint
@@ -15,12 +17,13 @@ from quire.weights.sources import resolve_source
 
 
 def with_draft(model: ModelConfig, options: EngineOptions, progress: Progress | None = None) -> ModelConfig:
-    """Return the model with the draft model that the options name, if they name one.
+    """Return the model with the draft model that the options choose, if they choose one.
 
-    Raises: ConfigError for another vocabulary; as `resolve_source` and `open_checkpoint`.
+    Raises: ConfigError for another vocabulary, or a model without such a layer; as `resolve_source` and
+    `open_checkpoint`.
     """
     if options.draft_model is None:
-        return model
+        return _with_own_layer(model) if options.speculative == "mtp" else model
     files = resolve_source(options.draft_model, progress=progress)
     checkpoint = open_checkpoint(files, with_tensors=options.load_format != "dummy")
     draft = ModelRegistry.make_model_config(checkpoint.hf_config, checkpoint.generation_config)
@@ -32,3 +35,21 @@ def with_draft(model: ModelConfig, options: EngineOptions, progress: Progress | 
             f" {model.vocab_size}: choose a smaller model of the same family"
         )
     return replace(model, draft=DraftModel(draft, str(files.path), files.kind))
+
+
+def _with_own_layer(model: ModelConfig) -> ModelConfig:
+    """Return the model with its layer that predicts further tokens."""
+    model_class = ModelRegistry.resolve(model.hf_config)
+    if not getattr(model_class, "has_predictor", False):
+        raise ConfigError(
+            f"speculative='mtp' needs a layer that predicts further tokens, which {model.architecture} does not have:"
+            " --speculative auto fits"
+        )
+    config = model_class.Config.from_hf(model.hf_config)
+    with on_meta():
+        whole = model_class(config)
+        whole.add_predictor()
+    added = sum(parameter.numel() for name, parameter in nn.named_parameters(whole) if name.startswith("mtp."))
+    spec = config.with_layer().kv_specs()[-1]
+    own = replace(model, num_layers=1, cache_specs=(spec,), num_parameters=added, stored_bytes=None)
+    return replace(model, draft=DraftModel(own, "", "", is_own_layer=True))

@@ -21,6 +21,7 @@ from quire.layers.rotary import RotaryEmbedding, Rotation
 from quire.lazy_torch import Tensor
 from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_moe import MoE
+from quire.models.hf_predictor import Predictor
 from quire.weight_map import Layout
 
 QKV, GATE_UP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
@@ -121,6 +122,8 @@ class LlamaForCausalLM(nn.Module):
     moe_class: ClassVar[type[nn.Module]] = MoE
     layer_class: ClassVar[type[LlamaLayer]] = LlamaLayer
     norm_class: ClassVar[type[nn.Module]] = RMSNorm
+    has_predictor: ClassVar[bool] = False
+    mtp: Predictor | None
 
     def __init__(self, config: LlamaConfig, group: Group = SINGLE) -> None:
         super().__init__()
@@ -133,6 +136,7 @@ class LlamaForCausalLM(nn.Module):
         self.layers = nn.ModuleList(self.layer_class(self, config, index) for index in range(config.num_layers))
         self.norm = self.build_norm(config)
         self.lm_head = None if config.tie_word_embeddings else VocabParallelHead(*table_size, group)
+        self.mtp = None
 
     def layout(self) -> Layout:
         """Return how checkpoints store the parameters. A subclass adds what differs: `super().layout() | Layout(…)`."""
@@ -179,6 +183,25 @@ class LlamaForCausalLM(nn.Module):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Shapes: hidden [S, E] -> [S, V]."""
         return self.embed_tokens.as_head(hidden) if self.lm_head is None else self.lm_head(hidden)
+
+    # --- Models with a layer that predicts further tokens -----------------------------------------
+
+    def add_predictor(self) -> None:
+        """Add the layer that predicts further tokens; it is not loaded otherwise."""
+        self.mtp = Predictor(self)
+
+    def predict(self, token_ids: Tensor, batch: ForwardBatch, hidden: Tensor) -> Tensor:
+        """The predictor's hidden states, which it can read as `hidden` of the next position.
+
+        Shapes: token_ids [T], each behind its position; hidden [T, E] -> [T, E].
+        """
+        assert self.mtp is not None
+        return self.mtp(self.embed(token_ids), hidden, self.rotary(batch.positions), batch)
+
+    def predicted_logits(self, hidden: Tensor) -> Tensor:
+        """Shapes: hidden [S, E] of `predict` -> [S, V]."""
+        assert self.mtp is not None
+        return self.compute_logits(self.mtp.norm(hidden))
 
 
 ARCHITECTURES = {"LlamaForCausalLM": LlamaForCausalLM}

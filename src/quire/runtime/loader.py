@@ -100,6 +100,8 @@ def make_share(config: EngineConfig, checkpoint: Checkpoint, group: Group = SING
 
 def _make_share(config: EngineConfig, checkpoint: Checkpoint, group: Group) -> ModelShare:
     model = make_model(config.model.hf_config, group, config.scheduler.max_model_len)
+    if config.speculative == "mtp":
+        model.add_predictor()
     if config.options.load_format == "dummy":
         return ModelShare(model, dict(nn.named_parameters(model)), partitions_of(model), [])
     return plan_share(model, checkpoint.tensors, config)

@@ -101,7 +101,7 @@ class ModelRunner:
         if output.transfers:
             self.cache.transfer(output.transfers, may_wait=output.awaits_transfers)
         if self.drafter is not None:
-            self.drafter.blocks.begin_step(output, self.states)
+            self.drafter.begin_step(output)
         if not output.num_tokens:
             return StepResult(output.step_id, (), transfers=self.cache.report(waits=output.awaits_transfers))
         return self._compute(output, lay_out(output, states))
@@ -117,6 +117,8 @@ class ModelRunner:
         likeliest = self._forward(layout)
         prompt_logprobs, embeddings = self._read_prompts(layout)
         self._sample(layout, yields, likeliest)
+        if self.drafter is not None:
+            self.drafter.follow(layout, self.forward)
         num_iterations = 1
         most = min([item.max_new_tokens - len(item.draft_token_ids) for item in output.scheduled])
         while num_iterations < most:
@@ -125,6 +127,8 @@ class ModelRunner:
                 break
             layout = layout.of_next_iteration()
             self._sample(layout, yields, self._forward(layout))
+            if self.drafter is not None:
+                self.drafter.follow(layout, self.forward)
             num_iterations += 1
         drafts, draft_s = self._guess(output, yields)
         results = []

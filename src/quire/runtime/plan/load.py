@@ -70,7 +70,10 @@ def trace_share(
     """Trace a rank's share of a model, and choose the formats of its weights. Raises: NotTraceableError."""
     traced = trace_model(share.model, layer_groups)
     weights = plan_weights(config, share)
-    return lower(traced, weights.packing_of), weights
+    program = lower(traced, weights.packing_of)
+    if config.speculative == "mtp":
+        program.predictor = lower(trace_model(share.model, layer_groups, predicts=True), weights.packing_of)
+    return program, weights
 
 
 def plan_weights(config: EngineConfig, share: ModelShare) -> PackedWeights:

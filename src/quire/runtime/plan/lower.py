@@ -26,6 +26,7 @@ class Program:
         head: from hidden states to logits; its rows are those that need logits.
         logits: fp32 [S, V], the head's result.
         num_fused: calls that became part of another's instruction, by operation.
+        predictor: of the layer that predicts further tokens; its input is the hidden states.
         inputs, outputs, layers: of a stage (`stages.py`) the values that it receives and sends, and its layers; a stage
             that is not the last has no head, and `hidden` is its first output.
     """
@@ -38,6 +39,7 @@ class Program:
     inputs: tuple[Buffer, ...] = ()
     outputs: tuple[Buffer, ...] = ()
     layers: range | None = None
+    predictor: "Program | None" = None
 
     @property
     def num_before_logits(self) -> int:
@@ -71,7 +73,10 @@ def lower(traced: TracedModel, packing_of: PackingOf) -> Program:
     logits = head.run(traced.head.calls, traced.logits)
     if all(instruction.product is None for instruction in head.instructions):
         raise NotTraceableError("a head without a linear layer")
-    return Program(body.instructions, hidden.buffer, head.instructions, logits.buffer, body.num_fused)
+    return Program(
+        body.instructions, hidden.buffer, head.instructions, logits.buffer, body.num_fused,
+        inputs=body.notes.get("given", ()),
+    )  # fmt: skip
 
 
 @lowers("hidden")

@@ -46,14 +46,16 @@ class TracedModel:
     logits: Symbol
 
 
-def trace_model(model: Any, layer_groups: tuple[int, ...]) -> TracedModel:
-    """Trace both. `layer_groups`: per layer its KV cache group.
+def trace_model(model: Any, layer_groups: tuple[int, ...], *, predicts: bool = False) -> TracedModel:
+    """Trace both; with `predicts` those of the model's layer that predicts further tokens.
+
+    `layer_groups`: per layer its KV cache group.
 
     Raises: NotTraceableError for what a plan cannot hold.
     """
     import_operations()
     try:
-        traced = _trace(model, layer_groups)
+        traced = _trace(model, layer_groups, predicts=predicts)
     except (NotTraceableError, QuireError):
         raise
     except Exception as error:
@@ -64,8 +66,10 @@ def trace_model(model: Any, layer_groups: tuple[int, ...]) -> TracedModel:
     return traced
 
 
-def _trace(model: Any, layer_groups: tuple[int, ...]) -> TracedModel:
+def _trace(model: Any, layer_groups: tuple[int, ...], *, predicts: bool) -> TracedModel:
     forward = Trace()
+    # First, so that no other value has its place before.
+    given = [forward.record("given", (), (model.config.hidden_size,))] if predicts else []
     token_ids = forward.record("token_ids", (), ())
     batch = TracedBatch(
         token_ids,
@@ -74,9 +78,10 @@ def _trace(model: Any, layer_groups: tuple[int, ...]) -> TracedModel:
         layer_groups=layer_groups,
         slot_mapping=(None,) * (max(layer_groups) + 1),
     )
-    hidden = _vector(model(token_ids, batch))
+    compute_hidden: Any = model.predict if predicts else model
+    hidden = _vector(compute_hidden(token_ids, batch, *given))
     head = Trace()
-    compute_logits: Any = model.compute_logits
+    compute_logits: Any = model.predicted_logits if predicts else model.compute_logits
     return TracedModel(forward, hidden, head, _vector(compute_logits(head.record("hidden", (), hidden.sizes))))
 
 
