@@ -4,9 +4,9 @@
     python -m benchmarks.drafts --dtype float32 --draft-model smollm2 --workloads story,prose --streams 1
 
 edit: a source file was given twice, and is written a third time; summary: of 1,500 tokens, greedy; prose: stories at
-temperature 0.8; story: the same, greedy. Each stream has a text of its own. Counted are the tokens behind the first one of each stream. The
-answers of both turns are compared: they must be the same. Each turn with drafts starts with a proposer that has seen
-nothing; measured step times stay, as in a server that has run for a while. Results: `README.md`.
+temperature 0.8; story: the same, greedy. Each stream has a text of its own. Counted are the tokens behind the first one
+of each stream. The answers of both turns are compared: they must be the same. Each turn with drafts starts with a
+proposer that has seen nothing; measured step times stay, as in a server that has run for a while. Results: `README.md`.
 """
 
 import dataclasses

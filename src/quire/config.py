@@ -128,12 +128,13 @@ class EngineOptions:
     )
     speculative: str = option(
         "auto", "drafts of the next tokens, verified in one step: suffix takes them from the request's text and from"
-        " finished answers; draft from draft_model, and mtp from the model's layer that predicts further tokens, too;"
-        " auto is draft with a draft_model, else suffix where it never changes an answer; off",
-        choices=("auto", "suffix", "draft", "mtp", "off"),
+        " finished answers; draft from draft_model, eagle from the EAGLE-3 head that it names, and mtp from the model's"
+        " layer that predicts further tokens, too; auto is what draft_model says, else suffix where it never changes an"
+        " answer; off",
+        choices=("auto", "suffix", "draft", "mtp", "eagle", "off"),
     )  # fmt: skip
     draft_model: str | None = option(
-        None, "small model of the same vocabulary that guesses tokens for the model: as model names one"
+        None, "small model of the same vocabulary, or EAGLE-3 head, that guesses tokens for the model"
     )
     batch_invariant: bool = option(
         False, "a request gets the same bits however it is batched, also where another arithmetic is faster (AMX)"
@@ -273,18 +274,19 @@ class ModelConfig:
 class DraftModel:
     """A model that guesses tokens for another. Its layers' caches are further layers of the same blocks.
 
-    `path`, `file_kind`: of its files. `is_own_layer`: it is the model's layer that predicts further tokens.
+    `path`, `file_kind`: of its files. `kind`: "draft" for a whole model, "mtp" for the model's layer that predicts
+    further tokens, "eagle" for an EAGLE-3 head; the last two are parts of the model that is loaded.
     """
 
     model: ModelConfig
     path: str
     file_kind: str
-    is_own_layer: bool = False
+    kind: str = "draft"
 
     @property
     def weight_bytes(self) -> int:
-        """Size of the weights: as stored, else in bfloat16; of an own layer at most, as it has the model's type."""
-        dtype = "float32" if self.is_own_layer else "bfloat16"
+        """Size of the weights: as stored, else in bfloat16; of a part of the model at most, as it has its type."""
+        dtype = "bfloat16" if self.kind == "draft" else "float32"
         return weight_bytes(self.model, dtype, quantization=None, keeps_stored=True)
 
 
@@ -365,7 +367,7 @@ class EngineConfig:
     weights_on_disk: bool = False
     """True: the weights are larger than memory, and a mapped file holds the experts until tokens choose them."""
     speculative: str = "off"
-    """Source of drafts: "suffix", "draft", "mtp" or "off"."""
+    """Source of drafts: "suffix", "draft", "mtp", "eagle" or "off"."""
     batch_invariant: bool = True
     """True: one arithmetic for any number of rows; False: AMX's bf16 tiles where a step has at least `tile_rows`."""
 

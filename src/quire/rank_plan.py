@@ -79,14 +79,14 @@ def decode_iterations(options: EngineOptions, decisions: list[Decision]) -> int:
 
 
 def draft_source(options: EngineOptions, decisions: list[Decision], model: ModelConfig, *, uses_plan: bool) -> str:
-    """Return where drafts come from: "suffix", "draft", "mtp" or "off".
+    """Return where drafts come from: "suffix", "draft", "mtp", "eagle" or "off".
 
     Raises: ConfigError for a draft model that cannot be used, or is missing.
     """
     chosen = options.speculative
-    if options.draft_model is not None or chosen in ("draft", "mtp"):
+    if options.draft_model is not None or chosen in ("draft", "mtp", "eagle"):
         _check_draft(options, model, uses_plan=uses_plan)
-        source = "mtp" if options.draft_model is None else "draft"
+        source = "draft" if model.draft is None else model.draft.kind
         guesser = "the model's own layer" if source == "mtp" else f"draft_model={options.draft_model}"
         decisions.append(Decision("speculative", source, f"{guesser} guesses tokens"))
         return source
@@ -106,10 +106,11 @@ def draft_source(options: EngineOptions, decisions: list[Decision], model: Model
 def _check_draft(options: EngineOptions, model: ModelConfig, *, uses_plan: bool) -> None:
     """Check what chooses a draft model. Raises: ConfigError."""
     named = "speculative='mtp'" if options.draft_model is None else f"draft_model={options.draft_model!r}"
-    if options.draft_model is None and options.speculative == "draft":
-        raise ConfigError("speculative='draft' has no draft model: add --draft-model MODEL")
-    if options.draft_model is not None and options.speculative not in ("auto", "draft"):
-        raise ConfigError(f"{named} contradicts speculative={options.speculative!r}: --speculative draft fits")
+    if options.draft_model is None and options.speculative in ("draft", "eagle"):
+        raise ConfigError(f"speculative={options.speculative!r} has no draft model: add --draft-model MODEL")
+    kind = "draft" if model.draft is None else model.draft.kind
+    if options.draft_model is not None and options.speculative not in ("auto", kind):
+        raise ConfigError(f"{named} contradicts speculative={options.speculative!r}: --speculative {kind} fits")
     if options.pipeline_parallel_size > 1:
         raise ConfigError(
             f"{named} needs all layers in one stage, not pipeline_parallel_size={options.pipeline_parallel_size}:"

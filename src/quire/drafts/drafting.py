@@ -63,7 +63,7 @@ class Drafting:
     def __init__(self, config: EngineConfig) -> None:
         self.proposer: SuffixProposer | None = None if config.speculative == "off" else SuffixProposer()
         self._of_executor = ExecutorDrafts()
-        self._has_draft_model = config.speculative in ("draft", "mtp")
+        self._has_draft_model = config.speculative in ("draft", "mtp", "eagle")
         self._max_rows = max(config.scheduler.max_num_seqs, PROMPT_LOGPROB_ROWS)
         """Rows of logits that a step can have."""
         self._times = StepTimes()

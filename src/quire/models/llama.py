@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from quire import nn
 from quire.kernels.activations import silu_and_mul
 from quire.kernels.rope import rope
+from quire.kernels.tracing import Symbol
 from quire.layers.attention import Attention
 from quire.layers.embedding import VocabParallelEmbedding, VocabParallelHead
 from quire.layers.forward_batch import ForwardBatch
@@ -19,6 +20,7 @@ from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
 from quire.layers.norms import RMSNorm
 from quire.layers.rotary import RotaryEmbedding, Rotation
 from quire.lazy_torch import Tensor
+from quire.models.hf_eagle import EagleConfig, EagleHead, kept_layers
 from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_moe import MoE
 from quire.models.hf_predictor import Predictor
@@ -124,6 +126,7 @@ class LlamaForCausalLM(nn.Module):
     norm_class: ClassVar[type[nn.Module]] = RMSNorm
     has_predictor: ClassVar[bool] = False
     mtp: Predictor | None
+    eagle: EagleHead | None
 
     def __init__(self, config: LlamaConfig, group: Group = SINGLE) -> None:
         super().__init__()
@@ -136,12 +139,16 @@ class LlamaForCausalLM(nn.Module):
         self.layers = nn.ModuleList(self.layer_class(self, config, index) for index in range(config.num_layers))
         self.norm = self.build_norm(config)
         self.lm_head = None if config.tie_word_embeddings else VocabParallelHead(*table_size, group)
-        self.mtp = None
+        self.mtp = self.eagle = None
+        self.kept_layers: tuple[int, ...] = ()
+        self.kept: list[Symbol] = []
 
     def layout(self) -> Layout:
         """Return how checkpoints store the parameters. A subclass adds what differs: `super().layout() | Layout(…)`."""
         return Layout(
-            prefixes=("model.",), unused=(r"rotary_emb\.inv_freq$",), tied={"lm_head.weight": "embed_tokens.weight"}
+            prefixes=("model.",),
+            unused=(r"rotary_emb\.inv_freq$", r"^eagle\.(d2t|t2d|embed_tokens\.weight)$"),
+            tied={"lm_head.weight": "embed_tokens.weight"},
         )
 
     def build_rotary(self, config: LlamaConfig) -> nn.Module:
@@ -165,7 +172,9 @@ class LlamaForCausalLM(nn.Module):
     def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
         """Hidden states after the last norm. Shapes: token_ids [T] -> [T, E]."""
         x = self.embed(token_ids)  # [T, E]
-        for layer, rotation in zip(self.layers, self.rotations(batch.positions), strict=True):
+        for index, (layer, rotation) in enumerate(zip(self.layers, self.rotations(batch.positions), strict=True)):
+            if index in self.kept_layers and isinstance(x, Symbol):
+                self.kept += [x.trace.record("keep", (x,), x.sizes)] * self.kept_layers.count(index)
             x = layer(x, rotation, batch)  # [T, E]
         return self.norm(x)  # [T, E]
 
@@ -190,16 +199,25 @@ class LlamaForCausalLM(nn.Module):
         """Add the layer that predicts further tokens; it is not loaded otherwise."""
         self.mtp = Predictor(self)
 
+    def add_eagle(self, config: EagleConfig) -> None:
+        """Add an EAGLE head, whose directory has this config."""
+        self.eagle = EagleHead(self, LlamaAttention, config)
+        self.kept_layers = kept_layers(self.config.num_layers)
+
     def predict(self, token_ids: Tensor, batch: ForwardBatch, hidden: Tensor) -> Tensor:
         """The predictor's hidden states, which it can read as `hidden` of the next position.
 
         Shapes: token_ids [T], each behind its position; hidden [T, E] -> [T, E].
         """
+        if self.eagle is not None:
+            return self.eagle(self.embed(token_ids), hidden, batch)
         assert self.mtp is not None
         return self.mtp(self.embed(token_ids), hidden, self.rotary(batch.positions), batch)
 
     def predicted_logits(self, hidden: Tensor) -> Tensor:
-        """Shapes: hidden [S, E] of `predict` -> [S, V]."""
+        """Shapes: hidden [S, E] of `predict` -> [S, V], or [S, tokens of an EAGLE head]."""
+        if self.eagle is not None:
+            return self.eagle.lm_head(self.eagle.norm(hidden))
         assert self.mtp is not None
         return self.compute_logits(self.mtp.norm(hidden))
 

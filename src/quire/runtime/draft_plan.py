@@ -1,26 +1,28 @@
 """`load_drafter`: the drafter that a configuration says, with its plan. Next to read: `drafter.py`."""
 
 from collections.abc import Sequence
-from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from quire import _native
 from quire.config import DraftModel, EngineConfig
-from quire.errors import UnsupportedModelError
+from quire.errors import ModelFileError, UnsupportedModelError
 from quire.kernels.tracing import NotTraceableError
 from quire.layers.group import Group
 from quire.runtime.batch import RequestStates
 from quire.runtime.drafted_blocks import DraftedBlocks, draft_group
 from quire.runtime.drafter import Drafter, ModelDrafter
 from quire.runtime.forward import Forward, PlannedForward
-from quire.runtime.head_drafter import HeadDrafter
+from quire.runtime.head_drafter import EagleDrafter, HeadDrafter
 from quire.runtime.links import Links
+from quire.runtime.loader import draft_files
 from quire.runtime.plan.emit import PlanLimits, PlannedModel
 from quire.runtime.plan.load import load_plan
 from quire.runtime.plan.lower import Program
 from quire.runtime.plan.packed_weights import PackedWeights
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.progress import Progress
-from quire.weights.sources import ModelFiles
 
 
 def load_drafter(
@@ -44,14 +46,19 @@ def load_drafter(
         max_logit_rows=scheduler.max_num_seqs, tile_rows=config.tile_rows,
         kv_ahead_bytes=config.hardware.kv_ahead_bytes,
     )  # fmt: skip
-    if draft.is_own_layer:
+    if draft.kind != "draft":
         if not isinstance(forward, PlannedForward) or forward.planned.program.predictor is None:
             raise UnsupportedModelError(
-                "speculative='mtp' needs a native plan of the model, and a plan cannot hold it: --speculative off fits"
+                f"speculative={draft.kind!r} needs a native plan, and a plan cannot hold the model: --speculative off"
+                " without --draft-model fits"
             )
         program, weights = forward.planned.program.predictor, forward.planned.weights
         planned = PlannedModel(program, weights, kv_layers, limits, pool, links.exchange)
-        return HeadDrafter(planned, states, scheduler.max_model_len, links)
+        context_len = min(scheduler.max_model_len, draft.model.context_len)
+        if (joins := forward.planned.program.joins) is None:
+            return HeadDrafter(planned, states, context_len, links)
+        joining = PlannedModel(joins, weights, kv_layers, limits, pool, links.exchange)
+        return EagleDrafter(planned, states, context_len, links, joining, forward.planned.outputs, _token_ids(config))
     program, weights = _load_model(config, draft, group, links, progress)
     planned = PlannedModel(program, weights, kv_layers[config.model.num_layers :], limits, pool, links.exchange)
     layers = range(config.model.num_layers, len(config.model.all_cache_specs))
@@ -59,10 +66,28 @@ def load_drafter(
     return ModelDrafter(planned, states, blocks, draft.model.context_len, links)
 
 
+def _token_ids(config: EngineConfig) -> NDArray[np.int64]:
+    """Return the model's id of each token of an EAGLE head. Raises: ModelFileError."""
+    draft = config.model.draft
+    assert draft is not None
+    count = int(draft.model.hf_config["draft_vocab_size"])
+    ids = np.arange(count)
+    if config.options.load_format == "dummy" or count == draft.model.vocab_size:
+        return ids
+    stored = open_checkpoint(draft_files(config)).tensors.get("d2t")
+    if stored is None or stored.format != "I64" or stored.shape != (count,):
+        found = "lacks it" if stored is None else f"has {stored.format} {list(stored.shape)}"
+        raise ModelFileError(f"{draft.path}: an EAGLE-3 head needs the tensor d2t, I64 [{count}]; the file {found}")
+    ids = ids + stored.stored.reshape(-1).view(np.int64)
+    if ids.min() < 0 or ids.max() >= draft.model.vocab_size:
+        raise ModelFileError(f"{draft.path}: d2t leads to tokens outside of the vocabulary of {draft.model.vocab_size}")
+    return ids
+
+
 def _load_model(
     config: EngineConfig, draft: DraftModel, group: Group, links: Links, progress: Progress | None
 ) -> tuple[Program, PackedWeights]:
-    files = ModelFiles(str(config.options.draft_model), Path(draft.path), draft.file_kind, "local")
+    files = draft_files(config)
     is_random = config.options.load_format == "dummy"
     checkpoint = Checkpoint(files, draft.model.hf_config) if is_random else open_checkpoint(files)
     own = config.of_draft()

@@ -38,12 +38,16 @@ class TracedBatch:
 
 @dataclass(frozen=True, slots=True)
 class TracedModel:
-    """Calls of `forward`, whose result is the hidden states [T, E], and of `compute_logits`."""
+    """Calls of `forward`, whose result is the hidden states [T, E], and of `compute_logits`.
+
+    `kept`: values [T, E] of some layers that stay until the next step.
+    """
 
     forward: Trace
     hidden: Symbol
     head: Trace
     logits: Symbol
+    kept: tuple[Symbol, ...] = ()
 
 
 def trace_model(model: Any, layer_groups: tuple[int, ...], *, predicts: bool = False) -> TracedModel:
@@ -78,11 +82,20 @@ def _trace(model: Any, layer_groups: tuple[int, ...], *, predicts: bool) -> Trac
         layer_groups=layer_groups,
         slot_mapping=(None,) * (max(layer_groups) + 1),
     )
+    model.kept = []
     compute_hidden: Any = model.predict if predicts else model
     hidden = _vector(compute_hidden(token_ids, batch, *given))
     head = Trace()
     compute_logits: Any = model.predicted_logits if predicts else model.compute_logits
-    return TracedModel(forward, hidden, head, _vector(compute_logits(head.record("hidden", (), hidden.sizes))))
+    logits = _vector(compute_logits(head.record("hidden", (), hidden.sizes)))
+    return TracedModel(forward, hidden, head, logits, tuple(model.kept))
+
+
+def trace_join(model: Any) -> tuple[Trace, Symbol]:
+    """Trace how an EAGLE head makes one value of the kept ones."""
+    trace = Trace()
+    given: Any = trace.record("given", (), (model.eagle.fc.weight.shape[1],))
+    return trace, _vector(model.eagle.fc(given))
 
 
 def _vector(result: Any) -> Symbol:

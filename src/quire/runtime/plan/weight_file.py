@@ -26,6 +26,7 @@ from quire.byte_sizes import format_bytes
 from quire.config import EngineConfig, EngineOptions
 from quire.errors import MemoryCapacityError
 from quire.runtime.huge_pages import on_huge_pages
+from quire.runtime.loader import draft_files
 from quire.runtime.plan.packed_weights import PackedWeights
 from quire.runtime.shared_file import SUFFIX, Header, SharedFile, Unfinished, boot_id, find_or_begin
 from quire.weights.checkpoint import Checkpoint
@@ -57,7 +58,7 @@ def fill_weights(
     begun: NDArray[np.uint8] | Unfinished | None = None
     problem = ""
     try:
-        state = source_state(checkpoint.files)
+        state = _state(config, checkpoint)
         place = place_of(directory, checkpoint.files, state, weights, rank)
         report("loading weights", 0, None)
         begun = find_or_begin(place, config.options.weight_cache_bytes, report)
@@ -73,7 +74,7 @@ def fill_weights(
     try:
         weights.use(begun.memory)
         weights.fill(weights.placements, progress)
-        if source_state(checkpoint.files) == state:
+        if _state(config, checkpoint) == state:
             packed = begun.publish()
             weights.use(packed if config.weights_on_disk else on_huge_pages(packed))
         else:
@@ -82,6 +83,12 @@ def fill_weights(
         logger.info("the packed weights of %s are not kept in %s: %s", name, directory, error.strerror or error)
     finally:
         begun.close()
+
+
+def _state(config: EngineConfig, checkpoint: Checkpoint) -> list[tuple[str, int, int, int]]:
+    """Return `source_state` of the model and of a head that is loaded with it."""
+    of_head = source_state(draft_files(config)) if config.speculative == "eagle" else []
+    return source_state(checkpoint.files) + of_head
 
 
 def _fill(config: EngineConfig, weights: PackedWeights, progress: Progress | None, problem: str) -> None:
