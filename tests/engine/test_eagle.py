@@ -76,9 +76,8 @@ class Reference:
         (path / "config.json").write_text(json.dumps(HEAD))
         tensors = {f"midlayer.self_attn.{name}": value for name, value in self.attention.state_dict().items()}
         tensors |= {f"midlayer.mlp.{name}": value for name, value in self.mlp.state_dict().items()}
-        tensors |= {
-            f"{'' if name == 'norm' else 'midlayer.'}{name}.weight": value for name, value in self.norms.items()
-        }
+        tensors |= {f"midlayer.{name}.weight": value for name, value in self.norms.items()}
+        tensors["norm.weight"] = tensors.pop("midlayer.norm.weight")
         targets = torch.zeros(VOCAB_SIZE, dtype=torch.bool)
         targets[self.d2t + torch.arange(NUM_DRAFT_TOKENS)] = True
         tensors |= {"fc.weight": self.fc, "lm_head.weight": self.lm_head, "d2t": self.d2t, "t2d": targets}
@@ -155,8 +154,8 @@ def test_heads_that_do_not_fit_are_refused(model: Path, head: Path, tmp_path: Pa
         build_with(model, "eagle")
     with pytest.raises(ConfigError, match="contradicts speculative='draft': --speculative eagle fits"):
         build_with(model, "draft", draft_model=str(head))
+    narrow = write_llama(tmp_path / "narrow", hidden_size=32, num_hidden_layers=NUM_LAYERS)
     with pytest.raises(ConfigError, match="hidden size 64, and the model has 300 and 32"):
-        narrow = write_llama(tmp_path / "narrow", hidden_size=32, num_hidden_layers=NUM_LAYERS)
         build_with(narrow, "eagle", draft_model=str(head))
     with pytest.raises(ConfigError, match="hidden states of Llama's layers, 4 at least"):
         build_with(write_llama(tmp_path / "shallow"), "eagle", draft_model=str(head))
