@@ -128,9 +128,8 @@ class EngineOptions:
     )
     speculative: str = option(
         "auto", "drafts of the next tokens, verified in one step: suffix takes them from the request's text and from"
-        " finished answers; draft from draft_model, eagle from the EAGLE-3 head that it names, and mtp from the model's"
-        " layer that predicts further tokens, too; auto is what draft_model says, else suffix where it never changes an"
-        " answer; off",
+        " finished answers; draft and eagle from draft_model, mtp from the model's layer for it, too; auto is what"
+        " draft_model says, else suffix where it never changes an answer; off",
         choices=("auto", "suffix", "draft", "mtp", "eagle", "off"),
     )  # fmt: skip
     draft_model: str | None = option(
@@ -264,30 +263,18 @@ class ModelConfig:
     draft: "DraftModel | None" = None
     """The model that guesses tokens for this one, if there is one."""
 
-    @property
-    def all_cache_specs(self) -> tuple[CacheSpec, ...]:
-        """Kind of cache of each layer, with those of the draft model behind the others."""
-        return self.cache_specs + (() if self.draft is None else self.draft.model.cache_specs)
-
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
     """A model that guesses tokens for another. Its layers' caches are further layers of the same blocks.
 
-    `path`, `file_kind`: of its files. `kind`: "draft" for a whole model, "mtp" for the model's layer that predicts
-    further tokens, "eagle" for an EAGLE-3 head; the last two are parts of the model that is loaded.
+    `kind`: "draft" for a whole model, "mtp" for the model's own layer, "eagle" for a head; these two are loaded with it.
     """
 
     model: ModelConfig
     path: str
     file_kind: str
     kind: str = "draft"
-
-    @property
-    def weight_bytes(self) -> int:
-        """Size of the weights: as stored, else in bfloat16; of a part of the model at most, as it has its type."""
-        dtype = "bfloat16" if self.kind == "draft" else "float32"
-        return weight_bytes(self.model, dtype, quantization=None, keeps_stored=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,20 +354,9 @@ class EngineConfig:
     weights_on_disk: bool = False
     """True: the weights are larger than memory, and a mapped file holds the experts until tokens choose them."""
     speculative: str = "off"
-    """Source of drafts: "suffix", "draft", "mtp", "eagle" or "off"."""
+    """Source of drafts: "suffix", "draft", "mtp", "eagle", "off"."""
     batch_invariant: bool = True
     """True: one arithmetic for any number of rows; False: AMX's bf16 tiles where a step has at least `tile_rows`."""
-
-    def of_draft(self) -> "EngineConfig":
-        """Return the configuration of the draft model: in its own arithmetic, with the layers behind the model's."""
-        assert self.model.draft is not None
-        draft, first = self.model.draft.model, self.model.num_layers
-        layers = range(first, first + len(draft.cache_specs))
-        options = replace(self.options, quantization=None, hf_overrides=None, draft_model=None, speculative="off")
-        return replace(
-            self, model=draft, options=options, scheduler=self.scheduler.of_layers(layers),
-            dtype="bfloat16", keeps_stored_weights=True, weights_on_disk=False, speculative="off",
-        )  # fmt: skip
 
     @property
     def tile_rows(self) -> int:

@@ -285,13 +285,10 @@ class StepResult(msgspec.Struct, frozen=True):
     results: tuple[RequestResult, ...]
     is_lost: bool = False
     """The executor raised: this step and all later ones are lost. `results` hold only requests at fault."""
-    num_iterations: int = 1
-    """Forward passes, for events and `Pace`."""
-    op_times: tuple[OpTime, ...] = ()
-    """Time and work of each instruction that ran, where these are traced."""
+    num_iterations: int = 1  # forward passes, for events and `Pace`
+    op_times: tuple[OpTime, ...] = ()  # and work, of each instruction that ran, where these are traced
     transfers: TransferReport | None = None
-    draft_s: float = 0.0
-    """Time in which a draft model guessed tokens."""
+    draft_s: float = 0.0  # in which a draft model guessed tokens
 
 
 class SequenceUpdate(msgspec.Struct, frozen=True):

@@ -63,6 +63,8 @@ class Drafting:
     def __init__(self, config: EngineConfig) -> None:
         self.proposer: SuffixProposer | None = None if config.speculative == "off" else SuffixProposer()
         self._of_executor = ExecutorDrafts()
+        self._has_guesses = False
+        """True if guesses came with the results of the step before."""
         self._has_draft_model = config.speculative in ("draft", "mtp", "eagle")
         self._max_rows = max(config.scheduler.max_num_seqs, PROMPT_LOGPROB_ROWS)
         """Rows of logits that a step can have."""
@@ -102,7 +104,7 @@ class Drafting:
         assert self.proposer is not None
         max_tokens = min(MAX_DRAFT_TOKENS, num_left)
         draft = self.proposer.propose(request, max_tokens) if self._is_due(request) else Draft()
-        other = self._of_executor.draft_of(request)
+        other = self._of_executor.draft_of(request) if self._has_guesses else Draft()
         if _expected_tokens(other) <= _expected_tokens(draft):
             return draft
         return Draft(other.token_ids[:max_tokens], other.probabilities[:max_tokens])
@@ -139,7 +141,10 @@ class Drafting:
         if self.proposer is None:
             return {"num_drafts": 0, "num_accepted": 0}
         token_ids = {item.request_id: item.token_ids for item in result.results}
-        self._of_executor.note(output, result)
+        has_guesses = any(item.draft is not None for item in result.results)
+        if has_guesses or self._has_guesses:
+            self._of_executor.note(output, result)
+        self._has_guesses = has_guesses
         num_verified = num_right = 0
         for item in output.scheduled:
             num_drafts = len(item.draft_token_ids)

@@ -72,12 +72,15 @@ class ExecutorDrafts:
             if (offered := self._offered.get(item.request_id)) is not None:
                 self._judge(*offered, item.token_ids)
         self._offered.clear()
-        self._guesses = {item.request_id: item.draft for item in result.results if item.draft is not None}
-        if output.num_draft_tokens and result.draft_s and not output.has_prompts:
+        # The first pass after a pause computes many tokens, and does not count.
+        goes_on, self._guesses = (
+            bool(self._guesses),
+            {item.request_id: item.draft for item in result.results if item.draft is not None},
+        )
+        if goes_on and output.num_draft_tokens and result.draft_s and not output.has_prompts:
             num_passes = max((len(draft.token_ids) for draft in self._guesses.values()), default=1)
             seconds, rows = result.draft_s / max(1, num_passes), len(output.scheduled)
             before = self._pass_s.get(rows)
-            # The first pass after a pause computes many tokens: one such must not count as if all were so.
             self._pass_s[rows] = seconds if before is None else before + 0.2 * (min(seconds, 2 * before) - before)
 
     def _judge(self, guesses: Draft, is_greedy: bool, token_ids: Sequence[int]) -> None:

@@ -10,6 +10,7 @@ from quire.config import DraftModel, EngineOptions, ModelConfig
 from quire.errors import ConfigError
 from quire.lazy_torch import on_meta
 from quire.models.hf_eagle import ARCHITECTURE, EagleConfig
+from quire.models.hf_predictor import add_eagle, add_predictor
 from quire.models.registry import ModelRegistry
 from quire.runtime.plan.packed_weights import kept_bytes
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
@@ -54,7 +55,7 @@ def _with_own_layer(model: ModelConfig) -> ModelConfig:
     config = model_class.Config.from_hf(model.hf_config)
     with on_meta():
         whole = model_class(config)
-        whole.add_predictor()
+        add_predictor(whole)
     added = sum(parameter.numel() for name, parameter in nn.named_parameters(whole) if name.startswith("mtp."))
     spec = config.with_layer().kv_specs()[-1]
     own = replace(model, num_layers=1, cache_specs=(spec,), num_parameters=added, stored_bytes=None)
@@ -70,7 +71,7 @@ def _with_eagle(model: ModelConfig, options: EngineOptions, checkpoint: Checkpoi
             f"{named} for a model of {head.vocab_size} tokens and hidden size {head.hidden_size}, and the model has"
             f" {model.vocab_size} and {model.hidden_size}: choose the head that was trained for this model"
         )
-    if not hasattr(model_class, "add_eagle") or model.num_layers < MIN_LAYERS:
+    if not hasattr(model_class, "has_predictor") or model.num_layers < MIN_LAYERS:
         raise ConfigError(
             f"{named}, which reads hidden states of Llama's layers, {MIN_LAYERS} at least: {model.architecture} with"
             f" {model.num_layers} does not give them; --speculative auto without --draft-model fits"
@@ -78,7 +79,7 @@ def _with_eagle(model: ModelConfig, options: EngineOptions, checkpoint: Checkpoi
     config = model_class.Config.from_hf(model.hf_config)
     with on_meta():
         whole = model_class(config)
-        whole.add_eagle(head)
+        add_eagle(whole, head)
     if whole.layout().views:
         raise ConfigError(
             f"{named}, and {model.architecture} stores its weights otherwise than Llama, for which heads are read:"

@@ -20,7 +20,7 @@ from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
 from quire.layers.norms import RMSNorm
 from quire.layers.rotary import RotaryEmbedding, Rotation
 from quire.lazy_torch import Tensor
-from quire.models.hf_eagle import EagleConfig, EagleHead, kept_layers
+from quire.models.hf_eagle import EagleHead
 from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_moe import MoE
 from quire.models.hf_predictor import Predictor
@@ -125,6 +125,7 @@ class LlamaForCausalLM(nn.Module):
     layer_class: ClassVar[type[LlamaLayer]] = LlamaLayer
     norm_class: ClassVar[type[nn.Module]] = RMSNorm
     has_predictor: ClassVar[bool] = False
+    predictor_keeps_norm: ClassVar[bool] = False
     mtp: Predictor | None
     eagle: EagleHead | None
 
@@ -192,34 +193,6 @@ class LlamaForCausalLM(nn.Module):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Shapes: hidden [S, E] -> [S, V]."""
         return self.embed_tokens.as_head(hidden) if self.lm_head is None else self.lm_head(hidden)
-
-    # --- Models with a layer that predicts further tokens -----------------------------------------
-
-    def add_predictor(self) -> None:
-        """Add the layer that predicts further tokens; it is not loaded otherwise."""
-        self.mtp = Predictor(self)
-
-    def add_eagle(self, config: EagleConfig) -> None:
-        """Add an EAGLE head, whose directory has this config."""
-        self.eagle = EagleHead(self, LlamaAttention, config)
-        self.kept_layers = kept_layers(self.config.num_layers)
-
-    def predict(self, token_ids: Tensor, batch: ForwardBatch, hidden: Tensor) -> Tensor:
-        """The predictor's hidden states, which it can read as `hidden` of the next position.
-
-        Shapes: token_ids [T], each behind its position; hidden [T, E] -> [T, E].
-        """
-        if self.eagle is not None:
-            return self.eagle(self.embed(token_ids), hidden, batch)
-        assert self.mtp is not None
-        return self.mtp(self.embed(token_ids), hidden, self.rotary(batch.positions), batch)
-
-    def predicted_logits(self, hidden: Tensor) -> Tensor:
-        """Shapes: hidden [S, E] of `predict` -> [S, V], or [S, tokens of an EAGLE head]."""
-        if self.eagle is not None:
-            return self.eagle.lm_head(self.eagle.norm(hidden))
-        assert self.mtp is not None
-        return self.compute_logits(self.mtp.norm(hidden))
 
 
 ARCHITECTURES = {"LlamaForCausalLM": LlamaForCausalLM}

@@ -160,7 +160,7 @@ class DeltaNetForCausalLM(LlamaForCausalLM):
     attention_class = GatedAttention
     recurrent_class = GatedDeltaNet
     layer_class = HybridLayer
-    has_predictor = True
+    has_predictor = predictor_keeps_norm = True
     config: DeltaNetConfig
 
     def layout(self) -> Layout:
@@ -170,15 +170,6 @@ class DeltaNetForCausalLM(LlamaForCausalLM):
         norms = r"^(mtp\.)?norm\.|(layernorm|[qk]_norm|pre_fc_norm_\w+)\.weight$"
         views: dict[str, tuple[View, ...]] = {norms: (Offset(1.0),), r"\.q_proj\.": (Rows(gates_first),)}
         return super().layout() | Layout(views=views, unused=() if self.mtp else (r"^mtp\.",))
-
-    def predict(self, token_ids: Tensor, batch: ForwardBatch, hidden: Tensor) -> Tensor:
-        """See `LlamaForCausalLM`. Positions read each other's values behind the norm."""
-        assert self.mtp is not None
-        return self.mtp.norm(super().predict(token_ids, batch, hidden))
-
-    def predicted_logits(self, hidden: Tensor) -> Tensor:
-        """See `LlamaForCausalLM`."""
-        return self.compute_logits(hidden)
 
 
 class Qwen3NextForCausalLM(DeltaNetForCausalLM):

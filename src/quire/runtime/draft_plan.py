@@ -1,6 +1,7 @@
 """`load_drafter`: the drafter that a configuration says, with its plan. Next to read: `drafter.py`."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,7 @@ from quire.config import DraftModel, EngineConfig
 from quire.errors import ModelFileError, UnsupportedModelError
 from quire.kernels.tracing import NotTraceableError
 from quire.layers.group import Group
+from quire.memory_plan import all_cache_specs
 from quire.runtime.batch import RequestStates
 from quire.runtime.drafted_blocks import DraftedBlocks, draft_group
 from quire.runtime.drafter import Drafter, ModelDrafter
@@ -61,9 +63,20 @@ def load_drafter(
         return EagleDrafter(planned, states, context_len, links, joining, forward.planned.outputs, _token_ids(config))
     program, weights = _load_model(config, draft, group, links, progress)
     planned = PlannedModel(program, weights, kv_layers[config.model.num_layers :], limits, pool, links.exchange)
-    layers = range(config.model.num_layers, len(config.model.all_cache_specs))
+    layers = range(config.model.num_layers, len(all_cache_specs(config.model)))
     blocks = DraftedBlocks(scheduler, draft_group(scheduler, layers))
     return ModelDrafter(planned, states, blocks, draft.model.context_len, links)
+
+
+def _config_of(config: EngineConfig, draft: DraftModel) -> EngineConfig:
+    """Return the configuration of a draft model: in its own arithmetic, with the layers behind the model's."""
+    first = config.model.num_layers
+    layers = range(first, first + len(draft.model.cache_specs))
+    options = replace(config.options, quantization=None, hf_overrides=None, draft_model=None, speculative="off")
+    return replace(
+        config, model=draft.model, options=options, scheduler=config.scheduler.of_layers(layers), dtype="bfloat16",
+        keeps_stored_weights=True, weights_on_disk=False, speculative="off",
+    )  # fmt: skip
 
 
 def _token_ids(config: EngineConfig) -> NDArray[np.int64]:
@@ -90,7 +103,7 @@ def _load_model(
     files = draft_files(config)
     is_random = config.options.load_format == "dummy"
     checkpoint = Checkpoint(files, draft.model.hf_config) if is_random else open_checkpoint(files)
-    own = config.of_draft()
+    own = _config_of(config, draft)
     try:
         return load_plan(own, checkpoint, own.scheduler.layer_groups, progress, group, 0, links.rank)
     except NotTraceableError as error:

@@ -70,7 +70,7 @@ class Drafter:
         """Take up what a forward pass computed, after its tokens were sampled."""
 
     def propose(self, states: Sequence[RequestState], num_tokens: int) -> dict[str, Draft]:
-        """Guess up to `num_tokens` tokens behind all that each request has. Returns: the drafts, by request.
+        """Guess up to `num_tokens` tokens behind the tokens of each request. Returns: the drafts, by request.
 
         The blocks of these tokens must be in the tables. Mutates: states.
         """

@@ -22,6 +22,7 @@ from quire.layers.group import SINGLE, Group, LocalGroup, Partition, UnevenSplit
 from quire.lazy_torch import on_meta
 from quire.models.hf_decoder import DecoderConfig
 from quire.models.hf_eagle import EagleConfig
+from quire.models.hf_predictor import add_eagle, add_predictor
 from quire.models.registry import ModelRegistry
 from quire.runtime.placement import Placement
 from quire.weight_map import weight_map
@@ -105,10 +106,10 @@ def _make_share(config: EngineConfig, checkpoint: Checkpoint, group: Group) -> M
     model = make_model(config.model.hf_config, group, config.scheduler.max_model_len)
     tensors = checkpoint.tensors
     if config.speculative == "mtp":
-        model.add_predictor()
+        add_predictor(model)
     elif config.speculative == "eagle":
         assert config.model.draft is not None
-        model.add_eagle(EagleConfig.from_hf(config.model.draft.model.hf_config))
+        add_eagle(model, EagleConfig.from_hf(config.model.draft.model.hf_config))
         if tensors:
             of_head = open_checkpoint(draft_files(config)).tensors
             tensors = {**tensors, **{f"eagle.{name}": tensor for name, tensor in of_head.items()}}

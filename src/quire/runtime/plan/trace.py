@@ -5,6 +5,7 @@ parameters have no values. Next to read: `kernels/tracing.py`, then `lower.py`.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from quire import nn
@@ -12,6 +13,7 @@ from quire.errors import QuireError
 from quire.kernels.registry import import_operations
 from quire.kernels.tracing import NotTraceableError, Symbol, Trace
 from quire.lazy_torch import is_tensor
+from quire.models.hf_predictor import predict, predicted_logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +85,10 @@ def _trace(model: Any, layer_groups: tuple[int, ...], *, predicts: bool) -> Trac
         slot_mapping=(None,) * (max(layer_groups) + 1),
     )
     model.kept = []
-    compute_hidden: Any = model.predict if predicts else model
+    compute_hidden: Any = partial(predict, model) if predicts else model
     hidden = _vector(compute_hidden(token_ids, batch, *given))
     head = Trace()
-    compute_logits: Any = model.predicted_logits if predicts else model.compute_logits
+    compute_logits: Any = partial(predicted_logits, model) if predicts else model.compute_logits
     logits = _vector(compute_logits(head.record("hidden", (), hidden.sizes)))
     return TracedModel(forward, hidden, head, logits, tuple(model.kept))
 
