@@ -260,15 +260,14 @@ class ModelConfig:
     """Pooling that the files of sentence-transformers name, under the names of `PoolingParams`."""
     implementation: str = "quire"
     """"quire", or "transformers" for Transformers' own module."""
-    draft: "DraftModel | None" = None
-    """The model that guesses tokens for this one, if there is one."""
+    draft: "DraftModel | None" = None  # guesses tokens for this model
 
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
     """A model that guesses tokens for another. Its layers' caches are further layers of the same blocks.
 
-    `kind`: "draft" for a whole model, "mtp" for the model's own layer, "eagle" for a head; these two are loaded with it.
+    `kind`: "draft" for a whole model, "mtp" for the model's own layer, "eagle" for a head; these are loaded with it.
     """
 
     model: ModelConfig
