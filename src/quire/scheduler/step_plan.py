@@ -133,10 +133,7 @@ class StepPlan:
         return drafts if self._has_room(num_tokens + len(drafts), num_running, blocks) else ()
 
     def take_guesses(self, request: Request, num_tokens: int, num_running: int, blocks: BlockManager) -> int:
-        """Return the tokens behind `num_tokens` that the executor guesses, for which it needs blocks too.
-
-        Mutates: request, if blocks are scarce.
-        """
+        """Return the tokens behind `num_tokens` for whose guesses it needs blocks. Mutates: request, if these lack."""
         if request.num_guesses and not self._has_room(num_tokens + request.num_guesses, num_running, blocks):
             request.num_guesses = 0
         return request.num_guesses
