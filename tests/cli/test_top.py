@@ -108,6 +108,21 @@ def test_view_of_an_interval() -> None:
     assert summary(load).startswith("25.0 tok/s · 2 running · 1 waiting · KV 50% · hit 75% · TTFT 100 ms")
 
 
+def test_view_tells_how_much_of_the_weights_is_in_memory_and_read() -> None:
+    gauges = ("quire_weights_mapped_bytes 12000000000.0", "quire_weights_resident_bytes 6000000000.0",
+              "quire_weights_limit_bytes 8000000000.0")  # fmt: skip
+    counters = [
+        "\n".join((*gauges, f"quire_weights_read_bytes_total {read}", f"quire_experts_chosen_bytes_total {chosen}\n"))
+        for read, chosen in ((5e9, 2e9), (6e9, 6e9))
+    ]
+    load = load_between(*(Metrics(page() + text, time_s) for text, time_s in zip(counters, (10.0, 12.0), strict=True)))
+    shown = "11.2 GiB on disk · 5.59 GiB of at most 7.45 GiB in memory · 25% of the experts used read from disk"
+    assert f"weights     {shown}" in view_lines(load, "http://x")
+    assert summary(load).endswith(f" · weights {shown}")
+    without = load_between(Metrics(page(), 10.0), Metrics(page(), 12.0))
+    assert "weights" not in "".join((*view_lines(without, "http://x"), summary(without)))
+
+
 def test_view_tells_where_prefixes_broke_and_what_that_cost() -> None:
     broken = "quire_prefix_breaks_total 3.0\nquire_prefix_break_tokens_total 24000.0\nquire_prefix_last_break 14.0\n"
     load = load_between(Metrics(page(), 10.0), Metrics(page() + broken, 12.0))

@@ -13,6 +13,7 @@ from dataclasses import asdict
 
 import click
 
+from quire.byte_sizes import format_bytes
 from quire.cli.command import option, output_of, verb
 from quire.cli.output import Output, format_seconds, is_capable_terminal
 from quire.cli.server_client import ServerAnswerError, ServerClient, find_url, url_option
@@ -132,6 +133,7 @@ def view_lines(load: Load, url: str) -> list[str]:
         "prompts": f"{load.prompt_tokens_per_s:.1f} tok/s · cache hit {_percent(load.cache_hit_ratio)}",
         **({"prefixes": _breaks(load)} if load.prefix_breaks else {}),
         "KV cache": f"{bar} {_percent(load.kv_usage_ratio)} · {load.preemptions} preemptions",
+        **({"weights": _weights(load)} if load.weights_mapped_bytes else {}),
         "TTFT": f"p50 {_seconds(load.ttft_p50_s)} · p95 {_seconds(load.ttft_p95_s)}",
         "ITL": f"p50 {_seconds(load.itl_p50_s)} · p95 {_seconds(load.itl_p95_s)}",
         "engine": f"{load.engine_deaths} deaths since the server's start",
@@ -142,12 +144,22 @@ def view_lines(load: Load, url: str) -> list[str]:
 def summary(load: Load) -> str:
     """Return one interval as one line."""
     breaks = [f"prefixes {_breaks(load)}"] if load.prefix_breaks else []
+    weights = [f"weights {_weights(load)}"] if load.weights_mapped_bytes else []
     return " · ".join((
         f"{load.generation_tokens_per_s:.1f} tok/s", f"{load.running} running", f"{load.waiting} waiting",
         f"KV {_percent(load.kv_usage_ratio)}", f"hit {_percent(load.cache_hit_ratio)}",
         f"TTFT {_seconds(load.ttft_p50_s)}", f"ITL {_seconds(load.itl_p50_s)}",
-        f"{load.preemptions} preemptions", f"{load.engine_deaths} engine deaths", *breaks,
+        f"{load.preemptions} preemptions", f"{load.engine_deaths} engine deaths", *weights, *breaks,
     ))  # fmt: skip
+
+
+def _weights(load: Load) -> str:
+    mapped, resident, limit = (
+        format_bytes(size)
+        for size in (load.weights_mapped_bytes, load.weights_resident_bytes, load.weights_limit_bytes)
+    )
+    read = _percent(load.expert_read_ratio)
+    return f"{mapped} on disk · {resident} of at most {limit} in memory · {read} of the experts used read from disk"
 
 
 def _breaks(load: Load) -> str:

@@ -57,6 +57,8 @@ class Load:
 
     `prefix_breaks`: prompts that differ early from an earlier one that they repeat, since the server's start;
     `prefix_break_tokens`: what was computed again behind such differences; `last_prefix_break`: token of the last one.
+    `weights_mapped_bytes`: weights on disk, 0 if all are in memory; `expert_read_ratio`: bytes read from disk per byte
+    of the experts that steps used.
     """
 
     model: str
@@ -77,6 +79,10 @@ class Load:
     prefix_breaks: int = 0
     prefix_break_tokens: int = 0
     last_prefix_break: int | None = None
+    weights_mapped_bytes: int = 0
+    weights_resident_bytes: int = 0
+    weights_limit_bytes: int = 0
+    expert_read_ratio: float | None = None
 
 
 def change_between(before: Metrics, after: Metrics, name: str, **labels: str) -> float:
@@ -92,7 +98,7 @@ def load_between(before: Metrics, after: Metrics) -> Load:
     """
     seconds = max(after.time_s - before.time_s, 1e-9)
     change = partial(change_between, before, after)
-    queries = change("quire_prefix_cache_queries_total")
+    queries, chosen = change("quire_prefix_cache_queries_total"), change("quire_experts_chosen_bytes_total")
     return Load(
         model=after.label("quire_build_info", "model"),
         seconds=seconds,
@@ -112,6 +118,10 @@ def load_between(before: Metrics, after: Metrics) -> Load:
         prefix_breaks=int(after.value("quire_prefix_breaks_total")),
         prefix_break_tokens=int(after.value("quire_prefix_break_tokens_total")),
         last_prefix_break=int(after.value(LAST_BREAK)) if LAST_BREAK in after else None,
+        weights_mapped_bytes=int(after.value("quire_weights_mapped_bytes")),
+        weights_resident_bytes=int(after.value("quire_weights_resident_bytes")),
+        weights_limit_bytes=int(after.value("quire_weights_limit_bytes")),
+        expert_read_ratio=change("quire_weights_read_bytes_total") / chosen if chosen else None,
     )
 
 

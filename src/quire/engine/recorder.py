@@ -132,6 +132,7 @@ class Recorder:
                 "dtype": config.dtype,
                 "kv_dtype": config.kv_dtype,
                 "uses_plan": config.uses_plan,
+                "tensor_parallel_size": config.options.tensor_parallel_size,
                 "caches_prefixes": settings.enable_prefix_caching,
                 "windows": [group.spec.window for group in settings.kv_cache_groups],
                 "kv_bytes_per_token": config.options.tensor_parallel_size

@@ -18,6 +18,7 @@ from quire.config import EngineOptions
 from quire.engine.build import resolve_config
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import ConfigError, UnsupportedModelError
+from quire.extras import install_command
 from quire.lazy_torch import Tensor, is_tensor, torch
 from quire.parallel.executor import InProcessExecutor
 from quire.runtime.hardware import INSTRUCTION_SETS
@@ -139,7 +140,7 @@ def load_reference(path: Path) -> Any:
         import transformers
         from transformers.utils.logging import disable_progress_bar
     except ImportError as error:
-        raise ConfigError("--ref hf needs Transformers: pip install 'quire[hf]'") from error
+        raise ConfigError(f"--ref hf needs Transformers: {install_command('hf')}") from error
     disable_progress_bar()  # type: ignore[no-untyped-call]
     place: dict[str, Any] = {"gguf_file": path.name} if path.is_file() else {}
     try:

@@ -58,7 +58,10 @@ def gate_rows(x: Tensor, gates: Tensor) -> Tensor:
 
 @kernel
 def join(a: Tensor, b: Tensor) -> Tensor:
-    """Concatenate the columns of two values. Shapes: a [T, E]; b [T, F] -> [T, E + F]."""
+    """Concatenate the columns of two values, E and F wide.
+
+    Shapes: a [T, E]; b [T, F] -> [T, C]. Dtypes: bf16, fp16 or fp32, returned the same.
+    """
     return torch.cat((a, b), 1)
 
 

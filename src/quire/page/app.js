@@ -15,10 +15,10 @@ const LAB = {
 const SETTINGS = { seed: 1, requests: 1, slots: 1, context: 1, rate: 1, "pool MiB": 1 << 20 }; // each with the factor to the server's unit
 const app = {
   key: sessionStorage.getItem("quire-key") ?? "", asksKey: false, models: [], model: null, status: "connecting", error: "",
-  explained: null, lab: {}, settings: {}, load: 4, loading: 0,
+  explained: null, ranks: null, lab: {}, settings: {}, load: 4, loading: 0,
 };
 let recording = new Recording();
-const xray = new Xray(recording, { isLive: true, changed, save, opened, explain: () => app.explained });
+const xray = new Xray(recording, { isLive: true, changed, save, opened, explain: () => app.explained, ranks: () => app.ranks });
 const chat = new Chat({ ask, events, changed, key: () => app.key, model: () => app.model, recording: () => recording, xray });
 
 let isDue = false;
@@ -90,7 +90,7 @@ async function watch() {
 }
 
 function chooseModel(id) {
-  Object.assign(app, { model: app.models.find((model) => model.id === id), status: "connecting", error: "", explained: null });
+  Object.assign(app, { model: app.models.find((model) => model.id === id), status: "connecting", error: "", explained: null, ranks: null });
   chat.prompt = null;
   if (xray.pane === "Roofline") explain();
   watching?.abort();
@@ -103,6 +103,7 @@ function opened(pane) {
   if (wanted !== timesOps) watching?.abort();
   timesOps = wanted;
   if (pane === "Roofline" && !app.explained) explain();
+  if (pane === "Ops" && !app.ranks && recording.live?.header.engine.tensor_parallel_size > 1) askRanks();
 }
 
 async function explain() {
@@ -110,6 +111,15 @@ async function explain() {
     app.explained = predictions(await (await ask(`/xray/explain?model=${encodeURIComponent(app.model.id)}`)).json());
   } catch (error) {
     app.explained = { error: `No prediction: ${error.message}` };
+  }
+  changed();
+}
+
+async function askRanks() {
+  try {
+    app.ranks = await (await ask(`/xray/ranks?model=${encodeURIComponent(app.model.id)}`)).json();
+  } catch (error) {
+    app.ranks = { error: `No picture of the ranks: ${error.message}` };
   }
   changed();
 }
