@@ -27,7 +27,7 @@ TILE_ROWS = 12
 KV_SCALE_BYTES = {**dict.fromkeys(KV_DTYPES, 0), "int8": 4}
 """Bytes beside the values of one token's key or value in one head: an fp32 scale."""
 DTYPE_ALIASES = {"float": "float32", "half": "float16", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-POLICIES = ("fcfs", "priority", "sjf")
+POLICIES = ("fcfs", "priority", "sjf", "fair")
 PREEMPTION_MODES = ("auto", "swap", "recompute")
 PERFORMANCE_MODES = ("throughput", "interactivity")
 DEFAULT_MAX_NUM_SEQS = 256
@@ -138,7 +138,9 @@ class EngineOptions:
     batch_invariant: bool = option(
         False, "a request gets the same bits however it is batched, also where another arithmetic is faster (AMX)"
     )
-    scheduling_policy: str = option("fcfs", "order of the waiting queue", choices=POLICIES)
+    scheduling_policy: str = option(
+        "fcfs", "order of the waiting queue; fair: equal tokens for each API key or client_id", choices=POLICIES
+    )
     sjf_ageing_tokens_per_s: float = option(
         100.0, "sjf: tokens by which a waiting prompt counts as shorter, per second", low=0
     )
@@ -265,15 +267,12 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """A model that guesses tokens for another. Its layers' caches are further layers of the same blocks.
-
-    `kind`: "draft" for a whole model, "mtp" for the model's own layer, "eagle" for a head; these are loaded with it.
-    """
+    """A model that guesses tokens for another. Its layers' caches are further layers of the same blocks."""
 
     model: ModelConfig
     path: str
     file_kind: str
-    kind: str = "draft"
+    kind: str = "draft"  # "mtp": the model's own layer, "eagle": a head; these are loaded with the model
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from quire.byte_sizes import format_bytes
 from quire.cli.command import option, output_of, verb
 from quire.cli.output import Output, format_seconds, is_capable_terminal
 from quire.cli.server_client import ServerAnswerError, ServerClient, find_url, url_option
-from quire.cli.top_metrics import Load, Metrics, ReplicaLoad, load_between, replicas_between
+from quire.cli.top_metrics import Load, MetricsPage, ReplicaLoad, load_between, replicas_between
 
 EXAMPLES = ("quire top", "quire top --url http://127.0.0.1:8000 --once --json")
 BAR_CELLS = 20
@@ -53,11 +53,11 @@ def top_command(url: str | None, interval_s: float, once: bool) -> None:
                 return
 
 
-def read_metrics(client: ServerClient) -> Metrics:
+def read_metrics(client: ServerClient) -> MetricsPage:
     """Read the page once. Raises: ServerUnreachableError, ServerAnswerError."""
     text = client.get_text("/metrics")
     with contextlib.suppress(ValueError):
-        metrics = Metrics(text, time.monotonic())
+        metrics = MetricsPage(text, time.monotonic())
         if "quire_requests_running" in metrics:
             return metrics
     raise ServerAnswerError(200, f"{client.url}/metrics has none of Quire's metrics: is it another server?", "metrics")
@@ -127,8 +127,9 @@ def view_lines(load: Load, url: str) -> list[str]:
     """Return the view of one interval."""
     num_full = max(0, min(BAR_CELLS, round(BAR_CELLS * load.kv_usage_ratio)))
     bar = "▓" * num_full + "░" * (BAR_CELLS - num_full)
+    order = f" ({load.policy})" if load.policy else ""
     rows = {
-        "requests": f"{load.running} running · {load.waiting} waiting · {load.requests_per_s:.1f}/s ended",
+        "requests": f"{load.running} running · {load.waiting} waiting{order} · {load.requests_per_s:.1f}/s ended",
         "generation": f"{load.generation_tokens_per_s:.1f} tok/s",
         "prompts": f"{load.prompt_tokens_per_s:.1f} tok/s · cache hit {_percent(load.cache_hit_ratio)}",
         **({"prefixes": _breaks(load)} if load.prefix_breaks else {}),

@@ -25,7 +25,7 @@ MAX_STEPS = 1024
 MODEL_FIELDS = (
     "num_layers", "num_heads", "num_kv_heads", "head_size", "hidden_size", "vocab_size", "num_parameters",
 )  # fmt: skip
-SETTINGS = ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
+SETTINGS = ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "policy")
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 

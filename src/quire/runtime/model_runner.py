@@ -263,7 +263,8 @@ def _result(taken: _Yield, prompt_logprobs: tuple[TokenLogprobs, ...], draft: Dr
     request_id = taken.state.new.request_id
     tokens, logprobs = tuple(taken.token_ids), tuple(taken.logprobs)
     if not taken.has_failed and taken.sampling.failure is None:
-        return RequestResult(request_id, tokens, logprobs, prompt_logprobs, draft=draft)
+        mu = taken.sampling.mirostat_mu
+        return RequestResult(request_id, tokens, logprobs, prompt_logprobs, mirostat_mu=mu, draft=draft)
     error, code = taken.sampling.explain_failure()
     return RequestResult(request_id, tokens, logprobs, error=error, error_code=code)
 

@@ -145,8 +145,9 @@ class Metrics(HttpMetrics, Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Return every metric as it is now."""
-        versions = [((__version__, model[0]), 1) for model in self._models]
-        yield _family(_GAUGE, "quire_build_info", "Version and model", ("version", "model"), versions)
+        versions = [((__version__, name, engine.options.scheduling_policy), 1) for name, engine, _, _ in self._models]
+        labels = ("version", "model", "scheduling_policy")
+        yield _family(_GAUGE, "quire_build_info", "Version, model and order of its queue", labels, versions)
         if len(self._models) == 1:
             yield from self._of_model(*self._models[0])
         else:
