@@ -1,11 +1,12 @@
 """Speed with drafts beside none, by workload and number of streams, on one engine that takes turns.
 
     python -m benchmarks.drafts [--model smollm2] [--streams 1,8,32] [--workloads edit,summary,prose] [--repetitions 5]
+    python -m benchmarks.drafts --dtype float32 --draft-model smollm2 --workloads story,prose --streams 1
 
 edit: a source file was given twice, and is written a third time; summary: of 1,500 tokens, greedy; prose: stories at
-temperature 0.8. Each stream has a text of its own. Counted are the tokens behind the first one of each stream. The
-answers of both turns are compared: they must be the same. Each turn with drafts starts with a proposer that has seen
-nothing; measured step times stay, as in a server that has run for a while. Results: `README.md`.
+temperature 0.8; story: the same, greedy. Each stream has a text of its own. Counted are the tokens behind the first one
+of each stream. The answers of both turns are compared: they must be the same. Each turn with drafts starts with a
+proposer that has seen nothing; measured step times stay, as in a server that has run for a while. Results: `README.md`.
 """
 
 import dataclasses
@@ -55,12 +56,22 @@ def prose(engine: LLMEngine, number: int) -> Job:
     return chat(engine, asked), dataclasses.replace(GREEDY, temperature=0.8, seed=number)
 
 
+def story(engine: LLMEngine, number: int) -> Job:
+    """The same story, greedy."""
+    return prose(engine, number)[0], GREEDY
+
+
 def chat(engine: LLMEngine, text: str) -> list[int]:
     """The tokens of a question, in ChatML."""
     return engine.get_tokenizer().encode(f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n")
 
 
-WORKLOADS: dict[str, Callable[[LLMEngine, int], Job]] = {"edit": edit, "summary": summary, "prose": prose}
+WORKLOADS: dict[str, Callable[[LLMEngine, int], Job]] = {
+    "edit": edit,
+    "summary": summary,
+    "prose": prose,
+    "story": story,
+}
 
 
 @dataclasses.dataclass
@@ -98,11 +109,14 @@ def main() -> None:
     """Measure each workload with each number of streams."""
     parser = make_parser(__doc__, "model", "repetitions", "json")
     parser.add_argument("--streams", type=lambda text: [int(word) for word in text.split(",")], default=[1, 8, 32])
-    parser.add_argument("--workloads", type=lambda text: text.split(","), default=list(WORKLOADS))
+    parser.add_argument("--workloads", type=lambda text: text.split(","), default=["edit", "summary", "prose"])
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--draft-model")
     arguments = parser.parse_args()
     engine = LLMEngine.from_options(
         arguments.model, max_num_seqs=max(arguments.streams), max_model_len=2048, enable_prefix_caching=False,
-        speculative="suffix", batch_invariant=True,
+        speculative="draft" if arguments.draft_model else "suffix", draft_model=arguments.draft_model,
+        dtype=arguments.dtype, batch_invariant=True,
     )  # fmt: skip
     table = Table(TITLES, as_json=arguments.json)
     for name in arguments.workloads:

@@ -132,7 +132,7 @@ def measure_with_model(model: str, num_streams: int, num_steps: int) -> dict[str
         max_num_seqs=num_streams,
     )
     watch, meter = Stopwatch(), Meter(engine)
-    planned = engine._executor._worker.runner.forward._planned  # type: ignore[attr-defined]
+    planned = engine._executor._worker.runner.forward.planned  # type: ignore[attr-defined]
     planned.run = watch.wrap("native", planned.run)
     for stream in range(num_streams):
         prompt = [100 + (stream + 7 * position) % 2000 for position in range(PROMPT_LEN)]

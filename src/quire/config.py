@@ -128,9 +128,13 @@ class EngineOptions:
     )
     speculative: str = option(
         "auto", "drafts of the next tokens, verified in one step: suffix takes them from the request's text and from"
-        " finished answers; auto is suffix where it never changes an answer; off",
-        choices=("auto", "suffix", "off"),
+        " finished answers; draft and eagle from draft_model, mtp from the model's layer for it, too; auto is what"
+        " draft_model says, else suffix where it never changes an answer; off",
+        choices=("auto", "suffix", "draft", "mtp", "eagle", "off"),
     )  # fmt: skip
+    draft_model: str | None = option(
+        None, "small model of the same vocabulary, or EAGLE-3 head, that guesses tokens for the model"
+    )
     batch_invariant: bool = option(
         False, "a request gets the same bits however it is batched, also where another arithmetic is faster (AMX)"
     )
@@ -258,6 +262,17 @@ class ModelConfig:
     """Pooling that the files of sentence-transformers name, under the names of `PoolingParams`."""
     implementation: str = "quire"
     """"quire", or "transformers" for Transformers' own module."""
+    draft: "DraftModel | None" = None  # guesses tokens for this model
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModel:
+    """A model that guesses tokens for another. Its layers' caches are further layers of the same blocks."""
+
+    model: ModelConfig
+    path: str
+    file_kind: str
+    kind: str = "draft"  # "mtp": the model's own layer, "eagle": a head; these are loaded with the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +352,7 @@ class EngineConfig:
     weights_on_disk: bool = False
     """True: the weights are larger than memory, and a mapped file holds the experts until tokens choose them."""
     speculative: str = "off"
-    """Source of drafts: "suffix" or "off"."""
+    """Source of drafts: "suffix", "draft", "mtp", "eagle", "off"."""
     batch_invariant: bool = True
     """True: one arithmetic for any number of rows; False: AMX's bf16 tiles where a step has at least `tile_rows`."""
 
@@ -370,7 +385,7 @@ class EngineConfig:
 
     @property
     def weight_bytes(self) -> int:
-        """Size of the weights in memory, of all ranks together."""
+        """Size of the weights in memory, of all ranks together, without a draft model's."""
         return weight_bytes(
             self.model, self.dtype, quantization=self.options.quantization, keeps_stored=self.keeps_stored_weights
         )

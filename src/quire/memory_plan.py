@@ -8,17 +8,19 @@ import math
 from dataclasses import dataclass, replace
 
 from quire.byte_sizes import format_bytes
-from quire.cache_spec import PoolShape
+from quire.cache_spec import CacheSpec, PoolShape
 from quire.config import (
     DEFAULT_MAX_MODEL_LEN_CAP,
     DEFAULT_MAX_NUM_SEQS,
     DTYPES,
     Decision,
+    DraftModel,
     EngineConfig,
     EngineOptions,
     Hardware,
     ModelConfig,
     read_share,
+    weight_bytes,
 )
 from quire.errors import ConfigError, MemoryCapacityError
 
@@ -112,9 +114,24 @@ def split_memory(
         usable = min(usable, int(options.gpu_memory_utilization * hardware.total_memory_bytes) // num_replicas)
     beside = num_stages * bytes_beside(options, model, hardware.device, dtype, num_tokens)
     weights += _copied_bytes(options, model, weights)
+    if model.draft is not None:
+        weights += draft_weight_bytes(model.draft)
+        beside += _cpu_step_bytes(options, model.draft.model, num_tokens)
     if options.distributed_executor_backend == "ray":
         usable *= num_stages  # each has a node like this one
     return Memory(hardware, usable, -(-weights // num_ranks), beside, num_ranks)
+
+
+def all_cache_specs(model: ModelConfig) -> tuple[CacheSpec, ...]:
+    """Kind of cache of each layer, with those of the draft model behind the others."""
+    return model.cache_specs + (() if model.draft is None else model.draft.model.cache_specs)
+
+
+def draft_weight_bytes(draft: DraftModel) -> int:
+    """Size of a draft model's weights: as stored, else in bfloat16; of a part of the model at most, which has its
+    type."""
+    dtype = "bfloat16" if draft.kind == "draft" else "float32"
+    return weight_bytes(draft.model, dtype, quantization=None, keeps_stored=True)
 
 
 def wanted_kv_bytes(options: EngineOptions, shape: PoolShape, wanted: WantedLen) -> int:
@@ -230,6 +247,9 @@ def engine_bytes(config: EngineConfig) -> int:
     num_tokens, num_ranks = scheduler.max_num_batched_tokens, options.tensor_parallel_size
     beside = bytes_beside(options, config.model, config.device, config.dtype, num_tokens)
     weights = math.ceil(mapped_bytes(config) * config.resident_share)
+    if config.model.draft is not None:
+        weights += draft_weight_bytes(config.model.draft)
+        beside += _cpu_step_bytes(options, config.model.draft.model, num_tokens)
     if config.device != "cpu":
         return -(-weights // num_ranks) + kv_bytes(config) + beside
     kv = kv_bytes(config) * (scheduler.num_blocks + scheduler.num_host_blocks) // scheduler.num_blocks

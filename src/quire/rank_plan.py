@@ -4,9 +4,6 @@
 Next to read: `resolve.py`, the caller; `runtime/links.py` for the ranks themselves.
 """
 
-from collections.abc import Sequence
-
-from quire.cache_spec import CacheGroup
 from quire.config import Decision, EngineOptions, Hardware, ModelConfig
 from quire.errors import ConfigError
 
@@ -81,19 +78,50 @@ def decode_iterations(options: EngineOptions, decisions: list[Decision]) -> int:
     return 1
 
 
-def draft_source(
-    options: EngineOptions, decisions: list[Decision], groups: Sequence[CacheGroup], *, uses_plan: bool
-) -> str:
-    """Return where drafts come from: "suffix" or "off"."""
+def draft_source(options: EngineOptions, decisions: list[Decision], model: ModelConfig, *, uses_plan: bool) -> str:
+    """Return where drafts come from: "suffix", "draft", "mtp", "eagle" or "off".
+
+    Raises: ConfigError for a draft model that cannot be used, or is missing.
+    """
+    chosen = options.speculative
+    if options.draft_model is not None or chosen in ("draft", "mtp", "eagle"):
+        _check_draft(options, model, uses_plan=uses_plan)
+        source = "draft" if model.draft is None else model.draft.kind
+        guesser = "the model's own layer" if source == "mtp" else f"draft_model={options.draft_model}"
+        decisions.append(Decision("speculative", source, f"{guesser} guesses tokens"))
+        return source
     reasons = {
         "the stages of a pipeline compute steps in turn": options.pipeline_parallel_size > 1,
-        "multi_step_decode=1 asks for one token a step": options.multi_step_decode == 1
-        and options.speculative == "auto",
-        "op by op, the last bits depend on the number of rows": not uses_plan and options.speculative == "auto",
-        "a wrong draft costs another step where layers have a recurrent state": options.speculative == "auto"
-        and any(group.spec.is_state for group in groups),
+        "multi_step_decode=1 asks for one token a step": options.multi_step_decode == 1 and chosen == "auto",
+        "op by op, the last bits depend on the number of rows": not uses_plan and chosen == "auto",
+        "a wrong draft costs another step where layers have a recurrent state": chosen == "auto"
+        and any(spec.is_state for spec in model.cache_specs),
     }
     against = next((reason for reason, holds in reasons.items() if holds), None)
-    if options.speculative != "off" and against is not None:
+    if chosen != "off" and against is not None:
         decisions.append(Decision("speculative", "off", against))
-    return "off" if against is not None or options.speculative == "off" else "suffix"
+    return "off" if against is not None or chosen == "off" else "suffix"
+
+
+def _check_draft(options: EngineOptions, model: ModelConfig, *, uses_plan: bool) -> None:
+    """Check what chooses a draft model. Raises: ConfigError."""
+    named = "speculative='mtp'" if options.draft_model is None else f"draft_model={options.draft_model!r}"
+    if options.draft_model is None and options.speculative in ("draft", "eagle"):
+        raise ConfigError(f"speculative={options.speculative!r} has no draft model: add --draft-model MODEL")
+    kind = "draft" if model.draft is None else model.draft.kind
+    if options.draft_model is not None and options.speculative not in ("auto", kind):
+        raise ConfigError(f"{named} contradicts speculative={options.speculative!r}: --speculative {kind} fits")
+    if options.pipeline_parallel_size > 1:
+        raise ConfigError(
+            f"{named} needs all layers in one stage, not pipeline_parallel_size={options.pipeline_parallel_size}:"
+            " --tensor-parallel-size fits"
+        )
+    if not uses_plan:
+        raise ConfigError(f"{named} runs as a native plan beside that of the model, and this model has none: see"
+                          " 'execution' in `quire explain`, or --speculative off without --draft-model")  # fmt: skip
+    draft = None if model.draft is None else model.draft.model
+    if draft is not None and any(spec.is_state for spec in draft.cache_specs):
+        raise ConfigError(
+            f"{named} has layers with a recurrent state, which cannot return to the tokens before a wrong guess: choose"
+            " a draft model with attention in all layers"
+        )

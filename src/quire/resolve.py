@@ -28,6 +28,7 @@ from quire.config import (
 from quire.errors import ConfigError, MemoryCapacityError
 from quire.memory_plan import (
     Memory,
+    all_cache_specs,
     fit_model_len,
     keep_experts_on_disk,
     plan_blocks,
@@ -75,7 +76,7 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
     wanted_len = wanted_model_len(options, model)
     stored = KV_DTYPES[kv_dtype], KV_SCALE_BYTES[kv_dtype]
     num_ranks = options.tensor_parallel_size
-    groups = make_groups([spec.stored_as(*stored).on_rank(num_ranks) for spec in model.cache_specs], block_size)
+    groups = make_groups([spec.stored_as(*stored).on_rank(num_ranks) for spec in all_cache_specs(model)], block_size)
     shape = PoolShape(groups, block_size, _resolve_batched_tokens(options, wanted_len.value, decisions))
     weights = weight_bytes(model, dtype, quantization=options.quantization, keeps_stored=keeps_stored)
     memory = split_memory(options, hardware, model, dtype, weights, shape.max_num_batched_tokens)
@@ -106,7 +107,7 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
         compares_swap=options.preemption_mode == "auto",
         max_disk_bytes=plan_disk(options, shape, decisions),
     )
-    drafts = draft_source(options, decisions, groups, uses_plan=uses_plan)
+    drafts = draft_source(options, decisions, model, uses_plan=uses_plan)
     return EngineConfig(
         options, model, hardware, device, dtype, kv_dtype, scheduler, tuple(decisions), uses_plan, keeps_stored,
         memory.weights_on_disk, drafts, batch_invariant,
@@ -214,7 +215,7 @@ def _resolve_block_size(options: EngineOptions, device: str, model: ModelConfig,
     default = CPU_BLOCK_SIZE if device == "cpu" else GPU_BLOCK_SIZE
     # The KV type is not decided yet, since plans and thus types depend on the block size: 16 bit unless chosen.
     dtype = canonical_dtype(options.dtype) if options.kv_cache_dtype == "auto" else canonical_kv_dtype(options)
-    specs = [spec.stored_as(KV_DTYPES[dtype or "bfloat16"], 0) for spec in model.cache_specs]
+    specs = [spec.stored_as(KV_DTYPES[dtype or "bfloat16"], 0) for spec in all_cache_specs(model)]
     block_size, reason = fit_block_size(specs, default), f"default on {device.split(':')[0]}"
     if options.block_size is not None:
         block_size, reason = options.block_size, "chosen"

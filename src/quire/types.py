@@ -51,9 +51,9 @@ class Request:
         hash_extras: prefix blocks are shared only among requests with the same extras; the cache salt is one.
         checked_grammar: that of the structured output, as a `GrammarChecker` made it; None: it has not been checked.
         reads_prefix_cache: False if every prompt position must be computed (prompt_logprobs, mean pooling).
-        draft_token_ids: a guess of the next tokens, set between steps. The request's next step verifies it, if it can,
-            and clears it. Any guess gives the same tokens as none.
+        draft_token_ids: a guess of the next tokens, which the next step verifies, if it can; any gives the same tokens.
         expects_drafts: the request gets one token a step unless it has drafts, so that it can be given some.
+        num_guesses: tokens that the executor's draft model may guess behind the request's next step, which clears it.
         num_computed_tokens: advances when a step is scheduled, without its drafts; `update` adds those accepted.
         num_pending_tokens: input tokens that steps in flight (`num_in_flight`) will yield.
         num_cached_tokens: prompt tokens found in the prefix cache at first admission.
@@ -82,6 +82,7 @@ class Request:
     output_token_ids: list[int] = field(default_factory=list)
     draft_token_ids: tuple[int, ...] = ()
     expects_drafts: bool = False
+    num_guesses: int = 0
     mirostat_mu: float | None = None
     num_computed_tokens: int = 0
     num_pending_tokens: int = 0
@@ -225,8 +226,7 @@ class SchedulerOutput(msgspec.Struct, frozen=True):
     times_ops: bool = False  # the result has `op_times`
     awaits_transfers: bool = False
     """No request can run before a transfer has ended: the step waits for some, but not long."""
-    num_draft_tokens: int = 0
-    """The most tokens that the executor's draft model, if it has one, guesses behind this step's tokens."""
+    num_draft_tokens: int = 0  # the most tokens that the executor's draft model guesses behind this step's
 
     @property
     def num_tokens(self) -> int:
@@ -274,8 +274,7 @@ class RequestResult(msgspec.Struct, frozen=True):
     error: str | None = None
     """Reason why this request must end after these tokens, while other requests go on; the code is a caller's."""
     error_code: str | None = None
-    draft: Draft | None = None
-    """The executor's guess of the tokens behind `token_ids`: a draft model's, or what a grammar leaves."""
+    draft: Draft | None = None  # a guess of the tokens behind `token_ids`: a draft model's, or what a grammar leaves
     mirostat_mu: float | None = None  # behind `token_ids`; see `Request`
 
 
@@ -289,6 +288,7 @@ class StepResult(msgspec.Struct, frozen=True):
     num_iterations: int = 1  # forward passes, for events and `Pace`
     op_times: tuple[OpTime, ...] = ()  # time and work of each instruction that ran, where these are traced
     transfers: TransferReport | None = None
+    draft_s: float = 0.0  # in which a draft model guessed tokens
 
 
 class SequenceUpdate(msgspec.Struct, frozen=True):

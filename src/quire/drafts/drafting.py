@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.config import EngineConfig
+from quire.drafts.executor_drafts import ExecutorDrafts
 from quire.drafts.suffix import SuffixProposer
 from quire.memory_plan import PROMPT_LOGPROB_ROWS
 from quire.scheduler.pace import moving_average
@@ -58,15 +59,17 @@ class Drafting:
     """Drafts of one engine; none if its configuration says so."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self.proposer: SuffixProposer | None = SuffixProposer() if config.speculative == "suffix" else None
+        self.proposer: SuffixProposer | None = None if config.speculative == "off" else SuffixProposer()
+        self._of_executor = ExecutorDrafts()
+        self._has_guesses = False
+        """True if guesses came with the results of the step before."""
+        self._has_draft_model = config.speculative in ("draft", "mtp", "eagle")
         self._max_rows = max(config.scheduler.max_num_seqs, PROMPT_LOGPROB_ROWS)
         """Rows of logits that a step can have."""
         self._times = StepTimes()
         self._accepted_share: dict[str, float] = {}
         self._asked_from: dict[str, int] = {}
         """Tokens of a request from which on it is asked again."""
-        self._of_executor: dict[str, Draft] = {}
-        """Drafts that came with the results of the step before."""
 
     def give_drafts(self, running: Sequence[Request]) -> None:
         """Set the drafts of the requests that run, while no step is in flight. Mutates: running."""
@@ -77,10 +80,14 @@ class Drafting:
             return  # a step with prompts is long already
         drafts = [self._propose(request) for request in running]
         lengths = self._choose_lengths(drafts)
+        num_guesses = 0
+        if self._has_draft_model:
+            num_guesses = self._of_executor.choose(len(running), self._times.seconds, MIN_GAIN)
         for request, draft, length in zip(running, drafts, lengths, strict=True):
             if not request.draft_token_ids:  # else others gave it some
                 request.draft_token_ids = draft.token_ids[:length]
-            request.expects_drafts = self._accepted_share.get(request.request_id, 0.0) >= HOT_SHARE
+            share = self._accepted_share.get(request.request_id, 0.0)
+            request.num_guesses, request.expects_drafts = num_guesses, num_guesses > 0 or share >= HOT_SHARE
             if self._is_due(request):
                 is_cold = not (length or request.expects_drafts)
                 self._asked_from[request.request_id] = request.num_tokens + (COLD_TOKENS if is_cold else 1)
@@ -95,8 +102,8 @@ class Drafting:
         assert self.proposer is not None
         max_tokens = min(MAX_DRAFT_TOKENS, num_left)
         draft = self.proposer.propose(request, max_tokens) if self._is_due(request) else Draft()
-        other = self._of_executor.get(request.request_id)
-        if other is None or _expected_tokens(other) <= _expected_tokens(draft):
+        other = self._of_executor.draft_of(request) if self._has_guesses else Draft()
+        if _expected_tokens(other) <= _expected_tokens(draft):
             return draft
         return Draft(other.token_ids[:max_tokens], other.probabilities[:max_tokens])
 
@@ -134,7 +141,10 @@ class Drafting:
         if self.proposer is None:
             return {"num_drafts": 0, "num_accepted": 0}
         token_ids = {item.request_id: item.token_ids for item in result.results}
-        self._of_executor = {item.request_id: item.draft for item in result.results if item.draft is not None}
+        has_guesses = any(item.draft is not None for item in result.results)
+        if has_guesses or self._has_guesses:
+            self._of_executor.note(output, result)
+        self._has_guesses = has_guesses
         num_verified = num_right = 0
         for item in output.scheduled:
             num_drafts = len(item.draft_token_ids)
@@ -150,7 +160,7 @@ class Drafting:
             self._accepted_share.pop(request_id, None)
             self._asked_from.pop(request_id, None)
         if output.num_tokens and not (has_prompts or result.is_lost):
-            self._times.note(output.num_tokens, seconds / result.num_iterations)
+            self._times.note(output.num_tokens, (seconds - result.draft_s) / result.num_iterations)
         return {"num_drafts": num_verified, "num_accepted": num_right}
 
 

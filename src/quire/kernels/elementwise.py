@@ -20,7 +20,13 @@ def _gated_sizes(x: Symbol, gates: Symbol) -> tuple[int, ...]:
     return x.sizes
 
 
-SIZES.update(soft_cap=same_sizes, scale_by=same_sizes, gate_rows=_gated_sizes)
+def _joined_sizes(a: Symbol, b: Symbol) -> tuple[int, ...]:
+    if len(a.sizes) != 1 or len(b.sizes) != 1:
+        raise NotTraceableError(f"{a} and {b} joined")
+    return (a.num_columns + b.num_columns,)
+
+
+SIZES.update(join=_joined_sizes, soft_cap=same_sizes, scale_by=same_sizes, gate_rows=_gated_sizes)
 
 
 @kernel
@@ -48,6 +54,15 @@ def gate_rows(x: Tensor, gates: Tensor) -> Tensor:
     Shapes: x [T, E]; gates [T, G], G being 1 or E -> [T, E]. Dtypes: bf16, fp16 or fp32, returned the same.
     """
     return (x.float() * torch.sigmoid(gates.float())).to(x.dtype)
+
+
+@kernel
+def join(a: Tensor, b: Tensor) -> Tensor:
+    """Concatenate the columns of two values, E and F wide.
+
+    Shapes: a [T, E]; b [T, F] -> [T, C]. Dtypes: bf16, fp16 or fp32, returned the same.
+    """
+    return torch.cat((a, b), 1)
 
 
 class Elementwise(Instruction):
@@ -122,6 +137,28 @@ class GateRows(Elementwise):
     gates: Columns
     out: Buffer
     per_value: bool
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Join(Instruction):
+    """out = the columns of a, then those of b."""
+
+    a: Columns
+    b: Columns
+    out: Buffer
+
+    def emit(self, to: Emitter) -> None:
+        for source, start in ((self.a, 0), (self.b, self.a.width)):
+            to.push("activate", x=source, out=Columns(self.out, start, source.width), width=source.width)
+
+    def cost(self, step: StepShape) -> Cost:
+        return Cost()
+
+
+@lowers("join")
+def _lower_join(to: Lowering, call: Call) -> None:
+    a, b = map(to.columns, call.arguments)
+    to.append(Join(a, b, to.result(call)))
 
 
 @lowers("add", "multiply")

@@ -51,8 +51,10 @@ class Lowering:
         self._waiting: set[Call] = set()
         self._users: dict[Call, list[Call]] = {}
 
-    def run(self, calls: Sequence[Call], result: Symbol) -> Columns:
-        """Lower all calls; returns where the result is."""
+    def run(self, calls: Sequence[Call], result: Symbol, kept: Sequence[Symbol] = ()) -> Columns:
+        """Lower all calls; returns where the result is. `kept`: further results."""
+        for symbol in kept:
+            self._users.setdefault(symbol.call, []).append(Call("result", (symbol,), (), len(calls)))
         self._users.setdefault(result.call, []).append(Call("result", (result,), (), len(calls)))
         # Backwards: what only calls without users read is not computed. A write to the cache is read by attention.
         for call in reversed(calls):

@@ -103,7 +103,15 @@ class DeepseekV2ForCausalLM(LlamaForCausalLM):
             r"\.q(_b)?_proj\.": (Rows(queries),),
             r"\.kv_a_proj_with_mqa\.": (Rows(np.concatenate((np.arange(config.kv_rank), key))),),
         }
-        return super().layout() | Layout(views=views, unused=(rf"^model\.layers\.{config.num_layers}\.",))
+        further, at = f"layers.{config.num_layers}", config.num_layers
+        if not self.mtp:
+            return super().layout() | Layout(views=views, unused=(rf"^model\.layers\.{at}\.",))
+        renames = {
+            f"{further}.enorm": "mtp.pre_fc_norm_embedding", f"{further}.hnorm": "mtp.pre_fc_norm_hidden",
+            f"{further}.eh_proj": "mtp.fc", f"{further}.shared_head.norm": "mtp.norm", further: "mtp.layers.0",
+        }  # fmt: skip
+        copies = rf"^model\.layers\.{at}\.(embed_tokens|shared_head\.head)\."
+        return super().layout() | Layout(views=views, renames=renames, unused=(copies,))
 
     def build_rotary(self, config: DeepseekV2Config) -> nn.Module:  # type: ignore[override]
         """Positions [T] to the angles of a rotary key."""

@@ -1,6 +1,6 @@
 """DeepSeek-V3 and R1: DeepSeek-V2 with sigmoid scores of experts, corrected for the choice, in groups.
 
-The layers that predict further tokens are not used. Next to read: `deepseek_v2.py`.
+The layer that predicts further tokens is a `Predictor`. Next to read: `deepseek_v2.py`.
 """
 
 from collections.abc import Mapping
@@ -39,6 +39,7 @@ class DeepseekV3ForCausalLM(DeepseekV2ForCausalLM):
     """DeepSeek-V2 with another choice of experts."""
 
     Config = DeepseekV3Config
+    has_predictor = True
 
 
 ARCHITECTURES = {"DeepseekV3ForCausalLM": DeepseekV3ForCausalLM}

@@ -90,6 +90,14 @@ class LlamaConfig(DecoderConfig):
         """The state of a recurrent layer."""
         raise NotImplementedError
 
+    def with_layer(self) -> Self:
+        """Return the config with one more layer, with attention, and with experts if the last one has them."""
+        sparse, recurrent = self.sparse_layers, self.recurrent_layers
+        return replace(
+            self, num_layers=self.num_layers + 1, windows=(*self.windows, None), sparse_layers=sparse + sparse[-1:],
+            recurrent_layers=(*recurrent, False) if recurrent else (),
+        )  # fmt: skip
+
     def for_length(self, max_len: int) -> Self:
         """See `DecoderConfig.for_length`."""
         return replace(self, rope=self.rope.for_length(max_len))

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from quire import nn
 from quire.kernels.activations import silu_and_mul
 from quire.kernels.rope import rope
+from quire.kernels.tracing import Symbol
 from quire.layers.attention import Attention
 from quire.layers.embedding import VocabParallelEmbedding, VocabParallelHead
 from quire.layers.forward_batch import ForwardBatch
@@ -19,8 +20,10 @@ from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
 from quire.layers.norms import RMSNorm
 from quire.layers.rotary import RotaryEmbedding, Rotation
 from quire.lazy_torch import Tensor
+from quire.models.hf_eagle import EagleHead
 from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_moe import MoE
+from quire.models.hf_predictor import Predictor
 from quire.weight_map import Layout
 
 QKV, GATE_UP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
@@ -121,6 +124,10 @@ class LlamaForCausalLM(nn.Module):
     moe_class: ClassVar[type[nn.Module]] = MoE
     layer_class: ClassVar[type[LlamaLayer]] = LlamaLayer
     norm_class: ClassVar[type[nn.Module]] = RMSNorm
+    has_predictor: ClassVar[bool] = False
+    predictor_keeps_norm: ClassVar[bool] = False
+    mtp: Predictor | None
+    eagle: EagleHead | None
 
     def __init__(self, config: LlamaConfig, group: Group = SINGLE) -> None:
         super().__init__()
@@ -133,11 +140,16 @@ class LlamaForCausalLM(nn.Module):
         self.layers = nn.ModuleList(self.layer_class(self, config, index) for index in range(config.num_layers))
         self.norm = self.build_norm(config)
         self.lm_head = None if config.tie_word_embeddings else VocabParallelHead(*table_size, group)
+        self.mtp = self.eagle = None
+        self.kept_layers: tuple[int, ...] = ()
+        self.kept: list[Symbol] = []
 
     def layout(self) -> Layout:
         """Return how checkpoints store the parameters. A subclass adds what differs: `super().layout() | Layout(…)`."""
         return Layout(
-            prefixes=("model.",), unused=(r"rotary_emb\.inv_freq$",), tied={"lm_head.weight": "embed_tokens.weight"}
+            prefixes=("model.",),
+            unused=(r"rotary_emb\.inv_freq$", r"^eagle\.(d2t|t2d|embed_tokens\.weight)$"),
+            tied={"lm_head.weight": "embed_tokens.weight"},
         )
 
     def build_rotary(self, config: LlamaConfig) -> nn.Module:
@@ -161,7 +173,9 @@ class LlamaForCausalLM(nn.Module):
     def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
         """Hidden states after the last norm. Shapes: token_ids [T] -> [T, E]."""
         x = self.embed(token_ids)  # [T, E]
-        for layer, rotation in zip(self.layers, self.rotations(batch.positions), strict=True):
+        for index, (layer, rotation) in enumerate(zip(self.layers, self.rotations(batch.positions), strict=True)):
+            if index in self.kept_layers and isinstance(x, Symbol):
+                self.kept += [x.trace.record("keep", (x,), x.sizes)] * self.kept_layers.count(index)
             x = layer(x, rotation, batch)  # [T, E]
         return self.norm(x)  # [T, E]
 

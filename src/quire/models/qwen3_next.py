@@ -160,15 +160,16 @@ class DeltaNetForCausalLM(LlamaForCausalLM):
     attention_class = GatedAttention
     recurrent_class = GatedDeltaNet
     layer_class = HybridLayer
+    has_predictor = predictor_keeps_norm = True
     config: DeltaNetConfig
 
     def layout(self) -> Layout:
         """Return Llama's, with most norms without their 1, and behind each head's query its gate."""
         heads, size = self.config.num_heads, self.config.head_size
         gates_first = np.arange(2 * heads * size).reshape(heads, 2, size).swapaxes(0, 1)[::-1].reshape(-1)
-        norms = r"^norm\.|(layernorm|[qk]_norm)\.weight$"
+        norms = r"^(mtp\.)?norm\.|(layernorm|[qk]_norm|pre_fc_norm_\w+)\.weight$"
         views: dict[str, tuple[View, ...]] = {norms: (Offset(1.0),), r"\.q_proj\.": (Rows(gates_first),)}
-        return super().layout() | Layout(views=views, unused=(r"^mtp\.",))
+        return super().layout() | Layout(views=views, unused=() if self.mtp else (r"^mtp\.",))
 
 
 class Qwen3NextForCausalLM(DeltaNetForCausalLM):

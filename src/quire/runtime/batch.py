@@ -34,6 +34,10 @@ class RequestState:
     """None for a pooling request."""
     hidden_sum: NDArray[np.float64] | None = None
     """Mean pooling: the fp64 sum [E] over the chunks so far."""
+    num_drafted: int = 0
+    """Tokens whose keys and values the draft model has."""
+    drafted_ids: tuple[int, ...] = ()
+    """Guesses behind them whose keys and values it has too."""
 
 
 class RequestStates:

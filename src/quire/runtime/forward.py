@@ -114,7 +114,7 @@ class PlannedForward:
 
     def __init__(self, planned: PlannedModel, links: Links = ONE_RANK) -> None:
         """`links`: to other stages, whose values are received before the layers run and sent after."""
-        self._planned, self._links = planned, links
+        self.planned, self._links = planned, links
         self._gives_likeliest, self.gives_shares = planned.gives_likeliest, planned.shares is not None
         self._none: NDArray[np.int32] = np.zeros(0, np.int32)
         self._tables: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None
@@ -127,30 +127,30 @@ class PlannedForward:
         fused = (
             only_likeliest
             and self._gives_likeliest
-            and 0 < len(layout.logit_rows) <= self._planned.limits.max_logit_rows
+            and 0 < len(layout.logit_rows) <= self.planned.limits.max_logit_rows
         )
         self._tables = (states.tokens, states.block_tables)
         parts, logit_rows = (BODY | GREEDY, layout.logit_rows) if fused else (BODY, self._none)
-        self._pass_values(layout, self._links.before, self._planned.inputs)
+        self._pass_values(layout, self._links.before, self.planned.inputs)
         self._run(parts, layout.rows, layout.starts, layout.counts, logit_rows)
-        self._pass_values(layout, self._links.after, self._planned.outputs)
+        self._pass_values(layout, self._links.after, self.planned.outputs)
         if not fused:
             return None
-        ids = self._planned.best_ids[: len(layout.logit_rows)].tolist()
+        ids = self.planned.best_ids[: len(layout.logit_rows)].tolist()
         return [token_id if token_id >= 0 else None for token_id in ids] if min(ids) < 0 else ids
 
     def hidden(self, first: int, last: int) -> NDArray[np.float32]:
-        return self._planned.hidden[first:last]
+        return self.planned.hidden[first:last]
 
     def logits(self, rows: NDArray[np.int32]) -> NDArray[np.float32]:
-        return self._of_head(LOGITS, self._planned.logits, rows)
+        return self._of_head(LOGITS, self.planned.logits, rows)
 
     def shares(self, rows: NDArray[np.int32]) -> NDArray[np.float32]:
-        assert self._planned.shares is not None
-        return self._of_head(SHARES, self._planned.shares, rows)
+        assert self.planned.shares is not None
+        return self._of_head(SHARES, self.planned.shares, rows)
 
     def _of_head(self, part: int, result: NDArray[np.float32], rows: NDArray[np.int32]) -> NDArray[np.float32]:
-        limit, found = self._planned.limits.max_logit_rows, []
+        limit, found = self.planned.limits.max_logit_rows, []
         for start in range(0, max(len(rows), 1), limit):
             some = np.ascontiguousarray(rows[start : start + limit])
             self._run(part, self._none, self._none, self._none, some)
@@ -176,9 +176,9 @@ class PlannedForward:
         assert self._tables is not None
         arrays = (*step, *self._tables)
         if not (self._is_traced or self.times_ops):
-            self._planned.run(parts, *arrays)
+            self.planned.run(parts, *arrays)
             return
-        times = self._planned.run_timed(parts, *arrays)
+        times = self.planned.run_timed(parts, *arrays)
         self._op_times += times
         if self._is_logged:
             for op in times:

@@ -9,6 +9,7 @@ import bisect
 import itertools
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,16 @@ from quire.errors import ConfigError, ModelFileError
 from quire.layers.group import SINGLE, Group, LocalGroup, Partition, UnevenSplitError
 from quire.lazy_torch import on_meta
 from quire.models.hf_decoder import DecoderConfig
+from quire.models.hf_eagle import EagleConfig
+from quire.models.hf_predictor import add_eagle, add_predictor
 from quire.models.registry import ModelRegistry
 from quire.runtime.placement import Placement
 from quire.runtime.plan.packed_weights import kept_bytes
 from quire.weight_map import weight_map
 from quire.weights.block_formats import BLOCK_FORMATS, FLOATS
-from quire.weights.checkpoint import Checkpoint
+from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.quantized import RoundedTensor
+from quire.weights.sources import ModelFiles
 from quire.weights.weight_tensor import WeightTensor
 
 NUM_NAMES_SHOWN = 3
@@ -113,9 +117,25 @@ def make_share(config: EngineConfig, checkpoint: Checkpoint, group: Group = SING
 
 def _make_share(config: EngineConfig, checkpoint: Checkpoint, group: Group) -> ModelShare:
     model = make_model(config.model.hf_config, group, config.scheduler.max_model_len)
+    tensors = checkpoint.tensors
+    if config.speculative == "mtp":
+        add_predictor(model)
+    elif config.speculative == "eagle":
+        assert config.model.draft is not None
+        add_eagle(model, EagleConfig.from_hf(config.model.draft.model.hf_config))
+        if tensors:
+            of_head = open_checkpoint(draft_files(config)).tensors
+            tensors = {**tensors, **{f"eagle.{name}": tensor for name, tensor in of_head.items()}}
     if config.options.load_format == "dummy":
         return ModelShare(model, dict(nn.named_parameters(model)), partitions_of(model), [])
-    return plan_share(model, checkpoint.tensors, config)
+    return plan_share(model, tensors, config)
+
+
+def draft_files(config: EngineConfig) -> ModelFiles:
+    """Return the files of the draft model."""
+    draft = config.model.draft
+    assert draft is not None
+    return ModelFiles(str(config.options.draft_model), Path(draft.path), draft.file_kind, "local")
 
 
 def _fits(config: EngineConfig, checkpoint: Checkpoint, size: int) -> bool:

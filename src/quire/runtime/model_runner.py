@@ -19,11 +19,12 @@ from quire.config import STEP_S, EngineConfig
 from quire.memory_plan import PROMPT_LOGPROB_ROWS
 from quire.runtime.batch import RequestState, RequestStates, StepLayout, lay_out
 from quire.runtime.cache_engine import CacheEngine
+from quire.runtime.drafter import Drafter
 from quire.runtime.forward import Forward
 from quire.sampling.sampler import Sampler
 from quire.sampling.state import Sampled, SamplingState
 from quire.sampling_params import PoolingParams
-from quire.types import RequestResult, ScheduledRequest, SchedulerOutput, StepResult, TokenLogprobs, find_stop
+from quire.types import Draft, RequestResult, ScheduledRequest, SchedulerOutput, StepResult, TokenLogprobs, find_stop
 
 logger = logging.getLogger("quire.runtime")
 _BAD_EMBEDDING = (
@@ -61,7 +62,7 @@ class ModelRunner:
 
     Attributes: `ends_early`, set from any thread, ends the running step after its current decode iteration; so does
     `limit_s`, if the step would exceed it with another iteration. `agree` returns what all ranks of the model do: they
-    must decode equally often.
+    must decode equally often. `drafter`, if set, guesses the tokens behind a step's.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class ModelRunner:
         self.ends_early = False
         self.limit_s = STEP_S
         self.agree: Callable[[bool], bool] = bool
+        self.drafter: Drafter | None = None
 
     def run(self, output: SchedulerOutput) -> StepResult:
         """Compute one step: request changes, transfers, forward, sampling, prompt logprobs, pooling; then further
@@ -98,6 +100,8 @@ class ModelRunner:
             self.cache.forget_transfers()
         if output.transfers:
             self.cache.transfer(output.transfers, may_wait=output.awaits_transfers)
+        if self.drafter is not None:
+            self.drafter.begin_step(output)
         if not output.num_tokens:
             return StepResult(output.step_id, (), transfers=self.cache.report(waits=output.awaits_transfers))
         return self._compute(output, lay_out(output, states))
@@ -113,6 +117,8 @@ class ModelRunner:
         likeliest = self._forward(layout)
         prompt_logprobs, embeddings = self._read_prompts(layout)
         self._sample(layout, yields, likeliest)
+        if self.drafter is not None:
+            self.drafter.follow(layout, self.forward)
         num_iterations = 1
         most = min([item.max_new_tokens - len(item.draft_token_ids) for item in output.scheduled])
         while num_iterations < most:
@@ -121,14 +127,17 @@ class ModelRunner:
                 break
             layout = layout.of_next_iteration()
             self._sample(layout, yields, self._forward(layout))
+            if self.drafter is not None:
+                self.drafter.follow(layout, self.forward)
             num_iterations += 1
+        drafts, draft_s = self._guess(output, yields)
         results = []
         of_request = iter(yields)
         for item in output.scheduled:
             request_id = item.request_id
             of_prompt, embedding = prompt_logprobs.get(request_id, ()), embeddings.get(request_id)
             if item.max_new_tokens:
-                results.append(_result(next(of_request), of_prompt))
+                results.append(_result(next(of_request), of_prompt, drafts.get(request_id)))
             elif embedding is not None and not math.isfinite(sum(embedding)):
                 results.append(RequestResult(request_id, error=_BAD_EMBEDDING))
             elif of_prompt or embedding is not None:
@@ -140,8 +149,17 @@ class ModelRunner:
         )  # fmt: skip
         return StepResult(
             output.step_id, tuple(results), num_iterations=num_iterations, op_times=op_times,
-            transfers=self.cache.report(),
+            transfers=self.cache.report(), draft_s=draft_s,
         )  # fmt: skip
+
+    def _guess(self, output: SchedulerOutput, yields: list[_Yield]) -> tuple[dict[str, Draft], float]:
+        """Return the draft model's guesses of the next tokens, by request, and the seconds that they took."""
+        if self.drafter is None or not output.num_draft_tokens:
+            return {}, 0.0
+        started = time.monotonic()
+        states = [taken.state for taken in yields if not taken.ends]
+        drafts = self.drafter.propose(states, output.num_draft_tokens)
+        return drafts, time.monotonic() - started
 
     def _forward(self, layout: StepLayout) -> list[int | None] | None:
         """Compute hidden states; returns the likeliest token per logit row, if no request wants more."""
@@ -241,11 +259,12 @@ class ModelRunner:
         return tuple(found)
 
 
-def _result(taken: _Yield, prompt_logprobs: tuple[TokenLogprobs, ...]) -> RequestResult:
+def _result(taken: _Yield, prompt_logprobs: tuple[TokenLogprobs, ...], draft: Draft | None) -> RequestResult:
     request_id = taken.state.new.request_id
     tokens, logprobs = tuple(taken.token_ids), tuple(taken.logprobs)
     if not taken.has_failed and taken.sampling.failure is None:
-        return RequestResult(request_id, tokens, logprobs, prompt_logprobs, mirostat_mu=taken.sampling.mirostat_mu)
+        mu = taken.sampling.mirostat_mu
+        return RequestResult(request_id, tokens, logprobs, prompt_logprobs, mirostat_mu=mu, draft=draft)
     error, code = taken.sampling.explain_failure()
     return RequestResult(request_id, tokens, logprobs, error=error, error_code=code)
 

@@ -17,6 +17,7 @@ from quire.lazy_torch import OP_BY_OP, require_torch
 from quire.memory_plan import PROMPT_LOGPROB_ROWS
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.disk_tier import open_disk_tier
+from quire.runtime.draft_plan import load_drafter
 from quire.runtime.forward import EagerForward, Forward, PlannedForward
 from quire.runtime.links import ONE_RANK, Links
 from quire.runtime.loader import load_classifier
@@ -72,6 +73,11 @@ class Worker:
         if config.model.labels:
             classifier = load_classifier(config, checkpoint)
         self.runner = make_runner(config, self.forward, self.cache, self.sampler, links, classifier)
+        if config.model.draft is not None:
+            layers, group = kv_layers(config, self.cache), make_group(config.model.vocab_size, links.exchange)
+            self.runner.drafter = load_drafter(
+                config, self.forward, layers, self.runner.states, self.pool, group, links, progress
+            )
 
     def follow(self, output: SchedulerOutput, yielded: Sequence[Yielded]) -> StepResult:
         """Run a step on a rank whose result is not the engine's. `yielded`: of earlier steps."""

@@ -130,8 +130,18 @@ class StepPlan:
             return ()
         num_useful = request.max_tokens - len(request.output_token_ids) - 1
         drafts = request.draft_token_ids[: max(0, min(num_useful, self.budget - num_tokens - num_running))]
-        num_blocks = (num_tokens + len(drafts)) // self._config.block_size + 2 + num_running
-        return drafts if num_blocks * len(self._config.kv_cache_groups) <= blocks.num_free else ()
+        return drafts if self._has_room(num_tokens + len(drafts), num_running, blocks) else ()
+
+    def take_guesses(self, request: Request, num_tokens: int, num_running: int, blocks: BlockManager) -> int:
+        """Return the tokens behind `num_tokens` for whose guesses it needs blocks. Mutates: request, if these lack."""
+        if not self._has_room(num_tokens + self.num_lookahead_tokens + request.num_guesses, num_running, blocks):
+            request.num_guesses = 0
+        return request.num_guesses
+
+    def _has_room(self, num_tokens: int, num_running: int, blocks: BlockManager) -> bool:
+        """Return True if `num_tokens` of a request leave a block of each group to every running request."""
+        num_blocks = num_tokens // self._config.block_size + 2 + num_running
+        return num_blocks * len(self._config.kv_cache_groups) <= blocks.num_free
 
     def add(self, share: Share, num_missing_blocks: int = 0) -> None:
         """Give a request its tokens. `num_missing_blocks`: of a prompt that goes on after this step."""
@@ -242,7 +252,8 @@ class StepPlanner:
             if request.draft_token_ids and num_tokens == num_left:
                 drafts = plan.choose_drafts(request, num_tokens, len(requests), self._blocks)
             num_tokens += len(drafts)
-            transfers = self._allocate_or_preempt(request, num_tokens + plan.num_lookahead_tokens, len(drafts), plan)
+            num_ahead = plan.num_lookahead_tokens + plan.take_guesses(request, num_tokens, len(requests), self._blocks)
+            transfers = self._allocate_or_preempt(request, num_tokens + num_ahead, len(drafts), plan)
             if transfers is not None:
                 share = Share(request, num_tokens, num_tokens == num_left + len(drafts), transfers, None, drafts)
                 plan.add(share, 0 if share.catches_up else self._blocks.num_missing(request))
@@ -387,11 +398,15 @@ class ExecutorView:
             return SchedulerOutput(step_id, (), (), (), (), ())
         shares, moved = plan.shares.values(), blocks.tiers.take_transfers()
         new_requests = tuple([_announce(it.request) for it in shares if it.request.num_sent_tokens is None])
+        num_guesses = min((share.request.num_guesses for share in shares), default=0)
         scheduled = [_schedule(share, plan, blocks) for share in shares]
         transfers = (*moved, *[item for share in shares if share.transfers for item in share.transfers])
         news = tuple(self._preempted), tuple(self._finished), self._forgets_all
         self._preempted, self._finished, self._forgets_all = [], [], False
-        return SchedulerOutput(step_id, new_requests, tuple(scheduled), transfers, *news, awaits_transfers=awaits)
+        return SchedulerOutput(
+            step_id, new_requests, tuple(scheduled), transfers, *news, awaits_transfers=awaits,
+            num_draft_tokens=num_guesses,
+        )  # fmt: skip
 
 
 def _announce(request: Request) -> NewRequest:
@@ -427,7 +442,7 @@ def _schedule(share: Share, plan: StepPlan, blocks: BlockManager) -> ScheduledRe
     )  # fmt: skip
     request.num_in_flight += 1
     request.num_computed_tokens += share.num_tokens - len(drafts)
-    request.draft_token_ids = ()
+    request.draft_token_ids, request.num_guesses = (), 0
     # A last token is no input. The steps in flight yield one token each: a request does not look ahead among them.
     if max_new_tokens == 1 and plan.may_overlap and not request.awaits_external_token:
         num_output = len(request.output_token_ids) + request.num_pending_tokens + 1

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from quire.kernels.elementwise import gate_rows, scale_by, soft_cap
+from quire.kernels.elementwise import gate_rows, join, scale_by, soft_cap
 from quire.lazy_torch import torch
 from tests.kernels.case import Arguments, Check, random
 
@@ -19,7 +19,16 @@ def _make_scaled(num_tokens: int) -> Arguments:
     return {"x": random(num_tokens, 70), "factor": random(1, seed=1)}
 
 
+def _make_two(num_tokens: int, width: int, other_width: int) -> Arguments:
+    return {"a": random(num_tokens, width), "b": random(num_tokens, other_width, seed=1)}
+
+
 CHECKS = (
+    Check(
+        join,
+        lambda a, b: torch.stack([*a.unbind(1), *b.unbind(1)], 1),
+        {"empty": partial(_make_two, 0, 7, 5), "rows": partial(_make_two, 33, 70, 40)},
+    ),
     Check(
         scale_by,
         lambda x, factor: factor * x,

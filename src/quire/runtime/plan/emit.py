@@ -130,7 +130,7 @@ class PlannedModel:
 
         Raises: NotTraceableError for a collective without `exchange`.
         """
-        self.program, self.limits = program, limits
+        self.program, self.weights, self.limits = program, weights, limits
         self.native = _native.Plan(pool, limits.max_tokens, max(limits.max_requests, limits.max_logit_rows))
         self.native.set_tile_rows(limits.tile_rows)
         if limits.kv_ahead_bytes is not None:

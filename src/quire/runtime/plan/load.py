@@ -11,11 +11,12 @@ from quire.kernels.registry import check_environment
 from quire.kernels.tracing import NotTraceableError
 from quire.layers.group import SINGLE, Group
 from quire.lazy_torch import on_meta
+from quire.models.hf_eagle import NUM_KEPT
 from quire.runtime.loader import ModelShare, make_share, random_weights
-from quire.runtime.plan.lower import Program, lower
+from quire.runtime.plan.lower import Program, lower, lower_body
 from quire.runtime.plan.packed_weights import PackedWeights, choose_packings
-from quire.runtime.plan.stages import cut
-from quire.runtime.plan.trace import trace_model
+from quire.runtime.plan.stages import Send, cut
+from quire.runtime.plan.trace import trace_join, trace_model
 from quire.runtime.plan.weight_file import fill_weights
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.progress import Progress
@@ -70,7 +71,15 @@ def trace_share(
     """Trace a rank's share of a model, and choose the formats of its weights. Raises: NotTraceableError."""
     traced = trace_model(share.model, layer_groups)
     weights = plan_weights(config, share)
-    return lower(traced, weights.packing_of), weights
+    program = lower(traced, weights.packing_of)
+    if config.speculative in ("mtp", "eagle"):
+        program.predictor = lower(trace_model(share.model, layer_groups, predicts=True), weights.packing_of)
+    if config.speculative == "eagle":
+        if len(program.outputs) != NUM_KEPT:
+            raise NotTraceableError("a forward that an EAGLE head cannot read")
+        program.body.append(Send(program.outputs))
+        program.joins = lower_body(*trace_join(share.model), weights.packing_of)
+    return program, weights
 
 
 def plan_weights(config: EngineConfig, share: ModelShare) -> PackedWeights:

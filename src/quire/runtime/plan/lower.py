@@ -11,7 +11,7 @@ from typing import Any
 from quire.kernels.instruction import Buffer, Columns, Convert, Instruction, Packing
 from quire.kernels.likeliest import Likeliest
 from quire.kernels.lowering import Lowering, lowers
-from quire.kernels.tracing import Call, NotTraceableError
+from quire.kernels.tracing import Call, NotTraceableError, Symbol, Trace
 from quire.runtime.plan.trace import TracedModel
 
 PackingOf = Callable[[Any], Packing]
@@ -28,6 +28,8 @@ class Program:
         head: from hidden states to logits; its rows are those that need logits.
         logits: fp32 [S, V], the head's result.
         num_fused: calls that became part of another's instruction, by operation.
+        predictor: of what predicts further tokens; its input is the hidden states.
+        joins: makes the hidden states that an EAGLE head reads of the `outputs`, side by side.
         inputs, outputs, layers: of a stage (`stages.py`) the values that it receives and sends, and its layers; a stage
             that is not the last has no head, and `hidden` is its first output.
     """
@@ -40,6 +42,8 @@ class Program:
     inputs: tuple[Buffer, ...] = ()
     outputs: tuple[Buffer, ...] = ()
     layers: range | None = None
+    predictor: "Program | None" = None
+    joins: "Program | None" = None
 
     @property
     def num_before_logits(self) -> int:
@@ -67,13 +71,29 @@ class Program:
 def lower(traced: TracedModel, packing_of: PackingOf) -> Program:
     """Instructions for both traces. Raises: NotTraceableError."""
     body = Lowering(packing_of)
-    hidden = body.run(traced.forward.calls, traced.hidden)
+    hidden = body.run(traced.forward.calls, traced.hidden, traced.kept)
     head = Lowering(packing_of)
     head.notes["hidden"] = hidden
     logits = head.run(traced.head.calls, traced.logits)
     if all(instruction.product is None for instruction in head.instructions):
         raise NotTraceableError("a head without a linear layer")
-    return Program(body.instructions, hidden.buffer, head.instructions, logits.buffer, body.num_fused)
+    return Program(
+        body.instructions, hidden.buffer, head.instructions, logits.buffer, body.num_fused,
+        inputs=body.notes.get("given", ()), outputs=tuple(body.columns(symbol).buffer for symbol in traced.kept),
+    )  # fmt: skip
+
+
+def lower_body(trace: Trace, result: Symbol, packing_of: PackingOf) -> Program:
+    """Instructions for a trace without a head. Raises: NotTraceableError."""
+    body = Lowering(packing_of)
+    hidden = body.run(trace.calls, result)
+    return Program(body.instructions, hidden.buffer, [], Buffer(0), inputs=body.notes.get("given", ()))
+
+
+@lowers("keep")
+def _lower_keep(to: Lowering, call: Call) -> None:
+    """A copy: the residual stream is added to in place."""
+    to.append(Convert(to.columns(call.arguments[0]), to.result(call)))
 
 
 @lowers("hidden")

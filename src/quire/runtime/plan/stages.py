@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from quire._native import RowType
 from quire.errors import UnsupportedModelError
 from quire.kernels.instruction import Buffer, Cost, Emitter, Instruction, StepShape
+from quire.kernels.lowering import Lowering, lowers
+from quire.kernels.tracing import Call
 from quire.runtime.plan.lower import Program
 
 ONE_TOKEN = StepShape(requests=((0, 1),), num_logit_rows=1)
@@ -29,6 +31,12 @@ class Receive(Instruction):
     def cost(self, step: StepShape) -> Cost:
         """See `Instruction`."""
         return Cost()
+
+
+@lowers("given")
+def _lower_given(to: Lowering, call: Call) -> None:
+    to.notes["given"] = (to.result(call),)
+    to.append(Receive(to.notes["given"]))
 
 
 class Send(Receive):

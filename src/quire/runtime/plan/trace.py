@@ -5,6 +5,7 @@ parameters have no values. Next to read: `kernels/tracing.py`, then `lower.py`.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from quire import nn
@@ -12,6 +13,7 @@ from quire.errors import QuireError
 from quire.kernels.registry import import_operations
 from quire.kernels.tracing import NotTraceableError, Symbol, Trace
 from quire.lazy_torch import is_tensor
+from quire.models.hf_predictor import predict, predicted_logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +40,28 @@ class TracedBatch:
 
 @dataclass(frozen=True, slots=True)
 class TracedModel:
-    """Calls of `forward`, whose result is the hidden states [T, E], and of `compute_logits`."""
+    """Calls of `forward`, whose result is the hidden states [T, E], and of `compute_logits`.
+
+    `kept`: values [T, E] of some layers that stay until the next step.
+    """
 
     forward: Trace
     hidden: Symbol
     head: Trace
     logits: Symbol
+    kept: tuple[Symbol, ...] = ()
 
 
-def trace_model(model: Any, layer_groups: tuple[int, ...]) -> TracedModel:
-    """Trace both. `layer_groups`: per layer its KV cache group.
+def trace_model(model: Any, layer_groups: tuple[int, ...], *, predicts: bool = False) -> TracedModel:
+    """Trace both; with `predicts` those of the model's layer that predicts further tokens.
+
+    `layer_groups`: per layer its KV cache group.
 
     Raises: NotTraceableError for what a plan cannot hold.
     """
     import_operations()
     try:
-        traced = _trace(model, layer_groups)
+        traced = _trace(model, layer_groups, predicts=predicts)
     except (NotTraceableError, QuireError):
         raise
     except Exception as error:
@@ -64,8 +72,10 @@ def trace_model(model: Any, layer_groups: tuple[int, ...]) -> TracedModel:
     return traced
 
 
-def _trace(model: Any, layer_groups: tuple[int, ...]) -> TracedModel:
+def _trace(model: Any, layer_groups: tuple[int, ...], *, predicts: bool) -> TracedModel:
     forward = Trace()
+    # First, so that no other value has its place before.
+    given = [forward.record("given", (), (model.config.hidden_size,))] if predicts else []
     token_ids = forward.record("token_ids", (), ())
     batch = TracedBatch(
         token_ids,
@@ -74,10 +84,20 @@ def _trace(model: Any, layer_groups: tuple[int, ...]) -> TracedModel:
         layer_groups=layer_groups,
         slot_mapping=(None,) * (max(layer_groups) + 1),
     )
-    hidden = _vector(model(token_ids, batch))
+    model.kept = []
+    compute_hidden: Any = partial(predict, model) if predicts else model
+    hidden = _vector(compute_hidden(token_ids, batch, *given))
     head = Trace()
-    compute_logits: Any = model.compute_logits
-    return TracedModel(forward, hidden, head, _vector(compute_logits(head.record("hidden", (), hidden.sizes))))
+    compute_logits: Any = partial(predicted_logits, model) if predicts else model.compute_logits
+    logits = _vector(compute_logits(head.record("hidden", (), hidden.sizes)))
+    return TracedModel(forward, hidden, head, logits, tuple(model.kept))
+
+
+def trace_join(model: Any) -> tuple[Trace, Symbol]:
+    """Trace how an EAGLE head makes one value of the kept ones."""
+    trace = Trace()
+    given: Any = trace.record("given", (), (model.eagle.fc.weight.shape[1],))
+    return trace, _vector(model.eagle.fc(given))
 
 
 def _vector(result: Any) -> Symbol:

@@ -14,6 +14,7 @@ import os
 import platform
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,10 @@ from quire.byte_sizes import format_bytes
 from quire.config import EngineConfig, EngineOptions
 from quire.errors import MemoryCapacityError
 from quire.runtime.huge_pages import on_huge_pages
+from quire.runtime.loader import draft_files
 from quire.runtime.plan.packed_weights import PackedWeights
 from quire.runtime.shared_file import SUFFIX, Header, SharedFile, Unfinished, boot_id, find_or_begin
-from quire.weights.checkpoint import Checkpoint, source_state
+from quire.weights.checkpoint import Checkpoint, SourceState, source_state
 from quire.weights.model_cache import cache_directory
 from quire.weights.progress import Progress, ignore_progress
 
@@ -54,6 +56,7 @@ def fill_weights(
         return
     begun: NDArray[np.uint8] | Unfinished | None = None
     problem = ""
+    checkpoint = replace(checkpoint, state=checkpoint.state + _state_of_head(config))
     try:
         place = place_of(directory, checkpoint, weights, rank)
         report("loading weights", 0, None)
@@ -70,7 +73,7 @@ def fill_weights(
     try:
         weights.use(begun.memory)
         weights.fill(weights.placements, progress)
-        if source_state(checkpoint.files) == checkpoint.state:
+        if source_state(checkpoint.files) + _state_of_head(config) == checkpoint.state:
             packed = begun.publish()
             weights.use(packed if config.weights_on_disk else on_huge_pages(packed))
         else:
@@ -79,6 +82,11 @@ def fill_weights(
         logger.info("the packed weights of %s are not kept in %s: %s", name, directory, error.strerror or error)
     finally:
         begun.close()
+
+
+def _state_of_head(config: EngineConfig) -> SourceState:
+    """Return the state of the files of a head that is packed with the model."""
+    return source_state(draft_files(config)) if config.speculative == "eagle" else ()
 
 
 def _fill(config: EngineConfig, weights: PackedWeights, progress: Progress | None, problem: str) -> None:

@@ -1,0 +1,118 @@
+"""`ExecutorDrafts`: decides how many tokens the executor's draft model guesses, and how far its guesses are trusted.
+
+Acceptance is measured by position in the draft, and by the probability that the draft model gave; the time of a pass by
+the number of requests. Guesses are asked for where they are expected to raise tokens per second. Where they do not, one
+step in `EXPLORE_STEPS` asks, since texts change. Next to read: `drafting.py`, the caller; `runtime/drafter.py`.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+
+from quire.types import Draft, Request, SchedulerOutput, StepResult
+
+MAX_GUESSES = 8
+"""Tokens of one draft: at most the smallest block, so that tables have an entry for each."""
+EXPLORE_STEPS = 256
+"""Steps without guesses after which some are asked for."""
+EXPLORED_GUESSES = 2
+FIRST_ACCEPTANCE = 0.9
+"""Assumed acceptance before any was measured: to ask too often costs a few steps at the start only."""
+NUM_CLASSES = 10
+"""Classes of a draft model's probabilities whose acceptance is measured together."""
+PRIOR_WEIGHT = 8.0
+"""Guesses that the draft model's own probability counts for."""
+_NEWEST = 0.05
+
+
+class ExecutorDrafts:
+    """Measured acceptance and time of the executor's guesses."""
+
+    def __init__(self) -> None:
+        self._by_position = [FIRST_ACCEPTANCE] * MAX_GUESSES
+        self._seen: set[int] = set()
+        """Positions in drafts whose acceptance was measured."""
+        self._of_class: dict[Hashable, tuple[float, float]] = {}
+        """Right and all guesses, by class."""
+        self._pass_s: dict[int, float] = {}
+        self._guesses: dict[str, Draft] = {}
+        self._offered: dict[str, tuple[Draft, bool]] = {}
+        """Guesses that a step may have verified, and whether their requests are greedy."""
+        self._num_without = 0
+
+    def choose(self, num_requests: int, step_s: Callable[[int], float], min_gain: float) -> int:
+        """Return how many tokens to guess behind a step in which `num_requests` decode; 0: none.
+
+        `step_s`: time of a step without guesses by its number of rows. `min_gain`: least gain in tokens per second.
+        """
+        alone = step_s(num_requests)
+        best, num_guesses, expected, reach = min_gain, 0, 1.0, 1.0
+        for count in range(1, MAX_GUESSES + 1):
+            reach *= self._acceptance(count - 1)
+            expected += reach
+            seconds = step_s(num_requests * (1 + count)) + count * self._pass_seconds(num_requests)
+            gain = expected * alone / seconds if seconds else 0.0
+            if gain > best:
+                best, num_guesses = gain, count
+        self._num_without = 0 if num_guesses else self._num_without + 1
+        if self._num_without >= EXPLORE_STEPS:
+            self._num_without, num_guesses = 0, EXPLORED_GUESSES
+        return num_guesses
+
+    def draft_of(self, request: Request) -> Draft:
+        """Return the guesses that came with the last step, with probabilities as they were measured."""
+        draft = self._guesses.get(request.request_id)
+        if draft is None:
+            return Draft()
+        is_greedy = request.sampling is not None and request.sampling.temperature == 0
+        self._offered[request.request_id] = draft, is_greedy
+        return Draft(draft.token_ids, tuple(self._rate(is_greedy, given) for given in draft.probabilities))
+
+    def note(self, output: SchedulerOutput, result: StepResult) -> None:
+        """Compare the guesses of the step before with the tokens that came, and take up those of this step."""
+        for item in result.results:
+            if (offered := self._offered.get(item.request_id)) is not None:
+                self._judge(*offered, item.token_ids)
+        self._offered.clear()
+        # The first pass after a pause computes many tokens, and does not count.
+        goes_on, self._guesses = (
+            bool(self._guesses),
+            {item.request_id: item.draft for item in result.results if item.draft is not None},
+        )
+        if goes_on and output.num_draft_tokens and result.draft_s and not output.has_prompts:
+            num_passes = max((len(draft.token_ids) for draft in self._guesses.values()), default=1)
+            seconds, rows = result.draft_s / max(1, num_passes), len(output.scheduled)
+            before = self._pass_s.get(rows)
+            self._pass_s[rows] = seconds if before is None else before + 0.2 * (min(seconds, 2 * before) - before)
+
+    def _judge(self, guesses: Draft, is_greedy: bool, token_ids: Sequence[int]) -> None:
+        pairs = zip(guesses.token_ids, guesses.probabilities, token_ids, strict=False)
+        for ahead, (guess, probability, token_id) in enumerate(pairs):
+            is_right = guess == token_id
+            if ahead < MAX_GUESSES:
+                before = self._by_position[ahead] if ahead in self._seen else self._acceptance(ahead)
+                self._by_position[ahead] = before + _NEWEST * (is_right - before)
+                self._seen.add(ahead)
+            kind = _class_of(probability, is_greedy)
+            num_right, num_all = self._of_class.get(kind, (0.0, 0.0))
+            self._of_class[kind] = num_right * (1 - _NEWEST / 4) + is_right, num_all * (1 - _NEWEST / 4) + 1
+            if not is_right:
+                break
+
+    def _acceptance(self, ahead: int) -> float:
+        """Return the share of right guesses at this position behind right ones."""
+        while ahead and ahead not in self._seen:
+            ahead -= 1
+        return self._by_position[ahead]
+
+    def _rate(self, is_greedy: bool, probability: float) -> float:
+        num_right, num_all = self._of_class.get(_class_of(probability, is_greedy), (0.0, 0.0))
+        return (num_right + PRIOR_WEIGHT * probability) / (num_all + PRIOR_WEIGHT)
+
+    def _pass_seconds(self, num_requests: int) -> float:
+        if not self._pass_s:
+            return 0.0
+        nearest = min(self._pass_s, key=lambda rows: abs(rows - num_requests))
+        return self._pass_s[nearest]
+
+
+def _class_of(probability: float, is_greedy: bool) -> Hashable:
+    return is_greedy, min(NUM_CLASSES - 1, int(probability * NUM_CLASSES))
