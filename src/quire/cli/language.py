@@ -1,4 +1,4 @@
-"""`--lang`: the language of the fixed sentences of `tour`, `explain`, `view` and `learn`. JSON is English in any of them.
+"""`--lang`: the language of the fixed sentences of `tour`, `explain`, `view` and `learn`. JSON is always English.
 
 Next to read: `../insight/chinese.py`.
 """
