@@ -130,6 +130,7 @@ def view_lines(load: Load, url: str) -> list[str]:
         "requests": f"{load.running} running · {load.waiting} waiting · {load.requests_per_s:.1f}/s ended",
         "generation": f"{load.generation_tokens_per_s:.1f} tok/s",
         "prompts": f"{load.prompt_tokens_per_s:.1f} tok/s · cache hit {_percent(load.cache_hit_ratio)}",
+        **({"drafts": _drafts(load)} if load.drafts_per_s else {}),
         **({"prefixes": _breaks(load)} if load.prefix_breaks else {}),
         "KV cache": f"{bar} {_percent(load.kv_usage_ratio)} · {load.preemptions} preemptions",
         "TTFT": f"p50 {_seconds(load.ttft_p50_s)} · p95 {_seconds(load.ttft_p95_s)}",
@@ -142,12 +143,18 @@ def view_lines(load: Load, url: str) -> list[str]:
 def summary(load: Load) -> str:
     """Return one interval as one line."""
     breaks = [f"prefixes {_breaks(load)}"] if load.prefix_breaks else []
+    drafts = [f"drafts {_drafts(load)}"] if load.drafts_per_s else []
     return " · ".join((
         f"{load.generation_tokens_per_s:.1f} tok/s", f"{load.running} running", f"{load.waiting} waiting",
         f"KV {_percent(load.kv_usage_ratio)}", f"hit {_percent(load.cache_hit_ratio)}",
         f"TTFT {_seconds(load.ttft_p50_s)}", f"ITL {_seconds(load.itl_p50_s)}",
-        f"{load.preemptions} preemptions", f"{load.engine_deaths} engine deaths", *breaks,
+        f"{load.preemptions} preemptions", f"{load.engine_deaths} engine deaths", *drafts, *breaks,
     ))  # fmt: skip
+
+
+def _drafts(load: Load) -> str:
+    gain = NOTHING if load.draft_gain is None else f"{load.draft_gain:.2f}"
+    return f"{load.drafts_per_s:.1f} tok/s verified · {_percent(load.draft_accept_ratio)} right · tokens × {gain}"
 
 
 def _breaks(load: Load) -> str:
