@@ -3,9 +3,18 @@
 `benchmarks/drafts.py` and `speculation.py` use them. Must not know engines.
 """
 
-import json
+from pathlib import Path
 from typing import Any
 
+import quire
+
+WORKLOADS = {
+    "edit": "a source file is written again, with another name for one word",
+    "summary": "a text is summarised, with its sentences at hand",
+    "prose": "a story at temperature 0.8, which repeats little",
+    "JSON": "a record by a schema with long keys, most tokens of which its grammar forces",
+}
+"""Name → its description."""
 TOPICS = ("a dragon", "the sea", "an old clock", "bread", "a lighthouse", "trains", "a garden", "chess")
 RECORDS = """
 hospital admission: patient_full_name:text patient_date_of_birth:text attending_physician_name:text \
@@ -71,6 +80,17 @@ def json_tasks() -> list[tuple[str, dict[str, Any]]]:
     return tasks
 
 
-def json_text(schema: dict[str, Any]) -> str:
-    """Return a schema as text, its keys in their order."""
-    return json.dumps(schema)
+def prompt_of(workload: str, number: int) -> tuple[str, dict[str, Any] | None]:
+    """Return a prompt of a workload, and the schema of its answer if it has one."""
+    if workload == "JSON":
+        tasks = json_tasks()
+        asked, schema = tasks[number % len(tasks)]
+        return asked + "\n", schema
+    if workload == "prose":
+        return f"A long story about {TOPICS[number % len(TOPICS)]}.\n\n", None
+    sources = sorted(Path(quire.__file__).parent.glob("engine/*.py"))
+    text = sources[number % len(sources)].read_text()
+    if workload == "edit":
+        text = text[:1500]
+        return f"{text}\n\n# The same file, with another name:\n{text.replace('self', 'this')}\n\n{text[:80]}", None
+    return f"{text[:4000]}\n\nThe most important sentences of this text are:\n", None
