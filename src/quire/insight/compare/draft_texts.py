@@ -6,8 +6,6 @@
 from pathlib import Path
 from typing import Any
 
-import quire
-
 WORKLOADS = {
     "edit": "a source file is written again, with another name for one word",
     "summary": "a text is summarised, with its sentences at hand",
@@ -88,7 +86,7 @@ def prompt_of(workload: str, number: int) -> tuple[str, dict[str, Any] | None]:
         return asked + "\n", schema
     if workload == "prose":
         return f"A long story about {TOPICS[number % len(TOPICS)]}.\n\n", None
-    sources = sorted(Path(quire.__file__).parent.glob("engine/*.py"))
+    sources = sorted(Path(__file__).parents[2].glob("engine/*.py"))
     text = sources[number % len(sources)].read_text()
     if workload == "edit":
         text = text[:1500]
