@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from quire.config import STEP_S, EngineConfig
 from quire.memory_plan import PROMPT_LOGPROB_ROWS
-from quire.runtime.batch import RequestState, RequestStates, StepLayout, lay_out
+from quire.runtime.batch import RequestState, RequestStates, StepLayout, Yield, drop_rows, lay_out
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.forward import Forward
-from quire.runtime.yields import Yield, drop_rows
 from quire.sampling.sampler import Sampler
 from quire.sampling.state import Sampled, SamplingState
 from quire.sampling_params import PoolingParams
@@ -123,7 +122,7 @@ class ModelRunner:
 
     def _ends_step(self, taken: Yield) -> bool:
         """Return True if the sequence ends, or the next step can take several forced tokens at once."""
-        return taken.ends or (self._gives_drafts and bool(taken.sampling.forced))
+        return taken.ends or (self._gives_drafts and bool(taken.forced))
 
     def _forward(self, layout: StepLayout) -> list[int | None] | None:
         """Compute hidden states; returns the likeliest token per logit row, if no request wants more."""
