@@ -1,12 +1,14 @@
 """Speed with drafts beside none, by workload and number of streams, on one engine that takes turns.
 
-    python -m benchmarks.drafts [--model smollm2] [--streams 1,8,32] [--workloads edit,summary,prose] [--repetitions 5]
+    python -m benchmarks.drafts [--model smollm2] [--streams 1,8,32] [--workloads edit,summary,prose,json]
+        [--repetitions 5]
     python -m benchmarks.drafts --dtype float32 --draft-model smollm2 --workloads story,prose --streams 1
 
 edit: a source file was given twice, and is written a third time; summary: of 1,500 tokens, greedy; prose: stories at
-temperature 0.8; story: the same, greedy. Each stream has a text of its own. Counted are the tokens behind the first one
-of each stream. The answers of both turns are compared: they must be the same. Each turn with drafts starts with a
-proposer that has seen nothing; measured step times stay, as in a server that has run for a while. Results: `README.md`.
+temperature 0.8; story: the same, greedy; json: 20 records with long keys by their schemas, greedy, as many at a time as
+there are streams. Each stream has a text of its own. Counted are the tokens behind the first one of each stream. The
+answers of both turns are compared: they must be the same. Each turn with drafts starts with a proposer that has seen
+nothing; measured step times stay, as in a server that has run for a while. Results: `README.md`.
 """
 
 import dataclasses
@@ -20,12 +22,14 @@ from benchmarks.command_line import Table, make_parser
 from quire.drafts.suffix import SuffixProposer
 from quire.engine.llm_engine import LLMEngine
 from quire.events import EventKind
+from quire.insight.compare.draft_texts import TOPICS, json_tasks
 from quire.sampling_params import SamplingParams
+from quire.structured_outputs import StructuredOutputsParams
 
 SOURCES = sorted(Path(quire.__file__).parent.glob("*/*.py"), key=lambda path: path.stat().st_size)[-80:]
 PAGES = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
-TOPICS = ("a dragon", "the sea", "an old clock", "bread", "a lighthouse", "trains", "a garden", "chess")
 FILE_TOKENS, TEXT_TOKENS, NUM_NEW = 400, 1500, 256
+NUM_RECORDS = 20
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
 TITLES = {
     "workload": "", "streams": "d", "off, tok/s": ".0f", "drafts, tok/s": ".0f", "ratio": ".2f", "right": "d",
@@ -61,6 +65,13 @@ def story(engine: LLMEngine, number: int) -> Job:
     return prose(engine, number)[0], GREEDY
 
 
+def record(engine: LLMEngine, number: int) -> Job:
+    """A record as JSON."""
+    asked, schema = json_tasks()[number % NUM_RECORDS]
+    constraint = StructuredOutputsParams(json=schema)
+    return chat(engine, asked), dataclasses.replace(GREEDY, ignore_eos=False, structured_outputs=constraint)
+
+
 def chat(engine: LLMEngine, text: str) -> list[int]:
     """The tokens of a question, in ChatML."""
     return engine.get_tokenizer().encode(f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n")
@@ -71,6 +82,7 @@ WORKLOADS: dict[str, Callable[[LLMEngine, int], Job]] = {
     "summary": summary,
     "prose": prose,
     "story": story,
+    "json": record,
 }
 
 
@@ -84,10 +96,23 @@ class Turn:
     num_accepted: int
 
 
-def run(engine: LLMEngine, jobs: Sequence[Job], *, drafts: bool) -> Turn:
-    """Run all streams to their end."""
+def run(engine: LLMEngine, jobs: Sequence[Job], num_streams: int, *, drafts: bool) -> Turn:
+    """Run all jobs to their end, `num_streams` at a time."""
     engine._drafting.proposer = SuffixProposer() if drafts else None
+    engine._executor._worker.runner._gives_drafts = drafts  # type: ignore[attr-defined]
     seen = engine.events.num_recorded
+    answers: list[list[int]] = []
+    seconds, num_new = 0.0, 0
+    for first in range(0, len(jobs), num_streams):
+        some = run_streams(engine, jobs[first : first + num_streams])
+        seconds, num_new, answers = seconds + some[0], num_new + some[1], answers + some[2]
+    steps = [event.data for event in engine.events.since(seen) if event.kind is EventKind.STEP]
+    counts = (sum(step[name] for step in steps) for name in ("num_drafts", "num_accepted"))
+    return Turn(num_new / seconds, answers, *counts)
+
+
+def run_streams(engine: LLMEngine, jobs: Sequence[Job]) -> tuple[float, int, list[list[int]]]:
+    """Run jobs at once. Returns: the seconds and the tokens behind the first one of each, and the answers."""
     for index, (token_ids, params) in enumerate(jobs):
         engine.add_request(f"r{index}", {"prompt_token_ids": token_ids}, params)
     answers: dict[str, list[int]] = {}
@@ -98,11 +123,7 @@ def run(engine: LLMEngine, jobs: Sequence[Job], *, drafts: bool) -> Turn:
         if not started and len(answers) == len(jobs):
             started, num_first = time.perf_counter(), sum(map(len, answers.values()))
     num_new = sum(map(len, answers.values())) - num_first
-    steps = [event.data for event in engine.events.since(seen) if event.kind is EventKind.STEP]
-    return Turn(
-        num_new / (time.perf_counter() - started), [answers[f"r{index}"] for index in range(len(jobs))],
-        sum(step["num_drafts"] for step in steps), sum(step["num_accepted"] for step in steps),
-    )  # fmt: skip
+    return time.perf_counter() - started, num_new, [answers[f"r{index}"] for index in range(len(jobs))]
 
 
 def main() -> None:
@@ -121,11 +142,12 @@ def main() -> None:
     table = Table(TITLES, as_json=arguments.json)
     for name in arguments.workloads:
         for num_streams in arguments.streams:
-            jobs = [WORKLOADS[name](engine, number) for number in range(num_streams)]
+            num_jobs = max(num_streams, NUM_RECORDS) if name == "json" else num_streams
+            jobs = [WORKLOADS[name](engine, number) for number in range(num_jobs)]
             turns: dict[bool, list[Turn]] = {False: [], True: []}
             for repetition in range(arguments.repetitions):
                 for drafts in (False, True) if repetition % 2 == 0 else (True, False):
-                    turns[drafts].append(run(engine, jobs, drafts=drafts))
+                    turns[drafts].append(run(engine, jobs, num_streams, drafts=drafts))
             if any(turn.answers != turns[False][0].answers for turn in (*turns[False], *turns[True])):
                 raise SystemExit(f"{name}, {num_streams} streams: the answers differ")
             off, on = (statistics.median(turn.tokens_per_s for turn in turns[drafts]) for drafts in (False, True))

@@ -36,7 +36,7 @@ class EventKind(enum.Enum):
     DISK = "disk"  # num_bytes_read, num_bytes_written since the last such event
     PREEMPT = "preempt"  # num_computed_tokens
     # step_id, num_tokens, num_requests, num_iterations, has_prompts, duration_s, schedule_s, execute_s, output_s,
-    # num_drafts, num_accepted
+    # num_drafts, num_accepted, drafts (tokens verified and right of each draft)
     STEP = "step"
     LOST = "lost"  # step_id, num_requests, error (its type): the executor raised
     OPS = "ops"  # step_id, ops (OpTime of each instruction that ran): with QUIRE_TRACE=1 or events

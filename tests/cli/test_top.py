@@ -136,6 +136,16 @@ def test_view_tells_where_prefixes_broke_and_what_that_cost() -> None:
     assert "prefixes" not in "".join((*view_lines(without, "http://x"), summary(without)))
 
 
+def test_view_tells_which_drafts_were_right_and_what_they_gained() -> None:
+    counted = "quire_draft_tokens_total 40.0\nquire_accepted_tokens_total 25.0\n"
+    load = load_between(MetricsPage(page(tokens=100), 10.0), MetricsPage(page(tokens=150) + counted, 12.0))
+    assert (load.drafts_per_s, load.draft_accept_ratio, load.draft_gain) == (20.0, 0.625, 2.0)
+    assert "drafts      20.0 tok/s verified · 62% right · tokens × 2.00" in view_lines(load, "http://x")
+    assert summary(load).endswith(" · drafts 20.0 tok/s verified · 62% right · tokens × 2.00")
+    without = load_between(MetricsPage(page(), 10.0), MetricsPage(page(), 12.0))
+    assert "drafts" not in "".join((*view_lines(without, "http://x"), summary(without)))
+
+
 def router_page(**counters: int) -> str:
     """Counters of replica-0; replica-1 is down, and http://other tells no tokens."""
     lines = [f"quire_requests_running {counters['running']}"]

@@ -92,11 +92,19 @@ def test_request_whose_drafts_are_right_gets_one_token_a_step_until_they_are_wro
     made.give_drafts([item])
     assert not item.expects_drafts
     for _ in range(10):
-        assert made.note_step(*step(4, 5), seconds=1.0, has_prompts=False) == {"num_drafts": 4, "num_accepted": 4}
+        assert made.note_step(*step(4, 5), seconds=1.0, has_prompts=False) == {
+            "num_drafts": 4,
+            "num_accepted": 4,
+            "drafts": ((4, 4),),
+        }
     made.give_drafts([item])
     assert item.expects_drafts
     for _ in range(60):
-        assert made.note_step(*step(4, 1), seconds=1.0, has_prompts=False) == {"num_drafts": 4, "num_accepted": 0}
+        assert made.note_step(*step(4, 1), seconds=1.0, has_prompts=False) == {
+            "num_drafts": 4,
+            "num_accepted": 0,
+            "drafts": ((4, 0),),
+        }
     made.give_drafts([item])
     assert not item.expects_drafts
 
@@ -127,15 +135,9 @@ def test_request_without_drafts_is_asked_again_after_some_tokens() -> None:
 
 def test_last_token_of_a_step_is_no_accepted_draft() -> None:
     made = drafting_with(0.5, {1: 1.0})
-    assert made.note_step(*step(0, 8), seconds=1.0, has_prompts=False) == {
-        "num_drafts": 0,
-        "num_accepted": 0,
-    }  # decode iterations
-    assert made.note_step(*step(3, 2), seconds=1.0, has_prompts=False) == {"num_drafts": 3, "num_accepted": 1}
-    assert made.note_step(*step(3, 0), seconds=1.0, has_prompts=False) == {
-        "num_drafts": 3,
-        "num_accepted": 0,
-    }  # it failed
+    assert made.note_step(*step(0, 8), seconds=1.0, has_prompts=False)["drafts"] == ()  # decode iterations
+    assert made.note_step(*step(3, 2), seconds=1.0, has_prompts=False)["drafts"] == ((3, 1),)
+    assert made.note_step(*step(3, 0), seconds=1.0, has_prompts=False)["drafts"] == ((3, 0),)  # it failed
 
 
 def test_draft_of_the_executor_is_taken_where_more_tokens_are_expected_of_it() -> None:

@@ -135,6 +135,16 @@ def test_vllm_names_have_vllm_labels_and_the_same_values() -> None:
     assert values["vllm:request_success_total", "stop"] == 2
 
 
+def test_right_drafts_are_counted_by_position_under_both_names() -> None:
+    statistics = Statistics(num_drafts=4, num_draft_tokens=9, num_accepted_tokens=5, num_accepted_at=[3, 2])
+    found = [sample for family in engine_metrics(statistics, "m") for sample in family.samples]
+    for name in ("quire_accepted_tokens_per_position_total", "vllm:spec_decode_num_accepted_tokens_per_pos_total"):
+        counts = {sample.labels["position"]: sample.value for sample in found if sample.name == name}
+        assert counts == {"0": 3, "1": 2}
+    values = {sample.name: sample.value for sample in found}
+    assert values["quire_drafts_total"] == values["vllm:spec_decode_num_drafts_total"] == 4
+
+
 def test_histogram_buckets_are_cumulative() -> None:
     statistics = Statistics(histograms={"queue": Histogram([3, 0, *[0] * 16, 4], 20.5)})
     found = {

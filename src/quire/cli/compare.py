@@ -16,17 +16,18 @@ EXAMPLES = (
     "quire compare kv --pool 128MiB --html kv.html",
     "quire compare batching --prompt-len 100,200,300 --output-len 1",
     "quire compare ladder --html ladder.html",
+    "quire compare speculation",
     "quire compare cache --prompt-len 1 --output-len 10,100,1000",
     "quire compare batching --model smollm2 --slots 4",
 )
-COMPARISONS = ("cache", "batching", "kv", "ladder", "attention")
+COMPARISONS = ("cache", "batching", "kv", "ladder", "speculation", "attention")
 
 
 @verb("compare", EXAMPLES)
 @click.argument("name", type=click.Choice(COMPARISONS))
 @option("--model", metavar="TEXT",
-        help="model to run, or fake: no model, a step takes one unit of time  [cache, ladder: smollm2; batching, kv: "
-              "fake; attention: the shape of Llama-2-7B]")  # fmt: skip
+        help="model to run, or fake: no model, a step takes one unit of time  [cache, ladder, speculation: smollm2; "
+              "batching, kv: fake; attention: the shape of Llama-2-7B]")  # fmt: skip
 @option("--seed", type=int, default=0, help="seed of the workload  [0]")
 @option("--requests", type=LENGTH, help="requests of the workload")
 @option("--slots", type=LENGTH, default=8, help="batching: largest batch  [8]")
@@ -44,8 +45,8 @@ def compare_command(name: str, pool: int | None, svg: str | None, html: str | No
     """Compare ways to cache, batch and allocate on one engine.
 
     The same requests run with one thing switched. cache: no KV cache, KV cache. batching: static, dynamic, continuous.
-    kv: contiguous, buddy, paged memory. ladder: all of these and more, one on top of the other. attention: MHA, GQA,
-    MQA, MLA, sliding window.
+    kv: contiguous, buddy, paged memory. ladder: all of these and more, one on top of the other. speculation: off,
+    drafts. attention: MHA, GQA, MQA, MLA, sliding window.
     """
     from quire.insight.compare import run
     from quire.insight.compare.figure import equal_text, html_page, row_texts, svg_image

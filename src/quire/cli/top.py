@@ -132,6 +132,7 @@ def view_lines(load: Load, url: str) -> list[str]:
         "requests": f"{load.running} running · {load.waiting} waiting{order} · {load.requests_per_s:.1f}/s ended",
         "generation": f"{load.generation_tokens_per_s:.1f} tok/s",
         "prompts": f"{load.prompt_tokens_per_s:.1f} tok/s · cache hit {_percent(load.cache_hit_ratio)}",
+        **({"drafts": _drafts(load)} if load.drafts_per_s else {}),
         **({"prefixes": _breaks(load)} if load.prefix_breaks else {}),
         "KV cache": f"{bar} {_percent(load.kv_usage_ratio)} · {load.preemptions} preemptions",
         **({"weights": _weights(load)} if load.weights_mapped_bytes else {}),
@@ -146,11 +147,12 @@ def summary(load: Load) -> str:
     """Return one interval as one line."""
     breaks = [f"prefixes {_breaks(load)}"] if load.prefix_breaks else []
     weights = [f"weights {_weights(load)}"] if load.weights_mapped_bytes else []
+    drafts = [f"drafts {_drafts(load)}"] if load.drafts_per_s else []
     return " · ".join((
         f"{load.generation_tokens_per_s:.1f} tok/s", f"{load.running} running", f"{load.waiting} waiting",
         f"KV {_percent(load.kv_usage_ratio)}", f"hit {_percent(load.cache_hit_ratio)}",
         f"TTFT {_seconds(load.ttft_p50_s)}", f"ITL {_seconds(load.itl_p50_s)}",
-        f"{load.preemptions} preemptions", f"{load.engine_deaths} engine deaths", *weights, *breaks,
+        f"{load.preemptions} preemptions", f"{load.engine_deaths} engine deaths", *weights, *drafts, *breaks,
     ))  # fmt: skip
 
 
@@ -161,6 +163,11 @@ def _weights(load: Load) -> str:
     )
     read = _percent(load.expert_read_ratio)
     return f"{mapped} on disk · {resident} of at most {limit} in memory · {read} of the experts used read from disk"
+
+
+def _drafts(load: Load) -> str:
+    gain = NOTHING if load.draft_gain is None else f"{load.draft_gain:.2f}"
+    return f"{load.drafts_per_s:.1f} tok/s verified · {_percent(load.draft_accept_ratio)} right · tokens × {gain}"
 
 
 def _breaks(load: Load) -> str:

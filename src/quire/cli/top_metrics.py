@@ -55,6 +55,7 @@ class MetricsPage:
 class Load:
     """A server between two pages. None: no sample, or the server does not tell.
 
+    `drafts_per_s`: draft tokens that steps verified; `draft_gain`: generated tokens by those that were no drafts.
     `prefix_breaks`: prompts that differ early from an earlier one that they repeat, since the server's start;
     `prefix_break_tokens`: what was computed again behind such differences; `last_prefix_break`: token of the last one.
     `weights_mapped_bytes`: weights on disk, 0 if all are in memory; `expert_read_ratio`: bytes read from disk per byte
@@ -76,6 +77,9 @@ class Load:
     itl_p95_s: float | None
     preemptions: int
     engine_deaths: int
+    drafts_per_s: float = 0.0
+    draft_accept_ratio: float | None = None
+    draft_gain: float | None = None
     prefix_breaks: int = 0
     prefix_break_tokens: int = 0
     last_prefix_break: int | None = None
@@ -100,6 +104,8 @@ def load_between(before: MetricsPage, after: MetricsPage) -> Load:
     seconds = max(after.time_s - before.time_s, 1e-9)
     change = partial(change_between, before, after)
     queries, chosen = change("quire_prefix_cache_queries_total"), change("quire_experts_chosen_bytes_total")
+    drafts, accepted = change("quire_draft_tokens_total"), change("quire_accepted_tokens_total")
+    generated = change("quire_generation_tokens_total")
     return Load(
         model=after.label("quire_build_info", "model"),
         policy=after.label("quire_build_info", "scheduling_policy"),
@@ -109,7 +115,7 @@ def load_between(before: MetricsPage, after: MetricsPage) -> Load:
         kv_usage_ratio=after.value("quire_kv_usage_ratio"),
         cache_hit_ratio=change("quire_prefix_cache_hits_total") / queries if queries else None,
         prompt_tokens_per_s=change("quire_prompt_tokens_total") / seconds,
-        generation_tokens_per_s=change("quire_generation_tokens_total") / seconds,
+        generation_tokens_per_s=generated / seconds,
         requests_per_s=change("quire_requests_total") / seconds,
         ttft_p50_s=quantile(before, after, "quire_time_to_first_token_seconds", 0.5),
         ttft_p95_s=quantile(before, after, "quire_time_to_first_token_seconds", 0.95),
@@ -117,6 +123,9 @@ def load_between(before: MetricsPage, after: MetricsPage) -> Load:
         itl_p95_s=quantile(before, after, "quire_inter_token_latency_seconds", 0.95),
         preemptions=int(change("quire_preemptions_total")),
         engine_deaths=int(after.value("quire_engine_deaths_total")),
+        drafts_per_s=drafts / seconds,
+        draft_accept_ratio=accepted / drafts if drafts else None,
+        draft_gain=generated / (generated - accepted) if drafts and generated > accepted else None,
         prefix_breaks=int(after.value("quire_prefix_breaks_total")),
         prefix_break_tokens=int(after.value("quire_prefix_break_tokens_total")),
         last_prefix_break=int(after.value(LAST_BREAK)) if LAST_BREAK in after else None,

@@ -136,22 +136,22 @@ class Drafting:
         """Take note of a step that was computed.
 
         `seconds`: from its schedule to its outputs. `has_prompts`: see `SchedulerOutput`. Returns: the draft tokens it
-        verified, and those that were right, as fields of its event.
+        verified, those that were right, and both by draft, as fields of its event.
         """
         if self.proposer is None:
-            return {"num_drafts": 0, "num_accepted": 0}
+            return {"num_drafts": 0, "num_accepted": 0, "drafts": ()}
         token_ids = {item.request_id: item.token_ids for item in result.results}
         has_guesses = any(item.draft is not None for item in result.results)
         if has_guesses or self._has_guesses:
             self._of_executor.note(output, result)
         self._has_guesses = has_guesses
-        num_verified = num_right = 0
+        drafts: list[tuple[int, int]] = []
         for item in output.scheduled:
             num_drafts = len(item.draft_token_ids)
             num_yielded = len(token_ids.get(item.request_id, ()))
             num_accepted = min(num_drafts, max(0, num_yielded - 1))
-            num_verified += num_drafts
-            num_right += num_accepted
+            if num_drafts:
+                drafts.append((num_drafts, num_accepted))
             if num_yielded:
                 share = self._accepted_share.get(item.request_id, 0.0)
                 kept = (1 - _NEWEST_TOKEN) ** num_yielded
@@ -161,7 +161,8 @@ class Drafting:
             self._asked_from.pop(request_id, None)
         if output.num_tokens and not (has_prompts or result.is_lost):
             self._times.note(output.num_tokens, (seconds - result.draft_s) / result.num_iterations)
-        return {"num_drafts": num_verified, "num_accepted": num_right}
+        num_verified, num_right = (sum(counts) for counts in zip(*drafts, strict=True)) if drafts else (0, 0)
+        return {"num_drafts": num_verified, "num_accepted": num_right, "drafts": tuple(drafts)}
 
 
 def _expected_tokens(draft: Draft) -> float:

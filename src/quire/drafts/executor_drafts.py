@@ -62,6 +62,8 @@ class ExecutorDrafts:
         draft = self._guesses.get(request.request_id)
         if draft is None:
             return Draft()
+        if min(draft.probabilities, default=0.0) == 1.0:  # a grammar forces them: they tell nothing of guesses
+            return draft
         is_greedy = request.sampling is not None and request.sampling.temperature == 0
         self._offered[request.request_id] = draft, is_greedy
         return Draft(draft.token_ids, tuple(self._rate(is_greedy, given) for given in draft.probabilities))

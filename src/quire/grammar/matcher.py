@@ -79,6 +79,16 @@ class TokenMatcher:
             self.failure = failure_of(repr(error))
             return False
 
+    def forced(self) -> list[int]:
+        """Return the tokens that must follow, in order: before each of them `allowed` is that token alone."""
+        if self._has_ended or self.failure is not None:
+            return []
+        try:
+            return self._matcher.compute_ff_tokens()
+        except Exception as error:
+            self.failure = failure_of(repr(error))
+            return []
+
     def reset(self) -> None:
         """Go back to the beginning of the text."""
         self.failure, self._has_ended = None, False

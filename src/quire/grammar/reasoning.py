@@ -105,6 +105,12 @@ class ReasoningMatcher:
         gaps = [token_id for gap in self._gaps() for token_id in self._vocabulary.equal_to(gap)]
         return np.union1d(found, np.array(gaps, np.int64))
 
+    def forced(self) -> list[int]:
+        """Return the tokens that must follow, in order: before each of them `allowed` is that token alone."""
+        if self._forced or self._answer is None or not self._has_answer_begun:
+            return self._forced[::-1]
+        return self._answer.forced()
+
     def _append_before(self, token_id: int) -> None:
         self._begun.append(token_id)
         self._text += self._vocabulary.tokens[token_id]

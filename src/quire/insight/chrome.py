@@ -83,7 +83,8 @@ class _Timeline:
     def _step(self, line: Slice) -> Iterator[Slice]:
         end_us = self._us(line["t"])
         start_us = end_us - line["duration_s"] * 1e6
-        args = {"tokens": line["num_tokens"], "requests": line["num_requests"], "iterations": line["num_iterations"]}
+        args = {"tokens": line["num_tokens"], "requests": line["num_requests"], "iterations": line["num_iterations"],
+                "drafts": line.get("num_drafts", 0), "accepted": line.get("num_accepted", 0)}  # fmt: skip
         step_id = line["step_id"]
         yield _slice(f"step {step_id}", start_us, end_us - start_us, ENGINE, STEPS, args)
         at = start_us

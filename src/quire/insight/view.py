@@ -97,7 +97,7 @@ def view_step(trace: Trace, step: Line) -> Picture:
         shares = [next((share for share in item["requests"] if share["id"] == name), None) for item in shown]
         last = shares[-1]
         remark = "" if last is None else (
-            f"{counted(last['count'], 'token')} from position {last['start']}, {len(last['new'])} new"
+            f"{counted(last['count'], 'token')} from position {last['start']}, {len(last['new'])} new{_drafts(last)}"
         )  # fmt: skip
         rows.append(Row(f"{names[name]} {name}"[:24], [_share_kind(share) for share in shares], remark))
     for name, since_s in trace.state_after(step).waiting.items():
@@ -114,6 +114,12 @@ def view_step(trace: Trace, step: Line) -> Picture:
         kinds,
         rows,
     )
+
+
+def _drafts(share: dict[str, Any]) -> str:
+    """Return how many of a request's drafts were right; nothing if it had none."""
+    drafts = share["drafts"]
+    return f", {min(drafts, max(0, len(share['new']) - 1))} of {counted(drafts, 'draft')} right" if drafts else ""
 
 
 def _share_kind(share: dict[str, Any] | None) -> str:

@@ -10,6 +10,7 @@ const LAB = {
   cache: "Without a KV cache, each new token computes all earlier ones again; with it, only itself.",
   batching: "Static batches wait for their slowest request, dynamic ones for a timer; continuous batching lets requests join and leave at every step.",
   kv: "The same memory given out as contiguous ranges, by a buddy allocator, and in blocks.",
+  speculation: "Drafts of the next tokens, verified in one step, and none: on an edit, a summary, prose and JSON. The answers are the same.",
   attention: "Bytes of KV cache with as many KV heads as query heads, fewer, one, or a compressed latent.",
 };
 const SETTINGS = { seed: 1, requests: 1, slots: 1, context: 1, rate: 1, "pool MiB": 1 << 20 }; // each with the factor to the server's unit

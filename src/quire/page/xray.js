@@ -210,6 +210,7 @@ export function short(value, unit = "") {
 }
 const ms = (seconds) => `${(seconds * 1e3).toFixed(seconds < 0.01 ? 2 : 1)} ms`;
 const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
+const right = (share) => Math.min(share.drafts, Math.max(0, share.new.length - 1));
 export const isPrefill = (share) => share.count - share.drafts > 1 || !share.new.length;
 const LABELS = 84; // Width of the column of names.
 const PANES = ["Steps", "KV", "Mask", "Requests", "Roofline", "Ops", "Log"];
@@ -385,9 +386,9 @@ export class Xray {
     const why = ratio < 1.3 ? "" : `${ratio.toFixed(1)} times the median of the steps shown` +
       (numPrompt ? `: it computed ${plural(numPrompt, "prompt token")}` : step.num_iterations > 1 ? `: it decoded ${step.num_iterations} times` : "") + ". ";
     return html`<h3>Step ${step.step_id}</h3>
-      <p>${plural(step.num_requests, "request")}, ${plural(step.num_tokens, "token")}${step.num_iterations > 1 ? ` in ${step.num_iterations} passes` : ""}, ${step.waiting} waiting. ${ms(step.duration_s)} = schedule ${ms(step.schedule_s)} + execute ${ms(step.execute_s)} + output ${ms(step.output_s)} + rest. ${why}</p>
+      <p>${plural(step.num_requests, "request")}, ${plural(step.num_tokens, "token")}${step.num_iterations > 1 ? ` in ${step.num_iterations} passes` : ""}, ${step.waiting} waiting${step.num_drafts ? `, ${step.num_accepted} of ${plural(step.num_drafts, "draft")} right` : ""}. ${ms(step.duration_s)} = schedule ${ms(step.schedule_s)} + execute ${ms(step.execute_s)} + output ${ms(step.output_s)} + rest. ${why}</p>
       <div class="scroll" tabindex="0"><table><thead><tr><th>Request</th><th>Phase</th><th>Positions</th><th>New tokens</th></tr></thead>
-      <tbody>${step.requests.slice(0, 40).map((share) => html`<tr><td>${this.badge(share.id)}</td><td>${isPrefill(share) ? "prefill" : share.drafts ? "verify drafts" : "decode"}</td>
+      <tbody>${step.requests.slice(0, 40).map((share) => html`<tr><td>${this.badge(share.id)}</td><td>${isPrefill(share) ? "prefill" : share.drafts ? `verify ${plural(share.drafts, "draft")}: ${right(share)} right, ${share.drafts - right(share)} rejected` : "decode"}</td>
         <td>${share.start}${share.count > 1 ? `–${share.start + share.count - 1}` : ""}</td>
         <td>${share.new.length ? share.new.map((id, i) => html`<code>${share.text ? JSON.stringify(share.text[i]) : id}</code> `) : "none: the prompt goes on"}</td></tr>`)}</tbody></table></div>`;
   }

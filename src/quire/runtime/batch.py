@@ -1,4 +1,5 @@
-"""The worker's record of each request, and the layout of a step: from a `SchedulerOutput` to rows and positions.
+"""The worker's record of each request, the layout of a step, from a `SchedulerOutput` to rows and positions, and the
+tokens that a request gets in it.
 
 Tokens and block tables are rows of persistent arrays, so that a batch is gathered by a few indexing operations; Python
 loops only over requests. It must not know models. Next to read: `forward.py`.
@@ -6,7 +7,8 @@ loops only over requests. It must not know models. Next to read: `forward.py`.
 
 import dataclasses
 import itertools
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +16,15 @@ from numpy.typing import NDArray
 
 from quire.errors import EngineError
 from quire.sampling.state import SamplingState
-from quire.types import NewRequest, ScheduledRequest, SchedulerOutput
+from quire.types import (
+    Draft,
+    NewRequest,
+    RequestResult,
+    ScheduledRequest,
+    SchedulerOutput,
+    TokenLogprobs,
+    find_stop,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -190,6 +200,77 @@ def _rows_that_sample(
             logit_rows.extend(range(last - len(item.draft_token_ids), last + 1))
         logit_index.append(index_of[owner])
     return logit_rows, None if len(index_of) == len(sampled) == len(logit_rows) else logit_index
+
+
+@dataclass(slots=True)
+class Yield:
+    """The tokens of one request in this step. `has_failed`: its last row of logits left no choice."""
+
+    state: RequestState
+    sampling: SamplingState
+    first_row: int
+    draft_token_ids: tuple[int, ...]
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    has_failed: bool = False
+
+    @property
+    def ends(self) -> bool:
+        """True if the sequence ends with the last token, or has none."""
+        new = self.state.new
+        assert new.sampling is not None
+        num_output = self.state.num_tokens - new.num_prompt_tokens - 1
+        last = self.token_ids[-1:]
+        return (
+            self.has_failed or find_stop(new.sampling, new.eos_token_ids, new.max_tokens, num_output, last) is not None
+        )
+
+    @property
+    def forced(self) -> tuple[int, ...]:
+        """The tokens that a grammar forces next."""
+        return self.sampling.forced if self.sampling.follows_tokens else ()
+
+    def split_forced(self) -> tuple[int, ...]:
+        """Take the drafts that the grammar forces out of the drafts, with their rows, and return them.
+
+        Logits decide nothing where one token is allowed; they are needed if the request wants its log-probability, and
+        by Mirostat, which takes note of each token's surprise.
+        """
+        drafts = self.draft_token_ids
+        if not drafts or self.sampling.params.logprobs is not None or self.sampling.mirostat_mu is not None:
+            return ()
+        num_forced = 0
+        for draft, forced in zip(drafts, self.forced, strict=False):
+            if draft != forced:
+                break
+            num_forced += 1
+        self.first_row, self.draft_token_ids = self.first_row + num_forced, drafts[num_forced:]
+        return drafts[:num_forced]
+
+    def forced_draft(self) -> Draft | None:
+        """Return the tokens that the grammar forces next as a draft; None if it leaves a choice."""
+        return Draft(self.forced, (1.0,) * len(self.forced)) if self.forced else None
+
+    def result(self, prompt_logprobs: tuple[TokenLogprobs, ...], draft: Draft | None) -> RequestResult:
+        """Return the request's result; `draft`: a guess of what follows."""
+        request_id = self.state.new.request_id
+        tokens, logprobs = tuple(self.token_ids), tuple(self.logprobs)
+        if not self.has_failed and self.sampling.failure is None:
+            mu = self.sampling.mirostat_mu
+            return RequestResult(request_id, tokens, logprobs, prompt_logprobs, mirostat_mu=mu, draft=draft)
+        error, code = self.sampling.explain_failure()
+        return RequestResult(request_id, tokens, logprobs, error=error, error_code=code)
+
+
+def drop_rows(yields: Sequence[Yield], logit_rows: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return the rows of logits that requests still want, and point `first_row` into these. Mutates: yields."""
+    needed = np.zeros(len(logit_rows), np.int32)
+    for taken in yields:
+        needed[taken.first_row : taken.first_row + 1 + len(taken.draft_token_ids)] = 1
+    new_rows = np.cumsum(needed) - 1
+    for taken in yields:
+        taken.first_row = int(new_rows[taken.first_row])
+    return logit_rows[needed > 0]
 
 
 def build_batch(

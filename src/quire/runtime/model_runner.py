@@ -9,7 +9,6 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,14 +16,14 @@ from numpy.typing import NDArray
 
 from quire.config import STEP_S, EngineConfig
 from quire.memory_plan import PROMPT_LOGPROB_ROWS
-from quire.runtime.batch import RequestState, RequestStates, StepLayout, lay_out
+from quire.runtime.batch import RequestState, RequestStates, StepLayout, Yield, drop_rows, lay_out
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.drafter import Drafter
 from quire.runtime.forward import Forward
 from quire.sampling.sampler import Sampler
 from quire.sampling.state import Sampled, SamplingState
 from quire.sampling_params import PoolingParams
-from quire.types import Draft, RequestResult, ScheduledRequest, SchedulerOutput, StepResult, TokenLogprobs, find_stop
+from quire.types import Draft, RequestResult, ScheduledRequest, SchedulerOutput, StepResult, TokenLogprobs
 
 logger = logging.getLogger("quire.runtime")
 _BAD_EMBEDDING = (
@@ -33,36 +32,13 @@ _BAD_EMBEDDING = (
 )
 
 
-@dataclass(slots=True)
-class _Yield:
-    """The tokens of one request in this step. `has_failed`: its last row of logits left no choice."""
-
-    state: RequestState
-    sampling: SamplingState
-    first_row: int
-    draft_token_ids: tuple[int, ...]
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    has_failed: bool = False
-
-    @property
-    def ends(self) -> bool:
-        """True if the sequence ends with the last token, or has none."""
-        new = self.state.new
-        assert new.sampling is not None
-        num_output = self.state.num_tokens - new.num_prompt_tokens - 1
-        last = self.token_ids[-1:]
-        return (
-            self.has_failed or find_stop(new.sampling, new.eos_token_ids, new.max_tokens, num_output, last) is not None
-        )
-
-
 class ModelRunner:
     """Runs steps of one model on one device. Owns the request states; forward, cache and sampler are given to it.
 
     Attributes: `ends_early`, set from any thread, ends the running step after its current decode iteration; so does
     `limit_s`, if the step would exceed it with another iteration. `agree` returns what all ranks of the model do: they
-    must decode equally often. `drafter`, if set, guesses the tokens behind a step's.
+    must decode equally often. `takes_forced`: no other rank must know which rows of logits a step computes. `drafter`,
+    if set, guesses the tokens behind a step's.
     """
 
     def __init__(
@@ -87,6 +63,8 @@ class ModelRunner:
         )
         self.ends_early = False
         self.limit_s = STEP_S
+        self.takes_forced = True
+        self._gives_drafts = config.speculative != "off"
         self.agree: Callable[[bool], bool] = bool
         self.drafter: Drafter | None = None
 
@@ -111,7 +89,7 @@ class ModelRunner:
         self.forward.times_ops = output.times_ops
         first_rows = range(len(layout.sampled)) if layout.logit_index is None else layout.logit_index
         yields = [
-            _Yield(state, sampling, first_row, item.draft_token_ids)
+            Yield(state, sampling, first_row, item.draft_token_ids)
             for (item, state, sampling), first_row in zip(layout.sampled, first_rows, strict=True)
         ]
         likeliest = self._forward(layout)
@@ -123,7 +101,7 @@ class ModelRunner:
         most = min([item.max_new_tokens - len(item.draft_token_ids) for item in output.scheduled])
         while num_iterations < most:
             is_late = (time.monotonic() - started) * (num_iterations + 1) > self.limit_s * num_iterations
-            if not self.agree(not (self.ends_early or is_late or any(taken.ends for taken in yields))):
+            if not self.agree(not (self.ends_early or is_late or any(map(self._ends_step, yields)))):
                 break
             layout = layout.of_next_iteration()
             self._sample(layout, yields, self._forward(layout))
@@ -137,7 +115,9 @@ class ModelRunner:
             request_id = item.request_id
             of_prompt, embedding = prompt_logprobs.get(request_id, ()), embeddings.get(request_id)
             if item.max_new_tokens:
-                results.append(_result(next(of_request), of_prompt, drafts.get(request_id)))
+                taken = next(of_request)
+                draft = taken.forced_draft() if self._gives_drafts else None
+                results.append(taken.result(of_prompt, draft or drafts.get(request_id)))
             elif embedding is not None and not math.isfinite(sum(embedding)):
                 results.append(RequestResult(request_id, error=_BAD_EMBEDDING))
             elif of_prompt or embedding is not None:
@@ -152,7 +132,7 @@ class ModelRunner:
             transfers=self.cache.report(), draft_s=draft_s,
         )  # fmt: skip
 
-    def _guess(self, output: SchedulerOutput, yields: list[_Yield]) -> tuple[dict[str, Draft], float]:
+    def _guess(self, output: SchedulerOutput, yields: list[Yield]) -> tuple[dict[str, Draft], float]:
         """Return the draft model's guesses of the next tokens, by request, and the seconds that they took."""
         if self.drafter is None or not output.num_draft_tokens:
             return {}, 0.0
@@ -161,12 +141,16 @@ class ModelRunner:
         drafts = self.drafter.propose(states, output.num_draft_tokens)
         return drafts, time.monotonic() - started
 
+    def _ends_step(self, taken: Yield) -> bool:
+        """Return True if the sequence ends, or the next step can take several forced tokens at once."""
+        return taken.ends or (self._gives_drafts and bool(taken.forced))
+
     def _forward(self, layout: StepLayout) -> list[int | None] | None:
         """Compute hidden states; returns the likeliest token per logit row, if no request wants more."""
         is_greedy = all(sampling.num_tokens >= sampling.greedy_from for _, _, sampling in layout.sampled)
         return self.forward.run(layout, self.states, only_likeliest=is_greedy)
 
-    def _sample(self, layout: StepLayout, yields: list[_Yield], likeliest: list[int | None] | None) -> None:
+    def _sample(self, layout: StepLayout, yields: list[Yield], likeliest: list[int | None] | None) -> None:
         """Sample the next token of each request, then the token after each right draft. Mutates: yields, states.
 
         A draft is right if it equals the sampled token. The row behind it is sampled after the request's sampling
@@ -176,11 +160,12 @@ class ModelRunner:
             return
         logits, sample = None, self.sampler.sample
         if likeliest is None:
+            logit_rows = self._take_forced(layout, yields)
             gives_shares = self.forward.gives_shares  # never with one rank
             if gives_shares and self.sampler.takes_shares([taken.sampling for taken in yields]):
-                logits, sample = self.forward.shares(layout.logit_rows), self.sampler.sample_shares
+                logits, sample = self.forward.shares(logit_rows), self.sampler.sample_shares
             else:
-                logits = self.forward.logits(layout.logit_rows)
+                logits = self.forward.logits(logit_rows)
         active, num_accepted = yields, 0
         while active:
             if likeliest is not None:
@@ -203,7 +188,18 @@ class ModelRunner:
             ]
             num_accepted += 1
 
-    def _take(self, taken: _Yield, token_id: int | None, logprobs: TokenLogprobs | None) -> None:
+    def _take_forced(self, layout: StepLayout, yields: list[Yield]) -> NDArray[np.int32]:
+        """Take drafts that a grammar forces, and return the rows whose logits are needed. Mutates: yields, states."""
+        if not self.takes_forced:
+            return layout.logit_rows
+        num_forced = 0
+        for taken in yields:
+            for token_id in taken.split_forced():
+                num_forced += 1
+                self._take(taken, token_id, None)
+        return drop_rows(yields, layout.logit_rows) if num_forced else layout.logit_rows
+
+    def _take(self, taken: Yield, token_id: int | None, logprobs: TokenLogprobs | None) -> None:
         if token_id is None:
             taken.has_failed = True
             return
@@ -257,16 +253,6 @@ class ModelRunner:
             following = self.states.tokens[state.row, start + first + 1 : start + last + 1]
             found.extend(self.sampler.prompt_logprobs(logits, following.tolist(), sampling))
         return tuple(found)
-
-
-def _result(taken: _Yield, prompt_logprobs: tuple[TokenLogprobs, ...], draft: Draft | None) -> RequestResult:
-    request_id = taken.state.new.request_id
-    tokens, logprobs = tuple(taken.token_ids), tuple(taken.logprobs)
-    if not taken.has_failed and taken.sampling.failure is None:
-        mu = taken.sampling.mirostat_mu
-        return RequestResult(request_id, tokens, logprobs, prompt_logprobs, mirostat_mu=mu, draft=draft)
-    error, code = taken.sampling.explain_failure()
-    return RequestResult(request_id, tokens, logprobs, error=error, error_code=code)
 
 
 def _pool(state: RequestState, start: int, hidden: Any) -> NDArray[np.float32] | None:

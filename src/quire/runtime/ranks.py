@@ -79,6 +79,7 @@ def make_runner(
     runner = ModelRunner(config, forward, cache, sampler, classifier)
     if links.place is not None:
         runner.agree = partial(agree, links)
+        runner.takes_forced = False  # only rank 0 has the grammars
     return runner
 
 

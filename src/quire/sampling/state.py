@@ -109,6 +109,7 @@ class SamplingState:
             self._only = np.array(kept, np.int64)
         self._allowed: npt.NDArray[np.int64] | None = None
         self._knows_allowed = False
+        self._forced: tuple[int, ...] | None = None
         self.failure = failure
         self.options: Any = None
         self.counts: TokenCounts | None = None
@@ -137,7 +138,7 @@ class SamplingState:
             self.counts.add(token_id)
         if self._matcher is not None:
             self._matcher.append(token_id)
-            self._knows_allowed = False
+            self._knows_allowed, self._forced = False, None
 
     def fail(self, error: Exception, reason: str | None = None) -> None:
         """Note that the request cannot be sampled: it ends with an error."""
@@ -175,6 +176,15 @@ class SamplingState:
             found = found[[token_id not in matcher.banned for token_id in found.tolist()]]
             self.failure = None if len(found) else Failure(NOT_ALLOWED)
         return found
+
+    @property
+    def forced(self) -> tuple[int, ...]:
+        """Return tokens that must come next, whatever the logits are; none if the grammar leaves a choice."""
+        if self._matcher is None or self._only is not None:
+            return ()
+        if self._forced is None:
+            self._forced = tuple(self._matcher.forced())
+        return self._forced
 
     @property
     def bans_end(self) -> bool:

@@ -63,6 +63,7 @@ COUNTERS: tuple[_Row, ...] = (
     ("kv_disk_written_bytes", None, "KV blocks written to disk", lambda s: s.num_disk_bytes_written),
     ("kv_swapped_in_tokens", None, "Tokens of preempted requests whose KV blocks came back from host memory",
      lambda s: s.num_swapped_tokens),
+    ("drafts", "spec_decode_num_drafts", "Drafts that steps verified", lambda s: s.num_drafts),
     ("draft_tokens", "spec_decode_num_draft_tokens", "Draft tokens that steps verified",
      lambda s: s.num_draft_tokens),
     ("accepted_tokens", "spec_decode_num_accepted_tokens", "Draft tokens that were right",
@@ -183,6 +184,13 @@ def engine_metrics(statistics: Statistics, vllm_model_name: str | None = None) -
         yield _histogram(f"quire_{name}", text, (), [((), key)], statistics)
         if of_vllm:
             yield _histogram(f"vllm:{vllm_name}", text, VLLM_LABELS, [(of_vllm, key)], statistics)
+    accepted = [(str(position), count) for position, count in enumerate(statistics.num_accepted_at)]
+    name, text = "accepted_tokens_per_position", "Right draft tokens by position in the draft, from 0"
+    yield _family(_COUNTER, f"quire_{name}", text, ("position",), [((at,), count) for at, count in accepted])
+    if of_vllm:
+        of_positions = [((*of_vllm, at), count) for at, count in accepted]
+        labels, vllm_name = (*VLLM_LABELS, "position"), "vllm:spec_decode_num_accepted_tokens_per_pos"
+        yield _family(_COUNTER, vllm_name, text, labels, of_positions)
     num_free, num_cached = statistics.num_free_blocks, statistics.num_cached_blocks
     states = {"used": statistics.num_blocks - num_free, "cached": num_cached, "free": num_free - num_cached}
     blocks = [((state,), number) for state, number in states.items()]

@@ -112,6 +112,20 @@ def test_bucket_includes_its_upper_bound() -> None:
     assert (histogram.counts, histogram.total) == ([2, 2, 1], 14.0)
 
 
+def test_right_drafts_are_counted_by_their_position() -> None:
+    engine, _ = make_engine()
+    meter = Meter(engine)
+    for step_id, drafts in enumerate((((3, 3), (2, 0)), (), ((4, 1),))):
+        num_drafts, num_accepted = (sum(counts) for counts in zip(*drafts, strict=True)) if drafts else (0, 0)
+        engine.events.record(
+            EventKind.STEP, step_id=step_id, num_tokens=4, num_requests=1, num_iterations=1, has_prompts=False,
+            duration_s=1.0, num_drafts=num_drafts, num_accepted=num_accepted, drafts=drafts,
+        )  # fmt: skip
+    found = drive(engine, meter)
+    assert (found.num_drafts, found.num_draft_tokens, found.num_accepted_tokens) == (3, 9, 4)
+    assert found.num_accepted_at == [2, 1, 1]
+
+
 def test_iterations_count_as_steps_and_their_tokens_as_if_they_came_evenly() -> None:
     engine, executor = make_engine(multi_step_decode=4)
     executor.num_iterations = lambda most: most

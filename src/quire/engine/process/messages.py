@@ -121,6 +121,10 @@ class Statistics(msgspec.Struct, array_like=True):
     """Draft tokens that steps verified."""
     num_accepted_tokens: int = 0
     """Of these, those that were right."""
+    num_drafts: int = 0
+    """Drafts of which a step verified a token."""
+    num_accepted_at: list[int] = []
+    """Right draft tokens by their position in the draft."""
     num_finished: dict[str, int] = {}
     """By finish reason; each completion of `n` counts."""
     num_lost_events: int = 0

@@ -123,6 +123,12 @@ class Meter:
         statistics.busy_s += data["duration_s"]
         statistics.num_draft_tokens += data["num_drafts"]
         statistics.num_accepted_tokens += data["num_accepted"]
+        for _, num_right in data["drafts"]:
+            statistics.num_drafts += 1
+            accepted_at = statistics.num_accepted_at
+            accepted_at += [0] * (num_right - len(accepted_at))
+            for position in range(num_right):
+                accepted_at[position] += 1
 
     def _on_finish(self, event: Event) -> None:
         self._preempted.discard(event.request_id)

@@ -57,7 +57,7 @@ class ComparisonSettings(Body):
 class ComparisonRequest(Body):
     """A comparison by its name in `quire compare`, with its settings."""
 
-    name: Literal["cache", "batching", "kv", "attention"]
+    name: Literal["cache", "batching", "kv", "speculation", "attention"]
     settings: ComparisonSettings = Field(default_factory=ComparisonSettings)
 
 

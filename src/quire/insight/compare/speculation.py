@@ -1,0 +1,154 @@
+"""Off and drafts: the same requests through two engines by turns, one of which verifies drafts.
+
+Four workloads, from one that repeats a given text to one that repeats nothing. Next to read: `draft_texts.py` for the
+prompts, `drafts/drafting.py` for the choice of drafts.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.engine.llm_engine import LLMEngine
+from quire.errors import ComparisonError, ConfigError, EngineError
+from quire.events import EventKind
+from quire.insight.compare.draft_texts import WORKLOADS, prompt_of
+from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, Series, Settings
+from quire.outputs import RequestOutput
+from quire.sampling_params import SamplingParams
+from quire.structured_outputs import StructuredOutputsParams
+
+NUM_TOKENS = 96
+TURNS = ("off", "drafts", "drafts", "off")
+MAX_POSITIONS = 8
+"""Positions of a draft whose acceptance is shown."""
+Request = tuple[str, SamplingParams]
+
+
+@dataclass(slots=True)
+class Record:
+    """All turns of one mode: decoded tokens and their seconds, and the decode steps with the drafts of each.
+
+    `drafts`: tokens verified and right, per draft.
+    """
+
+    num_tokens: int = 0
+    seconds: float = 0.0
+    num_passes: int = 0
+    drafts: list[tuple[int, int]] = field(default_factory=list)
+    answers: list[list[int]] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.num_tokens / self.seconds
+
+    def acceptance(self) -> list[float]:
+        """Return by position the share of right tokens among those verified behind right ones."""
+        shares = []
+        for at in range(MAX_POSITIONS):
+            reached = [right for verified, right in self.drafts if verified > at and right >= at]
+            if not reached:
+                break
+            shares.append(sum(right > at for right in reached) / len(reached))
+        return shares
+
+
+def compare(settings: Settings, progress: Progress) -> Comparison:
+    """Run each workload in both modes by turns.
+
+    Raises: ConfigError, ModelError, CapacityError; ComparisonError if outputs differ.
+    """
+    model, num_streams = settings.model or "smollm2", settings.requests or 1
+    if model == FAKE_MODEL:
+        raise ConfigError("compare speculation measures what a model repeats: model='fake' repeats nothing")
+    num_tokens = settings.output_lens[0] if settings.output_lens else NUM_TOKENS
+    progress(f"loading {model}", 0, 1)
+    engines = {mode: _load(model, settings, num_streams, value) for mode, value in (("off", "off"), ("drafts", "auto"))}
+    try:
+        if engines["drafts"].config.speculative == "off":
+            raise ConfigError(f"compare speculation: drafts are off for {model}: `quire explain {model}` says why")
+        found: dict[str, dict[str, Record]] = {}
+        for name in WORKLOADS:
+            requests = [_request(name, number, num_tokens, settings.seed) for number in range(num_streams)]
+            records = found[name] = {"off": Record(), "drafts": Record()}
+            for turn, mode in enumerate(TURNS):
+                progress(name, turn, len(TURNS))
+                _run(engines[mode], requests, f"{name}-{turn}", records[mode])
+            if any(answer != records["off"].answers[at % num_streams] for at, answer in _numbered(records)):
+                raise ComparisonError(f"{name}: the outputs with drafts and without differ")
+    finally:
+        for engine in engines.values():
+            engine.shutdown()
+    shown = {"model": model, "seed": settings.seed, "requests": num_streams, "tokens": num_tokens}
+    return _result(found, shown)
+
+
+def _load(model: str, settings: Settings, num_streams: int, speculative: str) -> LLMEngine:
+    return LLMEngine.from_options(
+        model, max_num_seqs=num_streams, max_model_len=settings.context or 2048, seed=settings.seed,
+        enable_prefix_caching=False, batch_invariant=True, speculative=speculative,
+    )  # fmt: skip
+
+
+def _request(name: str, number: int, num_tokens: int, seed: int) -> Request:
+    text, schema = prompt_of(name, number)
+    params: dict[str, Any] = {"temperature": 0, "max_tokens": num_tokens}
+    if name == "prose":
+        params |= {"temperature": 0.8, "seed": seed + number}
+    constraint = None if schema is None else StructuredOutputsParams(json=schema)
+    return text, SamplingParams(ignore_eos=schema is None, structured_outputs=constraint, **params)
+
+
+def _run(engine: LLMEngine, requests: Sequence[Request], name: str, record: Record) -> None:
+    """Run requests to their end; time counts from the step that gives the last of them its first token on.
+
+    Mutates: record.
+    """
+    for index, (text, params) in enumerate(requests):
+        engine.add_request(f"{name}-{index}", text, params)
+    answers: dict[str, list[int]] = {}
+    seen, started, num_first = engine.events.num_recorded, 0.0, 0
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            assert isinstance(output, RequestOutput)
+            if output.outputs[0].finish_reason == "error":
+                raise EngineError(f"{name}: {output.outputs[0].error}")
+            answers[output.request_id] = list(output.outputs[0].token_ids)
+        if not started and len(answers) == len(requests):
+            started, num_first = time.perf_counter(), sum(map(len, answers.values()))
+            seen = engine.events.num_recorded
+    record.seconds += time.perf_counter() - started
+    record.num_tokens += sum(map(len, answers.values())) - num_first
+    record.answers += [answers[f"{name}-{index}"] for index in range(len(requests))]
+    for event in engine.events.since(seen):
+        if event.kind is EventKind.STEP:
+            record.num_passes += event.data["num_iterations"]
+            record.drafts += event.data["drafts"]
+
+
+def _numbered(records: Mapping[str, Record]) -> list[tuple[int, list[int]]]:
+    return [pair for record in records.values() for pair in enumerate(record.answers)]
+
+
+def _result(found: Mapping[str, Mapping[str, Record]], shown: dict[str, Any]) -> Comparison:
+    rows: list[tuple[Any, ...]] = []
+    explanation, series = [], []
+    for name, records in found.items():
+        off, on = records["off"], records["drafts"]
+        num_verified, num_right = (sum(draft[at] for draft in on.drafts) for at in (0, 1))
+        share = num_right / num_verified if num_verified else None
+        rows.append((name, off.rate, on.rate, on.rate / off.rate, on.num_tokens / on.num_passes, num_verified, share))
+        shares = on.acceptance()
+        series.append(Series(name, tuple((float(at), each) for at, each in enumerate(shares, 1))))
+        shares_text = ", ".join(f"{each:.0%}" for each in shares) or "no draft was verified"
+        explanation.append(f"{name}: {WORKLOADS[name]}. Right by position in the draft: {shares_text}.")
+    columns = (
+        ("workload", "text"), ("off, tokens/s", "number"), ("drafts, tokens/s", "number"), ("gain", "times"),
+        ("tokens per pass", "number"), ("verified", ""), ("right", "share"),
+    )  # fmt: skip
+    chart = Chart("right tokens by position in the draft", "position", "share", "line", tuple(series))
+    num_streams, num_turns = shown["requests"], len(TURNS) // 2
+    title = f"{num_streams} at a time, up to {shown['tokens']} tokens each, {num_turns} turns with drafts and without"
+    num_equal = num_streams * len(found)
+    return Comparison("speculation", title, shown, columns, tuple(rows), tuple(explanation), (chart,), num_equal)

@@ -1,0 +1,94 @@
+"""Tokens that a grammar forces, taken several at once: the real SmolLM2 gives the same bits with drafts and without."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.engine.llm import LLM
+from quire.events import EventKind
+from quire.insight.compare.draft_texts import json_tasks
+from quire.sampling_params import SamplingParams
+from quire.structured_outputs import ReasoningSpan, StructuredOutputsParams
+
+pytestmark = pytest.mark.model
+OPTIONS: dict[str, Any] = {
+    "max_num_seqs": 4, "max_model_len": 512, "batch_invariant": True, "enable_prefix_caching": False,
+}  # fmt: skip
+TASKS = json_tasks()[:3]
+THINKING = ReasoningSpan(start="<think>", end="</think>", is_open=True, budget=6, closing="\nNow the data.\n</think>\n")
+PLAIN = SamplingParams(temperature=0, max_tokens=64)
+DRAWN = dataclasses.replace(PLAIN, temperature=1.0, top_p=0.95, seed=5)
+CASES: dict[str, tuple[SamplingParams, dict[str, Any]]] = {
+    "greedy": (PLAIN, {}),
+    "seeded": (DRAWN, {}),
+    "compact": (PLAIN, {"disable_any_whitespace": True}),
+    "penalties": (dataclasses.replace(DRAWN, repetition_penalty=1.2, frequency_penalty=0.4, presence_penalty=0.3), {}),
+    "logprobs": (dataclasses.replace(PLAIN, logprobs=2), {}),
+    "several answers": (dataclasses.replace(DRAWN, n=3), {}),
+    "stop string in a key": (dataclasses.replace(PLAIN, stop=["_of"]), {}),
+    "tokens end in a key": (dataclasses.replace(PLAIN, max_tokens=8), {}),
+    "no token of a key": (dataclasses.replace(PLAIN, bad_words=["_", "name"]), {}),
+    "biased": (dataclasses.replace(PLAIN, logit_bias={29: 30.0}), {}),
+    "reasoning": (PLAIN, {"reasoning": THINKING}),
+}
+
+
+@pytest.fixture(scope="module", params=[512, 8], ids=["enough blocks", "preempted"])
+def engines(request: pytest.FixtureRequest, smollm2_path: Path) -> Iterator[tuple[LLM, LLM]]:
+    """Without drafts, and with; in few blocks requests preempt one another."""
+    options = OPTIONS | {"num_blocks_override": request.param, "max_model_len": min(512, 32 * request.param - 64)}
+    made = [LLM("smollm2", speculative=speculative, **options) for speculative in ("off", "suffix")]
+    # No matter what this machine makes of a row: forced tokens are to be verified.
+    made[1].llm_engine._drafting._times.note(1, 1.0)
+    made[1].llm_engine._drafting._times.note(100, 1.0)
+    made[1].llm_engine._drafting._times.note = lambda num_rows, seconds: None  # type: ignore[method-assign]
+    yield made[0], made[1]
+    for llm in made:
+        llm.llm_engine.shutdown()
+
+
+def answers(llm: LLM, params: SamplingParams, fields: dict[str, Any]) -> list[Any]:
+    jobs = [
+        dataclasses.replace(params, structured_outputs=StructuredOutputsParams(json=schema, **fields))
+        for _, schema in TASKS
+    ]
+    outputs = llm.generate([asked + "\n" for asked, _ in TASKS], jobs, use_tqdm=False)
+    return [
+        (item.token_ids, item.text, item.finish_reason, item.stop_reason, item.logprobs)
+        for output in outputs
+        for item in output.outputs
+    ]
+
+
+CROWDED = {"greedy", "several answers", "reasoning"}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_answers_are_the_same_with_forced_tokens_and_without(engines: tuple[LLM, LLM], name: str) -> None:
+    without, with_drafts = engines
+    is_crowded = with_drafts.llm_engine.scheduler.config.num_blocks == 8
+    if is_crowded and name not in CROWDED:
+        pytest.skip("three cases are enough to preempt")
+    events = with_drafts.llm_engine.events
+    seen = events.num_recorded
+    expected = answers(without, *CASES[name])
+    assert answers(with_drafts, *CASES[name]) == expected
+    kinds = [event.kind for event in events.since(seen)]
+    assert (EventKind.PREEMPT in kinds) == is_crowded
+    steps = [event.data for event in events.since(seen) if event.kind is EventKind.STEP]
+    assert sum(step["num_accepted"] for step in steps) >= 3
+    assert all(finish_reason != "error" for _, _, finish_reason, *_ in expected)
+
+
+def test_forced_key_takes_one_step(engines: tuple[LLM, LLM]) -> None:
+    _, llm = engines
+    seen = llm.llm_engine.events.num_recorded
+    spec = StructuredOutputsParams(choice=["the quick brown fox jumps over the lazy dog", "yes"])
+    params = SamplingParams(temperature=0, max_tokens=40, structured_outputs=spec, logit_bias={1195: 100.0})
+    llm.generate(["Say it.\n"], params, use_tqdm=False)
+    steps = [event.data for event in llm.llm_engine.events.since(seen) if event.kind is EventKind.STEP]
+    num_tokens = len(llm.get_tokenizer().encode("the quick brown fox jumps over the lazy dog"))
+    assert max(step["num_accepted"] for step in steps) >= num_tokens - 2
