@@ -407,6 +407,7 @@ def _announce(request: Request) -> NewRequest:
         bad_words_token_ids=request.bad_words_token_ids,
         max_tokens=request.max_tokens,
         awaits_external_token=request.awaits_external_token,
+        adapter=request.adapter,
     )
 
 
