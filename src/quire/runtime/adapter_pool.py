@@ -77,9 +77,10 @@ class AdapterPool:
 
     def follow(self, output: SchedulerOutput, states: RequestStates) -> None:
         """Take up a step's new requests, and let go of those that the runner no longer knows."""
-        if self._users or self.errors:
-            self._users = {name: used for name, used in self._users.items() if name in states.by_id}
-            self.errors = {name: error for name, error in self.errors.items() if name in states.by_id}
+        new_ids = {new.request_id for new in output.new_requests}  # an id may come again
+        for held in (self._users, self.errors):
+            for name in [name for name in held if name in new_ids or name not in states.by_id]:
+                del held[name]
         for new in output.new_requests:
             if (adapter := new.adapter) is None:
                 continue
