@@ -77,9 +77,7 @@ def place_adapter(model: Any, files: AdapterFiles) -> dict[str, PlacedLayer]:
     return layers
 
 
-def _place(
-    files: AdapterFiles, name: str, sources: list[Any], parameter: Any, partition: Partition
-) -> PlacedLayer:
+def _place(files: AdapterFiles, name: str, sources: list[Any], parameter: Any, partition: Partition) -> PlacedLayer:
     shape = partition.whole_shape(tuple(parameter.shape))
     pairs: list[LowRankPair | None] = []
     for source in sources:

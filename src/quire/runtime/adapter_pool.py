@@ -183,7 +183,9 @@ class AdapterPool:
         if not self._users:
             return False
         slots: list[NDArray[np.int32]] = []
-        for (item, _), start, count in zip(layout.computed, layout.starts.tolist(), layout.counts.tolist(), strict=True):
+        for (item, _), start, count in zip(
+            layout.computed, layout.starts.tolist(), layout.counts.tolist(), strict=True
+        ):
             digest, first = self._users.get(item.request_id, ("", 0))
             of_request = np.full(count, -1, np.int32)
             if digest:

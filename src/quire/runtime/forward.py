@@ -115,9 +115,7 @@ class EagerForward:
 class PlannedForward:
     """A plan on the CPU."""
 
-    def __init__(
-        self, planned: PlannedModel, links: Links = ONE_RANK, adapters: "AdapterPool | None" = None
-    ) -> None:
+    def __init__(self, planned: PlannedModel, links: Links = ONE_RANK, adapters: "AdapterPool | None" = None) -> None:
         """`links`: to other stages, whose values are received before the layers run and sent after."""
         self._adapters = adapters
         self._planned, self._links = planned, links
