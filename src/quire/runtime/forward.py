@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import torch
 
     from quire.runtime.adapter_pool import AdapterPool
-
     from quire.runtime.torch_group import TorchGroup
 
 

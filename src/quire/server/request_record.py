@@ -30,7 +30,8 @@ class Caller:
     """An API key, or the anonymous caller of a server without keys.
 
     `client_id` names it in the scheduler, in limits and in logs; `cache_salt` separates its prefix cache from others.
-    `engine_id`: of the HTTP request that it makes, see `RequestRecord`. `adapter`: the one that the request's model names.
+    `engine_id`: of the HTTP request that it makes, see `RequestRecord`. `adapter`: named as
+    its model.
     """
 
     client_id: str = "anonymous"

@@ -89,8 +89,8 @@ def _read_peft(directory: Path) -> AdapterFiles:
         match = _PEFT_NAME.fullmatch(name)
         if match is None:
             raise UnsupportedModelError(
-                f"{weights_path}: tensor '{printable(name)}' is no lora_A or lora_B of a linear layer, and only these are"
-                " computed: train the adapter without modules_to_save, embeddings and DoRA"
+                f"{weights_path}: tensor '{printable(name)}' is no lora_A or lora_B of a linear layer, and only"
+                " these are computed: train the adapter without modules_to_save, embeddings and DoRA"
             )
         matrices.setdefault(match[1], {})[match[2]] = tensor
     ranks, alphas = config.get("rank_pattern") or {}, config.get("alpha_pattern") or {}

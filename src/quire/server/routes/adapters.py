@@ -1,6 +1,6 @@
-"""`POST /v1/load_lora_adapter` and `POST /v1/unload_lora_adapter`: adapters come and go while the server runs, as in vLLM.
+"""`POST /v1/load_lora_adapter` and `POST /v1/unload_lora_adapter`, as in vLLM.
 
-Requests name an adapter as their `model`. Next to read: `engine/adapters.py`.
+Adapters come and go while the server runs; requests name one as their `model`. Next to read: `engine/adapters.py`.
 """
 
 from fastapi import APIRouter, Request, Response
