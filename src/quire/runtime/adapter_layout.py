@@ -72,7 +72,8 @@ def place_adapter(model: Any, files: AdapterFiles) -> dict[str, PlacedLayer]:
         wrong = printable(min(left).removesuffix(".weight"))
         known = [source.name.removesuffix(".weight") for sources in found_map.sources.values() for source in sources]
         raise ModelFileError(
-            f"{files.path}: the model has no module {wrong}{nearest(wrong, known)}: the adapter is of another base model"
+            f"{files.path}: the model has no module {wrong}{nearest(wrong, known)}: the adapter is of another"
+            " base model"
         )
     return layers
 

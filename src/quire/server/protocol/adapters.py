@@ -1,5 +1,8 @@
 """Bodies of the routes that load and unload adapters. Next to read: `../routes/adapters.py`."""
 
+from typing import Literal
+
+from quire.server.protocol.answers import Answer
 from quire.server.protocol.fields import Body
 
 
@@ -19,3 +22,10 @@ class UnloadAdapterRequest(Body):
 
     lora_name: str
     """Its name."""
+
+
+class AdapterAnswer(Answer):
+    """What became of an adapter."""
+
+    lora_name: str
+    status: Literal["loaded", "unloaded"]

@@ -5,6 +5,7 @@ Adapters come and go while the server runs; requests name one as their `model`. 
 
 from fastapi import APIRouter, Request, Response
 
+from quire.errors import ModelError
 from quire.server.errors import ApiError, JsonResponse, shown
 from quire.server.models import models_of
 from quire.server.protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
@@ -22,7 +23,10 @@ async def load_lora_adapter(request: Request) -> Response:
         message = f"lora_name {shown(body.lora_name)} is the name of a model: choose another"
         raise ApiError(400, message, code="invalid_parameter", param="lora_name")
     front_end = state_of(request).supervisor.front_end
-    await front_end.run(front_end.input_processor.adapters.load, body.lora_name, body.lora_path)
+    try:
+        await front_end.run(front_end.input_processor.adapters.load, body.lora_name, body.lora_path)
+    except ModelError as error:  # of the files: the client's choice
+        raise ApiError(400, error.message, code=error.code, param="lora_path") from error
     return JsonResponse({"lora_name": body.lora_name, "status": "loaded"})
 
 
