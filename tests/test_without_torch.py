@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import tokenizers
 
+from quire.learn.programs import PROGRAMS
 from quire.models.registry import model_types
 from tests.cli.tiny_directory import CONFIG, make_tiny_directory, tensor_shapes
 from tests.models.tiny_configs import LLAMA, TINY_CONFIGS, full_config
@@ -73,6 +74,8 @@ VERBS: dict[str, tuple[list[str], str]] = {
     "timeline": (["trace", "{out}/t.jsonl", "-o", "{out}/t.json"], "steps"),
     "view": (["view", "ops", "{out}/t.jsonl"], "Gemm"),
     "compare": (["compare", "batching"], "tokens/step"),
+    "learn program": (["learn", "check", "mask", "{out}/mask.py"], "Right."),
+    "learn number": (["learn", "check", "bits", "5"], "Right."),
     "show": (["show", "{tiny}"], "on CPUs as a plan"),
     "tokenize": (["tokenize", "{tiny}", "hi"], "position"),
     "quantize": (["quantize", "{wide}", "{out}/q.gguf", "--type", "Q4_K_M"], "q.gguf"),
@@ -118,12 +121,14 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Run all command lines in one process that cannot import PyTorch."""
     base = tmp_path_factory.mktemp("verbs")
     (base / "text").write_text("ab cd " * 400)
+    (base / "mask.py").write_text(next(item.solution for item in PROGRAMS if item.name == "mask"))
     places = {"tiny": str(make_tiny_directory(base / "tiny")), "wide": str(write_wide(base / "wide")), "out": str(base)}
     lines = {
         name: [word.format_map(places) if word[0] == "{" and word[1] != '"' else word for word in words]
         for name, (words, _) in {**VERBS, **REFUSED}.items()
     }
-    return child("verbs", lines, QUIRE_CACHE_DIR=str(base / "cache"))["found"]
+    variables = {"QUIRE_CACHE_DIR": str(base / "cache"), "XDG_STATE_HOME": str(base / "state")}
+    return child("verbs", lines, **variables)["found"]
 
 
 @pytest.mark.parametrize("name", VERBS)

@@ -21,6 +21,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             monkeypatch.delenv(name)
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")  # commands speak English
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))  # no server of the developer's is found
 
 

@@ -172,7 +172,14 @@ def without_tiles() -> Iterator[None]:
 def run_page(page: Page) -> tuple[list[tuple[Shown, str]], dict[str, Figure]]:
     """Run a page in an empty folder. Returns: what each command and block printed, and the figures by name."""
     printed, figures = [], dict[str, Figure]()
-    with without_tiles(), tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
+    with (
+        without_tiles(),
+        tempfile.TemporaryDirectory() as name,
+        contextlib.chdir(name),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("XDG_STATE_HOME", name)  # exercises that are done there are not the developer's
+        patch.setenv("LC_ALL", "C.UTF-8")  # commands speak English
         Path(FIGURES).mkdir()
         for shown in page.shown():
             printed.append((shown, page.run(shown)))
@@ -182,17 +189,22 @@ def run_page(page: Page) -> tuple[list[tuple[Shown, str]], dict[str, Figure]]:
 
 
 def write(path: Path) -> None:
-    """Write what differs into a page, its translation, and the figures beside it."""
+    """Write what differs into a page, its translation, and the figures beside it.
+
+    Tables and figures of a page come from one run: if a measured one is new, all measured ones are written.
+    """
     page = Page.read(path)
     printed, figures = run_page(page)
-    (path.parent / FIGURES).mkdir(exist_ok=True)
+    kept = path.parent / FIGURES
+    kept.mkdir(exist_ok=True)
+    is_new = any(figure.is_measured and not (kept / name).exists() for name, figure in figures.items())
+    is_new |= any(shown.is_measured and shown.start >= 0 and not shown.equals(output) for shown, output in printed)
     for name, figure in figures.items():
-        kept = path.parent / FIGURES / name
-        if not (figure.is_measured and kept.exists()):
-            kept.write_bytes(figure.data)
+        if is_new or not figure.is_measured:
+            (kept / name).write_bytes(figure.data)
     text = page.text
     for shown, output in reversed(printed):
-        if shown.start >= 0 and not shown.equals(output):
+        if shown.start >= 0 and (not shown.equals(output) or (is_new and shown.is_measured)):
             output = "\n".join(line.rstrip() for line in output.strip("\n").splitlines())
             text = text[: shown.start] + (output + "\n" if output else "") + text[shown.end :]
             print(f"{path.name}: {shown.source.splitlines()[0]}")

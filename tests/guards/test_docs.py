@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
@@ -58,6 +59,31 @@ def test_translation_has_the_blocks_headings_and_figures_of_its_page(page: Path)
     assert translation.outline() == original.outline()
     assert images(translation) == images(original)
     assert [numbers(row) for row in rows(translation, "EPYC")] == [numbers(row) for row in rows(original, "EPYC")]
+
+
+@pytest.mark.parametrize("page", TRANSLATIONS, ids=lambda page: page.name)
+def test_translation_has_the_terms_links_items_and_rows_of_its_page(page: Path) -> None:
+    """A sentence that one of them lacks has a name, a link, an item or a row that the other one has."""
+    parts = [parts_of(path) for path in (page, TRANSLATIONS[page])]
+    for name, original in parts[0].items():
+        translated = parts[1][name]
+        assert translated == original, f"{name}: lacks {original - translated}, has besides {translated - original}"
+
+
+def parts_of(page: Path) -> dict[str, Counter[str]]:
+    """Terms in code, link targets, list items and table rows of a page, outside of blocks."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    originals = {translation: original for original, translation in TRANSLATIONS.items()}
+    links = Counter[str]()
+    for target, anchor in re.findall(r"\]\(([^)#]*)(#[^)]*)?\)", text):
+        path = (page.parent / target).resolve()
+        links[target if "://" in target else f"{originals.get(path, path)}{anchor}"] += 1
+    return {
+        "terms": Counter(re.findall(r"`[^`]+`", text)),
+        "links": links,
+        "items": Counter(re.findall(r"^ *- ", text, re.MULTILINE)),
+        "rows": Counter(str(line.count("|")) for line in text.splitlines() if line.startswith("|")),
+    }
 
 
 @pytest.mark.parametrize("page", TRANSLATIONS, ids=lambda page: page.name)

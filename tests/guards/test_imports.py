@@ -46,7 +46,8 @@ MAY_IMPORT = {
     "engine": {"drafts", "scheduler", "text", "grammar", "runtime", "parallel", "weights", "models"},
     "server": {"insight", "engine", "text", "grammar", "weights"},
     "insight": {"engine", "scheduler", "parallel", "runtime", "models", "layers", "kernels", "weights", "text"},
-    "cli": {"insight", "server", "engine", "weights", "text", "models", "runtime"},
+    "learn": {"insight", "engine", "drafts", "scheduler", "sampling"},
+    "cli": {"learn", "insight", "server", "engine", "weights", "text", "models", "runtime"},
 }
 
 

@@ -1,10 +1,11 @@
 """docs/learn is executed: its commands and Python blocks print what is shown, its figures are what they draw."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.guards.shown_commands import FIGURES, Page, run_page
+from tests.guards.shown_commands import FIGURES, Page, run_page, write
 
 LEARN = Path(__file__).parents[2] / "docs" / "learn"
 PAGES = sorted(LEARN.glob("*.md"))
@@ -35,6 +36,46 @@ def test_translation_has_the_blocks_and_figures_of_its_page(path: Path) -> None:
     assert translation.blocks() == original.blocks()
     assert translation.figures() == original.figures()
     assert translation.outline() == original.outline()
+
+
+def test_page_on_online_softmax_names_the_sizes_of_the_kernel() -> None:
+    source = (LEARN.parents[1] / "native" / "ops" / "attend_state.h").read_text()
+    sizes = {name: int(value) for name, value in re.findall(r"(kTileTokens|kAttendRows) = (\d+)", source)}
+    text = (LEARN / "19-online-softmax.md").read_text()
+    assert f"**tiles** of {sizes['kTileTokens']} positions" in text
+    assert f"up to {sizes['kAttendRows']} rows of one KV head" in text
+
+
+MEASURED = """# A page
+
+```python
+import time
+from pathlib import Path
+
+print(now := time.time_ns())
+_ = Path("figures/now.svg").write_text(str(now))
+```
+
+```text measured
+```
+
+![now](figures/now.svg)
+"""
+
+
+def test_measured_figure_and_table_of_a_page_come_from_one_run(tmp_path: Path) -> None:
+    page, figure = tmp_path / "page.md", tmp_path / FIGURES / "now.svg"
+    page.write_text(MEASURED)
+    write(page)
+    first = figure.read_text()
+    assert f"\n{first}\n```" in page.read_text()
+    write(page)
+    assert figure.read_text() == first, "nothing but numbers has changed"
+    assert f"\n{first}\n```" in page.read_text()
+    figure.unlink()
+    write(page)
+    assert figure.read_text() != first
+    assert f"\n{figure.read_text()}\n```" in page.read_text()
 
 
 def test_every_page_has_a_translation() -> None:

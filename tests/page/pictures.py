@@ -41,6 +41,7 @@ def draw_page(file: Path) -> None:
 
 def chat(page: Page) -> None:
     """Ask the question, open the pane of KV blocks, and point at a token of the answer."""
+    page.get_by_role("button", name="Tokens", exact=True).click()
     page.get_by_text("Parameters").click()
     page.get_by_label("max_tokens").fill("72")
     page.get_by_text("Parameters").click()

@@ -33,6 +33,10 @@ def send(page: Page, text: str, *, max_tokens: int) -> None:
     page.get_by_role("button", name="Send", exact=True).click()
 
 
+def show_tokens(page: Page) -> None:
+    page.get_by_role("button", name="Tokens", exact=True).click()
+
+
 def ask_twice(page: Page) -> None:
     """Send two requests with one long beginning, the second when the first has its first token."""
     page.evaluate(
@@ -54,6 +58,7 @@ def step_shown(page: Page) -> int:
 
 def test_tokens_of_an_answer_lead_to_their_steps(server: Serving, open_page: OpenPage) -> None:
     page = open_page(server.url)
+    show_tokens(page)
     send(page, "Why is the sky blue?", max_tokens=60)
     expect(page.locator(".token").nth(3)).to_be_visible()
     page.get_by_role("tab", name="KV").click()
@@ -91,6 +96,7 @@ def test_answer_streams_until_it_is_stopped_and_a_second_turn_knows_its_text(
     server: Serving, open_page: OpenPage
 ) -> None:
     page = open_page(server.url)
+    show_tokens(page)
     send(page, "Write a very long story about a dragon, with many chapters.", max_tokens=2000)
     expect(page.locator(".token").nth(6)).to_be_visible()
     page.get_by_role("button", name="Stop").click()  # there only while the answer is written
@@ -118,6 +124,7 @@ def test_two_chats_with_one_prefix_share_blocks(server: Serving, open_page: Open
 
 def test_pause_holds_a_step_while_recording_goes_on(server: Serving, open_page: OpenPage) -> None:
     page = open_page(server.url)
+    show_tokens(page)
     send(page, "Write a very long story about a dragon, with many chapters.", max_tokens=2000)
     expect(page.locator(".token").nth(3)).to_be_visible()
     page.get_by_role("button", name="Pause").click()
@@ -214,22 +221,28 @@ def test_server_that_goes_away_is_named_and_found_again(open_page: OpenPage, tmp
 def test_axe_finds_nothing_serious(server: Serving, open_page: OpenPage, axe: str, scheme: str) -> None:
     page = open_page(server.url, allowed=("501",), color_scheme=scheme)
     page.evaluate(axe)
-    page.get_by_role("tab", name="Ops").click()
-    page.get_by_label("Load").fill("8")
-    page.get_by_role("button", name="Send requests").click()  # badges of all eight colours
-    send(page, "Why is the sky blue?", max_tokens=30)
-    expect(page.locator(".stats")).to_contain_text("tokens/s")
-    page.get_by_role("button", name="Pause").click()
-    page.locator(".token").nth(3).hover()
-    for pane in PANES:
-        page.get_by_role("tab", name=pane).click()
+
+    def check(shown: str) -> None:
         found = page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
         serious = [
             (item["id"], item["nodes"][0]["html"], item["nodes"][0]["failureSummary"])
             for item in found
             if item["impact"] in ("serious", "critical")
         ]
-        assert serious == [], pane
+        assert serious == [], shown
+
+    page.get_by_role("tab", name="Ops").click()
+    page.get_by_label("Load").fill("8")
+    page.get_by_role("button", name="Send requests").click()  # badges of all eight colours
+    send(page, "Why is the sky blue?", max_tokens=30)
+    expect(page.locator(".stats")).to_contain_text("tokens/s")
+    page.get_by_role("button", name="Pause").click()
+    check("the answer as text")
+    show_tokens(page)
+    page.locator(".token").nth(3).hover()
+    for pane in PANES:
+        page.get_by_role("tab", name=pane).click()
+        check(pane)
 
 
 def test_panes_are_reached_with_the_keyboard(server: Serving, open_page: OpenPage) -> None:

@@ -1,12 +1,10 @@
 /**
  * The page: chat, live X-ray and Lab of one server. `app` is the whole state; `changed()` draws it anew.
- * Next to read: xray.js.
+ * Next to read: chat.js, xray.js.
  */
+import { Chat } from "./chat.js";
 import { Recording, Xray, html, render, short } from "./xray.js";
 
-const FIELDS = [
-  ["temperature", "0", "2", "0.1"], ["top_p", "0", "1", "0.05"], ["top_k", "0", "", "1"], ["max_tokens", "1", "", "1"], ["seed", "0", "", "1"],
-];
 const OP_PERIOD = 4; // While Roofline or Ops is open, one step in so many is timed: timing costs some of the speed.
 const LAB = {
   cache: "Without a KV cache, each new token computes all earlier ones again; with it, only itself.",
@@ -17,11 +15,11 @@ const LAB = {
 const SETTINGS = { seed: 1, requests: 1, slots: 1, context: 1, rate: 1, "pool MiB": 1 << 20 }; // each with the factor to the server's unit
 const app = {
   key: sessionStorage.getItem("quire-key") ?? "", asksKey: false, models: [], model: null, status: "connecting", error: "",
-  turns: [], params: { max_tokens: "256" }, system: "", draft: "", token: null, answering: null, prompt: null,
   explained: null, lab: {}, settings: {}, load: 4, loading: 0,
 };
 let recording = new Recording();
 const xray = new Xray(recording, { isLive: true, changed, save, opened, explain: () => app.explained });
+const chat = new Chat({ ask, events, changed, key: () => app.key, model: () => app.model, recording: () => recording, xray });
 
 let isDue = false;
 function changed() {
@@ -92,7 +90,8 @@ async function watch() {
 }
 
 function chooseModel(id) {
-  Object.assign(app, { model: app.models.find((model) => model.id === id), status: "connecting", error: "", explained: null, prompt: null });
+  Object.assign(app, { model: app.models.find((model) => model.id === id), status: "connecting", error: "", explained: null });
+  chat.prompt = null;
   if (xray.pane === "Roofline") explain();
   watching?.abort();
   changed();
@@ -143,51 +142,6 @@ async function save(form) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
-// --- Chat -------------------------------------------------------------------------------------
-
-function requestBody(turns) {
-  const messages = turns.filter((turn) => turn.content || turn.role === "user").map(({ role, content, reasoning }) => ({ role, content, ...(reasoning && { reasoning }) }));
-  if (app.system.trim()) messages.unshift({ role: "system", content: app.system });
-  const chosen = Object.fromEntries(Object.entries(app.params).filter(([, value]) => value !== "").map(([name, value]) => [name, Number(value)]));
-  return { model: app.model?.id, messages, ...chosen, stream: true, stream_options: { include_usage: true }, logprobs: true, top_logprobs: 5, return_token_ids: true };
-}
-
-async function send(text) {
-  if (!text.trim() || app.answering) return;
-  app.turns.push({ role: "user", content: text });
-  const body = requestBody(app.turns);
-  const turn = { role: "assistant", content: "", reasoning: "", shown: "", tokens: [], body, stats: null, error: "", id: "", started: performance.now(), firstToken: 0 };
-  app.turns.push(turn);
-  Object.assign(app, { draft: "", token: null, answering: new AbortController() });
-  changed();
-  try {
-    const decoder = new TextDecoder();
-    for await (const data of events(await ask("/v1/chat/completions", body, app.answering.signal))) {
-      if (data === "[DONE]") break;
-      const chunk = JSON.parse(data);
-      if (chunk.error) throw new Error(chunk.error.message);
-      turn.id = chunk.id.replace("chatcmpl-", "req-");
-      turn.stats = { ...turn.stats, usage: chunk.usage ?? turn.stats?.usage, timings: chunk.timings ?? turn.stats?.timings };
-      const [choice] = chunk.choices;
-      if (!choice) continue;
-      turn.content += choice.delta.content ?? "";
-      turn.reasoning += choice.delta.reasoning_content ?? "";
-      turn.shown += (choice.delta.reasoning_content ?? "") + (choice.delta.content ?? "");
-      turn.reason = choice.finish_reason ?? turn.reason;
-      (choice.logprobs?.content ?? []).forEach((entry, i) => {
-        turn.firstToken ||= performance.now();
-        turn.tokens.push({ id: choice.token_ids[i], text: decoder.decode(new Uint8Array(entry.bytes ?? []), { stream: true }), name: entry.token, logprob: entry.logprob, top: entry.top_logprobs });
-      });
-      changed();
-    }
-  } catch (error) {
-    if (error.name === "AbortError") turn.reason = "stopped";
-    else turn.error = error.message;
-  }
-  app.answering = null;
-  changed();
-}
-
 /** Let several short texts be written at once, to watch a batch; over two connections, since browsers allow six. */
 async function addLoad() {
   const topics = ["the sea", "a small robot", "winter", "an old clock", "bread", "the moon", "a lighthouse", "trains", "a garden", "chess", "rain", "a violin"];
@@ -204,108 +158,6 @@ async function addLoad() {
     app.loading -= prompt.length;
     changed();
   }));
-}
-
-async function showPrompt() {
-  try {
-    const messages = requestBody([...app.turns.filter((turn) => turn.content), ...(app.draft ? [{ role: "user", content: app.draft }] : [])]).messages;
-    const { tokens } = await (await ask("/tokenize", { model: app.model?.id, messages })).json();
-    app.prompt = { count: tokens.length, text: (await (await ask("/detokenize", { model: app.model?.id, tokens })).json()).prompt, tokens };
-  } catch (error) {
-    app.prompt = { error: error.message };
-  }
-  changed();
-}
-
-const percent = (logprob) => `${(100 * Math.exp(logprob)).toFixed(1)} %`;
-const visible = (text) => (text === "" ? "∅" : text.replaceAll("\n", "⏎").replaceAll(" ", "␣"));
-
-function Answer({ turn }) {
-  const select = (token, jumps) => {
-    app.token = { turn, token };
-    if (jumps) showStep();
-    changed();
-  };
-  const onKey = (event) => {
-    const offset = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    const place = Number(event.target.dataset.token);
-    if (!offset || Number.isNaN(place)) return;
-    event.preventDefault();
-    event.currentTarget.querySelector(`[data-token="${Math.max(0, Math.min(turn.tokens.length - 1, place + offset))}"]`)?.focus();
-  };
-  let length = 0;
-  return html`<div class="text" role="group" aria-label="Answer, token by token: arrow keys move between tokens" onKeyDown=${onKey}>
-    ${turn.tokens.map((token, i) => {
-      const isText = length < turn.shown.length;
-      length += token.text.length;
-      return html`<span role="button" data-token=${i} tabindex=${i ? -1 : 0} class=${`token ${isText ? "" : "special"} ${app.token?.token === token ? "on" : ""}`}
-        onMouseEnter=${() => select(token)} onFocus=${() => select(token)} onClick=${() => select(token, true)}
-        onKeyPress=${(event) => event.key === "Enter" && select(token, true)}>${isText ? token.text : turn.reason ? ` ${token.name}` : ""}</span>`;
-    })}${turn.error && html`<p class="error" role="alert">${turn.error}</p>`}</div>
-    ${turn.stats && html`<p class="stats">${statistics(turn)}</p>`}`;
-}
-
-function statistics({ stats: { usage, timings }, tokens, firstToken, started, reason, content }) {
-  const parts = reason ? [`[${reason}]`] : [];
-  if (usage) parts.push(`prompt ${usage.prompt_tokens} tokens (${usage.prompt_tokens_details?.cached_tokens ?? 0} cached)`);
-  parts.push(`${tokens.length} new`);
-  if (firstToken) parts.push(`first token after ${(firstToken - started).toFixed(0)} ms`);
-  if (timings?.predicted_per_second) parts.push(`${timings.predicted_per_second.toFixed(1)} tokens/s`);
-  if (usage) parts.push(`context ${usage.total_tokens} of ${app.model?.max_model_len}`);
-  return parts.join(" · ");
-}
-
-function stepOfToken() {
-  const { turn, token } = app.token;
-  return recording.known.get(turn.id)?.stepOfToken[turn.tokens.indexOf(token)];
-}
-
-function showStep() {
-  xray.set({ request: app.token.turn.id });
-  xray.choose(stepOfToken());
-}
-
-function TokenPanel() {
-  if (!app.token) return html`<p class="hint">Point at a token of an answer for its probability, its alternatives, and the step that made it.</p>`;
-  const { token } = app.token;
-  const step = stepOfToken();
-  const others = token.top.some((item) => item.token === token.name && item.logprob === token.logprob) ? token.top : [token, ...token.top];
-  return html`<p><code class="piece">${visible(token.name)}</code> id ${token.id}, probability ${percent(token.logprob)}
-      ${step !== undefined && html` <button onClick=${showStep}>made by step ${step}</button>`}</p>
-    <ul class="alternatives">${others.map((item) => html`<li class=${item.logprob === token.logprob ? "on" : ""}><code>${visible(item.token ?? item.name)}</code>
-      <meter min="0" max="1" value=${Math.exp(item.logprob)} aria-hidden="true"></meter> ${percent(item.logprob)}${item.logprob === token.logprob ? " ← chosen" : ""}</li>`)}</ul>`;
-}
-
-function Chat() {
-  const submit = (event) => { event.preventDefault(); send(app.draft); };
-  const onKey = (event) => { if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event); };
-  const body = app.turns.findLast((turn) => turn.body)?.body;
-  return html`<section class="chat" aria-label="Chat">
-    <h2>Chat</h2>
-    <div id="log" tabindex="0" role="log" aria-label="Conversation">
-      ${!app.turns.length && html`<p class="hint">Ask something. On the right you see what the engine does for it.</p>`}
-      ${app.turns.map((turn) => html`<article class=${turn.role}><h3>${turn.role === "user" ? "You" : html`${recording.known.has(turn.id) && xray.badge(turn.id)} ${app.model?.id ?? "Model"}`}</h3>
-        ${turn.role === "user" ? html`<div class="text">${turn.content}</div>` : html`<${Answer} turn=${turn} />`}</article>`)}
-    </div>
-    <div class="token-panel">${html`<${TokenPanel} />`}</div>
-    <form onSubmit=${submit}>
-      <textarea aria-label="Message" rows="2" placeholder="Message…" value=${app.draft} onInput=${(e) => { app.draft = e.target.value; }} onKeyDown=${onKey}></textarea>
-      ${app.answering ? html`<button type="button" class="main" onClick=${() => app.answering.abort()}>Stop</button>` : html`<button class="main">Send</button>`}
-    </form>
-    <details><summary>Parameters</summary><div class="fields">
-      ${FIELDS.map(([name, min, max, step]) => html`<label>${name}<input type="number" min=${min} max=${max || undefined} step=${step} placeholder="model's" value=${app.params[name] ?? ""}
-        onInput=${(e) => { app.params[name] = e.target.value; }} /></label>`)}
-      <label class="wide">system message<textarea rows="2" value=${app.system} onInput=${(e) => { app.system = e.target.value; }} placeholder="the template's"></textarea></label></div>
-      <button onClick=${() => { app.turns = []; app.token = null; changed(); }} disabled=${app.answering}>New conversation</button></details>
-    <details onToggle=${(e) => e.target.open && showPrompt()}><summary>Rendered prompt</summary>
-      ${app.prompt && (app.prompt.error ? html`<p class="error">${app.prompt.error}</p>` : html`<p>${app.prompt.count} tokens. <button onClick=${showPrompt}>Render again</button></p><pre tabindex="0">${app.prompt.text}</pre><pre tabindex="0">${JSON.stringify(app.prompt.tokens)}</pre>`)}</details>
-    <details><summary>Request as JSON and curl</summary>${body ? html`<pre tabindex="0">${JSON.stringify(body, null, 2)}</pre><pre tabindex="0">${curl(body)}</pre>` : html`<p class="hint">No request yet.</p>`}</details>
-  </section>`;
-}
-
-function curl(body) {
-  const data = JSON.stringify(body).replaceAll("'", "'\\''");
-  return `curl -N ${location.origin}/v1/chat/completions -H 'Content-Type: application/json'${app.key ? " -H \"Authorization: Bearer $QUIRE_API_KEY\"" : ""} -d '${data}'`;
 }
 
 // --- Lab --------------------------------------------------------------------------------------
@@ -410,7 +262,7 @@ function Top() {
   };
   return html`<header><h1>Quire</h1>
     <span class=${`status ${app.status}`} role="status">${app.status === "ready" ? "●" : "○"} ${app.model?.id ?? ""} ${app.status}</span>
-    ${app.models.length > 1 && html`<label>Model <select aria-label="Model" value=${app.model.id} disabled=${app.answering} onChange=${(e) => chooseModel(e.target.value)}>${app.models.map(({ id }) => html`<option>${id}</option>`)}</select></label>`}
+    ${app.models.length > 1 && html`<label>Model <select aria-label="Model" value=${app.model.id} disabled=${chat.abort} onChange=${(e) => chooseModel(e.target.value)}>${app.models.map(({ id }) => html`<option>${id}</option>`)}</select></label>`}
     ${live && html`<${Throughput} /><span>running <b>${live.requests.size}</b> · waiting <b>${recording.numWaiting}</b></span>
       <span><label>KV <meter min="0" max="1" value=${used}></meter></label> ${(100 * used).toFixed(1)} %</span>
       <span title="Prompt tokens found in the prefix cache, since this page was opened">prefix hits ${recording.numPrompt ? `${((100 * recording.numHit) / recording.numPrompt).toFixed(0)} %` : "–"}</span>`}
@@ -437,7 +289,7 @@ function KeyForm() {
 
 function App() {
   if (app.asksKey) return html`<${KeyForm} />`;
-  return html`<${Top} /><main><${Chat} /><section class="xray" aria-label="X-ray"><h2>X-ray</h2>${xray.draw()}</section><${Lab} /></main>`;
+  return html`<${Top} /><main>${chat.draw()}<section class="xray" aria-label="X-ray"><h2>X-ray</h2>${xray.draw()}</section><${Lab} /></main>`;
 }
 
 document.documentElement.dataset.theme = localStorage.getItem("quire-theme") ?? "auto";

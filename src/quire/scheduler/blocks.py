@@ -29,7 +29,8 @@ from quire.types import NULL_BLOCK_ID, BlockTableUpdate, Request
 class BlockManager:
     """Allocates, shares, copies and frees blocks for sequences named by request id."""
 
-    def __init__(self, config: SchedulerConfig, events: EventLog | None = None) -> None:
+    def __init__(self, config: SchedulerConfig, events: EventLog | None = None, pool: BlockPool | None = None) -> None:
+        """`pool`: made by the caller, to choose blocks by another rule."""
         self._block_size = config.block_size
         self.shape = PoolShape(config.kv_cache_groups, config.block_size, config.max_num_batched_tokens)
         self._max_model_len = config.max_model_len
@@ -44,7 +45,7 @@ class BlockManager:
             intervals = (spec.checkpoint_interval for spec in self._specs if isinstance(spec, RecurrentState))
             self._checkpoint_interval = next(intervals, None)
         self._events = events
-        self.pool = BlockPool(config.num_blocks)
+        self.pool = BlockPool(config.num_blocks) if pool is None else pool
         self.cache = PrefixCache()
         self.owned: dict[str, OwnedBlocks] = {}
         self.lookup = PrefixLookup(config, self.cache)

@@ -56,6 +56,8 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
         (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]},
          "messages.0.tool_calls.0.function"),
         (ChatRequest, {"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        (ChatRequest, {"continue_final_message": True, "answer_token_ids": [[1]]}, "answer_token_ids"),
+        (ChatRequest, {"answer_token_ids": [[-1]]}, "answer_token_ids.0.0"),
         (ChatRequest, {"top_logprobs": 2}, "top_logprobs"),
         (ChatRequest, {"stream_options": {"include_usage": True}}, "stream_options"),
         (ChatRequest, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),

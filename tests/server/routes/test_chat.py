@@ -1,5 +1,6 @@
 """`/v1/chat/completions`, answered whole."""
 
+import json
 from typing import Any
 
 import pytest
@@ -9,9 +10,14 @@ from quire.server.protocol.validation import validate
 from quire.server.request_record import Caller
 from quire.server.routes.chat import message_dicts, prepare_chat
 from tests.engine.builders import saying
-from tests.server.fake_engine import CHAT, MESSAGES, assert_error, in_loop, make_server, post, requests_to
+from tests.server.fake_engine import CHAT, MESSAGES, assert_error, in_loop, make_server, post, requests_to, use_template
 
 PATH = "/v1/chat/completions"
+THINKING = (
+    "{% for m in messages %}{{ m.role }}: "
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{{ m.content }}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
 
 
 async def ask(fields: dict[str, Any], text: str = "Hello wörld", **settings: Any) -> dict[str, Any]:
@@ -72,6 +78,49 @@ async def test_message_is_continued_and_echoed() -> None:
     assert answer["choices"][0]["message"]["content"] == "Sure: Hello wörld"
     # The prompt ends with the message itself, not with the beginning of another turn.
     assert bytes(answer["prompt_token_ids"][-6:]) == b"Sure: "
+
+
+@in_loop
+async def test_answer_goes_on_behind_given_tokens() -> None:
+    answer = await ask({"answer_token_ids": [list(b"Well, ")], "return_token_ids": True})
+    assert answer["choices"][0]["message"]["content"] == "Hello wörld"
+    assert bytes(answer["prompt_token_ids"][-6:]) == b"Well, "
+    assert answer["usage"]["prompt_tokens"] == 4 + 6
+
+
+@in_loop
+async def test_reasoning_begun_by_given_tokens_goes_on() -> None:
+    app, _ = make_server(next_token=saying(" second</think>Yes."))
+    use_template(app, THINKING)
+    fields = {"answer_token_ids": [list(b"<think>First")], "messages": MESSAGES}
+    message = (await post(app, PATH, {**CHAT, **fields})).json()["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == (" second", "Yes.")
+
+
+@in_loop
+async def test_each_beginning_has_an_answer_of_its_own() -> None:
+    beginnings = [list(b"<think>First"), list(b"Plain, ")]
+    app, engine = make_server(next_token=saying(" and</think>Yes."))
+    use_template(app, THINKING)
+    body = {**CHAT, "answer_token_ids": beginnings, "n": 2}
+    choices = (await post(app, PATH, body)).json()["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
+    whole = [choice["message"]["content"] for choice in choices]
+    assert whole == ["Yes.", "Yes.", " and</think>Yes.", " and</think>Yes."]
+    lines = (await post(app, PATH, {**body, "stream": True})).text.splitlines()
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    contents = ["", "", "", ""]
+    for choice in [choice for chunk in chunks for choice in chunk["choices"]]:
+        contents[choice["index"]] += choice["delta"].get("content") or ""
+    assert contents == whole
+    assert engine.num_requests == 0
+
+
+@in_loop
+async def test_constrained_answer_cannot_begin_with_given_tokens() -> None:
+    app, _ = make_server()
+    fields = {"answer_token_ids": [[65]], "structured_outputs": {"regex": "A+"}}
+    assert_error(await post(app, PATH, {**CHAT, **fields}), 400, "invalid_parameter", "answer_token_ids")
 
 
 @in_loop

@@ -195,7 +195,7 @@ class Rig:
         self.unit = "steps" if self.is_fake else "seconds"
         try:
             if self.is_fake:
-                self.config = resolve(chosen, Hardware("cpu", 1 << 36, 1 << 36, True, 1), _fake_model())
+                self.config = resolve(chosen, Hardware("cpu", 1 << 36, 1 << 36, True, 1), fake_model())
                 self.executor: Executor = FakeExecutor(self.config)
             else:
                 progress(f"loading {model}", 0, 1)
@@ -315,7 +315,7 @@ def _open(model: str, hf_config: Mapping[str, Any] | None) -> "Checkpoint":
     return Checkpoint(ModelFiles(model, Path(), "hf", "local"), hf_config)
 
 
-def _fake_model() -> ModelConfig:
+def fake_model() -> ModelConfig:
     """Shape of SmolLM2-135M, so that the KV cache has its bytes per token."""
     return ModelConfig(
         architecture="fake", hf_config={}, vocab_size=49_152, hidden_size=576, num_layers=30, num_heads=9,

@@ -18,6 +18,7 @@ from quire.server.protocol.fields import (
     LenientBody,
     ShortText,
     TextOrList,
+    TokenIds,
 )
 from quire.server.protocol.tools import (
     MAX_TOOLS,
@@ -31,6 +32,8 @@ from quire.server.protocol.tools import (
 )
 from quire.text.dialogue import TEMPLATE_ARGUMENTS
 
+MAX_BEGUN = 16
+"""Beginnings of answers in one request."""
 _T = TypeVar("_T")
 MAX_MESSAGES = 2048
 MAX_PARTS = 1024
@@ -238,6 +241,8 @@ class ChatRequest(ChoiceFields):
     add_generation_prompt: bool | None = None
     """Unset: true, but false with `continue_final_message`."""
     continue_final_message: bool | None = False
+    answer_token_ids: Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_BEGUN)] | None = None
+    """First tokens of answers, one list for each: an answer goes on behind them, and what is returned follows them."""
     add_special_tokens: bool | None = False
     documents: Annotated[list[dict[str, Any]], Field(max_length=MAX_DOCUMENTS)] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_VARIABLES)] | None = None
@@ -272,6 +277,8 @@ class ChatRequest(ChoiceFields):
         check_template_fields(self.add_generation_prompt, self.continue_final_message, self.chat_template_kwargs)
         if self.top_logprobs and not self.logprobs:
             raise FieldError("top_logprobs", "top_logprobs needs logprobs: true")
+        if self.answer_token_ids and self.continue_final_message:
+            raise FieldError("answer_token_ids", "answer_token_ids and continue_final_message exclude each other")
         self.offer()
 
     def offer(self) -> Offer | None:

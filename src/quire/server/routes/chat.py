@@ -3,18 +3,19 @@
 `/v1/responses` uses `prepare_chat` too. Next to read: `job.py`, `../generation.py`, `responses.py`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from quire.engine.process.messages import RequestUpdate
+from quire.errors import InvalidParameterError
 from quire.outputs import CompletionOutput
 from quire.server.logprobs import prompt_logprobs
 from quire.server.protocol.chat import ChatRequest, Message
 from quire.server.protocol.fields import renaming
 from quire.server.request_record import Caller
-from quire.server.routes.exchange import answer, prepare, read_body
+from quire.server.routes.exchange import answer, engine_ids, prepare, read_body
 from quire.server.routes.job import Chunks, Job
 from quire.server.state import ServerState
 from quire.server.streaming import stream_answer
@@ -32,21 +33,27 @@ class ChatJob(Job):
     Fields:
         prepared: the prompt, and how answers are read.
         opening: the beginning of every answer, the message that `echo` repeats.
+        begun: per request the text of its `answer_token_ids`, which its readers have read already.
     """
 
     prepared: PreparedPrompt
     opening: str
+    begun: list[str]
 
-    def reader(self) -> ReplyReader | None:
-        """Return a reader of one choice; None if its text is all content."""
-        return self.prepared.reply_reader()
+    def reader(self, index: int = 0) -> ReplyReader | None:
+        """Return a reader of one choice of request `index`; None if its text is all content."""
+        reader = self.prepared.reply_reader()
+        if reader is not None and self.begun[index]:
+            reader.events(self.begun[index], ends=False)
+        return reader
 
 
 @router.post("/v1/chat/completions")
 async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation."""
     body = await read_body(request, ChatRequest)
-    job = await prepare(request, body, prepare_chat, n=body.n or 1)
+    num_prompts = len(body.answer_token_ids or ("",))
+    job = await prepare(request, body, prepare_chat, num_prompts=num_prompts, n=body.n or 1)
     if body.stream:
         return stream_answer(request, job.requests, _ChatChunks(job))
     return await answer(request, job.requests, lambda results: _written(job, results))
@@ -69,24 +76,35 @@ def prepare_chat(state: ServerState, body: ChatRequest, caller: Caller) -> ChatJ
             max_len=front_end.max_prompt_len(body.truncate_prompt_tokens, max_tokens),
             keeps_start=body.keeps_start,
         )
+        if body.answer_token_ids and prepared.constraint is not None:
+            raise InvalidParameterError("answer_token_ids", body.answer_token_ids, "unset where answers follow a form")
+        beginnings = body.answer_token_ids or [[]]
+        prompts = [replace(prompt, token_ids=prompt.token_ids + token_ids) for token_ids in beginnings]
         limits = {"max_tokens": max_tokens, "logprobs": num_top, "structured_outputs": prepared.constraint}
         values |= {name: value for name, value in limits.items() if value is not None}
         if prepared.keeps_special_tokens:
             values["skip_special_tokens"] = False
         params = front_end.sampling_params(values)
         identity = caller.identity(body.priority, body.cache_salt)
-        request = front_end.prepare(caller.engine_id, prompt, params, **identity)
+        names = engine_ids(caller, len(prompts))
+        requests = [
+            front_end.prepare(name, prompt, params, **identity) for name, prompt in zip(names, prompts, strict=True)
+        ]
     return ChatJob(
         body=body,
         front_end=front_end,
         model=caller.adapter or state.model_name,
         # The answer's id ends like the engine's: a trace and an answer can be matched.
         answer_id=f"chatcmpl-{body.request_id or caller.engine_id.removeprefix('req-')}",
-        requests=[request],
-        prompts=[prompt],
+        requests=requests,
+        prompts=prompts,
         num_top=num_top,
         prepared=prepared,
         opening=_opening(body),
+        begun=[
+            front_end.tokenizer.decode(token_ids, skip_special_tokens=not prepared.keeps_special_tokens)
+            for token_ids in beginnings
+        ],
     )
 
 
@@ -130,17 +148,18 @@ def _opening(body: ChatRequest) -> str:
 
 
 def _written(job: ChatJob, results: list[RequestUpdate]) -> dict[str, Any]:
-    (finished,) = results
     writer = job.logprob_writer()
     choices = []
-    for choice in finished.choices:
+    for place, (begun, choice) in enumerate(
+        (index, choice) for index, finished in enumerate(results) for choice in finished.choices
+    ):
         message, finish_reason = {"content": choice.text}, choice.finish_reason
-        if (reader := job.reader()) is not None:
+        if (reader := job.reader(begun)) is not None:
             message, finish_reason = reader.message(choice.text, choice.finish_reason)
         if job.opening:
             message["content"] = job.opening + (message["content"] or "")
         written: dict[str, Any] = {
-            "index": choice.index,
+            "index": place,
             "message": {"role": "assistant", "refusal": None, **message},
             "logprobs": None if writer is None else writer.chat(choice.logprobs or []),
             "finish_reason": finish_reason,
@@ -150,8 +169,8 @@ def _written(job: ChatJob, results: list[RequestUpdate]) -> dict[str, Any]:
             written["token_ids"] = choice.token_ids
         choices.append(written)
     whole = job.answer("chat.completion", choices, results)
-    if finished.prompt_logprobs is not None:
-        whole["prompt_logprobs"] = prompt_logprobs(finished.prompt_logprobs)
+    if results[0].prompt_logprobs is not None:
+        whole["prompt_logprobs"] = prompt_logprobs(results[0].prompt_logprobs)
     if job.body.return_token_ids:
         whole["prompt_token_ids"] = job.requests[0].prompt_token_ids
     return whole
@@ -165,7 +184,8 @@ class _ChatChunks(Chunks):
     def __init__(self, job: ChatJob) -> None:
         super().__init__(job)
         self._opening = job.opening
-        self._readers = [job.reader() for _ in range(job.body.n or 1)]
+        self._n = job.body.n or 1
+        self._readers = [job.reader(index) for index in range(len(job.requests)) for _ in range(self._n)]
         self._is_plain = self._is_plain and self._readers[0] is None
         self._writer = job.logprob_writer()
 
@@ -174,19 +194,20 @@ class _ChatChunks(Chunks):
         body, request = self._job.body, self._job.requests[0]
         extra = {"prompt_token_ids": request.prompt_token_ids} if body.return_token_ids else {}
         delta = {"role": "assistant", "content": self._opening}
-        return b"".join(self.chunk(_choice(index, delta), extra) for index in range(body.n or 1))
+        return b"".join(self.chunk(_choice(place, delta), extra) for place in range(len(self._readers)))
 
     def choices(self, index: int, choice: CompletionOutput, update: RequestUpdate) -> list[dict[str, Any]]:
         """Return the choices of the chunks for an update."""
         ends = choice.finish_reason is not None
         deltas: list[dict[str, Any]] = [{"content": choice.text}] if choice.text else []
         reason = choice.finish_reason
-        if (reader := self._readers[choice.index]) is not None:
+        place = index * self._n + choice.index
+        if (reader := self._readers[place]) is not None:
             deltas = reader.deltas(choice.text, ends=ends)
             reason = reader.finish_reason(reason)
         if not deltas and choice.token_ids and self._has_extras:
             deltas = [{"content": ""}]
-        written = [_choice(choice.index, delta) for delta in deltas]
+        written = [_choice(place, delta) for delta in deltas]
         # Log-probabilities and ids of the tokens go with the first of several chunks.
         if written and self._writer is not None:
             written[0]["logprobs"] = self._writer.chat(choice.logprobs or [])
@@ -194,7 +215,7 @@ class _ChatChunks(Chunks):
             written[0]["token_ids"] = choice.token_ids
         if ends:
             end = {"finish_reason": reason, "stop_reason": choice.stop_reason}
-            written.append(_choice(choice.index, {}) | end)
+            written.append(_choice(place, {}) | end)
         return written
 
 
