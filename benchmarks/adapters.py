@@ -94,7 +94,9 @@ def main() -> None:
     engine = LLMEngine.from_options(args.model, enable_lora=True, speculative="off", max_num_seqs=64)
     table = Table(TITLES, as_json=args.json)
     with tempfile.TemporaryDirectory() as folder:
-        paths = [write_adapter(Path(folder) / str(number), engine, args.rank, number) for number in range(args.adapters)]
+        paths = [
+            write_adapter(Path(folder) / str(number), engine, args.rank, number) for number in range(args.adapters)
+        ]
         adapters = [LoRARequest(f"adapter-{number}", str(path)) for number, path in enumerate(paths)]
         size = sum(item.stat().st_size for item in paths[0].iterdir())
         firsts, reads = [], []

@@ -3,7 +3,7 @@
 // what follows a product stays in one op with it.
 //
 // Rows are grouped by adapter, so that its matrices are read once for several rows. The sums of a row depend on
-// nothing but the row: A x per output of A in 16 lanes, then over the lanes; B (A x) in the order of the rank.
+// nothing but the row: A x per output of A in 16 lanes, then over the lanes; B (A x) in the order of the rank, even and odd columns apart.
 #pragma once
 #include "ops/rows.h"
 #include "plan/op.h"
@@ -47,7 +47,8 @@ struct LoraOp {
 
 namespace {
 
-constexpr int64_t kLoraRows = 2, kLoraOutputs = 4;  // that share what they load
+constexpr int64_t kLoraRows = 4, kLoraOutputs = 4;  // together at most; R rows take K = 4 / R outputs at once: their
+                                                    // sums fill half of AVX2's registers
 
 inline F32x16 load_lora(const std::byte* values, int64_t index, bool is_bf16) {
   return is_bf16 ? widen_bf16(reinterpret_cast<const uint16_t*>(values) + index)
@@ -58,8 +59,9 @@ inline F32x16 load_lora(const std::byte* values, int64_t index, bool is_bf16) {
 inline void widen_row(const Rows& x, int64_t index, int64_t width, float* out) {
   int64_t i = 0;
   if (x.type == RowType::q8) {
-    const auto* blocks = row<ActBlock>(x, index);
-    for (; i < width; ++i) out[i] = blocks[i / kBlock].scale * static_cast<float>(blocks[i / kBlock].q[i % kBlock]);
+    for (const auto* block = row<ActBlock>(x, index); i < width; i += kBlock, ++block) {
+      for (int64_t k = 0; k < kBlock; ++k) out[i + k] = block->scale * static_cast<float>(block->q[k]);
+    }
   } else if (x.type == RowType::bf16) {
     const auto* values = row<uint16_t>(x, index);
     for (; i + kLanes <= width; i += kLanes) store(out + i, widen_bf16(values + i));
@@ -94,11 +96,14 @@ void lora_block(const std::byte* a, const float* x, int64_t stride, float* const
 
 template <bool kIsBf16, int R>
 void lora_outputs(int64_t count, const std::byte* a, const float* x, int64_t stride, float* const* out) {
-  if (count == kLoraOutputs) return lora_block<kIsBf16, R, kLoraOutputs>(a, x, stride, out);
-  for (int64_t k = 0; k < count; ++k) {
+  constexpr int64_t kAtOnce = kLoraOutputs / R;
+  for (int64_t k = 0; k < count;) {
     float* to[R];
     for (int r = 0; r < R; ++r) to[r] = out[r] + k;
-    lora_block<kIsBf16, R, 1>(a + k * stride * (kIsBf16 ? 2 : 4), x, stride, to);
+    const bool is_full = k + kAtOnce <= count;
+    const std::byte* from = a + k * stride * (kIsBf16 ? 2 : 4);
+    (is_full ? lora_block<kIsBf16, R, kAtOnce> : lora_block<kIsBf16, R, 1>)(from, x, stride, to);
+    k += is_full ? kAtOnce : 1;
   }
 }
 
@@ -111,7 +116,12 @@ inline void lora(const LoraOp& op, const Context& context) {
   };
   // Rows from i on that are computed together.
   const auto rows_from = [&](int64_t i) {
-    return i + 1 < step.num_rows && step.slots[step.rows[i]] == step.slots[step.rows[i + 1]] ? kLoraRows : 1;
+    int64_t count = 1;
+    while (count < kLoraRows && i + count < step.num_rows &&
+           step.slots[step.rows[i]] == step.slots[step.rows[i + count]]) {
+      ++count;
+    }
+    return count == 3 ? int64_t{2} : count;
   };
   int64_t count = 0;
   for (int64_t i = 0; i < step.num_rows; i += rows_from(i)) count += chunks_of(entry_of(i));
@@ -130,11 +140,13 @@ inline void lora(const LoraOp& op, const Context& context) {
       const std::byte* a = entry.a + k * stride * (entry.is_bf16 != 0 ? 2 : 4);
       float* out[kLoraRows];
       for (int64_t r = 0; r < rows; ++r) out[r] = step.products + step.rows[i + r] * step.products_stride + k;
-      if (rows == kLoraRows) {
-        (entry.is_bf16 != 0 ? lora_outputs<true, kLoraRows> : lora_outputs<false, kLoraRows>)(outputs, a, x, stride,
-                                                                                              out);
+      const bool is_bf16 = entry.is_bf16 != 0;
+      if (rows == 4) {
+        (is_bf16 ? lora_outputs<true, 4> : lora_outputs<false, 4>)(outputs, a, x, stride, out);
+      } else if (rows == 2) {
+        (is_bf16 ? lora_outputs<true, 2> : lora_outputs<false, 2>)(outputs, a, x, stride, out);
       } else {
-        (entry.is_bf16 != 0 ? lora_outputs<true, 1> : lora_outputs<false, 1>)(outputs, a, x, stride, out);
+        (is_bf16 ? lora_outputs<true, 1> : lora_outputs<false, 1>)(outputs, a, x, stride, out);
       }
     }
     first += chunks;
@@ -142,12 +154,26 @@ inline void lora(const LoraOp& op, const Context& context) {
   }
 }
 
-// values[16] += B (A x) of one tile.
-template <bool kIsBf16>
-void add_lora_tile(const std::byte* b, const float* products, int64_t rank, float* values) {
-  F32x16 y = load(values);
-  for (int64_t k = 0; k < rank; ++k) y = fma(load_lora(b, k * kLanes, kIsBf16), broadcast(products[k]), y);
-  store(values, y);
+// values[16] += B (A x) of C tiles side by side: one sum of even and one of odd columns, so that none waits for itself.
+template <bool kIsBf16, int C>
+void add_lora_tiles(const std::byte* b, const float* products, int64_t rank, float* values) {
+  F32x16 even[C], odd[C];
+  QUIRE_UNROLL for (int c = 0; c < C; ++c) {
+    even[c] = load(values + c * kTile);
+    odd[c] = zero();
+  }
+  int64_t k = 0;
+  for (; k + 2 <= rank; k += 2) {
+    const F32x16 first = broadcast(products[k]), second = broadcast(products[k + 1]);
+    QUIRE_UNROLL for (int c = 0; c < C; ++c) {
+      even[c] = fma(load_lora(b, (c * rank + k) * kLanes, kIsBf16), first, even[c]);
+      odd[c] = fma(load_lora(b, (c * rank + k + 1) * kLanes, kIsBf16), second, odd[c]);
+    }
+  }
+  QUIRE_UNROLL for (int c = 0; c < C; ++c) {
+    if (k < rank) even[c] = fma(load_lora(b, (c * rank + k) * kLanes, kIsBf16), broadcast(products[k]), even[c]);
+    store(values + c * kTile, even[c] + odd[c]);
+  }
 }
 
 // Adds to the sums of rows first … first + num_rows - 1 and of num_tiles tiles from `tile` on, at values[row][16 *
@@ -165,10 +191,14 @@ inline void add_lora(const LoraSite* site, int64_t first, int64_t num_rows, int6
       const int64_t begin = part.first_tile > tile ? part.first_tile : tile;
       const int64_t end = part.end_tile < tile + num_tiles ? part.end_tile : tile + num_tiles;
       const float* products = step.products + (first + r) * step.products_stride + part.first_product;
-      for (int64_t c = begin; c < end; ++c) {
-        const std::byte* b = part.b + (c - part.first_tile) * part.rank * kLanes * (entry.is_bf16 != 0 ? 2 : 4);
-        const auto add = entry.is_bf16 != 0 ? add_lora_tile<true> : add_lora_tile<false>;
+      const bool is_bf16 = entry.is_bf16 != 0;
+      for (int64_t c = begin; c < end;) {
+        const std::byte* b = part.b + (c - part.first_tile) * part.rank * kLanes * (is_bf16 ? 2 : 4);
+        const bool is_pair = c + 2 <= end;
+        const auto add = is_pair ? (is_bf16 ? add_lora_tiles<true, 2> : add_lora_tiles<false, 2>)
+                                 : (is_bf16 ? add_lora_tiles<true, 1> : add_lora_tiles<false, 1>);
         add(b, products, part.rank, values + r * stride + (c - tile) * kTile);
+        c += is_pair ? 2 : 1;
       }
     }
   }

@@ -15,6 +15,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from quire.cache_spec import CacheGroup, CacheSpec
 from quire.errors import ConfigError, nearest
+from quire.lora_options import adapter_options
 
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Compute dtypes and their size in bytes."""
@@ -197,22 +198,6 @@ class EngineOptions:
         return cls(
             **{name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in kwargs.items()}
         )
-
-
-def adapter_options(given: Any) -> tuple[str, ...]:
-    """Return adapters as "NAME=PATH". Raises: ConfigError for another form, or a name given twice."""
-    items = [f"{name}={path}" for name, path in given.items()] if isinstance(given, Mapping) else given
-    if isinstance(items, str):
-        items = (items,)
-    names = []
-    for item in items:
-        name, _, path = item.partition("=") if isinstance(item, str) else ("", "", "")
-        if not name or not path:
-            raise ConfigError(f"lora={item!r} is not of the form NAME=PATH")
-        names.append(name)
-    if len(set(names)) < len(names):
-        raise ConfigError(f"lora names {max(names, key=names.count)!r} twice: give each adapter a name of its own")
-    return tuple(items)
 
 
 def canonical_kv_dtype(options: EngineOptions) -> str:

@@ -44,8 +44,8 @@ def write_peft(path: Path, matrices: Matrices, **config: Any) -> Path:
 
 def write_gguf(path: Path, matrices: Matrices, head_size: int, **metadata: str) -> Path:
     """The same as llama.cpp's converter writes it: rows of queries and keys in its order of rotated pairs."""
-    names = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output", "gate_proj": "ffn_gate",
-             "up_proj": "ffn_up", "down_proj": "ffn_down"}  # fmt: skip
+    names = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output",
+             "gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"}  # fmt: skip
     writer = gguf.GGUFWriter(path, "llama")
     for key, value in {"general.type": "adapter", "adapter.type": "lora", **metadata}.items():
         writer.add_string(key, value)

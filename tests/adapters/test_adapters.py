@@ -242,9 +242,7 @@ def test_file_that_changed_after_loading_ends_its_request_alone(
 # --- Activated adapters ------------------------------------------------------------------------
 
 
-def test_activated_adapter_computes_from_its_tokens_on_and_shares_the_base_s_prefix(
-    base: Path, tmp_path: Path
-) -> None:
+def test_activated_adapter_computes_from_its_tokens_on_and_shares_the_base_s_prefix(base: Path, tmp_path: Path) -> None:
     matrices = random_matrices(base, 1)
     paths = {
         "activated": write_peft(tmp_path / "a", matrices, alora_invocation_tokens=[7, 8]),
@@ -293,7 +291,9 @@ def test_adapter_of_another_shape_or_module_is_refused_by_name(base: Path, engin
     error = refused(engine, write_peft(tmp_path / "layer", {name.replace("0", "77"): (a, b)}))
     assert "layers.77" in error.message
     for module in ("lm_head", "model.embed_tokens"):
-        error = refused(engine, write_peft(tmp_path / module, {f"{module}.weight": (a, np.zeros((300, 4), np.float32))}))
+        error = refused(
+            engine, write_peft(tmp_path / module, {f"{module}.weight": (a, np.zeros((300, 4), np.float32))})
+        )
         assert isinstance(error, UnsupportedModelError)
         assert module in error.message
 

@@ -102,13 +102,12 @@ class LLMEngine:
         arrival_time_s: float | None = None,
         **choices: Any,
     ) -> None:
-        """Check and queue one request; `params` None means the model's recommended sampling.
-
+        """Check and queue one request; `params` None means the model's recommended sampling. `choices`: `lora_request`.
         Raises: RequestError, CapacityError, EngineDeadError. After an error nothing of the request is left.
         """
-        identity = {"priority": priority, "client_id": client_id, "cache_salt": cache_salt}
-        options: dict[str, Any] = {**identity, "arrival_time_s": arrival_time_s, **choices}
-        self.submit(self.input_processor.prepare(request_id, prompt, params, **options))
+        identity: dict[str, Any] = {"priority": priority, "client_id": client_id, "cache_salt": cache_salt}
+        choices |= {"arrival_time_s": arrival_time_s, **identity}
+        self.submit(self.input_processor.prepare(request_id, prompt, params, **choices))
 
     def submit(self, prepared: PreparedRequest) -> None:
         """Queue a checked request. Raises: DuplicateRequestError, CapacityError, EngineDeadError, or EngineError if the

@@ -303,7 +303,7 @@ class Instruction:
 
     @property
     def adapter_input(self) -> Columns | None:
-        """What a linear layer multiplies with `named_weight`, and so with adapters; None if it takes none."""
+        """The input of a linear layer, which adapters read too; None if the instruction takes no adapters."""
         return None
 
     @property

@@ -14,7 +14,7 @@ class LoadAdapterRequest(Body):
     lora_path: str
     """PEFT's directory, or a GGUF file, on the server's machine."""
     model: str | None = None
-    """Of several models the one that it changes; unset: the first."""
+    """The model to adapt, of several; unset: the first."""
 
 
 class UnloadAdapterRequest(Body):
@@ -25,7 +25,7 @@ class UnloadAdapterRequest(Body):
 
 
 class AdapterAnswer(Answer):
-    """What became of an adapter."""
+    """The result for an adapter."""
 
     lora_name: str
     status: Literal["loaded", "unloaded"]
