@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, fields, replace
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from quire.adapter import adapter_options
 from quire.cache_spec import CacheGroup, CacheSpec
 from quire.errors import ConfigError, nearest
-from quire.lora_options import adapter_options
 
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Compute dtypes and their size in bytes."""

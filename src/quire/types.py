@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from quire.adapter import Adapter
 from quire.events import OpTime
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.transfers import Transfer, TransferReport
@@ -48,8 +49,7 @@ class Request:
         sampling: None for a pooling request, which finishes when its prompt is computed.
         siblings: the other n - 1 sequences of an `n > 1` request, forked in the step that completes the prompt.
         awaits_external_token: the next token is chosen outside the sampler (beam search): `update` does not append.
-        hash_extras: prefix blocks are shared only among requests with the same extras: the cache salt, and the content
-            of an adapter that computes all of the prompt.
+        hash_extras: prefix blocks are shared only among requests with the same extras: cache salt, adapter's content.
         checked_grammar: that of the structured output, as a `GrammarChecker` made it; None: it has not been checked.
         reads_prefix_cache: False if every prompt position must be computed (prompt_logprobs, mean pooling).
         draft_token_ids: a guess of the next tokens, set between steps. The request's next step verifies it, if it can,
@@ -76,7 +76,7 @@ class Request:
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     checked_grammar: str | None = None
     reads_prefix_cache: bool = True
-    adapter: "Adapter | None" = None
+    adapter: Adapter | None = None
     awaits_external_token: bool = False
     siblings: list["Request"] = field(default_factory=list)
 
@@ -167,18 +167,6 @@ class BlockTableUpdate(msgspec.Struct, frozen=True):
     block_ids: tuple[int, ...]
 
 
-class Adapter(msgspec.Struct, frozen=True):
-    """A LoRA adapter of a request: where its files are, and the SHA-256 of their content.
-
-    `start`: the first position that is computed with it; those before are the base model's.
-    """
-
-    name: str
-    path: str
-    digest: str
-    start: int = 0
-
-
 class NewRequest(msgspec.Struct, frozen=True):
     """Everything that the executor must know of a request that is new to it, or returns after preemption."""
 
@@ -191,8 +179,7 @@ class NewRequest(msgspec.Struct, frozen=True):
     eos_token_ids: tuple[int, ...]
     seed: int
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
-    max_tokens: int = 16
-    """Most tokens to generate, in the context length too."""
+    max_tokens: int = 16  # to generate at most, in the context length too
     awaits_external_token: bool = False
     """The scheduler sends the next token; the token that the executor yields is not the sequence's."""
     adapter: Adapter | None = None
@@ -298,8 +285,7 @@ class StepResult(msgspec.Struct, frozen=True):
     results: tuple[RequestResult, ...]
     is_lost: bool = False
     """The executor raised: this step and all later ones are lost. `results` hold only requests at fault."""
-    num_iterations: int = 1
-    """Forward passes, for events and `Pace`."""
+    num_iterations: int = 1  # forward passes, for events and `Pace`
     op_times: tuple[OpTime, ...] = ()
     """Time and work of each instruction that ran, where these are traced."""
     transfers: TransferReport | None = None

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from quire.adapter import Adapter
 from quire.config import EngineConfig
 from quire.errors import InvalidParameterError, ModelFileError, RequestError, nearest, printable
-from quire.types import Adapter, Request
+from quire.types import Request
 
 MAX_NAME_LEN = 256
 

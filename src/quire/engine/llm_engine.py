@@ -103,11 +103,11 @@ class LLMEngine:
         **choices: Any,
     ) -> None:
         """Check and queue one request; `params` None means the model's recommended sampling. `choices`: `lora_request`.
+
         Raises: RequestError, CapacityError, EngineDeadError. After an error nothing of the request is left.
         """
-        identity: dict[str, Any] = {"priority": priority, "client_id": client_id, "cache_salt": cache_salt}
-        choices |= {"arrival_time_s": arrival_time_s, **identity}
-        self.submit(self.input_processor.prepare(request_id, prompt, params, **choices))
+        choices |= {"priority": priority, "client_id": client_id, "cache_salt": cache_salt}
+        self.submit(self.input_processor.prepare(request_id, prompt, params, arrival_time_s=arrival_time_s, **choices))
 
     def submit(self, prepared: PreparedRequest) -> None:
         """Queue a checked request. Raises: DuplicateRequestError, CapacityError, EngineDeadError, or EngineError if the

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.adapter import Adapter
 from quire.byte_sizes import format_bytes
 from quire.config import EngineConfig
 from quire.errors import CapacityError, ModelFileError, QuireError, UnsupportedModelError
@@ -23,7 +24,7 @@ from quire.lazy_torch import on_meta
 from quire.runtime.adapter_layout import PlacedLayer, place_adapter
 from quire.runtime.batch import RequestStates, StepLayout
 from quire.runtime.loader import make_model
-from quire.types import Adapter, RequestResult, SchedulerOutput
+from quire.types import RequestResult, SchedulerOutput
 from quire.weights.adapter_files import read_adapter
 
 logger = logging.getLogger("quire.runtime")

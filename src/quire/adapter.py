@@ -1,9 +1,26 @@
-"""`adapter_options`: the forms in which callers name adapters. Next to read: `engine/adapters.py`."""
+"""`Adapter`: a request's LoRA adapter in messages, and the form of the option `lora`.
+
+Next to read: `engine/adapters.py`.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from quire.errors import ConfigError
+
+
+class Adapter(msgspec.Struct, frozen=True):
+    """A LoRA adapter of a request: where its files are, and the SHA-256 of their content.
+
+    `start`: the first position that is computed with it; those before are the base model's.
+    """
+
+    name: str
+    path: str
+    digest: str
+    start: int = 0
 
 
 def adapter_options(given: Any) -> tuple[str, ...]:
