@@ -14,6 +14,7 @@
 #include "ops/functions.h"
 #include "ops/gemm_float.h"
 #include "ops/gemm_q.h"
+#include "ops/lora.h"
 #include "ops/rows.h"
 #include "plan/op.h"
 
@@ -22,7 +23,7 @@ namespace quire {
 // y = x @ weight.T + bias, then `activation`. gated: N = 2 F, out[t, f] = activation(y[t, f]) * y[t, F + f], F being
 // a multiple of 16.
 // add: out[t, n] += y (f32 rows). Rows x are as the weight's format wants; rows out may be of any type, q8 wanting
-// a multiple of 32 columns. What `ahead` says may be fetched meanwhile.
+// a multiple of 32 columns. What `ahead` says may be fetched meanwhile. `lora`: null, or the adapters of the rows.
 struct GemmOp {
   Weight weight;
   const float* bias;  // [N] or null
@@ -33,6 +34,7 @@ struct GemmOp {
   bool add;
   bool of_logit_rows;  // S rows instead of T
   KvAhead ahead;
+  const LoraSite* lora;
 };
 
 namespace {
@@ -132,13 +134,15 @@ inline void gemm_piece(const GemmOp& op, Range rows, int64_t column, int64_t cou
   const bool is_plain = !op.gated && !op.add && op.bias == nullptr && op.activation == Activation::none;
   if (is_plain && op.out.type == RowType::f32 && count == kPanelWidth && op.out.stride_bytes % 4 == 0) {
     float* out = row<float>(op.out, rows.begin) + column;
-    return multiply(op.weight, op.x, rows.begin, num_rows, column / kTile, num_tiles, fetch, out,
-                    op.out.stride_bytes / 4);
+    multiply(op.weight, op.x, rows.begin, num_rows, column / kTile, num_tiles, fetch, out, op.out.stride_bytes / 4);
+    return add_lora(op.lora, rows.begin, num_rows, column / kTile, num_tiles, out, op.out.stride_bytes / 4);
   }
   multiply(op.weight, op.x, rows.begin, num_rows, column / kTile, num_tiles, fetch, scratch, kPanelWidth);
+  add_lora(op.lora, rows.begin, num_rows, column / kTile, num_tiles, scratch, kPanelWidth);
   if (op.gated) {
     const int64_t tile = (num_outputs + column) / kTile;
     multiply(op.weight, op.x, rows.begin, num_rows, tile, num_tiles, fetch, factors, kPanelWidth);
+    add_lora(op.lora, rows.begin, num_rows, tile, num_tiles, factors, kPanelWidth);
   }
   for (int64_t r = 0; r < num_rows && op.bias != nullptr; ++r) {
     add_values(op.bias + column, count, scratch + r * kPanelWidth);
@@ -183,7 +187,7 @@ inline void gemm(const GemmOp& op, const Context& context) {
   }
 }
 
-QUIRE_OP(gemm, GemmOp, weight, bias, x, out, activation, gated, add, of_logit_rows, ahead)
+QUIRE_OP(gemm, GemmOp, weight, bias, x, out, activation, gated, add, of_logit_rows, ahead, lora)
 
 }  // namespace
 }  // namespace quire

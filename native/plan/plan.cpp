@@ -106,7 +106,7 @@ void Plan::run_thread(int thread, Barrier& barrier) {
   for (size_t i = 0; i < entries_.size(); ++i) {
     const Entry& entry = entries_[i];
     if ((entry.mask & parts_) == 0) continue;
-    const int64_t num_rows = entry.mask & 1 ? step_.num_tokens : step_.num_logit_rows;
+    const int64_t num_rows = (entry.mask & kTokenParts) != 0 ? step_.num_tokens : step_.num_logit_rows;
     const bool as_tiles = tile_rows_ > 0 && num_rows >= tile_rows_;
     table.ops[static_cast<size_t>(entry.op)]->run(as_tiles ? entry.tile_params : entry.params, context);
     barrier.wait();

@@ -13,6 +13,7 @@
 
 namespace quire {
 
+constexpr uint32_t kTokenParts = 1 | 16;
 extern const OpTable* chosen_ops;  // isa/choose.cpp: the instruction set in use
 
 class Plan {
@@ -21,7 +22,7 @@ class Plan {
   Plan(std::shared_ptr<ThreadPool> pool, int64_t max_tokens, int64_t max_requests);
 
   // `op`: its place in OpTable::ops; `params` are of its size. It runs when run()'s parts have one of `mask`'s bits;
-  // bit 0 is for ops of the step's tokens, others are for ops of rows of logits.
+  // kTokenParts are for ops of the step's tokens, others for ops of rows of logits.
   void push(int32_t op, const void* params, uint32_t mask);
 
   // Computes one step. The derived arrays of `step` are filled in here. `nanoseconds`: null, or where to leave the time

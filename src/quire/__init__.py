@@ -12,6 +12,7 @@ during that time shows a traceback."""
 if TYPE_CHECKING:
     from typing import Any
 
+    from quire.engine.adapters import LoRARequest as LoRARequest
     from quire.engine.async_llm import AsyncLLM as AsyncLLM
     from quire.engine.llm import LLM as LLM
     from quire.engine.llm_engine import LLMEngine as LLMEngine
@@ -31,6 +32,7 @@ _LAZY = {
     "LLM": "quire.engine.llm",
     "AsyncLLM": "quire.engine.async_llm",
     "LLMEngine": "quire.engine.llm_engine",
+    "LoRARequest": "quire.engine.adapters",
     "ModelRegistry": "quire.models.registry",
     "BeamSearchParams": "quire.sampling_params",
     "PoolingParams": "quire.sampling_params",

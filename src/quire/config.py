@@ -8,11 +8,12 @@ Next to read: `types.py`, then `engine/llm_engine.py`.
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from quire.adapter import adapter_options
 from quire.cache_spec import CacheGroup, CacheSpec
 from quire.errors import ConfigError, nearest
 
@@ -157,10 +158,16 @@ class EngineOptions:
         1, "replicas of the engine behind one address, each with its share of cores and memory"
     )
     data_parallel_rank: int | None = option(None, "number of this replica, from 0: `quire serve` sets it", low=0)
+    lora: Sequence[str] = option(
+        (), "LoRA adapter as NAME=PATH, of PEFT (a directory) or GGUF; a request names it as its model"
+    )
+    enable_lora: bool = option(False, "let adapters be loaded while the engine runs")
+    lora_bytes: int = option(1 << 30, "most bytes of adapters in memory; others are read again when asked for")
     enforce_eager: bool = option(False, "run the model op by op in PyTorch, not as a native plan", group="debug")
     max_num_events: int = option(65536, "length of the event log's ring buffer", group="debug", high=MAX_NUM_EVENTS)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "lora", adapter_options(self.lora))
         check_options(self)
         if not all(isinstance(key, str) for key in self.hf_overrides or ()):
             raise ConfigError(f"hf_overrides={self.hf_overrides!r} must have the names of config.json's fields as keys")
@@ -168,6 +175,11 @@ class EngineOptions:
             raise ConfigError(
                 f"dtype={self.dtype!r} is not one of auto, {', '.join(DTYPES)}{nearest(str(self.dtype), DTYPES)}"
             )
+
+    @property
+    def has_adapters(self) -> bool:
+        """True if requests may choose adapters."""
+        return bool(self.lora) or self.enable_lora
 
     @property
     def num_ranks(self) -> int:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from quire.adapter import Adapter
 from quire.events import OpTime
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.transfers import Transfer, TransferReport
@@ -48,7 +49,7 @@ class Request:
         sampling: None for a pooling request, which finishes when its prompt is computed.
         siblings: the other n - 1 sequences of an `n > 1` request, forked in the step that completes the prompt.
         awaits_external_token: the next token is chosen outside the sampler (beam search): `update` does not append.
-        hash_extras: prefix blocks are shared only among requests with the same extras; the cache salt is one.
+        hash_extras: prefix blocks are shared only among requests with the same extras: cache salt, adapter's content.
         checked_grammar: that of the structured output, as a `GrammarChecker` made it; None: it has not been checked.
         reads_prefix_cache: False if every prompt position must be computed (prompt_logprobs, mean pooling).
         draft_token_ids: a guess of the next tokens, which the next step verifies, if it can; any gives the same tokens.
@@ -76,6 +77,7 @@ class Request:
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     checked_grammar: str | None = None
     reads_prefix_cache: bool = True
+    adapter: Adapter | None = None
     awaits_external_token: bool = False
     siblings: list["Request"] = field(default_factory=list)
 
@@ -184,6 +186,7 @@ class NewRequest(msgspec.Struct, frozen=True):
     awaits_external_token: bool = False
     """The scheduler sends the next token; the token that the executor yields is not the sequence's."""
     mirostat_mu: float | None = None  # see `Request`
+    adapter: Adapter | None = None
 
 
 class ScheduledRequest(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from tests.guards.sources import nodes
 
 PACKAGE = Path(__file__).parents[2] / "src" / "quire"
 ROOT_MODULES = {
+    "adapter",
     "types",
     "transfers",
     "sampling_params",

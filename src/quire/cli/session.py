@@ -157,7 +157,8 @@ def generate(
     """
     request_id = f"cli-{next(_REQUEST_IDS.setdefault(engine, itertools.count()))}"
     start = time.perf_counter()
-    engine.add_request(request_id, prompt, params)
+    adapter = next(iter(engine.input_processor.adapters.names), None)  # the first that --lora names
+    engine.add_request(request_id, prompt, params, lora_request=adapter)
     latest: RequestOutput | None = None
     first_s, last_s, num_shown, is_aborted = None, start, 0, False
     with interrupts_between_steps() as raise_if_interrupted:

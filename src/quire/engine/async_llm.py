@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import Any
 
+from quire.engine.adapters import LoRARequest
 from quire.engine.chat import Conversation, chat_options, dialogue_of
 from quire.engine.driver import EngineDriver
 from quire.engine.handle import EngineHandle
@@ -78,6 +79,7 @@ class AsyncLLM(EngineHandle):
         priority: int = 0,
         client_id: str = "",
         cache_salt: str = "",
+        lora_request: LoRARequest | None = None,
         streams: bool = True,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield all text so far, each time there is more; the last output has `finished`.
@@ -86,7 +88,12 @@ class AsyncLLM(EngineHandle):
         Raises: RequestError, CapacityError, EngineDeadError.
         """
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
-        identity = {"priority": priority, "client_id": client_id, "cache_salt": cache_salt}
+        identity: dict[str, Any] = {
+            "priority": priority,
+            "client_id": client_id,
+            "cache_salt": cache_salt,
+            "lora_request": lora_request,
+        }
         return self._follow(prompt, params, SamplingParams, request_id, streams=streams, **identity)
 
     async def chat(
@@ -99,6 +106,7 @@ class AsyncLLM(EngineHandle):
         priority: int = 0,
         client_id: str = "",
         cache_salt: str = "",
+        lora_request: LoRARequest | None = None,
         streams: bool = True,
         **choices: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -110,6 +118,7 @@ class AsyncLLM(EngineHandle):
         dialogue, options = dialogue_of(self.llm_engine), chat_options(**choices)
         chat = await asyncio.to_thread(Conversation.prepare, dialogue, messages, tools, options, params)
         identity: dict[str, Any] = {"priority": priority, "client_id": client_id, "cache_salt": cache_salt}
+        identity["lora_request"] = lora_request
         async with aclosing(self.generate(chat.prompt, chat.params, request_id, streams=streams, **identity)) as found:
             async for output in found:
                 yield chat.read(output)

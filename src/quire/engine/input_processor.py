@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.config import EngineConfig, ModelConfig
+from quire.engine.adapters import Adapters, LoRARequest
 from quire.engine.prompts import ParsedPrompt, parse_prompt
 from quire.errors import ContextLengthError, InvalidParameterError, PromptError, RequestError
 from quire.grammar.compiler import CompiledGrammar, CompiledReasoning, GrammarCompiler
@@ -58,6 +59,7 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self._clock = clock
         self._num_seeds_drawn = itertools.count()
+        self.adapters = Adapters(config)
         self.eos_token_ids = find_eos_token_ids(config.model, tokenizer)
         if left_out := sorted(set(config.model.eos_token_ids) - self.eos_token_ids):
             logger.warning(
@@ -112,6 +114,7 @@ class InputProcessor:
         client_id: str = "",
         cache_salt: str = "",
         arrival_time_s: float | None = None,
+        lora_request: LoRARequest | str | None = None,
     ) -> tuple[str | None, Request]:
         """Return the prompt's text, if there is one, and the request, which `completed` completes.
 
@@ -133,6 +136,7 @@ class InputProcessor:
             hash_extras=(cache_salt or salt,),
             eos_token_ids=self.eos_token_ids,
         )
+        self.adapters.give(request, lora_request)
         if isinstance(params, SamplingParams):
             self._make_generation(request, params)
         elif isinstance(params, PoolingParams):

@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
 
+from quire.engine.adapters import LoRARequest
 from quire.engine.beam_search import BeamSearch
 from quire.engine.chat import Conversation, chat_options, dialogue_of
 from quire.engine.handle import EngineHandle
@@ -66,20 +67,25 @@ class LLM(EngineHandle):
         *,
         use_tqdm: UseTqdm = True,
         priority: int | Sequence[int] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest] | None = None,
     ) -> list[RequestOutput]:
         """Complete one prompt or a list of prompts, each as text, token ids or a dict (`quire.outputs.Prompt`).
 
         `sampling_params`: one for all, or one per prompt; None: the model's recommended ones.
         `priority`: one for all or one per prompt; lower runs first, with scheduling_policy="priority".
+        `lora_request`: an adapter for all, or one per prompt; it needs enable_lora=True.
 
-        Raises: RequestError, CapacityError, EngineDeadError.
+        Raises: RequestError, CapacityError, EngineDeadError, ModelFileError.
         """
         items = split_prompts(prompts)
         params = _per_prompt("sampling_params", sampling_params, SamplingParams, len(items))
         priorities = _per_prompt("priority", 0 if priority is None else priority, object, len(items))
+        adapters = _per_prompt("lora_request", lora_request, LoRARequest, len(items))
         prepare = self.llm_engine.input_processor.prepare
         prepared = [
-            prepare(str(next(self._ids)), item, params[i], priority=priorities[i], streams=False)
+            prepare(
+                str(next(self._ids)), item, params[i], priority=priorities[i], streams=False, lora_request=adapters[i]
+            )
             for i, item in enumerate(items)
         ]
         return self._run(prepared, use_tqdm)
@@ -90,6 +96,7 @@ class LLM(EngineHandle):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: UseTqdm = True,
+        lora_request: LoRARequest | Sequence[LoRARequest] | None = None,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -128,7 +135,8 @@ class LLM(EngineHandle):
             Conversation.prepare(dialogue, conversation, tools, options, params or default)
             for conversation, params in zip(conversations, given, strict=True)
         ]
-        outputs = self.generate([chat.prompt for chat in chats], [chat.params for chat in chats], use_tqdm=use_tqdm)
+        given_prompts, given_params = [chat.prompt for chat in chats], [chat.params for chat in chats]
+        outputs = self.generate(given_prompts, given_params, use_tqdm=use_tqdm, lora_request=lora_request)
         return [chat.read(output) for chat, output in zip(chats, outputs, strict=True)]
 
     def beam_search(

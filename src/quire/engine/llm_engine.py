@@ -100,14 +100,14 @@ class LLMEngine:
         client_id: str = "",
         cache_salt: str = "",
         arrival_time_s: float | None = None,
+        **choices: Any,
     ) -> None:
-        """Check and queue one request; `params` None means the model's recommended sampling.
+        """Check and queue one request; `params` None means the model's recommended sampling. `choices`: `lora_request`.
 
         Raises: RequestError, CapacityError, EngineDeadError. After an error nothing of the request is left.
         """
-        identity = {"priority": priority, "client_id": client_id, "cache_salt": cache_salt}
-        options: dict[str, Any] = {**identity, "arrival_time_s": arrival_time_s}
-        self.submit(self.input_processor.prepare(request_id, prompt, params, **options))
+        choices |= {"priority": priority, "client_id": client_id, "cache_salt": cache_salt}
+        self.submit(self.input_processor.prepare(request_id, prompt, params, arrival_time_s=arrival_time_s, **choices))
 
     def submit(self, prepared: PreparedRequest) -> None:
         """Queue a checked request. Raises: DuplicateRequestError, CapacityError, EngineDeadError, or EngineError if the

@@ -232,6 +232,7 @@ class Emitter(Protocol):
     def push(self, op: str, **values: Any) -> None:
         """Add a native op with these fields (`native/ops/`).
 
+        `parts`: of the plan, instead of those that are being emitted.
         Values are passed as `Rows`, parameters as a `Weight` or, if they are vectors, the address of fp32 values. None
         leaves a field at its default.
         """
@@ -256,6 +257,9 @@ class Emitter(Protocol):
 
     def ahead(self, instruction: "Instruction") -> KvAhead | None:
         """The `KvAhead` that a product may fetch; None if there is none."""
+
+    def adapter_site(self, weight: Any) -> int | None:
+        """Address of the `LoraSite` of a linear layer; None if the engine has no adapters."""
 
 
 class Instruction:
@@ -297,6 +301,11 @@ class Instruction:
     @property
     def ahead(self) -> tuple[int, int] | None:
         """The layer and the window of the keys that products before it may fetch; None if it has no use for them."""
+        return None
+
+    @property
+    def adapter_input(self) -> Columns | None:
+        """The input of a linear layer, which adapters read too; None if the instruction takes no adapters."""
         return None
 
     @property

@@ -68,7 +68,7 @@ class Gemm(Instruction):
     def emit(self, to: Emitter) -> None:
         to.push(
             "gemm", weight=self.weight, bias=self.bias, x=self.x, out=self.out, activation=self.activation,
-            gated=self.gated, add=self.add, ahead=to.ahead(self),
+            gated=self.gated, add=self.add, ahead=to.ahead(self), lora=to.adapter_site(self.weight),
         )  # fmt: skip
 
     def cost(self, step: StepShape) -> Cost:
@@ -77,6 +77,10 @@ class Gemm(Instruction):
     @property
     def product(self) -> Product:
         return Product(self.weight, self.packing)
+
+    @property
+    def adapter_input(self) -> Columns:
+        return self.x
 
     def likeliest(self, before: Likeliest | None) -> Likeliest | None:
         if self.activation != Activation.none or self.add:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.events import OpTime
+from quire.kernels.lora import ADAPTERS
 from quire.kernels.registry import trace_logger, trace_setting
 from quire.runtime.batch import RequestStates, StepLayout, build_batch
 from quire.runtime.cache_engine import CacheEngine
@@ -18,6 +19,7 @@ from quire.runtime.plan.emit import BODY, GREEDY, LOGITS, SHARES, PlannedModel
 if TYPE_CHECKING:
     import torch
 
+    from quire.runtime.adapter_pool import AdapterPool
     from quire.runtime.torch_group import TorchGroup
 
 
@@ -112,8 +114,9 @@ class EagerForward:
 class PlannedForward:
     """A plan on the CPU."""
 
-    def __init__(self, planned: PlannedModel, links: Links = ONE_RANK) -> None:
+    def __init__(self, planned: PlannedModel, links: Links = ONE_RANK, adapters: "AdapterPool | None" = None) -> None:
         """`links`: to other stages, whose values are received before the layers run and sent after."""
+        self._adapters = adapters
         self.planned, self._links = planned, links
         self._gives_likeliest, self.gives_shares = planned.gives_likeliest, planned.shares is not None
         self._none: NDArray[np.int32] = np.zeros(0, np.int32)
@@ -131,6 +134,8 @@ class PlannedForward:
         )
         self._tables = (states.tokens, states.block_tables)
         parts, logit_rows = (BODY | GREEDY, layout.logit_rows) if fused else (BODY, self._none)
+        if self._adapters is not None and self._adapters.lay_out(layout):
+            parts |= ADAPTERS
         self._pass_values(layout, self._links.before, self.planned.inputs)
         self._run(parts, layout.rows, layout.starts, layout.counts, logit_rows)
         self._pass_values(layout, self._links.after, self.planned.outputs)

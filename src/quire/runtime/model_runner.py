@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from quire.config import STEP_S, EngineConfig
 from quire.memory_plan import PROMPT_LOGPROB_ROWS
+from quire.runtime.adapter_pool import AdapterPool
 from quire.runtime.batch import RequestState, RequestStates, StepLayout, Yield, drop_rows, lay_out
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.drafter import Drafter
@@ -67,6 +68,7 @@ class ModelRunner:
         self._gives_drafts = config.speculative != "off"
         self.agree: Callable[[bool], bool] = bool
         self.drafter: Drafter | None = None
+        self.adapters: AdapterPool | None = None
 
     def run(self, output: SchedulerOutput) -> StepResult:
         """Compute one step: request changes, transfers, forward, sampling, prompt logprobs, pooling; then further
@@ -74,6 +76,8 @@ class ModelRunner:
         states = self.states.apply(output)
         for new in output.new_requests:
             self.states[new.request_id].sampling = self.sampler.start(new)
+        if self.adapters is not None:
+            self.adapters.follow(output, self.states)
         if output.forgets_all:
             self.cache.forget_transfers()
         if output.transfers:
@@ -122,6 +126,8 @@ class ModelRunner:
                 results.append(RequestResult(request_id, error=_BAD_EMBEDDING))
             elif of_prompt or embedding is not None:
                 results.append(RequestResult(request_id, prompt_logprobs=of_prompt, embedding=embedding))
+        if self.adapters is not None and self.adapters.errors:
+            results = self.adapters.refuse(output, results)
         op_times = self.forward.take_op_times()
         logger.debug(
             "step %d: %d rows, %d requests, %d sample, %d iterations, %.2f ms", output.step_id, output.num_tokens,

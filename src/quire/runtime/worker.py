@@ -15,6 +15,7 @@ from quire.kernels.tracing import NotTraceableError
 from quire.layers.group import SINGLE
 from quire.lazy_torch import OP_BY_OP, require_torch
 from quire.memory_plan import PROMPT_LOGPROB_ROWS
+from quire.runtime.adapter_pool import AdapterPool
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.disk_tier import open_disk_tier
 from quire.runtime.draft_plan import load_drafter
@@ -40,6 +41,10 @@ KV_FORMATS = {
 _NEEDS_PLAN = (
     "int8 and FP8 KV and load-time quantisation need a plan, and a plan cannot hold {error}: leave kv_cache_dtype and "
     "quantization unset"
+)
+_ADAPTERS_NEED_PLAN = (
+    "adapters are computed by plans on CPUs only, and this model runs op by op: leave lora and enable_lora out, or"
+    " merge the adapter into the weights"
 )
 _RANKS_NEED_PLAN = (
     "several ranks run a plan unless told otherwise, and a plan cannot hold {error}: --enforce-eager runs the model op"
@@ -67,12 +72,14 @@ class Worker:
         self.pool = _native.ThreadPool(config.threads_per_rank)
         self.sampler = make_sampler(config.model.vocab_size, config.device, self.pool, links)
         disk = open_disk_tier(config, checkpoint, links.rank)
+        self.adapters: AdapterPool | None = None
         self.forward, self.cache = self._make_forward(checkpoint, progress, links)
         self.cache.disk = disk
         classifier = None
         if config.model.labels:
             classifier = load_classifier(config, checkpoint)
         self.runner = make_runner(config, self.forward, self.cache, self.sampler, links, classifier)
+        self.runner.adapters = self.adapters
         if config.model.draft is not None:
             layers, group = kv_layers(config, self.cache), make_group(config.model.vocab_size, links.exchange)
             self.runner.drafter = load_drafter(
@@ -114,8 +121,13 @@ class Worker:
                 if program.layers is not None:
                     config = replace(config, scheduler=config.scheduler.of_layers(program.layers))
                 cache = CacheEngine(config)
-                planned = PlannedModel(program, weights, kv_layers(config, cache), limits, self.pool, links.exchange)
-                return PlannedForward(planned, links), cache
+                self.adapters = AdapterPool(config, group) if config.options.has_adapters else None
+                sites = None if self.adapters is None else self.adapters.site
+                layers = kv_layers(config, cache)
+                planned = PlannedModel(program, weights, layers, limits, self.pool, links.exchange, sites)
+                return PlannedForward(planned, links, self.adapters), cache
+        if config.options.has_adapters:
+            raise UnsupportedModelError(_ADAPTERS_NEED_PLAN)
         torch = require_torch(OP_BY_OP)
         from quire.runtime.eager import load_model
 

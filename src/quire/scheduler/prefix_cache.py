@@ -35,8 +35,13 @@ class PrefixChain:
         packed = array("q", tokens).tobytes()
         parent = self.digests[-1] if self.digests else _root(self.hash_extras)
         stride = block_size * _TOKEN_BYTES
+        adapter = request.adapter
+        # Blocks before an adapter's first position are the base model's; all others follow its content.
+        first_of_adapter = adapter.start // block_size if adapter is not None and adapter.start else -1
         for start in range(0, len(packed), stride):
             content = packed[start : start + stride]
+            if adapter is not None and len(self.digests) == first_of_adapter:
+                parent = hashlib.sha256(parent + f"adapter {adapter.digest} {adapter.start}".encode()).digest()
             parent = hashlib.sha256(parent + content).digest()
             self.digests.append(parent)
             self.contents.append(content)

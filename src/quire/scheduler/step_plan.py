@@ -423,6 +423,7 @@ def _announce(request: Request) -> NewRequest:
         max_tokens=request.max_tokens,
         awaits_external_token=request.awaits_external_token,
         mirostat_mu=request.mirostat_mu,
+        adapter=request.adapter,
     )
 
 

@@ -84,6 +84,13 @@ class Models:
         for model in self.by_name.values():
             model.is_draining = value
 
+    def choose(self, name: str | None) -> tuple[ServerState, str | None]:
+        """Return the model of a request's `model`, and the adapter if it names one. Raises: ApiError 404."""
+        for model in self.by_name.values() if name and name not in self.by_name else ():
+            if name in model.adapter_names:
+                return model, name
+        return self.find(name), None
+
     def find(self, name: str | None) -> ServerState:
         """Return a model, the default one without a name. Raises: ApiError 404 for a model that is not served."""
         model = self.by_name.get(name) if name else self.default

@@ -15,6 +15,7 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from quire import __version__
 from quire.server.errors import MESSAGES_PATH, is_messages_path
 from quire.server.gate import OPEN_PATHS, QUEUED_PATHS, RERANK_PATHS, SCORE_PATHS
+from quire.server.protocol.adapters import AdapterAnswer, LoadAdapterRequest, UnloadAdapterRequest
 from quire.server.protocol.answers import ErrorAnswer, ModelCard, ModelList, SleepAnswer, StatusAnswer, VersionAnswer
 from quire.server.protocol.chat import ChatCompletion, ChatRequest
 from quire.server.protocol.messages import (
@@ -118,6 +119,8 @@ ENDPOINTS = (
     Endpoint("get", "/v1/models/{model_id}", "One model", None, ModelCard),
     Endpoint("post", "/tokenize", "Token ids of a prompt or a conversation", TokenizeRequest, TokenizeAnswer),
     Endpoint("post", "/detokenize", "The text of token ids", DetokenizeRequest, DetokenizeAnswer),
+    Endpoint("post", "/v1/load_lora_adapter", "Load an adapter", LoadAdapterRequest, AdapterAnswer),
+    Endpoint("post", "/v1/unload_lora_adapter", "Unload an adapter", UnloadAdapterRequest, AdapterAnswer),
     Endpoint("post", "/sleep", "Free the memory of the model", None, SleepAnswer,
              query=("level", ("1", "2"))),
     Endpoint("post", "/wake_up", "Load the model again", None, SleepAnswer),

@@ -30,12 +30,14 @@ class Caller:
     """An API key, or the anonymous caller of a server without keys.
 
     `client_id` names it in the scheduler, in limits and in logs; `cache_salt` separates its prefix cache from others.
-    `engine_id`: of the HTTP request that it makes, see `RequestRecord`.
+    `engine_id`: of the HTTP request that it makes, see `RequestRecord`. `adapter`: named as
+    its model.
     """
 
     client_id: str = "anonymous"
     cache_salt: str = ""
     engine_id: str = "request"
+    adapter: str | None = None
 
     def identity(self, priority: int | None, cache_salt: str | None = None) -> dict[str, Any]:
         """Return the arguments of `InputProcessor.prepare` about the caller; `cache_salt` is the request's own."""
@@ -43,6 +45,7 @@ class Caller:
             "priority": priority or 0,
             "client_id": self.client_id,
             "cache_salt": self.cache_salt + (cache_salt or ""),
+            "lora_request": self.adapter,
         }
 
 
@@ -76,6 +79,7 @@ class RequestRecord:
     prefix_broke_at: int | None = None
     marks: list[tuple[str, float]] = field(default_factory=lambda: [("receive", time.monotonic())])
     holds_model: bool = False
+    adapter: str | None = None
     engine_id: str = field(default_factory=new_request_id)
 
     def begin(self, phase: str) -> None:

@@ -60,6 +60,13 @@ class ServerState:
         self.metrics.add_model(self.model_name, self.supervisor, self.admission, self.prefix_breaks)
 
     @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """Names of the adapters that requests may choose; those of the options while the model was never loaded."""
+        if self.supervisor.has_front_end:
+            return self.supervisor.front_end.input_processor.adapters.names
+        return tuple(item.partition("=")[0] for item in self.supervisor.options.lora)
+
+    @property
     def is_idle(self) -> bool:
         """True if no request uses the model, or is about to."""
         return not self.num_leases and not self.num_waiting

@@ -5,7 +5,7 @@ the same time. Nothing is allocated after this.
 Next to read: `native/plan/plan.h`, then `runtime/forward.py`, which runs it.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from quire.errors import EngineDeadError
 from quire.events import OpTime
 from quire.kernels.instruction import Buffer, Columns, Instruction, StepShape
 from quire.kernels.likeliest import Argmax
+from quire.kernels.lora import with_adapters
 from quire.kernels.tracing import NotTraceableError
 from quire.nn import is_parameter
 from quire.runtime.links import RANK_LOST
@@ -125,8 +126,10 @@ class PlannedModel:
         limits: PlanLimits,
         pool: _native.ThreadPool | int,
         exchange: _native.Exchange | None = None,
+        adapter_sites: Callable[[str], int] | None = None,
     ) -> None:
         """`pool`: the threads that run it, or how many of its own. `exchange`: with the ranks that share the model.
+        `adapter_sites`: of an engine with adapters, the address of a linear layer's, by its weight's name.
 
         Raises: NotTraceableError for a collective without `exchange`.
         """
@@ -138,10 +141,11 @@ class PlannedModel:
         if limits.fetches_experts:
             self.native.fetch_experts()
         self._kv_layers, self._exchange = kv_layers, exchange
-        to = self._emitter = _Emitter(self.native, program, weights, kv_layers, exchange)
+        to = self._emitter = _Emitter(self.native, program, weights, kv_layers, exchange, adapter_sites)
+        body = program.body if adapter_sites is None else with_adapters(program.body)
         self.ops = to.instructions
-        to.allocate(place_buffers(program.body, program.hidden), limits.max_tokens)
-        to.emit(program.body, BODY)
+        to.allocate(place_buffers(body, program.hidden), limits.max_tokens)
+        to.emit(body, BODY)
         self._num_body_ops = len(self.ops)
         self.layers = dict(zip(program.body, layers_of(program.body, weights.name_of), strict=True))
         self.hidden = to.values(program.hidden)
@@ -246,10 +250,12 @@ class _Emitter:
         weights: PackedWeights,
         kv_layers: Sequence[_native.KvLayer],
         exchange: _native.Exchange | None,
+        adapter_sites: Callable[[str], int] | None,
     ) -> None:
         self.instructions: list[Instruction] = []
         self.counts: dict[Instruction, NDArray[np.int32]] = {}
         self._native, self._weights, self._kv_layers, self._exchange = native, weights, kv_layers, exchange
+        self._adapter_sites = adapter_sites
         self._ahead = plan_ahead(program.body)
         self._first_layer = 0 if program.layers is None else program.layers.start
         self._rows: dict[Buffer, NDArray[np.uint8]] = {}
@@ -287,7 +293,7 @@ class _Emitter:
 
     def push(self, op: str, **values: Any) -> None:
         given = {name: self._native_value(value) for name, value in values.items() if value is not None}
-        getattr(self._native, op)(**given, **self._options, parts=self._parts)
+        getattr(self._native, op)(**{"parts": self._parts, **given}, **self._options)
         self.instructions.append(self._emitting)
 
     def _native_value(self, value: Any) -> Any:
@@ -320,6 +326,11 @@ class _Emitter:
         if self._exchange is None:
             raise NotTraceableError("a collective of several ranks")
         return self._exchange.address
+
+    def adapter_site(self, weight: Any) -> int | None:
+        if self._adapter_sites is None or self._parts != BODY:
+            return None
+        return self._adapter_sites(self._weights.name_of(weight))
 
     def ahead(self, instruction: Instruction) -> _native.KvAhead | None:
         if instruction not in self._ahead:

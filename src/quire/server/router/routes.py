@@ -199,6 +199,14 @@ async def sleep_routes(request: Request) -> Response:
     raise ApiError(404, "a router does not sleep: ask each of its replicas", code="route_not_found")
 
 
+@router.api_route("/v1/load_lora_adapter", methods=ALL_METHODS)
+@router.api_route("/v1/unload_lora_adapter", methods=ALL_METHODS)
+async def adapter_routes(request: Request) -> Response:
+    """Refuse: only one of the replicas would know the adapter."""
+    message = "a router loads no adapters: start all replicas with --lora NAME=PATH, or ask each of them"
+    raise ApiError(404, message, code="route_not_found")
+
+
 @router.api_route("/{path:path}", methods=ALL_METHODS)
 async def forward(request: Request) -> Response:
     """Pass the request on to a replica."""

@@ -10,6 +10,7 @@ from quire import __version__
 from quire.server.errors import install_error_handlers
 from quire.server.models import Models
 from quire.server.routes import (
+    adapters,
     chat,
     completions,
     embeddings,
@@ -37,6 +38,7 @@ MODULES = (
     scores,
     tokens,
     sleep,
+    adapters,
     xray,
     replica,
     page,

@@ -93,7 +93,7 @@ def prepare_chat(state: ServerState, body: ChatRequest, caller: Caller) -> ChatJ
     return ChatJob(
         body=body,
         front_end=front_end,
-        model=state.model_name,
+        model=caller.adapter or state.model_name,
         # The answer's id ends like the engine's: a trace and an answer can be matched.
         answer_id=f"chatcmpl-{body.request_id or caller.engine_id.removeprefix('req-')}",
         requests=requests,

@@ -65,7 +65,7 @@ def prepare_completion(state: ServerState, body: CompletionRequest, caller: Call
     return Job(
         body=body,
         front_end=front_end,
-        model=state.model_name,
+        model=caller.adapter or state.model_name,
         answer_id=f"cmpl-{body.request_id or caller.engine_id.removeprefix('req-')}",
         requests=requests,
         prompts=prompts,

@@ -42,7 +42,7 @@ async def read_body(request: Request, kind: type[_B]) -> _B:
     data = await request.body()
     is_large = len(data) > LARGE_BYTES
     body = await asyncio.to_thread(parse_body, kind, data) if is_large else parse_body(kind, data)
-    state = models_of(request).find(getattr(body, "model", None))
+    state, record_of(request).adapter = models_of(request).choose(getattr(body, "model", None))
     request.scope[STATE_KEY] = state
     if state.is_on_demand and not state.supervisor.has_front_end:  # without a tokenizer the prompt cannot be checked
         await hold_model(request, getattr(body, "keep_alive", None))
@@ -60,7 +60,7 @@ async def prepare(
     assert record.caller is not None
     state.admission.check_room(record, state.admission.num_at_once(num_prompts, n) * n)
     record.begin("tokenise")
-    caller = replace(record.caller, engine_id=record.engine_id)
+    caller = replace(record.caller, engine_id=record.engine_id, adapter=record.adapter)
     prepared = await state.supervisor.front_end.run(prepare_body, state, body, caller)
     await hold_model(request, getattr(body, "keep_alive", None))
     return prepared

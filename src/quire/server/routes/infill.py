@@ -69,7 +69,7 @@ def prepare_infill(state: ServerState, body: InfillRequest, caller: Caller) -> J
     return Job(
         body=completion,
         front_end=front_end,
-        model=state.model_name,
+        model=caller.adapter or state.model_name,
         answer_id=f"infill-{caller.engine_id.removeprefix('req-')}",
         requests=[made],
         prompts=[prompt],

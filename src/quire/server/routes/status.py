@@ -72,14 +72,15 @@ async def metrics(request: Request) -> Response:
 @router.get("/v1/models")
 async def list_models(request: Request) -> Response:
     """Return a list of the models of this server."""
-    cards = [_card(model) for model in models_of(request).by_name.values()]
+    models = models_of(request).by_name.values()
+    cards = [_card(model, name) for model in models for name in (None, *model.adapter_names)]
     return JsonResponse({"object": "list", "data": cards})
 
 
 @router.get("/v1/models/{model_id:path}")
 async def get_model(request: Request) -> Response:
     """Return one model."""
-    return JsonResponse(_card(models_of(request).find(request.path_params["model_id"])))
+    return JsonResponse(_card(*models_of(request).choose(request.path_params["model_id"])))
 
 
 @router.get("/openapi.json")
@@ -88,15 +89,15 @@ async def openapi() -> Response:
     return Response(_document(), media_type="application/json")
 
 
-def _card(model: ServerState) -> dict[str, Any]:
+def _card(model: ServerState, adapter: str | None = None) -> dict[str, Any]:
     is_known = not model.is_on_demand or model.supervisor.has_front_end
     return {
-        "id": model.model_name,
+        "id": adapter or model.model_name,
         "object": "model",
         "created": STARTED,
         "owned_by": "quire",
-        "root": model.model_name,
-        "parent": None,
+        "root": adapter or model.model_name,
+        "parent": model.model_name if adapter else None,
         "max_model_len": model.supervisor.front_end.config.scheduler.max_model_len if is_known else None,
         "status": {"value": model.status},
     }

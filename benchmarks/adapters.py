@@ -1,0 +1,127 @@
+"""Speed of requests with adapters beside the base model, on one engine that takes turns, and the time of a first use.
+
+    python -m benchmarks.adapters [--model smollm2] [--streams 8,32] [--adapters 8] [--rank 16] [--repetitions 5]
+
+Adapters are random, on all projections. Streams take them in turn. Counted are the tokens behind the first one of each
+stream. "first": the time to the first token of a short prompt with an adapter that is not in memory, less that of the
+same prompt with the adapter in memory; "read": hashing and decoding its files alone. Results: `README.md`.
+"""
+
+import dataclasses
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from benchmarks.command_line import Table, make_parser
+from quire import nn
+from quire.engine.adapters import LoRARequest
+from quire.engine.llm_engine import LLMEngine
+from quire.layers.linear import Linear
+from quire.runtime.loader import make_model
+from quire.sampling_params import SamplingParams
+from quire.weight_map import weight_map
+from quire.weights.adapter_files import read_adapter
+
+NUM_NEW, PROMPT_TOKENS = 96, 32
+PARAMS = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
+TITLES = {"streams": "d", "adapters": "d", "base, tok/s": ".0f", "adapters, tok/s": ".0f", "ratio": ".2f"}
+
+
+def write_adapter(folder: Path, engine: LLMEngine, rank: int, seed: int) -> Path:
+    """A random adapter on every linear layer but the head, in bf16's size as PEFT stores fp16."""
+    model = make_model(engine.config.model.hf_config)
+    sources, tensors, random = weight_map(model, ()).sources, {}, np.random.default_rng(seed)
+    for path, module in nn.named_modules(model):
+        if not isinstance(module, Linear) or path == "lm_head":
+            continue
+        parts = module.partitions["weight"].rows if len(sources[f"{path}.weight"]) > 1 else ()  # type: ignore[attr-defined]
+        num_outputs, num_inputs = module.weight.shape
+        sizes = [part.whole for part in parts] or [num_outputs]
+        for source, size in zip(sources[f"{path}.weight"], sizes, strict=True):
+            name = f"base_model.model.{source.name.removesuffix('.weight')}"
+            tensors[f"{name}.lora_A.weight"] = random.normal(0, 0.02, (rank, num_inputs)).astype(np.float16)
+            tensors[f"{name}.lora_B.weight"] = random.normal(0, 0.02, (size, rank)).astype(np.float16)
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def run(engine: LLMEngine, chosen: list[LoRARequest | None], turn: int) -> float:
+    """Tokens per second behind the first token of each stream."""
+    engine.reset_prefix_cache()
+    for index, adapter in enumerate(chosen):
+        prompt = {"prompt_token_ids": [(7 * index + 3 * i) % 1000 + 100 for i in range(PROMPT_TOKENS)]}
+        engine.add_request(f"{turn}-{index}", prompt, PARAMS, lora_request=adapter)
+    started, num_before, num_tokens = 0.0, 0, 0
+    lengths = dict.fromkeys((f"{turn}-{index}" for index in range(len(chosen))), 0)
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            (choice,) = output.outputs  # type: ignore[union-attr]
+            if choice.error is not None:
+                raise RuntimeError(choice.error)
+            lengths[output.request_id] = len(choice.token_ids)
+        num_tokens = sum(lengths.values())
+        if not started and all(lengths.values()):
+            started, num_before = time.perf_counter(), num_tokens
+    return (num_tokens - num_before) / (time.perf_counter() - started)
+
+
+def first_token_s(engine: LLMEngine, name: str, adapter: LoRARequest) -> float:
+    """Seconds to the end of a request for one token."""
+    engine.reset_prefix_cache()
+    started = time.perf_counter()
+    prompt = {"prompt_token_ids": list(range(100, 100 + PROMPT_TOKENS))}
+    engine.add_request(name, prompt, dataclasses.replace(PARAMS, max_tokens=1), lora_request=adapter)
+    while engine.has_unfinished_requests():
+        engine.step()
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    """Entry point."""
+    parser = make_parser(__doc__, "model", "repetitions", "json")
+    parser.add_argument("--streams", default="8,32")
+    parser.add_argument("--adapters", type=int, default=8)
+    parser.add_argument("--rank", type=int, default=16)
+    args = parser.parse_args()
+    engine = LLMEngine.from_options(args.model, enable_lora=True, speculative="off", max_num_seqs=64)
+    table = Table(TITLES, as_json=args.json)
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [
+            write_adapter(Path(folder) / str(number), engine, args.rank, number) for number in range(args.adapters)
+        ]
+        adapters = [LoRARequest(f"adapter-{number}", str(path)) for number, path in enumerate(paths)]
+        size = sum(item.stat().st_size for item in paths[0].iterdir())
+        firsts, reads = [], []
+        for number, adapter in enumerate(adapters):
+            engine.input_processor.adapters.load(adapter.lora_name, adapter.lora_path)
+            cold, warm = (first_token_s(engine, f"first-{number}-{again}", adapter) for again in range(2))
+            firsts.append(cold - warm)
+            started = time.perf_counter()
+            for pair in read_adapter(Path(adapter.lora_path), engine.config.model.hf_config).pairs.values():
+                pair.a.to_numpy(), pair.b.to_numpy()
+            reads.append(time.perf_counter() - started)
+        turn = 0
+        for streams in map(int, args.streams.split(",")):
+            speeds: dict[bool, list[float]] = {False: [], True: []}
+            for repetition in range(args.repetitions):
+                for with_adapters in (False, True) if repetition % 2 else (True, False):
+                    chosen = [adapters[index % len(adapters)] if with_adapters else None for index in range(streams)]
+                    speeds[with_adapters].append(run(engine, chosen, turn))
+                    turn += 1
+            base, own = statistics.median(speeds[False]), statistics.median(speeds[True])
+            table.row(streams, len(adapters), base, own, own / base)
+    first, read = statistics.median(firsts), statistics.median(reads)
+    print(f"an adapter of {size / 1e6:.1f} MB: first {1e3 * first:.0f} ms, read {1e3 * read:.0f} ms")
+    engine.shutdown()
+
+
+if __name__ == "__main__":
+    main()

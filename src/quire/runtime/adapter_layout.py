@@ -1,0 +1,128 @@
+"""`place_adapter`: for each linear layer the matrices of an adapter, and the outputs that each of them changes.
+
+A layer that stacks stored tensors gets the matrices of each at its rows, by the model's `weight_map`; of a sliced layer
+a rank gets the rows of B or the columns of A that are its share. Next to read: `adapter_pool.py`.
+"""
+
+import bisect
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire import nn
+from quire.errors import ModelFileError, UnsupportedModelError, nearest, printable
+from quire.kernels.lora import MAX_PARTS
+from quire.layers.group import Partition
+from quire.layers.linear import Linear
+from quire.runtime.loader import partitions_of
+from quire.weight_map import Rows, Transpose, weight_map
+from quire.weights.adapter_files import AdapterFiles, LowRankPair
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerPart:
+    """Rows of a layer's weight that a pair changes: those of B from `stored`, to `first_row` on."""
+
+    pair: LowRankPair
+    stored: range
+    first_row: int
+
+    def b(self) -> NDArray[np.float32]:
+        """Return the scaled rows of B. Shapes: [rows, R]."""
+        values = self.pair.b.to_numpy().reshape(self.pair.b.shape)
+        order = self.pair.row_order
+        rows = values[self.stored.start : self.stored.stop] if order is None else values[order[self.stored]]
+        return rows * np.float32(self.pair.scale)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedLayer:
+    """The parts of a layer. `columns`: the inputs that this rank multiplies."""
+
+    parts: tuple[LayerPart, ...]
+    columns: slice
+
+
+def place_adapter(model: Any, files: AdapterFiles) -> dict[str, PlacedLayer]:
+    """Return the layers that an adapter changes, by the names of their weights.
+
+    Raises: ModelFileError for a module that the model has not, or of another shape; UnsupportedModelError for one that
+    is no linear layer, by name.
+    """
+    found_map = weight_map(model, files.pairs)
+    modules, partitions = dict(nn.named_modules(model)), partitions_of(model)
+    parameters = dict(nn.named_parameters(model))
+    left, layers = set(files.pairs), {}
+    for name, sources in found_map.sources.items():
+        changed = [source.name for source in sources if source.name in files.pairs]
+        if not changed:
+            continue
+        left.difference_update(changed)
+        path = name.rpartition(".")[0]
+        if not isinstance(modules.get(path), Linear) or path.rpartition(".")[2] == "lm_head":
+            raise UnsupportedModelError(
+                f"{files.path}: {changed[0].removesuffix('.weight')} is no linear layer between embeddings and head, "
+                "and adapters of experts, embeddings and heads are not computed: train without it"
+            )
+        layers[name] = _place(files, name, sources, parameters[name], partitions.get(name, Partition()))
+    if left:
+        wrong = printable(min(left).removesuffix(".weight"))
+        known = [source.name.removesuffix(".weight") for sources in found_map.sources.values() for source in sources]
+        raise ModelFileError(
+            f"{files.path}: the model has no module {wrong}{nearest(wrong, known)}: the adapter is of another"
+            " base model"
+        )
+    return layers
+
+
+def _place(files: AdapterFiles, name: str, sources: list[Any], parameter: Any, partition: Partition) -> PlacedLayer:
+    shape = partition.whole_shape(tuple(parameter.shape))
+    pairs: list[LowRankPair | None] = []
+    for source in sources:
+        pair = files.pairs.get(source.name)
+        orders = [view.order for view in source.views if isinstance(view, Rows)]
+        if pair is not None and orders:
+            pair = LowRankPair(pair.a, pair.b, pair.scale, orders[0])
+        if any(not isinstance(view, Rows | Transpose) for view in source.views) or len(orders) > 1:
+            raise UnsupportedModelError(f"{files.path}: adapters of {source.name} are not computed: train without it")
+        pairs.append(pair)
+    sizes = _sizes(files, name, sources, pairs, partition, shape)
+    for source, pair, size in zip(sources, pairs, sizes, strict=True):
+        if pair is not None and (pair.b.shape[0], pair.a.shape[1]) != (size, shape[1]):
+            raise ModelFileError(
+                f"{files.path}: {source.name.removesuffix('.weight')} has A {list(pair.a.shape)} and B "
+                f"{list(pair.b.shape)}, but the model's weight is [{size}, {shape[1]}]: the adapter is of another base "
+                "model"
+            )
+    parts, first_row = [], 0
+    tops = [0, *itertools.accumulate(sizes)]
+    for rows in partition.row_ranges(tops[-1]):
+        for index in range(bisect.bisect(tops, rows.start) - 1, bisect.bisect_left(tops, rows.stop)):
+            top, pair = tops[index], pairs[index]
+            stored = range(max(rows.start - top, 0), min(rows.stop - top, sizes[index]))
+            if pair is not None and stored:
+                parts.append(LayerPart(pair, stored, first_row))
+            first_row += len(stored)
+    if len(parts) > MAX_PARTS:
+        raise UnsupportedModelError(f"{files.path}: {name} has {len(parts)} parts, at most {MAX_PARTS} are computed")
+    return PlacedLayer(tuple(parts), partition.column_slice)
+
+
+def _sizes(
+    files: AdapterFiles, name: str, sources: list[Any], pairs: list[LowRankPair | None], partition: Partition,
+    shape: tuple[int, ...],
+) -> list[int]:  # fmt: skip
+    """Return the rows of each stored tensor: those of the layer's parts, else as the adapter has them."""
+    if len(sources) == 1:
+        return [shape[0]]
+    if len(partition.rows) == len(sources):
+        return [part.whole for part in partition.rows]
+    known = [None if pair is None else pair.b.shape[0] for pair in pairs]
+    if known.count(None) == 1:
+        known[known.index(None)] = shape[0] - sum(size for size in known if size is not None)
+    if None in known or sum(size for size in known if size) != shape[0]:
+        raise UnsupportedModelError(f"{files.path}: the parts of {name} are not known: train all of them, or none")
+    return [size for size in known if size is not None]

@@ -1,0 +1,203 @@
+"""`read_adapter`: a LoRA adapter's files, of PEFT or GGUF, under Hugging Face's names of the weights that it changes.
+
+Must not know modules. Next to read: `runtime/adapter_layout.py`, which finds the place of each matrix in a model.
+"""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quire.errors import ModelFileError, UnsupportedModelError, printable
+from quire.weight_map import Rows
+from quire.weights.gguf_architectures import ARCHITECTURES, architecture_of
+from quire.weights.gguf_file import GGUFFile, read_gguf
+from quire.weights.gguf_layout import file_views
+from quire.weights.model_files import read_json_object
+from quire.weights.safetensors_file import read_safetensors
+from quire.weights.weight_tensor import WeightTensor
+
+MAX_RANK = 256
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+_PEFT_NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
+_GGUF_NAME = re.compile(r"(.+)\.lora_([ab])")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LowRankPair:
+    """An update of a weight [N, I]: scale · B A. Shapes: a [R, I]; b [N, R]. `row_order`: stored position of B's."""
+
+    a: WeightTensor
+    b: WeightTensor
+    scale: float
+    row_order: np.ndarray | None = None
+
+    @property
+    def rank(self) -> int:
+        """R."""
+        return self.a.shape[0]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdapterFiles:
+    """An adapter. Nothing of its matrices is read yet.
+
+    Fields:
+        pairs: by the name of the weight.
+        digest: SHA-256 of the files.
+        invocation_token_ids: of an activated adapter, the tokens from which on it computes; else empty.
+    """
+
+    path: Path
+    pairs: Mapping[str, LowRankPair]
+    digest: str
+    invocation_token_ids: tuple[int, ...] = ()
+
+
+def read_adapter(path: Path, hf_config: Mapping[str, Any]) -> AdapterFiles:
+    """Read an adapter's headers. `hf_config`: of the model, for the order of rows in GGUF files.
+
+    Raises: ModelFileError naming what is missing, cut off or contradictory; UnsupportedModelError.
+    """
+    if path.is_dir():
+        found = _read_peft(path)
+    elif path.suffix == ".gguf":
+        found = _read_gguf_adapter(path, hf_config)
+    else:
+        raise ModelFileError(f"{path}: no adapter: give a directory with {CONFIG_FILE}, or a GGUF file")
+    if not found.pairs:
+        raise ModelFileError(f"{path}: the adapter changes no weight: train it with target_modules, or fetch it again")
+    return found
+
+
+def _read_peft(directory: Path) -> AdapterFiles:
+    config_path, weights_path = directory / CONFIG_FILE, directory / WEIGHTS_FILE
+    if not config_path.is_file():
+        raise ModelFileError(f"{directory}: has no {CONFIG_FILE}; give the directory that PEFT's save_pretrained wrote")
+    config = read_json_object(config_path)
+    _check_peft(config, config_path)
+    if not weights_path.is_file():
+        raise ModelFileError(f"{directory}: has no {WEIGHTS_FILE}; save it with safe_serialization=True")
+    matrices: dict[str, dict[str, WeightTensor]] = {}
+    for name, tensor in read_safetensors(weights_path).items():
+        match = _PEFT_NAME.fullmatch(name)
+        if match is None:
+            raise UnsupportedModelError(
+                f"{weights_path}: tensor '{printable(name)}' is no lora_A or lora_B of a linear layer, and only"
+                " these are computed: train the adapter without modules_to_save, embeddings and DoRA"
+            )
+        matrices.setdefault(match[1], {})[match[2]] = tensor
+    ranks, alphas = config.get("rank_pattern") or {}, config.get("alpha_pattern") or {}
+    pairs = {}
+    for module, found in matrices.items():
+        rank, alpha = _of_pattern(ranks, module, config["r"]), _of_pattern(alphas, module, config["lora_alpha"])
+        scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+        pairs[f"{module}.weight"] = _pair(weights_path, module, found.get("A"), found.get("B"), scale, rank)
+    tokens = config.get("alora_invocation_tokens") or ()
+    digest = _digest(config_path, weights_path)
+    return AdapterFiles(directory, pairs, digest, _tokens(config_path, tokens))
+
+
+def _check_peft(config: Mapping[str, Any], path: Path) -> None:
+    if config.get("peft_type") != "LORA":
+        raise UnsupportedModelError(f"{path}: peft_type={config.get('peft_type')!r}; only LORA is computed")
+    for name in ("r", "lora_alpha"):
+        value = config.get(name)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+            raise ModelFileError(f"{path}: {name}={value!r} is not a number; fetch the adapter again")
+    if not isinstance(config["r"], int) or not 1 <= config["r"] <= MAX_RANK:
+        raise UnsupportedModelError(f"{path}: r={config['r']!r}; ranks from 1 to {MAX_RANK} are computed")
+    others = ("use_dora", "modules_to_save", "lora_bias", "target_parameters", "trainable_token_indices")
+    used = [name for name in others if config.get(name)]
+    if config.get("bias", "none") != "none":
+        used.append("bias")
+    if used:
+        raise UnsupportedModelError(f"{path}: {', '.join(used)} of an adapter cannot be computed: train without")
+
+
+def _of_pattern(patterns: Any, module: str, default: float) -> float:
+    """Return the value of the first pattern that the end of the module's name matches."""
+    if not isinstance(patterns, dict):
+        return default
+    for pattern, value in patterns.items():
+        try:
+            is_match = re.fullmatch(rf"(?:.*\.)?(?:{pattern.removeprefix('^')})", module) is not None
+        except re.error:
+            is_match = module.endswith(pattern)
+        if is_match and isinstance(value, int | float) and value > 0:
+            return float(value)
+    return default
+
+
+def _pair(
+    path: Path, module: str, a: WeightTensor | None, b: WeightTensor | None, scale: float, rank: float | None
+) -> LowRankPair:
+    shown = printable(module)
+    if a is None or b is None:
+        raise ModelFileError(f"{path}: {shown} has only one of its two matrices; fetch the adapter again")
+    if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1] or rank not in (None, a.shape[0]):
+        of_rank = "" if rank is None else f" of rank {rank:g}"
+        raise ModelFileError(
+            f"{path}: {shown} has A {list(a.shape)} and B {list(b.shape)}, which are no pair{of_rank}; fetch it again"
+        )
+    if not 1 <= a.shape[0] <= MAX_RANK:
+        raise UnsupportedModelError(f"{path}: {shown} has rank {a.shape[0]}; ranks from 1 to {MAX_RANK} are computed")
+    return LowRankPair(a, b, scale)
+
+
+def _read_gguf_adapter(path: Path, hf_config: Mapping[str, Any]) -> AdapterFiles:
+    file = read_gguf(path)
+    kind, adapter_type = file.metadata.get("general.type"), file.metadata.get("adapter.type")
+    if kind != "adapter" or adapter_type != "lora":
+        raise ModelFileError(
+            f"{path}: general.type={printable(str(kind))}, adapter.type={printable(str(adapter_type))}: not a LoRA "
+            "adapter; llama.cpp's convert_lora_to_gguf.py makes one"
+        )
+    name, alpha = file.metadata.get("general.architecture"), file.metadata.get("adapter.lora.alpha")
+    if name not in ARCHITECTURES:
+        raise UnsupportedModelError(f"{path}: architecture {printable(str(name))} is not known")
+    if not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        raise ModelFileError(f"{path}: adapter.lora.alpha={alpha!r} is not a number; convert the adapter again")
+    matrices: dict[str, dict[str, WeightTensor]] = {}
+    for stored in file.tensors:
+        match = _GGUF_NAME.fullmatch(stored)
+        if match is None:
+            raise UnsupportedModelError(f"{path}: tensor '{printable(stored)}' is no lora_a or lora_b")
+        matrices.setdefault(match[1], {})[match[2]] = _gguf_tensor(file, stored)
+    pairs = {}
+    architecture = architecture_of(file.metadata)
+    for stored, found in matrices.items():
+        pair = _pair(path, stored, found.get("a"), found.get("b"), 1.0, None)
+        own = architecture.tensor_names.huggingface(stored)
+        if own is None or "*" in own or ".ssm_" in stored:
+            raise UnsupportedModelError(f"{path}: adapters of '{printable(stored)}' cannot be computed: train without")
+        views = file_views(stored, pair.b.shape[0], architecture, hf_config)
+        order = next((view.order for view in views if isinstance(view, Rows)), None)
+        pairs[own] = LowRankPair(pair.a, pair.b, alpha / pair.rank if alpha else 1.0, order)
+    tokens = file.metadata.get("adapter.alora.invocation_tokens", ())
+    return AdapterFiles(path, pairs, _digest(path), _tokens(path, tokens))
+
+
+def _gguf_tensor(file: GGUFFile, name: str) -> WeightTensor:
+    stored = file.tensors[name]
+    return WeightTensor(name, stored.shape, stored.format.name, file.rows(stored))
+
+
+def _tokens(path: Path, values: Any) -> tuple[int, ...]:
+    if not isinstance(values, list | tuple) or not all(type(value) is int and value >= 0 for value in values):
+        raise ModelFileError(f"{path}: invocation tokens {json.dumps(values, default=str)[:100]} are no token ids")
+    return tuple(values)
+
+
+def _digest(*paths: Path) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
