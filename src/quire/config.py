@@ -10,12 +10,12 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from quire.adapter import adapter_options
 from quire.cache_spec import CacheGroup, CacheSpec
 from quire.errors import ConfigError, nearest
+from quire.option_fields import check_options, option
 
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Compute dtypes and their size in bytes."""
@@ -40,19 +40,6 @@ STEP_S = 0.025
 outputs come at least 40 times a second."""
 DEFAULT_MAX_MODEL_LEN_CAP = 8192
 """Contexts longer than this are used only when asked for: their KV cache rarely fits."""
-
-
-def option(
-    default: Any,
-    text: str,
-    *,
-    choices: tuple[str, ...] = (),
-    group: str = "engine",
-    low: float = 1,
-    high: float = math.inf,
-) -> Any:
-    """A field of `EngineOptions` with its help text, choices and help group; a number's limits, both included."""
-    return field(default=default, metadata={"help": text, "choices": choices, "group": group, "limits": (low, high)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -426,36 +413,3 @@ def canonical_dtype(name: str) -> str | None:
     """The full name of a compute dtype, or None if there is no such."""
     full = DTYPE_ALIASES.get(name, name)
     return full if full in DTYPES else None
-
-
-_KINDS: dict[Any, tuple[Any, str]] = {
-    str: (str, "text"),
-    bool: (bool, "true or false"),
-    int: (int, "an integer"),
-    float: ((int, float), "a number"),
-    Mapping: (Mapping, "a mapping"),
-}
-"""By type of a field: the classes of its values, and their name."""
-
-
-def check_options(options: Any) -> None:
-    """Check a dataclass of `option` fields. Raises: ConfigError on a wrong type, or outside a field's limits."""
-    hints = get_type_hints(type(options))
-    for item in fields(options):
-        value, (low, high), choices = getattr(options, item.name), item.metadata["limits"], item.metadata["choices"]
-        kinds = get_args(hints[item.name]) if isinstance(hints[item.name], UnionType) else (hints[item.name],)
-        kind = get_origin(kinds[0]) or kinds[0]
-        if kind not in _KINDS or (value is None and len(kinds) > 1):
-            continue
-        classes, wanted = _KINDS[kind]
-        good = isinstance(value, classes) and (kind is bool or not isinstance(value, bool))
-        if kind in (int, float):
-            good = good and low <= value <= high and abs(value) < math.inf
-            at_least = f" of at least {low}" if low > -math.inf else ""
-            wanted += at_least if high == math.inf else f" in {low} … {high}"
-        elif len(kinds) > 1:
-            wanted += " or None"
-        if not good:
-            raise ConfigError(f"{item.name}={value!r} is not {wanted}")
-        if choices and value not in choices:
-            raise ConfigError(f"{item.name}={value!r} is not one of {', '.join(choices)}")

@@ -220,12 +220,10 @@ class SchedulerOutput(msgspec.Struct, frozen=True):
     new_requests: tuple[NewRequest, ...]
     scheduled: tuple[ScheduledRequest, ...]
     transfers: tuple[Transfer, ...]
-    preempted_ids: tuple[str, ...]
-    """Forget these, before anything else: they come back as `new_requests`."""
+    preempted_ids: tuple[str, ...]  # forget these, before anything else: they come back as `new_requests`
     finished_ids: tuple[str, ...]
     """Forget these, before anything else: they finished or were aborted. An id may be forgotten and new in one step."""
-    forgets_all: bool = False
-    """Forget every request and every step submitted before: a step was lost."""
+    forgets_all: bool = False  # forget every request and every step submitted before: a step was lost
     times_ops: bool = False  # the result has `op_times`
     awaits_transfers: bool = False
     """No request can run before a transfer has ended: the step waits for some, but not long."""
@@ -269,8 +267,7 @@ class RequestResult(msgspec.Struct, frozen=True):
     request_id: str
     token_ids: tuple[int, ...] = ()
     """Tokens that the step yields: one, those of several decode iterations, or the accepted drafts and one more."""
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    """Per token; empty if not asked for."""
+    logprobs: tuple[TokenLogprobs, ...] = ()  # per token; empty if not asked for
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """For prompt positions this step made known, in order. Position 0 has none."""
     embedding: tuple[float, ...] | None = None

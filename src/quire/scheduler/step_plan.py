@@ -20,8 +20,7 @@ from quire.scheduler.request_table import RequestTable, is_idle
 from quire.transfers import Transfer
 from quire.types import NewRequest, Request, RequestStatus, ScheduledRequest, SchedulerOutput
 
-_MAX_OVERTAKEN = 32
-"""Long prompts looked past in one step: bounds the step's cost when thousands wait."""
+_MAX_OVERTAKEN = 32  # long prompts looked past in one step: bounds the step's cost when thousands wait
 
 
 class AdmissionOutcome(enum.Enum):

@@ -10,8 +10,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.config import EngineOptions, check_options, option
+from quire.config import EngineOptions
 from quire.errors import ConfigError
+from quire.option_fields import check_options, option
 
 LOG_FORMATS = ("text", "json")
 METRICS_NAMES = ("quire", "vllm")
