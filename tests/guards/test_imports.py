@@ -27,6 +27,7 @@ ROOT_MODULES = {
     "byte_sizes",
     "nn",
     "lazy_torch",
+    "extras",
     "linux",
     "logs",
     "weight_map",
