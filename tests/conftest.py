@@ -22,6 +22,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 if "QUIRE_WEIGHT_CACHE" not in os.environ:
     WEIGHTS = tempfile.TemporaryDirectory(prefix="quire-weights-")
     os.environ["QUIRE_WEIGHT_CACHE"] = WEIGHTS.name
+# Tests read English sentences on a machine that speaks Chinese, too.
+os.environ["LC_ALL"] = "C.UTF-8"
 # A slow machine is not a failure.
 settings.register_profile("quire", deadline=None)
 settings.load_profile("quire")

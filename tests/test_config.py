@@ -19,7 +19,7 @@ def test_unknown_option_is_an_error_with_the_nearest_name() -> None:
     [
         ({"dtype": "int3"}, "dtype='int3' is not one of auto, float32, bfloat16, float16"),
         ({"dtype": "bfloat61"}, r"did you mean 'bfloat16'\?"),
-        ({"scheduling_policy": "lifo"}, "scheduling_policy='lifo' is not one of fcfs, priority, sjf"),
+        ({"scheduling_policy": "lifo"}, "scheduling_policy='lifo' is not one of fcfs, priority, sjf, fair"),
         ({"load_format": "pt"}, "load_format='pt' is not one of auto, dummy"),
         ({"kv_cache_dtype": "fp4"}, "kv_cache_dtype='fp4' is not one of auto, float32, bfloat16, float16, int8, fp8,"),
         ({"quantization": "int3"}, "quantization='int3' is not one of int8, int4, fp8"),

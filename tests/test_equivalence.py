@@ -141,6 +141,28 @@ def test_requests_have_the_tokens_and_bits_they_have_alone(alone: Alone) -> None
         assert crowded.events.of(EventKind.PREEMPT)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"mirostat": 2, "mirostat_tau": 3.0},
+        {"dry_multiplier": 2.0, "dry_allowed_length": 0},
+        {"typical_p": 0.9, "xtc_probability": 0.5, "xtc_threshold": 0.02, "dynatemp_range": 0.5},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_samplers_with_state_give_the_tokens_they_give_alone(base: LLMEngine, fields: dict[str, Any]) -> None:
+    """In batches, in chunks, in steps of one and several tokens, and after preemption, which mirostat's mu survives."""
+    params = dataclasses.replace(DRAWN, top_p=1.0, **fields)
+    alone = engine_with(base, enable_prefix_caching=False)
+    expected = [tokens_of(alone, [each], params)[0] for each in PROMPTS]
+    assert expected != [tokens_of(alone, [each], dataclasses.replace(DRAWN, top_p=1.0))[0] for each in PROMPTS]
+    num_blocks = 1 + sum(blocks(base, length) for length in LENGTHS[-4:])
+    for changes in ({"max_num_batched_tokens": 17}, {"multi_step_decode": 1}, {"num_blocks": num_blocks}):
+        engine = engine_with(base, **{"enable_prefix_caching": False, **changes})
+        assert tokens_of(engine, PROMPTS[::-1], params) == expected[::-1], changes
+        assert bool(engine.events.of(EventKind.PREEMPT)) == ("num_blocks" in changes)
+
+
 def test_likeliest_token_without_its_logprob_is_the_same(alone: Alone) -> None:
     """The head compares logits without writing them in steps of greedy requests alone."""
     params, expected = alone[2][0]

@@ -10,8 +10,8 @@ from quire.errors import InvalidParameterError
 from quire.sampling_params import BeamSearchParams, PoolingParams, SamplingParams
 from quire.structured_outputs import StructuredOutputsParams
 
-# vLLM's; its [] for an unset list is () here.
-VLLM_DEFAULTS: dict[str, Any] = {
+# vLLM's; its [] for an unset list is () here. Those of `LLAMA_CPP_FIELDS` are llama.cpp's.
+DEFAULTS: dict[str, Any] = {
     "n": 1,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
@@ -35,6 +35,21 @@ VLLM_DEFAULTS: dict[str, Any] = {
     "logit_bias": None,
     "allowed_token_ids": None,
     "structured_outputs": None,
+    "logits_processors": None,
+    "typical_p": 1.0,
+    "top_n_sigma": -1.0,
+    "xtc_probability": 0.0,
+    "xtc_threshold": 0.1,
+    "dry_multiplier": 0.0,
+    "dry_base": 1.75,
+    "dry_allowed_length": 2,
+    "dry_penalty_last_n": -1,
+    "dry_sequence_breakers": None,
+    "mirostat": 0,
+    "mirostat_tau": 5.0,
+    "mirostat_eta": 0.1,
+    "dynatemp_range": 0.0,
+    "dynatemp_exponent": 1.0,
 }
 
 NAN, INF = math.nan, math.inf
@@ -52,6 +67,21 @@ BAD_VALUES: dict[str, tuple[list[Any], str]] = {
     "top_p": ([0, 0.0, -0.1, 1.1, *NUMBER_JUNK], "number in (0, 1]"),
     "top_k": ([-2, None, *INT_JUNK], "integer of at least -1"),
     "min_p": ([-0.1, 1.1, *NUMBER_JUNK], "number in [0, 1]"),
+    "typical_p": ([0, -0.1, 1.1, *NUMBER_JUNK], "number in (0, 1]"),
+    "top_n_sigma": ([-1.1, 1001, *NUMBER_JUNK], "number in [-1, 1000]"),
+    "xtc_probability": ([-0.1, 1.1, *NUMBER_JUNK], "number in [0, 1]"),
+    "xtc_threshold": ([-0.1, 1.1, *NUMBER_JUNK], "number in [0, 1]"),
+    "dry_multiplier": ([-0.1, 101, *NUMBER_JUNK], "number in [0, 100]"),
+    "dry_base": ([0, 0.99, 101, *NUMBER_JUNK], "number in [1, 100]"),
+    "dry_allowed_length": ([-1, None, *INT_JUNK], "integer of at least 0"),
+    "dry_penalty_last_n": ([-2, None, *INT_JUNK], "integer of at least -1"),
+    "dry_sequence_breakers": (["\n", [""], [5], 5, ["\ud800"]], "strings"),
+    "mirostat": ([1, -1, 3, None, *INT_JUNK], "0 (off) or 2"),
+    "mirostat_tau": ([-0.1, 101, *NUMBER_JUNK], "number in [0, 100]"),
+    "mirostat_eta": ([-0.1, 1.1, *NUMBER_JUNK], "number in [0, 1]"),
+    "dynatemp_range": ([-0.1, 2.1, *NUMBER_JUNK], "number in [0, 2]"),
+    "dynatemp_exponent": ([-0.1, 10.1, *NUMBER_JUNK], "number in [0, 10]"),
+    "logits_processors": (["abc", [5], 5, {"a": max}, ["abc"]], "list of functions"),
     "seed": ([2**64, -(2**63) - 1, *INT_JUNK], "integer in"),
     "stop": (["", "\ud800", [""], ["a", ""], 5, [5], b"x", [b"x"], {"a"}], "list of"),
     "stop_token_ids": ([5, "5", [-1], ["5"], [1.0], [True], [None], {5}], "list of token ids"),
@@ -99,6 +129,21 @@ GOOD_VALUES: dict[str, list[Any]] = {
     "top_p": [1, 1e-9],
     "top_k": [-1, 0, 1, 10**6],
     "min_p": [0, 1, 0.5],
+    "typical_p": [1, 1e-9],
+    "top_n_sigma": [-1, 0, 1000.0],
+    "xtc_probability": [0, 1.0],
+    "xtc_threshold": [0, 1.0],
+    "dry_multiplier": [0, 100.0],
+    "dry_base": [1, 100.0],
+    "dry_allowed_length": [0, 10**6],
+    "dry_penalty_last_n": [-1, 0, 10**6],
+    "dry_sequence_breakers": [None, [], ["x"] * 128],
+    "mirostat": [0, 2],
+    "mirostat_tau": [0, 100.0],
+    "mirostat_eta": [0, 1.0],
+    "dynatemp_range": [0, 2.0],
+    "dynatemp_exponent": [0, 10.0],
+    "logits_processors": [None, [], [max]],
     "seed": [None, 0, -1, 2**64 - 1, -(2**63)],
     "stop": [None, [], ["a", "b"], ("a",)],
     "stop_token_ids": [None, [], [0, 5]],
@@ -120,9 +165,9 @@ def cases(table: dict[str, Any]) -> list[Any]:
     return [pytest.param(name, value, id=f"{name}={value!r}"[:60]) for name, value in pairs]
 
 
-def test_defaults_equal_vllm() -> None:
+def test_defaults_equal_vllm_and_llama_cpp() -> None:
     params = SamplingParams()
-    assert {item.name: getattr(params, item.name) for item in fields(SamplingParams)} == VLLM_DEFAULTS
+    assert {item.name: getattr(params, item.name) for item in fields(SamplingParams)} == DEFAULTS
 
 
 def test_every_field_has_bad_values_here() -> None:
@@ -205,7 +250,7 @@ JUNK = st.one_of(
 )
 
 
-@given(values=st.dictionaries(st.sampled_from(sorted(VLLM_DEFAULTS)), JUNK, max_size=4))
+@given(values=st.dictionaries(st.sampled_from(sorted(DEFAULTS)), JUNK, max_size=4))
 def test_any_value_is_accepted_or_named_in_the_error(values: dict[str, Any]) -> None:
     error: InvalidParameterError | None = None
     try:
@@ -244,3 +289,19 @@ def test_bad_beam_values(name: str, value: Any) -> None:
     with pytest.raises(InvalidParameterError) as caught:
         BeamSearchParams(**{"beam_width": 2, "max_tokens": 5, name: value})
     assert caught.value.field == name
+
+
+@pytest.mark.parametrize("other", ["typical_p", "xtc_probability", "dynatemp_range", "top_n_sigma"])
+def test_mirostat_refuses_the_samplers_that_it_replaces(other: str) -> None:
+    with pytest.raises(InvalidParameterError, match="with mirostat 2, which replaces it") as caught:
+        SamplingParams(mirostat=2, **{other: 0.5})  # type: ignore[arg-type]
+    assert caught.value.field == other
+    assert SamplingParams(mirostat=2, top_k=5, top_p=0.5, min_p=0.1, dry_multiplier=1).uses_chain
+
+
+def test_parameters_without_effect_leave_the_native_sampler_its_rows() -> None:
+    inert = {"xtc_threshold": 0.3, "dry_base": 2.0, "mirostat_tau": 3.0, "dynatemp_exponent": 2.0, "top_n_sigma": 0.0}
+    assert SamplingParams(**inert).takes_logits_as_they_are  # type: ignore[arg-type]
+    assert not SamplingParams(dry_multiplier=1.0, dry_penalty_last_n=0).uses_chain
+    assert not SamplingParams(dry_multiplier=1.0).takes_logits_as_they_are
+    assert not SamplingParams(logits_processors=[max]).takes_logits_as_they_are

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import tokenizers
 
+from quire.extras import install_command
 from quire.learn.programs import PROGRAMS
 from quire.models.registry import model_types
 from tests.cli.tiny_directory import CONFIG, make_tiny_directory, tensor_shapes
@@ -25,7 +26,7 @@ from tests.server.serving import Serving, serving
 
 ROOT = Path(__file__).parents[1]
 FORBIDDEN = str(Path(__file__).parent / "without_torch")
-TORCH = "needs PyTorch: pip install 'quire[torch]'\n"
+TORCH = f"needs PyTorch: {install_command('torch')}\n"
 OP_BY_OP = f"a model that runs op by op {TORCH}"
 DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
@@ -93,7 +94,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "profiler": (
         ["trace", "hi", "--model", "{tiny}", "--torch-profiler", "-o", "{out}/p.json"], f"--torch-profiler {TORCH}",
     ),
-    "diff": (["diff", "{tiny}"], "quire diff needs PyTorch: pip install 'quire[hf]'\n"),
+    "diff": (["diff", "{tiny}"], f"quire diff needs PyTorch: {install_command('hf')}\n"),
     "importance": (
         ["quantize", "{wide}", "{out}/i.gguf", "--type", "Q4_K_M", "--imatrix-text", "{out}/text"],
         f"an importance matrix {TORCH}",

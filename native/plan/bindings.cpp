@@ -234,6 +234,7 @@ void bind_plan(nb::module_& m) {
       "num_rows"_a, "Use bf16 tiles in steps of at least so many rows; 0: in none. See native/plan/plan.h.");
   plan.def("fetch_experts", &Plan::fetch_experts,
            "Read the experts that tokens choose from a mapped file before products do. See native/plan/plan.h.");
+  m.def("expert_bytes_wanted", &Fetcher::num_bytes_wanted, "Bytes of the experts that tokens of this process chose.");
   plan.def("set_ahead_bytes", &Plan::set_ahead_bytes, "num_bytes"_a,
            "Fetch at most so many bytes of keys and values in each thread before attention reads them.");
 }

@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -15,6 +16,8 @@ namespace {
 constexpr int kFetchThreads = 4;              // a disk serves several reads at a time
 constexpr uintptr_t kFetchedBytes = 2 << 20;  // a huge page, which is read at once where files have them
 constexpr uintptr_t kSmallPage = 4096;        // the smallest of any system: larger pages are touched several times
+
+std::atomic<uint64_t> bytes_wanted = 0;
 
 struct Missing {
   uintptr_t begin, end;
@@ -75,7 +78,10 @@ void Fetcher::start() {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
+uint64_t Fetcher::num_bytes_wanted() { return bytes_wanted; }
+
 void Fetcher::fetch(const std::byte* begin, int64_t num_bytes) {
+  bytes_wanted += static_cast<uint64_t>(num_bytes);
   if (!shared_ || owner_process_ != getpid()) start();
   const auto first = reinterpret_cast<uintptr_t>(begin), end = first + static_cast<uintptr_t>(num_bytes);
   const std::scoped_lock lock(shared_->mutex);

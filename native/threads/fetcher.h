@@ -14,6 +14,9 @@ class Fetcher {
   Fetcher(const Fetcher&) = delete;
   Fetcher& operator=(const Fetcher&) = delete;
 
+  // Of all fetchers of this process, the bytes that `fetch` was asked for, in memory already or not.
+  static uint64_t num_bytes_wanted();
+
   // Brings these bytes into memory, after those of earlier calls; returns at once.
   void fetch(const std::byte* begin, int64_t num_bytes);
   // Drops what is not being fetched yet.

@@ -64,7 +64,8 @@ void bind_weights(nb::module_& m) {
       "layout"_a, "data"_a, "stride_bytes"_a, "rows"_a, "num_rows"_a, "first"_a, "count"_a, "out"_a,
       nb::call_guard<nb::gil_scoped_release>(),
       "Write the codes of int64 `rows` and `count` columns from `first` on, a byte each; see native/weights/codes.h.");
-  nb::class_<PackedRows>(m, "PackedRows")
+  nb::class_<PackedRows> packed_rows(m, "PackedRows");
+  packed_rows
       .def(
           "__init__",
           [](PackedRows* job, const std::string& stored, uintptr_t rows, int64_t num_rows, int64_t num_inputs,
@@ -121,6 +122,10 @@ void bind_weights(nb::module_& m) {
           },
           "layout"_a, "data"_a, "stride_bytes"_a, "factor"_a,
           "Say where the scales of MXFP4's and NVFP4's blocks are, and the factor of all of NVFP4's.");
+  packed_rows
+      .def_rw("whole_inputs", &PackedRows::whole_inputs,
+              "Of floats that are rounded to E4M3 with a scale for each row: the inputs of a whole row.")
+      .def_rw("first_input", &PackedRows::first_input, "Of these the first one that is packed.");
   m.def("pack_rows", &pack_rows, "jobs"_a, "num_threads"_a = 1, nb::call_guard<nb::gil_scoped_release>(),
         "Pack the rows of all jobs; see native/weights/pack.h.");
   m.def(

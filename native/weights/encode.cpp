@@ -4,36 +4,15 @@
 #include <cstring>
 
 #include "weights/half.h"
+#include "weights/vectors.h"
 #include "weights/wide.h"
 
 namespace quire {
 namespace {
 
-// Eight lanes in a vector of the compiler's: one register with AVX2, two without. It makes no vectors of its own of
-// loops that choose between values: such code took ten times as long.
-using Floats = float __attribute__((vector_size(32)));
-using Words = int32_t __attribute__((vector_size(32)));
-using Octets = uint8_t __attribute__((vector_size(32)));
-using Halves = uint16_t __attribute__((vector_size(16)));
-using Two = uint64_t __attribute__((vector_size(16)));
-using Longs = uint64_t __attribute__((vector_size(32)));
-constexpr int64_t kParts = 8, kVectors = kBlock / kParts;
+constexpr int64_t kVectors = kBlock / kParts;
 constexpr int64_t kBlocksAtOnce = kInputsAtOnce / kBlock;
 
-template <typename To, typename From>
-[[gnu::always_inline]] inline To same_bits(const From& from) {
-  static_assert(sizeof(To) == sizeof(From));
-  To to;
-  std::memcpy(&to, &from, sizeof to);
-  return to;
-}
-template <typename To>
-[[gnu::always_inline]] inline To vector_at(const void* p) {
-  To values;
-  std::memcpy(&values, p, sizeof values);
-  return values;
-}
-[[gnu::always_inline]] inline Floats floats_at(const float* p) { return vector_at<Floats>(p); }
 // Lane b becomes pick of all lanes of v[b].
 template <typename Pick>
 [[gnu::always_inline]] inline Floats across_lanes(const Floats* v, Pick pick) {
@@ -98,14 +77,6 @@ template <bool kOfMagnitudes>
                                  18, 22, 26, 30, 3, 7, 11, 15, 19, 23, 27, 31);
 }
 
-// The same within 0 … 255, of values below 2^22.
-[[gnu::always_inline]] inline Words rounded_to_byte(Floats value) {
-  const Words none = {}, most = none + 255;
-  Words rounded = same_bits<Words>(value + 12582912.0f) - 0x4b400000;
-  rounded = rounded > none ? rounded : none;
-  return rounded < most ? rounded : most;
-}
-
 // round((value + shift) * inverse) + offset, kept within 0 … 255 or 15.
 template <bool kIsByte>
 [[gnu::always_inline]] inline void quantise(const float* values, float shift, float inverse, float offset,
@@ -117,21 +88,6 @@ template <bool kIsByte>
   }
   const Octets ordered = by_bytes(all);
   std::memcpy(out, &ordered, sizeof ordered);
-}
-
-// round_to_f16 and from_f16 of eight values that are not negative (a NaN may have a sign); `bits` becomes fp16's.
-[[gnu::always_inline]] inline Floats round_halves(Floats value, Words& bits) {
-  const Words magnitude = same_bits<Words>(value) & 0x7fffffff, zero = {}, least = zero + 0x38800000;  // 2^-14
-  const Words exponent = magnitude & 0x7f800000;
-  const auto power = same_bits<Floats>((exponent > least ? exponent : least) + (13 << 23));
-  const Floats rounded = (value + power) - power;
-  const Words normal = (same_bits<Words>(rounded) - 0x38000000) >> 13;
-  const Words denormal = __builtin_convertvector(rounded * 0x1p24f, Words);
-  bits = same_bits<Words>(rounded) >= least ? normal : denormal;
-  const Words is_large = magnitude >= 0x47800000;  // from 65536 on
-  const Words special = magnitude > 0x7f800000 ? zero + 0x7e00 : zero + 0x7c00;
-  bits = is_large ? special : bits;
-  return same_bits<Floats>(is_large ? special << 16 | 0x7f800000 : same_bits<Words>(rounded));
 }
 
 // Of each 16 codes, the bits of those below 8 that occur; of four times 16 in the order 0, 2, 1, 3.
@@ -149,35 +105,6 @@ template <bool kIsByte>
     all |= all >> 16;
     all = (all | all >> 8) & 255;
     std::memcpy(to + i / 16, &all, sizeof all);
-  }
-}
-
-// Halves of steps, and the inverse of the rounded ones, or 0.
-[[gnu::always_inline]] inline void put_steps(Floats step, uint16_t* d, float* inverses) {
-  Words bits;
-  step = round_halves(step, bits);
-  const auto halves = __builtin_convertvector(bits, Halves);
-  std::memcpy(d, &halves, sizeof halves);
-  const auto inverse = same_bits<Floats>((step > 0.0f) & same_bits<Words>(1.0f / step));
-  std::memcpy(inverses, &inverse, sizeof inverse);
-}
-
-// Lane r of to[i] becomes lane i of from[r].
-[[gnu::always_inline]] inline void transpose(const Words* from, Words* to) {
-  Words pairs[8], fours[8];
-  for (int i = 0; i < 4; ++i) {
-    const Words a = from[2 * i], b = from[2 * i + 1];
-    pairs[2 * i] = __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13);
-    pairs[2 * i + 1] = __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15);
-  }
-  for (int i = 0; i < 4; ++i) {
-    const Words a = pairs[i / 2 * 4 + i % 2], b = pairs[i / 2 * 4 + i % 2 + 2];
-    fours[2 * i] = __builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13);
-    fours[2 * i + 1] = __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15);
-  }
-  for (int i = 0; i < 4; ++i) {
-    to[i] = __builtin_shufflevector(fours[i], fours[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
-    to[i + 4] = __builtin_shufflevector(fours[i], fours[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
   }
 }
 
@@ -234,6 +161,36 @@ template <int kVectors, bool kHasOneScale>
 }
 
 }  // namespace
+
+QUIRE_WIDE
+float largest_magnitude(const float* values, int64_t count, float before) {
+  Floats high = Floats{} + before, check = high * 0.0f;
+  for (int64_t i = 0; i < count; i += kParts) {
+    const Floats value = floats_at(values + i);
+    const auto magnitude = same_bits<Floats>(same_bits<Words>(value) & 0x7fffffff);
+    high = magnitude > high ? magnitude : high;
+    check += value * 0.0f;
+  }
+  float largest = before;
+  for (int64_t l = 0; l < kParts; ++l) largest = std::max(largest, high[l]);
+  for (int64_t l = 0; l < kParts; ++l) largest += check[l];
+  return largest;
+}
+
+QUIRE_WIDE
+void round_to_e4m3(float* values, int64_t count, float scale) {
+  const float divisor = scale == 0.0f ? 1.0f : scale;
+  for (int64_t i = 0; i < count; i += kParts) {
+    const Floats value = floats_at(values + i) / divisor;
+    // Three bits of the fraction stay. Below 2^-6 values are multiples of 2^-9, as fp32's are around 1.5 * 2^14.
+    const auto bits = same_bits<Words>(value);
+    const auto normal = same_bits<Floats>((bits + 0x7ffff + (bits >> 20 & 1)) & static_cast<int32_t>(0xfff00000u));
+    const Floats small = value + 24576.0f - 24576.0f;
+    const Words is_small = (bits & 0x7fffffff) < 0x3c800000;
+    const Floats rounded = (is_small ? small : normal) * scale;
+    std::memcpy(values + i, &rounded, sizeof rounded);
+  }
+}
 
 QUIRE_WIDE
 void quantise_codes_q8(const Integers& from, const BlockDecoder& decoder, Quantised& to) {
@@ -294,13 +251,6 @@ void put_rows(const Quantised* rows, int64_t first_lane, WeightFormat target, in
   std::byte* scales = tile + num_blocks * bytes;
   for (int64_t lane = first_lane; lane < kTile; ++lane) {
     const Quantised& row = rows[lane];
-    if (target == WeightFormat::mxfp4 || target == WeightFormat::nvfp4) {
-      const int64_t in_block = target == WeightFormat::nvfp4 ? 2 : 1;
-      for (int64_t i = 0; i < count * in_block; ++i) {
-        scales[(first * in_block + i) * kTile + lane] = static_cast<std::byte>(row.scales[i]);
-      }
-      continue;
-    }
     for (int64_t b = 0; b < count; ++b) {
       std::memcpy(scales + ((first + b) * kTile + lane) * 2, row.d + b, 2);
       if (target == WeightFormat::q4m)

@@ -10,14 +10,16 @@ namespace quire {
 // Of inputs that are packed for 16 rows before the next ones: 16 lines of source and the part of a tile stay in L1.
 constexpr int64_t kInputsAtOnce = 256;
 
-// A chunk of a row as a packed format has it: codes of 8 or 4 bits; scales and minima of its blocks, or scales of a
-// byte (of mxfp4 one for each block, of nvfp4 two).
+// A chunk of a row as a packed format has it: codes of 8 or 4 bits, scales and minima of its blocks.
 struct Quantised {
   uint8_t u[kInputsAtOnce];
   uint16_t d[kInputsAtOnce / kBlock], m[kInputsAtOnce / kBlock];
-  uint8_t scales[kInputsAtOnce / 16];
 };
 
+// The largest magnitude of `count` values, a multiple of 32, and `before`; NaN if one is not finite.
+float largest_magnitude(const float* values, int64_t count, float before);
+// Values of at most 448 · `scale` in magnitude become multiples of it, nearest ones of E4M3, ties to even.
+void round_to_e4m3(float* values, int64_t count, float scale);
 void quantise_q8(const float* values, int64_t num_blocks, Quantised& to);
 void quantise_q4m(const float* values, int64_t num_blocks, Quantised& to);
 // kInputsAtOnce values of a decoder with a table: the bytes of quantise_q8 of the values that they stand for. A block

@@ -16,6 +16,9 @@ static inline float float_of_bits(uint32_t bits) {
   return value;
 }
 
+// The scale of doubled floats is half of 2^(exponent - 127); denormal ones become 0.
+static inline uint8_t halved(uint8_t exponent) { return static_cast<uint8_t>(exponent == 0 ? 0 : exponent - 1); }
+
 static inline float from_bf16(uint16_t half) { return float_of_bits(static_cast<uint32_t>(half) << 16); }
 
 // Nearest, ties to even; NaN stays NaN.

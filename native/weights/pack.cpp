@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "weights/code_tiles.h"
 #include "weights/decode.h"
 #include "weights/encode.h"
 #include "weights/half.h"
@@ -101,22 +102,10 @@ void copy_q8_0(const Lane& to, int64_t block, const std::byte* from) {
   for (int64_t i = 0; i < 8; ++i) put_word(to, WeightFormat::q8, block, i, word(from + 2, i) ^ 0x80808080u);
 }
 
-// The scale of doubled floats is half of 2^(exponent - 127); denormal ones become 0.
-uint8_t halved(uint8_t exponent) { return static_cast<uint8_t>(exponent == 0 ? 0 : exponent - 1); }
-
 // A scale's exponent, then codes.
 void copy_mxfp4(const Lane& to, int64_t block, const std::byte* from) {
   put(to.tile + to.blocks * 256 + block * kTile + to.lane, halved(static_cast<uint8_t>(from[0])));
   copy_nibbles(to, WeightFormat::mxfp4, block, from + 1);
-}
-
-// The row's fp32 factor, two scales in E4M3, then codes in the order of Q4_0.
-void copy_nvfp4(const Lane& to, int64_t block, const std::byte* from) {
-  std::byte* scales = to.tile + to.blocks * 256 + block * 2 * kTile + to.lane;
-  scales[0] = from[4];
-  scales[kTile] = from[5];
-  std::memcpy(to.tile + to.blocks * (256 + 2 * kTile) + to.lane * 4, from, 4);
-  copy_nibbles(to, WeightFormat::nvfp4, block, from + 6);
 }
 
 // --- 256 inputs with scales of scales: the same integers in another order (layouts of the file: ggml-common.h) -------
@@ -270,7 +259,6 @@ constexpr Stored kStored[] = {
     blocks<copy_q4_0, 32, 18>("IQ4_NL", WeightFormat::iq4nl),
     blocks<copy_iq4_xs, 256, 136>("IQ4_XS", WeightFormat::iq4xs),
     blocks<copy_mxfp4, 32, 17>("MXFP4", WeightFormat::mxfp4),
-    blocks<copy_nvfp4, 32, 22>("NVFP4", WeightFormat::nvfp4),
 };
 
 Stored find_stored(const std::string& name) {
@@ -292,6 +280,7 @@ struct Chunk {
   int64_t first_byte, num_bytes;        // of a stored row
   int64_t rows[kTile];                  // in the file, by lane
   uint8_t codes[kTile][kInputsAtOnce];  // of CODES, by lane
+  float scales[kTile];                  // of rows that are rounded to E4M3
 };
 
 const std::byte* stored_at(const PackedRows& job, const Chunk& chunk, int64_t lane) {
@@ -309,27 +298,20 @@ void decode(const PackedRows& job, const Stored& stored, const Chunk& chunk, int
     decode_blocks(*stored.decoder, stored_at(job, chunk, lane), chunk.count, job.codebook, values);
   } else {
     decode_floats(stored.target, stored_at(job, chunk, lane), chunk.count, values);
+    if (job.whole_inputs > 0) round_to_e4m3(values, chunk.count, chunk.scales[lane]);
   }
 }
 
-// Codes as they are, and what the target has beside them.
-void take_codes(const PackedRows& job, const Chunk& chunk, int64_t lane, int64_t output, Quantised& to) {
-  const CodedRows& codes = job.codes;
-  for (int64_t i = 0; i < chunk.count; ++i) to.u[i] = chunk.codes[lane][i] ^ codes.flipped;
-  if (codes.block_scales.data != nullptr) {
-    const bool is_mxfp4 = job.target == WeightFormat::mxfp4;
-    const int64_t group = is_mxfp4 ? 32 : 16, first = (codes.first_column + chunk.first) / group;
-    unpack_codes(codes.block_scales, chunk.rows + lane, 1, first, chunk.count / group, to.scales, 0);
-    for (int64_t i = 0; is_mxfp4 && i < chunk.count / group; ++i) to.scales[i] = halved(to.scales[i]);
-    if (!is_mxfp4) put(chunk.tile + chunk.blocks * (256 + 2 * kTile) + lane * 4, codes.factor);
-    return;
+// What the codes of E4M3 are multiplied with, for a whole row.
+float e4m3_scale(const PackedRows& job, const Stored& stored, int64_t row) {
+  const std::byte* from = job.rows + row * job.row_stride_bytes - job.first_input * stored.bytes;
+  float values[kInputsAtOnce], largest = 0.0f;
+  for (int64_t i = 0; i < job.whole_inputs; i += kInputsAtOnce) {
+    const int64_t count = std::min(kInputsAtOnce, job.whole_inputs - i);
+    decode_floats(stored.target, from + i * stored.bytes, count, values);
+    largest = largest_magnitude(values, count, largest);
   }
-  const int64_t at = (output - job.first_output) * codes.num_groups;
-  for (int64_t b = 0; b < chunk.count / kBlock; ++b) {
-    const int64_t group = at + codes.groups[chunk.first + b * kBlock];
-    to.d[b] = round_to_f16(codes.scales[group]);
-    to.m[b] = round_to_f16(-codes.zeros[group] * codes.scales[group]);
-  }
+  return largest / 448.0f;
 }
 
 void quantise(const PackedRows& job, const Stored& stored, const Chunk& chunk, int64_t lane, int64_t output,
@@ -338,8 +320,6 @@ void quantise(const PackedRows& job, const Stored& stored, const Chunk& chunk, i
   if (lane >= chunk.end_lane) {
     to = {};
     std::memset(to.u, is_q8 ? 128 : 0, sizeof to.u);
-  } else if (job.codes.is_direct) {
-    take_codes(job, chunk, lane, output, to);
   } else if (is_q8 && stored.decoder != nullptr && stored.decoder->codes != Codes::none) {
     Integers integers;
     stored.decoder->decode(stored_at(job, chunk, lane), job.codebook, integers);
@@ -380,6 +360,9 @@ void check(const PackedRows& job, const Stored& stored) {
   if (job.num_inputs % std::max(stored.inputs, target_block) != 0) {
     throw std::invalid_argument("a row's inputs are not a whole number of blocks");
   }
+  if (job.whole_inputs > 0 && (!stored.is_float() || job.whole_inputs % kBlock != 0)) {
+    throw std::invalid_argument("only rows of floats, of whole blocks, are rounded to E4M3");
+  }
   if (stored.is_coded() != (job.codes.stored.data != nullptr)) {
     throw std::invalid_argument("rows of codes, and no others, need codes");
   }
@@ -391,6 +374,7 @@ void check(const PackedRows& job, const Stored& stored) {
 void pack_piece(const PackedRows& job, const Stored& stored) {
   const int64_t bytes = tile_bytes(job.target, job.num_inputs), end = job.first_output + job.num_rows;
   const bool is_quantised = !stored.copies_to(job.target) && wanted_rows(job.target) == RowType::q8;
+  const bool is_by_lanes = stored.is_coded() && (job.codes.is_direct || job.target == WeightFormat::q8);
   Chunk chunk;
   chunk.blocks = job.num_inputs / kBlock;
   for (int64_t output = job.first_output; output < end; output = (output / kTile + 1) * kTile) {
@@ -401,6 +385,13 @@ void pack_piece(const PackedRows& job, const Stored& stored) {
     for (int64_t lane = chunk.first_lane; lane < chunk.end_lane; ++lane) {
       const int64_t r = before + lane - job.first_output;
       chunk.rows[lane] = job.codes.first_row + (job.row_order == nullptr ? r : job.row_order[r]);
+      if (job.whole_inputs > 0) chunk.scales[lane] = e4m3_scale(job, stored, chunk.rows[lane]);
+    }
+    if (is_by_lanes) {
+      CodeTile tile{chunk.tile, chunk.blocks, chunk.first_lane, chunk.end_lane, {}, output - job.first_output};
+      std::copy_n(chunk.rows, kTile, tile.rows);
+      pack_codes(job, tile);
+      continue;
     }
     for (chunk.first = 0; chunk.first < job.num_inputs; chunk.first += kInputsAtOnce) {
       chunk.count = std::min(kInputsAtOnce, job.num_inputs - chunk.first);
@@ -452,11 +443,35 @@ void cut(const PackedRows& job, std::vector<PackedRows>& pieces) {
   }
 }
 
+// The same piece with AWQ's words one behind the other in `memory`. A line of the file has words of 128 outputs, and
+// lines of neighbouring inputs are a power of two apart: no cache would hold them until the next tile needs them.
+PackedRows gather_words(const PackedRows& piece, std::vector<std::byte>& memory) {
+  PackedRows gathered = piece;
+  StoredCodes& stored = gathered.codes.stored;
+  if (stored.data == nullptr || stored.layout != CodeLayout::awq || piece.row_order != nullptr) return gathered;
+  const int64_t first = piece.codes.first_row / 8, last = (piece.codes.first_row + piece.num_rows - 1) / 8;
+  const int64_t bytes = (last - first + 1) * 4, ahead = 16 * stored.stride_bytes;
+  memory.resize(piece.num_inputs * bytes);
+  for (int64_t i = 0; i < piece.num_inputs; ++i) {
+    const std::byte* from = stored.data + (piece.codes.first_column + i) * stored.stride_bytes + first * 4;
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(from + ahead + at);
+    std::memcpy(memory.data() + i * bytes, from, bytes);
+  }
+  stored.data = memory.data();
+  stored.stride_bytes = bytes;
+  gathered.codes.first_column = 0;
+  gathered.codes.first_row -= 8 * first;
+  return gathered;
+}
+
 // Pieces that share no tile, on num_threads threads.
 void pack_pieces(const std::vector<PackedRows>& pieces, int num_threads) {
   std::atomic<size_t> next = 0;
   const auto work = [&] {
-    for (size_t i; (i = next.fetch_add(1)) < pieces.size();) pack_piece(pieces[i], find_stored(pieces[i].stored));
+    std::vector<std::byte> memory;
+    for (size_t i; (i = next.fetch_add(1)) < pieces.size();) {
+      pack_piece(gather_words(pieces[i], memory), find_stored(pieces[i].stored));
+    }
   };
   std::vector<std::thread> threads;
   for (size_t i = 1; i < std::min<size_t>(num_threads, pieces.size()); ++i) threads.emplace_back(work);

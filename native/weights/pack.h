@@ -39,16 +39,17 @@ struct PackedRows {
   int64_t first_output;
   const int8_t* codebook;  // of IQ formats: int8 entries (codebooks.py)
   CodedRows codes;         // of rows stored as "CODES"
+  // Of floats whose values are rounded to E4M3 times max|row| / 448 first: the inputs of the whole row, of which
+  // num_inputs from `first_input` on are packed. 0: they are not rounded.
+  int64_t whole_inputs = 0, first_input = 0;
 };
 
 // What can be packed:
 //   Q4_0 -> q4, Q4_1 -> q4m, Q5_0 -> q5, Q5_1 -> q5m, Q8_0 -> q8: the same values.
 //   Q4_K -> q4k, Q5_K -> q5k, Q6_K -> q6k, IQ4_NL -> iq4nl, IQ4_XS -> iq4xs: the same values.
 //   MXFP4 -> mxfp4: the same values, but 0 where a block's factor, 2^scale / 2, is denormal.
-//   NVFP4 -> nvfp4: a block of 32 inputs is an fp32 factor, the same in all of a row, two scales in E4M3, and codes in
-//   the order of Q4_0. Of a row the factor is kept once.
 //   CODES that are direct -> q4, q4m, q8, mxfp4, nvfp4: the same codes; d and m are rounded to f16, m = -zero * scale.
-// These but NVFP4, the other formats of decode.h, and CODES -> a target below, from the decoded values.
+// These, the other formats of decode.h, and CODES -> a target below, from the decoded values.
 //   F32, F16, BF16 -> f32, f16, bf16: rounded to nearest, ties to even.
 //   F32, F16, BF16 -> q8: d = max|w| / 127 as f16, u = round(w / d) + 128.
 //   F32, F16, BF16 -> q4m: m = min(w), d = (max(w) - m) / 15, both as f16, u = round((w - m) / d), 0 to 15.

@@ -28,7 +28,7 @@ TILE_ROWS = 12
 KV_SCALE_BYTES = {**dict.fromkeys(KV_DTYPES, 0), "int8": 4}
 """Bytes beside the values of one token's key or value in one head: an fp32 scale."""
 DTYPE_ALIASES = {"float": "float32", "half": "float16", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-POLICIES = ("fcfs", "priority", "sjf")
+POLICIES = ("fcfs", "priority", "sjf", "fair")
 PREEMPTION_MODES = ("auto", "swap", "recompute")
 PERFORMANCE_MODES = ("throughput", "interactivity")
 DEFAULT_MAX_NUM_SEQS = 256
@@ -135,7 +135,9 @@ class EngineOptions:
     batch_invariant: bool = option(
         False, "a request gets the same bits however it is batched, also where another arithmetic is faster (AMX)"
     )
-    scheduling_policy: str = option("fcfs", "order of the waiting queue", choices=POLICIES)
+    scheduling_policy: str = option(
+        "fcfs", "order of the waiting queue; fair: equal tokens for each API key or client_id", choices=POLICIES
+    )
     sjf_ageing_tokens_per_s: float = option(
         100.0, "sjf: tokens by which a waiting prompt counts as shorter, per second", low=0
     )

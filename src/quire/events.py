@@ -51,7 +51,7 @@ OF_ENGINE = frozenset({EventKind.STEP, EventKind.OPS, EventKind.LOST})
 class OpTime:
     """An instruction of a plan in one step: its name with shapes and types, and its work in `arithmetic`.
 
-    `expert_loads`: of the routing of one layer, in order of the layers, the number of tokens of each expert.
+    `expert_loads`: of the routing of one layer the number of tokens of each expert. `layer`: None outside of layers.
     """
 
     name: str
@@ -60,6 +60,7 @@ class OpTime:
     num_bytes: int
     arithmetic: str
     expert_loads: tuple[int, ...] = ()
+    layer: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

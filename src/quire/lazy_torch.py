@@ -10,13 +10,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import MissingExtraError
+from quire.extras import install_command
 
 if TYPE_CHECKING:
     import torch as torch
     from torch import Tensor as Tensor
     from torch.nn import functional as functional
 
-INSTALL = "pip install 'quire[{}]'"
 OP_BY_OP = "a model that runs op by op"
 
 
@@ -30,7 +30,7 @@ def require_torch(purpose: str, extra: str = "torch") -> Any:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise MissingExtraError(f"{purpose} needs PyTorch: {INSTALL.format(extra)}") from None
+        raise MissingExtraError(f"{purpose} needs PyTorch: {install_command(extra)}") from None
 
 
 def is_loaded() -> bool:

@@ -229,13 +229,23 @@ def engine_bytes(config: EngineConfig) -> int:
     options, scheduler = config.options, config.scheduler
     num_tokens, num_ranks = scheduler.max_num_batched_tokens, options.tensor_parallel_size
     beside = bytes_beside(options, config.model, config.device, config.dtype, num_tokens)
-    weights = config.weight_bytes + _copied_bytes(options, config.model, config.weight_bytes)
-    weights = math.ceil(weights * config.resident_share)
+    weights = math.ceil(mapped_bytes(config) * config.resident_share)
     if config.device != "cpu":
         return -(-weights // num_ranks) + kv_bytes(config) + beside
     kv = kv_bytes(config) * (scheduler.num_blocks + scheduler.num_host_blocks) // scheduler.num_blocks
     of_stages = num_ranks * (kv + options.pipeline_parallel_size * beside)
     return weights + of_stages + (options.num_ranks - 1) * RANK_RESERVE_BYTES
+
+
+def mapped_bytes(config: EngineConfig) -> int:
+    """Return the bytes of the weights of all ranks, with those that several ranks hold."""
+    return config.weight_bytes + _copied_bytes(config.options, config.model, config.weight_bytes)
+
+
+def mapped_limit(config: EngineConfig) -> int:
+    """Return the bytes of weights on disk that memory has room for, beside the KV cache and a step."""
+    left = config.hardware.available_memory_bytes - engine_bytes(config)
+    return max(0, left) + math.ceil(mapped_bytes(config) * config.resident_share)
 
 
 def plan_blocks(

@@ -1,8 +1,8 @@
 """Parameters of one request: `SamplingParams`, `PoolingParams`, `BeamSearchParams`.
 
-Names and defaults are vLLM's. A bad value raises `InvalidParameterError` naming field, value and
-limit at construction; limits that need the model (vocabulary, context) are checked when the request
-is added (`engine/input_processor.py`). No tensors here.
+Names and defaults are vLLM's, those of `LLAMA_CPP_FIELDS` llama.cpp's. A bad value raises `InvalidParameterError`
+naming field, value and limit at construction; limits that need the model (vocabulary, context) are checked when the
+request is added (`engine/input_processor.py`). No tensors here.
 """
 
 import math
@@ -21,6 +21,14 @@ ALL_LOGPROBS = -1
 """`logprobs=-1` asks for the whole vocabulary."""
 MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Fields that a model's generation_config.json may give another default."""
+LLAMA_CPP_FIELDS = (
+    "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "dry_multiplier", "dry_base", "dry_allowed_length",
+    "dry_penalty_last_n", "dry_sequence_breakers", "mirostat", "mirostat_tau", "mirostat_eta", "dynatemp_range",
+    "dynatemp_exponent",
+)  # fmt: skip
+"""Fields with llama.cpp's names, defaults and formulas."""
+DRY_SEQUENCE_BREAKERS = ("\n", ":", '"', "*")
+MAX_DRY_BREAKERS = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +44,21 @@ class SamplingParams:
         top_p: in (0, 1]: keep the likeliest tokens that together reach it.
         top_k: keep the k likeliest tokens; 0 and -1 are off.
         min_p: in [0, 1]: drop tokens below this share of the likeliest.
+        typical_p: in (0, 1]: keep the tokens of most typical surprise that together reach it; 1 is off.
+        top_n_sigma: keep logits within this many standard deviations of the largest; 0 and -1 are off.
+        xtc_probability: in [0, 1]: chance, per token, to drop all tokens that reach xtc_threshold but the least likely.
+        xtc_threshold: in [0, 1]: probability that a token needs to be dropped by XTC; above 0.5 XTC drops none.
+        dry_multiplier: in [0, 100]: lowers tokens that would continue a repetition; 0 is off.
+        dry_base: in [1, 100]: growth of that penalty per token of the repetition.
+        dry_allowed_length: tokens of a repetition from which on it is penalised.
+        dry_penalty_last_n: tokens in which repetitions are sought; -1: all, prompt included; 0 is off.
+        dry_sequence_breakers: text behind which a repetition begins anew. None: a line end, a colon, a quotation mark
+            and an asterisk.
+        mirostat: 2 holds the surprise of the tokens near mirostat_tau, in place of top_k, top_p and min_p; 0 is off.
+        mirostat_tau: in [0, 100]: surprise in bits that mirostat aims at.
+        mirostat_eta: in [0, 1]: share of each deviation by which mirostat corrects itself.
+        dynatemp_range: in [0, 2]: widest distance of dynamic temperature from temperature; 0 is off.
+        dynatemp_exponent: in [0, 10]: power of the entropy's share that dynamic temperature follows.
         seed: seed of the draws; they depend on it and the position only. None: chosen by the engine.
         stop: text that ends the answer.
         stop_token_ids: token id that ends the answer.
@@ -54,6 +77,13 @@ class SamplingParams:
             stop tokens are allowed when the text is complete. When it cannot be continued, only they are allowed: with
             `ignore_eos` or before `min_tokens` they repeat until the request ends. A text cut by `max_tokens` or `stop`
             may be incomplete.
+        logits_processors: functions that change the logits, in Python only. Each gets the list of generated token ids
+            and the logits, a NumPy array [V] of fp32, and returns the logits to use; it may change the array. They are
+            called for each token one after another, before any other option, while the whole step waits; `logprobs` are
+            those of the logits that they return. Beside their own time a token costs 0.04 ms for 49,152 logits (Zen 3).
+            An engine of several ranks refuses them, and the server has no such field.
+
+    A request that sets one of `LLAMA_CPP_FIELDS` is sampled in llama.cpp's order: `sampling/chain.py`.
 
     Raises: InvalidParameterError.
     """
@@ -66,6 +96,20 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    typical_p: float = 1.0
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: Sequence[str] | None = None
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
     seed: int | None = None
     stop: Sequence[str] | str | None = None
     stop_token_ids: Sequence[int] | None = None
@@ -81,9 +125,11 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     structured_outputs: StructuredOutputsParams | None = None
+    logits_processors: Sequence[Any] | None = field(default=None, metadata={"python_only": True})
 
     def __post_init__(self) -> None:
         self._check_numbers()
+        self._check_llama_cpp()
         self._check_lengths()
         self._check_lists()
 
@@ -98,6 +144,30 @@ class SamplingParams:
         _number("min_p", self.min_p, 0, 1)
         if self.seed is not None:
             _integer("seed", self.seed, -(2**63), 2**64 - 1)
+
+    def _check_llama_cpp(self) -> None:
+        for name, low, high in (
+            ("top_n_sigma", -1, 1000), ("xtc_probability", 0, 1), ("xtc_threshold", 0, 1), ("dry_multiplier", 0, 100),
+            ("dry_base", 1, 100), ("mirostat_tau", 0, 100), ("mirostat_eta", 0, 1), ("dynatemp_range", 0, 2),
+            ("dynatemp_exponent", 0, 10),
+        ):  # fmt: skip
+            _number(name, getattr(self, name), low, high)
+        _number("typical_p", self.typical_p, 0, 1, open_low=True)
+        _integer("dry_allowed_length", self.dry_allowed_length, 0, None)
+        _integer("dry_penalty_last_n", self.dry_penalty_last_n, -1, None)
+        if type(self.mirostat) is not int or self.mirostat not in (0, 2):
+            raise InvalidParameterError("mirostat", self.mirostat, "0 (off) or 2: version 1 of Mirostat is not built")
+        if self.mirostat:
+            for name, off in (("typical_p", 1), ("xtc_probability", 0), ("dynatemp_range", 0)):
+                if getattr(self, name) != off:
+                    raise InvalidParameterError(name, getattr(self, name), f"{off} with mirostat 2, which replaces it")
+            if self.top_n_sigma > 0:
+                raise InvalidParameterError("top_n_sigma", self.top_n_sigma, "-1 with mirostat 2, which replaces it")
+        breakers = self.dry_sequence_breakers
+        _set(self, "dry_sequence_breakers", None if breakers is None else _strings("dry_sequence_breakers", breakers))
+        if len(self.dry_sequence_breakers or ()) > MAX_DRY_BREAKERS:
+            limit = f"at most {MAX_DRY_BREAKERS} strings"
+            raise InvalidParameterError("dry_sequence_breakers", len(breakers or ()), limit)
 
     def _check_lengths(self) -> None:
         if self.max_tokens is not None:
@@ -130,6 +200,15 @@ class SamplingParams:
             _set(self, "logit_bias", _logit_bias(self.logit_bias))
         if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
             raise InvalidParameterError("structured_outputs", self.structured_outputs, "StructuredOutputsParams")
+        if self.logits_processors is not None:
+            functions = self.logits_processors
+            if (
+                isinstance(functions, (str, bytes))
+                or not isinstance(functions, Sequence)
+                or not all(map(callable, functions))
+            ):
+                raise InvalidParameterError("logits_processors", functions, "a list of functions (token_ids, logits)")
+            _set(self, "logits_processors", tuple(functions))
 
     @property
     def is_greedy(self) -> bool:
@@ -142,8 +221,26 @@ class SamplingParams:
         return (
             self.logprobs is None and self.allowed_token_ids is None and not self.logit_bias and not self.bad_words
             and self.repetition_penalty == 1 and not self.frequency_penalty and not self.presence_penalty
-            and self.structured_outputs is None
+            and self.structured_outputs is None and not self.logits_processors and not self.uses_chain
         )  # fmt: skip
+
+    @property
+    def uses_chain(self) -> bool:
+        """True if one of `LLAMA_CPP_FIELDS` is on: the token is chosen by `sampling/chain.py`."""
+        return (
+            self.typical_p < 1 or self.top_n_sigma > 0 or self.xtc_probability > 0 or self.penalises_repeats
+            or self.mirostat > 0 or self.dynatemp_range > 0
+        )  # fmt: skip
+
+    @property
+    def penalises_repeats(self) -> bool:
+        """True if DRY is on."""
+        return self.dry_multiplier > 0 and self.dry_penalty_last_n != 0
+
+    @property
+    def dry_breakers(self) -> tuple[str, ...]:
+        """`dry_sequence_breakers`, or llama.cpp's."""
+        return DRY_SEQUENCE_BREAKERS if self.dry_sequence_breakers is None else tuple(self.dry_sequence_breakers)
 
     def num_best(self, vocab_size: int) -> int:
         """Return the number of tokens of the largest logits that decide a draw: `top_k`, 1 if greedy; 0: all."""

@@ -59,6 +59,7 @@ class Request:
         num_pending_tokens: input tokens that steps in flight (`num_in_flight`) will yield.
         num_cached_tokens: prompt tokens found in the prefix cache at first admission.
         num_sent_tokens: tokens that the executor knows; None if it does not know the request.
+        mirostat_mu: the sampler's state behind the known tokens, which tokens alone do not tell after a preemption.
         serial: order of arrival, then a number that makes forks unique. sort_key: place in the queue, by the policy.
     """
 
@@ -83,6 +84,7 @@ class Request:
     output_token_ids: list[int] = field(default_factory=list)
     draft_token_ids: tuple[int, ...] = ()
     expects_drafts: bool = False
+    mirostat_mu: float | None = None
     num_computed_tokens: int = 0
     num_pending_tokens: int = 0
     num_in_flight: int = 0
@@ -171,17 +173,16 @@ class NewRequest(msgspec.Struct, frozen=True):
     """Everything that the executor must know of a request that is new to it, or returns after preemption."""
 
     request_id: str
-    token_ids: tuple[int, ...]
-    """All tokens known: prompt, then tokens generated before a preemption."""
+    token_ids: tuple[int, ...]  # all tokens known: prompt, then tokens generated before a preemption
     num_prompt_tokens: int
     sampling: SamplingParams | None
     pooling: PoolingParams | None
     eos_token_ids: tuple[int, ...]
     seed: int
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
-    max_tokens: int = 16  # to generate at most, in the context length too
-    awaits_external_token: bool = False
-    """The scheduler sends the next token; the token that the executor yields is not the sequence's."""
+    max_tokens: int = 16  # most tokens to generate, in the context length too
+    awaits_external_token: bool = False  # the scheduler sends the next token, not the executor
+    mirostat_mu: float | None = None  # see `Request`
     adapter: Adapter | None = None
 
 
@@ -268,14 +269,14 @@ class RequestResult(msgspec.Struct, frozen=True):
     """Tokens that the step yields: one, those of several decode iterations, or the accepted drafts and one more."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """Per token; empty if not asked for."""
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """For prompt positions this step made known, in order. Position 0 has none."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of positions this step made known, in order; 0 has none
     embedding: tuple[float, ...] | None = None
     error: str | None = None
     """Reason why this request must end after these tokens, while other requests go on; the code is a caller's."""
     error_code: str | None = None
     draft: Draft | None = None
     """The executor's guess of the tokens behind `token_ids`: a draft model's, or what a grammar leaves."""
+    mirostat_mu: float | None = None  # behind `token_ids`; see `Request`
 
 
 class StepResult(msgspec.Struct, frozen=True):
@@ -286,8 +287,7 @@ class StepResult(msgspec.Struct, frozen=True):
     is_lost: bool = False
     """The executor raised: this step and all later ones are lost. `results` hold only requests at fault."""
     num_iterations: int = 1  # forward passes, for events and `Pace`
-    op_times: tuple[OpTime, ...] = ()
-    """Time and work of each instruction that ran, where these are traced."""
+    op_times: tuple[OpTime, ...] = ()  # time and work of each instruction that ran, where these are traced
     transfers: TransferReport | None = None
 
 

@@ -69,10 +69,12 @@ class WeightMap:
     Fields:
         sources: of each parameter, one below the other; a name that the checkpoint lacks is the model's own.
         unused: the names of stored tensors that the model knows and does not need.
+        experts: the names of stored tensors with the experts of a layer, of which a token reads a part.
     """
 
     sources: Mapping[str, list[Source]]
     unused: frozenset[str]
+    experts: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +148,10 @@ def weight_map(model: Any, names: Iterable[str]) -> WeightMap:
     tied = {name: first for name, first in layout.tied.items() if name not in named}
     layout = replace(layout, tied=tied | {name: first for name, first in named.items() if name != first})
     stored = layout.used_names(names)
-    sources: dict[str, list[Source]] = {}
+    sources, of_experts = dict[str, list[Source]](), set[str]()
     for path, module in nn.named_modules(model):
         parent, all_parts = path.rpartition(".")[0], getattr(module, "stored_parts", {})
+        num_stacked = getattr(module, "num_stacked", 0)
         for attribute, value in nn.attributes(module):
             name = f"{path}.{attribute}" if path else attribute
             if not nn.is_parameter(value) or named[name] != name:
@@ -159,9 +162,10 @@ def weight_map(model: Any, names: Iterable[str]) -> WeightMap:
             if parts and (name not in stored or any(views)):
                 found = list(zip(parts, views, strict=True))
             else:
-                count, of_each = getattr(module, "num_stacked", 0), layout.views_of(name)
-                found = [(name, (Unstack(index, count), *of_each)) for index in range(count)] or [(name, of_each)]
+                unstacks, of_each = [Unstack(index, num_stacked) for index in range(num_stacked)], layout.views_of(name)
+                found = [(name, (unstack, *of_each)) for unstack in unstacks] or [(name, of_each)]
             sources[name] = [Source(stored.get(own, own), (*own_views, *common)) for own, own_views in found]
+            of_experts.update(source.name for source in sources[name] if num_stacked)
     taken = {source.name for found in sources.values() for source in found}
     needless = (name for name in names if name not in taken and layout.is_needless(name))
-    return WeightMap(sources, frozenset(needless))
+    return WeightMap(sources, frozenset(needless), frozenset(of_experts))

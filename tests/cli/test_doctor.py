@@ -7,6 +7,7 @@ import pytest
 
 from quire.cli import doctor
 from quire.cli.doctor import CHECKS, NOTE, OK, PROBLEM, Finding, run_check
+from quire.extras import install_command
 from tests.cli.command_line import call, parsed
 
 
@@ -89,4 +90,4 @@ def test_missing_torch_is_worth_a_note_only_beside_a_gpu(
     monkeypatch.setattr("quire.runtime.hardware.has_gpu_driver", lambda: has_driver)
     finding = doctor.check_torch()
     assert finding.status == status
-    assert "pip install 'quire[torch]'" in finding.advice
+    assert install_command("torch") in finding.advice

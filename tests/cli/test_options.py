@@ -71,6 +71,9 @@ def test_every_field_is_a_flag_with_its_variable_and_default(options_class: type
     command = click.command()(decorate(lambda **values: None))
     options = {parameter.opts[0]: parameter for parameter in command.params}
     for item in fields(options_class):
+        if item.metadata.get("python_only"):
+            assert item.name == "logits_processors"
+            continue
         option = options.pop("--" + item.name.replace("_", "-"))
         assert option.envvar == environment_name(item.name)
         assert environment_name(item.name) in option.help

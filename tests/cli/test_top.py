@@ -10,7 +10,7 @@ from quire.cli import top
 from quire.cli.main import cli
 from quire.cli.ps import format_duration
 from quire.cli.top import summary, view_lines
-from quire.cli.top_metrics import Metrics, load_between
+from quire.cli.top_metrics import MetricsPage, load_between
 from quire.server.registration import registered
 from tests.cli.command_line import Terminal, call, parsed
 from tests.cli.stub_server import Answer, Handler, stub_server
@@ -21,7 +21,7 @@ def page(*, tokens: int = 0, requests: int = 0, hits: int = 0, queries: int = 0,
     fast = requests - slow
     lines = [
         "# HELP quire_build_info Version and model",
-        'quire_build_info{model="ti\\"ny",version="0.1"} 1.0',
+        'quire_build_info{model="ti\\"ny",scheduling_policy="fair",version="0.1"} 1.0',
         f"quire_requests_running {gauges.get('running', 0)}",
         f"quire_requests_waiting {gauges.get('waiting', 0)}",
         f"quire_kv_usage_ratio {gauges.get('kv', 0.0)}",
@@ -92,12 +92,12 @@ def test_view_of_an_interval() -> None:
     before = page(tokens=100, requests=4, hits=10, queries=20, preemptions=1)
     gauges = {"running": 2, "waiting": 1, "kv": 0.5, "preemptions": 3, "deaths": 1}
     after = page(tokens=150, requests=14, slow=5, hits=25, queries=40, **gauges)
-    load = load_between(Metrics(before, 10.0), Metrics(after, 12.0))
+    load = load_between(MetricsPage(before, 10.0), MetricsPage(after, 12.0))
     assert (load.seconds, load.requests_per_s, load.cache_hit_ratio, load.itl_p50_s) == (2.0, 5.0, 0.75, None)
     assert (load.ttft_p50_s, load.ttft_p95_s) == (pytest.approx(0.1), pytest.approx(0.1 + 0.4 * 0.9))
     assert view_lines(load, "http://x") == [
         'ti"ny at http://x',
-        "requests    2 running · 1 waiting · 5.0/s ended",
+        "requests    2 running · 1 waiting (fair) · 5.0/s ended",
         "generation  25.0 tok/s",
         "prompts     50.0 tok/s · cache hit 75%",
         "KV cache    ▓▓▓▓▓▓▓▓▓▓░░░░░░░░░░ 50% · 2 preemptions",
@@ -108,13 +108,28 @@ def test_view_of_an_interval() -> None:
     assert summary(load).startswith("25.0 tok/s · 2 running · 1 waiting · KV 50% · hit 75% · TTFT 100 ms")
 
 
+def test_view_tells_how_much_of_the_weights_is_in_memory_and_read() -> None:
+    gauges = ("quire_weights_mapped_bytes 12000000000.0", "quire_weights_resident_bytes 6000000000.0",
+              "quire_weights_limit_bytes 8000000000.0")  # fmt: skip
+    counters = [
+        "\n".join((*gauges, f"quire_weights_read_bytes_total {read}", f"quire_experts_chosen_bytes_total {chosen}\n"))
+        for read, chosen in ((5e9, 2e9), (6e9, 6e9))
+    ]
+    load = load_between(*(Metrics(page() + text, time_s) for text, time_s in zip(counters, (10.0, 12.0), strict=True)))
+    shown = "11.2 GiB on disk · 5.59 GiB of at most 7.45 GiB in memory · 25% of the experts used read from disk"
+    assert f"weights     {shown}" in view_lines(load, "http://x")
+    assert summary(load).endswith(f" · weights {shown}")
+    without = load_between(Metrics(page(), 10.0), Metrics(page(), 12.0))
+    assert "weights" not in "".join((*view_lines(without, "http://x"), summary(without)))
+
+
 def test_view_tells_where_prefixes_broke_and_what_that_cost() -> None:
     broken = "quire_prefix_breaks_total 3.0\nquire_prefix_break_tokens_total 24000.0\nquire_prefix_last_break 14.0\n"
-    load = load_between(Metrics(page(), 10.0), Metrics(page() + broken, 12.0))
+    load = load_between(MetricsPage(page(), 10.0), MetricsPage(page() + broken, 12.0))
     assert (load.prefix_breaks, load.prefix_break_tokens, load.last_prefix_break) == (3, 24000, 14)
     assert "prefixes    3 broken, the last at token 14; 24000 tokens computed again" in view_lines(load, "http://x")
     assert summary(load).endswith(" · prefixes 3 broken, the last at token 14; 24000 tokens computed again")
-    without = load_between(Metrics(page(), 10.0), Metrics(page() + "quire_prefix_breaks_total 0.0\n", 12.0))
+    without = load_between(MetricsPage(page(), 10.0), MetricsPage(page() + "quire_prefix_breaks_total 0.0\n", 12.0))
     assert without.last_prefix_break is None
     assert "prefixes" not in "".join((*view_lines(without, "http://x"), summary(without)))
 
@@ -180,7 +195,7 @@ def test_view_on_a_terminal_is_redrawn_until_q(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_restarted_engine_counts_from_zero() -> None:
-    load = load_between(Metrics(page(tokens=1000, requests=50), 0.0), Metrics(page(tokens=20, requests=4), 1.0))
+    load = load_between(MetricsPage(page(tokens=1000, requests=50), 0.0), MetricsPage(page(tokens=20, requests=4), 1.0))
     assert load.generation_tokens_per_s == 20
     assert load.ttft_p50_s == pytest.approx(0.05)
 

@@ -92,11 +92,11 @@ def test_request_whose_drafts_are_right_gets_one_token_a_step_until_they_are_wro
     made.give_drafts([item])
     assert not item.expects_drafts
     for _ in range(10):
-        assert made.note_step(*step(4, 5), seconds=1.0) == {"num_drafts": 4, "num_accepted": 4}
+        assert made.note_step(*step(4, 5), seconds=1.0, has_prompts=False) == {"num_drafts": 4, "num_accepted": 4}
     made.give_drafts([item])
     assert item.expects_drafts
     for _ in range(60):
-        assert made.note_step(*step(4, 1), seconds=1.0) == {"num_drafts": 4, "num_accepted": 0}
+        assert made.note_step(*step(4, 1), seconds=1.0, has_prompts=False) == {"num_drafts": 4, "num_accepted": 0}
     made.give_drafts([item])
     assert not item.expects_drafts
 
@@ -127,16 +127,22 @@ def test_request_without_drafts_is_asked_again_after_some_tokens() -> None:
 
 def test_last_token_of_a_step_is_no_accepted_draft() -> None:
     made = drafting_with(0.5, {1: 1.0})
-    assert made.note_step(*step(0, 8), seconds=1.0) == {"num_drafts": 0, "num_accepted": 0}  # decode iterations
-    assert made.note_step(*step(3, 2), seconds=1.0) == {"num_drafts": 3, "num_accepted": 1}
-    assert made.note_step(*step(3, 0), seconds=1.0) == {"num_drafts": 3, "num_accepted": 0}  # it failed
+    assert made.note_step(*step(0, 8), seconds=1.0, has_prompts=False) == {
+        "num_drafts": 0,
+        "num_accepted": 0,
+    }  # decode iterations
+    assert made.note_step(*step(3, 2), seconds=1.0, has_prompts=False) == {"num_drafts": 3, "num_accepted": 1}
+    assert made.note_step(*step(3, 0), seconds=1.0, has_prompts=False) == {
+        "num_drafts": 3,
+        "num_accepted": 0,
+    }  # it failed
 
 
 def test_draft_of_the_executor_is_taken_where_more_tokens_are_expected_of_it() -> None:
     made = drafting_with(0.5, {1: 1.0, 9: 1.0})
     output, _result = step(0, 1)
     draft = Draft((7, 8), (0.99, 0.99))
-    made.note_step(output, StepResult(1, (RequestResult("a", (0,), draft=draft),)), 1.0)
+    made.note_step(output, StepResult(1, (RequestResult("a", (0,), draft=draft),)), 1.0, has_prompts=False)
     item = request()
     made.give_drafts([item])
     assert item.draft_token_ids == (7, 8)
@@ -145,7 +151,9 @@ def test_draft_of_the_executor_is_taken_where_more_tokens_are_expected_of_it() -
 def test_draft_of_the_executor_gives_way_where_fewer_tokens_are_expected_of_it() -> None:
     made = drafting_with(0.9, {1: 1.0, 9: 1.0})
     output, _ = step(0, 1)
-    made.note_step(output, StepResult(1, (RequestResult("a", (0,), draft=Draft((7, 8), (0.1, 0.1))),)), 1.0)
+    made.note_step(
+        output, StepResult(1, (RequestResult("a", (0,), draft=Draft((7, 8), (0.1, 0.1))),)), 1.0, has_prompts=False
+    )
     item = request()
     made.give_drafts([item])
     assert item.draft_token_ids == tuple(range(8))

@@ -65,7 +65,7 @@ def test_finished_answer_is_proposed_to_requests_with_its_salt_only() -> None:
     proposer.propose(first, 4)
     say(first, TEXT)
     end(proposer, first)
-    assert proposer.num_requests == 0
+    assert not proposer._followers
     same, other = request([50, *TEXT[:5]], "same", "a"), request([50, *TEXT[:5]], "other", "b")
     assert proposer.propose(same, 4).token_ids == tuple(TEXT[5:9])
     assert proposer.propose(other, 4) == Draft()

@@ -5,6 +5,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from quire.drafts import drafting
@@ -13,14 +14,21 @@ from quire.events import EventKind
 from quire.sampling_params import SamplingParams
 from quire.structured_outputs import StructuredOutputsParams
 from tests.scheduler.integrity import check_integrity
-from tests.tiny_engine import build, prompt, write_tiny_llama, write_tiny_state_space
+from tests.tiny_engine import VOCAB_SIZE, build, prompt, write_tiny_llama, write_tiny_state_space
 
 GREEDY = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, logprobs=2)
+BIAS = np.linspace(0, 0.01, VOCAB_SIZE)
 PARAMS = {
     "greedy": GREEDY,
     "drawn": dataclasses.replace(GREEDY, temperature=0.05, seed=5),
     "penalties": dataclasses.replace(GREEDY, repetition_penalty=1.05, frequency_penalty=0.1),
     "grammar": dataclasses.replace(GREEDY, structured_outputs=StructuredOutputsParams(regex="(ab|cd){30}")),
+    "dry": dataclasses.replace(GREEDY, dry_multiplier=0.02, dry_base=1.1),
+    "mirostat": dataclasses.replace(GREEDY, temperature=0.05, mirostat=2, mirostat_tau=0.2, seed=5),
+    "xtc": dataclasses.replace(GREEDY, temperature=0.05, xtc_probability=0.1, dynatemp_range=0.02, seed=5),
+    "processor": dataclasses.replace(
+        GREEDY, logits_processors=[lambda token_ids, logits: logits - len(token_ids) * BIAS]
+    ),
     "several": dataclasses.replace(GREEDY, n=2, temperature=0.1, seed=9),
     "stop": dataclasses.replace(GREEDY, stop=["zq"]),
     "length": dataclasses.replace(GREEDY, max_tokens=45),

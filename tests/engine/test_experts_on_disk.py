@@ -1,6 +1,7 @@
 """Experts in a mapped file, where the weights are larger than memory: the same tokens as in memory."""
 
 import gc
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,15 @@ import pytest
 from quire.config import EngineOptions
 from quire.engine.build import build_engine
 from quire.engine.llm_engine import LLMEngine
+from quire.engine.process.statistics import Meter
 from quire.errors import MemoryCapacityError
+from quire.insight.explain.device import EXAMPLE_SHEET
+from quire.insight.explain.explanation import explain
+from quire.insight.explain.settings import Settings
+from quire.insight.explain.subject import open_subject
 from quire.memory_plan import engine_bytes
 from quire.runtime.hardware import detect_hardware
+from quire.runtime.shared_file import DATA_OFFSET
 from quire.sampling_params import SamplingParams
 from tests.tiny_engine import VOCAB_SIZE, prompt, transformers, write_tiny
 
@@ -60,14 +67,43 @@ def test_model_larger_than_memory_gives_the_tokens_that_it_gives_in_memory(model
         engine = build(model, 1 << 20, weight_cache=str(tmp_path))
         assert engine.config.weights_on_disk
         (path,) = tmp_path.iterdir()
+        meter, before = Meter(engine), Meter(engine).take([])
         found = tokens(engine)
+        after = meter.take([])
+        assert after.weights_mapped_bytes == pytest.approx(path.stat().st_size - DATA_OFFSET, rel=0.05)
+        assert after.weights_resident_bytes > 0
+        assert 0 < after.weights_limit_bytes < after.weights_mapped_bytes
+        # Each of two layers reads at least the two experts of one token, 24 times: gates, ups and downs in 16 bit.
+        assert after.experts_chosen_bytes - before.experts_chosen_bytes >= 24 * 2 * 2 * (3 * 64 * 256 * 2)
+        assert after.weights_read_bytes >= before.weights_read_bytes
         engine.shutdown()
-        del engine
+        del engine, meter
         gc.collect()
         with path.open("rb") as file:  # the next engine reads from the disk
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         assert found == expected
+
+
+def test_explain_tells_what_stays_on_disk_and_what_a_token_waits_for(model: Path, tmp_path: Path) -> None:
+    def explained(memory_bytes: int) -> dict[str, float]:
+        sheet_path = tmp_path / "sheet.json"
+        sheet_path.write_text(json.dumps({**json.loads(EXAMPLE_SHEET), "kind": "cpu", "memory_bytes": memory_bytes}))
+        settings = Settings(batches=(1,), ctx=16, dtype="bfloat16", device=str(sheet_path))
+        report = explain(open_subject(str(model)), settings).report
+        (section,) = [part for part in report.sections if part.title.startswith("Memory plan")]
+        return {item.name: item.value for item in section.quantities}
+
+    whole = explained(1 << 32)
+    assert "weights mapped from disk" not in whole
+    needed = whole["weights"] + whole["activations and overhead"]
+    found = explained(int(needed) - (1 << 20))
+    mapped, limit = found["weights mapped from disk"], found["of these in memory at most"]
+    assert mapped == whole["weights"] > limit > found["weights"]
+    of_experts = 2 * 16 * 3 * 64 * 256 * 2
+    assert found["experts that a token chooses"] == pytest.approx(of_experts / 8, rel=0.01)
+    missing = (mapped - limit) / of_experts
+    assert found["of these read from disk"] == pytest.approx(missing * of_experts / 8, rel=0.05)
 
 
 def test_weights_larger_than_memory_that_no_file_can_hold_are_refused(

@@ -190,9 +190,24 @@ def test_without_a_tokenizer_only_ids_go() -> None:
     assert processor.prepare("r", [1, 2], None).request.prompt_token_ids == [1, 2]
     with pytest.raises(PromptError, match="no tokenizer"):
         processor.prepare("r", "hi", None)
-    for params in ({"stop": "x"}, {"bad_words": ["x"]}):
+    for params in ({"stop": "x"}, {"bad_words": ["x"]}, {"dry_multiplier": 1}):
         with pytest.raises(InvalidParameterError, match="no tokenizer"):
             processor.prepare("r", [1], SamplingParams(**params))
+
+
+def test_dry_without_breakers_needs_no_tokenizer() -> None:
+    params = SamplingParams(dry_multiplier=1, dry_sequence_breakers=[])
+    assert InputProcessor(make_config(), None).prepare("r", [1], params).request.sampling == params
+
+
+def test_ranks_refuse_logits_processors_by_name() -> None:
+    params = SamplingParams(logits_processors=[lambda token_ids, logits: logits])
+    assert make().prepare("r", "hi", params).request.sampling == params
+    config = make_config()
+    config = replace(config, options=replace(config.options, tensor_parallel_size=2))
+    with pytest.raises(InvalidParameterError, match="left out with 2 ranks") as caught:
+        InputProcessor(config, None).prepare("r", [1], params)
+    assert caught.value.field == "logits_processors"
 
 
 def test_form_is_compiled_when_it_is_prepared_and_not_before() -> None:

@@ -108,8 +108,8 @@ def workloads(draw: st.DrawFn) -> list[tuple[int, str, list[int], Params]]:
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    workloads(), st.booleans(), st.integers(0, 2**16), st.sampled_from(["fcfs", "priority", "sjf"]), st.booleans(),
-    st.integers(1, 3),
+    workloads(), st.booleans(), st.integers(0, 2**16), st.sampled_from(["fcfs", "priority", "sjf", "fair"]),
+    st.booleans(), st.integers(1, 3),
 )  # fmt: skip
 def test_exactly_the_marked_requests_fail(
     workload: list[tuple[int, str, list[int], Params]],

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.soak.hostile_forms import ENDLESS, HOSTILE
 from quire.errors import InvalidParameterError, QueueFullError
-from quire.grammar.check_process import CheckProcess, Refused, short_reason
+from quire.grammar.check_process import CheckProcess, RefusedGrammar, short_reason
 from quire.grammar.limits import MAX_GRAMMAR_SYMBOLS
 from quire.structured_outputs import MAX_TEXT_BYTES, StructuredOutputsParams
 
@@ -20,7 +20,7 @@ Spec = StructuredOutputsParams
 GOOD = Spec(regex="ab+")
 
 
-def ask(process: CheckProcess, spec: StructuredOutputsParams) -> str | Refused:
+def ask(process: CheckProcess, spec: StructuredOutputsParams) -> str | RefusedGrammar:
     """Return the answer, also on a busy machine."""
     for _ in range(30):
         with contextlib.suppress(QueueFullError):
@@ -42,7 +42,7 @@ def test_hostile_grammars_are_compiled_or_refused(process: CheckProcess, name: s
     except InvalidParameterError:
         return
     answer = ask(process, spec)
-    if isinstance(answer, Refused):
+    if isinstance(answer, RefusedGrammar):
         assert 0 < len(answer.reason) <= 200
         assert answer.reason.isprintable()
         assert "0x" not in answer.reason
@@ -53,7 +53,7 @@ def test_hostile_grammars_are_compiled_or_refused(process: CheckProcess, name: s
 def test_endless_compilation_is_refused_at_the_deadline() -> None:
     process = CheckProcess(deadline_s=0.5)
     answer = ask(process, ENDLESS)
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, RefusedGrammar)
     assert "deadline of 0.5 s" in answer.reason
     assert isinstance(process.check(GOOD), str)
     process.close()
@@ -115,6 +115,6 @@ def test_largest_schema_and_enum_are_compiled_and_more_symbols_refused() -> None
     for spec in (Spec(json=schema), Spec(json={"enum": words}), Spec(choice=words[:1000])):
         assert isinstance(process.check(spec), str)
     answer = process.check(Spec(json={"type": "object", "properties": {f"p{number}": {} for number in range(5000)}}))
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, RefusedGrammar)
     assert f"number of symbols) too big (limit for this grammar: {MAX_GRAMMAR_SYMBOLS})" in answer.reason
     process.close()

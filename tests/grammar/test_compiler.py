@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quire.errors import InvalidParameterError
-from quire.grammar.check_process import CheckProcess, Refused
+from quire.grammar.check_process import CheckProcess, RefusedGrammar
 from quire.grammar.compiler import GrammarChecker, GrammarCompiler
 from quire.structured_outputs import ReasoningSpan, StructuredOutputsParams
 from tests.grammar.builders import accepts, make_vocabulary
@@ -17,12 +17,12 @@ from tests.grammar.builders import accepts, make_vocabulary
 class CountingProcess(CheckProcess):
     """Counts questions; returns `answer` if it is given."""
 
-    def __init__(self, answer: str | Refused | None = None) -> None:
+    def __init__(self, answer: str | RefusedGrammar | None = None) -> None:
         super().__init__()
         self.num_questions = 0
         self._answer = answer
 
-    def check(self, spec: StructuredOutputsParams) -> str | Refused:
+    def check(self, spec: StructuredOutputsParams) -> str | RefusedGrammar:
         self.num_questions += 1
         return super().check(spec) if self._answer is None else self._answer
 
@@ -49,7 +49,7 @@ def test_vocabulary_is_made_once_with_the_first_grammar_or_warm_up() -> None:
         made.append(make_vocabulary())
         return made[-1]
 
-    compiler = GrammarCompiler(make, check_process=CountingProcess(Refused("not asked")))
+    compiler = GrammarCompiler(make, check_process=CountingProcess(RefusedGrammar("not asked")))
     assert made == []
     compiler.warm_up()
     assert "library_tokenizer" in made[0].__dict__
@@ -105,7 +105,7 @@ def test_refusal_names_field_value_and_reason_and_is_not_kept() -> None:
     with pytest.raises(InvalidParameterError, match="unclosed group") as caught:
         GrammarCompiler(make_vocabulary).compile(StructuredOutputsParams(regex="(a"))
     assert (caught.value.field, caught.value.value) == ("structured_outputs.regex", "(a")
-    process = CountingProcess(Refused("compiling takes longer than the deadline of 2 s"))
+    process = CountingProcess(RefusedGrammar("compiling takes longer than the deadline of 2 s"))
     compiler = GrammarCompiler(make_vocabulary, check_process=process)
     for _ in range(2):
         with pytest.raises(InvalidParameterError, match="deadline of 2 s") as caught:
@@ -155,7 +155,7 @@ def test_checker_asks_once_for_a_valid_grammar_and_again_for_a_refused_one() -> 
     assert checker._passed.get(regex(1)) is None
     assert checker.check(regex(1)) == checker.check(regex(1)) == checker._passed.get(regex(1)) == "grammar"
     assert process.num_questions == 1
-    refusing = CountingProcess(Refused("too deep"))
+    refusing = CountingProcess(RefusedGrammar("too deep"))
     checker = GrammarChecker(refusing)
     for _ in range(2):
         with pytest.raises(InvalidParameterError, match="too deep"):
@@ -178,7 +178,7 @@ def test_checker_keeps_a_bounded_number_and_drops_the_least_recently_used() -> N
 def test_checked_grammar_is_compiled_without_another_check() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False}
     spec = StructuredOutputsParams(json=schema)
-    process = CountingProcess(Refused("asked again"))
+    process = CountingProcess(RefusedGrammar("asked again"))
     compiler = GrammarCompiler(make_vocabulary, check_process=process)
     compiled = compiler.compile(spec, GrammarChecker().check(spec))
     assert accepts(compiled.start(), '{"a": 1}')
@@ -197,7 +197,7 @@ def test_checker_warm_up_starts_the_process_and_hides_its_errors() -> None:
     assert process._process is child
     checker.close()
     assert child.poll() is not None
-    GrammarChecker(CountingProcess(Refused("does not work"))).warm_up()
+    GrammarChecker(CountingProcess(RefusedGrammar("does not work"))).warm_up()
 
 
 # --- Reasoning before the text ----------------------------------------------------------------
@@ -225,7 +225,7 @@ def test_grammar_is_checked_once_with_and_without_reasoning() -> None:
 
 
 def test_reasoning_alone_is_no_grammar_to_check() -> None:
-    process = CountingProcess(Refused("not asked"))
+    process = CountingProcess(RefusedGrammar("not asked"))
     compiler, checker = GrammarCompiler(make_vocabulary, check_process=process), GrammarChecker(process)
     spec = StructuredOutputsParams(reasoning=SPAN)
     checked = checker.check(spec)

@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "weights": set(),
     "text": set(),
     "scheduler": set(),
-    "drafts": set(),
+    "drafts": {"scheduler"},
     "runtime": {"models", "layers", "kernels", "sampling", "weights"},
     "parallel": {"runtime", "weights", "grammar"},
     "engine": {"drafts", "scheduler", "text", "grammar", "runtime", "parallel", "weights", "models"},

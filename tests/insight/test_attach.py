@@ -4,6 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from quire.engine.llm_engine import LLMEngine
+from quire.engine.recorder import Recorder
+from quire.insight.trace import Trace
+from quire.kernels.instruction import Instruction
+from quire.sampling_params import SamplingParams
 from tests.cli.tiny_directory import make_tiny_directory
 
 SCRIPT = """
@@ -34,3 +41,25 @@ def test_no_step_imports_a_module_when_a_reader_attaches(tmp_path: Path) -> None
     assert result.returncode == 0, result.stderr
     steps = result.stdout.splitlines()
     assert steps == 2 * ["[] 0", *(["[] 1"] * 7)]
+
+
+def test_no_step_describes_instructions_when_a_reader_attaches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a step's instructions all but the numbers is known at load: describing them took a third of a step."""
+    directory = str(make_tiny_directory(tmp_path / "tiny"))
+    engine = LLMEngine.from_options(directory, device="cpu", max_model_len=64, multi_step_decode=1)
+    engine.add_request("a", {"prompt_token_ids": [1, 2, 3]}, SamplingParams(max_tokens=2, ignore_eos=True))
+
+    def describe(self: Instruction, num_rows: int | str) -> str:
+        raise AssertionError("a step waits for a description")
+
+    monkeypatch.setattr(Instruction, "describe", describe)
+    recorder = Recorder(engine, op_period=1)
+    while engine.has_unfinished_requests():
+        engine.step()
+    trace = Trace.parse(recorder.take().decode())
+    engine.shutdown()
+    names = [{op["name"] for op in trace.ops_of(step)} for step in trace.steps]
+    assert len(names) == 2
+    for rows, found in zip((3, 1), names, strict=True):
+        assert any(f"out [{rows}, " in name for name in found)
+        assert not any("{" in name for name in found)

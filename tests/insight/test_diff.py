@@ -9,6 +9,7 @@ import torch
 
 from quire import _native
 from quire.config import EngineOptions
+from quire.extras import install_command
 from quire.insight.diff import compare_with_hf
 from quire.kernels.activations import relu2_and_mul
 from quire.models.llama import LlamaForCausalLM, LlamaMLP
@@ -88,7 +89,7 @@ def test_bad_input_is_one_line(directory: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "transformers", None)
     result = call("diff", directory, "--quiet")
     assert result.exit_code == 2
-    assert result.stderr == "error[invalid_option]: --ref hf needs Transformers: pip install 'quire[hf]'\n"
+    assert result.stderr == f"error[invalid_option]: --ref hf needs Transformers: {install_command('hf')}\n"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from quire.cli.output import Output
-from quire.cli.tour import step_through
+from quire.cli.tour import Told, step_through
 from quire.config import EngineConfig, EngineOptions, Hardware
 from quire.engine.tokenizer_source import load_tokenizer
 from quire.errors import ConfigError, ModelError, PromptError
@@ -289,7 +289,7 @@ def test_keys_go_on_line_by_line_explain_and_quit(
 
     keys = iter("\rwnxwq")
     monkeypatch.setattr("click.getchar", lambda: next(keys))
-    step_through(made(), Output())
+    step_through(made(), Told(Output(), str))
     shown = capsys.readouterr().out
     assert asked == ["A", "B"]
     assert [line.strip() for line in shown.splitlines() if line] == [

@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 import pytest
 
 from quire.engine.recorder import Recorder
-from quire.insight.picture import to_html
+from quire.insight.picture import Picture, to_html
 from quire.insight.trace import Trace
-from quire.insight.view import VIEWS, view_ops, view_step
+from quire.insight.view import VIEWS, fullest_step, view_layers, view_mask, view_ops, view_step
 from quire.sampling_params import SamplingParams
 from tests.cli.command_line import call
 from tests.engine.builders import make_engine, run
@@ -32,6 +32,52 @@ def test_step_names_requests_that_wait() -> None:
     trace, _ = record(PROMPT, PROMPT[:4], max_num_seqs=1)
     waiting = [row for row in view_step(trace, trace.steps[1]).rows if "waits for" in row.remark]
     assert [row.label for row in waiting] == ["B b"]
+
+
+def rows_of(picture: Picture) -> dict[str, str]:
+    """Return each row's cells as the terminal shows them."""
+    return {row.label: "".join(picture.kinds[cell].character for cell in row.cells) for row in picture.rows}
+
+
+def test_mask_of_two_requests_is_block_diagonal_and_tells_chunks_apart() -> None:
+    trace, _ = record(PROMPT, list(range(70, 76)), max_num_batched_tokens=4, max_num_seqs=2)
+    step = next(step for step in trace.steps if len(step["requests"]) == 2 and step["requests"][1]["start"] == 2)
+    picture = view_mask(trace, step)
+    rows = rows_of(picture)
+    assert rows["keys of"].startswith("A" * 11 + "B")
+    decode, *chunk = list(rows.values())[1:]
+    assert decode.rstrip() == "▒▒▒▒▓▓▓▓▒▒█"  # chunks of 4, 4 and 2 tokens, then the step's own
+    assert [row[:11].strip() for row in chunk] == [""] * len(chunk)
+    assert [row[11:] for row in chunk] == ["▒▒█··", "▒▒██·", "▒▒███"]
+    assert "4 · 16 = 64 cells kernels compute 23" in picture.caption  # 11 of A, and 3 + 4 + 5 of B
+
+
+def test_mask_shows_a_cached_prefix_as_such() -> None:
+    trace, _ = record([*range(40, 60)], [*range(40, 60)], block_size=4)
+    hit = next(line for line in trace.lines if line.get("kind") == "admit" and line["num_cached_tokens"])
+    step = next(step for step in trace.steps if any(share["id"] == hit["id"] for share in step["requests"]))
+    row = next(cells for label, cells in rows_of(view_mask(trace, step)).items() if label.startswith("B token"))
+    assert row.count("░") == hit["num_cached_tokens"]
+
+
+def test_mask_of_long_requests_keeps_a_column_and_a_row_for_each() -> None:
+    trace, _ = record([*range(40, 100)] * 4, PROMPT[:2], max_num_batched_tokens=512, max_model_len=512)
+    step = fullest_step(trace)
+    assert len(step["requests"]) == 2
+    labels = [row.label[0] for row in view_mask(trace, step).rows[1:]]
+    assert sorted(set(labels)) == ["A", "B"]
+    assert max(len(row.cells) for row in view_mask(trace, step).rows) <= 96 + 2
+
+
+def test_layers_add_up_to_the_time_of_all_instructions() -> None:
+    trace, _ = record(PROMPT)
+    step = trace.steps[0]
+    ops = [{"name": "Gemm: x", "arithmetic": "fp32", "microseconds": us, "flops": 2e6, "num_bytes": 10, "layer": layer}
+           for us, layer in ((100.0, None), (300.0, 0), (300.0, 0), (300.0, 1))]  # fmt: skip
+    trace._ops[step["step_id"]] = ops
+    picture = view_layers(trace, step)
+    assert [(row.label, len(row.cells)) for row in picture.rows] == [("layer 0", 24), ("layer 1", 12), ("outside", 4)]
+    assert "600.0 µs" in picture.rows[0].remark
 
 
 def test_ops_without_timed_instructions_says_how_to_record_them() -> None:
@@ -57,5 +103,6 @@ def test_command_draws_a_recording_and_names_what_is_wrong(tmp_path: Path) -> No
     assert json.loads(result.stdout)["schema"] == "quire.view/1"
     assert call("view", "mask", str(path), "--svg", str(tmp_path / "m.svg")).exit_code == 0
     assert (tmp_path / "m.svg").read_text().startswith("<svg")
+    assert "`quire view ops`: leave it out" in call("view", "mask", str(path), "--by", "layer").stderr
     assert "no step 99" in call("view", "step", str(path), "--step", "99").stderr
     assert "is no trace of Quire" in call("view", "step", __file__).stderr

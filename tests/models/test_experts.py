@@ -21,7 +21,7 @@ from quire.kernels.instruction import StepShape
 from quire.layers.group import LocalGroup
 from quire.models.registry import ModelRegistry
 from quire.runtime.eager import load_model
-from quire.runtime.loader import plan_share
+from quire.runtime.loader import plan_share, weigh
 from quire.runtime.plan.emit import BODY
 from quire.runtime.plan.packed_weights import kept_bytes
 from quire.sampling_params import SamplingParams
@@ -30,10 +30,10 @@ from quire.weights.sources import ModelFiles
 from tests.cli.tiny_directory import make_tiny_directory
 from tests.engine.builders import run
 from tests.models.harness import build_model, random_tokens, stored
-from tests.models.oracle import Pair
+from tests.models.oracle import Pair, make_oracle
 from tests.models.test_conformance import assert_close
 from tests.models.tiny_configs import LLAMA, QWEN3_MOE, TINY_CONFIGS, full_config
-from tests.runtime.plan.harness import NO_ROWS, PlanRunner, make_config
+from tests.runtime.plan.harness import NO_ROWS, PlanRunner, make_checkpoint, make_config
 
 WIDE = {**QWEN3_MOE, "hidden_size": 64, "moe_intermediate_size": 64, "norm_topk_prob": True}
 """Whole tiles, and blocks of 32 columns in whole cache lines."""
@@ -131,6 +131,33 @@ def test_saved_directories_give_the_logits_of_transformers(tmp_path: Path, model
 
 def open_saved(path: Path) -> Checkpoint:
     return open_checkpoint(ModelFiles(name="tiny", path=path, kind="hf", origin="test"))
+
+
+COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+MIXTURES = [
+    (model_type, name)
+    for model_type, configs in TINY_CONFIGS.items()
+    for name, fields in configs.items()
+    if any(fields.get("text_config", fields).get(key) for key in COUNTS)
+]
+
+
+@pytest.mark.parametrize(("model_type", "name"), MIXTURES)
+def test_experts_of_every_family_count_as_read_in_part(model_type: str, name: str) -> None:
+    oracle = make_oracle(model_type, TINY_CONFIGS[model_type][name])
+    stacks = [module for module in oracle.modules() if type(module).__name__.endswith("Experts")]
+    hf_config = {"model_type": model_type, "architectures": [type(oracle).__name__], **TINY_CONFIGS[model_type][name]}
+    tensors = make_checkpoint(hf_config, oracle.state_dict()).tensors
+    of_experts = sum(values.numel() * values.itemsize for stack in stacks for values in stack.parameters())
+    share = of_experts / sum(tensor.num_bytes for tensor in tensors.values())
+    fields = vars(oracle.config.get_text_config())
+    chosen, count = (
+        next(fields[key] for key in keys if fields.get(key))
+        for keys in (("num_experts_per_tok", "top_k_experts"), COUNTS)
+    )
+    model = weigh(ModelRegistry.make_model_config(hf_config), tensors)
+    assert 0 < share < 1
+    assert (model.chosen_share, model.expert_share) == (chosen / count, pytest.approx(share if chosen < count else 0))
 
 
 # --- MXFP4 ----------------------------------------------------------------------------------------
@@ -277,4 +304,6 @@ def test_recorded_steps_hold_the_load_of_each_expert(tmp_path: Path, monkeypatch
     run(engine)
     prefill, *_ = engine.events.of(EventKind.OPS)
     loads = [op.expert_loads for op in prefill.data["ops"] if op.expert_loads]
+    assert [op.layer for op in prefill.data["ops"] if op.expert_loads] == [0, 1]
+    assert [prefill.data["ops"][at].layer for at in (0, -1)] == [None, None]
     assert [(len(load), sum(load)) for load in loads] == [(6, 9), (6, 9)]

@@ -15,7 +15,7 @@ from tests.server.serving import Serving, serving
 
 pytestmark = pytest.mark.model
 expect.set_options(timeout=LIMIT_MS)
-PANES = ("Steps", "KV", "Mask", "Roofline", "Ops", "Log")
+PANES = ("Steps", "KV", "Mask", "Requests", "Roofline", "Ops", "Log")
 KEY = "a-key-of-the-tests"
 
 
@@ -146,6 +146,8 @@ def test_instructions_are_timed_only_while_their_pane_is_open(server: Serving, o
     page.get_by_role("tab", name="Ops").click()
     send(page, "Tell me a story.", max_tokens=40)
     expect(page.locator("#pane table tbody tr").first).to_contain_text("Gemm")
+    page.get_by_label("Add up by").select_option("layer")
+    expect(page.locator("#pane table tbody tr td:first-child")).to_have_text([*map(str, range(30)), "outside"])
     page.get_by_role("tab", name="Roofline").click()
     expect(page.locator("circle.measured").first).to_be_visible()
     expect(page.locator("circle.predicted").first).to_be_visible()
@@ -154,6 +156,26 @@ def test_instructions_are_timed_only_while_their_pane_is_open(server: Serving, o
     expect(page.locator(".stats").nth(1)).to_contain_text("tokens/s")
     kinds = page.locator(".log tbody tr td:nth-child(2)").all_inner_texts()
     assert "ops" not in kinds[: kinds.index("header")]
+
+
+def test_way_of_a_request_has_the_parts_of_server_and_engine(server: Serving, open_page: OpenPage) -> None:
+    page = open_page(server.url)
+    page.get_by_role("tab", name="Requests").click()
+    send(page, "Why is the sky blue?", max_tokens=12)
+    parts = page.locator("#ways tbody tr").first
+    for name in ("receive", "validate", "tokenise", "prefill", "decode", "send"):
+        expect(parts).to_contain_text(name)
+
+
+def test_model_of_several_ranks_shows_how_a_layer_is_cut(tmp_path: Path, open_page: OpenPage) -> None:
+    with serving(make_tiny_directory(tmp_path), "--tensor-parallel-size", "2") as server:
+        page = open_page(server.url)
+        expect(page.locator(".status")).to_contain_text("ready")
+        page.get_by_role("tab", name="Ops").click()
+        expect(page.locator("#ranks")).to_contain_text("self_attn.qkv_proj rows")
+        send(page, "hello", max_tokens=20)
+        expect(page.locator("#pane")).to_contain_text("Sums over 2 ranks")
+        page.close()
 
 
 def test_comparison_runs_beside_the_server(server: Serving, open_page: OpenPage) -> None:
@@ -182,7 +204,8 @@ def test_saved_trace_opens_offline_and_steps(server: Serving, open_page: OpenPag
     expect(saved.locator(".steps output")).to_have_text(re.compile(rf"step {newest - 1}\b"))
     for pane, content in (
         ("KV", ".block"),
-        ("Mask", "#pane svg"),
+        ("Mask", "#mask rect"),
+        ("Requests", "#ways rect"),
         ("Log", ".log tr"),
         ("Steps", "#gantt .column rect"),
     ):

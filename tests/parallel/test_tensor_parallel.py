@@ -128,6 +128,7 @@ def test_chunked_preempted_and_single_steps_equal_one_worker(
         {"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.2, "logprobs": 2, "prompt_logprobs": 1},
         {"min_tokens": 4, "logit_bias": {3: 5.0}},
         {"temperature": 1.0, "top_k": 5},
+        {"mirostat": 2, "mirostat_tau": 3.0, "dry_multiplier": 1.0, "dry_sequence_breakers": []},
         {"temperature": 0.7, "top_k": 13, "top_p": 0.8, "min_p": 0.02, "min_tokens": 4, "stop_token_ids": [3, 7]},
     ],
 )

@@ -74,7 +74,7 @@ def test_nothing_starves_among_equal_priorities() -> None:
     assert steps < 60
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "sjf", "priority"])
+@pytest.mark.parametrize("policy", ["fcfs", "sjf", "priority", "fair"])
 def test_big_request_gets_its_blocks_in_spite_of_small_ones(policy: str) -> None:
     config = make_config(policy=policy, num_blocks=21, max_num_batched_tokens=16, long_prefill_token_threshold=8)
     steps_until_done(

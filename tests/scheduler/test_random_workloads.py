@@ -56,6 +56,7 @@ class Job:
         self._fields = {
             "arrival_time_s": float(self.arrival),
             "priority": rng.randint(0, 2),
+            "client_id": "abc"[self.index % 3],
             "hash_extras": (rng.choice(["", "", "salt"]),),
             "reads_prefix_cache": rng.random() < 0.75,
             "eos_token_ids": frozenset({0}) if rng.random() < 0.5 else frozenset(),
@@ -112,7 +113,7 @@ def random_config(rng: random.Random, *, is_crowded: bool) -> SchedulerConfig:
         prefill_tokens_per_decode=rng.choice((None, 1, 3)) if chunked else None,
         multi_step_decode=rng.choice([1, 1, 2, 5]),
         max_in_flight=rng.choice([1, 2, 2, 3]),
-        policy="priority" if is_crowded else rng.choice(["fcfs", "priority", "sjf"]),
+        policy="priority" if is_crowded else rng.choice(["fcfs", "priority", "sjf", "fair"]),
     )
 
 

@@ -46,7 +46,7 @@ def record(config: SchedulerConfig) -> tuple[RecordingScheduler, Driver]:
     return scheduler, driver
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority", "sjf"])
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "sjf", "fair"])
 def test_replay_gives_the_identical_schedule(policy: str) -> None:
     config = make_config(windows=(None, 6), num_blocks=28, max_num_batched_tokens=16, policy=policy)
     scheduler, driver = record(config)

@@ -13,7 +13,7 @@ from typing import Any
 
 import uvicorn
 
-from quire.engine.process.child import Channel, EngineLoop
+from quire.engine.process.child import EngineChannel, EngineLoop
 from quire.engine.process.client import EngineClient
 from quire.engine.process.messages import Ready
 from quire.errors import EngineDeadError
@@ -47,7 +47,7 @@ class ThreadedEngineClient(EngineClient):
 
     async def begin(self) -> None:
         ours, theirs = socket.socketpair()
-        loop = self._loop = EngineLoop(self.engine, Channel(theirs))
+        loop = self._loop = EngineLoop(self.engine, EngineChannel(theirs))
 
         def work() -> None:
             with contextlib.suppress(EngineDeadError, OSError):

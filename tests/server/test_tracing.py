@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from quire.extras import install_command
 from quire.outputs import RequestMetrics
 from quire.server.request_record import Caller, RequestRecord
 from quire.server.tracing import Tracer, phases
@@ -55,7 +56,7 @@ def test_tracing_is_off_without_an_exporter() -> None:
 )
 def test_missing_exporter_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert Tracer.load({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:1"}) is None
-    assert "quire[otel]" in caplog.text
+    assert install_command("otel") in caplog.text
 
 
 @needs_api

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from quire.errors import ModelError, ModelFileError
-from quire.weights.checkpoint import Checkpoint, open_checkpoint
+from quire.weights import checkpoint as checkpoint_module
+from quire.weights.checkpoint import NUM_TRIES, Checkpoint, open_checkpoint, source_state
 from quire.weights.sources import ModelFiles
 from tests.weights.gguf_builder import TinyModel
 
@@ -83,6 +85,32 @@ def test_random_weights_need_only_the_configuration(tmp_path: Path) -> None:
     assert open_checkpoint(files, with_tensors=False).tensors == {}
     with pytest.raises(ModelFileError, match="no weights"):
         open_checkpoint(files)
+
+
+@pytest.mark.parametrize("num_changes", [1, NUM_TRIES])
+def test_files_replaced_while_they_are_read_are_read_again_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_changes: int
+) -> None:
+    tensors, left = hugging_face_directory(tmp_path), [num_changes]
+    read = checkpoint_module.read_directory
+
+    def replaced(directory: Path) -> Any:
+        found = read(directory)
+        if left[0]:
+            left[0] -= 1
+            tensors["model.norm.weight"] += 1
+            save_file(tensors, directory / "new")
+            (directory / "new").replace(directory / "model.safetensors")
+        return found
+
+    monkeypatch.setattr(checkpoint_module, "read_directory", replaced)
+    if num_changes == NUM_TRIES:
+        with pytest.raises(ModelFileError, match="changes while it is read"):
+            open_directory(tmp_path)
+        return
+    checkpoint = open_directory(tmp_path)
+    assert torch.equal(checkpoint.tensors["model.norm.weight"].to_torch(torch.float32), tensors["model.norm.weight"])
+    assert checkpoint.state == source_state(checkpoint.files)
 
 
 def test_bad_directory_is_a_typed_error(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from quire.config import EngineOptions
 from quire.lazy_torch import require_torch
 
 if TYPE_CHECKING:
-    from quire.insight.diff import Row
+    from quire.insight.diff import DiffRow
 
 EXAMPLES = (
     "quire diff smollm2",
@@ -68,7 +68,7 @@ def diff_command(model: str, ref: str, prompt: str, tolerance: float, shows_all:
         raise click.exceptions.Exit(ExitCode.CHECK_FAILED)
 
 
-def _print(rows: "list[Row]", first: "Row | None", tolerance: float, shows_all: bool, output: Output) -> None:
+def _print(rows: "list[DiffRow]", first: "DiffRow | None", tolerance: float, shows_all: bool, output: Output) -> None:
     at = len(rows) if first is None else rows.index(first)
     shown = rows if shows_all else rows[-NUM_SHOWN:] if first is None else rows[max(0, at - 3) : at + 3]
     cells = [

@@ -21,7 +21,7 @@ from quire.cli.exit_codes import ExitCode
 from quire.cli.output import Output
 from quire.cli.version import package_version
 from quire.config import EngineOptions
-from quire.lazy_torch import INSTALL
+from quire.extras import install_command
 
 CPU_FLAGS = (
     "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd", "asimddp", "i8mm",
@@ -107,7 +107,7 @@ def check_torch() -> Finding:
     if importlib.util.find_spec("torch") is None:
         found = "not installed: models run as plans on the CPU"
         status = NOTE if has_gpu_driver() else OK
-        return Finding("torch", status, found, f"{INSTALL.format('torch')} adds GPUs, and models op by op")
+        return Finding("torch", status, found, f"{install_command('torch')} adds GPUs, and models op by op")
     import torch
 
     found = package_version("torch") or torch.__version__
@@ -245,7 +245,7 @@ def check_transformers() -> Finding:
     """Report whether architectures that Quire lacks can run."""
     found = package_version("transformers")
     if found is None:
-        advice = "pip install 'quire[hf]' runs architectures that Quire lacks by Transformers' own module"
+        advice = f"{install_command('hf')} runs architectures that Quire lacks by Transformers' own module"
         return Finding("transformers", NOTE, "not installed: only Quire's own models run", advice)
     return Finding("transformers", OK, f"{found} runs architectures that Quire lacks, op by op")
 

@@ -3,17 +3,20 @@
 Next to read: `quire/insight/explain/explanation.py`.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from quire.cli.command import option, output_of, verb
+from quire.cli.language import is_english, lang_option
 from quire.cli.options import environment_name
-from quire.cli.output import Output
+from quire.cli.output import Output, padded
 from quire.cli.progress import show_progress
 from quire.cli.values import LENGTH, LENGTHS, Value
 from quire.config import DTYPE_ALIASES, DTYPES, KV_DTYPES, QUANTIZED_BITS, EngineOptions
+from quire.text.width import display_width
 
 if TYPE_CHECKING:
     from quire.insight.explain.report import Report
@@ -68,9 +71,10 @@ KV_TYPES = Value("type,…", _parse_kv_types, f"a list of auto, fp8, {', '.join(
 @option("--ops", is_flag=True, help="list every operation of each phase")
 @option("--html", type=click.Path(dir_okay=False, path_type=Path), help="write a page that needs no other file")
 @option("--measure", is_flag=True, help="load the model, and show measured figures beside the predicted")
+@lang_option
 def explain_command(
     model: str, ctx: int | None, ops: bool, html: Path | None, measure: bool, max_model_len: tuple[int, ...],
-    **values: Any,
+    translate: Callable[[str], str], **values: Any,
 ) -> None:  # fmt: skip
     """Explain a model's size, memory, work and time.
 
@@ -100,31 +104,38 @@ def explain_command(
     if measure:
         from quire.insight.explain.measure import measure as measure_model
 
-        output.note("measuring the model in this process")
+        output.note(translate("measuring the model in this process"))
         measure_model(explained, checkpoint, settings)
     if html is not None:
         from quire.insight.explain.page import to_html
 
-        output.write_file("--html", html, to_html(report))
+        page = to_html(report)
+        if not is_english(translate):
+            from quire.insight.chinese import html_to_chinese
+
+            page = html_to_chinese(page)
+        output.write_file("--html", html, page)
     if output.json:
         output.result_json("quire.explain/1", report.to_json())
     else:
-        print_report(report, output)
+        print_report(report, output, translate)
 
 
-def print_report(report: "Report", output: Output) -> None:
+def print_report(report: "Report", output: Output, translate: Callable[[str], str] = str) -> None:
     """Print a report: per quantity its name, value, and formula with the values put in."""
-    output.result(report.title)
+    output.result(translate(report.title))
     for note in report.notes:
-        output.result(f"note: {note}")
+        output.result(translate(f"note: {note}"))
     for section in report.sections:
-        output.result(f"\n{section.title}")
-        names = max((len(item.name) for item in section.quantities), default=0)
-        values = max((len(item.shown) for item in section.quantities), default=0)
-        for item in section.quantities:
-            reason = f"  = {item.reason}" if item.reason else ""
-            output.result(f"  {item.name:<{names}}  {item.shown:>{values}}{reason}")
+        output.result(f"\n{translate(section.title)}")
+        cells = [(translate(item.name), translate(item.shown)) for item in section.quantities]
+        widths = [max(map(display_width, column)) for column in zip(*cells, strict=True)]
+        for item, cell in zip(section.quantities, cells, strict=True):
+            formula = " = ".join(translate(part) for part in (item.formula, item.values) if part)
+            shown = "  ".join(padded(cell, widths, {1}))
+            output.result(f"  {shown}{'  = ' if formula else ''}{formula}")
         if section.rows:
-            output.table(section.header, section.shown_rows(), right=section.right_columns)
+            rows = [[translate(cell) for cell in row] for row in section.shown_rows()]
+            output.table([translate(cell) for cell in section.header], rows, right=section.right_columns)
         for note in section.notes:
-            output.result(f"  {note}")
+            output.result(f"  {translate(note)}")

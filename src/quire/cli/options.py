@@ -63,7 +63,7 @@ def option_flags(
 
     def decorate(function: _Decorated) -> _Decorated:
         for item in reversed(fields(kind)):
-            if item.name not in without:
+            if item.name not in without and not item.metadata.get("python_only"):
                 shown = (defaults or {}).get(item.name, _default_text(item, kind))
                 function = _flag(item, hints[item.name], shown, _PREFIXES[kind])(function)
         return function

@@ -13,6 +13,7 @@ from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from quire.errors import ConfigError
+from quire.text.width import display_width
 
 if TYPE_CHECKING:
     import logging
@@ -103,15 +104,16 @@ class Output:
         self, header: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()
     ) -> None:
         """Write a table to stdout, columns padded to their widest cell; those in `right` are right-aligned."""
-        widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+        widths = [max(map(display_width, column)) for column in zip(header, *rows, strict=True)]
         for row in (header, *rows):
             self.result("  ".join(padded(row, widths, right)).rstrip())
 
 
 def padded(cells: Sequence[str], widths: Sequence[int], right: Container[int]) -> list[str]:
     """Return the cells of a row in the widths of their columns; those in `right` are right-aligned."""
-    columns = enumerate(zip(cells, widths, strict=True))
-    return [cell.rjust(width) if index in right else cell.ljust(width) for index, (cell, width) in columns]
+    padding = [" " * (width - display_width(cell)) for cell, width in zip(cells, widths, strict=True)]
+    return [space + cell if index in right else cell + space
+            for index, (cell, space) in enumerate(zip(cells, padding, strict=True))]  # fmt: skip
 
 
 def is_capable_terminal(stream: TextIO) -> bool:

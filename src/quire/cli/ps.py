@@ -12,7 +12,7 @@ import psutil
 from quire.byte_sizes import format_bytes
 from quire.cli.command import output_of, verb
 from quire.cli.server_client import ServerAnswerError, ServerClient, ServerUnreachableError
-from quire.cli.top_metrics import Metrics
+from quire.cli.top_metrics import MetricsPage
 from quire.server.registration import ServerNote, find
 
 PROBE_S = 2.0
@@ -48,7 +48,7 @@ def look_at(note: ServerNote) -> dict[str, Any]:
         except ServerUnreachableError:
             state = "no answer"
         with contextlib.suppress(ServerUnreachableError, ServerAnswerError, ValueError):
-            metrics = Metrics(client.get_text("/metrics"), time.monotonic())
+            metrics = MetricsPage(client.get_text("/metrics"), time.monotonic())
             if "quire_requests_running" in metrics:
                 running = int(metrics.value("quire_requests_running"))
                 waiting = int(metrics.value("quire_requests_waiting"))

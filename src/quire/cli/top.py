@@ -13,10 +13,11 @@ from dataclasses import asdict
 
 import click
 
+from quire.byte_sizes import format_bytes
 from quire.cli.command import option, output_of, verb
 from quire.cli.output import Output, format_seconds, is_capable_terminal
 from quire.cli.server_client import ServerAnswerError, ServerClient, find_url, url_option
-from quire.cli.top_metrics import Load, Metrics, ReplicaLoad, load_between, replicas_between
+from quire.cli.top_metrics import Load, MetricsPage, ReplicaLoad, load_between, replicas_between
 
 EXAMPLES = ("quire top", "quire top --url http://127.0.0.1:8000 --once --json")
 BAR_CELLS = 20
@@ -52,11 +53,11 @@ def top_command(url: str | None, interval_s: float, once: bool) -> None:
                 return
 
 
-def read_metrics(client: ServerClient) -> Metrics:
+def read_metrics(client: ServerClient) -> MetricsPage:
     """Read the page once. Raises: ServerUnreachableError, ServerAnswerError."""
     text = client.get_text("/metrics")
     with contextlib.suppress(ValueError):
-        metrics = Metrics(text, time.monotonic())
+        metrics = MetricsPage(text, time.monotonic())
         if "quire_requests_running" in metrics:
             return metrics
     raise ServerAnswerError(200, f"{client.url}/metrics has none of Quire's metrics: is it another server?", "metrics")
@@ -126,12 +127,14 @@ def view_lines(load: Load, url: str) -> list[str]:
     """Return the view of one interval."""
     num_full = max(0, min(BAR_CELLS, round(BAR_CELLS * load.kv_usage_ratio)))
     bar = "▓" * num_full + "░" * (BAR_CELLS - num_full)
+    order = f" ({load.policy})" if load.policy else ""
     rows = {
-        "requests": f"{load.running} running · {load.waiting} waiting · {load.requests_per_s:.1f}/s ended",
+        "requests": f"{load.running} running · {load.waiting} waiting{order} · {load.requests_per_s:.1f}/s ended",
         "generation": f"{load.generation_tokens_per_s:.1f} tok/s",
         "prompts": f"{load.prompt_tokens_per_s:.1f} tok/s · cache hit {_percent(load.cache_hit_ratio)}",
         **({"prefixes": _breaks(load)} if load.prefix_breaks else {}),
         "KV cache": f"{bar} {_percent(load.kv_usage_ratio)} · {load.preemptions} preemptions",
+        **({"weights": _weights(load)} if load.weights_mapped_bytes else {}),
         "TTFT": f"p50 {_seconds(load.ttft_p50_s)} · p95 {_seconds(load.ttft_p95_s)}",
         "ITL": f"p50 {_seconds(load.itl_p50_s)} · p95 {_seconds(load.itl_p95_s)}",
         "engine": f"{load.engine_deaths} deaths since the server's start",
@@ -142,12 +145,22 @@ def view_lines(load: Load, url: str) -> list[str]:
 def summary(load: Load) -> str:
     """Return one interval as one line."""
     breaks = [f"prefixes {_breaks(load)}"] if load.prefix_breaks else []
+    weights = [f"weights {_weights(load)}"] if load.weights_mapped_bytes else []
     return " · ".join((
         f"{load.generation_tokens_per_s:.1f} tok/s", f"{load.running} running", f"{load.waiting} waiting",
         f"KV {_percent(load.kv_usage_ratio)}", f"hit {_percent(load.cache_hit_ratio)}",
         f"TTFT {_seconds(load.ttft_p50_s)}", f"ITL {_seconds(load.itl_p50_s)}",
-        f"{load.preemptions} preemptions", f"{load.engine_deaths} engine deaths", *breaks,
+        f"{load.preemptions} preemptions", f"{load.engine_deaths} engine deaths", *weights, *breaks,
     ))  # fmt: skip
+
+
+def _weights(load: Load) -> str:
+    mapped, resident, limit = (
+        format_bytes(size)
+        for size in (load.weights_mapped_bytes, load.weights_resident_bytes, load.weights_limit_bytes)
+    )
+    read = _percent(load.expert_read_ratio)
+    return f"{mapped} on disk · {resident} of at most {limit} in memory · {read} of the experts used read from disk"
 
 
 def _breaks(load: Load) -> str:

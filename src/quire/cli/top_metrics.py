@@ -15,7 +15,7 @@ REPLICA = "quire_router_replica"
 """Beginning of the names of a router's gauges."""
 
 
-class Metrics:
+class MetricsPage:
     """The samples of one page, by name and labels. `time_s`: when they were read, of a monotonic clock."""
 
     def __init__(self, text: str, time_s: float) -> None:
@@ -57,6 +57,8 @@ class Load:
 
     `prefix_breaks`: prompts that differ early from an earlier one that they repeat, since the server's start;
     `prefix_break_tokens`: what was computed again behind such differences; `last_prefix_break`: token of the last one.
+    `weights_mapped_bytes`: weights on disk, 0 if all are in memory; `expert_read_ratio`: bytes read from disk per byte
+    of the experts that steps used.
     """
 
     model: str
@@ -77,24 +79,30 @@ class Load:
     prefix_breaks: int = 0
     prefix_break_tokens: int = 0
     last_prefix_break: int | None = None
+    weights_mapped_bytes: int = 0
+    weights_resident_bytes: int = 0
+    weights_limit_bytes: int = 0
+    expert_read_ratio: float | None = None
+    policy: str = ""
 
 
-def change_between(before: Metrics, after: Metrics, name: str, **labels: str) -> float:
+def change_between(before: MetricsPage, after: MetricsPage, name: str, **labels: str) -> float:
     """Return the change of a counter. One that fell belongs to an engine that was restarted."""
     now, then = after.value(name, **labels), before.value(name, **labels)
     return now - then if now >= then else now
 
 
-def load_between(before: Metrics, after: Metrics) -> Load:
+def load_between(before: MetricsPage, after: MetricsPage) -> Load:
     """Return the changes between two pages.
 
     Preemptions are those of the interval, engine deaths and broken prefixes those since the server's start.
     """
     seconds = max(after.time_s - before.time_s, 1e-9)
     change = partial(change_between, before, after)
-    queries = change("quire_prefix_cache_queries_total")
+    queries, chosen = change("quire_prefix_cache_queries_total"), change("quire_experts_chosen_bytes_total")
     return Load(
         model=after.label("quire_build_info", "model"),
+        policy=after.label("quire_build_info", "scheduling_policy"),
         seconds=seconds,
         running=int(after.value("quire_requests_running")),
         waiting=int(after.value("quire_requests_waiting")),
@@ -112,6 +120,10 @@ def load_between(before: Metrics, after: Metrics) -> Load:
         prefix_breaks=int(after.value("quire_prefix_breaks_total")),
         prefix_break_tokens=int(after.value("quire_prefix_break_tokens_total")),
         last_prefix_break=int(after.value(LAST_BREAK)) if LAST_BREAK in after else None,
+        weights_mapped_bytes=int(after.value("quire_weights_mapped_bytes")),
+        weights_resident_bytes=int(after.value("quire_weights_resident_bytes")),
+        weights_limit_bytes=int(after.value("quire_weights_limit_bytes")),
+        expert_read_ratio=change("quire_weights_read_bytes_total") / chosen if chosen else None,
     )
 
 
@@ -129,7 +141,7 @@ class ReplicaLoad:
     failures: int
 
 
-def replicas_between(before: Metrics, after: Metrics) -> list[ReplicaLoad]:
+def replicas_between(before: MetricsPage, after: MetricsPage) -> list[ReplicaLoad]:
     """Return the changes of each replica between two pages of a router, then those of all together.
 
     Prompt tokens, hits and failures are those of the router's requests, prompts counted when a request ends; the
@@ -142,7 +154,9 @@ def replicas_between(before: Metrics, after: Metrics) -> list[ReplicaLoad]:
     return [*replicas, _replica_between(before, after, f"all {len(names)}", True)]
 
 
-def _replica_between(before: Metrics, after: Metrics, name: str, tells_tokens: bool, **labels: str) -> ReplicaLoad:
+def _replica_between(
+    before: MetricsPage, after: MetricsPage, name: str, tells_tokens: bool, **labels: str
+) -> ReplicaLoad:
     seconds = max(after.time_s - before.time_s, 1e-9)
 
     def change(metric: str) -> float:
@@ -161,7 +175,7 @@ def _replica_between(before: Metrics, after: Metrics, name: str, tells_tokens: b
     )
 
 
-def quantile(before: Metrics, after: Metrics, name: str, share: float) -> float | None:
+def quantile(before: MetricsPage, after: MetricsPage, name: str, share: float) -> float | None:
     """Return a quantile of the samples between two pages, interpolated in its bucket; None without samples.
 
     In the last bucket, which has no upper bound, its lower bound is the answer.

@@ -4,7 +4,7 @@ Next to read: `../insight/tour.py`.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import click
 
 from quire.cli.arguments import read_prompt, split_arguments
 from quire.cli.command import option, output_of, verb
+from quire.cli.language import lang_option
 from quire.cli.options import OF_REPLICAS, chosen_options, option_flags
 from quire.cli.output import Output
 from quire.cli.progress import show_progress
@@ -49,10 +50,11 @@ KEYS = "Enter: next line   w: why this line   n: next stop   q: quit"
 @option("--num-layers", type=click.IntRange(min=1), metavar="N",
         help="keep only the first N layers, with random weights  [all]")  # fmt: skip
 @option("--all", "shows_all", is_flag=True, help="print every stop and its why, without waiting for keys")
+@lang_option
 @option_flags(EngineOptions, without=FIXED, defaults={"device": "cpu"})
 def tour_command(
     words: tuple[str, ...], max_tokens: int, prompt_len: int | None, chunk: int, tp: int, num_layers: int | None,
-    shows_all: bool, **values: Any,
+    shows_all: bool, translate: Callable[[str], str], **values: Any,
 ) -> None:  # fmt: skip
     """Follow one prompt through the engine, step by step.
 
@@ -72,23 +74,24 @@ def tour_command(
         **{"device": "cpu", **engine_values, "model": arguments.model}, enable_prefix_caching=False,
         multi_step_decode=1, speculative="off", batch_invariant=True, tensor_parallel_size=tp,
     )  # fmt: skip
-    stops = _stops(options, text, max_tokens, prompt_len, chunk, num_layers, output)
+    told = Told(output, translate)
+    stops = _stops(options, text, max_tokens, prompt_len, chunk, num_layers, told)
     if output.json:
         shown = [asdict(stop) | {"whys": [reason_of(line) for line in stop.lines]} for stop in stops]
         output.result_json("quire.tour/1", {"model": arguments.model, "prompt": text, "stops": shown})
     elif shows_all or not (sys.stdin.isatty() and sys.stdout.isatty()):
         for number, stop in enumerate(stops, 1):
-            _print_title(number, stop, output)
+            told.title(number, stop)
             for line in stop.lines:
-                output.result(f"   {line}")
-            _print_why(stop, output)
+                told.line(line)
+            told.why(stop)
     else:
-        step_through(stops, output)
+        step_through(stops, told)
 
 
 def _stops(
     options: EngineOptions, text: str, max_tokens: int, prompt_len: int | None, chunk: int, num_layers: int | None,
-    output: Output,
+    told: "Told",
 ) -> Iterator["Stop"]:  # fmt: skip
     """Load the model, then yield each stop when it is asked for."""
     from quire.insight.compare.rig import load
@@ -96,15 +99,15 @@ def _stops(
     from quire.insight.tour_subject import open_model
     from quire.insight.tour_work import StepWork
 
-    with show_progress(output) as progress:
+    with show_progress(told.output) as progress:
         options, checkpoint = open_model(options, num_layers, progress)
-    output.note(f"loading {options.model}" + ", with random weights" * (not checkpoint.tensors))
+    told.note(f"loading {options.model}" + ", with random weights" * (not checkpoint.tensors))
     config, executor = load(options, checkpoint)
     try:
-        tokenizer, token_ids = _prompt_ids(config, checkpoint, text, prompt_len, output)
+        tokenizer, token_ids = _prompt_ids(config, checkpoint, text, prompt_len, told)
         work = StepWork.measure(config, checkpoint)
         if work is None:
-            output.note("this model cannot be traced: the stops have no FLOPs and bytes")
+            told.note("this model cannot be traced: the stops have no FLOPs and bytes")
         tour = Tour(config, executor, tokenizer, token_ids, num_tokens=max_tokens, chunk=chunk, work=work)
         yield from tour.stops()
         yield _gpu_stop(tour, options, checkpoint)
@@ -113,7 +116,7 @@ def _stops(
 
 
 def _prompt_ids(
-    config: EngineConfig, checkpoint: "Checkpoint", text: str, length: int | None, output: Output
+    config: EngineConfig, checkpoint: "Checkpoint", text: str, length: int | None, told: "Told"
 ) -> tuple["Tokenizer", list[int]]:
     """Return the tokenizer and the prompt's token ids, repeated or cut to `length`."""
     from quire.cli.session import NO_TEMPLATE
@@ -122,14 +125,14 @@ def _prompt_ids(
     from quire.text.dialogue import Dialogue
 
     vocab_size = config.model.vocab_size
-    with show_progress(output) as progress:
+    with show_progress(told.output) as progress:
         tokenizer, is_borrowed = open_tokenizer(config.options, checkpoint, vocab_size, progress)
     if is_borrowed:
         rest = f"; its ids are taken modulo {vocab_size}" if vocab_size < tokenizer.vocab_size else ""
-        output.note(f"{config.options.model} has no tokenizer, and borrows that of {LENDER}{rest}")
+        told.note(f"{config.options.model} has no tokenizer, and borrows that of {LENDER}{rest}")
     template = read_chat_template(config.options.chat_template)
     if template is None and not tokenizer.chat_templates:
-        output.note(NO_TEMPLATE)
+        told.output.note(NO_TEMPLATE)
         token_ids = tokenizer.encode(text)
     else:
         dialogue = Dialogue(tokenizer.chat_templates, tokenizer, template)
@@ -169,20 +172,46 @@ def _gpu_stop(tour: "Tour", options: EngineOptions, checkpoint: "Checkpoint") ->
         executor.shutdown()
 
 
-def step_through(stops: Iterator["Stop"], output: Output) -> None:
+class Told:
+    """Lines of the tour in the chosen language. `translate`: English to it."""
+
+    def __init__(self, output: Output, translate: Callable[[str], str]) -> None:
+        self.output, self._translate = output, translate
+
+    def note(self, text: str) -> None:
+        """Write a note to stderr."""
+        self.output.note(self._translate(text))
+
+    def title(self, number: int, stop: "Stop") -> None:
+        """Write a stop's title."""
+        self.output.result(self.output.style(f"{number}. {self._translate(stop.title)}", "bold", sys.stdout))
+
+    def line(self, text: str) -> None:
+        """Write a line of a stop."""
+        self.output.result(f"   {self._translate(text)}")
+
+    def why(self, stop: "Stop", line: str = "") -> None:
+        """Write the reason of a stop, or of its `line`, if it has one of its own."""
+        if line:
+            self.line(f"why: {reason_of(line) or stop.why}")
+        else:
+            self.output.result(self._translate(f"   why: {stop.why}") + "\n" if stop.why else "")
+
+
+def step_through(stops: Iterator["Stop"], told: Told) -> None:
     """Wait for a key after each line."""
-    output.note(KEYS)
+    told.note(KEYS)
     for number, stop in enumerate(stops, 1):
-        _print_title(number, stop, output)
+        told.title(number, stop)
         key = ""
         for line in stop.lines:
-            output.result(f"   {line}")
+            told.line(line)
             while key != "n" and (key := _key()) not in ("\r", "\n", "n"):
                 if key == "q":
                     return
                 if key == "w":
-                    output.result(f"   why: {reason_of(line) or stop.why}")
-        _print_why(stop, output)
+                    told.why(stop, line)
+        told.why(stop)
 
 
 def _key() -> str:
@@ -190,11 +219,3 @@ def _key() -> str:
         return click.getchar().lower()
     except EOFError:  # Ctrl-D
         return "q"
-
-
-def _print_title(number: int, stop: "Stop", output: Output) -> None:
-    output.result(output.style(f"{number}. {stop.title}", "bold", sys.stdout))
-
-
-def _print_why(stop: "Stop", output: Output) -> None:
-    output.result(f"   why: {stop.why}\n" if stop.why else "")

@@ -13,6 +13,7 @@ from typing import Any
 from quire.config import EngineConfig
 from quire.drafts.suffix import SuffixProposer
 from quire.memory_plan import PROMPT_LOGPROB_ROWS
+from quire.scheduler.pace import moving_average
 from quire.types import Draft, Request, SchedulerOutput, StepResult
 
 MAX_DRAFT_TOKENS = 24
@@ -26,7 +27,6 @@ HOT_SHARE = 0.25
 COLD_TOKENS = 8
 """Tokens after which a request without drafts is asked again: to ask 8 requests at each token took 2 to 3 % of the time
 of a small model's steps."""
-_NEWEST = 0.2
 _NEWEST_TOKEN = 0.05
 
 
@@ -38,9 +38,7 @@ class StepTimes:
 
     def note(self, num_rows: int, seconds: float) -> None:
         """Take note of one forward pass."""
-        before = self._seconds.get(num_rows)
-        # One step during which the machine stood still must not count as if all were so.
-        self._seconds[num_rows] = seconds if before is None else before + _NEWEST * (min(seconds, 2 * before) - before)
+        self._seconds[num_rows] = moving_average(self._seconds.get(num_rows), seconds)
 
     def seconds(self, num_rows: int) -> float:
         """Return the expected time, from the nearest measured numbers of rows; 0 if there is none."""
@@ -125,11 +123,13 @@ class Drafting:
             lengths[index] += 1
         return lengths
 
-    def note_step(self, output: SchedulerOutput, result: StepResult, seconds: float) -> dict[str, Any]:
+    def note_step(
+        self, output: SchedulerOutput, result: StepResult, seconds: float, *, has_prompts: bool
+    ) -> dict[str, Any]:
         """Take note of a step that was computed.
 
-        `seconds`: from its schedule to its outputs. Returns: the draft tokens that it verified, and those that were
-        right, as fields of its event.
+        `seconds`: from its schedule to its outputs. `has_prompts`: see `SchedulerOutput`. Returns: the draft tokens it
+        verified, and those that were right, as fields of its event.
         """
         if self.proposer is None:
             return {"num_drafts": 0, "num_accepted": 0}
@@ -149,7 +149,7 @@ class Drafting:
         for request_id in output.finished_ids:
             self._accepted_share.pop(request_id, None)
             self._asked_from.pop(request_id, None)
-        if output.num_tokens and not (output.has_prompts or result.is_lost):
+        if output.num_tokens and not (has_prompts or result.is_lost):
             self._times.note(output.num_tokens, seconds / result.num_iterations)
         return {"num_drafts": num_verified, "num_accepted": num_right}
 

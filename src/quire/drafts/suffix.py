@@ -95,11 +95,6 @@ class SuffixProposer:
         self._finished: OrderedDict[Hashable, list[TokenIndex]] = OrderedDict()
         self._rates = _Rates()
 
-    @property
-    def num_requests(self) -> int:
-        """Return the number of requests that have an index."""
-        return len(self._followers)
-
     def propose(self, request: Request, max_tokens: int) -> Draft:
         """Return a draft of at most `max_tokens` tokens; empty if nothing like the last tokens occurred before.
 

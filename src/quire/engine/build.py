@@ -28,7 +28,7 @@ from quire.models.registry import ModelRegistry
 from quire.parallel.tensor_parallel import create_executor
 from quire.resolve import resolve
 from quire.runtime.hardware import detect_hardware
-from quire.runtime.plan.packed_weights import kept_bytes
+from quire.runtime.loader import weigh
 from quire.runtime.tuning import tuned
 from quire.text.tokenizer import Tokenizer
 from quire.weights.checkpoint import Checkpoint, open_checkpoint, read_pooling
@@ -117,10 +117,7 @@ def resolve_config(options: EngineOptions, checkpoint: Checkpoint, hardware: Har
     model = ModelRegistry.make_model_config(
         checkpoint.hf_config, checkpoint.generation_config, options.hf_overrides, options.model_impl
     )
-    if checkpoint.tensors:
-        stored = kept_bytes(checkpoint.tensors.values())
-        of_experts = kept_bytes(tensor for name, tensor in checkpoint.tensors.items() if ".experts." in name)
-        model = replace(model, stored_bytes=stored, expert_share=of_experts / stored)
+    model = weigh(model, checkpoint.tensors)
     if checkpoint.files.kind != "gguf":
         model = replace(model, embedding_defaults=read_pooling(checkpoint.files.path))
     if JUDGE in checkpoint.files.name.lower() and not model.labels and not model.label_tokens:

@@ -257,6 +257,17 @@ class InputProcessor:
             raise InvalidParameterError("n", params.n, f"at most max_num_seqs ({max_num_seqs})")
         if params.stop and self._tokenizer is None:
             raise InvalidParameterError("stop", list(params.stop), "empty: this engine has no tokenizer")
+        knows_bytes = self._tokenizer is not None and self._tokenizer.byte_decoding is not None
+        if params.penalises_repeats and params.dry_breakers and not knows_bytes:
+            reason = "has no tokenizer" if self._tokenizer is None else "has tokens that are not runs of bytes"
+            limit = f"an empty list: this engine {reason}"
+            raise InvalidParameterError("dry_sequence_breakers", list(params.dry_breakers), limit)
+        if params.logits_processors:
+            options = self._config.options
+            num_ranks = options.tensor_parallel_size * options.pipeline_parallel_size
+            if num_ranks > 1:
+                limit = f"left out with {num_ranks} ranks, whose processes have no Python functions of the caller"
+                raise InvalidParameterError("logits_processors", list(params.logits_processors), limit)
         max_logprobs = self._config.options.max_logprobs
         if max_logprobs == ALL_LOGPROBS:
             return

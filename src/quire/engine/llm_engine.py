@@ -177,7 +177,7 @@ class LLMEngine:
         ended, num_tokens = self._clock(), schedule.num_tokens * result.num_iterations
         kind: dict[str, Any] = {"num_iterations": result.num_iterations, "has_prompts": schedule.has_prompts}
         self._pace.note(num_tokens, ended - started, **kind)
-        drafts = self._drafting.note_step(schedule, result, ended - started)
+        drafts = self._drafting.note_step(schedule, result, ended - started, has_prompts=kind["has_prompts"])
         if self.watcher is not None:
             self.watcher(schedule, result)
         if result.op_times:

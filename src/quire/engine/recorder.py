@@ -25,7 +25,7 @@ MAX_STEPS = 1024
 MODEL_FIELDS = (
     "num_layers", "num_heads", "num_kv_heads", "head_size", "hidden_size", "vocab_size", "num_parameters",
 )  # fmt: skip
-SETTINGS = ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
+SETTINGS = ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "policy")
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
@@ -132,6 +132,7 @@ class Recorder:
                 "dtype": config.dtype,
                 "kv_dtype": config.kv_dtype,
                 "uses_plan": config.uses_plan,
+                "tensor_parallel_size": config.options.tensor_parallel_size,
                 "caches_prefixes": settings.enable_prefix_caching,
                 "windows": [group.spec.window for group in settings.kv_cache_groups],
                 "kv_bytes_per_token": config.options.tensor_parallel_size

@@ -29,7 +29,7 @@ by their bytes, and would accept `"\\u0061"` as another key beside a declared `"
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedGrammar:
     """Reason why a grammar is refused."""
 
     reason: str
@@ -45,7 +45,7 @@ class CheckProcess:
         self._connection: Connection | None = None
         self._finalizer: weakref.finalize[..., CheckProcess] | None = None
 
-    def check(self, spec: StructuredOutputsParams) -> str | Refused:
+    def check(self, spec: StructuredOutputsParams) -> str | RefusedGrammar:
         """Return llguidance's grammar for `spec`, or the reason for its refusal.
 
         Raises: QueueFullError if other grammars or programs used up the deadline.
@@ -62,7 +62,7 @@ class CheckProcess:
         with self._turn:
             self._end()
 
-    def _ask(self, question: bytes) -> str | Refused:
+    def _ask(self, question: bytes) -> str | RefusedGrammar:
         process, connection = self._running()
         computed_s = _computed_s(process)
         try:
@@ -75,14 +75,14 @@ class CheckProcess:
             answer = json.loads(connection.recv_bytes()) if is_answered else {}
         except (EOFError, OSError):
             self._end()
-            return Refused("compiling it takes too much memory or nesting")
+            return RefusedGrammar("compiling it takes too much memory or nesting")
         if not is_answered:
             computed_s = _computed_s(process) - computed_s
             self._end()
             if computed_s < self._deadline_s / 4:
                 raise self._busy()
-            return Refused(f"compiling it takes longer than the deadline of {self._deadline_s:g} s")
-        return answer["grammar"] if "grammar" in answer else Refused(short_reason(answer["error"]))
+            return RefusedGrammar(f"compiling it takes longer than the deadline of {self._deadline_s:g} s")
+        return answer["grammar"] if "grammar" in answer else RefusedGrammar(short_reason(answer["error"]))
 
     def _busy(self) -> QueueFullError:
         return QueueFullError(f"this grammar could not be compiled within {self._deadline_s:g} s: try again later")

@@ -9,13 +9,13 @@ Next to read: `matcher.py`.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from quire.errors import InvalidParameterError, QuireError
-from quire.grammar.check_process import CheckProcess, Refused, shared_check_process, short_reason
+from quire.grammar.check_process import CheckProcess, RefusedGrammar, shared_check_process, short_reason
 from quire.grammar.limits import parser_limits
 from quire.grammar.matcher import TokenMatcher
 from quire.grammar.reasoning import ReasoningMatcher
@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 def check_grammar(spec: StructuredOutputsParams, process: CheckProcess | None = None) -> str:
     """Return llguidance's grammar for `spec`. Raises: as `GrammarCompiler.compile`."""
     answer = (process or shared_check_process()).check(spec)
-    if isinstance(answer, Refused):
+    if isinstance(answer, RefusedGrammar):
         raise _refusal(spec, answer.reason)
     return answer
 
@@ -220,6 +220,10 @@ class GrammarCompiler:
         except ValueError as error:
             raise _refusal(spec, short_reason(str(error))) from None
         return found
+
+    def token_bytes(self) -> Sequence[bytes]:
+        """Return the text of each token id. Raises: InvalidParameterError if tokens are no runs of bytes."""
+        return self._ready_vocabulary().tokens
 
     def _ready_vocabulary(self) -> Vocabulary:
         with self._lock:

@@ -18,6 +18,7 @@ from quire.config import EngineOptions
 from quire.engine.build import resolve_config
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import ConfigError, UnsupportedModelError
+from quire.extras import install_command
 from quire.lazy_torch import Tensor, is_tensor, torch
 from quire.parallel.executor import InProcessExecutor
 from quire.runtime.hardware import INSTRUCTION_SETS
@@ -31,7 +32,7 @@ Outputs = dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DiffRow:
     """A tensor of both sides.
 
     Fields:
@@ -52,7 +53,9 @@ class Row:
     reference: float
 
 
-def compare_with_hf(options: EngineOptions, checkpoint: Checkpoint, path: Path, token_ids: Sequence[int]) -> list[Row]:
+def compare_with_hf(
+    options: EngineOptions, checkpoint: Checkpoint, path: Path, token_ids: Sequence[int]
+) -> list[DiffRow]:
     """Return a row per module that both sides have, in the order of computation, then the logits.
 
     `path`: the model's directory or GGUF file. Raises: ConfigError without Transformers; UnsupportedModelError if it
@@ -71,7 +74,7 @@ def compare_with_hf(options: EngineOptions, checkpoint: Checkpoint, path: Path, 
     return rows + _plan_rows(options, checkpoint, token_ids, expected[LOGITS])
 
 
-def bisect_kernels(options: EngineOptions, checkpoint: Checkpoint, token_ids: Sequence[int]) -> list[Row]:
+def bisect_kernels(options: EngineOptions, checkpoint: Checkpoint, token_ids: Sequence[int]) -> list[DiffRow]:
     """Compute the plan with each instruction set's kernels. Returns: the logits of each beside those op by op."""
     expected = _ours(replace(options, enforce_eager=True), checkpoint, token_ids)[0][LOGITS]
     before, rows = _native.isa(), []
@@ -84,7 +87,7 @@ def bisect_kernels(options: EngineOptions, checkpoint: Checkpoint, token_ids: Se
     return rows
 
 
-def first_departure(rows: Sequence[Row], tolerance: float) -> Row | None:
+def first_departure(rows: Sequence[DiffRow], tolerance: float) -> DiffRow | None:
     """Return the first tensor whose largest error is above `tolerance` times the largest value of the reference."""
     return next((row for row in rows if not row.share <= tolerance), None)
 
@@ -94,7 +97,7 @@ def first_departure(rows: Sequence[Row], tolerance: float) -> Row | None:
 
 def _plan_rows(
     options: EngineOptions, checkpoint: Checkpoint, token_ids: Sequence[int], reference: Tensor
-) -> list[Row]:
+) -> list[DiffRow]:
     """Return the row of the plan's logits; nothing if the model has no plan. Shapes: reference [T, V]."""
     ours, _, _ = _ours(options, checkpoint, token_ids)
     return [_row(PLAN_LOGITS, "runtime/plan", ours[PLAN_LOGITS], reference)] if PLAN_LOGITS in ours else []
@@ -139,7 +142,7 @@ def load_reference(path: Path) -> Any:
         import transformers
         from transformers.utils.logging import disable_progress_bar
     except ImportError as error:
-        raise ConfigError("--ref hf needs Transformers: pip install 'quire[hf]'") from error
+        raise ConfigError(f"--ref hf needs Transformers: {install_command('hf')}") from error
     disable_progress_bar()  # type: ignore[no-untyped-call]
     place: dict[str, Any] = {"gguf_file": path.name} if path.is_file() else {}
     try:
@@ -203,7 +206,7 @@ def _with_rows(output: Tensor, views: Sequence[View]) -> Tensor:
     return output
 
 
-def _row(name: str, source: str, ours: Tensor, reference: Tensor) -> Row:
+def _row(name: str, source: str, ours: Tensor, reference: Tensor) -> DiffRow:
     ours, reference = ours.flatten(0, -2), reference.flatten(0, -2)  # [T, C]
     error = (ours - reference).abs()
     error = torch.where(error.isnan(), torch.inf, error)
@@ -213,7 +216,7 @@ def _row(name: str, source: str, ours: Tensor, reference: Tensor) -> Row:
     cosine = float(torch.cosine_similarity(ours.flatten().double(), reference.flatten().double(), 0))
     values = float(ours[token, channel]), float(reference[token, channel])
     share = largest / max(float(reference.abs().max()), 1e-30)
-    return Row(name, source, tuple(ours.shape), largest, share, cosine, token, channel, *values)
+    return DiffRow(name, source, tuple(ours.shape), largest, share, cosine, token, channel, *values)
 
 
 def _named(model: Any) -> list[tuple[str, Any]]:

@@ -3,12 +3,17 @@
 Next to read: `view.py`, which makes the pictures.
 """
 
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import groupby
+from textwrap import wrap
 
-CELL, ROW, LEFT, FONT = 9, 15, 190, 12
+from quire.text.width import display_width
+
+CELL, ROW, LEFT, FONT, MAX_LINE = 9, 15, 190, 12, 150
+COLOURS = ("#1f77b4", "#d95f02", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#bcbd22", "#17becf")
+"""Of requests, in turn."""
 STYLE = (
     "body{font-family:system-ui,sans-serif;margin:2rem;background:#fff;color:#111}"
     "section{overflow-x:auto;margin-bottom:2rem}"
@@ -52,31 +57,41 @@ class Picture:
 
     @property
     def used_kinds(self) -> list[Kind]:
-        """The kinds that occur, in the order of `kinds`."""
+        """The kinds that occur and have a meaning, in the order of `kinds`."""
         used = {cell for row in self.rows for cell in row.cells}
-        return [kind for name, kind in self.kinds.items() if name in used]
+        return [kind for name, kind in self.kinds.items() if name in used and kind.meaning]
+
+    def translated(self, translate: Callable[[str], str]) -> "Picture":
+        """Return the picture with its sentences in another language."""
+        rows = [replace(row, label=translate(row.label), remark=translate(row.remark)) for row in self.rows]
+        kinds = {name: replace(kind, meaning=translate(kind.meaning)) for name, kind in self.kinds.items()}
+        title, caption, formula = map(translate, (self.title, self.caption, self.formula))
+        return Picture(title, caption, formula, self.source, kinds, rows)
 
     def to_text(self) -> str:
         """Return the picture for a terminal."""
-        width = max((len(row.label) for row in self.rows), default=0)
+        width = max((display_width(row.label) for row in self.rows), default=0)
         lines = [self.title, ""]
         for row in self.rows:
             cells = "".join(self.kinds[cell].character for cell in row.cells)
-            lines.append(f"{row.label:>{width}}  {cells}{'  ' if cells else ''}{row.remark}".rstrip())
+            label = " " * (width - display_width(row.label)) + row.label
+            lines.append(f"{label}  {cells}{'  ' if cells else ''}{row.remark}".rstrip())
         legend = "   ".join(f"{kind.character} {kind.meaning}" for kind in self.used_kinds)
         return "\n".join([*lines, "", *filter(None, (legend, self.caption, self.formula)), f"code: {self.source}"])
 
     def to_svg(self) -> str:
         """Return the picture as one SVG element; characters beside colours tell the kinds apart."""
         widest = max((len(row.cells) for row in self.rows), default=0)
-        remark = max((len(row.remark) for row in self.rows), default=0)
-        texts = [self.caption, self.formula, f"code: {self.source}"]
-        width = LEFT + widest * CELL + max(remark, 40) * FONT * 6 // 10 + 30
-        width = max(width, max(map(len, texts)) * FONT * 6 // 10 + 20)
+        remark = max((display_width(row.remark) for row in self.rows), default=0)
+        texts = [line for text in (self.caption, self.formula) for line in wrap(text, MAX_LINE) or [""]]
+        texts.append(f"code: {self.source}")
+        left = max([LEFT, *(8 + display_width(row.label) * FONT * 6 // 10 + 12 for row in self.rows)])
+        width = left + widest * CELL + max(remark, 40) * FONT * 6 // 10 + 30
+        width = max(width, max(map(display_width, texts)) * FONT * 6 // 10 + 20)
         y, shapes = 40, [_text(8, 20, self.title, "bold")]
         for row in self.rows:
             shapes.append(_text(8, y + 11, row.label))
-            x = LEFT
+            x = left
             for cell, run in groupby(row.cells):
                 # One dashed line draws a run of cells, which keeps files small.
                 kind, end = self.kinds[cell], x + CELL * len(list(run))
@@ -85,7 +100,7 @@ class Picture:
                     f'stroke-dasharray="{CELL - 1} 1"><title>{escape(kind.meaning)}</title></path>'
                 )
                 x = end
-            shapes.append(_text(LEFT + len(row.cells) * CELL + 8, y + 11, row.remark))
+            shapes.append(_text(left + len(row.cells) * CELL + 8, y + 11, row.remark))
             y += ROW
         y += 12
         for kind in self.used_kinds:

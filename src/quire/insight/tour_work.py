@@ -13,11 +13,12 @@ from quire.config import EngineConfig
 from quire.errors import UnsupportedModelError
 from quire.insight.explain.device import Device, read_calibration
 from quire.insight.explain.phases import Phase
-from quire.insight.explain.rank_model import RankModel, split_name, trace_rank
+from quire.insight.explain.rank_model import RankModel, trace_rank
 from quire.insight.explain.report import format_value, scaled
 from quire.insight.trace import Line
 from quire.kernels.instruction import StepShape, Work
 from quire.runtime.machine_limits import measure_limits
+from quire.runtime.plan.lower import split_name
 from quire.runtime.worker import KV_FORMATS
 from quire.sampling_params import SamplingParams
 from quire.weights.checkpoint import Checkpoint

@@ -1,68 +1,28 @@
 """Pictures of one recorded step: the attention mask of its batch, the KV blocks, its place in time, its instructions.
 
-All are read from a trace: nothing is measured or decided here. Next to read: `trace.py`, `picture.py`.
+All are read from a trace: nothing is measured or decided here. Next to read: `view_mask.py`, `trace.py`, `picture.py`.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-from quire.insight.picture import Kind, Picture, Row, counted
+from quire.insight.picture import COLOURS, Kind, Picture, Row, counted
 from quire.insight.trace import Line, Trace
+from quire.insight.view_mask import view_mask as mask_of
 from quire.types import NULL_BLOCK_ID
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-COLOURS = ("#1f77b4", "#d95f02", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#bcbd22", "#17becf")
-MAX_COLUMNS, MAX_ROWS, MAX_STEPS = 96, 48, 64
+MAX_STEPS = 64
 
 
 def view_mask(trace: Trace, step: Line) -> Picture:
-    """Which positions each new token of the step attends to. Requests are blocks on the diagonal: none sees another."""
-    windows = [window for window in trace.header["engine"]["windows"] if window]
-    window = windows[0] if len(windows) == len(trace.header["engine"]["windows"]) else None
-    others = f" Some layers mask positions behind a window of {windows[0]} too." if windows and not window else ""
-    shares = step["requests"]
-    longest = max(share["start"] + share["count"] for share in shares)
-    scale = -(-longest // MAX_COLUMNS)
-    tokens = [
-        (share, position) for share in shares for position in range(share["start"], share["start"] + share["count"])
-    ]
-    every = -(-len(tokens) // MAX_ROWS)
-    names = _names(trace)
-    rows, num_pairs = [], 0
-    for _, position in tokens:
-        num_pairs += min(position + 1, window or position + 1)
-    for share, position in tokens[::every]:
-        first = max(0, position - window + 1) if window else 0
-        length = share["start"] + share["count"]
-        cells = [
-            _mask_cell(column * scale, scale, first, position, share["start"]) for column in range(-(-length // scale))
-        ]
-        rows.append(Row(f"{names[share['id']]} token {position}", cells))
-    kinds = {
-        "old": Kind("▒", "#9ecae1", "attended, computed in an earlier step (read from the KV cache)"),
-        "new": Kind("█", "#1f77b4", "attended, computed in this step"),
-        "masked": Kind("·", "#eeeeee", "masked: later in the same request, or behind the window"),
-    }
-    terms = ", ".join(f"{names[share['id']]}: {share['count']} at {share['start']}" for share in shares[:8])
-    return Picture(
-        f"step {step['step_id']}: attention mask of {counted(len(tokens), 'new token')} of"
-        f" {counted(len(shares), 'request')}",
-        f"A row is {'a new token' if every == 1 else f'one in {every} new tokens'}, a column"
-        f" {'a position' if scale == 1 else f'{scale} positions'} of its own request. The batch is flat: tokens of"
-        f" other requests are no columns.{others}",
-        f"pairs = Σ over new tokens of {'min(window, position + 1)' if window else '(position + 1)'} = {num_pairs}"
-        f"  ({terms}{', …' if len(shares) > 8 else ''})",
-        "src/quire/kernels/paged_attention.py",
-        kinds,
-        rows,
-    )
+    """The step's one attention mask: the new tokens of all requests by the keys of all requests."""
+    return mask_of(trace, step, _names(trace))
 
 
-def _mask_cell(column: int, scale: int, first: int, position: int, start: int) -> str:
-    last = column + scale - 1
-    if column > position or last < first:
-        return "masked"
-    return "new" if min(last, position) >= start else "old"
+def fullest_step(trace: Trace) -> Line:
+    """Return the first of the steps with most requests. Raises: TraceError for a trace without steps."""
+    return max(trace.steps or [trace.step()], key=lambda step: len(step["requests"]))
 
 
 def view_blocks(trace: Trace, step: Line) -> Picture:
@@ -166,6 +126,26 @@ def _share_kind(share: dict[str, Any] | None) -> str:
 
 def view_ops(trace: Trace, step: Line) -> Picture:
     """Time of each kind of instruction in the step, or in the newest timed step before it."""
+    return _times(
+        trace, step, lambda op: f"{op['name'].split(':')[0]} {op['arithmetic']}", "Instructions of one kind together",
+        lambda row: -row[1][1],
+    )  # fmt: skip
+
+
+def view_layers(trace: Trace, step: Line) -> Picture:
+    """Time of each layer in the step, or in the newest timed step before it."""
+    return _times(
+        trace, step, lambda op: "outside" if (at := op.get("layer")) is None else f"layer {at}",
+        "Instructions of one layer together; outside are the embedding, the last norm and the head",
+        lambda row: (row[0] == "outside", 0),
+    )  # fmt: skip
+
+
+def _times(
+    trace: Trace, step: Line, group: Callable[[Line], str], meaning: str,
+    order: Callable[[tuple[str, list[float]]], Any],
+) -> Picture:  # fmt: skip
+    """Draw the times of the groups of instructions, a row each. `order`: of a group's name and its totals."""
     steps = trace.steps[: trace.steps.index(step) + 1]
     timed = next((item for item in reversed(steps) if trace.ops_of(item)), None)
     kinds = {"time": Kind("█", "#1f77b4", "share of the time in instructions")}
@@ -176,17 +156,17 @@ def view_ops(trace: Trace, step: Line) -> Picture:
         )  # fmt: skip
     totals: dict[str, list[float]] = {}
     for op in trace.ops_of(timed):
-        total = totals.setdefault(f"{op['name'].split(':')[0]} {op['arithmetic']}", [0.0] * 4)
+        total = totals.setdefault(group(op), [0.0] * 4)
         for at, value in enumerate((1, op["microseconds"], op["flops"], op["num_bytes"])):
             total[at] += value
     all_us = sum(total[1] for total in totals.values())
     rows = []
-    for name, (count, us, flops, num_bytes) in sorted(totals.items(), key=lambda item: -item[1][1]):
+    for name, (count, us, flops, num_bytes) in sorted(totals.items(), key=order):
         remark = f"{us:9.1f} µs  {count:4.0f}×  {flops / us / 1e3:8.2f} GFLOP/s  {num_bytes / us / 1e3:7.2f} GB/s"
         rows.append(Row(name, ["time"] * round(40 * us / all_us), remark))
     return Picture(
         f"step {timed['step_id']}: {all_us / 1e3:.2f} ms in {len(trace.ops_of(timed))} instructions",
-        f"Instructions of one kind together, with {counted(timed['num_tokens'], 'token')} in the step.",
+        f"{meaning}, with {counted(timed['num_tokens'], 'token')} in the step.",
         f"{all_us / 1e3:.2f} ms of {timed['execute_s'] * 1e3:.2f} ms that the step takes; rates count weights and KV",
         "src/quire/kernels/instruction.py",
         kinds,

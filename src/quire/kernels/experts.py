@@ -22,7 +22,7 @@ ROW_MULTIPLE = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Scoring:
+class ExpertScoring:
     """Scores of experts, and the groups of consecutive experts that a token may choose from.
 
     A token chooses from the `top_groups` of `num_groups` groups with the largest sums of their `group_best` largest
@@ -36,7 +36,7 @@ class Scoring:
     factor: float = 1.0
 
 
-SOFTMAX = Scoring()
+SOFTMAX = ExpertScoring()
 
 
 @kernel
@@ -44,7 +44,7 @@ def route(
     logits: Tensor,
     top_k: int,
     renormalise: bool,
-    scoring: Scoring = SOFTMAX,
+    scoring: ExpertScoring = SOFTMAX,
     bias: Tensor | None = None,
     scales: Tensor | None = None,
 ) -> Tensor:
@@ -132,7 +132,7 @@ class Route(Instruction):
     num_experts: int
     top_k: int
     renormalise: bool
-    scoring: Scoring = SOFTMAX
+    scoring: ExpertScoring = SOFTMAX
     bias: Any = None
     scales: Any = None
 
@@ -239,7 +239,7 @@ def _lower_experts(to: Lowering, call: Call) -> None:
     to.append(ExpertDown(down, down_bias, down_packing, routing, rows, routing.routed, out, add=sums is not None))
 
 
-def _route_sizes(logits: Symbol, top_k: int, renormalise: bool, scoring: Scoring, *_: Any) -> tuple[int, ...]:
+def _route_sizes(logits: Symbol, top_k: int, renormalise: bool, scoring: ExpertScoring, *_: Any) -> tuple[int, ...]:
     if len(logits.sizes) != 1 or not 1 <= top_k <= logits.sizes[0] or logits.sizes[0] % scoring.num_groups:
         raise NotTraceableError(f"a choice of {top_k} of {logits}")
     return logits.sizes

@@ -6,8 +6,9 @@ looks up the addresses of buffers and weights and adds the native op. Must not k
 Next to read: `lowering.py`, which makes instructions, then `runtime/plan/emit.py`.
 """
 
+import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from quire._native import (
@@ -127,10 +128,11 @@ class StepShape:
     kv_format: KvFormat = KvFormat.f32
     tile_rows: int = 0
 
-    @property
-    def num_tokens(self) -> int:
-        """T."""
-        return sum(count for _, count in self.requests)
+    num_tokens: int = field(init=False)
+    """T, which every cost asks for."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_tokens", sum(count for _, count in self.requests))
 
     @property
     def kv_value_bytes(self) -> int:
@@ -349,7 +351,7 @@ class Instruction:
         """The model's parameters that it reads."""
         return [value for _, value in self._fields() if is_parameter(value)]
 
-    def describe(self, num_rows: int) -> str:
+    def describe(self, num_rows: int | str) -> str:
         """Name, shapes and types for one step, as traces show them."""
         shown = []
         for name, value in self._values():
@@ -365,9 +367,17 @@ class Instruction:
 
     def _fields(self) -> Iterator[tuple[str, Any]]:
         """Yield each field's name and value, of a tuple each item."""
-        for field in fields(self):  # type: ignore[arg-type]  # all subclasses are dataclasses
-            value = getattr(self, field.name)
-            yield from ((field.name, item) for item in (value if isinstance(value, tuple) else (value,)))
+        for name in _names_of_fields(type(self)):  # type: ignore[arg-type]  # a class can be hashed
+            value = getattr(self, name)
+            if isinstance(value, tuple):
+                yield from ((name, item) for item in value)
+            else:
+                yield name, value
+
+
+@functools.cache
+def _names_of_fields(kind: Any) -> tuple[str, ...]:
+    return tuple(one.name for one in fields(kind))
 
 
 @dataclass(eq=False, frozen=True, slots=True)

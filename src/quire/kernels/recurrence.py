@@ -145,7 +145,7 @@ def states(
 
 
 @dataclass(eq=False, frozen=True, slots=True)
-class CausalConv(Instruction):
+class CausalConvolution(Instruction):
     """A convolution and its activation."""
 
     x: Columns
@@ -243,7 +243,7 @@ def _lower_conv(to: Lowering, call: Call) -> None:
     x, weight, bias, name, cache, _, group_index = call.arguments
     _check_state(to, call, cache, group_index)
     activation = Activation.none if name is None else Activation[name]
-    to.append(CausalConv(to.columns(x), to.result(call), weight, bias, activation, cache.layer_index))
+    to.append(CausalConvolution(to.columns(x), to.result(call), weight, bias, activation, cache.layer_index))
 
 
 @lowers("linear_recurrence")

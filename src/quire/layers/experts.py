@@ -1,7 +1,7 @@
 """`SparseMLP`: a router and its experts, of which each token uses a few. Next to read: `kernels/experts.py`."""
 
 from quire import nn
-from quire.kernels.experts import SOFTMAX, Scoring, experts, route
+from quire.kernels.experts import SOFTMAX, ExpertScoring, experts, route
 from quire.layers.group import Group, Partition, Share, share
 from quire.layers.linear import Linear
 from quire.lazy_torch import Tensor
@@ -78,7 +78,7 @@ class SparseMLP(nn.Module):
         renormalise: bool,
         activation: str = "silu",
         bias: bool = False,
-        scoring: Scoring = SOFTMAX,
+        scoring: ExpertScoring = SOFTMAX,
     ) -> None:
         super().__init__()
         self.gate = Router(hidden_size, num_experts, bias=bias, corrects=scoring.is_sigmoid)

@@ -14,7 +14,7 @@ from quire.drafts.suffix import SuffixProposer
 from quire.events import EventLog
 from quire.insight.compare.kv import workload
 from quire.insight.compare.results import FAKE_MODEL, Settings
-from quire.insight.compare.rig import Clock, Job, Rig
+from quire.insight.compare.rig import Clock, Rig, TimedRequest
 from quire.learn.exercise import Wrong
 from quire.learn.fake_engine import FakeEngine, make_config, make_request
 from quire.learn.program import Program, require_number, require_numbers, shown
@@ -58,13 +58,13 @@ class OrderedTable(RequestTable):
         self._sort_key = lambda request, _: (key(request), *request.serial)
 
 
-def order_jobs() -> list[Job]:
+def order_jobs() -> list[TimedRequest]:
     """Return a queue that is never short: long requests first, then short ones as fast as they can be answered."""
     draw = random.Random(5)
-    jobs = [Job(tuple(range(8)), 8, 0.0)] * SLOTS + [Job(tuple(range(300)), 40, 1.0)] * 6
+    jobs = [TimedRequest(tuple(range(8)), 8, 0.0)] * SLOTS + [TimedRequest(tuple(range(300)), 40, 1.0)] * 6
     for index in range(108):
         prompt, num_tokens = tuple(range(8 + draw.randrange(24))), 6 + draw.randrange(6)
-        jobs.append(Job(prompt, num_tokens, float(int(2 + index / 0.45))))
+        jobs.append(TimedRequest(prompt, num_tokens, float(int(2 + index / 0.45))))
     return jobs
 
 

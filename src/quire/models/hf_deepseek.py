@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from quire.cache_spec import CacheSpec, LatentKV
 from quire.errors import ModelFileError
-from quire.kernels.experts import SOFTMAX, Scoring
+from quire.kernels.experts import SOFTMAX, ExpertScoring
 from quire.models.hf_config import HFConfigReader, check_divides, check_positive
 from quire.models.hf_decoder import read_sizes
 from quire.models.hf_llama import LlamaConfig
@@ -86,7 +86,7 @@ class DeepseekV2Config(LlamaConfig):
         return [LatentKV(self.kv_rank, self.rotary_size, 1)] * self.num_layers
 
 
-def read_groups(reader: HFConfigReader, experts: dict[str, Any], count: int, chosen: int) -> Scoring:
+def read_groups(reader: HFConfigReader, experts: dict[str, Any], count: int, chosen: int) -> ExpertScoring:
     """Read the groups of experts. `count`, `chosen`: defaults. Raises: ModelFileError for groups that do not fit."""
     num_groups, top_groups = reader.integer("n_group", count), reader.integer("topk_group", chosen)
     check_divides("n_group", num_groups, "n_routed_experts", experts["num_experts"])
@@ -97,7 +97,7 @@ def read_groups(reader: HFConfigReader, experts: dict[str, Any], count: int, cho
             f"the model's config has topk_group={top_groups} of n_group={num_groups} groups of {size} experts: set "
             f"topk_group to {least} … {num_groups}, which leaves num_experts_per_tok={experts['top_k']} to choose from"
         )
-    return Scoring(num_groups=num_groups, top_groups=top_groups)
+    return ExpertScoring(num_groups=num_groups, top_groups=top_groups)
 
 
 def read_score_factor(reader: HFConfigReader) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 from quire.cache_spec import CacheSpec
-from quire.kernels.experts import SOFTMAX, Scoring
+from quire.kernels.experts import SOFTMAX, ExpertScoring
 from quire.layers.rotary import RopeConfig
 from quire.models.hf_config import HFConfigReader, check_divides
 from quire.models.hf_decoder import DecoderConfig, read_sizes
@@ -41,7 +41,7 @@ class LlamaConfig(DecoderConfig):
     top_k: int = 1
     expert_size: int = 0
     renormalise: bool = True
-    scoring: Scoring = SOFTMAX
+    scoring: ExpertScoring = SOFTMAX
     shared_size: int = 0
     recurrent_layers: tuple[bool, ...] = ()
     rope_options: ClassVar[Mapping[str, Any]] = {}

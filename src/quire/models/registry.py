@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from quire import nn
 from quire.config import ModelConfig
 from quire.errors import ConfigError, InvalidParameterError, ModelFileError, UnsupportedModelError, nearest
+from quire.extras import install_command
 from quire.layers.group import SINGLE
 from quire.lazy_torch import on_meta, require_torch
 from quire.sampling_params import MODEL_DEFAULTS, SamplingParams
@@ -30,7 +31,7 @@ CLASSIFIER = "ForSequenceClassification"
 """End of the names of architectures with a classification head instead of one for tokens."""
 FALLBACK = "TransformersForCausalLM"
 """Architecture of any causal language model that Transformers' own module computes."""
-_ADVICE = "pip install 'quire[hf]' lets Transformers' own module compute most of the others. "
+_ADVICE = "{} lets Transformers' own module compute most of the others. "
 ModelClass = Any
 """A class like `llama.LlamaForCausalLM`: an nn.Module made of (config, group), with Config, `layout`, `forward` and
 `compute_logits`."""
@@ -88,9 +89,10 @@ class ModelRegistry:
         if _is_in_transformers(hf_config, names):
             return _fallback()
         supported = cls.supported()
+        advice = _ADVICE.format(install_command("hf")) if find_spec("transformers") is None else ""
         raise UnsupportedModelError(
             f"architecture {', '.join(names)} is not supported{nearest(names[0], supported)}; "
-            f"supported are {', '.join(supported)}. {_ADVICE if find_spec('transformers') is None else ''}"
+            f"supported are {', '.join(supported)}. {advice}"
             "Others can be added with ModelRegistry.register_model"
         )
 
@@ -170,15 +172,6 @@ def model_types() -> list[str]:
     return sorted(path.stem for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith(NOT_MODELS))
 
 
-def has_model_file(hf_config: Mapping[str, Any]) -> bool:
-    """Return whether the file of the model type names the architecture; nothing is imported."""
-    model_type, names = str(hf_config.get("model_type")), hf_config.get("architectures") or [""]
-    if model_type not in model_types():
-        return False
-    text = (Path(__file__).parent / f"{model_type}.py").read_text()
-    return any(str(name) in text for name in names)
-
-
 @functools.cache
 def _architectures_in(model_type: str) -> Mapping[str, ModelClass]:
     """The ARCHITECTURES of one file; empty if there is no such file. Raises: UnsupportedModelError if it has none."""
@@ -215,7 +208,7 @@ def _architectures(hf_config: Mapping[str, Any]) -> list[str]:
 
 def _fallback() -> ModelClass:
     if find_spec("transformers") is None:
-        raise UnsupportedModelError("model_impl='transformers' needs Transformers: pip install 'quire[hf]'")
+        raise UnsupportedModelError(f"model_impl='transformers' needs Transformers: {install_command('hf')}")
     require_torch("Transformers' own module")
     return importlib.import_module("quire.models.hf_fallback").TransformersForCausalLM
 

@@ -15,10 +15,10 @@ const LAB = {
 const SETTINGS = { seed: 1, requests: 1, slots: 1, context: 1, rate: 1, "pool MiB": 1 << 20 }; // each with the factor to the server's unit
 const app = {
   key: sessionStorage.getItem("quire-key") ?? "", asksKey: false, models: [], model: null, status: "connecting", error: "",
-  explained: null, lab: {}, settings: {}, load: 4, loading: 0,
+  explained: null, ranks: null, lab: {}, settings: {}, load: 4, loading: 0,
 };
 let recording = new Recording();
-const xray = new Xray(recording, { isLive: true, changed, save, opened, explain: () => app.explained });
+const xray = new Xray(recording, { isLive: true, changed, save, opened, explain: () => app.explained, ranks: () => app.ranks });
 const chat = new Chat({ ask, events, changed, key: () => app.key, model: () => app.model, recording: () => recording, xray });
 
 let isDue = false;
@@ -90,7 +90,7 @@ async function watch() {
 }
 
 function chooseModel(id) {
-  Object.assign(app, { model: app.models.find((model) => model.id === id), status: "connecting", error: "", explained: null });
+  Object.assign(app, { model: app.models.find((model) => model.id === id), status: "connecting", error: "", explained: null, ranks: null });
   chat.prompt = null;
   if (xray.pane === "Roofline") explain();
   watching?.abort();
@@ -103,6 +103,7 @@ function opened(pane) {
   if (wanted !== timesOps) watching?.abort();
   timesOps = wanted;
   if (pane === "Roofline" && !app.explained) explain();
+  if (pane === "Ops" && !app.ranks && recording.live?.header.engine.tensor_parallel_size > 1) askRanks();
 }
 
 async function explain() {
@@ -110,6 +111,15 @@ async function explain() {
     app.explained = predictions(await (await ask(`/xray/explain?model=${encodeURIComponent(app.model.id)}`)).json());
   } catch (error) {
     app.explained = { error: `No prediction: ${error.message}` };
+  }
+  changed();
+}
+
+async function askRanks() {
+  try {
+    app.ranks = await (await ask(`/xray/ranks?model=${encodeURIComponent(app.model.id)}`)).json();
+  } catch (error) {
+    app.ranks = { error: `No picture of the ranks: ${error.message}` };
   }
   changed();
 }
@@ -263,7 +273,7 @@ function Top() {
   return html`<header><h1>Quire</h1>
     <span class=${`status ${app.status}`} role="status">${app.status === "ready" ? "●" : "○"} ${app.model?.id ?? ""} ${app.status}</span>
     ${app.models.length > 1 && html`<label>Model <select aria-label="Model" value=${app.model.id} disabled=${chat.abort} onChange=${(e) => chooseModel(e.target.value)}>${app.models.map(({ id }) => html`<option>${id}</option>`)}</select></label>`}
-    ${live && html`<${Throughput} /><span>running <b>${live.requests.size}</b> · waiting <b>${recording.numWaiting}</b></span>
+    ${live && html`<${Throughput} /><span>running <b>${live.requests.size}</b> · waiting <b>${recording.numWaiting}</b>${(live.header.engine.policy ?? "fcfs") === "fcfs" ? "" : ` · ${live.header.engine.policy}`}</span>
       <span><label>KV <meter min="0" max="1" value=${used}></meter></label> ${(100 * used).toFixed(1)} %</span>
       <span title="Prompt tokens found in the prefix cache, since this page was opened">prefix hits ${recording.numPrompt ? `${((100 * recording.numHit) / recording.numPrompt).toFixed(0)} %` : "–"}</span>`}
     <span class="right"><label>Load <input type="number" min="1" max="32" value=${app.load} onInput=${(e) => { app.load = Math.min(32, Math.max(1, Number(e.target.value) || 1)); }} /></label>

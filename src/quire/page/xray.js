@@ -155,6 +155,39 @@ export class Recording {
       if (request.finish && !(request.lastStep >= this.steps[0].step_id)) this.known.delete(id);
   }
 
+  /** Return what is known of the keys of each request of a step: how many came from the prefix cache, and the chunks of its prompt. */
+  history(step) {
+    const found = new Map(step.requests.map(({ id }) => [id, { cached: 0, chunks: [] }]));
+    for (const line of this.lines.slice(0, step.at - this.numDropped)) {
+      if (line.kind === "admit" && found.has(line.id)) found.set(line.id, { cached: line.num_cached_tokens, chunks: [] });
+      else if (line.kind === "step" && line.requests)
+        for (const share of line.requests)
+          if (isPrefill(share)) found.get(share.id)?.chunks.push([share.start, share.start + share.count]);
+    }
+    return found;
+  }
+
+  /** Return the parts of a request's way in order: name, begin and end in seconds of the trace's clock, and the number of steps. */
+  way(id) {
+    const { admit, served = [] } = this.known.get(id);
+    const steps = this.steps.filter((step) => step.requests.some((share) => share.id === id));
+    const way = [];
+    const isSampled = (share) => share.id === id && share.new.length > 0;
+    const detokenise = steps.filter((step) => step.requests.some(isSampled)).reduce((sum, step) => sum + step.output_s, 0);
+    Object.assign(way, { id, detokenise });
+    const [begin, end] = [steps[0]?.begin ?? Infinity, steps.at(-1)?.t ?? 0];
+    for (const [name, from, to] of served) if (from < begin) way.push({ name, from, to: Math.min(to, begin) });
+    if (admit && admit.arrival_s < begin && steps.length) way.push({ name: "wait", from: Math.max(admit.arrival_s, way.at(-1)?.to ?? 0), to: begin });
+    for (const step of steps) {
+      const name = isPrefill(step.requests.find((share) => share.id === id)) ? "prefill" : "decode";
+      const last = way.at(-1);
+      if (last && last.to < step.begin - 1e-4 && last.count) way.push({ name: "between steps", from: last.to, to: step.begin });
+      way.push({ name, from: step.begin, to: step.t, count: 1 });
+    }
+    for (const [name, from, to] of served) if (from >= begin && to > end) way.push({ name, from: Math.max(from, end), to });
+    return way;
+  }
+
   /** Return the timed instructions of the newest step up to `step`. */
   opsUpTo(step) {
     return this.timed.findLast((line) => line.ops.length && (!step || line.step_id <= step.step_id));
@@ -179,15 +212,16 @@ const ms = (seconds) => `${(seconds * 1e3).toFixed(seconds < 0.01 ? 2 : 1)} ms`;
 const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
 export const isPrefill = (share) => share.count - share.drafts > 1 || !share.new.length;
 const LABELS = 84; // Width of the column of names.
-const PANES = ["Steps", "KV", "Mask", "Roofline", "Ops", "Log"];
+const PANES = ["Steps", "KV", "Mask", "Requests", "Roofline", "Ops", "Log"];
+const WAY = { receive: 4, validate: 6, tokenise: 7, prefill: 1, decode: 0, send: 2 }; // Colours; all else is grey.
 
 // --- The view ---------------------------------------------------------------------------------
 
-/** Draws a recording. `options`: changed() asks for a new drawing; explain() returns predictions or null; save(form);
+/** Draws a recording. `options`: changed() asks for a new drawing; explain() returns predictions or null, ranks() what `quire view ranks` draws; save(form);
  * opened(pane) is told of a pane that is shown. */
 export class Xray {
   constructor(recording, options) {
-    Object.assign(this, { recording, options, pane: "Steps", chosen: null, request: null, axis: "steps", filter: "" });
+    Object.assign(this, { recording, options, pane: "Steps", chosen: null, request: null, axis: "steps", by: "kind", filter: "" });
   }
 
   get step() {
@@ -416,44 +450,69 @@ export class Xray {
   // --- Mask -----------------------------------------------------------------------------------
 
   mask() {
-    const { step, width, state } = this;
+    const { step, width, state, recording } = this;
     const window = state.header.engine.windows.find((value) => value !== null) ?? null;
-    const about = this.about("Rows are the tokens that the step computes, columns the positions of their own request that they attend to: pale for keys that earlier steps left in the KV cache, full for keys of this step. " +
-      "The thick line is the edge of the chunk. No row sees another request: the batch needs no padding.",
+    const about = this.about("The step's one matrix: rows are the tokens that it computes, columns the keys of all requests, a block for each request on the diagonal. Full: keys of this step; paler: keys that earlier steps left in the KV cache, " +
+      "chunks of a prompt by turns; palest: a prefix found in the cache. The thick line is the edge of the chunk. Nothing off the diagonal is computed: no row sees another request, and the batch needs no padding.",
       `row i sees column j if j ≤ i${window ? ` and i − j < ${window}` : ""}; pairs = Σ (start + k), k = 1 … tokens`, "src/quire/kernels/paged_attention.py");
     if (!step) return html`<p class="hint">No step yet.</p>${about}`;
     const shares = step.requests.filter((share) => share.count).slice(0, 24);
-    const columns = Math.max(...shares.map((share) => share.start + share.count), 8);
-    const sizeX = (width - 60) / columns;
-    const cell = Math.min(sizeX, 16);
-    let pairs = 0;
-    const pictures = shares.map((share) => {
-      const { start, count } = share;
-      const sizeY = Math.max(Math.min(cell, 14), Math.min(12, 200 / count, 12));
-      const first = (row) => (window === null ? 0 : Math.max(0, start + row - window + 1));
-      let cached = "", own = "";
+    const numKeys = shares.reduce((sum, share) => sum + share.start + share.count, 0);
+    const numRows = shares.reduce((sum, share) => sum + share.count, 0);
+    const [left, before] = [24, recording.history(step)];
+    const cell = Math.min((width - left - 4) / numKeys, 16);
+    const sizeY = Math.min(cell, 14, 400 / numRows);
+    let [pairs, x0, y0] = [0, left, 14];
+    const blocks = shares.map(({ id, start, count }) => {
+      const { letter, colour } = recording.request(id);
+      const { cached, chunks } = before.get(id) ?? { cached: 0, chunks: [] };
+      const [rowHeight, x] = [Math.max(sizeY, 12 / count), (key) => x0 + key * cell];
+      const parts = [["palest", 0, Math.min(cached, start)], ["light", Math.min(cached, start), start], ["", start, Infinity]];
+      chunks.forEach(([from, to], i) => i % 2 && parts.push(["over", from, Math.min(to, start)]));
+      const paths = parts.map(() => "");
       for (let row = 0; row < count; row++) {
-        pairs += start + row + 1 - first(row);
-        const y = row * sizeY;
-        if (first(row) < start) cached += `M${60 + first(row) * cell} ${y}H${60 + start * cell}v${sizeY}H${60 + first(row) * cell}z`;
-        own += `M${60 + Math.max(start, first(row)) * cell} ${y}H${60 + (start + row + 1) * cell}v${sizeY}H${60 + Math.max(start, first(row)) * cell}z`;
+        const [first, last, y] = [window === null ? 0 : Math.max(0, start + row - window + 1), start + row + 1, y0 + row * rowHeight];
+        pairs += last - first;
+        parts.forEach(([, from, to], i) => {
+          const [begin, end] = [Math.max(first, from), Math.min(last, to)];
+          if (begin < end) paths[i] += `M${x(begin)} ${y}H${x(end)}v${rowHeight}H${x(begin)}z`;
+        });
       }
-      const [right, bottom] = [60 + (start + count) * cell, count * sizeY];
-      const atEdge = 60 + start * cell > width - 40;
-      const lines = cell >= 5 && sizeY >= 5 && count <= 60 && html`<path class="grid" d=${Array.from({ length: start + count + 1 }, (_, i) => `M${60 + i * cell} 0V${bottom}`).join("") + Array.from({ length: count + 1 }, (_, i) => `M60 ${i * sizeY}H${right}`).join("")} />`;
-      return html`<svg role="img" aria-label=${`Mask of request ${this.recording.request(share.id).letter}: ${plural(count, "row")}, ${start + count} columns`} width=${width} height=${Math.max(bottom, 16) + 18}>
-        <text x="0" y="12" class="letter">${this.recording.request(share.id).letter}</text><text x="20" y="12" class="small">${plural(count, "row")}</text>
-        <rect class="frame" x="60" y="0" width=${right - 60} height=${bottom} />
-        <path class=${`fill${this.recording.request(share.id).colour} light`} d=${cached} /><path class=${`fill${this.recording.request(share.id).colour}`} d=${own} />${lines}
-        <line class="edge" x1=${60 + start * cell} x2=${60 + start * cell} y1="0" y2=${bottom + 4} />
-        <text x="60" y=${Math.max(bottom, 4) + 14} class="small">${start > 3 / cell ? "0" : ""}</text><text x=${60 + start * cell + (atEdge ? -2 : 2)} y=${Math.max(bottom, 4) + 14} class=${`small ${atEdge ? "end" : ""}`}>${start}</text>
-        <text x=${Math.min(right, width - 4)} y=${Math.max(bottom, 4) + 14} class="small end">${(right - 60) > 70 + start * cell ? start + count - 1 : ""}</text></svg>`;
+      const [right, bottom] = [x(start + count), y0 + count * rowHeight];
+      const drawn = html`<rect class="frame" x=${x0} y=${y0} width=${right - x0} height=${bottom - y0}><title>${letter}: ${plural(count, "row")} from position ${start}, ${start + count} keys${cached ? `, ${Math.min(cached, start)} of them from the prefix cache` : ""}</title></rect>
+        ${parts.map(([name], i) => html`<path class=${`fill${colour} ${name} untouched`} d=${paths[i]} />`)}
+        <line class="edge" x1=${x(start)} x2=${x(start)} y1=${y0} y2=${bottom} />
+        <text x="0" y=${y0 + Math.min(11, (bottom - y0) / 2 + 5)} class="letter">${letter}</text><text x=${(x0 + right) / 2} y="10" class="letter mid">${right - x0 > 9 ? letter : ""}</text>`;
+      [x0, y0] = [right, bottom];
+      return drawn;
     });
     const longest = Math.max(...shares.map((share) => share.count));
-    const padded = longest * shares.length - shares.reduce((sum, share) => sum + share.count, 0);
-    return html`<p>Step ${step.step_id}: ${plural(step.num_tokens, "row")}, ${pairs.toLocaleString("en")} pairs of query and key per head and layer.
+    const padded = longest * shares.length - numRows;
+    return html`<p>Step ${step.step_id}: ${plural(numRows, "row")} by ${plural(numKeys, "key")}, ${pairs.toLocaleString("en")} of ${(numRows * numKeys).toLocaleString("en")} pairs of query and key are computed, per head and layer.
       ${padded ? ` A padded batch would compute ${padded.toLocaleString("en")} more rows: (longest − own) summed over ${plural(shares.length, "request")}.` : ""}</p>
-      ${pictures}${step.requests.length > shares.length && html`<p class="hint">${step.requests.length - shares.length} more requests are not drawn.</p>`}${about}`;
+      <svg id="mask" role="img" aria-label=${`Mask of the step: ${plural(numRows, "row")}, ${plural(numKeys, "column")}, ${plural(shares.length, "block")} on the diagonal`} width=${width} height=${y0 + 4}>${blocks}</svg>
+      ${step.requests.length > shares.length && html`<p class="hint">${step.requests.length - shares.length} more requests are not drawn.</p>`}${about}`;
+  }
+
+  // --- Requests -------------------------------------------------------------------------------
+
+  requests() {
+    const { recording, width } = this;
+    const about = this.about("The way of each request: the server receives, validates and tokenises it, it waits, steps prefill and decode it, and its text is sent. A bar begins when the request came and ends with its last byte; all bars have one scale. The server's part is known when the request has ended.",
+      "whole = server before + waiting + steps (with the detokenising in them) + server behind", "src/quire/server/request_record.py, src/quire/engine/recorder.py");
+    const ways = [...recording.known.keys()].slice(-16).map((id) => recording.way(id)).filter((way) => way.length);
+    if (!ways.length) return html`<p class="hint">No request yet: send a message.</p>${about}`;
+    const longest = Math.max(...ways.map((way) => way.at(-1).to - way[0].from));
+    return html`<div class="scroll" tabindex="0"><table id="ways"><thead><tr><th>Request</th><th>Way, ${ms(longest)} wide</th><th>Parts</th></tr></thead><tbody>
+      ${ways.reverse().map((way) => {
+        const [begin, size] = [way[0].from, (width * 0.5) / longest];
+        const parts = new Map();
+        for (const { name, from, to, count } of way) parts.set(name, { time: (parts.get(name)?.time ?? 0) + to - from, count: (parts.get(name)?.count ?? 0) + (count ?? 0) });
+        return html`<tr><td>${this.badge(way.id)}</td><td><svg role="img" aria-label=${`Way of request ${recording.request(way.id).letter}`} width=${width * 0.5} height="18">${way.map(({ name, from, to }) => html`
+          <rect class=${WAY[name] ? `fill${WAY[name]}` : "free"} x=${(from - begin) * size} y="2" width=${Math.max(1, (to - from) * size)} height="14"><title>${name} ${ms(to - from)}</title></rect>`)}</svg></td>
+          <td>${[...parts].map(([name, { time, count }]) => html`<span class="part"><span class=${`key ${WAY[name] ? `o${WAY[name]}` : "free"}`}> </span> ${name}${count ? ` ×${count}` : ""} ${ms(time)}</span> `)}
+            ${way.detokenise > 0 && html`<span class="part">detokenise, within the steps, ${ms(way.detokenise)}</span>`}</td></tr>`;
+      })}</tbody></table></div>${about}`;
   }
 
   // --- Roofline and Ops -----------------------------------------------------------------------
@@ -493,14 +552,45 @@ export class Xray {
 
   ops() {
     const timed = this.recording.opsUpTo(this.chosen);
-    const about = this.about("Time of each kind of instruction in one step of the model's program, longest first; layers of equal shape are added up.",
-      "FLOP/s = FLOP / time; B/s = bytes / time; FLOP per byte = FLOP / bytes", "src/quire/kernels/instruction.py, src/quire/runtime/forward.py");
-    if (!timed) return html`<p class="hint">${this.untimed}</p>${about}`;
-    const groups = groupOps(timed.ops);
+    const numRanks = this.recording.live.header.engine.tensor_parallel_size ?? 1;
+    const about = this.about("Time of the instructions in one step of the model's program: of each kind, longest first, with layers of equal shape added up; or of each layer. Outside of the layers are the embedding, the last norm and the head." +
+      (numRanks > 1 ? ` Times are those of rank 0 of ${numRanks}.` : ""), "FLOP/s = FLOP / time; B/s = bytes / time; FLOP per byte = FLOP / bytes", "src/quire/kernels/instruction.py, src/quire/runtime/forward.py");
+    if (!timed) return html`<p class="hint">${this.untimed}</p>${about}${this.ranks()}`;
+    const byLayer = this.by === "layer";
+    const groups = groupOps(timed.ops, byLayer);
     const total = groups.reduce((sum, op) => sum + op.time, 0);
-    return html`<p>Step ${timed.step_id}: ${timed.ops.length} instructions, ${ms(total)}.</p><div class="scroll" tabindex="0"><table class="numbers"><thead><tr><th>Instruction</th><th>Times</th><th>Time</th><th>Share</th><th>FLOP</th><th>Bytes</th><th>FLOP/s</th><th>B/s</th><th>Arithmetic</th></tr></thead>
+    const sums = timed.ops.filter((op) => /^All(Reduce|Gather)/.test(op.name)).reduce((sum, op) => sum + op.microseconds / 1e6, 0);
+    return html`<div class="tools"><label>Add up by: <select value=${this.by} onChange=${(e) => this.set({ by: e.target.value })}><option value="kind">kind</option><option value="layer">layer</option></select></label></div>
+      <p>Step ${timed.step_id}: ${timed.ops.length} instructions, ${ms(total)}.${sums ? ` Sums over ${numRanks} ranks, waiting for the slowest included: ${ms(sums)}, ${((100 * sums) / total).toFixed(1)} %.` : ""}</p>
+      <div class="scroll" tabindex="0"><table class="numbers"><thead><tr><th>${byLayer ? "Layer" : "Instruction"}</th><th>Times</th><th>Time</th><th>Share</th><th>FLOP</th><th>Bytes</th><th>FLOP/s</th><th>B/s</th>${!byLayer && html`<th>Arithmetic</th>`}</tr></thead>
       <tbody>${groups.map((op) => html`<tr><td>${op.name}</td><td>${op.count}</td><td>${ms(op.time)}</td><td><meter min="0" max="1" value=${op.time / total} aria-label="Share of the step"></meter> ${((100 * op.time) / total).toFixed(1)} %</td>
-        <td>${short(op.flops)}</td><td>${short(op.bytes)}</td><td>${short(op.flops / op.time)}</td><td>${short(op.bytes / op.time)}</td><td>${op.arithmetic}</td></tr>`)}</tbody></table></div>${about}`;
+        <td>${short(op.flops)}</td><td>${short(op.bytes)}</td><td>${short(op.flops / op.time)}</td><td>${short(op.bytes / op.time)}</td>${!byLayer && html`<td>${op.arithmetic}</td>`}</tr>`)}</tbody></table></div>${about}${this.experts(timed)}${this.ranks()}`;
+  }
+
+  /** Draw the number of tokens of each expert, a row for each layer, in a timed step. */
+  experts(timed) {
+    const rows = timed.ops.filter((op) => op.expert_loads?.length);
+    if (!rows.length) return null;
+    const most = Math.max(...rows.flatMap((op) => op.expert_loads), 1);
+    const [sizeX, sizeY] = [Math.min(14, (this.width - 60) / rows[0].expert_loads.length), Math.min(14, Math.max(4, 400 / rows.length))];
+    const idle = rows.reduce((sum, op) => sum + op.expert_loads.filter((load) => !load).length, 0) / rows.length;
+    return html`<h3>Load of experts</h3><p>Step ${timed.step_id}: tokens of each of ${rows[0].expert_loads.length} experts in ${plural(rows.length, "layer")}, at most ${most} of one; ${idle.toFixed(1)} experts of a layer were chosen by none, and their weights were not read.</p>
+      <svg id="experts" role="img" aria-label=${`Load of ${rows[0].expert_loads.length} experts in ${rows.length} layers`} width=${this.width} height=${rows.length * sizeY}>${rows.map((op, row) => html`
+        <text class="small" x="0" y=${row * sizeY + sizeY - 2}>${sizeY >= 10 || row % 5 === 0 ? op.layer : ""}</text>${op.expert_loads.map((load, i) => html`
+        <rect class="fill0" x=${40 + i * sizeX} y=${row * sizeY} width=${sizeX - 1} height=${sizeY - 1} opacity=${0.08 + (0.92 * load) / most}><title>layer ${op.layer}, expert ${i}: ${plural(load, "token")}</title></rect>`)}`)}</svg>
+      ${this.about("A row is a layer, a column an expert: the darker, the more tokens chose it.", "Σ of a row = tokens · experts of a token", "src/quire/kernels/experts.py")}`;
+  }
+
+  /** Draw how a layer is cut over the ranks, where the model has several and a server can tell. */
+  ranks() {
+    const found = this.options.ranks?.() ?? null;
+    if (!found) return null;
+    if (found.error) return html`<p class="hint">${found.error}</p>`;
+    const size = Math.min(8, (this.width - 260) / Math.max(...found.rows.map((row) => row.cells.length)));
+    const name = (kind) => (/^\d+$/.test(kind) ? `fill${kind % 8}` : { sum: "tokens", all: "free", several: "shared" }[kind] ?? "none");
+    return html`<h3>Ranks</h3><div class="scroll" tabindex="0"><table id="ranks"><tbody>${found.rows.map((row) => html`<tr><td>${row.label}</td><td><svg role="img" aria-label=${row.label || "empty"} width=${size * row.cells.length} height="12">
+        ${row.cells.map((kind, i) => html`<rect class=${name(kind)} x=${i * size} y="0" width=${size} height="12"><title>${/^\d+$/.test(kind) ? `rank ${kind}` : kind}</title></rect>`)}</svg></td><td><small>${row.remark}</small></td></tr>`)}</tbody></table></div>
+      ${this.about(`${found.caption} A colour is a rank; grey is held by all.`, found.formula, found.source)}`;
   }
 
   // --- Log ------------------------------------------------------------------------------------
@@ -528,18 +618,20 @@ export class Xray {
 
 const PATTERNS = html`<defs><pattern id="stripes" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect class="stripe" width="2" height="6" /></pattern></defs>`;
 
-/** Add up instructions with the same name. Times are in seconds. */
-function groupOps(ops) {
+/** Add up instructions with the same name, or `byLayer` those of a layer. Times are in seconds. */
+function groupOps(ops, byLayer = false) {
   const groups = new Map();
   for (const op of ops) {
-    const group = groups.get(op.name) ?? { name: op.name, arithmetic: op.arithmetic, count: 0, time: 0, flops: 0, bytes: 0 };
+    const key = byLayer ? op.layer ?? "outside" : op.name;
+    const group = groups.get(key) ?? { name: key, arithmetic: op.arithmetic, count: 0, time: 0, flops: 0, bytes: 0 };
     group.count++;
     group.time += op.microseconds / 1e6;
     group.flops += op.flops;
     group.bytes += op.num_bytes;
-    groups.set(op.name, group);
+    groups.set(key, group);
   }
-  return [...groups.values()].sort((a, b) => b.time - a.time);
+  const order = (name) => (name === "outside" ? Infinity : name);
+  return [...groups.values()].sort((a, b) => (byLayer ? order(a.name) - order(b.name) : b.time - a.time));
 }
 
 /** Draw a whole trace from its text: what a saved page does. */

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from quire.config import EngineConfig
 from quire.errors import ConfigError, EngineDeadError, EngineError, QuireError
+from quire.extras import install_command
 from quire.lazy_torch import require_torch
 from quire.parallel.frames import Failure
 from quire.parallel.rank_messages import StartRank, Step
@@ -134,7 +135,7 @@ class RayRanks(Ranks):
             self._ray = ray = importlib.import_module("ray")
             importlib.import_module("ray.util.scheduling_strategies")
         except ImportError as error:
-            raise ConfigError("--distributed-executor-backend ray needs Ray: pip install 'quire[ray]'") from error
+            raise ConfigError(f"--distributed-executor-backend ray needs Ray: {install_command('ray')}") from error
         require_torch("--distributed-executor-backend ray")
         if not ray.is_initialized():
             # Without a cluster Ray starts one of this machine alone.

@@ -240,6 +240,16 @@ def device_of_share(device: str, num_shares: int, index: int, num_ranks: int = 1
     return f"cuda:{index * num_ranks}" if has_own else device
 
 
+def mapped_memory(process: Path = Path("/proc/self")) -> tuple[int, int]:
+    """Return the bytes of mapped files in this process's memory, and the bytes that it has read from disks."""
+    found = {}
+    for line in (_read_text(process / "status") + _read_text(process / "io")).splitlines():
+        name, _, value = line.partition(":")
+        found[name] = value.split()[:1]
+    resident, read = (int(next(iter(found.get(name, [])), "0")) for name in ("RssFile", "read_bytes"))
+    return resident << 10, read
+
+
 def _cores(topology: Path) -> list[list[int]]:
     """Return the physical cores that this process may use, each as its CPUs: hyper-threads."""
     cores: dict[tuple[int, int], list[int]] = {}

@@ -8,20 +8,21 @@ Next to read: `plan/load.py` and `eager.py`, which do; `models/registry.py` for 
 import bisect
 import itertools
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quire import nn
-from quire.config import EngineConfig
+from quire.config import EngineConfig, ModelConfig
 from quire.errors import ConfigError, ModelFileError
 from quire.layers.group import SINGLE, Group, LocalGroup, Partition, UnevenSplitError
 from quire.lazy_torch import on_meta
 from quire.models.hf_decoder import DecoderConfig
 from quire.models.registry import ModelRegistry
 from quire.runtime.placement import Placement
+from quire.runtime.plan.packed_weights import kept_bytes
 from quire.weight_map import weight_map
 from quire.weights.block_formats import BLOCK_FORMATS, FLOATS
 from quire.weights.checkpoint import Checkpoint
@@ -65,6 +66,18 @@ def make_model(hf_config: Mapping[str, Any], group: Group = SINGLE, max_model_le
     if max_model_len is not None and isinstance(config, DecoderConfig):
         config = config.for_length(max_model_len)
     return model_class(config, group)
+
+
+def weigh(model: ModelConfig, tensors: Mapping[str, WeightTensor]) -> ModelConfig:
+    """Return the model's facts with the bytes of its stored weights, and the share of these in experts."""
+    if not tensors:
+        return model
+    stored_bytes, share = kept_bytes(tensors.values()), 0.0
+    if model.chosen_share < 1:
+        with on_meta():
+            experts = weight_map(make_model(model.hf_config), tensors).experts
+        share = kept_bytes(tensors[name] for name in experts if name in tensors) / stored_bytes
+    return replace(model, stored_bytes=stored_bytes, expert_share=share)
 
 
 @dataclass(frozen=True, slots=True)

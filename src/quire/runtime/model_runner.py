@@ -251,7 +251,7 @@ def _result(taken: _Yield, prompt_logprobs: tuple[TokenLogprobs, ...]) -> Reques
     request_id = taken.state.new.request_id
     tokens, logprobs = tuple(taken.token_ids), tuple(taken.logprobs)
     if not taken.has_failed and taken.sampling.failure is None:
-        return RequestResult(request_id, tokens, logprobs, prompt_logprobs)
+        return RequestResult(request_id, tokens, logprobs, prompt_logprobs, mirostat_mu=taken.sampling.mirostat_mu)
     error, code = taken.sampling.explain_failure()
     return RequestResult(request_id, tokens, logprobs, error=error, error_code=code)
 

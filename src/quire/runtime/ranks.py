@@ -141,7 +141,7 @@ class LeadingSampler(Sampler):
     def sample(self, logits: Any, states: Sequence[SamplingState]) -> list[Sampled]:
         """See `Sampler`. Raises: EngineDeadError if a rank is lost."""
         # The native sampler leaves logits as they were, so that rows can be sampled again.
-        return self._tell(states, lambda first, end: self.rows.sample(logits[first:end], states[first:end]))
+        return self._tell(states, lambda first, end: self.choose(logits[first:end], states[first:end]))
 
     def takes_shares(self, states: Sequence[SamplingState]) -> bool:
         """See `Sampler`."""

@@ -6,18 +6,22 @@
 
 A row's token does not depend on the other rows. On a CPU rows are the native sampler's, elsewhere PyTorch's; both do
 the above in this order and draw with the same numbers, so that their tokens differ only where probabilities in their
-last bits do. Must not know of blocks, schedules or the model. Token ids in a request's parameters were checked when it
-was added to the engine.
+last bits do. Requests with llama.cpp's samplers take its order: `chain.py`. Must not know of blocks, schedules or the
+model. Token ids in a request's parameters were checked when it was added to the engine.
 Next to read: `state.py`, then `native.py` or `reference.py`.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 
 from quire import _native
 from quire.errors import InvalidParameterError, QuireError
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.matcher import Failure
+from quire.lazy_torch import torch
+from quire.sampling.chain import as_row, choose
 from quire.sampling.native import NativeRowSampler
 from quire.sampling.state import Sampled, SamplingState, log_failure
 from quire.types import NewRequest, TokenLogprobs
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from quire.sampling.reference import ReferenceRowSampler  # it imports torch
 
 NO_GRAMMARS = "structured_outputs needs a tokenizer, and this executor was given none"
+NO_BREAKERS = "dry_sequence_breakers need a tokenizer, and this executor was given none: pass an empty list"
 
 
 class Sampler:
@@ -47,18 +52,22 @@ class Sampler:
         """Return the record of a new request; None if it does not sample. Its tokens may include generated ones."""
         if new.sampling is None:
             return None
-        matcher, failure = None, None
-        if (spec := new.sampling.structured_outputs) is not None:
-            try:
-                # Checked before the request was queued: a failure here is rare, and ends this request alone.
+        matcher, failure, token_bytes = None, None, cast(Sequence[bytes], ())
+        spec, needs_text = new.sampling.structured_outputs, new.sampling.penalises_repeats and new.sampling.dry_breakers
+        try:
+            # Checked before the request was queued: a failure here is rare, and ends this request alone.
+            if spec is not None:
                 matcher = None if self.grammars is None else self.grammars.compile(spec).start()
                 failure = Failure(NO_GRAMMARS) if matcher is None else None
-            except Exception as error:
-                # A form that cannot be compiled is refused by name; other failures here are not the client's.
-                reason = str(error) if isinstance(error, QuireError | ValueError) else repr(error)
-                failure = Failure(reason, is_client_error=isinstance(error, InvalidParameterError))
-                log_failure(new.request_id, failure)
-        state = SamplingState(new, new.sampling, self.vocab_size, matcher, failure)
+            if needs_text:
+                token_bytes = () if self.grammars is None else self.grammars.token_bytes()
+                failure = failure or (None if token_bytes else Failure(NO_BREAKERS))
+        except Exception as error:
+            # A form that cannot be compiled is refused by name; other failures here are not the client's.
+            reason = str(error) if isinstance(error, QuireError | ValueError) else repr(error)
+            failure = Failure(reason, is_client_error=isinstance(error, InvalidParameterError))
+            log_failure(new.request_id, failure)
+        state = SamplingState(new, new.sampling, self.vocab_size, matcher, failure, token_bytes)
         self.rows.add(state)
         return state
 
@@ -68,7 +77,37 @@ class Sampler:
         A row that leaves no choice (NaN, +inf or all -inf) gets None; this changes no other row.
         Shapes: logits [S, V], states [S]. Dtypes: fp32. Mutates: logits.
         """
-        return self.rows.sample(logits, states)
+        return self.choose(logits, states)
+
+    def choose(self, logits: Any, states: Sequence[SamplingState]) -> list[Sampled]:
+        """`sample` on this rank, whatever other ranks do. Asked again, it chooses the same tokens."""
+        alone = [row for row, state in enumerate(states) if state.is_alone]
+        if not alone:
+            return self.rows.sample(logits, states)
+        others = [row for row, state in enumerate(states) if not state.is_alone]
+        found = dict(zip(others, self.rows.sample(logits[others], [states[row] for row in others]), strict=True))
+        return [
+            found[row] if row in found else self._choose_one(logits[row], states[row]) for row in range(len(states))
+        ]
+
+    def _choose_one(self, logits: Any, state: SamplingState) -> Sampled:
+        """Choose the token of a row with logits processors or llama.cpp's samplers. Shapes: logits [V]."""
+        row = as_row(logits)
+        for processor in state.params.logits_processors or ():
+            try:
+                row = np.array(processor(list(state.output_ids), row), np.float32)
+                if row.shape != (self.vocab_size,):
+                    raise ValueError(f"it returned the shape {row.shape}, not ({self.vocab_size},)")
+            except Exception as error:
+                state.fail(error, f"a logits processor failed: {type(error).__name__}: {error}")
+                return None, None
+        as_rows: Any = row[None] if isinstance(logits, np.ndarray) else torch.from_numpy(row).to(logits.device)[None]
+        if not state.params.uses_chain:
+            return self.rows.sample(as_rows, [state])[0]
+        token_id, num = choose(row.copy(), state), state.params.logprobs
+        if token_id is None or num is None:
+            return token_id, None
+        return token_id, self.rows.logprobs(as_rows, [token_id], num)[0]
 
     def takes_shares(self, states: Sequence[SamplingState]) -> bool:
         """Return whether these rows need only the rank's share of the logits: never without other ranks."""

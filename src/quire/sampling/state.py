@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from quire.grammar.matcher import Failure, TokenMatcher
 from quire.grammar.reasoning import ReasoningMatcher
-from quire.sampling.token_history import BadWords, TokenCounts, leaves_a_token
+from quire.sampling.token_history import BadWords, Repeats, TokenCounts, leaves_a_token
 from quire.sampling_params import SamplingParams
 from quire.structured_outputs import STRUCTURED_OUTPUTS_FAILED
 from quire.types import NewRequest, TokenLogprobs
@@ -62,6 +62,11 @@ class SamplingState:
         follows_tokens: True if `append` must see each token; else its caller may just count `num_tokens` up.
         failure: reason why no token can be chosen; None while there is none.
         options: the row sampler's own record of this request.
+        is_alone: True if its rows are chosen one by one, with Python functions or llama.cpp's samplers.
+        output_ids: tokens generated so far, kept where bad words or logits processors read them.
+        mirostat_mu: largest surprise in bits that mirostat allows the next token; None without mirostat.
+        next_mirostat_mu: `mirostat_mu` once the token that was sampled is appended.
+        repeats: repetitions that DRY penalises; None without DRY.
     """
 
     def __init__(
@@ -71,8 +76,11 @@ class SamplingState:
         vocab_size: int,
         matcher: TokenMatcher | ReasoningMatcher | None = None,
         failure: Failure | None = None,
+        token_bytes: Sequence[bytes] = (),
     ) -> None:
-        """`matcher`: of `structured_outputs`, at the beginning of the text; `failure`: why there is none."""
+        """`matcher`: of `structured_outputs`, at the beginning of the text; `failure`: why there is none.
+
+        `token_bytes`: the text of each token, for DRY's breakers."""
         self.request_id = new.request_id
         self.params = params
         self.seed = new.seed
@@ -82,7 +90,18 @@ class SamplingState:
         end_ids = set(params.stop_token_ids or ()) | (set() if params.ignore_eos else set(new.eos_token_ids))
         self._end_ids = {token_id for token_id in end_ids if token_id < vocab_size}
         self._bad_words = BadWords(new.bad_words_token_ids) if new.bad_words_token_ids else None
-        self._output_ids: list[int] = []
+        self.output_ids: list[int] = []
+        self.is_alone = bool(params.logits_processors) or params.uses_chain
+        self._keeps_output = self._bad_words is not None or bool(params.logits_processors)
+        self.mirostat_mu: float | None = None
+        if params.mirostat:
+            self.mirostat_mu = 2 * params.mirostat_tau if new.mirostat_mu is None else new.mirostat_mu
+        self.next_mirostat_mu = self.mirostat_mu
+        self.repeats: Repeats | None = None
+        if params.penalises_repeats:
+            breakers = [breaker.encode() for breaker in params.dry_breakers] if token_bytes else []
+            prompt_ids = new.token_ids[: new.num_prompt_tokens]
+            self.repeats = Repeats(prompt_ids, params.dry_penalty_last_n, breakers, token_bytes)
         self._matcher = matcher
         self._only: npt.NDArray[np.int64] | None = None
         if params.allowed_token_ids is not None or failure is not None:
@@ -102,26 +121,29 @@ class SamplingState:
         self.greedy_from = plain_from if params.is_greedy else sys.maxsize
         self.num_best = params.num_best(vocab_size)
         self.best_from = plain_from if self.num_best else sys.maxsize
-        self.follows_tokens = self._bad_words is not None or self.counts is not None or matcher is not None
+        self.follows_tokens = self._keeps_output or self.counts is not None or matcher is not None or params.uses_chain
         for token_id in new.token_ids[new.num_prompt_tokens :]:
             self.append(token_id)
 
     def append(self, token_id: int) -> None:
         """Append one generated token."""
         self.num_tokens += 1
-        if self._bad_words is not None:
-            self._output_ids.append(token_id)
+        self.mirostat_mu = self.next_mirostat_mu
+        if self._keeps_output:
+            self.output_ids.append(token_id)
+        if self.repeats is not None:
+            self.repeats.add(token_id)
         if self.counts is not None:
             self.counts.add(token_id)
         if self._matcher is not None:
             self._matcher.append(token_id)
             self._knows_allowed = False
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: Exception, reason: str | None = None) -> None:
         """Note that the request cannot be sampled: it ends with an error."""
         logger.error("request %r fails: it cannot be sampled", self.request_id, exc_info=error)
-        reason = f"this request could not be sampled ({type(error).__name__}); the engine's log says more"
-        self.failure = Failure(reason, is_client_error=False)
+        unknown = f"this request could not be sampled ({type(error).__name__}); the engine's log says more"
+        self.failure = Failure(reason or unknown, is_client_error=False)
 
     def explain_failure(self) -> tuple[str, str | None]:
         """Return the reason why the request got no token, and `STRUCTURED_OUTPUTS_FAILED` if its form is to blame."""
@@ -172,7 +194,7 @@ class SamplingState:
         always: set[int] = set() if self._matcher is None else set(self._matcher.banned)
         banned = set(self._end_ids) if self.bans_end else set()
         if self._bad_words is not None:
-            banned |= self._bad_words.banned_next(self._output_ids)
+            banned |= self._bad_words.banned_next(self.output_ids)
         if banned and leaves_a_token(banned | always, self.allowed, self._vocab_size):
             return banned | always
         return always

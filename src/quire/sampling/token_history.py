@@ -57,6 +57,99 @@ class TokenCounts:
         return self._counts[: len(self._slots)]
 
 
+class Repeats:
+    """Repetitions in a request's tokens, as the DRY sampler penalises them.
+
+    `lengths[j]` is the number of last tokens that also end at position j, counted back to the last breaker: the token
+    at j + 1 would continue a repetition of that length.
+    """
+
+    def __init__(
+        self, token_ids: Sequence[int], last_n: int, breakers: Sequence[bytes], token_bytes: Sequence[bytes]
+    ) -> None:
+        """`last_n`: tokens in which repetitions are sought, -1 for all. `token_bytes`: text of each token id."""
+        self._last_n = last_n
+        self._breakers = [breaker for breaker in breakers if breaker]
+        self._token_bytes = token_bytes
+        self._tail = b""
+        self._tail_len = max(map(len, self._breakers), default=1) - 1
+        since = 0
+        for token_id in token_ids:
+            since = 0 if self._breaks(token_id) else since + 1
+        self._num_tokens = len(token_ids)
+        capacity = max(_INITIAL_CAPACITY, 2 * len(token_ids))
+        self._tokens = np.zeros(capacity, np.int64)
+        self._tokens[: len(token_ids)] = token_ids
+        self._lengths = np.zeros(capacity, np.int64)
+        self._lengths[: len(token_ids)] = np.minimum(_suffix_matches(token_ids), since)
+
+    def add(self, token_id: int) -> None:
+        """Append a token."""
+        num = self._num_tokens
+        if num == len(self._tokens):
+            self._tokens = np.concatenate([self._tokens, np.zeros_like(self._tokens)])
+            self._lengths = np.concatenate([self._lengths, np.zeros_like(self._lengths)])
+        if self._breaks(token_id):
+            self._lengths[:num] = 0
+        else:
+            self._lengths[1 : num + 1] = self._lengths[:num] + 1
+            self._lengths[0] = 1
+            self._lengths[:num] *= self._tokens[:num] == token_id
+        self._tokens[num] = token_id
+        self._lengths[num] = 0
+        self._num_tokens = num + 1
+
+    def continuations(self, allowed_length: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the tokens that would continue a repetition of at least `allowed_length` tokens, and its length.
+
+        Of several repetitions the longest counts. Tokens that hold a breaker are left out.
+        Shapes: distinct token ids [U], lengths [U].
+        """
+        num = self._num_tokens
+        first = 0 if self._last_n < 0 else max(0, num - self._last_n)
+        lengths = np.minimum(self._lengths[first : max(num - 1, first)], np.arange(1, max(num - first, 1)))
+        places = np.flatnonzero(lengths >= allowed_length)
+        token_ids, inverse = np.unique(self._tokens[first + 1 + places], return_inverse=True)
+        longest = np.zeros(len(token_ids), np.int64)
+        np.maximum.at(longest, inverse, lengths[places])
+        kept = [not self._holds_breaker(token_id) for token_id in token_ids.tolist()]
+        return token_ids[kept], longest[kept]
+
+    def _holds_breaker(self, token_id: int) -> bool:
+        return bool(self._breakers) and any(breaker in self._token_bytes[token_id] for breaker in self._breakers)
+
+    def _breaks(self, token_id: int) -> bool:
+        """Return whether a breaker ends in this token of the text. Mutates: the end of the text before it."""
+        if not self._breakers:
+            return False
+        raw = self._token_bytes[token_id]
+        text = self._tail + raw
+        self._tail = text[-self._tail_len :] if self._tail_len else b""
+        # A breaker that ended in an earlier token is shorter than what is left of that text.
+        return any(
+            text.find(breaker, max(0, len(text) - len(raw) - len(breaker) + 1)) >= 0 for breaker in self._breakers
+        )
+
+
+def _suffix_matches(token_ids: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Return for each position the number of last tokens that also end there; 0 for the last position.
+
+    By the Z-function of the reversed tokens (Gusfield, "Algorithms on Strings, Trees, and Sequences", 1997), which
+    compares each token once. Shapes: [T] -> [T].
+    """
+    reverse, num = list(reversed(token_ids)), len(token_ids)
+    found = [0] * num
+    left = right = 0
+    for at in range(1, num):
+        length = min(right - at, found[at - left]) if at < right else 0
+        while at + length < num and reverse[length] == reverse[at + length]:
+            length += 1
+        if at + length > right:
+            left, right = at, at + length
+        found[at] = length
+    return np.array(found[::-1], np.int64)
+
+
 class BadWords:
     """Token sequences that must not be completed in the generated text; the prompt does not count."""
 

@@ -15,7 +15,7 @@ WAITING_WEIGHT = 8.0
 MAX_WAITING = 8.0
 """While many requests wait for their first token, a step with prompts may take this many times as long."""
 _NEWEST = 0.2
-"""Weight of the newest step in averages."""
+"""Weight of the newest value in averages."""
 
 
 def prefill_budget(step_tokens: int, num_decodes: int, num_prompts: int) -> int:
@@ -27,6 +27,14 @@ def prefill_budget(step_tokens: int, num_decodes: int, num_prompts: int) -> int:
     """
     weight = WAITING_WEIGHT * (num_prompts - 1) / num_decodes
     return max(MIN_STEP_TOKENS, int(step_tokens * min(max(weight, 1), MAX_WAITING))) - num_decodes
+
+
+def moving_average(before: float | None, newest: float) -> float:
+    """Return the moving average of times or rates with a new value; None or 0: there is none yet."""
+    if not before:
+        return newest
+    # One step during which the machine stood still must not count as if all were so.
+    return before + _NEWEST * (min(newest, 2 * before) - before)
 
 
 class Pace:
@@ -49,19 +57,11 @@ class Pace:
         if not num_tokens:
             return
         if has_prompts:
-            self.tokens_per_s = _average(self.tokens_per_s, num_tokens / max(duration_s, 1e-6))
+            self.tokens_per_s = moving_average(self.tokens_per_s, num_tokens / max(duration_s, 1e-6))
         else:
-            self._iteration_s = _average(self._iteration_s, duration_s / num_iterations)
+            self._iteration_s = moving_average(self._iteration_s, duration_s / num_iterations)
 
     @property
     def step_tokens(self) -> int:
         """Tokens of a step that is not too long; 0 as long as no step with prompts was seen."""
         return int(self.tokens_per_s * max(STEP_S, MAX_DECODES * self._iteration_s))
-
-
-def _average(before: float, newest: float) -> float:
-    """Return the moving average, `newest` if there is none yet."""
-    if before == 0:
-        return newest
-    # One step during which the machine stood still must not count as if all were so.
-    return before + _NEWEST * (min(newest, 2 * before) - before)

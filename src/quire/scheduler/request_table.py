@@ -6,14 +6,11 @@ Next to read: `scheduler.py`.
 """
 
 import itertools
-from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Sequence
-from operator import attrgetter
+from collections.abc import Callable, Sequence
 
 from quire.config import SchedulerConfig
+from quire.scheduler.waiting_queue import FairQueue, WaitingQueue
 from quire.types import Request, RequestStatus
-
-_SORT_KEY = attrgetter("sort_key")
 
 
 def _arrival_order(request: Request, config: SchedulerConfig) -> tuple[float, ...]:
@@ -40,6 +37,7 @@ SORT_KEYS: dict[str, Callable[[Request, SchedulerConfig], tuple[float, ...]]] = 
     "fcfs": _arrival_order,
     "priority": _priority_order,
     "sjf": _shortest_job_order,
+    "fair": _arrival_order,  # of one client's requests; `FairQueue` orders the clients
 }
 """Per policy the key of a request, smaller first. It never changes while the request lives, so a preempted request
 returns to its old place. Keys are unique among live requests: they end with the serial numbers of arrival."""
@@ -55,35 +53,6 @@ def is_idle(request: Request) -> bool:
     )
 
 
-class WaitingQueue:
-    """Requests in the order of their sort keys, which are unique."""
-
-    def __init__(self) -> None:
-        self._requests: list[Request] = []
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests)
-
-    def push(self, request: Request) -> None:
-        """Add a request."""
-        insort(self._requests, request, key=_SORT_KEY)
-
-    def first(self) -> Request:
-        """Return the request with the smallest key. The queue must not be empty."""
-        return self._requests[0]
-
-    def remove(self, request: Request) -> bool:
-        """Take a request out, wherever it stands. Return False if it was not there."""
-        at = bisect_left(self._requests, request.sort_key, key=_SORT_KEY)
-        is_found = at < len(self._requests) and self._requests[at] is request
-        if is_found:
-            del self._requests[at]
-        return is_found
-
-
 class RequestTable:
     """Requests by id and by place."""
 
@@ -91,7 +60,7 @@ class RequestTable:
         self._config = config
         self._sort_key = SORT_KEYS[config.policy]
         self.by_id: dict[str, Request] = {}
-        self.waiting = WaitingQueue()
+        self.waiting = FairQueue() if config.policy == "fair" else WaitingQueue()
         self.running: list[Request] = []
         self.parked: dict[str, Request] = {}
         self._counter = itertools.count()
@@ -104,6 +73,12 @@ class RequestTable:
             self._register(sibling, serial)
             sibling.leader_id = request.request_id
         self.waiting.push(request)
+
+    def admit(self, request: Request, num_tokens: int) -> None:
+        """Put a request among those that run, without its siblings; it has `num_tokens` tokens to compute."""
+        self.running.append(request)
+        if not request.num_preemptions:
+            self.waiting.charge(request, num_tokens)
 
     def enter_fork(self, parent: Request, child: Request) -> None:
         """Register a child that arrived, for the policy, when its parent did. The caller gives it a place."""
@@ -126,15 +101,19 @@ class RequestTable:
             self.running.remove(request)
         leaving = [request, *self.release_siblings(request)]
         for item in leaving:
+            self.waiting.depart(item)
             del self.by_id[item.request_id]
         return leaving
 
     def victim(self, among: Sequence[Request]) -> Request:
-        """Return the request to preempt when blocks run out: the one admitted last, or by priority the worst.
+        """Return the request to preempt when blocks run out: the one of the latest deadline, or by priority the worst.
 
-        So the first request always finishes.
+        All requests have the same time, so the latest deadline is that of the last arrival. So the first request always
+        finishes.
         """
-        return max(among, key=lambda item: item.sort_key) if self._config.policy == "priority" else among[-1]
+        if self._config.policy == "priority":
+            return max(among, key=lambda item: item.sort_key)
+        return max(among, key=lambda item: (item.arrival_time_s, item.serial))
 
     def waiting_since_s(self) -> dict[str, float]:
         """Return the time of arrival of each request in the queue and of each parked one."""
@@ -146,5 +125,6 @@ class RequestTable:
 
     def _register(self, request: Request, serial: int) -> None:
         self.by_id[request.request_id] = request
+        self.waiting.arrive(request)
         request.serial = (serial, next(self._counter))
         request.sort_key = self._sort_key(request, self._config)

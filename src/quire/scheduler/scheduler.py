@@ -107,8 +107,7 @@ class Scheduler:
         if parent is None or parent.num_in_flight:
             raise EngineError(f"cannot fork '{parent_id}': " + ("its step is in flight" if parent else "unknown"))
         child.output_token_ids = list(parent.output_token_ids)
-        child.arrival_time_s = parent.arrival_time_s
-        child.num_cached_tokens = parent.num_cached_tokens
+        child.arrival_time_s, child.num_cached_tokens = parent.arrival_time_s, parent.num_cached_tokens
         self.requests.enter_fork(parent, child)
         if parent.status is RequestStatus.RUNNING and self.requests.num_free_places() > 0:
             self._planner.fork_running(parent, child, parent.num_computed_tokens)
@@ -243,6 +242,8 @@ class Scheduler:
         if item.max_new_tokens and not request.awaits_external_token:
             if result is not None and result.token_ids:
                 new_token_ids, stop = self._append_tokens(request, result.token_ids)
+                request.mirostat_mu = result.mirostat_mu
+                self.requests.waiting.charge(request, len(new_token_ids))
             elif not has_failed:
                 raise EngineError(f"no token was sampled for request '{request.request_id}'")
             if item.max_new_tokens > 1:
@@ -283,8 +284,7 @@ class Scheduler:
         request = self.requests.by_id.get(request_id)
         ended = [] if request is None else self.requests.leave(request)
         for item in ended:
-            item.status = status
-            item.stop_reason = stop_reason
+            item.status, item.stop_reason = status, stop_reason
             self._free_blocks(item)
             self._planner.executor_view.forget(item)
             num_tokens = len(item.output_token_ids)

@@ -24,7 +24,7 @@ _MAX_OVERTAKEN = 32
 """Long prompts looked past in one step: bounds the step's cost when thousands wait."""
 
 
-class Admission(enum.Enum):
+class AdmissionOutcome(enum.Enum):
     """Outcome for a waiting request in this step."""
 
     ADMITTED = enum.auto()
@@ -214,7 +214,7 @@ class StepPlanner:
         self._continue_running((request,), plan)
         while request.status is not RequestStatus.RUNNING:  # not admitted yet, or it was its own victim
             plan.free_places = self._requests.num_free_places()
-            if self._try_admit(request, plan, fetches=False) is Admission.ADMITTED:
+            if self._try_admit(request, plan, fetches=False) is AdmissionOutcome.ADMITTED:
                 self._requests.waiting.remove(request)
             elif not self._blocks.tiers.yield_blocks():
                 self._preempt(self._requests.victim(self._requests.running), plan)
@@ -280,36 +280,36 @@ class StepPlanner:
         while self._requests.waiting and plan.budget > 0 and len(overtaken) < _MAX_OVERTAKEN:
             request = self._requests.waiting.first()
             outcome = self._try_admit(request, plan, fetches=True)
-            if outcome is Admission.BLOCKED:
+            if outcome is AdmissionOutcome.BLOCKED:
                 break
             self._requests.waiting.remove(request)
-            if outcome is Admission.OVERTAKEN:
+            if outcome is AdmissionOutcome.OVERTAKEN:
                 overtaken.append(request)
         for request in overtaken:
             self._requests.waiting.push(request)
 
-    def _try_admit(self, request: Request, plan: StepPlan, *, fetches: bool) -> Admission:
+    def _try_admit(self, request: Request, plan: StepPlan, *, fetches: bool) -> AdmissionOutcome:
         if plan.free_places < 1 + len(request.siblings):
-            return Admission.BLOCKED
+            return AdmissionOutcome.BLOCKED
         hit = self._blocks.find_prefix(request)
         num_reserved = plan.num_reserved_blocks + (self._headroom if self._requests.running else 0)
         if fetches and self._blocks.awaits_tiers(request, hit, num_reserved):
-            return Admission.OVERTAKEN
+            return AdmissionOutcome.OVERTAKEN
         num_left = request.num_tokens - hit.num_tokens
         num_tokens = plan.chunk_len(num_left)
         if num_tokens < num_left:
             if not plan.allows_long_partial(request):
-                return Admission.OVERTAKEN
+                return AdmissionOutcome.OVERTAKEN
             if not num_tokens or not plan.allows_partial():
-                return Admission.BLOCKED
+                return AdmissionOutcome.BLOCKED
         if not self._blocks.fits(request, hit, num_reserved):
-            return Admission.BLOCKED
+            return AdmissionOutcome.BLOCKED
         if request.status is RequestStatus.WAITING:
             request.num_cached_tokens = hit.num_tokens
         request.num_computed_tokens = hit.num_tokens
         num_tokens = self._blocks.chunk_limit(request, num_tokens)
         request.status = RequestStatus.RUNNING
-        self._requests.running.append(request)
+        self._requests.admit(request, num_left)
         plan.free_places -= 1 + len(request.siblings)
         self._events.record(
             EventKind.ADMIT, request.request_id, num_prompt_tokens=request.num_prompt_tokens,
@@ -321,7 +321,7 @@ class StepPlanner:
             raise EngineError(f"request '{request.request_id}' was admitted without enough free KV blocks")
         share = Share(request, num_tokens, num_tokens == num_left, transfers)
         plan.add(share, 0 if share.catches_up else self._blocks.num_missing(request))
-        return Admission.ADMITTED
+        return AdmissionOutcome.ADMITTED
 
     def _fork_siblings(self, plan: StepPlan) -> None:
         for leader in [share.request for share in plan.shares.values() if share.request.siblings and share.catches_up]:
@@ -408,6 +408,7 @@ def _announce(request: Request) -> NewRequest:
         max_tokens=request.max_tokens,
         awaits_external_token=request.awaits_external_token,
         adapter=request.adapter,
+        mirostat_mu=request.mirostat_mu,
     )
 
 

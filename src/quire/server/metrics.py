@@ -42,7 +42,12 @@ GAUGES: tuple[_Row, ...] = (
     ("requests_running", "num_requests_running", "Running sequences", lambda s: s.num_running),
     ("requests_waiting", "num_requests_waiting", "Requests in the engine's queue", lambda s: s.num_waiting),
     ("kv_usage_ratio", "kv_cache_usage_perc", "Share of the KV blocks in use, 1 is all", lambda s: kv_usage(s)),
-)
+    ("weights_mapped_bytes", None, "Weights on disk, larger than memory; 0: all are in memory",
+     lambda s: s.weights_mapped_bytes),
+    ("weights_resident_bytes", None, "Of mapped files, what is in the engine's memory",
+     lambda s: s.weights_resident_bytes),
+    ("weights_limit_bytes", None, "Room in memory for weights on disk", lambda s: s.weights_limit_bytes),
+)  # fmt: skip
 COUNTERS: tuple[_Row, ...] = (
     ("steps", None, "Engine steps", lambda s: s.num_steps),
     ("step_seconds", None, "Time spent in steps", lambda s: s.busy_s),
@@ -62,6 +67,10 @@ COUNTERS: tuple[_Row, ...] = (
      lambda s: s.num_draft_tokens),
     ("accepted_tokens", "spec_decode_num_accepted_tokens", "Draft tokens that were right",
      lambda s: s.num_accepted_tokens),
+    ("weights_read_bytes", None, "Read from disk where weights are larger than memory, KV blocks left out",
+     lambda s: s.weights_read_bytes),
+    ("experts_chosen_bytes", None, "Experts on disk that steps read, from memory or from disk",
+     lambda s: s.experts_chosen_bytes),
     ("preemptions", "num_preemptions", "Preempted sequences", lambda s: s.num_preemptions),
     ("lost_events", None, "Events that left the event log before they were counted", lambda s: s.num_lost_events),
 )  # fmt: skip
@@ -136,8 +145,9 @@ class Metrics(HttpMetrics, Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Return every metric as it is now."""
-        versions = [((__version__, model[0]), 1) for model in self._models]
-        yield _family(_GAUGE, "quire_build_info", "Version and model", ("version", "model"), versions)
+        versions = [((__version__, name, engine.options.scheduling_policy), 1) for name, engine, _, _ in self._models]
+        labels = ("version", "model", "scheduling_policy")
+        yield _family(_GAUGE, "quire_build_info", "Version, model and order of its queue", labels, versions)
         if len(self._models) == 1:
             yield from self._of_model(*self._models[0])
         else:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from quire.extras import install_command
 from quire.outputs import RequestMetrics
 from quire.server.request_record import RequestRecord
 
@@ -40,7 +41,7 @@ class Tracer:
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError:
-            LOGGER.warning("an OpenTelemetry exporter is configured but not installed: pip install 'quire[otel]'")
+            LOGGER.warning("an OpenTelemetry exporter is configured but not installed: %s", install_command("otel"))
             return None
         resource = Resource.create({SERVICE_NAME: "quire"}).merge(OTELResourceDetector().detect())
         provider = TracerProvider(resource=resource)

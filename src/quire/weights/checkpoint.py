@@ -7,6 +7,7 @@ then `runtime/loader.py`, which consumes this.
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from quire.weights.gguf_metadata import Metadata
 from quire.weights.gguf_names import predicts_further
 from quire.weights.gguf_recurrent import RecodedTensor, StateSizes, as_huggingface
 from quire.weights.model_cache import list_cached
-from quire.weights.model_files import read_json, read_json_object
+from quire.weights.model_files import read_json, read_json_object, split_parts
 from quire.weights.quantized import QuantizedTensor, StoredCodes, nvfp4
 from quire.weights.quantized_names import joined_quantized
 from quire.weights.safetensors_file import read_directory
@@ -41,6 +42,12 @@ POOLINGS = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean"
 """Poolings of sentence-transformers, and those of `PoolingParams`."""
 
 
+NUM_TRIES = 3
+"""Times that files are opened which another process replaces meanwhile."""
+SourceState = tuple[tuple[str, int, int, int], ...]
+"""Path, size in bytes, time of modification and inode of each file that weights depend on."""
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """The files of a model except its tokenizer. Each weight is read when the loader asks for it."""
@@ -54,6 +61,8 @@ class Checkpoint:
     """GGUF keys and values; empty for Hugging Face directories."""
     tensors: Mapping[str, WeightTensor] = field(default_factory=dict)
     """Weights by Hugging Face name, in the layout of Hugging Face's modules."""
+    state: SourceState = ()
+    """Of the files from before they were opened until after."""
 
     @property
     def num_parameters(self) -> int:
@@ -76,12 +85,30 @@ def open_checkpoint(files: ModelFiles, *, with_tensors: bool = True) -> Checkpoi
     """
     open_files = _open_gguf if files.kind == "gguf" else _open_directory
     try:
-        return open_files(files, with_tensors=with_tensors)
+        for _ in range(NUM_TRIES):
+            state, checkpoint = source_state(files), open_files(files, with_tensors=with_tensors)
+            if source_state(files) == state:
+                return replace(checkpoint, state=state)
+        raise ModelFileError(f"{files.path}: changes while it is read; start again when it is complete")
     except ModelFileError as error:
         cached = [] if files.origin == "local" else list_cached()
         for name in (model.name for model in cached if model.path.parent in files.path.parents):
             raise ModelFileError(f"{error}: `quire rm {name}`, then `quire pull {name}`") from error
         raise
+
+
+def source_state(files: ModelFiles) -> SourceState:
+    """Return the state of a model's files now. Those that are gone, or cannot be asked, are left out."""
+    if files.kind == "gguf":
+        paths = [files.path.with_name(name) for name in split_parts(files.path.name)]
+    else:
+        paths = sorted(path for path in files.path.glob("*") if path.suffix in (".json", ".safetensors"))
+    found = []
+    for path in paths:
+        with suppress(OSError):
+            status = path.stat()
+            found.append((str(path.absolute()), status.st_size, status.st_mtime_ns, status.st_ino))
+    return tuple(found)
 
 
 def _open_gguf(files: ModelFiles, *, with_tensors: bool) -> Checkpoint:

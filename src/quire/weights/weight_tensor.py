@@ -17,6 +17,7 @@ from quire.weights.block_formats import BLOCK_FORMATS, FLOATS, BlockFormat
 if TYPE_CHECKING:
     import torch
 
+_WHOLE = {2: np.uint16, 4: np.uint32}
 MXFP4_NIBBLES = 16
 """Bytes of a block of MXFP4 without its scale."""
 
@@ -68,6 +69,8 @@ class WeightTensor:
         if self.scales is not None:
             return join_mxfp4(*self.pairs_and_scales())
         blocks = self._in_order(self._blocks())
+        if (whole := _WHOLE.get(blocks.shape[2])) is not None:  # not byte by byte
+            blocks = np.ascontiguousarray(blocks.view(whole)).view(np.uint8)
         return blocks.reshape(1 if len(self.shape) == 1 else len(blocks), -1)
 
     def _blocks(self) -> np.ndarray:

@@ -14,7 +14,7 @@ import pytest
 
 from quire.config import EngineOptions
 from quire.engine.process import child
-from quire.engine.process.child import Channel, serve
+from quire.engine.process.child import EngineChannel, serve
 from quire.engine.process.client import EngineClient
 from quire.engine.process.messages import FromEngine, RequestUpdate, Submit
 from quire.engine.process.stream import RequestStream
@@ -39,7 +39,7 @@ def play(scenario: Callable[[EngineClient, ScriptedExecutor], Awaitable[None]], 
 
     def run() -> None:
         with theirs, contextlib.suppress(ConnectionError):
-            serve(Channel(theirs), lambda start: engine)
+            serve(EngineChannel(theirs), lambda start: engine)
 
     async def bounded() -> None:
         client = EngineClient()
@@ -197,7 +197,7 @@ async def test_progress_is_counted_from_the_first_of_the_requests_and_from_each_
     assert client.progress_s == stepped_s, "a heartbeat is no progress"
 
 
-class NotingChannel(Channel):
+class NotingChannel(EngineChannel):
     """Writes down what is sent."""
 
     def __init__(self, connection: socket.socket, events: list[str]) -> None:

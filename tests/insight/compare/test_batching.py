@@ -8,7 +8,7 @@ from quire.errors import ComparisonError, ConfigError
 from quire.insight.compare import run
 from quire.insight.compare.batching import _drive_batches, _pads, num_pads
 from quire.insight.compare.results import Settings
-from quire.insight.compare.rig import FakeExecutor, Job, Rig, Run
+from quire.insight.compare.rig import FakeExecutor, Rig, Run, TimedRequest
 from quire.types import RequestResult, ScheduledRequest
 
 
@@ -17,14 +17,14 @@ def make_rig(slots: int = 2) -> Rig:
     return Rig(Settings(), "fake", lambda *_: None, **options)
 
 
-def drive(mode: str, jobs: list[Job], slots: int = 2) -> Run:
+def drive(mode: str, jobs: list[TimedRequest], slots: int = 2) -> Run:
     rig = make_rig(slots)
     timers = {"static": math.inf, "dynamic": 3.0}
     return _drive_batches(rig, mode, jobs, timers[mode]) if mode in timers else rig.drive(mode, jobs)
 
 
-def job(prompt_len: int, num_tokens: int, arrival: float = 0.0) -> Job:
-    return Job(tuple(range(1, prompt_len + 1)), num_tokens, arrival)
+def job(prompt_len: int, num_tokens: int, arrival: float = 0.0) -> TimedRequest:
+    return TimedRequest(tuple(range(1, prompt_len + 1)), num_tokens, arrival)
 
 
 def test_pads_of_a_100_token_prompt_that_joins_decodes_in_a_batch_of_8() -> None:

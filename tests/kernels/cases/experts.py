@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from quire.kernels.experts import ALPHA, CLAMPED, LIMIT, SOFTMAX, Scoring, experts, route
+from quire.kernels.experts import ALPHA, CLAMPED, LIMIT, SOFTMAX, ExpertScoring, experts, route
 from quire.lazy_torch import Tensor, torch
 from tests.kernels.case import Arguments, Check, random
 from tests.kernels.cases.activations import FORMULAS
@@ -18,7 +18,7 @@ def _is_among(values: Tensor, count: int) -> Tensor:
 
 
 def _route_formula(
-    logits: Tensor, top_k: int, renormalise: bool, scoring: Scoring = SOFTMAX, bias: Any = None, scales: Any = 1
+    logits: Tensor, top_k: int, renormalise: bool, scoring: ExpertScoring = SOFTMAX, bias: Any = None, scales: Any = 1
 ) -> Tensor:
     numerators = 1 / (1 + torch.exp(-logits)) if scoring.is_sigmoid else torch.exp(logits)
     ranked = logits if bias is None else numerators + bias
@@ -50,7 +50,12 @@ def _formula(
 
 
 def _make_logits(
-    num_tokens: int, num_experts: int, top_k: int, renormalise: bool, levels: float = 0, scoring: Scoring = SOFTMAX
+    num_tokens: int,
+    num_experts: int,
+    top_k: int,
+    renormalise: bool,
+    levels: float = 0,
+    scoring: ExpertScoring = SOFTMAX,
 ) -> Arguments:
     logits = random(num_tokens, num_experts, scale=2.0)
     logits = torch.round(logits * levels) / levels if levels else logits
@@ -79,9 +84,11 @@ CHECKS = (
             "equal logits": partial(_make_logits, 33, 9, 4, True, levels=1),
             "all": partial(_make_logits, 3, 5, 5, True),
             "scaled": lambda: {**_make_logits(9, 24, 3, True), "scales": random(24, seed=2)},
-            "two of four groups": partial(_make_logits, 9, 24, 3, False, scoring=Scoring(False, 4, 2, 1, 16.0)),
-            "sigmoid": partial(_make_logits, 9, 24, 3, False, scoring=Scoring(True)),
-            "sigmoid, three of six groups": partial(_make_logits, 9, 24, 5, True, scoring=Scoring(True, 6, 3, 2, 2.5)),
+            "two of four groups": partial(_make_logits, 9, 24, 3, False, scoring=ExpertScoring(False, 4, 2, 1, 16.0)),
+            "sigmoid": partial(_make_logits, 9, 24, 3, False, scoring=ExpertScoring(True)),
+            "sigmoid, three of six groups": partial(
+                _make_logits, 9, 24, 5, True, scoring=ExpertScoring(True, 6, 3, 2, 2.5)
+            ),
         },
     ),
     Check(

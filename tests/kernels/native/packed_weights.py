@@ -21,7 +21,7 @@ STORED = {"q4": "Q4_0", "q4m": "Q4_1", "q5": "Q5_0", "q5m": "Q5_1", "q8": "Q8_0"
           "q6k": "Q6_K", "iq4nl": "IQ4_NL", "iq4xs": "IQ4_XS", "mxfp4": "MXFP4", "nvfp4": "NVFP4"}  # fmt: skip
 """Return values from which a quantised format is packed without loss."""
 BLOCKS = {**BLOCK_FORMATS, "NVFP4": BlockFormat("NVFP4", 40, 32, 22)}
-"""NVFP4: as native/weights/pack.h has it."""
+"""NVFP4, of these tests alone: the row's factor in fp32, two scales in E4M3, codes in the order of Q4_0."""
 LONG_BLOCKS = {name for name, stored in STORED.items() if BLOCKS[stored].block_len == 256}
 FLOATS_STORED = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
 
@@ -69,16 +69,18 @@ def aligned(num_bytes: int, fill: int = 0xFF) -> np.ndarray:
 class Packed:
     """A packed `[outputs, inputs]` matrix, filled by `add_rows`; what was not packed is NaN."""
 
-    def __init__(self, format_name: str, num_outputs: int, num_inputs: int) -> None:
+    def __init__(self, format_name: str, num_outputs: int, num_inputs: int, fill: int = 0xFF) -> None:
         self.format_name, self.num_outputs, self.num_inputs = format_name, num_outputs, num_inputs
         self.format = FORMATS[format_name]
-        self.data = aligned(_native.packed_bytes(self.format, num_outputs, num_inputs))
+        self.data = aligned(_native.packed_bytes(self.format, num_outputs, num_inputs), fill)
         self._next = 0
 
     def add_rows(
         self, stored: str, raw: np.ndarray, row_order: np.ndarray | None = None, num_threads: int = 1
     ) -> "Packed":
         """Shapes: raw `[rows, bytes]`, row_order int32."""
+        if stored == "NVFP4":
+            return self._add_nvfp4(raw if row_order is None else raw[row_order], num_threads)
         count = len(raw) if row_order is None else len(row_order)
         order = 0 if row_order is None else row_order.ctypes.data
         codebook = packed_codebook(stored)
@@ -88,6 +90,24 @@ class Packed:
         )  # fmt: skip
         _native.pack_rows([job], num_threads)
         self._next += count
+        return self
+
+    def _add_nvfp4(self, raw: np.ndarray, num_threads: int) -> "Packed":
+        """Rows as codes, each with its factor: a job for each."""
+        blocks = raw.reshape(len(raw), -1, 22)
+        low, high = blocks[..., 6:] & 15, blocks[..., 6:] >> 4
+        values = np.concatenate([low, high], -1).reshape(len(raw), -1)
+        pairs, jobs = values[:, ::2] | values[:, 1::2] << 4, []
+        scales = np.ascontiguousarray(blocks[..., 4:6]).reshape(len(raw), -1)
+        for row, factor in enumerate(np.ascontiguousarray(blocks[:, 0, :4]).view(np.float32)[:, 0]):
+            job = _native.PackedRows(
+                "CODES", 0, 1, self.num_inputs, 0, self.data.ctypes.data, self._next + row, self.format
+            )
+            job.set_codes(_native.CodeLayout.across4, pairs.ctypes.data, pairs.strides[0], row, 0, is_direct=True)
+            job.set_block_scales(_native.CodeLayout.across8, scales.ctypes.data, scales.strides[0], float(factor))
+            jobs.append(job)
+        _native.pack_rows(jobs, num_threads)
+        self._next += len(raw)
         return self
 
     @property

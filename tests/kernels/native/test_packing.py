@@ -245,7 +245,7 @@ def test_jobs_of_one_call_that_share_tiles_equal_one_job() -> None:
     ("stored", "target", "num_inputs", "message"),
     [
         ("Q8_K", "q8", 256, "stored as Q8_K"),
-        ("NVFP4", "q8", 32, "cannot be packed"),
+        ("NVFP4", "q8", 32, "stored as NVFP4"),
         ("F32", "q4", 32, "cannot be packed"),
         ("F32", "q8", 48, "whole number of blocks"),
         ("Q4_K", "q4k", 288, "whole number of blocks"),

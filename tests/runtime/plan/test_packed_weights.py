@@ -16,8 +16,9 @@ from quire.errors import UnsupportedModelError
 from quire.kernels.instruction import Packing
 from quire.runtime.placement import Placement
 from quire.runtime.plan.packed_weights import PackedWeights, choose_formats, kept_bytes, stacked
+from quire.weight_map import Offset
 from quire.weights.model_files import map_file
-from quire.weights.quantized import Quantized, QuantizedTensor, StoredCodes
+from quire.weights.quantized import Quantized, QuantizedTensor, RoundedTensor, StoredCodes
 from quire.weights.weight_tensor import WeightTensor, join_mxfp4
 from tests.kernels.native.packed_weights import finite_rows
 from tests.runtime.plan.harness import decoded, k_quants, packed, stored
@@ -74,6 +75,20 @@ def test_quantised_weights_keep_their_format(stored_format: str, name: str) -> N
 def test_parts_of_different_formats_keep_theirs(parts: tuple[str, ...], names: str) -> None:
     assert chosen(*parts) == names
     assert chosen(*parts, keeps_stored=False) == "bf16"
+
+
+@pytest.mark.parametrize("stored_format", ["F32", "F16", "BF16"])
+def test_floats_rounded_to_e4m3_have_the_bytes_of_the_rounded_values(stored_format: str) -> None:
+    values = random(37, 96) * torch.logspace(-9, 2, 37)[:, None]
+    values[3], values[5, 7], values[6, ::3] = 0, -700, 2.0**-9
+    whole = RoundedTensor.of(stored("w", values, stored_format))
+    order = np.random.default_rng(1).permutation(37)
+    reordered = RoundedTensor.of(whole.source.with_rows(order))
+    moved = RoundedTensor.of(whole.source.viewed([Offset(0.5)]))
+    for tensor in (whole, whole.part(slice(5, 31), slice(32, 96)), reordered, moved):
+        expected = WeightTensor("w", tensor.shape, "F32", np.ascontiguousarray(tensor.to_numpy()).view(np.uint8))
+        found = [packed_bytes_of("q8", each) for each in (tensor, expected)]
+        assert np.array_equal(*found)
 
 
 def test_neighbours_in_one_format_are_one_part() -> None:

@@ -11,24 +11,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
-from quire._native import PackedRows, WeightFormat, pack_rows, packed_bytes
 from quire.config import EngineConfig, EngineOptions
 from quire.runtime import shared_file
 from quire.runtime.placement import Placement
 from quire.runtime.plan import weight_file
 from quire.runtime.plan.load import trace_program
 from quire.runtime.plan.packed_weights import PackedWeights
-from quire.runtime.plan.weight_file import LAYOUT_VERSION, fill_weights, place_of, source_state, weight_directory
+from quire.runtime.plan.weight_file import LAYOUT_VERSION, fill_weights, place_of, weight_directory
 from quire.weight_map import Offset
-from quire.weights.checkpoint import Checkpoint, open_checkpoint
+from quire.weights.checkpoint import Checkpoint, open_checkpoint, source_state
 from quire.weights.progress import Progress
 from quire.weights.quantized import RoundedTensor
 from quire.weights.sources import ModelFiles, resolve_source
 from quire.weights.weight_tensor import WeightTensor
 from tests.cli.tiny_directory import CONFIG, make_tiny_directory, tensor_shapes
-from tests.kernels.native.packed_weights import FLOATS_STORED, STORED, aligned, finite_rows
+from tests.kernels.native.packed_weights import FLOATS_STORED, STORED, Packed, finite_rows
 from tests.runtime.plan.harness import PlanRunner, k_quants
 from tests.runtime.plan.harness import make_config as config_of
 
@@ -148,11 +147,8 @@ def digests() -> dict[str, str]:
     for name, stored in {**STORED, **FLOATS_STORED}.items():
         for target in {name, *({"q8", "q4m", "bf16"} if name == "f32" else ())}:
             rows = finite_rows(stored, 37, 512, seed=5)
-            memory = aligned(packed_bytes(WeightFormat[target], 37, 512), 0)
-            job = PackedRows(stored, rows.ctypes.data, 37, 512, rows.strides[0], memory.ctypes.data, 0,
-                             WeightFormat[target])  # fmt: skip
-            pack_rows([job], 1)
-            found[f"{stored} as {target}"] = hashlib.sha256(memory.tobytes()).hexdigest()[:16]
+            packed = Packed(target, 37, 512, fill=0).add_rows(stored, rows)
+            found[f"{stored} as {target}"] = hashlib.sha256(packed.data.tobytes()).hexdigest()[:16]
     for stored in ("Q2_K", "Q3_K"):  # of those that are decoded first
         values = k_quants("w", 7, 512, stored).to_numpy()
         found[f"{stored} decoded"] = hashlib.sha256(values.tobytes()).hexdigest()[:16]
@@ -224,6 +220,45 @@ def test_source_that_changes_under_the_same_name_is_packed_anew(
     assert len(list(cache.iterdir())) == 1, "the old file is replaced"
 
 
+def write_other_values(model: Path) -> None:
+    path = model / "model.safetensors"
+    values = {name: tensor[:] * np.float32(2) for name, tensor in load_file(path).items()}
+    save_file(values, model / "new")
+    os.replace(model / "new", path)
+
+
+def test_source_replaced_between_opening_and_packing_is_never_kept_under_the_state_of_the_new_one(
+    model: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = in_memory(model)
+    checkpoint = open_checkpoint(resolve_source(str(model)))
+    config = make_config(checkpoint, cache)
+    first, second = trace(checkpoint, config), trace(checkpoint, config)
+    write_other_values(model)
+    caplog.set_level(logging.INFO, "quire.runtime")
+    fill_weights(config, checkpoint, first, None, 0)
+    assert first.memory.tobytes() == old
+    assert "its files changed while they were read" in caplog.text
+    assert not list(cache.iterdir())
+    new = in_memory(model)
+    assert filled(model, cache).memory.tobytes() == new != old
+    # The file of the new state is not taken for what the checkpoint opened.
+    fill_weights(config, checkpoint, second, None, 0)
+    assert second.memory.tobytes() == old
+
+
+def test_files_of_the_opened_state_serve_although_the_source_was_replaced(
+    model: Path, cache: Path, packs: list[int]
+) -> None:
+    filled(model, cache)
+    checkpoint = open_checkpoint(resolve_source(str(model)))
+    write_other_values(model)
+    config = make_config(checkpoint, cache)
+    weights = trace(checkpoint, config)
+    fill_weights(config, checkpoint, weights, None, 0)
+    assert len(packs) == 1
+
+
 @pytest.mark.parametrize("name", ["LAYOUT_VERSION", "__version__"])
 def test_another_version_packs_anew(
     model: Path, cache: Path, packs: list[int], monkeypatch: pytest.MonkeyPatch, name: str
@@ -258,11 +293,10 @@ def test_every_way_to_read_a_tensor_has_another_key(model: Path, cache: Path) ->
         (RoundedTensor.of(tensor).part(slice(None), slice(0, 16)), {}),
         (tensor, {"first_row": 16}), (tensor, {"parameter_name": "b"}),
     ]  # fmt: skip
-    state = source_state(checkpoint.files)
 
     def key_of(tensor: WeightTensor, others: dict[str, Any]) -> str:
         weights.placements = [replace(Placement(tensor, "a", 0), **others)]
-        return place_of(cache, checkpoint.files, state, weights, 0).header.key
+        return place_of(cache, checkpoint, weights, 0).header.key
 
     keys = [key_of(*way) for way in ways]
     assert len(set(keys)) == len(keys)
@@ -276,8 +310,7 @@ def test_key_does_not_depend_on_where_files_are_mapped(model: Path, cache: Path)
         checkpoint = open_checkpoint(resolve_source(str(model)))
         kept.append(checkpoint)
         weights = trace(checkpoint, make_config(checkpoint, cache))
-        state = source_state(checkpoint.files)
-        keys.add(place_of(cache, checkpoint.files, state, weights, 0).header.key)
+        keys.add(place_of(cache, checkpoint, weights, 0).header.key)
     assert len(keys) == 1
 
 

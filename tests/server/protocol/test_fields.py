@@ -12,9 +12,9 @@ from quire.sampling_params import SamplingParams
 from quire.server.errors import ApiError
 from quire.server.openapi import ENDPOINTS
 from quire.server.protocol.chat import ChatRequest
-from quire.server.protocol.fields import SHARED_NAMES, Body, known_names
+from quire.server.protocol.fields import SHARED_NAMES, Body
 from quire.server.protocol.prompts import CompletionRequest
-from quire.server.protocol.validation import parse_body, validate
+from quire.server.protocol.validation import known_names, parse_body, validate
 from tests.server.fake_engine import CHAT
 
 MINIMAL: dict[str, dict[str, Any]] = {
@@ -91,10 +91,10 @@ def test_numeric_field_at_its_limits(kind: Any, name: str, schema: dict[str, Any
         assert (caught.value.status, caught.value.code) == (400, "invalid_json")
 
 
-def test_every_sampling_param_but_detokenize_can_be_sent() -> None:
+def test_every_sampling_param_but_functions_and_detokenize_can_be_sent() -> None:
     unsent = set(SamplingParams.__dataclass_fields__) - known_names()
-    # Answers are text.
-    assert unsent <= {"detokenize"}
+    # Answers are text, and functions cannot be sent.
+    assert unsent <= {"detokenize", "logits_processors"}
     assert "temperature" in SHARED_NAMES
 
 

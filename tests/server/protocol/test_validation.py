@@ -81,7 +81,7 @@ def test_unknown_field_error_names_the_nearest_known_one() -> None:
         ("messages", CompletionRequest, ": use prompt"),
         ("input", ChatRequest, ": use messages"),
         ("max_completion_tokens", CompletionRequest, ": use max_tokens"),
-        ("mirostat", ChatRequest, ""),
+        ("penalize_nl", ChatRequest, ""),
         ("reasoning_budget", ChatRequest, ": use thinking_token_budget"),
         ("thinking_budget", ResponsesRequest, ": use reasoning.max_tokens"),
     ],

@@ -7,7 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from quire.cli.top_metrics import Metrics
+from quire.cli.top_metrics import MetricsPage
 from quire.server.gate import Gate
 from quire.server.keys import KeyRing
 from quire.server.options import ServerOptions
@@ -29,7 +29,7 @@ class Routed(Served):
 
     async def counts(self, name: str) -> list[float]:
         """Return a metric of each replica, in order."""
-        page = Metrics((await self.answer("GET", "/metrics")).body.decode(), 0.0)
+        page = MetricsPage((await self.answer("GET", "/metrics")).body.decode(), 0.0)
         return [page.value(f"quire_router_{name}", replica=replica.name) for replica in self.fleet.replicas]
 
 

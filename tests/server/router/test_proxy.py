@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from quire.cli.top_metrics import Metrics, replicas_between
+from quire.cli.top_metrics import MetricsPage, replicas_between
 from quire.server.keys import ADMIN, ROUTER, KeyRing
 from tests.server.fake_engine import LIMIT_S, in_loop, record_of, until
 from tests.server.router.routing import Routed, Script, failing, response, routing, url_of
@@ -72,8 +72,8 @@ async def test_metrics_of_a_router_give_the_load_of_each_replica() -> None:
         await router.answer("POST", f"/add_worker?url={silent}")
         await until(lambda: len(router.fleet.ready) == 3)
 
-        async def page() -> Metrics:
-            return Metrics((await router.answer("GET", "/metrics")).body.decode(), 0.0)
+        async def page() -> MetricsPage:
+            return MetricsPage((await router.answer("GET", "/metrics")).body.decode(), 0.0)
 
         before = await page()
         answers = [await router.chat(max_tokens=8) for _ in range(3)]

@@ -198,7 +198,8 @@ async def test_model_without_markers_is_a_400_that_says_what_was_looked_for() ->
         ({"input_suffix": None}, "invalid_parameter", "input_suffix"),
         ({"n_predict": -3}, "invalid_parameter", "n_predict"),
         ({"input_extra": [{"filename": "f"}]}, "invalid_parameter", "input_extra.0.text"),
-        ({"mirostat": 2}, "unknown_parameter", "mirostat"),
+        ({"mirostat": 1}, "invalid_parameter", "mirostat"),
+        ({"penalize_nl": True}, "unknown_parameter", "penalize_nl"),
     ],
     ids=str,
 )  # fmt: skip

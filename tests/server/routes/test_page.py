@@ -3,6 +3,7 @@
 import asyncio
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -105,6 +106,17 @@ async def test_prediction_is_made_once(command: Path) -> None:
         assert first.json["given"][0] == "explain"
         command.write_text("raise SystemExit('it ran again')")
         assert (await server.answer("GET", "/xray/explain")).json == first.json
+
+
+@in_loop
+async def test_ranks_are_drawn_for_a_model_that_has_several(command: Path) -> None:
+    async with serving() as server:
+        refused = await server.answer("GET", "/xray/ranks")
+        assert (refused.status, refused.code) == (404, "single_rank")
+        supervisor = server.app.state.quire.supervisor
+        supervisor.options = replace(supervisor.options, tensor_parallel_size=3)
+        given = (await server.answer("GET", "/xray/ranks")).json["given"]
+        assert given == ["view", "ranks", supervisor.options.model, "--tp", "3", "--json", "--quiet"]
 
 
 @in_loop

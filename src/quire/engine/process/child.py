@@ -54,7 +54,7 @@ LINES_EVERY_S = 0.05
 """Shortest time between two messages of event lines."""
 
 
-class Channel:
+class EngineChannel:
     """The engine's end of the socket. `send` may be called from several threads."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -82,7 +82,7 @@ class Channel:
 class EngineLoop:
     """Loop that takes messages and runs steps until the other end is gone or the engine is dead."""
 
-    def __init__(self, engine: "LLMEngine", channel: Channel) -> None:
+    def __init__(self, engine: "LLMEngine", channel: EngineChannel) -> None:
         from quire.engine.driver import EngineDriver  # imports the engine
 
         self._engine = engine
@@ -219,7 +219,7 @@ def _refusal(request_id: str, error: QuireError) -> RequestUpdate:
     return RequestUpdate(request_id, finished=True, failure=Failure.of(error))
 
 
-def serve(channel: Channel, build: Callable[[Start], "LLMEngine"]) -> int:
+def serve(channel: EngineChannel, build: Callable[[Start], "LLMEngine"]) -> int:
     """Load the model that the first message names, then run until the end. Returns: the exit code."""
     start = channel.receive()
     if not isinstance(start, Start):
@@ -286,7 +286,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     follow_environment()
     try:
-        return serve(Channel(socket.socket(fileno=int(sys.argv[1]))), _build)
+        return serve(EngineChannel(socket.socket(fileno=int(sys.argv[1]))), _build)
     except ConnectionError:
         return 0  # the server and its requests are gone
 

@@ -125,6 +125,17 @@ class Statistics(msgspec.Struct, array_like=True):
     """By finish reason; each completion of `n` counts."""
     num_lost_events: int = 0
     histograms: dict[str, Histogram] = {}
+    weights_mapped_bytes: int = 0
+    """Weights larger than memory, which lie in a mapped file; 0 if all are in memory. All of this is of the engine's
+    own process, read once a second."""
+    weights_resident_bytes: int = 0
+    """Of mapped files, what is in memory."""
+    weights_limit_bytes: int = 0
+    """Room for weights beside the KV cache and a step."""
+    weights_read_bytes: int = 0
+    """Read from disk, without KV blocks."""
+    experts_chosen_bytes: int = 0
+    """Experts that steps read, from memory or from disk."""
 
 
 class Ready(msgspec.Struct, tag="ready", array_like=True):

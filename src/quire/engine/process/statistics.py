@@ -9,9 +9,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from quire._native import expert_bytes_wanted
 from quire.engine.process.messages import Histogram, RequestUpdate, Statistics
 from quire.engine.process.prefixes import PrefixJournal
 from quire.events import Event, EventKind
+from quire.memory_plan import mapped_bytes, mapped_limit
+from quire.runtime.hardware import mapped_memory
 
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
@@ -168,8 +171,18 @@ class Meter:
         if at_rest or now_s >= self._cached_counted_s + COUNT_CACHED_EVERY_S:
             self._cached_counted_s = now_s
             statistics.num_cached_blocks = scheduler.blocks.count_cached()
+            self._look_at_weights()
         # Blocks may have been taken since these were counted.
         statistics.num_cached_blocks = min(statistics.num_cached_blocks, statistics.num_free_blocks)
+
+    def _look_at_weights(self) -> None:
+        config, statistics = self._engine.config, self.statistics
+        if not config.weights_on_disk:
+            return
+        statistics.weights_mapped_bytes, statistics.weights_limit_bytes = mapped_bytes(config), mapped_limit(config)
+        statistics.weights_resident_bytes, num_read = mapped_memory()
+        statistics.weights_read_bytes = num_read - statistics.num_disk_bytes_read
+        statistics.experts_chosen_bytes = expert_bytes_wanted()
 
     def _observe(self, name: str, value_s: float, times: int = 1) -> None:
         # Times of two processes: the other clock may be slightly ahead.

@@ -10,7 +10,7 @@ from quire.byte_sizes import format_bytes
 from quire.cache_spec import CacheSpec, LatentKV, PagedKV
 from quire.errors import ConfigError
 from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, Series, Settings, percentile
-from quire.insight.compare.rig import Job, Rig
+from quire.insight.compare.rig import Rig, TimedRequest
 
 LLAMA_2_7B = (32, 32, 128)
 """Layers, query heads and head size of the default shape."""
@@ -88,7 +88,7 @@ def measure(settings: Settings, spec: PagedKV, num_heads: int, context: int, pro
         num_blocks_override=-(-context // 16) + 4,
     )  # fmt: skip
     prompt = tuple(at % 256 for at in range(context - NUM_DECODES))
-    run = rig.drive("attention", [Job(prompt, NUM_DECODES)], times_ops=True)
+    run = rig.drive("attention", [TimedRequest(prompt, NUM_DECODES)], times_ops=True)
     times = [op.microseconds for step in run.steps[1:] for op in step.ops if op.name.startswith("Attend:")]
     return percentile(times, 0.5) / 1e6 if times else None
 

@@ -14,7 +14,7 @@ from quire.config import EngineConfig, SchedulerConfig
 from quire.events import EventLog
 from quire.insight.compare.figure import cell_text
 from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, Series, Settings, percentile
-from quire.insight.compare.rig import Clock, Job, Rig, Run, check_outputs_equal, draw_prompt, given_jobs
+from quire.insight.compare.rig import Clock, Rig, Run, TimedRequest, check_outputs_equal, draw_prompt, given_jobs
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.scheduler import Scheduler
 
@@ -107,24 +107,24 @@ def compare(settings: Settings, progress: Progress) -> Comparison:
     return Comparison("batching", title, shown, columns, rows, explanation, charts, num_equal)
 
 
-def workload(seed: int, num_requests: int, rate: float, longest: int, vocab_size: int) -> list[Job]:
+def workload(seed: int, num_requests: int, rate: float, longest: int, vocab_size: int) -> list[TimedRequest]:
     """Poisson arrivals; prompts and outputs of exponential length, together at most `longest` tokens."""
     generator, arrival, jobs = random.Random(seed), 0.0, []
     for _ in range(num_requests):
         prompt_len = max(4, min(longest // 2, round(generator.expovariate(1 / (MEAN_PROMPT * longest)))))
         num_tokens = max(4, min(longest // 2, round(generator.expovariate(1 / (MEAN_OUTPUT * longest)))))
-        jobs.append(Job(draw_prompt(generator, prompt_len, vocab_size), num_tokens, arrival))
+        jobs.append(TimedRequest(draw_prompt(generator, prompt_len, vocab_size), num_tokens, arrival))
         arrival += generator.expovariate(rate)
     return jobs
 
 
 def _step_seconds(rig: Rig, slots: int, longest: int) -> float:
     """Measure a decode step of all slots. Touches the memory first, so that no mode pays for it."""
-    run = rig.drive("warm-up", [Job(tuple(range(1, longest // 2)), 16)] * slots)
+    run = rig.drive("warm-up", [TimedRequest(tuple(range(1, longest // 2)), 16)] * slots)
     return percentile([step.duration for step in run.steps[1:]], 0.5)
 
 
-def _drive_batches(rig: Rig, mode: str, jobs: Sequence[Job], timer: float) -> Run:
+def _drive_batches(rig: Rig, mode: str, jobs: Sequence[TimedRequest], timer: float) -> Run:
     tables: list[BatchTable] = []
 
     def make_scheduler(config: EngineConfig, events: EventLog, clock: Clock) -> Scheduler:
@@ -148,7 +148,7 @@ def _pads(run: Run, is_closed: bool) -> int:
     return total
 
 
-def _row(mode: str, run: Run, jobs: Sequence[Job], slots: int) -> tuple[Any, ...]:
+def _row(mode: str, run: Run, jobs: Sequence[TimedRequest], slots: int) -> tuple[Any, ...]:
     waits = [start - job.arrival for start, job in zip(run.started, jobs, strict=True)]
     latencies = [end - job.arrival for end, job in zip(run.ended, jobs, strict=True)]
     slot_use = sum(len(step.scheduled) * step.duration for step in run.steps) / (slots * run.makespan)
@@ -159,7 +159,7 @@ def _row(mode: str, run: Run, jobs: Sequence[Job], slots: int) -> tuple[Any, ...
     )  # fmt: skip
 
 
-def _explain(mode: str, run: Run, jobs: Sequence[Job], slots: int, unit: str) -> str:
+def _explain(mode: str, run: Run, jobs: Sequence[TimedRequest], slots: int, unit: str) -> str:
     """Say where the slot time went that computed no request."""
     needed = [step for step in run.steps if step.num_waiting]
     held = sum((slots - len(step.scheduled)) * step.duration for step in needed if step.scheduled)
@@ -176,7 +176,7 @@ def _explain(mode: str, run: Run, jobs: Sequence[Job], slots: int, unit: str) ->
     )
 
 
-def _chart(mode: str, run: Run, jobs: Sequence[Job], unit: str) -> Chart:
+def _chart(mode: str, run: Run, jobs: Sequence[TimedRequest], unit: str) -> Chart:
     times = list(enumerate(zip(jobs, run.started, run.ended, strict=True)))
     waiting = tuple((job.arrival, start, float(row)) for row, (job, start, _) in times)
     running = tuple((start, end, float(row)) for row, (_, start, end) in times)

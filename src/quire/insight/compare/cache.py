@@ -12,7 +12,7 @@ import numpy as np
 
 from quire.errors import ComparisonError, ConfigError
 from quire.insight.compare.results import Chart, Comparison, Progress, Series, Settings
-from quire.insight.compare.rig import Job, Rig, Run, Step, check_outputs_equal, draw_prompt
+from quire.insight.compare.rig import Rig, Run, Step, TimedRequest, check_outputs_equal, draw_prompt
 from quire.scheduler.scheduler import Scheduler
 from quire.types import SchedulerOutput
 
@@ -69,7 +69,7 @@ def compare(settings: Settings, progress: Progress) -> Comparison:
     )  # fmt: skip
     generator, vocab_size = random.Random(settings.seed), rig.config.model.vocab_size
     texts = [draw_prompt(generator, context, vocab_size) for _ in range(num_requests)]
-    rig.drive("warm-up", [Job(text[:prompt_len], min(4, max(output_lens))) for text in texts])
+    rig.drive("warm-up", [TimedRequest(text[:prompt_len], min(4, max(output_lens))) for text in texts])
     rows: list[tuple[object, ...]] = []
     loops: dict[str, Loop] = {}
     explanation: tuple[str, ...] = ()
@@ -117,7 +117,7 @@ def _lengths(settings: Settings) -> tuple[int, tuple[int, ...]]:
 
 def _run_whole(rig: Rig, texts: Sequence[tuple[int, ...]], prompt_len: int, num_tokens: int) -> tuple[Loop, Loop, int]:
     """Run every step in both modes. Returns: both, and the number of equal outputs. Raises: ComparisonError."""
-    jobs = [Job(text[:prompt_len], num_tokens) for text in texts]
+    jobs = [TimedRequest(text[:prompt_len], num_tokens) for text in texts]
     naive = rig.drive(
         "naive", jobs, lambda config, events, clock: RecomputingScheduler(config.scheduler, events, clock)
     )
@@ -163,9 +163,9 @@ def step_times(rig: Rig, texts: Sequence[tuple[int, ...]]) -> tuple[float, float
 
     The last token of the texts is replaced by the model's own. Raises: ComparisonError if the tokens differ.
     """
-    cached = rig.drive("cached", [Job(text[:-1], 2) for text in texts])
+    cached = rig.drive("cached", [TimedRequest(text[:-1], 2) for text in texts])
     whole = [(*text[:-1], output[0]) for text, output in zip(texts, cached.outputs, strict=True)]
-    naive = rig.drive("naive", [Job(text, 1) for text in whole])
+    naive = rig.drive("naive", [TimedRequest(text, 1) for text in whole])
     for index, (with_cache, without) in enumerate(zip(cached.outputs, naive.outputs, strict=True)):
         if with_cache[1:] != without:
             raise ComparisonError(

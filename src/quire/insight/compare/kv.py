@@ -15,7 +15,7 @@ from quire.errors import ConfigError
 from quire.events import EventLog
 from quire.insight.compare.allocators import Buddy, Contiguous, RunAllocator, RunBlocks
 from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, Series, Settings
-from quire.insight.compare.rig import Clock, Job, Rig, Run, check_outputs_equal, draw_prompt, given_jobs
+from quire.insight.compare.rig import Clock, Rig, Run, TimedRequest, check_outputs_equal, draw_prompt, given_jobs
 from quire.scheduler.blocks import BlockManager
 from quire.scheduler.scheduler import Scheduler
 
@@ -28,7 +28,7 @@ MEDIAN, SIGMA = math.exp(5.4) / CONTEXT, 0.7
 
 
 @dataclass(slots=True)
-class Memory:
+class KvUse:
     """The pool after each step. `reserved` and `used`: tokens; `unusable`: free tokens that the request which needs
     memory cannot use, because they are not in one run."""
 
@@ -112,19 +112,21 @@ def compare(settings: Settings, progress: Progress) -> Comparison:
     return Comparison("kv", title, shown, columns, rows, explanation, charts, num_equal)
 
 
-def workload(seed: int, num_requests: int, rate: float | None, context: int, vocab_size: int) -> list[Job]:
+def workload(seed: int, num_requests: int, rate: float | None, context: int, vocab_size: int) -> list[TimedRequest]:
     """Requests of lognormal total length, half of it prompt; all there at once, or with Poisson arrivals."""
     generator, arrival, jobs = random.Random(seed), 0.0, []
     for _ in range(num_requests):
         length = max(16, min(context, round(generator.lognormvariate(math.log(MEDIAN * context), SIGMA))))
-        jobs.append(Job(draw_prompt(generator, length // 2, vocab_size), length - length // 2, arrival))
+        jobs.append(TimedRequest(draw_prompt(generator, length // 2, vocab_size), length - length // 2, arrival))
         if rate is not None:
             arrival += generator.expovariate(rate)
     return jobs
 
 
-def _drive(rig: Rig, mode: str, jobs: list[Job], allocator: RunAllocator | None) -> tuple[Run, Memory, BlockManager]:
-    memory, managers = Memory(), []
+def _drive(
+    rig: Rig, mode: str, jobs: list[TimedRequest], allocator: RunAllocator | None
+) -> tuple[Run, KvUse, BlockManager]:
+    memory, managers = KvUse(), []
 
     def make_scheduler(config: EngineConfig, events: EventLog, clock: Clock) -> Scheduler:
         blocks = None if allocator is None else RunBlocks(config.scheduler, events, allocator)
@@ -153,7 +155,7 @@ def _mean(values: Sequence[int], run: Run) -> float:
     return sum(chosen) / len(chosen)
 
 
-def _row(mode: str, run: Run, memory: Memory, blocks: BlockManager, pool_tokens: int) -> tuple[object, ...]:
+def _row(mode: str, run: Run, memory: KvUse, blocks: BlockManager, pool_tokens: int) -> tuple[object, ...]:
     reserved, used = _mean(memory.reserved, run), _mean(memory.used, run)
     return (
         mode, max(memory.num_running), _mean(memory.num_running, run), used / reserved if reserved else None,
@@ -162,7 +164,7 @@ def _row(mode: str, run: Run, memory: Memory, blocks: BlockManager, pool_tokens:
     )  # fmt: skip
 
 
-def _explain(mode: str, memory: Memory, blocks: BlockManager, run: Run) -> str:
+def _explain(mode: str, memory: KvUse, blocks: BlockManager, run: Run) -> str:
     reserved, used = _mean(memory.reserved, run), _mean(memory.used, run)
     waste = f"{reserved - used:.0f} of {reserved:.0f} reserved tokens held nothing on average"
     if not isinstance(blocks, RunBlocks):
@@ -175,7 +177,7 @@ def _explain(mode: str, memory: Memory, blocks: BlockManager, run: Run) -> str:
     )
 
 
-def _charts(memories: dict[str, Memory], runs: dict[str, Run], unit: str) -> tuple[Chart, ...]:
+def _charts(memories: dict[str, KvUse], runs: dict[str, Run], unit: str) -> tuple[Chart, ...]:
     lines = tuple(
         Series(
             mode, tuple((step.start, count) for step, count in zip(runs[mode].steps, memory.num_running, strict=True))

@@ -22,7 +22,7 @@ from quire.insight.compare.allocators import Contiguous, RunBlocks
 from quire.insight.compare.batching import BatchTable
 from quire.insight.compare.cache import sample_lengths, step_times
 from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, Series, Settings
-from quire.insight.compare.rig import Clock, Job, Rig, Run, draw_prompt
+from quire.insight.compare.rig import Clock, Rig, Run, TimedRequest, draw_prompt
 from quire.scheduler.scheduler import Scheduler
 
 BLOCK_SIZE = 16
@@ -55,7 +55,7 @@ def compare(settings: Settings, progress: Progress) -> Comparison:
         raise ConfigError("compare ladder measures real work: model='fake' has none")
     model = settings.model or "smollm2"
     longest = max(len(job.prompt) + job.num_tokens for job in workload(settings, 2))
-    jobs: list[Job] = []
+    jobs: list[TimedRequest] = []
     rungs: list[Rung] = []
     has_torch = importlib.util.find_spec("torch") is not None
     for kernels in ("op by op", "native", "4 bits") if has_torch else ("native", "4 bits"):
@@ -72,12 +72,14 @@ def compare(settings: Settings, progress: Progress) -> Comparison:
     return _result(settings, model, jobs, rungs, beside, notes)
 
 
-def workload(settings: Settings, vocab_size: int) -> list[Job]:
+def workload(settings: Settings, vocab_size: int) -> list[TimedRequest]:
     """Prompts with a common beginning and an own end, some of them long; outputs of exponential length. All at once."""
     tokens = random.Random(settings.seed)
     shared = draw_prompt(tokens, SHARED_LEN, vocab_size)
     return [
-        Job((shared[: prompt_len * 4 // 5] + draw_prompt(tokens, prompt_len, vocab_size))[:prompt_len], num_tokens)
+        TimedRequest(
+            (shared[: prompt_len * 4 // 5] + draw_prompt(tokens, prompt_len, vocab_size))[:prompt_len], num_tokens
+        )
         for prompt_len, num_tokens in settings.lengths() or _draw_lengths(settings)
     ]
 
@@ -108,7 +110,7 @@ def _make_rig(settings: Settings, model: str, progress: Progress, longest: int, 
     )  # fmt: skip
 
 
-def _schedules(rig: Rig, jobs: Sequence[Job], longest: int) -> list[Rung]:
+def _schedules(rig: Rig, jobs: Sequence[TimedRequest], longest: int) -> list[Rung]:
     """Run the rungs that differ in scheduling and memory alone, on one executor."""
     max_blocks = -(-longest // BLOCK_SIZE)
 
@@ -152,7 +154,7 @@ def _schedules(rig: Rig, jobs: Sequence[Job], longest: int) -> list[Rung]:
     return [naive, *(Rung(name, run.makespan, run, reasons[name]) for name, run in runs.items())]
 
 
-def _kernels(rig: Rig, jobs: Sequence[Job], kernels: str) -> Rung:
+def _kernels(rig: Rig, jobs: Sequence[TimedRequest], kernels: str) -> Rung:
     """Run the topmost schedule with other kernels or weights."""
     run = rig.drive(
         kernels, jobs,
@@ -167,7 +169,7 @@ def _kernels(rig: Rig, jobs: Sequence[Job], kernels: str) -> Rung:
     return Rung("native kernels" if kernels == "native" else kernels, run.makespan, run, reason)
 
 
-def _naive_seconds(rig: Rig, jobs: Sequence[Job]) -> tuple[float, int]:
+def _naive_seconds(rig: Rig, jobs: Sequence[TimedRequest]) -> tuple[float, int]:
     """Return the seconds of all steps without a KV cache, by steps at some lengths, and the number of these."""
     first = min(len(job.prompt) for job in jobs)
     last = max(len(job.prompt) + job.num_tokens for job in jobs)
@@ -181,7 +183,7 @@ def _naive_seconds(rig: Rig, jobs: Sequence[Job]) -> tuple[float, int]:
     ), len(lengths)
 
 
-def _transformers(model: str, jobs: Sequence[Job]) -> tuple[float, str] | str | None:
+def _transformers(model: str, jobs: Sequence[TimedRequest]) -> tuple[float, str] | str | None:
     """Time `generate` of Transformers in padded batches. Returns: seconds and a sentence, or why there are none.
 
     None where Transformers is not installed.
@@ -212,7 +214,7 @@ def _transformers(model: str, jobs: Sequence[Job]) -> tuple[float, str] | str | 
 
 
 def _result(
-    settings: Settings, model: str, jobs: Sequence[Job], rungs: Sequence[Rung],
+    settings: Settings, model: str, jobs: Sequence[TimedRequest], rungs: Sequence[Rung],
     beside: tuple[float, str] | str | None, notes: tuple[str, ...],
 ) -> Comparison:  # fmt: skip
     num_tokens, num_prompt = sum(job.num_tokens for job in jobs), sum(len(job.prompt) for job in jobs)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TimedRequest:
     """A request of a workload: it generates exactly `num_tokens` tokens."""
 
     prompt: tuple[int, ...]
@@ -207,7 +207,7 @@ class Rig:
     def drive(
         self,
         mode: str,
-        jobs: Sequence[Job],
+        jobs: Sequence[TimedRequest],
         make_scheduler: MakeScheduler = lambda config, events, clock: Scheduler(config.scheduler, events, clock),
         observe: Callable[[Scheduler], None] = lambda scheduler: None,
         wakes_at: Callable[[bool], float] = lambda more_come: math.inf,
@@ -288,7 +288,7 @@ def load(options: EngineOptions, checkpoint: "Checkpoint") -> tuple[EngineConfig
     return config, create_executor(config, checkpoint)
 
 
-def _tokens(output: Any, job: Job) -> tuple[int, ...]:
+def _tokens(output: Any, job: TimedRequest) -> tuple[int, ...]:
     assert isinstance(output, RequestOutput)
     completion = output.outputs[0]
     if len(completion.token_ids) != job.num_tokens:
@@ -323,11 +323,13 @@ def fake_model() -> ModelConfig:
     )  # fmt: skip
 
 
-def given_jobs(seed: int, lengths: Sequence[tuple[int, int]], rate: float | None, vocab_size: int) -> list[Job]:
+def given_jobs(
+    seed: int, lengths: Sequence[tuple[int, int]], rate: float | None, vocab_size: int
+) -> list[TimedRequest]:
     """Requests of given prompt and output lengths; all there at once, or with Poisson arrivals."""
     generator, arrival, jobs = random.Random(seed), 0.0, []
     for prompt_len, num_tokens in lengths:
-        jobs.append(Job(draw_prompt(generator, prompt_len, vocab_size), num_tokens, arrival))
+        jobs.append(TimedRequest(draw_prompt(generator, prompt_len, vocab_size), num_tokens, arrival))
         if rate is not None and rate != math.inf:
             arrival += generator.expovariate(rate)
     return jobs

@@ -31,7 +31,7 @@ from quire.kernels.instruction import StepShape
 from quire.kernels.tracing import NotTraceableError
 from quire.models.registry import ModelRegistry
 from quire.runtime.hardware import detect_hardware
-from quire.runtime.plan.packed_weights import kept_bytes
+from quire.runtime.loader import weigh
 from quire.runtime.worker import KV_FORMATS
 from quire.sampling_params import SamplingParams
 from quire.weights.checkpoint import Checkpoint
@@ -58,8 +58,7 @@ def explain(checkpoint: Checkpoint, settings: Settings, *, with_ops: bool = Fals
             f"{model.architecture} is computed by Transformers' own module, whose work Quire does not know: explain"
             " needs a model that Quire implements (docs/models.md)"
         )
-    if checkpoint.tensors:
-        model = replace(model, stored_bytes=kept_bytes(checkpoint.tensors.values()))
+    model = weigh(model, checkpoint.tensors)
     notes = _notes(settings, model, checkpoint)
     model = replace(model, context_len=max(model.context_len, settings.longest))
     device, variants = find_device(settings.device), settings.variants()

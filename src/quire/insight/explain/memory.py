@@ -27,7 +27,15 @@ from quire.insight.explain.rank_model import RankModel
 from quire.insight.explain.report import Quantity, Section
 from quire.insight.explain.settings import DEFAULT_UTILIZATION, Settings, Variant, price, remedies
 from quire.kernels.instruction import StepShape
-from quire.memory_plan import Memory, split_memory
+from quire.memory_plan import (
+    Memory,
+    keep_experts_on_disk,
+    mapped_bytes,
+    mapped_limit,
+    split_memory,
+    wanted_kv_bytes,
+    wanted_model_len,
+)
 from quire.resolve import resolve
 from quire.runtime.worker import KV_FORMATS
 
@@ -99,6 +107,8 @@ def plan_memory(config: EngineConfig, hardware: Hardware, variant: Variant, num_
     budget = num_tokens or resolved.scheduler.max_num_batched_tokens
     memory = split_memory(options, hardware, config.model, resolved.dtype, resolved.weight_bytes, budget)
     pool = PoolShape(resolved.scheduler.kv_cache_groups, resolved.scheduler.block_size, budget)
+    wanted = wanted_kv_bytes(options, pool, wanted_model_len(options, config.model))
+    memory = keep_experts_on_disk(options, config.model, memory, wanted, [])
     return MemoryPlan(resolved, memory, pool, variant.max_model_len)
 
 
@@ -162,7 +172,7 @@ def memory_section(plan: MemoryPlan, settings: Settings) -> Section:
     )  # fmt: skip
     section.quantities += [
         Quantity("usable", memory.usable, "B", *share),
-        Quantity("weights", memory.weights, "B"),
+        Quantity("weights", memory.weights, "B", "those that a token reads" if memory.weights_on_disk else ""),
         Quantity("activations and overhead", memory.activations, "B",
                  f"upper bound of a step of {pool.max_num_batched_tokens} tokens"),
         Quantity("left for KV", memory.left, "B", "usable - weights - activations and overhead"),
@@ -177,7 +187,7 @@ def memory_section(plan: MemoryPlan, settings: Settings) -> Section:
             f"{hardware.name or hardware.device}"
         )
     else:
-        section.notes.append(_default_note(options, hardware, config.model))
+        section.notes.append(_default_note(section, options, hardware, config.model))
     if is_cpu and options.gpu_memory_utilization != DEFAULT_UTILIZATION:
         section.notes.append(
             f"gpu_memory_utilization={options.gpu_memory_utilization} has no effect on a CPU: the engine's "
@@ -195,13 +205,32 @@ def memory_section(plan: MemoryPlan, settings: Settings) -> Section:
     return section
 
 
-def _default_note(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> str:
+def _default_note(section: Section, options: EngineOptions, hardware: Hardware, model: ModelConfig) -> str:
+    """Return what the engine would do. Mutates: section, if it would leave weights on disk."""
     try:
         decided = resolve(options, hardware, model)
     except CapacityError as error:
         return f"does not fit: {error}"
+    if decided.weights_on_disk:
+        section.quantities += _on_disk(decided)
     reason = next(item.reason for item in decided.decisions if item.name == "num_blocks")
     return f"by default the engine takes {decided.scheduler.num_blocks} blocks: {reason}"
+
+
+def _on_disk(config: EngineConfig) -> list[Quantity]:
+    """Return the bytes of weights that are larger than memory, and the share of experts that tokens wait for."""
+    mapped, limit = mapped_bytes(config), min(mapped_limit(config), mapped_bytes(config))
+    of_experts = round(mapped * config.model.expert_share)
+    dense, chosen = mapped - of_experts, round(of_experts * config.model.chosen_share)
+    missing = 1 - max(0, limit - dense) / of_experts
+    return [
+        Quantity("weights mapped from disk", mapped, "B", "dense + experts", f"{dense} + {of_experts}"),
+        Quantity("of these in memory at most", limit, "B", "usable - activations and overhead - the default's KV"),
+        Quantity("experts that a token chooses", chosen, "B", "experts · share chosen",
+                 f"{of_experts} · {config.model.chosen_share:.4g}"),
+        Quantity("of these read from disk", round(missing * chosen), "B", "chosen · (experts - in memory) / experts",
+                 f"{chosen} · {missing:.4g}, if tokens choose all experts alike"),
+    ]  # fmt: skip
 
 
 def settings_section(config: EngineConfig, rank: RankModel, device: Device, settings: Settings) -> Section:

@@ -6,8 +6,7 @@ Next to read: `explanation.py`.
 """
 
 import math
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -18,14 +17,13 @@ from quire.errors import UnsupportedModelError
 from quire.kernels.collective import RecordingGroup
 from quire.kernels.instruction import Instruction, Packing
 from quire.kernels.tracing import NotTraceableError
-from quire.layers.group import SINGLE, Group, Partition, share_heads
+from quire.layers.group import SINGLE, Group, LocalGroup, Partition, share_heads
 from quire.lazy_torch import on_meta
 from quire.runtime.loader import make_share
 from quire.runtime.plan.emit import place_buffers
 from quire.runtime.plan.load import trace_share
+from quire.runtime.plan.lower import split_name
 from quire.weights.checkpoint import Checkpoint
-
-_LAYER = re.compile(r"(^|\.)(\d+)(?=\.)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +96,6 @@ class RankModel:
         )  # fmt: skip
 
 
-def split_name(name: str) -> tuple[int | None, str]:
-    """Split a parameter's name into the index of its layer, None outside of layers, and its role in the layer."""
-    match = _LAYER.search(name)
-    return (int(match[2]), name[match.end() + 1 :]) if match else (None, name)
-
-
 def trace_rank(config: EngineConfig, checkpoint: Checkpoint, tp: int) -> RankModel:
     """Trace rank 0 of `tp` ranks. `config`: resolved for the whole model.
 
@@ -147,3 +139,9 @@ def _rank_spec(spec: CacheSpec, model: ModelConfig, group: Group) -> CacheSpec:
         return spec
     _, kv_heads = share_heads(model.num_heads, spec.num_kv_heads, group)
     return msgspec.structs.replace(spec, num_kv_heads=kv_heads.size)
+
+
+def rank_partitions(config: EngineConfig, checkpoint: Checkpoint, tp: int) -> list[Mapping[str, Partition]]:
+    """Return per rank of `tp` ranks the rows and columns that it holds of each parameter that is cut."""
+    with on_meta():
+        return [make_share(config, checkpoint, LocalGroup(rank, tp)).partitions for rank in range(tp)]

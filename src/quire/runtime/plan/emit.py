@@ -22,12 +22,16 @@ from quire.kernels.lora import with_adapters
 from quire.kernels.tracing import NotTraceableError
 from quire.nn import is_parameter
 from quire.runtime.links import RANK_LOST
-from quire.runtime.plan.lower import Program
+from quire.runtime.plan.lower import Program, layers_of
 from quire.runtime.plan.packed_weights import PackedWeights
 
 BODY, LOGITS, GREEDY, SHARES = 1, 2, 4, 8
 """Parts of a plan: hidden states; logits of the rows asked for; only the likeliest token of each of these rows; only
 the logits of this rank's share of the vocabulary."""
+
+
+ROWS = "{rows}"
+"""Stands for the number of rows in the description of an instruction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,7 @@ class PlannedModel:
     """A program's native plan and the memory it works in.
 
     Attributes:
-        ops: the instruction of each native op, in order.
+        ops: the instruction of each native op, in order; layers: of those that belong to a layer its index.
         hidden: fp32 [max_tokens, E]; rows of the last step's tokens.
         logits: fp32 [max_logit_rows, V].
         shares: fp32 [max_logit_rows, columns of a rank]; None if `SHARES` is no part.
@@ -143,6 +147,7 @@ class PlannedModel:
         to.allocate(place_buffers(body, program.hidden), limits.max_tokens)
         to.emit(body, BODY)
         self._num_body_ops = len(self.ops)
+        self.layers = dict(zip(program.body, layers_of(program.body, weights.name_of), strict=True))
         self.hidden = to.values(program.hidden)
         self.inputs, self.outputs = ([to.values(buffer) for buffer in passed]
                                      for passed in (program.inputs, program.outputs))  # fmt: skip
@@ -154,6 +159,8 @@ class PlannedModel:
             given = (program.hidden, program.logits)
             to.allocate(place_buffers(program.head, program.logits, given), limits.max_logit_rows)
             self._emit_head(to)
+        # Made once: a step must not wait for a reader.
+        self._names = [instruction.describe(ROWS) for instruction in self.ops]
         self.shares = None if program.shares is None else to.values(program.shares.buffer)
 
     def _emit_head(self, to: "_Emitter") -> None:
@@ -218,10 +225,11 @@ class PlannedModel:
             instruction = self.ops[index]
             step = whole if index < self._num_body_ops else whole.of_logit_rows()
             cost = instruction.measured(step, self.counters_of)
-            name, num_bytes = instruction.describe(step.num_tokens), cost.bytes_read + cost.bytes_written
+            name = self._names[index].replace(ROWS, str(step.num_tokens))
             loads = tuple(self._emitter.counts[instruction].tolist()) if instruction in self._emitter.counts else ()
             microseconds = int(nanoseconds[index]) / 1e3
-            times.append(OpTime(name, microseconds, cost.flops, num_bytes, cost.arithmetic, loads))
+            layer = self.layers.get(instruction)
+            times.append(OpTime(name, microseconds, cost.flops, cost.num_bytes, cost.arithmetic, loads, layer))
         return times
 
     def counters_of(self, instruction: Instruction) -> NDArray[np.int32]:

@@ -3,7 +3,8 @@
 How each operation is lowered stands beside it in `kernels/`. Next to read: `kernels/lowering.py`, then `emit.py`.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from quire.kernels.tracing import Call, NotTraceableError
 from quire.runtime.plan.trace import TracedModel
 
 PackingOf = Callable[[Any], Packing]
+_LAYER = re.compile(r"(^|\.)(\d+)(?=\.)")
 
 
 @dataclass(slots=True)
@@ -78,3 +80,22 @@ def lower(traced: TracedModel, packing_of: PackingOf) -> Program:
 def _lower_hidden(to: Lowering, call: Call) -> None:
     """The rows that need logits, in the type that the head reads."""
     to.append(Convert(to.notes["hidden"], to.result(call, takes_type=True), takes_logit_rows=True))
+
+
+def split_name(name: str) -> tuple[int | None, str]:
+    """Split a parameter's name into the index of its layer, None outside of layers, and its role in the layer."""
+    match = _LAYER.search(name)
+    return (int(match[2]), name[match.end() + 1 :]) if match else (None, name)
+
+
+def layers_of(body: Sequence[Instruction], name_of: Callable[[Any], str]) -> list[int | None]:
+    """Return the layer of each instruction: that of its parameters, else that of the instruction before it.
+
+    None: outside of layers. `name_of`: a parameter's name.
+    """
+    found: list[int | None] = []
+    for instruction in body:
+        names = [name_of(parameter) for parameter in instruction.parameters]
+        before = found[-1] if found else None
+        found.append(split_name(names[0])[0] if names else before)
+    return found

@@ -32,7 +32,7 @@ from quire.runtime.placement import Placement
 from quire.weights.block_formats import BLOCK_FORMATS, FLOATS
 from quire.weights.codebooks import packed_codebook
 from quire.weights.progress import Progress, ignore_progress
-from quire.weights.quantized import QuantizedTensor, StoredCodes
+from quire.weights.quantized import QuantizedTensor, RoundedTensor, StoredCodes
 from quire.weights.weight_tensor import WeightTensor
 
 BLOCK = 32
@@ -209,10 +209,6 @@ class PackedWeights:
         """The packing of a matrix."""
         return self.packings[self.name_of(parameter)]
 
-    def format_at(self, name: str, row: int) -> WeightFormat:
-        """Return the format of a row of a matrix."""
-        return self._part(name, row).format
-
     def weight(self, parameter: Any) -> Weight:
         """The `Weight` of a matrix. It is alive as long as this object."""
         name = self.name_of(parameter)
@@ -284,16 +280,29 @@ class PackedWeights:
             job.set_codes(*StoredCodes(CodeLayout.across4, pairs).place, 0, 0, is_direct=True)
             job.set_block_scales(*StoredCodes(CodeLayout.across8, scales).place, 1.0)
             return WeightPiece(job, (pairs, scales), tensor)
+        if isinstance(tensor, RoundedTensor):
+            return self._rounded(part, tensor, first_row)
         is_stored = is_direct or (tensor.format in BLOCK_FORMATS and not tensor.offset)
         rows = np.ascontiguousarray(tensor.raw if is_stored else tensor.to_numpy())
         return WeightPiece(self._job(part, tensor.format if is_stored else "F32", rows, first_row), (rows,), tensor)
+
+    def _rounded(self, part: PartPlan, tensor: RoundedTensor, first_row: int) -> WeightPiece:
+        """Return the job that rounds floats to E4M3 and packs them."""
+        source = tensor.source
+        is_stored = source.format in FLOATS and not source.offset
+        rows = np.ascontiguousarray(source.raw if is_stored else source.to_numpy().view(np.uint8))
+        left, item_bytes = tensor.columns.start, rows.shape[1] // source.shape[1]
+        job = self._job(part, source.format if is_stored else "F32", rows[:, left * item_bytes :], first_row)
+        job.whole_inputs, job.first_input = source.shape[1], left
+        return WeightPiece(job, (rows,), tensor)
 
     def _coded(self, part: PartPlan, tensor: QuantizedTensor, first_row: int, *, is_direct: bool) -> WeightPiece:
         """Return the job that packs codes from the file: as the part's own, or from the values that they stand for."""
         quantized, (top, left), arrays = tensor.quantized, tensor.corner, list[NDArray[Any]]()
         order = np.arange(tensor.shape[0]) if tensor.row_order is None else tensor.row_order
         arrays.append(order.astype(np.int32))
-        job = self._job(part, "CODES", arrays[0][:, None], first_row, arrays[0].ctypes.data)
+        order_address = 0 if tensor.row_order is None else arrays[0].ctypes.data
+        job = self._job(part, "CODES", arrays[0][:, None], first_row, order_address)
         flipped = 0x80 if is_direct and quantized.is_signed else 0
         job.set_codes(*quantized.codes.place, top, left, is_direct=is_direct, flipped=flipped)
         if is_direct and tensor.format == "NVFP4":

@@ -48,7 +48,7 @@ def cut(program: Program, stage: int, num_stages: int) -> Program:
     """
     body, is_last = program.body, stage == num_stages - 1
     cuts = [0, *choose_cuts(program, num_stages), len(body)]
-    spans = _lifetimes(body)
+    spans = lifetimes(body)
     inputs, outputs = (_live(spans, at) for at in cuts[stage : stage + 2])
     part = body[cuts[stage] : cuts[stage + 1]]
     used = {buffer for instruction in part for buffer in instruction.buffers}
@@ -89,7 +89,7 @@ def choose_cuts(program: Program, num_stages: int) -> list[int]:
 
 def possible_cuts(body: Sequence[Instruction]) -> list[int]:
     """Return the places between two layers with the fewest values alive, where all of them are fp32."""
-    spans = _lifetimes(body)
+    spans = lifetimes(body)
     layer_at = [(index, layer) for index, item in enumerate(body) for layer in _layers([item])]
     found = []
     for layer in sorted({layer for _, layer in layer_at})[:-1]:
@@ -105,7 +105,7 @@ def possible_cuts(body: Sequence[Instruction]) -> list[int]:
     return found
 
 
-def _lifetimes(body: Sequence[Instruction]) -> dict[Buffer, tuple[int, int]]:
+def lifetimes(body: Sequence[Instruction]) -> dict[Buffer, tuple[int, int]]:
     """Return the first and the last instruction that uses each buffer, but for angles."""
     angles = {buffer for item in body if item.is_repeated for buffer in item.buffers}
     found: dict[Buffer, tuple[int, int]] = {}

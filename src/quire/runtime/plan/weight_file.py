@@ -28,11 +28,9 @@ from quire.errors import MemoryCapacityError
 from quire.runtime.huge_pages import on_huge_pages
 from quire.runtime.plan.packed_weights import PackedWeights
 from quire.runtime.shared_file import SUFFIX, Header, SharedFile, Unfinished, boot_id, find_or_begin
-from quire.weights.checkpoint import Checkpoint
+from quire.weights.checkpoint import Checkpoint, source_state
 from quire.weights.model_cache import cache_directory
-from quire.weights.model_files import split_parts
 from quire.weights.progress import Progress, ignore_progress
-from quire.weights.sources import ModelFiles
 
 logger = logging.getLogger("quire.runtime")
 LAYOUT_VERSION = 2
@@ -57,8 +55,7 @@ def fill_weights(
     begun: NDArray[np.uint8] | Unfinished | None = None
     problem = ""
     try:
-        state = source_state(checkpoint.files)
-        place = place_of(directory, checkpoint.files, state, weights, rank)
+        place = place_of(directory, checkpoint, weights, rank)
         report("loading weights", 0, None)
         begun = find_or_begin(place, config.options.weight_cache_bytes, report)
     except OSError as error:
@@ -73,7 +70,7 @@ def fill_weights(
     try:
         weights.use(begun.memory)
         weights.fill(weights.placements, progress)
-        if source_state(checkpoint.files) == state:
+        if source_state(checkpoint.files) == checkpoint.state:
             packed = begun.publish()
             weights.use(packed if config.weights_on_disk else on_huge_pages(packed))
         else:
@@ -104,21 +101,9 @@ def weight_directory(options: EngineOptions) -> Path | None:
     return cache_directory() / "weights" if chosen == "auto" else Path(chosen).expanduser().absolute()
 
 
-def source_state(files: ModelFiles) -> list[tuple[str, int, int, int]]:
-    """Return path, size, time of modification and inode of each file that weights depend on. Raises: OSError."""
-    if files.kind == "gguf":
-        paths = [files.path.with_name(name) for name in split_parts(files.path.name)]
-        paths = [path for path in paths if path.exists()] or [files.path]
-    else:
-        paths = sorted(path for path in files.path.iterdir() if path.suffix in (".json", ".safetensors"))
-    states = [(str(path.absolute()), path.stat()) for path in paths]
-    return [(path, status.st_size, status.st_mtime_ns, status.st_ino) for path, status in states]
-
-
-def place_of(
-    directory: Path, files: ModelFiles, state: list[tuple[str, int, int, int]], weights: PackedWeights, rank: int
-) -> SharedFile:
-    """Return the file for these weights. `state`: of the source."""
+def place_of(directory: Path, checkpoint: Checkpoint, weights: PackedWeights, rank: int) -> SharedFile:
+    """Return the file for these weights of a checkpoint."""
+    files = checkpoint.files
     source = str(files.path.absolute())
     packings = [
         (name, shape, [(count, part.name) for count, part in weights.packings[name].parts] if len(shape) > 1 else [])
@@ -131,7 +116,7 @@ def place_of(
     identity = _digest(source, rank, packings, kinds)
     # Compilers may contract products and sums, which changes the last bits, for one kind of CPU and not another.
     versions = (LAYOUT_VERSION, __version__, platform.machine(), sys.byteorder)
-    key = _digest(*versions, state, rank, packings, sources)
+    key = _digest(*versions, checkpoint.state, rank, packings, sources)
     stem = re.sub(r"[^\w.-]+", "_", files.path.name, flags=re.ASCII)[:80]
     header = Header(key, files.name, source, rank, weights.num_bytes, f"quire {__version__}", boot_id())
     return SharedFile(directory / f"{stem}-{identity[:16]}{SUFFIX}", header)

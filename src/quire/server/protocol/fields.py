@@ -6,7 +6,6 @@ server cannot obey, are in `UNSUPPORTED`; fields without effect here are accepte
 so that openapi.json shows them; the engine's `InputProcessor` checks what needs the model. Next to read: `chat.py`.
 """
 
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal, TypeVar
@@ -24,7 +23,7 @@ from pydantic import (
 )
 
 from quire.errors import ConfigError, InvalidParameterError
-from quire.sampling_params import SamplingParams
+from quire.sampling_params import MAX_DRY_BREAKERS, SamplingParams
 from quire.server.options import parse_keep_alive
 from quire.structured_outputs import MAX_CHOICES, MAX_TEXT_BYTES, StructuredOutputsParams
 from quire.text.tool_calls.closed_objects import closed
@@ -335,6 +334,20 @@ class SamplingFields(IgnoredFields):
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=MAX_INTEGER)
     min_p: float | None = Field(None, ge=0, le=1)
+    typical_p: float | None = Field(None, gt=0, le=1)
+    top_n_sigma: float | None = Field(None, ge=-1, le=1000)
+    xtc_probability: float | None = Field(None, ge=0, le=1)
+    xtc_threshold: float | None = Field(None, ge=0, le=1)
+    dry_multiplier: float | None = Field(None, ge=0, le=100)
+    dry_base: float | None = Field(None, ge=1, le=100)
+    dry_allowed_length: int | None = Field(None, ge=0, le=MAX_INTEGER)
+    dry_penalty_last_n: int | None = Field(None, ge=-1, le=MAX_INTEGER)
+    dry_sequence_breakers: Annotated[list[StopString], Field(max_length=MAX_DRY_BREAKERS)] | None = None
+    mirostat: int | None = Field(None, ge=0, le=2)
+    mirostat_tau: float | None = Field(None, ge=0, le=100)
+    mirostat_eta: float | None = Field(None, ge=0, le=1)
+    dynatemp_range: float | None = Field(None, ge=0, le=2)
+    dynatemp_exponent: float | None = Field(None, ge=0, le=10)
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
@@ -431,15 +444,3 @@ SHARED_NAMES = tuple(
     if name in SamplingParams.__dataclass_fields__ and name != "structured_outputs"
 )
 """Fields of `SamplingParams` with the same name and type; `structured_outputs` has another type here."""
-
-
-@functools.cache
-def known_names() -> frozenset[str]:
-    """Return the names of all fields of all requests."""
-    found: set[str] = set()
-    waiting = list(Body.__subclasses__())
-    while waiting:
-        kind = waiting.pop()
-        found |= {field.alias or name for name, field in kind.model_fields.items()}
-        waiting += kind.__subclasses__()
-    return frozenset(found)

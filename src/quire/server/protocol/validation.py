@@ -5,17 +5,17 @@ disagree on which one counts), NaN and infinities; and outside of what the model
 more than 64 bits, lone surrogates and NUL characters. Next to read: `fields.py`.
 """
 
+import functools
 import json
 import re
 from collections import Counter
-from functools import partial
 from typing import Any, NoReturn, TypeVar, get_args
 
 from pydantic import AliasChoices, ValidationError
 
 from quire.errors import nearest
 from quire.server.errors import ApiError, shown
-from quire.server.protocol.fields import OTHER_NAMES, UNSUPPORTED, WITHOUT_EFFECT, Body, FieldError, known_names
+from quire.server.protocol.fields import OTHER_NAMES, UNSUPPORTED, WITHOUT_EFFECT, Body, FieldError
 from quire.text.plain_data import unicode_text
 
 MAX_NAME_CHARACTERS = 100
@@ -176,7 +176,7 @@ def parse_json(data: bytes) -> Any:
         text = data.decode()
         large: list[int] = []
         value = json.loads(
-            text, parse_constant=_constant, parse_float=_number, parse_int=partial(_integer, large),
+            text, parse_constant=_constant, parse_float=_number, parse_int=functools.partial(_integer, large),
             object_pairs_hook=_object,
         )  # fmt: skip
     except UnicodeDecodeError as error:
@@ -252,3 +252,15 @@ def _unicode(text: str) -> str:
     code = ord(next(old for old, new in zip(text, mended, strict=True) if old != new))
     kind = "half of a surrogate pair" if code else "the NUL character"
     raise JsonTextError(f"a text of the body has \\u{code:04x}, {kind}: remove it")
+
+
+@functools.cache
+def known_names() -> frozenset[str]:
+    """Return the names of all fields of all requests."""
+    found: set[str] = set()
+    waiting = list(Body.__subclasses__())
+    while waiting:
+        kind = waiting.pop()
+        found |= {field.alias or name for name, field in kind.model_fields.items()}
+        waiting += kind.__subclasses__()
+    return frozenset(found)

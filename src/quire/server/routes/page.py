@@ -1,8 +1,8 @@
 """The page at the server's root, and what it needs beside the API: predictions and comparisons.
 
 The files are open to everyone, since a browser loads them before it has a key; they contain nothing of the server.
-`/xray/explain` and `/lab/compare` run the `quire` command in a process of its own, so that they never touch the engine
-that serves. Next to read: `../../page/app.js`, `xray.py`.
+`/xray/explain`, `/xray/ranks` and `/lab/compare` run the `quire` command in a process of its own, so that they never
+touch the engine that serves. Next to read: `../../page/app.js`, `xray.py`.
 """
 
 import asyncio
@@ -95,10 +95,16 @@ async def _file(name: str, request: Request) -> Response:
 async def explain(request: Request) -> Response:
     """Return what `quire explain --json` prints for a served model."""
     model = models_of(request).find(request.query_params.get("model")).supervisor.options.model
-    cached: dict[str, Any] = request.app.state.__dict__.setdefault("explained", {})
-    if model not in cached:
-        cached[model] = await _run(request, ["explain", model, "--json", "--quiet"])
-    return JsonResponse(cached[model])
+    return await _once(request, "explain", model)
+
+
+@router.get("/xray/ranks")
+async def ranks(request: Request) -> Response:
+    """Return what `quire view ranks --json` prints for a served model. Raises: ApiError for a model on one rank."""
+    options = models_of(request).find(request.query_params.get("model")).supervisor.options
+    if options.tensor_parallel_size == 1:
+        raise ApiError(404, "this model runs on one rank: --tensor-parallel-size cuts it", code="single_rank")
+    return await _once(request, "view", "ranks", options.model, "--tp", str(options.tensor_parallel_size))
 
 
 @router.post("/lab/compare")
@@ -110,6 +116,14 @@ async def compare(request: Request) -> Response:
         values["model"] = state_of(request).supervisor.options.model
     settings = [part for name, value in values.items() for part in (f"--{name}", str(value))]
     return JsonResponse(await _run(request, ["compare", body.name, "--json", "--quiet", *settings]))
+
+
+async def _once(request: Request, *command: str) -> Response:
+    """Return the JSON that a `quire` command prints; the same one again if it ran before."""
+    cached: dict[tuple[str, ...], Any] = request.app.state.__dict__.setdefault("printed", {})
+    if command not in cached:
+        cached[command] = await _run(request, [*command, "--json", "--quiet"])
+    return JsonResponse(cached[command])
 
 
 async def _run(request: Request, arguments: list[str]) -> dict[str, Any]:

@@ -1,0 +1,292 @@
+#include "weights/code_tiles.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "weights/half.h"
+#include "weights/vectors.h"
+#include "weights/wide.h"
+
+namespace quire {
+namespace {
+
+// Bytes of a row, and rows of words, that are fetched ahead: the processor does not foresee jumps from row to row.
+constexpr int64_t kBytesAhead = 256, kRowsAhead = 16;
+
+// What codes stand for, as this can be computed: themselves, as bytes with or without a sign, or entries of the table.
+enum class Meaning { unsigned_byte, signed_byte, entry };
+
+Meaning meaning_of(const float* table, int num_codes) {
+  bool is_unsigned = true, is_signed = true;
+  for (int code = 0; code < num_codes; ++code) {
+    is_unsigned &= table[code] == static_cast<float>(code);
+    is_signed &= table[code] == static_cast<float>(static_cast<int8_t>(code));
+  }
+  return is_unsigned ? Meaning::unsigned_byte : is_signed ? Meaning::signed_byte : Meaning::entry;
+}
+
+// Eight outputs of a tile.
+struct Lanes {
+  const int64_t* rows;
+  bool are_neighbours;          // of one another in the file
+  bool are_in_word;             // of awq
+  Words word_shifts;            // of awq
+  int64_t kept;                 // lanes that belong to other jobs
+  Words is_valid;               // all bits set, or none where an output becomes zero
+  const float *scales, *zeros;  // of each group those of the lanes
+};
+
+[[gnu::always_inline]] inline Words words_at(Bytes from, const Lanes& lanes) {
+  if (lanes.are_neighbours) return vector_at<Words>(from + 4 * lanes.rows[0]);
+  uint32_t words[kParts];
+  for (int64_t l = 0; l < kParts; ++l) words[l] = read_word(from + 4 * lanes.rows[l]);
+  return vector_at<Words>(words);
+}
+
+[[gnu::always_inline]] inline Words awq_words(Bytes from, const Lanes& lanes) {
+  if (lanes.are_in_word) return Words{} + static_cast<int32_t>(read_word(from + lanes.rows[0] / 8 * 4));
+  uint32_t words[kParts];
+  for (int64_t l = 0; l < kParts; ++l) words[l] = read_word(from + lanes.rows[l] / 8 * 4);
+  return vector_at<Words>(words);
+}
+
+// Eight codes of 4 bits, the lowest first, in the order of the packed formats: byte j has codes j and, above it, j + 4.
+[[gnu::always_inline]] inline Words in_packed_order(Words word) {
+  Words low = word & 0xffff, high = (word >> 16) & 0xffff;
+  low = (low | low << 8) & 0x00ff00ff;
+  high = (high | high << 8) & 0x00ff00ff;
+  return ((low | low << 4) & 0x0f0f0f0f) | ((high | high << 4) & 0x0f0f0f0f) << 4;
+}
+
+// Of words i and i + 4 of 16 bytes of each row, all lanes in one vector each.
+[[gnu::always_inline]] inline void four_words(const Bytes* rows, Words* to) {
+  Words pairs[4], both[4];
+  for (int i = 0; i < 4; ++i) {
+    const auto a = vector_at<Two>(rows[i]), b = vector_at<Two>(rows[i + 4]);
+    both[i] = same_bits<Words>(__builtin_shufflevector(a, b, 0, 1, 2, 3));
+  }
+  for (int i = 0; i < 2; ++i) {
+    pairs[i] = __builtin_shufflevector(both[2 * i], both[2 * i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+    pairs[i + 2] = __builtin_shufflevector(both[2 * i], both[2 * i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+  }
+  for (int i = 0; i < 2; ++i) {
+    to[2 * i] = __builtin_shufflevector(pairs[2 * i], pairs[2 * i + 1], 0, 1, 8, 9, 4, 5, 12, 13);
+    to[2 * i + 1] = __builtin_shufflevector(pairs[2 * i], pairs[2 * i + 1], 2, 3, 10, 11, 6, 7, 14, 15);
+  }
+}
+
+// The lines of a block of 32 inputs from `column` on: of 8 bits eight of four inputs each, of 4 bits four of eight.
+[[gnu::always_inline]] inline void read_block(const StoredCodes& from, const Lanes& lanes, int64_t column,
+                                              Words* lines) {
+  const auto data = reinterpret_cast<Bytes>(from.data);
+  const int64_t stride = from.stride_bytes;
+  if (from.layout == CodeLayout::down4 || from.layout == CodeLayout::down8) {
+    const bool is_byte = from.layout == CodeLayout::down8;
+    const Bytes words = data + column / (is_byte ? 4 : 8) * stride;
+    for (int64_t i = 0; i < (is_byte ? 8 : 4); ++i) {
+      __builtin_prefetch(words + (i + kRowsAhead) * stride + 4 * lanes.rows[0]);
+      const Words word = words_at(words + i * stride, lanes);
+      lines[i] = is_byte ? word : in_packed_order(word);
+    }
+    return;
+  }
+  if (from.layout == CodeLayout::awq) {
+    for (int64_t i = 0; i < 4; ++i) {
+      Words line = {};
+      for (int64_t j = 0; j < 8; ++j) {
+        const Words word = awq_words(data + (column + 8 * i + j) * stride, lanes);
+        line |= (word >> lanes.word_shifts & 15) << static_cast<int32_t>(8 * (j % 4) + 4 * (j / 4));
+      }
+      lines[i] = line;
+    }
+    return;
+  }
+  const bool is_byte = from.layout == CodeLayout::across8, is_nvfp4 = from.layout == CodeLayout::nvfp4;
+  const int64_t first = is_byte ? column : is_nvfp4 ? column / 64 * 36 + 4 + column % 64 / 2 : column / 2;
+  Bytes rows[kParts];
+  for (int64_t l = 0; l < kParts; ++l) {
+    rows[l] = data + lanes.rows[l] * stride + first;
+    __builtin_prefetch(rows[l] + kBytesAhead);
+  }
+  if (is_byte) {
+    Words of_rows[kParts];
+    for (int64_t l = 0; l < kParts; ++l) of_rows[l] = vector_at<Words>(rows[l]);
+    return transpose(of_rows, lines);
+  }
+  Words words[4];
+  four_words(rows, words);
+  for (int i = 0; i < 4; ++i) {
+    if (!is_nvfp4) {
+      lines[i] = in_packed_order(words[i]);
+      continue;
+    }
+    // Byte j of 8 has input j and, above it, j + 8.
+    const Words a = words[i / 2 * 2], b = words[i / 2 * 2 + 1];
+    lines[i] = i % 2 == 0 ? (a & 0x0f0f0f0f) | (b & 0x0f0f0f0f) << 4 : (a >> 4 & 0x0f0f0f0f) | (b & ~0x0f0f0f0f);
+  }
+}
+
+[[gnu::always_inline]] inline void put_line(std::byte* out, const Words& line, int64_t kept) {
+  if (kept == 0) {
+    std::memcpy(out, &line, sizeof line);
+  } else {
+    std::memcpy(out + 4 * kept, reinterpret_cast<const std::byte*>(&line) + 4 * kept, 4 * (kParts - kept));
+  }
+}
+
+[[gnu::always_inline]] inline void put_halves(std::byte* out, const uint16_t* halves, int64_t kept) {
+  std::memcpy(out + 2 * kept, halves + kept, 2 * (kParts - kept));
+}
+
+// The 32 values of a block in all lanes, from its lines of codes.
+template <bool kIsByte>
+[[gnu::always_inline]] inline void decode_block(const Words* lines, Meaning meaning, const float* table,
+                                                Floats* values) {
+  for (int32_t k = 0; k < kBlock; ++k) {
+    const int32_t shift = kIsByte ? 8 * (k % 4) : 8 * (k % 4) + 4 * (k / 4 % 2);
+    const Words line = lines[kIsByte ? k / 4 : k / 8], code = line >> shift & (kIsByte ? 255 : 15);
+    if (meaning == Meaning::unsigned_byte) {
+      values[k] = __builtin_convertvector(code, Floats);
+    } else if (meaning == Meaning::signed_byte) {
+      values[k] = __builtin_convertvector((code ^ 128) - 128, Floats);
+    } else {
+      float entries[kParts];
+      for (int64_t l = 0; l < kParts; ++l) entries[l] = table[code[l]];
+      values[k] = floats_at(entries);
+    }
+  }
+}
+
+// The lines of a block as q8, and its steps.
+template <bool kIsByte>
+[[gnu::always_inline]] inline void quantise_block(const Words* lines, const CodedRows& codes, Meaning meaning,
+                                                  const Lanes& lanes, const int32_t* groups, Words* out, uint16_t* d) {
+  Floats values[kBlock];
+  Words high = {};  // the bits of magnitudes are ordered as they are
+  decode_block<kIsByte>(lines, meaning, codes.table, values);
+  for (int64_t k = 0; k < kBlock; ++k) {
+    const Floats zero = floats_at(lanes.zeros + kParts * groups[k]);
+    const Floats value = (values[k] - zero) * floats_at(lanes.scales + kParts * groups[k]);
+    const Words magnitude = same_bits<Words>(value) & 0x7fffffff;
+    high = magnitude > high ? magnitude : high;
+    values[k] = value;
+  }
+  float inverses[kParts];
+  high |= high >= 0x7f800000;  // NaN where a value is not finite
+  put_steps(same_bits<Floats>(high & lanes.is_valid) / 127.0f, d, inverses);
+  const Floats inverse = floats_at(inverses);
+  for (int64_t i = 0; i < kBlock / 4; ++i) {
+    out[i] = Words{};
+    for (int32_t k = 0; k < 4; ++k) out[i] |= rounded_to_byte(values[4 * i + k] * inverse + 128.0f) << (8 * k);
+  }
+}
+
+// Of each group the scales and zeros of eight outputs, and fp16's d and m of direct codes.
+struct Groups {
+  std::vector<float> scales, zeros;
+  std::vector<uint16_t> d, m;
+};
+
+Groups read_groups(const CodedRows& codes, const CodeTile& to, int64_t lane) {
+  const int64_t count = codes.num_groups;
+  Groups groups;
+  groups.d.resize(kParts * count);
+  groups.m.resize(kParts * count);
+  groups.scales.resize(kParts * count);
+  groups.zeros.resize(kParts * count);
+  for (int64_t l = 0; l < kParts; ++l) {
+    if (lane + l < to.first_lane || lane + l >= to.end_lane) continue;
+    const int64_t first = (to.first_row + lane + l - to.first_lane) * count;
+    for (int64_t g = 0; g < count; ++g) {
+      const float scale = codes.scales[first + g], zero = codes.zeros[first + g];
+      groups.scales[g * kParts + l] = scale;
+      groups.zeros[g * kParts + l] = zero;
+      groups.d[g * kParts + l] = round_to_f16(scale);
+      groups.m[g * kParts + l] = round_to_f16(-zero * scale);
+    }
+  }
+  return groups;
+}
+
+QUIRE_WIDE
+void pack_lanes(const PackedRows& job, const CodeTile& to, const Lanes& lanes, const Groups& groups, int64_t lane) {
+  const CodedRows& codes = job.codes;
+  const bool is_byte = codes.stored.layout == CodeLayout::across8 || codes.stored.layout == CodeLayout::down8;
+  const bool is_q8 = job.target == WeightFormat::q8, has_halves = codes.block_scales.data == nullptr;
+  const int64_t num_lines = is_q8 ? 8 : 4;
+  std::byte* scales = to.tile + to.num_blocks * num_lines * 64 + 2 * lane;
+  const Meaning meaning = codes.is_direct ? Meaning::entry : meaning_of(codes.table, is_byte ? 256 : 16);
+  const Words flipped = Words{} + static_cast<int32_t>(codes.flipped * 0x01010101u);
+  const Words blank = Words{} + static_cast<int32_t>(is_q8 ? 0x80808080u : 0u);
+  for (int64_t b = 0; b < to.num_blocks; ++b) {
+    Words stored[8], lines[8];
+    uint16_t steps[kParts];
+    const int32_t* of_columns = codes.groups + b * kBlock;
+    read_block(codes.stored, lanes, codes.first_column + b * kBlock, stored);
+    if (codes.is_direct) {
+      for (int64_t i = 0; i < num_lines; ++i) lines[i] = stored[i] ^ flipped;
+    } else if (is_byte) {
+      quantise_block<true>(stored, codes, meaning, lanes, of_columns, lines, steps);
+    } else {
+      quantise_block<false>(stored, codes, meaning, lanes, of_columns, lines, steps);
+    }
+    for (int64_t i = 0; i < num_lines; ++i) {
+      const Words line = (lines[i] & lanes.is_valid) | (blank & ~lanes.is_valid);
+      put_line(to.tile + (b * num_lines + i) * 64 + 4 * lane, line, lanes.kept);
+    }
+    if (!has_halves) continue;
+    const int64_t group = codes.is_direct ? kParts * of_columns[0] : 0;
+    put_halves(scales + b * 2 * kTile, codes.is_direct ? groups.d.data() + group : steps, lanes.kept);
+    if (job.target == WeightFormat::q4m) {
+      put_halves(scales + (to.num_blocks + b) * 2 * kTile, groups.m.data() + group, lanes.kept);
+    }
+  }
+}
+
+// Scales of a byte, of mxfp4 one for each block, of nvfp4 two, and nvfp4's factor.
+void put_block_scales(const PackedRows& job, const CodeTile& to) {
+  const bool is_mxfp4 = job.target == WeightFormat::mxfp4;
+  const int64_t group = is_mxfp4 ? 32 : 16, count = to.num_blocks * kBlock / group;
+  std::byte* scales = to.tile + to.num_blocks * 256;
+  std::vector<uint8_t> of_row(count);
+  for (int64_t lane = to.first_lane; lane < kTile; ++lane) {
+    if (lane < to.end_lane) {
+      unpack_codes(job.codes.block_scales, to.rows + lane, 1, job.codes.first_column / group, count, of_row.data(), 0);
+      if (!is_mxfp4) std::memcpy(scales + count * kTile + lane * 4, &job.codes.factor, sizeof job.codes.factor);
+    } else {
+      std::fill(of_row.begin(), of_row.end(), 0);
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      scales[i * kTile + lane] = static_cast<std::byte>(is_mxfp4 ? halved(of_row[i]) : of_row[i]);
+    }
+  }
+}
+
+}  // namespace
+
+void pack_codes(const PackedRows& job, const CodeTile& to) {
+  for (int64_t lane = to.first_lane / kParts * kParts; lane < kTile; lane += kParts) {
+    constexpr int32_t kShifts[kParts] = {0, 16, 4, 20, 8, 24, 12, 28};
+    int64_t rows[kParts];
+    Lanes lanes{};
+    lanes.rows = rows;
+    lanes.kept = std::max<int64_t>(to.first_lane - lane, 0);
+    lanes.are_neighbours = true;
+    for (int64_t l = 0; l < kParts; ++l) {
+      // Outputs that are not of this job read the rows of one that is.
+      rows[l] = to.rows[std::clamp(lane + l, to.first_lane, to.end_lane - 1)];
+      lanes.are_neighbours = lanes.are_neighbours && rows[l] == rows[0] + l;
+      lanes.word_shifts[l] = kShifts[rows[l] % 8];
+      lanes.is_valid[l] = lane + l < to.end_lane ? -1 : 0;
+    }
+    lanes.are_in_word = std::all_of(rows, rows + kParts, [&](int64_t row) { return row / 8 == rows[0] / 8; });
+    const Groups groups = job.codes.block_scales.data == nullptr ? read_groups(job.codes, to, lane) : Groups{};
+    lanes.scales = groups.scales.data();
+    lanes.zeros = groups.zeros.data();
+    pack_lanes(job, to, lanes, groups, lane);
+  }
+  if (job.codes.block_scales.data != nullptr) put_block_scales(job, to);
+}
+
+}  // namespace quire
