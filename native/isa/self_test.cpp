@@ -135,7 +135,8 @@ std::string gemm_results(const OpTable& ops, WeightFormat format, int64_t num_ou
     const Rows wide = rows_of(values, RowType::f32, kWidth), to = rows_of(out, RowType::f32, num_outputs);
     run_op(scalar_ops(), "activate", ActivateOp{wide, in, kWidth, Activation::none, false, false, false},
            step.context());
-    run_op(ops, "gemm", GemmOp{weight, nullptr, in, to, Activation::silu, false, false, false, {}, nullptr}, step.context());
+    run_op(ops, "gemm", GemmOp{weight, nullptr, in, to, Activation::silu, false, false, false, {}, nullptr},
+           step.context());
     if (num_tokens == 1) {
       run_op(ops, "head", HeadOp{weight, nullptr, in, best.floats(), ids, kTokens, 0, 0}, step.context());
     }

@@ -3,7 +3,8 @@
 // what follows a product stays in one op with it.
 //
 // Rows are grouped by adapter, so that its matrices are read once for several rows. The sums of a row depend on
-// nothing but the row: A x per output of A in 16 lanes, then over the lanes; B (A x) in the order of the rank, even and odd columns apart.
+// nothing but the row: A x per output of A in 16 lanes, then over the lanes; B (A x) in the order of the rank, even and
+// odd columns apart.
 #pragma once
 #include "ops/rows.h"
 #include "plan/op.h"
@@ -80,18 +81,14 @@ inline void widen_row(const Rows& x, int64_t index, int64_t width, float* out) {
 template <bool kIsBf16, int R, int K>
 void lora_block(const std::byte* a, const float* x, int64_t stride, float* const* out) {
   F32x16 y[R][K];
-  QUIRE_UNROLL for (int r = 0; r < R; ++r) {
-    QUIRE_UNROLL for (int k = 0; k < K; ++k) y[r][k] = zero();
-  }
+  QUIRE_UNROLL for (int r = 0; r < R; ++r) { QUIRE_UNROLL for (int k = 0; k < K; ++k) y[r][k] = zero(); }
   for (int64_t i = 0; i < stride; i += kLanes) {
     QUIRE_UNROLL for (int k = 0; k < K; ++k) {
       const F32x16 weight = load_lora(a, k * stride + i, kIsBf16);
       QUIRE_UNROLL for (int r = 0; r < R; ++r) y[r][k] = fma(weight, load(x + r * stride + i), y[r][k]);
     }
   }
-  QUIRE_UNROLL for (int r = 0; r < R; ++r) {
-    QUIRE_UNROLL for (int k = 0; k < K; ++k) out[r][k] = sum(y[r][k]);
-  }
+  QUIRE_UNROLL for (int r = 0; r < R; ++r) { QUIRE_UNROLL for (int k = 0; k < K; ++k) out[r][k] = sum(y[r][k]); }
 }
 
 template <bool kIsBf16, int R>

@@ -174,8 +174,7 @@ class NewRequest(msgspec.Struct, frozen=True):
     """Everything that the executor must know of a request that is new to it, or returns after preemption."""
 
     request_id: str
-    token_ids: tuple[int, ...]
-    """All tokens known: prompt, then tokens generated before a preemption."""
+    token_ids: tuple[int, ...]  # all tokens known: prompt, then tokens generated before a preemption
     num_prompt_tokens: int
     sampling: SamplingParams | None
     pooling: PoolingParams | None
@@ -183,8 +182,7 @@ class NewRequest(msgspec.Struct, frozen=True):
     seed: int
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     max_tokens: int = 16  # most tokens to generate, in the context length too
-    awaits_external_token: bool = False
-    """The scheduler sends the next token; the token that the executor yields is not the sequence's."""
+    awaits_external_token: bool = False  # the scheduler sends the next token, not the executor
     mirostat_mu: float | None = None  # see `Request`
     adapter: Adapter | None = None
 
