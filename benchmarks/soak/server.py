@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.server_process import POLL_S, ServerProcess, quire_serve
 from benchmarks.soak.client import Seen, get
-from quire.cli.top_metrics import Metrics
+from quire.cli.top_metrics import MetricsPage
 
 
 class Server(ServerProcess):
@@ -41,12 +41,12 @@ class Server(ServerProcess):
         """Threads of server and engine."""
         return sum(process.num_threads() for process in self.processes())
 
-    async def metrics(self) -> Metrics:
+    async def metrics(self) -> MetricsPage:
         """Read `/metrics`. Raises: RuntimeError if it does not answer."""
         seen = await get(self.url, "/metrics")
         if seen.status != 200:
             raise RuntimeError(f"/metrics answers {seen.status} {seen.error or ''}")
-        return Metrics(seen.text, seen.ended_s)
+        return MetricsPage(seen.text, seen.ended_s)
 
     async def num_under_way(self) -> int:
         """Requests that are somewhere in server or engine, and KV blocks in use: 0 at rest."""

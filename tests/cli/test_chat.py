@@ -155,10 +155,10 @@ def test_refused_turn_is_not_history(capsys: pytest.CaptureFixture[str]) -> None
     engine = FakeEngine(EngineOptions())
     add_request = engine.add_request
 
-    def refuse_long(request_id: str, prompt: dict[str, object], params: object) -> None:
+    def refuse_long(request_id: str, prompt: dict[str, object], params: object, **options: object) -> None:
         if "long" in str(prompt["prompt"]):
             raise ContextLengthError("too long")
-        add_request(request_id, prompt, params)
+        add_request(request_id, prompt, params, **options)
 
     engine.add_request = refuse_long
     chat("long", "short", engine=engine)

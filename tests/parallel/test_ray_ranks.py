@@ -88,5 +88,5 @@ def test_clusters_without_enough_cpus_are_refused(ray: Any) -> None:
 
 def test_missing_ray_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"pip install 'quire\[ray\]'"):
+    with pytest.raises(ConfigError, match=r"needs Ray: pip install .*'ray<"):
         create_executor(*tiny_llama(**RAY))

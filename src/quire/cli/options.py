@@ -34,6 +34,7 @@ COMPUTED_DEFAULTS = {
     "hf_overrides": "none",
     "chat_template": "the model's",
     "quantization": "none",
+    "draft_model": "none",
     "weight_cache_bytes": "half of the free disk space",
     "max_model_len": "the model's context, at most 8192 and what fits in memory",
     "block_size": "32 on a CPU, 16 on a GPU",

@@ -20,6 +20,8 @@ from tests.server.fake_engine import CHAT
 MINIMAL: dict[str, dict[str, Any]] = {
     "ChatRequest": {**CHAT, "logprobs": True},
     "CompletionRequest": {"model": "m", "prompt": "a"},
+    "LoadAdapterRequest": {"lora_name": "a", "lora_path": "/a"},
+    "UnloadAdapterRequest": {"lora_name": "a"},
     "InfillRequest": {"input_prefix": "a", "input_suffix": "b"},
     "ResponsesRequest": {"model": "m", "input": "a"},
     "MessagesRequest": {"model": "m", "max_tokens": 1, "messages": CHAT["messages"]},
