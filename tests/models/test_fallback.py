@@ -257,9 +257,7 @@ def test_explain_refuses_work_that_it_does_not_know(directory: Path) -> None:
 
 def test_without_transformers_the_error_tells_what_to_install(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "find_spec", lambda name: None)
-    with pytest.raises(
-        UnsupportedModelError, match=r"Cohere2ForCausalLM is not supp.*pip install .*'transformers<"
-    ):
+    with pytest.raises(UnsupportedModelError, match=r"Cohere2ForCausalLM is not supp.*pip install .*'transformers<"):
         build(directory)
     with pytest.raises(UnsupportedModelError, match=r"needs Transformers: pip install .*'transformers<"):
         build(directory, model_impl="transformers")
