@@ -22,9 +22,9 @@ def drafts_with(*token_ids: int, num_steps: int = 100, draft_s: float = 0.4) -> 
     """Drafts whose guesses 1, 2, 3, 4 were followed by these tokens in each step."""
     made = ExecutorDrafts()
     for _ in range(num_steps):
-        made.note(output(), result(*token_ids, draft_s=draft_s))
+        made.note(output(), result(*token_ids, draft_s=draft_s), has_prompts=False)
         made.draft_of(request())
-    made.note(output(), result(*token_ids, draft_s=draft_s))
+    made.note(output(), result(*token_ids, draft_s=draft_s), has_prompts=False)
     return made
 
 
@@ -74,5 +74,5 @@ def test_probabilities_become_those_that_were_measured() -> None:
 
 def test_guesses_of_a_request_end_with_its_result() -> None:
     made = drafts_with(1, 2, 3, 4, 5)
-    made.note(output(0), result(7, draft=None, draft_s=0.0))
+    made.note(output(0), result(7, draft=None, draft_s=0.0), has_prompts=False)
     assert made.draft_of(request()) == Draft()

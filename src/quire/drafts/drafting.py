@@ -143,7 +143,7 @@ class Drafting:
         token_ids = {item.request_id: item.token_ids for item in result.results}
         has_guesses = any(item.draft is not None for item in result.results)
         if has_guesses or self._has_guesses:
-            self._of_executor.note(output, result)
+            self._of_executor.note(output, result, has_prompts=has_prompts)
         self._has_guesses = has_guesses
         drafts: list[tuple[int, int]] = []
         for item in output.scheduled:

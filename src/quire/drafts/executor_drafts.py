@@ -7,6 +7,7 @@ step in `EXPLORE_STEPS` asks, since texts change. Next to read: `drafting.py`, t
 
 from collections.abc import Callable, Hashable, Sequence
 
+from quire.scheduler.pace import moving_average
 from quire.types import Draft, Request, SchedulerOutput, StepResult
 
 MAX_GUESSES = 8
@@ -68,7 +69,7 @@ class ExecutorDrafts:
         self._offered[request.request_id] = draft, is_greedy
         return Draft(draft.token_ids, tuple(self._rate(is_greedy, given) for given in draft.probabilities))
 
-    def note(self, output: SchedulerOutput, result: StepResult) -> None:
+    def note(self, output: SchedulerOutput, result: StepResult, *, has_prompts: bool) -> None:
         """Compare the guesses of the step before with the tokens that came, and take up those of this step."""
         for item in result.results:
             if (offered := self._offered.get(item.request_id)) is not None:
@@ -79,11 +80,10 @@ class ExecutorDrafts:
             bool(self._guesses),
             {item.request_id: item.draft for item in result.results if item.draft is not None},
         )
-        if goes_on and output.num_draft_tokens and result.draft_s and not output.has_prompts:
+        if goes_on and output.num_draft_tokens and result.draft_s and not has_prompts:
             num_passes = max((len(draft.token_ids) for draft in self._guesses.values()), default=1)
             seconds, rows = result.draft_s / max(1, num_passes), len(output.scheduled)
-            before = self._pass_s.get(rows)
-            self._pass_s[rows] = seconds if before is None else before + 0.2 * (min(seconds, 2 * before) - before)
+            self._pass_s[rows] = moving_average(self._pass_s.get(rows), seconds)
 
     def _judge(self, guesses: Draft, is_greedy: bool, token_ids: Sequence[int]) -> None:
         pairs = zip(guesses.token_ids, guesses.probabilities, token_ids, strict=False)

@@ -14,7 +14,7 @@ const percent = (logprob) => `${(100 * Math.exp(logprob)).toFixed(1)} %`;
 const visible = (text) => (text === "" ? "∅" : text.replaceAll("\n", "⏎").replaceAll(" ", "␣"));
 const decode = (bytes) => new TextDecoder().decode(new Uint8Array(bytes ?? []));
 
-/** `host` has ask, events, changed, save, key, model, recording and xray of the page, the first three as functions. */
+/** `host` has ask, events, changed, key, model, recording and xray of the page, the first three as functions. */
 export class Chat {
   constructor(host) {
     Object.assign(this, { host, params: { max_tokens: "256" }, system: "", form: localStorage.getItem("quire-answers") ?? "text" });

@@ -26,6 +26,7 @@ from quire.runtime.batch import RequestStates, StepLayout
 from quire.runtime.loader import make_model
 from quire.types import RequestResult, SchedulerOutput
 from quire.weights.adapter_files import read_adapter
+from quire.weights.weight_tensor import to_bf16
 
 logger = logging.getLogger("quire.runtime")
 TILE = LANES = 16
@@ -171,10 +172,7 @@ class AdapterPool:
     def _stored(self, values: NDArray[np.float32]) -> NDArray[Any]:
         """Return the values in the type that kernels read: bf16, rounded to nearest, or fp32."""
         values = np.ascontiguousarray(values, np.float32)
-        if not self._is_bf16:
-            return values
-        bits = values.view(np.uint32)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+        return to_bf16(values) if self._is_bf16 else values
 
     # --- Steps --------------------------------------------------------------------------------
 

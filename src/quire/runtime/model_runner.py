@@ -9,22 +9,24 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quire.config import STEP_S, EngineConfig
 from quire.memory_plan import PROMPT_LOGPROB_ROWS
-from quire.runtime.adapter_pool import AdapterPool
 from quire.runtime.batch import RequestState, RequestStates, StepLayout, Yield, drop_rows, lay_out
 from quire.runtime.cache_engine import CacheEngine
-from quire.runtime.drafter import Drafter
 from quire.runtime.forward import Forward
 from quire.sampling.sampler import Sampler
 from quire.sampling.state import Sampled, SamplingState
 from quire.sampling_params import PoolingParams
 from quire.types import Draft, RequestResult, ScheduledRequest, SchedulerOutput, StepResult, TokenLogprobs
+
+if TYPE_CHECKING:
+    from quire.runtime.adapter_pool import AdapterPool
+    from quire.runtime.drafter import Drafter
 
 logger = logging.getLogger("quire.runtime")
 _BAD_EMBEDDING = (

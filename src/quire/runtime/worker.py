@@ -6,6 +6,7 @@ Next to read: `model_runner.py`; `ranks.py` for the ranks of a model.
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from quire import _native
 from quire.cache_spec import LatentKV, PagedKV, RecurrentState
@@ -15,10 +16,8 @@ from quire.kernels.tracing import NotTraceableError
 from quire.layers.group import SINGLE
 from quire.lazy_torch import OP_BY_OP, require_torch
 from quire.memory_plan import PROMPT_LOGPROB_ROWS
-from quire.runtime.adapter_pool import AdapterPool
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.disk_tier import open_disk_tier
-from quire.runtime.draft_plan import load_drafter
 from quire.runtime.forward import EagerForward, Forward, PlannedForward
 from quire.runtime.links import ONE_RANK, Links
 from quire.runtime.loader import load_classifier
@@ -28,6 +27,9 @@ from quire.runtime.ranks import StageRunner, Yielded, make_group, make_runner, m
 from quire.types import SchedulerOutput, StepResult
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.progress import Progress
+
+if TYPE_CHECKING:
+    from quire.runtime.adapter_pool import AdapterPool
 
 logger = logging.getLogger("quire.runtime")
 KV_FORMATS = {
@@ -72,7 +74,7 @@ class Worker:
         self.pool = _native.ThreadPool(config.threads_per_rank)
         self.sampler = make_sampler(config.model.vocab_size, config.device, self.pool, links)
         disk = open_disk_tier(config, checkpoint, links.rank)
-        self.adapters: AdapterPool | None = None
+        self.adapters: AdapterPool | None = None  # most engines have none, nor drafts: they import neither
         self.forward, self.cache = self._make_forward(checkpoint, progress, links)
         self.cache.disk = disk
         classifier = None
@@ -81,6 +83,8 @@ class Worker:
         self.runner = make_runner(config, self.forward, self.cache, self.sampler, links, classifier)
         self.runner.adapters = self.adapters
         if config.model.draft is not None:
+            from quire.runtime.draft_plan import load_drafter
+
             layers, group = kv_layers(config, self.cache), make_group(config.model.vocab_size, links.exchange)
             self.runner.drafter = load_drafter(
                 config, self.forward, layers, self.runner.states, self.pool, group, links, progress
@@ -121,7 +125,10 @@ class Worker:
                 if program.layers is not None:
                     config = replace(config, scheduler=config.scheduler.of_layers(program.layers))
                 cache = CacheEngine(config)
-                self.adapters = AdapterPool(config, group) if config.options.has_adapters else None
+                if config.options.has_adapters:
+                    from quire.runtime.adapter_pool import AdapterPool
+
+                    self.adapters = AdapterPool(config, group)
                 sites = None if self.adapters is None else self.adapters.site
                 layers = kv_layers(config, cache)
                 planned = PlannedModel(program, weights, layers, limits, self.pool, links.exchange, sites)

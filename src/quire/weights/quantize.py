@@ -19,6 +19,7 @@ from quire.linux import allowed_cpus
 from quire.weights.block_formats import BLOCK_FORMATS, FLOATS, row_bytes
 from quire.weights.gguf_writer import TensorToWrite, key_value, write_gguf
 from quire.weights.progress import Progress, ignore_progress
+from quire.weights.weight_tensor import to_bf16
 
 PLAIN = {"F32": np.float32, "F16": np.float16}
 FILE_TYPES = {
@@ -172,11 +173,7 @@ def quantize(
     if format_name in PLAIN:
         return values.astype(PLAIN[format_name]).view(np.uint8).reshape(len(values), -1)
     if format_name == "BF16":
-        bits = values.view(np.uint32)
-        # Nearest, ties to even; a NaN stays one.
-        rounded = ((bits + (0x7FFF + ((bits >> 16) & 1)).astype(np.uint32)) >> 16).astype(np.uint16)
-        rounded = np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
-        return rounded.view(np.uint8).reshape(len(values), -1)
+        return to_bf16(values).view(np.uint8).reshape(len(values), -1)
     out = np.empty((len(values), row_bytes(BLOCK_FORMATS[format_name], values.shape[1])), np.uint8)
     num_rows, num_columns = values.shape
     weights = None if importance is None else np.ascontiguousarray(importance, np.float32)

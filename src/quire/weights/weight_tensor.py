@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from quire.errors import ModelFileError, UnsupportedModelError
 from quire.weight_map import Offset, Rows, Taps, Transpose, Unstack, View
@@ -229,3 +230,10 @@ def join_mxfp4(pairs: np.ndarray, scales: np.ndarray) -> np.ndarray:
     values = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*scales.shape, 32)
     nibbles = values[..., :16] | (values[..., 16:] << 4)
     return np.concatenate([scales[..., None], nibbles], axis=-1).reshape(len(pairs), -1)
+
+
+def to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """Return the bits of values in bf16: nearest, ties to even; a NaN stays one. `values` must be contiguous."""
+    bits = values.view(np.uint32)
+    rounded = ((bits + (0x7FFF + ((bits >> 16) & 1)).astype(np.uint32)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
