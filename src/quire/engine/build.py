@@ -18,7 +18,6 @@ from dataclasses import replace
 from typing import Any
 
 from quire.config import DTYPES, EngineConfig, EngineOptions, Hardware
-from quire.engine.draft_source import with_draft
 from quire.engine.input_processor import make_vocabulary
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.tokenizer_source import has_tokenizer, load_tokenizer, read_chat_template
@@ -118,7 +117,11 @@ def resolve_config(options: EngineOptions, checkpoint: Checkpoint, hardware: Har
     model = ModelRegistry.make_model_config(
         checkpoint.hf_config, checkpoint.generation_config, options.hf_overrides, options.model_impl
     )
-    model = with_draft(weigh(model, checkpoint.tensors), options)
+    model = weigh(model, checkpoint.tensors)
+    if options.draft_model is not None or options.speculative == "mtp":
+        from quire.engine.draft_source import with_draft  # it imports what heads are made of
+
+        model = with_draft(model, options)
     if checkpoint.files.kind != "gguf":
         model = replace(model, embedding_defaults=read_pooling(checkpoint.files.path))
     if JUDGE in checkpoint.files.name.lower() and not model.labels and not model.label_tokens:
