@@ -13,7 +13,7 @@ from contextlib import suppress
 _PR_SET_PDEATHSIG = 1
 _WRITE = 2
 _WAIT_WRITE_WAIT = 1 | 2 | 4
-"""Flags of `sync_file_range`: begin to write dirty pages; or wait for earlier writes, write the others, wait for them."""
+"""Flags of `sync_file_range`: begin to write dirty pages; or wait for earlier writes, write others, wait for them."""
 
 
 def allowed_cpus() -> set[int]:

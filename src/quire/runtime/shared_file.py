@@ -43,8 +43,10 @@ SETTLE_S = 10.0
 SETTLE_BYTES = 64 << 20
 """Bytes that are brought to disk in one call, which delays the end of the process."""
 WRITTEN_BEHIND_BYTES = 1 << 30
-"""From this size on a file is written to disk while it is packed. The system itself begins when a tenth of the memory is
-dirty, and holds up the threads that pack from about 15 % on."""
+"""Least size of a file that is written to disk while it is packed.
+
+The system itself begins when a tenth of the memory is dirty, and holds up the threads that pack from about 15 % on.
+"""
 WRITE_INTERVAL_S = 0.25
 SHARE_OF_DISK = 0.5
 """Default limit of all files: this share of the disk's free space, with what the files take already."""

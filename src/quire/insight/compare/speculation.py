@@ -13,7 +13,7 @@ from quire.engine.llm_engine import LLMEngine
 from quire.errors import ComparisonError, ConfigError, EngineError
 from quire.events import EventKind
 from quire.insight.compare.draft_texts import WORKLOADS, prompt_of
-from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, Series, Settings
+from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, RunSettings, Series
 from quire.outputs import RequestOutput
 from quire.sampling_params import SamplingParams
 from quire.structured_outputs import StructuredOutputsParams
@@ -54,7 +54,7 @@ class Record:
         return shares
 
 
-def compare(settings: Settings, progress: Progress) -> Comparison:
+def compare(settings: RunSettings, progress: Progress) -> Comparison:
     """Run each workload in both modes by turns.
 
     Raises: ConfigError, ModelError, CapacityError; ComparisonError if outputs differ.
@@ -84,7 +84,7 @@ def compare(settings: Settings, progress: Progress) -> Comparison:
     return _result(found, shown)
 
 
-def _load(model: str, settings: Settings, num_streams: int, speculative: str) -> LLMEngine:
+def _load(model: str, settings: RunSettings, num_streams: int, speculative: str) -> LLMEngine:
     return LLMEngine.from_options(
         model, max_num_seqs=num_streams, max_model_len=settings.context or 2048, seed=settings.seed,
         enable_prefix_caching=False, batch_invariant=True, speculative=speculative,
