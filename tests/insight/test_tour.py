@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from quire.cli.output import Output
-from quire.cli.tour import Told, step_through
+from quire.cli.tour import KEYS, Told, step_through
 from quire.config import EngineConfig, EngineOptions, Hardware
 from quire.engine.tokenizer_source import load_tokenizer
 from quire.errors import ConfigError, ModelError, PromptError
@@ -287,10 +287,11 @@ def test_keys_go_on_line_by_line_explain_and_quit(
             asked.append(name)
             yield Stop(name, [f"line of {name}", f"blocks = {name}", f"last of {name}"], f"reason of {name}")
 
-    keys = iter("\rwnxwq")
-    monkeypatch.setattr("click.getchar", lambda: next(keys))
+    typed = iter(["\r", "wnx", "\x1b[A", "wq"])  # some of them at once, as from a fast typist
+    monkeypatch.setattr("click.getchar", lambda: next(typed))
     step_through(made(), Told(Output(), str))
-    shown = capsys.readouterr().out
+    shown, legends = capsys.readouterr()
+    assert legends.splitlines() == [KEYS, KEYS, f"x does nothing here   {KEYS}", f"that key does nothing here   {KEYS}"]
     assert asked == ["A", "B"]
     assert [line.strip() for line in shown.splitlines() if line] == [
         "1. A", "line of A", "blocks = A", f"why: {reason_of('blocks = A')}", "last of A", "why: reason of A",

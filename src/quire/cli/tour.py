@@ -3,6 +3,7 @@
 Next to read: `../insight/tour.py`.
 """
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -14,7 +15,7 @@ from quire.cli.arguments import read_prompt, split_arguments
 from quire.cli.command import option, output_of, verb
 from quire.cli.language import lang_option
 from quire.cli.options import OF_REPLICAS, chosen_options, option_flags
-from quire.cli.output import Output
+from quire.cli.output import Output, is_capable_terminal
 from quire.cli.progress import show_progress
 from quire.config import EngineConfig, EngineOptions
 from quire.errors import PromptError
@@ -182,6 +183,21 @@ class Told:
         """Write a note to stderr."""
         self.output.note(self._translate(text))
 
+    @contextlib.contextmanager
+    def legend(self, unknown: str) -> Iterator[None]:
+        """Show what keys do below the lines of the tour; on a terminal that can, only meanwhile."""
+        text = self._translate(f"{unknown} does nothing here") + "   " if unknown else ""
+        text += self._translate(KEYS)
+        if not is_capable_terminal(sys.stderr):
+            self.output.note(text)
+            yield
+            return
+        self.output.aside(text)
+        try:
+            yield
+        finally:
+            self.output.aside("\r\x1b[K")
+
     def title(self, number: int, stop: "Stop") -> None:
         """Write a stop's title."""
         self.output.result(self.output.style(f"{number}. {self._translate(stop.title)}", "bold", sys.stdout))
@@ -199,14 +215,14 @@ class Told:
 
 
 def step_through(stops: Iterator["Stop"], told: Told) -> None:
-    """Wait for a key after each line."""
-    told.note(KEYS)
+    """Wait for a key after each line; under it stands what the keys do."""
+    keys = Keys(told)
     for number, stop in enumerate(stops, 1):
         told.title(number, stop)
         key = ""
         for line in stop.lines:
             told.line(line)
-            while key != "n" and (key := _key()) not in ("\r", "\n", "n"):
+            while key != "n" and (key := keys.read()) not in ("\r", "\n", "n"):
                 if key == "q":
                     return
                 if key == "w":
@@ -214,8 +230,30 @@ def step_through(stops: Iterator["Stop"], told: Told) -> None:
         told.why(stop)
 
 
-def _key() -> str:
+class Keys:
+    """The keys that were typed, one by one. While it waits, the last line tells what keys do."""
+
+    def __init__(self, told: Told) -> None:
+        self._told = told
+        self._typed = ""
+
+    def read(self) -> str:
+        """Return the next key that has an effect."""
+        unknown = ""
+        while True:
+            if not self._typed:
+                with self._told.legend(unknown):
+                    self._typed = _typed()
+            key, self._typed = self._typed[0].lower(), self._typed[1:]
+            if key in "\r\nwnq":
+                return key
+            if key == "\x1b":  # an arrow or another key that sends several characters
+                self._typed = ""
+            unknown = key if key.isprintable() and key != " " else "that key"
+
+
+def _typed() -> str:
     try:
-        return click.getchar().lower()
+        return click.getchar() or "q"
     except EOFError:  # Ctrl-D
         return "q"
