@@ -17,6 +17,7 @@ from quire.cli.language import lang_option
 from quire.cli.options import OF_REPLICAS, chosen_options, option_flags
 from quire.cli.output import Output, is_capable_terminal
 from quire.cli.progress import show_progress
+from quire.cli.typed_keys import END, ReadKey, typed_keys
 from quire.config import EngineConfig, EngineOptions
 from quire.errors import PromptError
 from quire.insight.tour_reasons import reason_of
@@ -216,44 +217,25 @@ class Told:
 
 def step_through(stops: Iterator["Stop"], told: Told) -> None:
     """Wait for a key after each line; under it stands what the keys do."""
-    keys = Keys(told)
-    for number, stop in enumerate(stops, 1):
-        told.title(number, stop)
-        key = ""
-        for line in stop.lines:
-            told.line(line)
-            while key != "n" and (key := keys.read()) not in ("\r", "\n", "n"):
-                if key == "q":
-                    return
-                if key == "w":
+    with typed_keys() as read_key:
+        for number, stop in enumerate(stops, 1):
+            told.title(number, stop)
+            key = ""
+            for line in stop.lines:
+                told.line(line)
+                while key != "n" and (key := _next_key(read_key, told)) not in ("\n", "n"):
+                    if key in ("q", END):
+                        return
                     told.why(stop, line)
-        told.why(stop)
+            told.why(stop)
 
 
-class Keys:
-    """The keys that were typed, one by one. While it waits, the last line tells what keys do."""
-
-    def __init__(self, told: Told) -> None:
-        self._told = told
-        self._typed = ""
-
-    def read(self) -> str:
-        """Return the next key that has an effect."""
-        unknown = ""
-        while True:
-            if not self._typed:
-                with self._told.legend(unknown):
-                    self._typed = _typed()
-            key, self._typed = self._typed[0].lower(), self._typed[1:]
-            if key in "\r\nwnq":
-                return key
-            if key == "\x1b":  # an arrow or another key that sends several characters
-                self._typed = ""
-            unknown = key if key.isprintable() and key != " " else "that key"
-
-
-def _typed() -> str:
-    try:
-        return click.getchar() or "q"
-    except EOFError:  # Ctrl-D
-        return "q"
+def _next_key(read_key: ReadKey, told: Told) -> str:
+    """Return the next key that does something; say of others that they do not."""
+    unknown = ""
+    while True:
+        with told.legend(unknown):
+            key = read_key(None) or END
+        if key in ("\n", "w", "n", "q", END):
+            return key
+        unknown = key if key.isprintable() and key != " " else "that key"
