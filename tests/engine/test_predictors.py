@@ -35,15 +35,18 @@ QWEN = {
 }  # fmt: skip
 
 
-class Reference:
-    """A model of Transformers and a predicting layer beside it, over whole sequences."""
+GLM = {
+    **SIZES, "num_key_value_heads": 2, "head_dim": 32, "use_qk_norm": True, "n_routed_experts": 8,
+    "n_shared_experts": 1, "first_k_dense_replace": 1,
+}  # fmt: skip
+
+
+class Layer:
+    """A predicting layer beside a model of Transformers, over whole sequences."""
 
     def __init__(self, model: Any, *, keeps_norm: bool, one: float) -> None:
         """`keeps_norm`: a position reads the other's values behind the norm. `one`: summand of norms' weights."""
-        torch.manual_seed(7)
-        config, self.keeps_norm, self.one = model.config, keeps_norm, one
-        config._attn_implementation = "eager"
-        self.model = model.eval().float()
+        config, self.model, self.keeps_norm, self.one = model.config, model, keeps_norm, one
         self.layer = type(model.model.layers[-1])(config, config.num_hidden_layers - 1).eval()
         for parameter in self.layer.parameters():
             torch.nn.init.normal_(parameter, std=0.3)
@@ -55,22 +58,13 @@ class Reference:
         scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.model.config.rms_norm_eps)
         return x * scale * (self.norms[name] + self.one)
 
-    def guess(self, token_ids: list[int], count: int) -> list[int]:
-        """The tokens that the layer predicts behind these."""
-        tokens, guesses = torch.tensor([token_ids]), []
-        with torch.no_grad():
-            hidden = self.model.model(tokens).last_hidden_state[:, :-1]
-            following = self.model.model.embed_tokens(tokens[:, 1:])
-            for _ in range(count):
-                joined = torch.cat((self.norm("embedding", following), self.norm("hidden", hidden)), -1)
-                found = self.run_layer(joined @ self.fc.T)
-                normed = self.norm("last", found)
-                guesses.append(int(self.model.lm_head(normed[0, -1]).argmax()))
-                carried = normed if self.keeps_norm else found
-                hidden = torch.cat((hidden, carried[:, -1:]), 1)
-                embedding = self.model.model.embed_tokens(torch.tensor([[guesses[-1]]]))
-                following = torch.cat((following, embedding), 1)
-        return guesses
+    def run(self, tokens: list[int], hidden: Any) -> tuple[Any, int]:
+        """What the next one reads of each position, and the guess behind the last. `tokens`: one ahead of `hidden`."""
+        following = self.model.model.embed_tokens(torch.tensor([tokens]))
+        joined = torch.cat((self.norm("embedding", following), self.norm("hidden", hidden)), -1)
+        found = self.run_layer(joined @ self.fc.T)
+        normed = self.norm("last", found)
+        return normed if self.keeps_norm else found, int(self.model.lm_head(normed[0, -1]).argmax())
 
     def run_layer(self, x: Any) -> Any:
         length = x.shape[1]
@@ -81,39 +75,90 @@ class Reference:
         return found[0] if isinstance(found, tuple) else found
 
 
-def write(path: Path, reference: Reference, names: dict[str, str], layer: str, change: Callable[[Any], None]) -> Path:
-    """Write the model and its layer under a checkpoint's `names`."""
+class Reference:
+    """A model of Transformers and its predicting layers."""
+
+    def __init__(self, model: Any, *, keeps_norm: bool, one: float, num_layers: int = 1) -> None:
+        torch.manual_seed(7)
+        model.config._attn_implementation = "eager"
+        self.model = model.eval().float()
+        self.layers = [Layer(self.model, keeps_norm=keeps_norm, one=one) for _ in range(num_layers)]
+
+    def guess(self, token_ids: list[int], count: int) -> list[int]:
+        """The tokens that the layers predict behind these: one each, and the last layer all further ones."""
+        known = list(token_ids)
+        with torch.no_grad():
+            hidden = self.model.model(torch.tensor([token_ids])).last_hidden_state[:, :-1]
+            for index in range(count):
+                layer = self.layers[min(index, len(self.layers) - 1)]
+                ahead = min(index, len(self.layers) - 1) + 1
+                found, guess = layer.run(known[ahead:], hidden)
+                known.append(guess)
+                if index + 1 < len(self.layers):
+                    hidden = found
+                else:
+                    hidden = torch.cat((hidden, found[:, -1:]), 1)
+        return known[len(token_ids) :]
+
+
+def write(path: Path, reference: Reference, names: list[tuple[str, dict[str, str]]], change: Any) -> Path:
+    """Write the model and its layers under a checkpoint's `names`: of each layer, and of what is beside it."""
     change(reference)
     reference.model.save_pretrained(path)
     byte_tokenizer().save(str(path / "tokenizer.json"))
-    tensors = {f"{layer}.{name}": value for name, value in reference.layer.state_dict().items()}
-    tensors |= {names["fc"]: reference.fc} | {names[name]: value for name, value in reference.norms.items()}
+    tensors: dict[str, Any] = {}
+    for layer, (prefix, others) in zip(reference.layers, names, strict=True):
+        tensors |= {f"{prefix}.{name}": value for name, value in layer.layer.state_dict().items()}
+        tensors |= {others["fc"]: layer.fc} | {others[name]: value for name, value in layer.norms.items()}
     file = path / "model.safetensors"
     stored = safetensors.load_file(file) | {name: value.contiguous().clone() for name, value in tensors.items()}
     safetensors.save_file(stored, file, metadata={"format": "pt"})
     return path
 
 
-def deepseek(path: Path, change: Callable[[Any], None] = lambda _: None) -> tuple[Path, Reference]:
+def behind_the_model(path: Path, model: Any, change: Any, num_layers: int = 1) -> tuple[Path, Reference]:
+    """Write a model whose predicting layers have the indices behind its own."""
+    reference = Reference(model, keeps_norm=False, one=0.0, num_layers=num_layers)
+    names = []
+    for index in range(num_layers):
+        at = f"model.layers.{model.config.num_hidden_layers + index}"
+        names.append((at, {"fc": f"{at}.eh_proj.weight", "embedding": f"{at}.enorm.weight",
+                           "hidden": f"{at}.hnorm.weight", "last": f"{at}.shared_head.norm.weight"}))  # fmt: skip
+    return write(path, reference, names, change), reference
+
+
+def unchanged(_: Any) -> None:
+    """Leave the random weights as they are."""
+
+
+def deepseek(path: Path, change: Callable[[Any], None] = unchanged) -> tuple[Path, Reference]:
     torch.manual_seed(0)
     config = transformers.DeepseekV3Config(**DEEPSEEK, num_nextn_predict_layers=1)
-    reference = Reference(transformers.DeepseekV3ForCausalLM(config), keeps_norm=False, one=0.0)
-    at = f"model.layers.{config.num_hidden_layers}"
-    names = {"fc": f"{at}.eh_proj.weight", "embedding": f"{at}.enorm.weight", "hidden": f"{at}.hnorm.weight",
-             "last": f"{at}.shared_head.norm.weight"}  # fmt: skip
-    return write(path, reference, names, at, change), reference
+    return behind_the_model(path, transformers.DeepseekV3ForCausalLM(config), change)
 
 
-def qwen(path: Path, change: Callable[[Any], None] = lambda _: None) -> tuple[Path, Reference]:
+def deepseek_of_three(path: Path, change: Callable[[Any], None] = unchanged) -> tuple[Path, Reference]:
+    torch.manual_seed(0)
+    config = transformers.DeepseekV3Config(**DEEPSEEK, num_nextn_predict_layers=3)
+    return behind_the_model(path, transformers.DeepseekV3ForCausalLM(config), change, 3)
+
+
+def glm(path: Path, change: Callable[[Any], None] = unchanged) -> tuple[Path, Reference]:
+    torch.manual_seed(0)
+    config = transformers.Glm4MoeConfig(**GLM)
+    return behind_the_model(path, transformers.Glm4MoeForCausalLM(config), change)
+
+
+def qwen(path: Path, change: Callable[[Any], None] = unchanged) -> tuple[Path, Reference]:
     torch.manual_seed(0)
     config = transformers.Qwen3NextConfig(**QWEN)
     reference = Reference(transformers.Qwen3NextForCausalLM(config), keeps_norm=True, one=1.0)
     names = {"fc": "mtp.fc.weight", "embedding": "mtp.pre_fc_norm_embedding.weight",
              "hidden": "mtp.pre_fc_norm_hidden.weight", "last": "mtp.norm.weight"}  # fmt: skip
-    return write(path, reference, names, "mtp.layers.0", change), reference
+    return write(path, reference, [("mtp.layers.0", names)], change), reference
 
 
-MODELS = {"deepseek": deepseek, "qwen": qwen}
+MODELS = {"deepseek": deepseek, "deepseek of three": deepseek_of_three, "glm": glm, "qwen": qwen}
 
 
 @pytest.fixture(autouse=True)
@@ -168,14 +213,15 @@ def test_outputs_are_the_same_with_a_predictor(tmp_path: Path, name: str, params
 
 def make_right(reference: Reference) -> None:
     """Let the next token depend on the newest alone, and the layer predict it from that one's embedding."""
-    for layer in (*reference.model.model.layers, reference.layer):
+    for layer in (*reference.model.model.layers, *(each.layer for each in reference.layers)):
         for name, parameter in layer.named_parameters():
             if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj")):
                 torch.nn.init.zeros_(parameter)
-    width = reference.fc.shape[0]
-    reference.fc = torch.cat((torch.eye(width), torch.zeros(width, width)), 1)
-    reference.norms = {name: torch.ones(width) - reference.one for name in reference.norms}
-    reference.norms["last"] = reference.model.model.norm.weight.detach().clone()
+    for each in reference.layers:
+        width = each.fc.shape[0]
+        each.fc = torch.cat((torch.eye(width), torch.zeros(width, width)), 1)
+        each.norms = {name: torch.ones(width) - each.one for name in each.norms}
+        each.norms["last"] = reference.model.model.norm.weight.detach().clone()
 
 
 @pytest.mark.parametrize("name", MODELS)

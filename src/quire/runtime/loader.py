@@ -22,7 +22,7 @@ from quire.layers.group import SINGLE, Group, LocalGroup, Partition, UnevenSplit
 from quire.lazy_torch import on_meta
 from quire.models.hf_decoder import DecoderConfig
 from quire.models.hf_eagle import EagleConfig
-from quire.models.hf_predictor import add_eagle, add_predictor
+from quire.models.hf_predictor import add_eagle, add_predictors
 from quire.models.registry import ModelRegistry
 from quire.runtime.placement import Placement
 from quire.runtime.plan.packed_weights import kept_bytes
@@ -119,7 +119,7 @@ def _make_share(config: EngineConfig, checkpoint: Checkpoint, group: Group) -> M
     model = make_model(config.model.hf_config, group, config.scheduler.max_model_len)
     tensors = checkpoint.tensors
     if config.speculative == "mtp":
-        add_predictor(model)
+        add_predictors(model)
     elif config.speculative == "eagle":
         assert config.model.draft is not None
         add_eagle(model, EagleConfig.from_hf(config.model.draft.model.hf_config))
