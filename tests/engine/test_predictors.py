@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
+from quire.cli.quantize import open_source
 from quire.drafts import drafting
 from quire.drafts.executor_drafts import ExecutorDrafts
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import ConfigError, ModelFileError
 from quire.runtime import drafter
+from quire.weights.quantize import quantize_gguf
+from quire.weights.sources import ModelFiles
 from tests.engine.test_draft_model import drafts_of
 from tests.engine.test_drafts import GREEDY, PARAMS, outputs_of
 from tests.tiny_engine import VOCAB_SIZE, build, byte_tokenizer, prompt, torch, transformers, write_tiny_llama
@@ -94,10 +97,7 @@ class Reference:
                 ahead = min(index, len(self.layers) - 1) + 1
                 found, guess = layer.run(known[ahead:], hidden)
                 known.append(guess)
-                if index + 1 < len(self.layers):
-                    hidden = found
-                else:
-                    hidden = torch.cat((hidden, found[:, -1:]), 1)
+                hidden = found if index + 1 < len(self.layers) else torch.cat((hidden, found[:, -1:]), 1)
         return known[len(token_ids) :]
 
 
@@ -199,6 +199,23 @@ def test_guesses_are_those_of_the_reference(tmp_path: Path, name: str) -> None:
                 num_compared += len(item.draft.token_ids)
     assert num_compared > 100
     assert drafts_of(engine)[1] == num_right
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_file_guesses_as_the_directory(tmp_path: Path, name: str) -> None:
+    path, _ = MODELS[name](tmp_path / name)
+    file = tmp_path / "model.gguf"
+    quantize_gguf(open_source(ModelFiles("tiny", path, "hf", "test")), file, "F32")
+    guessed: list[list[Any]] = []
+    for model in (path, file):
+        engine, found = build_with(model), list[Any]()
+        engine.watcher = lambda _, result, found=found: found.extend(
+            (item.token_ids, item.draft and item.draft.token_ids) for item in result.results
+        )
+        outputs_of(engine, PROMPTS, GREEDY)
+        guessed.append(found)
+    assert guessed[0] == guessed[1]
+    assert sum(len(draft or ()) for _, draft in guessed[0]) > 100
 
 
 @pytest.mark.parametrize("params", [PARAMS[name] for name in ("greedy", "drawn", "grammar", "several")])
