@@ -1,5 +1,6 @@
 """Layers of models that predict further tokens: their guesses are those of a reference, and outputs stay the same."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from quire.drafts import drafting
 from quire.drafts.executor_drafts import ExecutorDrafts
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import ConfigError, ModelFileError
-from quire.runtime import drafter
+from quire.runtime import drafter, head_drafter
+from quire.sampling_params import SamplingParams
 from quire.weights.quantize import quantize_gguf
 from quire.weights.sources import ModelFiles
 from tests.engine.test_draft_model import drafts_of
@@ -175,10 +177,21 @@ def build_with(model: Path, speculative: str = "mtp", **options: Any) -> LLMEngi
     return build(model, batch_invariant=True, speculative=speculative, max_num_batched_tokens=32, **options)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_guesses_are_those_of_the_reference(tmp_path: Path, name: str) -> None:
+def ask_at_every(monkeypatch: pytest.MonkeyPatch, num_steps: int) -> None:
+    """Ask for guesses behind one step of `num_steps`."""
+    calls = itertools.count(1)
+    monkeypatch.setattr(ExecutorDrafts, "choose", lambda *_: 0 if next(calls) % num_steps else NUM_GUESSES)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_steps"), [*((name, 1) for name in MODELS), ("deepseek of three", 7), ("qwen", 7)]
+)
+def test_guesses_are_those_of_the_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, num_steps: int
+) -> None:
+    ask_at_every(monkeypatch, num_steps)
     path, reference = MODELS[name](tmp_path / name)
-    engine, known = build_with(path), {f"r{index}": list(ids) for index, ids in enumerate(PROMPTS)}
+    engine, known = build_with(path, multi_step_decode=1), {f"r{index}": list(ids) for index, ids in enumerate(PROMPTS)}
     steps: list[Any] = []
     engine.watcher = lambda _, result: steps.append(result)
     for request_id, ids in known.items():
@@ -197,8 +210,27 @@ def test_guesses_are_those_of_the_reference(tmp_path: Path, name: str) -> None:
                 assert list(item.draft.token_ids) == expected[: len(item.draft.token_ids)]
                 guessed[item.request_id] = item.draft.token_ids
                 num_compared += len(item.draft.token_ids)
-    assert num_compared > 100
+    assert num_compared > 100 / num_steps
     assert drafts_of(engine)[1] == num_right
+
+
+def test_layers_wait_while_no_guesses_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ExecutorDrafts, "choose", lambda *_: 0)
+    monkeypatch.setattr(head_drafter, "MAX_WAITING", 40)
+    path, _ = deepseek_of_three(tmp_path / "model")
+    engine, passes = build_with(path), list[int]()
+    run_layer = head_drafter.HeadDrafter._run_layer
+
+    def counted(self: Any, index: int) -> None:
+        passes.append(int(self._pass[2].sum()))
+        run_layer(self, index)
+
+    monkeypatch.setattr(head_drafter.HeadDrafter, "_run_layer", counted)
+    long = {"max_tokens": 100, "ignore_eos": True, "temperature": 0.0}
+    outputs_of(engine, PROMPTS[:1], SamplingParams(**long))
+    of_prompt, of_decodes = passes[:6], passes[6:]
+    assert of_prompt == [32] * 3 + [7] * 3, "37 tokens, the last 2 of a pass again in the next"
+    assert of_decodes == [40] * 6, "of 99 decodes those of 2 times 40 rows, 2 of them again each time"
 
 
 @pytest.mark.parametrize("name", MODELS)
