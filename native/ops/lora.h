@@ -220,9 +220,11 @@ inline void add_lora(const LoraSite* site, int64_t first, int64_t num_rows, int6
   for (int64_t g = 0; g < step.num_groups; ++g) {
     const LoraEntry& entry = site->entries[step.slots[g]];
     if (entry.a == nullptr) continue;
-    const int32_t* last = step.rows + step.starts[g + 1];
-    const int32_t* row = std::lower_bound(step.rows + step.starts[g], last, static_cast<int32_t>(first));
-    const int32_t* end = std::lower_bound(row, last, static_cast<int32_t>(first + num_rows));
+    const int32_t *row = step.rows + step.starts[g], *end = step.rows + step.starts[g + 1];
+    if (*row < first || end[-1] >= first + num_rows) {  // a decode's piece has all rows
+      row = std::lower_bound(row, end, static_cast<int32_t>(first));
+      end = std::lower_bound(row, end, static_cast<int32_t>(first + num_rows));
+    }
     for (int64_t p = 0; p < entry.num_parts; ++p) {
       const LoraPart& part = entry.parts[p];
       const LoraTiles tiles(part, tile, num_tiles);

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from quire.engine.adapters import LoRARequest
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import ConfigError, ModelFileError, QuireError, RequestError, UnsupportedModelError
 from quire.outputs import RequestOutput
+from quire.runtime import adapter_pool
 from quire.sampling_params import SamplingParams
 from tests.adapters.builders import random_matrices, write_gguf, write_merged, write_peft
 from tests.tiny_engine import build, engine_with, prompt, write_tiny_llama
@@ -223,6 +225,31 @@ def test_thousand_adapters_take_no_memory_before_they_are_used(base: Path, adapt
     first, last = run(engine, [PROMPTS[0]] * 2, ["adapter 0", "adapter 999"])
     assert first == last
     engine.shutdown()
+
+
+def test_other_requests_go_on_while_an_adapter_is_read(
+    base: Path, adapters: dict[str, Path], engine: LLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = alone(engine)
+    may_read, pack = threading.Event(), adapter_pool.pack_adapter
+
+    def pack_late(*values: Any, **options: Any) -> adapter_pool.PackedAdapter:
+        assert may_read.wait(60)
+        return pack(*values, **options)
+
+    monkeypatch.setattr(adapter_pool, "pack_adapter", pack_late)
+    late = start(base, adapters)
+    for index, name in ((0, "one"), (1, None)):
+        late.add_request(str(index), {"prompt_token_ids": PROMPTS[index]}, PARAMS, lora_request=name)
+    outputs: dict[str, RequestOutput] = {}
+    while "1" not in outputs or not outputs["1"].finished:
+        outputs |= {output.request_id: output for output in late.step()}  # type: ignore[misc]
+    assert "0" not in outputs, "it has no token before its adapter is there"
+    may_read.set()
+    while late.has_unfinished_requests():
+        outputs |= {output.request_id: output for output in late.step()}  # type: ignore[misc]
+    assert [outputs[str(index)].outputs[0].token_ids for index in range(2)] == [item[0] for item in wanted[:2]]
+    late.shutdown()
 
 
 def test_file_that_changed_after_loading_ends_its_request_alone(

@@ -1,14 +1,15 @@
 """`AdapterPool`: a worker's adapters in memory, and for each step the adapter of each row.
 
-Requests bring an adapter's path and digest. A thread reads the adapters of requests that wait (`prepare`); the first
-request with one that starts takes it over. Adapters without a running request leave, the least recently used first, when
-others need their memory. The tables that native ops read (`native/ops/lora.h`) keep their addresses.
+Requests bring an adapter's path and digest. A thread reads the adapters of requests that wait (`prepare`), and the
+first request that starts takes its own over. Adapters without a running request leave, the least recently used first,
+when others need their memory. The tables that native ops read (`native/ops/lora.h`) keep their addresses.
 Next to read: `adapter_pack.py`, `kernels/lora.py`.
 """
 
+import itertools
 import logging
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,22 +77,20 @@ class AdapterPool:
 
     # --- Adapters are read beside the steps ------------------------------------------------------
 
-    def prepare(self, wanted: Sequence[Adapter]) -> set[str]:
-        """Read adapters of waiting requests, the first `MAX_READ_AHEAD` that are not in memory.
+    def prepare(self, wanted: Sequence[Adapter], wait_s: float = 0.0) -> set[str]:
+        """Read adapters of requests, the first `MAX_READ_AHEAD` that are not in memory; others are let go.
 
-        Returns: digests of those that would still make a step wait. An adapter that is no longer wanted is let go.
+        `wait_s`: longest time to wait until one has been read. Returns: digests that would still make a step wait.
         """
         missing = {adapter.digest: adapter for adapter in wanted if adapter.digest not in self._residents}
-        for digest in self._reads.keys() - missing.keys():
+        chosen = dict(itertools.islice(missing.items(), MAX_READ_AHEAD))
+        for digest in self._reads.keys() - chosen.keys():
             self._reads.pop(digest).cancel()
-        for digest, adapter in list(missing.items())[:MAX_READ_AHEAD]:
-            if digest not in self._reads and len(self._reads) < MAX_READ_AHEAD:
-                self._read(adapter)
+        for digest in chosen.keys() - self._reads.keys():
+            self._read(chosen[digest])
+        if wait_s and (running := [read for read in self._reads.values() if not read.done()]):
+            wait(running, wait_s, FIRST_COMPLETED)
         return {digest for digest in missing if digest not in self._reads or not self._reads[digest].done()}
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait until an adapter has been read, at most `timeout_s`."""
-        wait(self._reads.values(), timeout_s, "FIRST_COMPLETED")
 
     def _read(self, adapter: Adapter) -> Future[PackedAdapter]:
         self._reads[adapter.digest] = self._reader.submit(
