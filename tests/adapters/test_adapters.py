@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from quire.engine.adapters import LoRARequest
+from quire.engine.llm import LLM
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import ConfigError, ModelFileError, QuireError, RequestError, UnsupportedModelError
 from quire.outputs import RequestOutput
 from quire.runtime import adapter_pool
-from quire.sampling_params import SamplingParams
+from quire.sampling_params import BeamSearchParams, SamplingParams
 from tests.adapters.builders import random_matrices, write_gguf, write_merged, write_peft
 from tests.tiny_engine import build, engine_with, prompt, write_tiny_llama
 
@@ -264,6 +265,28 @@ def test_file_that_changed_after_loading_ends_its_request_alone(
     assert "load it again" in failed[0]
     assert [other] == wanted
     engine.shutdown()
+
+
+def test_beams_and_embeddings_are_those_of_the_merged_model(
+    base: Path, adapters: dict[str, Path], tmp_path: Path
+) -> None:
+    prompts = [{"prompt_token_ids": PROMPTS[0]}, {"prompt_token_ids": PROMPTS[1]}]
+    params, one = (
+        BeamSearchParams(beam_width=2, max_tokens=4, ignore_eos=True),
+        LoRARequest("one", str(adapters["one"])),
+    )
+    merged = LLM(str(write_merged(tmp_path / "merged", base, random_matrices(base, 1))), dtype="float32")
+    beams, vectors = merged.beam_search(prompts, params), merged.encode(prompts)
+    llm = LLM(str(base), dtype="float32", enable_lora=True)
+    for wanted, found, plain in zip(
+        beams, llm.beam_search(prompts, params, lora_request=one), llm.beam_search(prompts, params), strict=True
+    ):
+        tokens = [[beam.token_ids for beam in output.sequences] for output in (wanted, found, plain)]
+        assert tokens[0] == tokens[1] != tokens[2]
+    for vector, own in zip(vectors, llm.encode(prompts, lora_request=[one, one]), strict=True):
+        np.testing.assert_allclose(own.outputs.embedding, vector.outputs.embedding, atol=1e-4)
+    with pytest.raises(RequestError, match="enable-lora"):
+        merged.encode(prompts, lora_request=one)
 
 
 # --- Activated adapters ------------------------------------------------------------------------
