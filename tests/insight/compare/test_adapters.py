@@ -7,8 +7,9 @@ import pytest
 
 from quire.errors import ConfigError
 from quire.insight.compare import run
-from quire.insight.compare.random_adapters import linear_shapes, num_parameters, write_random_adapter
+from quire.insight.compare.random_adapters import write_random_adapter
 from quire.insight.compare.results import Settings
+from quire.runtime.adapter_layout import linear_shapes, num_parameters
 from quire.weights.adapter_files import read_adapter
 from quire.weights.model_files import read_json_object
 from tests.tiny_engine import write_tiny_llama
