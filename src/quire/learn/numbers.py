@@ -321,7 +321,7 @@ NUMBERS: tuple[NumberExercise, ...] = (
         "rows", _balance,
     ),
     NumberExercise(
-        "draft-tokens", 12, Text("Tokens of a step with drafts", "有草稿的一步得到的 token"),
+        "draft-tokens", 17, Text("Tokens of a step with drafts", "有草稿的一步得到的 token"),
         Text("Each of 3 drafts is right with probability 0.6, independently. How many tokens does a verifying step"
              " yield on average?",
              "3 个草稿各以 0.6 的概率猜对，互相独立。一个验证步平均得到多少个 token？"),
