@@ -216,13 +216,13 @@ def _sample_steps(rig: Rig, jobs: Sequence[TimedRequest]) -> _Samples:
 
 
 def _drafts(settings: Settings, model: str, progress: Progress) -> dict[str, Record] | str:
-    """Compare drafts with none in 4 bits, on a text that repeats. Returns: the records by mode, or why there are none.
+    """Compare drafts with none on a text that repeats, weights as stored. Returns: records by mode, or why there are none.
 
     Raises: ComparisonError if outputs differ.
     """
     alone = Settings(seed=settings.seed)
     try:
-        engines = load_engines(model, alone, progress, device="cpu", quantization="int4")
+        engines = load_engines(model, alone, progress, device="cpu")
     except (ConfigError, CapacityError) as error:
         return f"drafts: not compared: {error.message}"
     try:
@@ -308,8 +308,8 @@ def _explain_drafts(drafts: Mapping[str, Record], product: float) -> str:
     off, on = drafts["off"], drafts["drafts"]
     num_verified, num_right = (sum(draft[at] for draft in on.drafts) for at in (0, 1))
     return (
-        f"drafts: on another text, which repeats: one request that writes a source file again, {off.rate:.3g} tokens/s "
-        f"without them and {on.rate:.3g} with them, the same tokens. {num_right} of {num_verified} draft tokens were "
+        f"drafts: on another text, which repeats, weights as stored: one request that writes a source file again, "
+        f"{off.rate:.3g} tokens/s without them and {on.rate:.3g} with them, the same tokens. {num_right} of {num_verified} draft tokens were "
         f"right. For such texts all factors together are {product * on.rate / off.rate:.3g}×."
     )
 
