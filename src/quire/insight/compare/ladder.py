@@ -151,8 +151,8 @@ def _schedules(rig: Rig, jobs: Sequence[TimedRequest], longest: int, samples: "_
     first = runs["KV cache"].num_computed
     reasons = {
         "KV cache": f"each token is computed once, {first} in all",
-        "static batch": f"up to {MAX_SLOTS} requests share a step, as many as have room for {longest} tokens each; the batch "
-                        "ends with its longest member",
+        "static batch": f"up to {MAX_SLOTS} requests share a step, as many as have room for {longest} tokens each; the "
+                        "batch ends with its longest member",
         "continuous batch": "a request that ends makes room for the next one in the same step",
         "paged memory": f"blocks of {BLOCK_SIZE} tokens in place of reservations: "
                         f"{_most_at_once(runs['paged memory'])} requests fit in the same memory",
@@ -308,9 +308,10 @@ def _explain_drafts(drafts: Mapping[str, Record], product: float) -> str:
     off, on = drafts["off"], drafts["drafts"]
     num_verified, num_right = (sum(draft[at] for draft in on.drafts) for at in (0, 1))
     return (
-        f"drafts: on another text, which repeats, weights as stored: one request that writes a source file again, "
-        f"{off.rate:.3g} tokens/s without them and {on.rate:.3g} with them, the same tokens. "
-        f"{num_right} of {num_verified} draft tokens were right. For such texts all factors together are {product * on.rate / off.rate:.3g}×."
+        "drafts: on another text, which repeats, weights as stored: one request that writes a source file again, "
+        f"{off.rate:.3g} tokens/s without them and {on.rate:.3g} with them, the same tokens. {num_right} of "
+        f"{num_verified} draft tokens were right. For such texts all factors together are "
+        f"{product * on.rate / off.rate:.3g}×."
     )
 
 
