@@ -15,7 +15,7 @@ from quire.engine.llm_engine import LLMEngine
 from quire.errors import ComparisonError, ConfigError
 from quire.insight.compare.decodes import Job, decode
 from quire.insight.compare.random_adapters import write_random_adapter
-from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, Series, RunSettings
+from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, RunSettings, Series
 from quire.runtime.adapter_layout import linear_shapes, num_parameters
 from quire.sampling_params import SamplingParams
 
