@@ -235,14 +235,14 @@ def _price() -> NumberAnswer:
     )  # fmt: skip
 
 
-def _adapter_bytes() -> Answer:
-    from quire.insight.compare.random_adapters import linear_shapes, num_parameters
+def _adapter_bytes() -> NumberAnswer:
+    from quire.runtime.adapter_layout import linear_shapes, num_parameters
     from quire.insight.explain.subject import open_subject
 
     shapes = linear_shapes(open_subject("llama-2-7b").hf_config)
     changed = {name: shape for name, shape in shapes.items() if name.endswith(("q_proj", "v_proj"))}
     num_bytes = 2 * num_parameters(changed, 16)
-    return Answer(
+    return NumberAnswer(
         num_bytes,
         {
             num_bytes / 2: Text("A of rank × inputs and B of outputs × rank both count, with 2 bytes per value.",
