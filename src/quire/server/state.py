@@ -11,7 +11,7 @@ from quire.server.announcements import Announcer
 from quire.server.metrics import Metrics
 from quire.server.options import ServerOptions
 from quire.server.prefix_breaks import PrefixBreaks
-from quire.server.supervisor import Supervisor
+from quire.server.supervisor import EngineState, Supervisor
 from quire.server.tracing import Tracer
 
 STATE_KEY = "quire.state"
@@ -78,10 +78,14 @@ class ServerState:
 
     @property
     def status(self) -> str:
-        """State of the model as `/v1/models` shows it, in llama.cpp's words."""
+        """State of the model as `/v1/models` shows it, in llama.cpp's words, and "restarting" while a dead engine is replaced."""
         if self.is_asleep:
             return "sleeping"
-        return "loaded" if self.supervisor.is_ready else "unloaded" if self.supervisor.is_asleep else "loading"
+        if self.supervisor.is_ready:
+            return "loaded"
+        if self.supervisor.state is EngineState.RESTARTING:
+            return "restarting"
+        return "unloaded" if self.supervisor.is_asleep else "loading"
 
 
 def state_of(request: Request) -> ServerState:
