@@ -34,6 +34,8 @@ def servers() -> Iterator[contextlib.ExitStack]:
 def begin(page: Page, text: str) -> None:
     """Send a message, and wait for the first tokens of a long answer."""
     page.get_by_role("button", name="Tokens", exact=True).click()
+    page.get_by_text("Parameters").click()
+    page.get_by_label("temperature").fill("0")
     page.get_by_label("Message", exact=True).fill(text)
     page.get_by_role("button", name="Send", exact=True).click()
     wait_for_tokens(page, 4)

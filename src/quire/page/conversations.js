@@ -161,7 +161,7 @@ export class Conversations {
   drawBar() {
     const isBusy = Boolean(this.chat.abort);
     return html`<div class="bar conversation"><button aria-expanded=${this.isOpen} onClick=${() => this.set({ isOpen: !this.isOpen })}>Conversations</button>
-      <b class="name">${this.current.name}</b><button onClick=${() => this.begin()} disabled=${isBusy}>New conversation</button></div>
+      <b class="name">${this.current.name}</b><button aria-label="New conversation" onClick=${() => this.begin()} disabled=${isBusy}>New</button></div>
       ${this.store.problem && html`<p class="error" role="alert">${this.store.problem}</p>`}
       ${this.isOpen && this.drawList()}`;
   }
