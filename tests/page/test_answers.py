@@ -69,7 +69,9 @@ def test_json_is_shown_on_lines_and_calls_with_their_arguments(server: Serving, 
     page = open_page(server.url)
     call = {"index": 0, "id": "call_1", "function": {"name": "weather", "arguments": '{"city": '}}
     rest = {"index": 0, "function": {"arguments": '"<b>Oslo"}'}}
-    bodies = answer_with(page, {"content": '{"a": [1,'}, {"content": " 2]}"}, {"tool_calls": [call]}, {"tool_calls": [rest]})
+    bodies = answer_with(
+        page, {"content": '{"a": [1,'}, {"content": " 2]}"}, {"tool_calls": [call]}, {"tool_calls": [rest]}
+    )
     send(page, "What is the weather?")
     expect(page.locator(".fence pre").first).to_have_text('{\n  "a": [\n    1,\n    2\n  ]\n}')
     expect(page.locator(".call")).to_contain_text("Calls the tool weather")
@@ -78,7 +80,9 @@ def test_json_is_shown_on_lines_and_calls_with_their_arguments(server: Serving, 
     expect(page.locator("article.user")).to_have_count(2)
     expect(page.locator(".call")).to_have_count(2)
     sent = bodies[1]["messages"][1]["tool_calls"]
-    assert sent == [{"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "<b>Oslo"}'}}]
+    assert sent == [
+        {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "<b>Oslo"}'}}
+    ]
 
 
 def test_reasoning_is_folded_once_the_answer_begins(server: Serving, open_page: OpenPage) -> None:

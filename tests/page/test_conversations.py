@@ -12,7 +12,8 @@ from tests.page.conftest import LIMIT_MS, OpenPage
 from tests.server.serving import Serving, serving
 
 expect.set_options(timeout=LIMIT_MS)
-FORBIDDEN = "Object.defineProperty(window, 'indexedDB', {get() { throw new DOMException('no', 'SecurityError'); }});"
+FORBIDDEN = """for (const name of ["indexedDB", "localStorage", "sessionStorage"])
+  Object.defineProperty(window, name, {get() { throw new DOMException("no", "SecurityError"); }});"""
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +95,17 @@ def test_list_names_searches_renames_and_deletes_after_asking(server: Serving, o
     page.reload()
     expect(page.locator(".conversation .name")).to_have_text("<b>Towers</b>")
     assert listed(page) == ["<b>Towers</b>"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_in_list_and_formulas(server: Serving, open_page: OpenPage, axe: str, scheme: str) -> None:
+    page = open_page(server.url, color_scheme=scheme)
+    page.evaluate(axe)
+    ask(page, "Name me")
+    listed(page)
+    page.get_by_role("button", name="Rename Name me").click()
+    violations = page.evaluate("axe.run('.chat', {resultTypes: ['violations']})")["violations"]
+    assert [(item["id"], item["nodes"][0]["html"]) for item in violations] == []
 
 
 def test_exported_file_is_imported_with_its_answers(server: Serving, open_page: OpenPage, tmp_path: Path) -> None:

@@ -17,7 +17,15 @@ from tests.server.serving import serving
 
 expect.set_options(timeout=LIMIT_MS)
 SLOW = {"QUIRE_FAULTS": "slow-step:ms=30"}
-NOISE = ("503", "401", "400", "ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING", "ERR_EMPTY_RESPONSE", "ERR_CONNECTION_RESET")
+NOISE = (
+    "503",
+    "401",
+    "400",
+    "ERR_CONNECTION_REFUSED",
+    "ERR_INCOMPLETE_CHUNKED_ENCODING",
+    "ERR_EMPTY_RESPONSE",
+    "ERR_CONNECTION_RESET",
+)
 
 
 @pytest.fixture(scope="module")
@@ -175,5 +183,3 @@ def test_reload_within_an_answer_keeps_its_beginning(
     page.get_by_role("button", name="Continue").click()
     wait_for_tokens(page, num_kept + 3)
     page.get_by_role("button", name="Stop").click()
-
-

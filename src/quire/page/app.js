@@ -3,6 +3,7 @@
  * Next to read: chat.js, xray.js.
  */
 import { Chat } from "./chat.js";
+import { local, session } from "./store.js";
 import { Recording, Xray, html, render, short } from "./xray.js";
 
 const MIN_PAUSE = 250;
@@ -17,7 +18,7 @@ const LAB = {
 };
 const SETTINGS = { seed: 1, requests: 1, slots: 1, context: 1, rate: 1, "pool MiB": 1 << 20 }; // each with the factor to the server's unit
 const app = {
-  key: sessionStorage.getItem("quire-key") ?? "", asksKey: false, models: [], model: null, status: "connecting", error: "",
+  key: session.get("quire-key") ?? "", asksKey: false, models: [], model: null, status: "connecting", error: "",
   explained: null, ranks: null, lab: {}, settings: {}, load: 4, loading: 0,
 };
 let recording = new Recording();
@@ -297,7 +298,7 @@ function Top() {
   const used = live ? live.owners().size / numBlocks : 0;
   const setTheme = (event) => {
     document.documentElement.dataset.theme = event.target.value;
-    localStorage.setItem("quire-theme", event.target.value);
+    local.set("quire-theme", event.target.value);
   };
   return html`<header><h1>Quire</h1>
     <span class=${`status ${app.status}`} role="status">${app.status === "ready" ? "●" : "○"} ${app.model?.id ?? ""} ${app.status}</span>
@@ -315,7 +316,7 @@ function KeyForm() {
   const submit = (event) => {
     event.preventDefault();
     app.key = event.target.elements.key.value.trim();
-    sessionStorage.setItem("quire-key", app.key);
+    session.set("quire-key", app.key);
     app.asksKey = false;
     app.error = "";
     changed();
@@ -331,7 +332,7 @@ function App() {
   return html`<${Top} /><main>${chat.draw()}<section class="xray" aria-label="X-ray"><h2>X-ray</h2>${xray.draw()}</section><${Lab} /></main>`;
 }
 
-document.documentElement.dataset.theme = localStorage.getItem("quire-theme") ?? "auto";
+document.documentElement.dataset.theme = local.get("quire-theme") ?? "auto";
 addEventListener("resize", changed);
 changed();
 watch();

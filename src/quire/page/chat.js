@@ -7,6 +7,7 @@ import { Calls, Code, asJson, statistics, take } from "./answers.js";
 import { Conversations } from "./conversations.js";
 import { Markdown, copy } from "./markdown.js";
 import { Parameters, Prompt, RequestShown, promptOf, requestOf } from "./parameters.js";
+import { local } from "./store.js";
 import { absorb, newKey } from "./stored.js";
 import { html } from "./xray.js";
 
@@ -17,7 +18,7 @@ const visible = (text) => (text === "" ? "∅" : text.replaceAll("\n", "⏎").re
 /** `host` has ask, events, changed, key, model, status, recording and xray of the page, all but the last as functions. */
 export class Chat {
   constructor(host) {
-    Object.assign(this, { host, params: {}, system: "", extra: "", form: localStorage.getItem("quire-answers") ?? "text", showsSpecial: false, abort: null, writing: [] });
+    Object.assign(this, { host, params: {}, system: "", extra: "", form: local.get("quire-answers") ?? "text", showsSpecial: false, abort: null, writing: [] });
     this.clear();
     this.conversations = new Conversations(this);
   }
@@ -106,7 +107,7 @@ export class Chat {
     // A message that failed must not be part of the next request.
     this.remove(answer);
     this.remove(question);
-    this.set({ draft: text, failed: answer.error });
+    this.set({ draft: [text, this.draft].filter(Boolean).join("\n\n"), failed: answer.error });
   }
 
   regenerate(node) {
@@ -223,7 +224,7 @@ export class Chat {
   }
 
   drawForms() {
-    const show = (form) => { localStorage.setItem("quire-answers", form); this.set({ form }); };
+    const show = (form) => { local.set("quire-answers", form); this.set({ form }); };
     return html`${this.form === "tokens" && html`<label><input type="checkbox" checked=${this.showsSpecial} onChange=${(e) => this.set({ showsSpecial: e.target.checked })} /> special tokens</label>`}
       <span role="group" aria-label="Answers as">${["text", "tokens"].map((form) => html`<button aria-pressed=${this.form === form} onClick=${() => show(form)}>${form === "text" ? "Text" : "Tokens"}</button>`)}</span>`;
   }

@@ -2,7 +2,7 @@
  * The list of conversations, and the one that is open: it is saved while it changes and found again after a reload.
  * Next to read: store.js, stored.js, chat.js.
  */
-import { Store } from "./store.js";
+import { Store, session } from "./store.js";
 import { absorb, fileOf, nameOf, newKey, readFile, recordOf } from "./stored.js";
 import { html } from "./xray.js";
 
@@ -27,7 +27,7 @@ export class Conversations {
   }
 
   async start() {
-    const id = sessionStorage.getItem(OPEN);
+    const id = session.get(OPEN);
     const record = id && (await this.store.get(id));
     // Who has begun to write meanwhile keeps that.
     if (record && !this.chat.nodes.length && !this.chat.draft) this.show(record);
@@ -57,16 +57,24 @@ export class Conversations {
 
   async save() {
     const { chat, current } = this;
-    if (!current.revision && !chat.nodes.length && !chat.draft.trim()) return;
+    if (!chat.nodes.length && !chat.draft.trim()) return current.revision ? this.forget(current) : undefined;
     const content = recordOf(chat);
     const name = current.isNamed ? current.name : nameOf(content.nodes, content.draft);
-    sessionStorage.setItem(OPEN, current.id);
+    session.set(OPEN, current.id);
     const written = await this.store.put({ ...current, name, changed: Date.now(), ...content });
     const isMerged = written.revision > current.revision + 1;
     if (current === this.current) {
       Object.assign(current, { name: written.name, isNamed: written.isNamed, revision: written.revision });
       if (isMerged) this.take(written, "Another tab has changed this conversation too: both versions are kept, as branches.");
     }
+    await this.refresh();
+  }
+
+  /** Delete a conversation that has become empty. */
+  async forget(current) {
+    current.revision = 0;
+    current.name = "";
+    await this.store.remove(current.id);
     await this.refresh();
   }
 
@@ -93,7 +101,7 @@ export class Conversations {
   show(record) {
     const { id, name, isNamed, created, revision } = record;
     this.current = { id, name, isNamed, created, revision };
-    sessionStorage.setItem(OPEN, id);
+    session.set(OPEN, id);
     this.chat.restore(record);
   }
 
@@ -107,7 +115,7 @@ export class Conversations {
   async begin() {
     await this.flush();
     this.current = unsaved();
-    sessionStorage.removeItem(OPEN);
+    session.remove(OPEN);
     this.chat.clear();
     this.set({});
     document.querySelector(".chat textarea[aria-label]")?.focus();

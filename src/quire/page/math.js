@@ -218,7 +218,7 @@ class Parser {
     this.raw();
     const found = this.tex.slice(start).match(/^\s*\{([^{}]*)\}/);
     if (!found) throw new Error("no plain text");
-    return found[1].replace(/\\(.)/g, "$1").replaceAll("$", "");
+    return found[1].replace(/\\(.)/g, "$1").replaceAll("$", "").replace(/^ | $/g, "\u00a0");
   }
 
   inFont(font, isName) {
@@ -273,7 +273,8 @@ class Parser {
     this.depth--;
     if (this.raw() !== name) throw new Error("environments do not match");
     if (cells.at(-1).join("") === "<mrow></mrow>") cells.pop();
-    const body = spread(cells).replace("<mtable>", `<mtable class="${ALIGNED.has(plain) ? "aligned" : plain === "cases" ? "cases" : "matrix"}">`);
+    const kind = ALIGNED.has(plain) ? 'class="aligned" displaystyle="true"' : `class="${plain === "cases" ? "cases" : "matrix"}"`;
+    const body = spread(cells).replace("<mtable>", `<mtable ${kind}>`);
     const [left, right] = ALIGNED.has(plain) ? ["", ""] : FENCES[plain] ?? [];
     if (left === undefined) throw new Error(`the environment ${name} is unknown`);
     return row([fence(left), body, fence(right)].filter(Boolean));

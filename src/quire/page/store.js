@@ -9,6 +9,26 @@ const DATABASE = "quire";
 const VERSION = 1;
 const STORES = ["summaries", "conversations"];
 
+/** A storage of the browser; where it is forbidden or full, values last until the page is closed. */
+function area(name) {
+  const memory = new Map();
+  const attempt = (act) => {
+    try {
+      return act(globalThis[name]);
+    } catch {
+      return null;
+    }
+  };
+  return {
+    get: (key) => memory.get(key) ?? attempt((storage) => storage.getItem(key)),
+    set: (key, value) => { memory.set(key, value); attempt((storage) => storage.setItem(key, value)); },
+    remove: (key) => { memory.delete(key); attempt((storage) => storage.removeItem(key)); },
+  };
+}
+
+export const local = area("localStorage");
+export const session = area("sessionStorage");
+
 const settled = (request) => new Promise((done, failed) => {
   request.onsuccess = () => done(request.result);
   request.onerror = () => failed(request.error);
