@@ -1,7 +1,6 @@
 """Markdown and formulas of answers in a real browser, drawn by the page's own module."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page
@@ -45,7 +44,8 @@ def test_formulas_of_all_four_marks_are_drawn(server: Serving, open_page: OpenPa
     assert page.locator("#log li mtr").count() == 2
     # A fraction stands above its denominator: the browser lays MathML out.
     above, below = (page.locator("#log mfrac > *").nth(i).bounding_box() for i in range(2))
-    assert above is not None and below is not None
+    assert above is not None
+    assert below is not None
     assert above["y"] + above["height"] <= below["y"] + 1
 
 

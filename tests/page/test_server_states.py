@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from benchmarks.server_process import ServerProcess, children_of, quire_serve
+from benchmarks.server_process import ServerProcess, quire_serve
 from tests.cli.tiny_directory import make_tiny_directory
 from tests.page.conftest import LIMIT_MS, OpenPage
 from tests.page.test_conversations import ask

@@ -78,7 +78,7 @@ class ServerState:
 
     @property
     def status(self) -> str:
-        """State of the model as `/v1/models` shows it, in llama.cpp's words, and "restarting" while a dead engine is replaced."""
+        """State of the model as `/v1/models` shows it: llama.cpp's words, and "restarting" after its engine died."""
         if self.is_asleep:
             return "sleeping"
         if self.supervisor.is_ready:
