@@ -11,7 +11,7 @@ from quire.server.announcements import Announcer
 from quire.server.metrics import Metrics
 from quire.server.options import ServerOptions
 from quire.server.prefix_breaks import PrefixBreaks
-from quire.server.supervisor import EngineState, Supervisor
+from quire.server.supervisor import Supervisor
 from quire.server.tracing import Tracer
 
 STATE_KEY = "quire.state"
@@ -83,7 +83,7 @@ class ServerState:
             return "sleeping"
         if self.supervisor.is_ready:
             return "loaded"
-        if self.supervisor.state is EngineState.RESTARTING:
+        if self.supervisor.is_restarting:
             return "restarting"
         return "unloaded" if self.supervisor.is_asleep else "loading"
 
