@@ -126,10 +126,10 @@ $(VENV)/.created:
 $(VENV)/.built-for: FORCE | $(VENV)/.created
 	@echo '$(BUILT_FOR)' | cmp -s - $@ || echo '$(BUILT_FOR)' > $@
 
-# Two at a time, whatever number of jobs make was asked for: pip reads the index and unpacks while the compilers run.
+# At once, unless make was told how many jobs to run: pip reads the index and unpacks while the compilers run.
 $(VENV)/.installed: $(VENV)/.built-for $(SOURCES) | $(VENV)/.created
 	@echo "building Quire and installing its dependencies (about a minute: the kernels are compiled for this processor)" >&2
-	@$(MAKE) --no-print-directory -j2 $(VENV)/.installed-quire $(VENV)/.installed-dependencies
+	@$(MAKE) --no-print-directory $(if $(findstring jobserver,$(MAKEFLAGS)),,-j2) $(VENV)/.installed-quire $(VENV)/.installed-dependencies
 	@touch $@
 
 $(VENV)/.installed-quire: $(VENV)/.built-for $(SOURCES) | $(VENV)/.created
