@@ -126,6 +126,7 @@ class InputProcessor:
         if arrival_time_s is not None and not _is_time(arrival_time_s):
             raise RequestError(f"arrival_time_s must be a finite number of seconds, got {arrival_time_s!r}")
         text, token_ids, salt = self.tokenize(prompt)
+        adapter, hash_extras = self.adapters.choose(lora_request, token_ids, (cache_salt or salt,))
         request = Request(
             request_id=request_id,
             prompt_token_ids=token_ids,
@@ -133,10 +134,10 @@ class InputProcessor:
             arrival_time_s=self._clock() if arrival_time_s is None else arrival_time_s,
             priority=priority,
             client_id=client_id,
-            hash_extras=(cache_salt or salt,),
+            hash_extras=hash_extras,
             eos_token_ids=self.eos_token_ids,
+            adapter=adapter,
         )
-        self.adapters.give(request, lora_request)
         if isinstance(params, SamplingParams):
             self._make_generation(request, params)
         elif isinstance(params, PoolingParams):

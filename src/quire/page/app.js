@@ -11,9 +11,10 @@ const LAB = {
   batching: "Static batches wait for their slowest request, dynamic ones for a timer; continuous batching lets requests join and leave at every step.",
   kv: "The same memory given out as contiguous ranges, by a buddy allocator, and in blocks.",
   speculation: "Drafts of the next tokens, verified in one step, and none: on an edit, a summary, prose and JSON. The answers are the same.",
+  adapters: "The base model, one LoRA adapter for all requests, and an adapter for each of them, in the same steps. Each answer is the one of the request alone.",
   attention: "Bytes of KV cache with as many KV heads as query heads, fewer, one, or a compressed latent.",
 };
-const SETTINGS = { seed: 1, requests: 1, slots: 1, context: 1, rate: 1, "pool MiB": 1 << 20 }; // each with the factor to the server's unit
+const SETTINGS = { seed: 1, requests: 1, slots: 1, context: 1, rank: 1, rate: 1, "pool MiB": 1 << 20 }; // each with the factor to the server's unit
 const app = {
   key: sessionStorage.getItem("quire-key") ?? "", asksKey: false, models: [], model: null, status: "connecting", error: "",
   explained: null, ranks: null, lab: {}, settings: {}, load: 4, loading: 0,

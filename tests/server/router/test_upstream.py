@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import httpx2
 import pytest
 
-from quire.server.router.upstream import MAX_HELD_BYTES, Answer, Upstream
+from quire.server.router.upstream import MAX_HELD_BYTES, Upstream, UpstreamAnswer
 from tests.server.fake_engine import in_loop
 from tests.server.router.routing import response
 
@@ -40,7 +40,7 @@ async def answering(data: bytes, closes: bool = False) -> AsyncIterator[tuple[Up
         server.close()
 
 
-async def whole(answer: Answer) -> bytes:
+async def whole(answer: UpstreamAnswer) -> bytes:
     with contextlib.closing(answer):
         parts = [await answer.read()]
         while not answer.is_read:

@@ -4,17 +4,16 @@ Four workloads, from one that repeats a given text to one that repeats nothing. 
 prompts, `drafts/drafting.py` for the choice of drafts.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from quire.engine.llm_engine import LLMEngine
-from quire.errors import ComparisonError, ConfigError, EngineError
+from quire.errors import ComparisonError, ConfigError
 from quire.events import EventKind
+from quire.insight.compare.decodes import Job, decode
 from quire.insight.compare.draft_texts import WORKLOADS, prompt_of
-from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, Series, Settings
-from quire.outputs import RequestOutput
+from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, RunSettings, Series
 from quire.sampling_params import SamplingParams
 from quire.structured_outputs import StructuredOutputsParams
 
@@ -54,7 +53,7 @@ class Record:
         return shares
 
 
-def compare(settings: Settings, progress: Progress) -> Comparison:
+def compare(settings: RunSettings, progress: Progress) -> Comparison:
     """Run each workload in both modes by turns.
 
     Raises: ConfigError, ModelError, CapacityError; ComparisonError if outputs differ.
@@ -84,7 +83,7 @@ def compare(settings: Settings, progress: Progress) -> Comparison:
     return _result(found, shown)
 
 
-def _load(model: str, settings: Settings, num_streams: int, speculative: str) -> LLMEngine:
+def _load(model: str, settings: RunSettings, num_streams: int, speculative: str) -> LLMEngine:
     return LLMEngine.from_options(
         model, max_num_seqs=num_streams, max_model_len=settings.context or 2048, seed=settings.seed,
         enable_prefix_caching=False, batch_invariant=True, speculative=speculative,
@@ -101,27 +100,12 @@ def _request(name: str, number: int, num_tokens: int, seed: int) -> Request:
 
 
 def _run(engine: LLMEngine, requests: Sequence[Request], name: str, record: Record) -> None:
-    """Run requests to their end; time counts from the step that gives the last of them its first token on.
-
-    Mutates: record.
-    """
-    for index, (text, params) in enumerate(requests):
-        engine.add_request(f"{name}-{index}", text, params)
-    answers: dict[str, list[int]] = {}
-    seen, started, num_first = engine.events.num_recorded, 0.0, 0
-    while engine.has_unfinished_requests():
-        for output in engine.step():
-            assert isinstance(output, RequestOutput)
-            if output.outputs[0].finish_reason == "error":
-                raise EngineError(f"{name}: {output.outputs[0].error}")
-            answers[output.request_id] = list(output.outputs[0].token_ids)
-        if not started and len(answers) == len(requests):
-            started, num_first = time.perf_counter(), sum(map(len, answers.values()))
-            seen = engine.events.num_recorded
-    record.seconds += time.perf_counter() - started
-    record.num_tokens += sum(map(len, answers.values())) - num_first
-    record.answers += [answers[f"{name}-{index}"] for index in range(len(requests))]
-    for event in engine.events.since(seen):
+    """Run requests to their end. Mutates: record. Raises: EngineError."""
+    found = decode(engine, name, [Job(text, params) for text, params in requests])
+    record.seconds += found.seconds
+    record.num_tokens += found.num_tokens
+    record.answers += found.answers
+    for event in engine.events.since(found.first_event):
         if event.kind is EventKind.STEP:
             record.num_passes += event.data["num_iterations"]
             record.drafts += event.data["drafts"]
