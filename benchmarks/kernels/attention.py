@@ -3,11 +3,11 @@
     python -m benchmarks.kernels.attention [--formats bf16,i8] [--threads 2] [--decode 8x2048,32x1024] [--prompt 512]
         [--drafts 1x1024,4x1024,16x1024] [--heads 9 --kv-heads 3 --head-size 64 --layers 30] [--isa avx2] [--json]
 
-The shapes are SmolLM2's. A case of --drafts is the verification of one request's draft: so many of its last tokens,
-at the end of a context of so many. A figure is for all layers, each of which has its part of one block-major pool, as
-in the engine. "of read" is the median, over turns, of the attention's bytes per second divided by those of a plain
-read of the same memory just before it: other guests change a machine's memory speed by half within minutes. "of bf16"
-is the share of BF16 products on registers.
+The shapes are SmolLM2's. A case NxC of --drafts verifies a draft: the last N tokens of one request with C tokens. A
+figure is for all layers, each of which has its part of one block-major pool, as in the engine. "of read" is the
+median, over turns, of the attention's bytes per second divided by those of a plain read of the same memory just
+before it: other guests change a machine's memory speed by half within minutes. "of bf16" is the share of BF16
+products on registers.
 """
 
 import argparse
@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--decode", default="8x2048,32x1024", help="sequences x context")
     parser.add_argument("--prompt", default="512,2048")
-    parser.add_argument("--drafts", default="", help="tokens x context")
+    parser.add_argument("--drafts", default="", help="tokens verified x context")
     parser.add_argument("--heads", type=int, default=9)
     parser.add_argument("--kv-heads", type=int, default=3)
     parser.add_argument("--head-size", type=int, default=64)
