@@ -14,7 +14,7 @@ from quire.weights.model_cache import (
     hub_cache_directory,
     list_cached,
     remove_cached,
-)  # fmt: skip
+)
 
 
 def publish(name: str, content: bytes = b"GGUF1234") -> Path:

@@ -54,7 +54,7 @@ AUTO = "auto"
 @lang_option
 def view_command(
     what: str, subject: str | None, svg: str | None, html: str | None, translate: Callable[[str], str], **values: Any
-) -> None:  # fmt: skip
+) -> None:
     """Draw one step: its attention mask, the KV blocks, its place among the last steps, or its instructions.
 
     WHAT is mask, blocks, step or ops of a step; or layer or ranks of a model: one layer with its values, shapes and

@@ -133,7 +133,7 @@ class Tour:
         """Run the prompt on another device, `name`, beside this one. `memory`: says how much is held then."""
         other = Tour(
             config, executor, self._tokenizer, self._prompt, num_tokens=self._num_tokens, chunk=self._chunk, work=work
-        )  # fmt: skip
+        )
         runs = {self._config.device: self._whole, name: other._whole}
         phases = {device: (run.figures(run.steps[0]), run.figures(*run.steps[1:])) for device, run in runs.items()}
         lines = [

@@ -95,7 +95,7 @@ def _serve(start: StartRank, memory_fd: int, is_stopping: threading.Event, conne
         except EngineDeadError:
             is_stopping.wait()  # without `STOP` rank 0 closes the socket, and `_watch` ends this process
             return worker.cache.close()
-        result = worker.follow(message.output, message.yielded)
+        result = worker.follow(message.output, message.yielded, message.wanted)
         if result.transfers is not None:
             _send(connection, BlocksMoved(result.step_id, result.transfers))
 

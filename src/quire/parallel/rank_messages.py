@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from quire.adapter import Adapter
 from quire.config import EngineConfig
 from quire.parallel.frames import SentError
 from quire.transfers import TransferReport
@@ -49,10 +50,14 @@ class StartRank(msgspec.Struct, array_like=True):
 
 
 class Step(msgspec.Struct, array_like=True):
-    """Message in shared memory: compute this step. `yielded`: ids and tokens of steps since the last."""
+    """Message in shared memory: compute this step.
+
+    `yielded`: ids and tokens of steps since the last; `wanted`: adapters to read beside the steps.
+    """
 
     output: SchedulerOutput
     yielded: tuple[tuple[int, dict[str, tuple[int, ...]]], ...] = ()
+    wanted: tuple[Adapter, ...] = ()
 
 
 STOP = b"\0"

@@ -99,7 +99,7 @@ class RankActor:
     def follow(self, step: bytes) -> bytes | None:
         """Run a `Step`. Returns a `SentError`, or None."""
         message = msgspec.msgpack.decode(step, type=Step)
-        return self._try(self._worker.follow, message.output, message.yielded)
+        return self._try(self._worker.follow, message.output, message.yielded, message.wanted)
 
     def ping(self) -> None:
         """Return when earlier calls have: an error says that the actor is lost."""

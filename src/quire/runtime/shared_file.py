@@ -180,7 +180,7 @@ def find_or_begin(place: SharedFile, max_bytes: int | None, report: Progress) ->
             except BlockingIOError:
                 report("waiting for another process that packs the same weights", 0, None)
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-            is_alone = path.exists() and os.path.samestat(os.fstat(descriptor), path.stat())
+            is_alone = _is_at(descriptor, path)
         except BaseException:
             os.close(descriptor)
             raise
@@ -188,6 +188,13 @@ def find_or_begin(place: SharedFile, max_bytes: int | None, report: Progress) ->
             return Unfinished(place, descriptor, max_bytes)
         os.close(descriptor)  # the other process has renamed or deleted it
     return memory
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def make_room(place: SharedFile, max_bytes: int | None) -> None:

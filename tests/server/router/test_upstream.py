@@ -63,7 +63,7 @@ async def whole(answer: UpstreamAnswer) -> bytes:
         (b"220 smtp.example.org\r\n", False, None, False),
     ],
     ids=["length", "chunks", "status 103", "empty", "close", "two", "no length", "cut chunks", "cut", "not HTTP"],
-)  # fmt: skip
+)
 @in_loop
 async def test_answer_ends_where_its_framing_says(data: bytes, closes: bool, body: bytes | None, is_kept: bool) -> None:
     async with answering(data, closes) as (upstream, heads):

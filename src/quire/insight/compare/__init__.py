@@ -14,6 +14,7 @@ COMPARISONS = {
     "kv": "contiguous, buddy and paged allocation of the KV cache",
     "ladder": "one workload with one technique more at a time, from naive recomputation to 4 bits",
     "speculation": "no drafts and drafts, by workload",
+    "adapters": "the base model, one LoRA adapter, and one per request",
     "attention": "KV cache of MHA, GQA, MQA, MLA and a sliding window",
 }
 """Name → the modes that it compares; its module has the same name."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from quire.adapter import Adapter
 from quire.cache_spec import PagedKV
 from quire.config import EngineConfig, EngineOptions, Hardware, ModelConfig
 from quire.engine.llm_engine import LLMEngine
@@ -93,6 +94,10 @@ class FakeExecutor:
         self._tables: dict[str, list[int]] = {}
         self._submitted: SchedulerOutput | None = None
 
+    def read_adapters(self, wanted: Sequence[Adapter], wait_s: float) -> set[str]:
+        """See `Executor`. Its requests have no adapters."""
+        return set()
+
     def submit(self, output: SchedulerOutput) -> None:
         """See `Executor`."""
         self._submitted = output
@@ -141,6 +146,7 @@ class SharedExecutor:
     def __init__(self, executor: "Executor") -> None:
         self.submitted: SchedulerOutput | None = None
         self.collect, self.end_step_early = executor.collect, executor.end_step_early
+        self.read_adapters = executor.read_adapters
         self._submit = executor.submit
 
     def submit(self, output: SchedulerOutput) -> None:
