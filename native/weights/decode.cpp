@@ -157,7 +157,7 @@ template <uint8_t kMinus>
     std::memcpy(q + i, &codes, sizeof codes);
   }
 }
-// Of each byte seven signs; its eighth bit becomes the one that makes the number of minus signs even.
+// Each byte has seven signs; its eighth bit is set where that makes the number of minus signs even.
 [[gnu::always_inline]] inline uint32_t with_parities(uint32_t sevens) {
   uint32_t parity = sevens ^ sevens >> 4;
   parity ^= parity >> 2;

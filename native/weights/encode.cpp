@@ -117,12 +117,13 @@ template <typename T>
   return lower > upper ? lower : upper;
 }
 
-// Of eight blocks, the largest entry that the codes of the first 16 weights stand for, and that of the others.
-[[gnu::always_inline]] inline void largest_entries(const uint8_t* codes, Sixteen entries, Floats* largest) {
+// Of eight blocks, the largest byte of `entry` (16 codes) for the first 16 weights, and that for the others.
+template <typename Entry>
+[[gnu::always_inline]] inline void largest_entries(const uint8_t* codes, Entry entry, Floats* largest) {
   Octets all[kBlocksAtOnce];
   for (int64_t b = 0; b < kBlocksAtOnce; ++b) {
-    const Sixteen first = entries_at(entries, vector_at<Sixteen>(codes + b * kBlock)),
-                  second = entries_at(entries, vector_at<Sixteen>(codes + b * kBlock + 16));
+    const Sixteen first = entry(vector_at<Sixteen>(codes + b * kBlock)),
+                  second = entry(vector_at<Sixteen>(codes + b * kBlock + 16));
     std::memcpy(&all[b], &first, sizeof first);
     std::memcpy(reinterpret_cast<uint8_t*>(&all[b]) + sizeof first, &second, sizeof second);
   }
@@ -158,14 +159,14 @@ template <bool kHasMinima>
 [[gnu::always_inline]] inline Floats largest_magnitudes(const Integers& from, const int8_t* table) {
   const auto* codes = reinterpret_cast<const uint8_t*>(from.q);
   const OfGroups scales(from.scales), minima(from.minima);
-  Sixteen entries;
   Floats largest[2];
-  for (int i = 0; i < 16; ++i) entries[i] = static_cast<uint8_t>(table[i] < 0 ? -table[i] : table[i]);
-  largest_entries(codes, entries, largest);
+  Sixteen magnitudes;
+  for (int i = 0; i < 16; ++i) magnitudes[i] = static_cast<uint8_t>(table[i] < 0 ? -table[i] : table[i]);
+  largest_entries(codes, [&](Sixteen some) { return kHasMinima ? some : entries_at(magnitudes, some); }, largest);
   Floats first = magnitude(largest[0] * scales.first - minima.first),
          second = magnitude(largest[1] * scales.second - minima.second);
-  if constexpr (kHasMinima) {  // no entry is negative: values lie between those of the largest and the least
-    largest_entries(codes, 255 - entries, largest);
+  if constexpr (kHasMinima) {  // values lie between those of the largest code and of the least one
+    largest_entries(codes, [](Sixteen some) { return 255 - some; }, largest);
     const Floats other_first = magnitude((255.0f - largest[0]) * scales.first - minima.first),
                  other_second = magnitude((255.0f - largest[1]) * scales.second - minima.second);
     first = other_first > first ? other_first : first;

@@ -13,7 +13,7 @@ from quire.byte_sizes import format_bytes
 from quire.engine.adapters import LoRARequest
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import ComparisonError, ConfigError
-from quire.insight.compare.decodes import Job, decode
+from quire.insight.compare.decodes import DecodeJob, decode
 from quire.insight.compare.random_adapters import write_random_adapter
 from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, RunSettings, Series
 from quire.runtime.adapter_layout import linear_shapes, num_parameters
@@ -112,9 +112,9 @@ class _Jobs:
             for number in range(len(adapters))
         ]
 
-    def _job(self, number: int, chosen: int | None) -> Job:
+    def _job(self, number: int, chosen: int | None) -> DecodeJob:
         adapter = None if chosen is None else self._adapters[chosen]
-        return Job({"prompt_token_ids": self._prompts[number]}, self._params, adapter)
+        return DecodeJob({"prompt_token_ids": self._prompts[number]}, self._params, adapter)
 
     def run(self, mode: Mode, name: str) -> None:
         """Run a mode once. Mutates: mode."""

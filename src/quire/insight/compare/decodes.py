@@ -16,7 +16,7 @@ from quire.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class DecodeJob:
     """A request of `decode`."""
 
     prompt: Any
@@ -34,7 +34,7 @@ class Decodes:
     first_event: int
 
 
-def decode(engine: LLMEngine, name: str, jobs: Sequence[Job]) -> Decodes:
+def decode(engine: LLMEngine, name: str, jobs: Sequence[DecodeJob]) -> Decodes:
     """Run requests to their end; time counts from the step that gives the last of them its first token on.
 
     Raises: EngineError for a request that failed.

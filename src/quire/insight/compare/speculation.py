@@ -11,7 +11,7 @@ from typing import Any
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import ComparisonError, ConfigError
 from quire.events import EventKind
-from quire.insight.compare.decodes import Job, decode
+from quire.insight.compare.decodes import DecodeJob, decode
 from quire.insight.compare.draft_texts import WORKLOADS, prompt_of
 from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, RunSettings, Series
 from quire.sampling_params import SamplingParams
@@ -116,7 +116,7 @@ def _request(name: str, number: int, num_tokens: int, seed: int) -> Request:
 
 def _run(engine: LLMEngine, requests: Sequence[Request], name: str, record: Record) -> None:
     """Run requests to their end. Mutates: record. Raises: EngineError."""
-    found = decode(engine, name, [Job(text, params) for text, params in requests])
+    found = decode(engine, name, [DecodeJob(text, params) for text, params in requests])
     record.seconds += found.seconds
     record.num_tokens += found.num_tokens
     record.answers += found.answers

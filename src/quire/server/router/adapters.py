@@ -13,7 +13,7 @@ from quire.server.router.fleet import Fleet
 from quire.server.router.replica import LOAD_PATH, UNLOAD_PATH, Replica
 
 
-class _Named(msgspec.Struct):
+class _NamedAdapter(msgspec.Struct):
     lora_name: str
 
 
@@ -44,10 +44,10 @@ async def change_adapters(fleet: Fleet, path: str, body: bytes) -> Response:
 def _name_of(body: bytes) -> str | None:
     """Return the adapter that a body names; None if it is malformed, which each replica will say."""
     try:
-        return msgspec.json.decode(body, type=_Named).lora_name
+        return msgspec.json.decode(body, type=_NamedAdapter).lora_name
     except (msgspec.MsgspecError, RecursionError):
         return None
 
 
 async def _unload(replica: Replica, name: str) -> None:
-    await replica.tell(UNLOAD_PATH, msgspec.json.encode(_Named(name)))
+    await replica.tell(UNLOAD_PATH, msgspec.json.encode(_NamedAdapter(name)))
