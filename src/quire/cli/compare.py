@@ -47,12 +47,13 @@ def compare_command(name: str, pool: int | None, svg: str | None, html: str | No
     """Compare ways to cache, batch and allocate on one engine.
 
     The same requests run with one thing switched. cache: no KV cache, KV cache. batching: static, dynamic, continuous.
-    kv: contiguous, buddy, paged memory. ladder: all of these and more, one on top of the other. speculation: off,
+    kv: contiguous, buddy, paged memory. ladder: all of these and more, one on top of the other,
+    in about 2 minutes. speculation: off,
     drafts. adapters: the base, one adapter, one per request. attention: MHA, GQA, MQA, MLA, sliding window.
     """
     from quire.insight.compare import run
     from quire.insight.compare.figure import equal_text, html_page, row_texts, svg_image
-    from quire.insight.compare.results import Settings
+    from quire.insight.compare.results import RunSettings
 
     output, stages = output_of(), set[str]()
 
@@ -61,7 +62,7 @@ def compare_command(name: str, pool: int | None, svg: str | None, html: str | No
             stages.add(stage)
             output.note(f"{name}: {stage}")
 
-    comparison = run(name, Settings(pool_bytes=pool, **values), show)
+    comparison = run(name, RunSettings(pool_bytes=pool, **values), show)
     for option_name, path, draw in (("--svg", svg, svg_image), ("--html", html, html_page)):
         if path is not None:
             output.write_file(option_name, path, draw(comparison))

@@ -7,7 +7,7 @@ import msgspec
 
 from quire.adapter import Adapter
 from quire.config import EngineConfig
-from quire.parallel.frames import Failure
+from quire.parallel.frames import SentError
 from quire.transfers import TransferReport
 from quire.types import SchedulerOutput
 from quire.weights.sources import ModelFiles
@@ -80,7 +80,7 @@ class BlocksMoved(msgspec.Struct, tag="moved", array_like=True):
 class RankFailed(msgspec.Struct, tag="failed", array_like=True):
     """The rank cannot load, or failed in a step; its process ends."""
 
-    failure: Failure
+    failure: SentError
 
 
 FromRank = RankLoaded | RankFailed | BlocksMoved

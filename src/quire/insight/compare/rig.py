@@ -23,7 +23,7 @@ from quire.config import EngineConfig, EngineOptions, Hardware, ModelConfig
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import ComparisonError, ConfigError, EngineError, MemoryCapacityError
 from quire.events import EventKind, EventLog, OpTime
-from quire.insight.compare.results import FAKE_MODEL, Progress, Settings
+from quire.insight.compare.results import FAKE_MODEL, Progress, RunSettings
 from quire.outputs import RequestOutput
 from quire.resolve import resolve
 from quire.sampling_params import SamplingParams
@@ -45,7 +45,7 @@ class TimedRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RecordedStep:
     """A step, or a pause if it has no requests. `num_waiting`: requests in the queue after it was scheduled."""
 
     start: float
@@ -62,7 +62,7 @@ class Run:
     outputs: list[tuple[int, ...]]
     started: list[float]
     ended: list[float]
-    steps: list[Step] = field(default_factory=list)
+    steps: list[RecordedStep] = field(default_factory=list)
     num_preemptions: int = 0
 
     @property
@@ -177,7 +177,7 @@ class Rig:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: RunSettings,
         model: str,
         progress: Progress,
         hf_config: Mapping[str, Any] | None = None,
@@ -261,7 +261,7 @@ class Rig:
                 if event.kind is EventKind.ADMIT and math.isnan(run.started[index_of[event.request_id]]):
                     run.started[index_of[event.request_id]] = start
             num_seen = events.num_recorded
-            run.steps.append(Step(start, clock.now - start, scheduled, engine.scheduler.num_waiting, ops))
+            run.steps.append(RecordedStep(start, clock.now - start, scheduled, engine.scheduler.num_waiting, ops))
             for output in outputs:
                 if output.finished:
                     index, num_done = index_of[output.request_id], num_done + 1

@@ -100,7 +100,7 @@ def explain(checkpoint: Checkpoint, settings: Settings, *, with_ops: bool = Fals
         _device(device),
         *(phase_section(phase, with_ops=with_ops) for phase in phases),
         *chunks,
-    ]  # fmt: skip
+    ]
     return Explained(report, config, rank, phases)
 
 

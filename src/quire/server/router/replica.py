@@ -20,7 +20,7 @@ from quire.errors import printable
 from quire.server.announcements import Announcement, Ended
 from quire.server.errors import ApiError
 from quire.server.router.placement import Prompt
-from quire.server.router.upstream import Answer, Upstream
+from quire.server.router.upstream import Upstream, UpstreamAnswer
 
 LOGGER = logging.getLogger("quire.router")
 CHECK_EVERY_S = 1.0
@@ -75,7 +75,7 @@ class ReplicaFailedError(Exception):
         self.refusal = refusal
 
 
-def refusal_of(answer: Answer) -> ApiError:
+def refusal_of(answer: UpstreamAnswer) -> ApiError:
     """Return the error that a body of status 503 tells."""
     try:
         error = msgspec.json.decode(answer.first, type=_Refusal).error
@@ -123,7 +123,7 @@ class Replica:
         self._on_end = on_end
         self._adapters = {} if adapters is None else adapters
         self._expected: Counter[bytes] = Counter()
-        self._unanswered: set[Answer] = set()
+        self._unanswered: set[UpstreamAnswer] = set()
         self._num_timeouts = 0
         self._is_noted = False
         self._ready = asyncio.Event()
@@ -191,7 +191,7 @@ class Replica:
 
     # --- Requests ---------------------------------------------------------------------------------
 
-    async def send(self, method: str, target: bytes, headers: list[tuple[bytes, bytes]], body: bytes) -> Answer:
+    async def send(self, method: str, target: bytes, headers: list[tuple[bytes, bytes]], body: bytes) -> UpstreamAnswer:
         """Send a request. `target`: path and query. Returns: its answer, of which the first bytes have come.
 
         Raises: ReplicaFailedError if the connection fails before them, or the replica is not ready. It then gets no
@@ -218,7 +218,9 @@ class Replica:
             raise ReplicaFailedError(f"{self.name} {reason}")
         return answer
 
-    async def _begin(self, method: str, target: bytes, headers: list[tuple[bytes, bytes]], body: bytes) -> Answer:
+    async def _begin(
+        self, method: str, target: bytes, headers: list[tuple[bytes, bytes]], body: bytes
+    ) -> UpstreamAnswer:
         answer = await self._upstream.begin(method, target, self._authorized(headers), body)
         self._unanswered.add(answer)
         try:
