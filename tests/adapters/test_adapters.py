@@ -356,6 +356,7 @@ def test_adapter_of_another_shape_or_module_is_refused_by_name(base: Path, engin
         ({"lora_alpha": "much"}, "lora_alpha"),
         ({"peft_type": "LOHA"}, "only LORA"),
         ({"use_dora": True}, "use_dora"),
+        ({"init_lora_weights": "pissa_niter_16"}, "path_initial_model_for_weight_conversion"),
         ({"r": 3}, "no pair of rank 3"),
         ({"alora_invocation_tokens": [299, 300]}, "invocation token 300"),
     ],

@@ -236,8 +236,8 @@ def _price() -> NumberAnswer:
 
 
 def _adapter_bytes() -> NumberAnswer:
+    from quire.insight.compare.random_adapters import linear_shapes, num_parameters
     from quire.insight.explain.subject import open_subject
-    from quire.runtime.adapter_layout import linear_shapes, num_parameters
 
     shapes = linear_shapes(open_subject("llama-2-7b").hf_config)
     changed = {name: shape for name, shape in shapes.items() if name.endswith(("q_proj", "v_proj"))}

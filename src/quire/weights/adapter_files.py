@@ -24,6 +24,8 @@ from quire.weights.safetensors_file import read_safetensors
 from quire.weights.weight_tensor import WeightTensor
 
 MAX_RANK = 256
+CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
+"""Values of `init_lora_weights` by which PEFT takes the adapter's first values out of the base's weights."""
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _PEFT_NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
 _GGUF_NAME = re.compile(r"(.+)\.lora_([ab])")
@@ -117,6 +119,12 @@ def _check_peft(config: Mapping[str, Any], path: Path) -> None:
     used = [name for name in others if config.get(name)]
     if config.get("bias", "none") != "none":
         used.append("bias")
+    start = str(config.get("init_lora_weights")).partition("_")[0]
+    if start in CHANGES_BASE:
+        raise UnsupportedModelError(
+            f"{path}: init_lora_weights={start!r} changes the base's weights too: save the adapter with PEFT's"
+            " path_initial_model_for_weight_conversion"
+        )
     if used:
         raise UnsupportedModelError(f"{path}: {', '.join(used)} of an adapter cannot be computed: train without")
 

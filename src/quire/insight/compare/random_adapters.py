@@ -10,6 +10,9 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
+from quire.runtime.adapter_layout import linear_shapes as linear_shapes  # for `learn/` too
+from quire.runtime.adapter_layout import num_parameters as num_parameters
+
 SPREAD = 0.02
 """Standard deviation of A and B; models are initialised with it too."""
 
