@@ -42,17 +42,20 @@ class StepTimes:
         self._seconds[num_rows] = moving_average(self._seconds.get(num_rows), seconds)
 
     def seconds(self, num_rows: int) -> float:
-        """Return the expected time, from the nearest measured numbers of rows; 0 if there is none."""
+        """Return the expected time, from the nearest measured numbers of rows; 0 if there is none.
+
+        More rows never take less time: on a busy machine they seem to, and each draft would pay.
+        """
         below = max((rows for rows in self._seconds if rows <= num_rows), default=None)
         above = min((rows for rows in self._seconds if rows >= num_rows), default=None)
         if below is None:
             return 0.0 if above is None else self._seconds[above]
-        at_below = self._seconds[below]
+        at_below = max(seconds for rows, seconds in self._seconds.items() if rows <= below)
         if above is None:
             return at_below * (1 + (num_rows - below) * min(ASSUMED_ROW_COST, 1 / below))
         if above == below:
             return at_below
-        return at_below + (self._seconds[above] - at_below) * (num_rows - below) / (above - below)
+        return at_below + max(0.0, self._seconds[above] - at_below) * (num_rows - below) / (above - below)
 
 
 class Drafting:
