@@ -18,7 +18,7 @@ from quire.models.registry import ModelRegistry, model_types
 from quire.runtime.loader import make_model, make_stored
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.gguf_export import architecture_for, completed, describe_config, name_tensors
-from quire.weights.quantize import Source, quantize_gguf
+from quire.weights.quantize import ModelToQuantize, quantize_gguf
 from quire.weights.quantize_source import from_tensors, read_back
 from quire.weights.sources import ModelFiles
 from tests.cli.tiny_directory import make_tiny_directory
@@ -80,7 +80,7 @@ def published(model_type: str, fields: dict[str, Any], *, predicts: bool = True)
     return pair
 
 
-def export(pair: Pair) -> tuple[Source, dict[str, Any]]:
+def export(pair: Pair) -> tuple[ModelToQuantize, dict[str, Any]]:
     """Return the pair's checkpoint under GGUF's names, and the keys."""
     whole = ModelRegistry.resolve(pair.hf_config)
     hf_config, stored = language_model(pair.hf_config, whole, pair.checkpoint.tensors)

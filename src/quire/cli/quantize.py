@@ -18,7 +18,7 @@ from quire.errors import ConfigError, UnsupportedModelError
 if TYPE_CHECKING:
     from quire.cli.output import Output
     from quire.weights.importance import Importance
-    from quire.weights.quantize import Source
+    from quire.weights.quantize import ModelToQuantize
     from quire.weights.sources import ModelFiles
 
 EXAMPLES = (
@@ -79,7 +79,7 @@ def quantize_command(
     output.note(f"{format_bytes(num_bytes)} in {seconds:.1f} s: {held}   next: quire run {out}")
 
 
-def open_source(files: "ModelFiles") -> "Source":
+def open_source(files: "ModelFiles") -> "ModelToQuantize":
     """Open a GGUF file of any architecture, or a directory of one that GGUF can say completely.
 
     Raises: ModelFileError; UnsupportedModelError for a directory whose config or tokenizer would not come back the
@@ -140,7 +140,7 @@ def _as_stored(value: Any) -> Any:
 
 
 def _importance(
-    files: "ModelFiles", source: "Source", text: Path | None, path: Path | None, output: "Output"
+    files: "ModelFiles", source: "ModelToQuantize", text: Path | None, path: Path | None, output: "Output"
 ) -> "Importance | None":
     from quire.weights.importance import read_importance, write_importance
 

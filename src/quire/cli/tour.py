@@ -3,6 +3,7 @@
 Next to read: `../insight/tour.py`.
 """
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -14,14 +15,15 @@ from quire.cli.arguments import read_prompt, split_arguments
 from quire.cli.command import option, output_of, verb
 from quire.cli.language import lang_option
 from quire.cli.options import OF_REPLICAS, chosen_options, option_flags
-from quire.cli.output import Output
+from quire.cli.output import Output, is_capable_terminal
 from quire.cli.progress import show_progress
+from quire.cli.typed_keys import END, ReadKey, typed_keys
 from quire.config import EngineConfig, EngineOptions
 from quire.errors import PromptError
 from quire.insight.tour_reasons import reason_of
 
 if TYPE_CHECKING:
-    from quire.insight.tour import Stop, Tour
+    from quire.insight.tour import Tour, TourStop
     from quire.text.tokenizer import Tokenizer
     from quire.weights.checkpoint import Checkpoint
 
@@ -92,7 +94,7 @@ def tour_command(
 def _stops(
     options: EngineOptions, text: str, max_tokens: int, prompt_len: int | None, chunk: int, num_layers: int | None,
     told: "Told",
-) -> Iterator["Stop"]:  # fmt: skip
+) -> Iterator["TourStop"]:  # fmt: skip
     """Load the model, then yield each stop when it is asked for."""
     from quire.insight.compare.rig import load
     from quire.insight.tour import Tour
@@ -144,21 +146,21 @@ def _prompt_ids(
     return tokenizer, token_ids
 
 
-def _gpu_stop(tour: "Tour", options: EngineOptions, checkpoint: "Checkpoint") -> "Stop":
+def _gpu_stop(tour: "Tour", options: EngineOptions, checkpoint: "Checkpoint") -> "TourStop":
     from quire.byte_sizes import format_bytes
     from quire.insight.compare.rig import load
-    from quire.insight.tour import Stop
+    from quire.insight.tour import TourStop
     from quire.insight.tour_work import StepWork
     from quire.lazy_torch import torch
     from quire.runtime.hardware import has_gpu_driver
 
     if options.device != "cpu":
-        return Stop("CPU and GPU", [f"this tour ran on {options.device}: --device cpu compares the two"], "")
+        return TourStop("CPU and GPU", [f"this tour ran on {options.device}: --device cpu compares the two"], "")
     if not has_gpu_driver() or not torch.cuda.is_available():
-        return Stop("CPU and GPU", ["this machine has no CUDA GPU to run the same prompt on"], "")
+        return TourStop("CPU and GPU", ["this machine has no CUDA GPU to run the same prompt on"], "")
     if torch.cuda.device_count() < options.tensor_parallel_size:
         found, wanted = torch.cuda.device_count(), options.tensor_parallel_size
-        return Stop("CPU and GPU", [f"{wanted} ranks need {wanted} GPUs, there are {found}: --tp {found} fits"], "")
+        return TourStop("CPU and GPU", [f"{wanted} ranks need {wanted} GPUs, there are {found}: --tp {found} fits"], "")
 
     def memory() -> str:
         held, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
@@ -182,7 +184,22 @@ class Told:
         """Write a note to stderr."""
         self.output.note(self._translate(text))
 
-    def title(self, number: int, stop: "Stop") -> None:
+    @contextlib.contextmanager
+    def legend(self, unknown: str) -> Iterator[None]:
+        """Show what keys do below the lines of the tour; on a terminal that can, only meanwhile."""
+        text = self._translate(f"{unknown} does nothing here") + "   " if unknown else ""
+        text += self._translate(KEYS)
+        if not is_capable_terminal(sys.stderr):
+            self.output.note(text)
+            yield
+            return
+        self.output.aside(text)
+        try:
+            yield
+        finally:
+            self.output.aside("\r\x1b[K")
+
+    def title(self, number: int, stop: "TourStop") -> None:
         """Write a stop's title."""
         self.output.result(self.output.style(f"{number}. {self._translate(stop.title)}", "bold", sys.stdout))
 
@@ -190,7 +207,7 @@ class Told:
         """Write a line of a stop."""
         self.output.result(f"   {self._translate(text)}")
 
-    def why(self, stop: "Stop", line: str = "") -> None:
+    def why(self, stop: "TourStop", line: str = "") -> None:
         """Write the reason of a stop, or of its `line`, if it has one of its own."""
         if line:
             self.line(f"why: {reason_of(line) or stop.why}")
@@ -198,24 +215,27 @@ class Told:
             self.output.result(self._translate(f"   why: {stop.why}") + "\n" if stop.why else "")
 
 
-def step_through(stops: Iterator["Stop"], told: Told) -> None:
-    """Wait for a key after each line."""
-    told.note(KEYS)
-    for number, stop in enumerate(stops, 1):
-        told.title(number, stop)
-        key = ""
-        for line in stop.lines:
-            told.line(line)
-            while key != "n" and (key := _key()) not in ("\r", "\n", "n"):
-                if key == "q":
-                    return
-                if key == "w":
+def step_through(stops: Iterator["TourStop"], told: Told) -> None:
+    """Wait for a key after each line; under it stands what the keys do."""
+    with typed_keys() as read_key:
+        for number, stop in enumerate(stops, 1):
+            told.title(number, stop)
+            key = ""
+            for line in stop.lines:
+                told.line(line)
+                while key != "n" and (key := _next_key(read_key, told)) not in ("\n", "n"):
+                    if key in ("q", END):
+                        return
                     told.why(stop, line)
-        told.why(stop)
+            told.why(stop)
 
 
-def _key() -> str:
-    try:
-        return click.getchar().lower()
-    except EOFError:  # Ctrl-D
-        return "q"
+def _next_key(read_key: ReadKey, told: Told) -> str:
+    """Return the next key that does something; say of others that they do not."""
+    unknown = ""
+    while True:
+        with told.legend(unknown):
+            key = read_key(None) or END
+        if key in ("\n", "w", "n", "q", END):
+            return key
+        unknown = key if key.isprintable() and key != " " else "that key"
