@@ -131,7 +131,7 @@ class HeadDrafter(Drafter):
         return True
 
     def _run_layer(self, index: int) -> None:
-        """Run a layer on the positions of the last pass, and make it the one that guesses."""
+        """Run a layer on the positions of the last pass. It makes the next guesses."""
         self._planned = self._layers[index]
         if index:
             num_rows = int(self._pass[2].sum())
