@@ -19,6 +19,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.command_line import Table, make_parser
 from benchmarks.draft_peers import NUM_NEW, SIDES, edit_prompt, run_beside
@@ -94,10 +95,11 @@ class Turn:
     num_accepted: int
 
 
-def run(engine: LLMEngine, jobs: Sequence[Job], num_streams: int, *, drafts: bool) -> Turn:
-    """Run all jobs to their end, `num_streams` at a time."""
+def run(engine: LLMEngine, jobs: Sequence[Job], num_streams: int, drafter: Any, *, drafts: bool) -> Turn:
+    """Run all jobs to their end, `num_streams` at a time. `drafter`: of a draft model or a head, None for none."""
     engine._drafting.proposer = SuffixProposer() if drafts else None
-    engine._executor._worker.runner._gives_drafts = drafts  # type: ignore[attr-defined]
+    runner = engine._executor._worker.runner  # type: ignore[attr-defined]
+    runner._gives_drafts, runner.drafter = drafts, drafter if drafts else None
     seen = engine.events.num_recorded
     answers: list[list[int]] = []
     seconds, num_new = 0.0, 0
@@ -141,9 +143,10 @@ def main() -> None:
         return run_beside(arguments)
     engine = LLMEngine.from_options(
         arguments.model, max_num_seqs=max(arguments.streams), max_model_len=2048, enable_prefix_caching=False,
-        speculative="draft" if arguments.draft_model else "suffix", draft_model=arguments.draft_model,
+        speculative="auto" if arguments.draft_model else "suffix", draft_model=arguments.draft_model,
         dtype=arguments.dtype, batch_invariant=True,
     )  # fmt: skip
+    drafter = engine._executor._worker.runner.drafter  # type: ignore[attr-defined]
     table = Table(TITLES, as_json=arguments.json)
     for name in arguments.workloads:
         for num_streams in arguments.streams:
@@ -152,7 +155,7 @@ def main() -> None:
             turns: dict[bool, list[Turn]] = {False: [], True: []}
             for repetition in range(arguments.repetitions):
                 for drafts in (False, True) if repetition % 2 == 0 else (True, False):
-                    turns[drafts].append(run(engine, jobs, num_streams, drafts=drafts))
+                    turns[drafts].append(run(engine, jobs, num_streams, drafter, drafts=drafts))
             if any(turn.answers != turns[False][0].answers for turn in (*turns[False], *turns[True])):
                 raise SystemExit(f"{name}, {num_streams} streams: the answers differ")
             off, on = (statistics.median(turn.tokens_per_s for turn in turns[drafts]) for drafts in (False, True))

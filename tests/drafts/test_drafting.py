@@ -46,6 +46,14 @@ def lengths(made: Drafting, *requests: Request) -> list[int]:
     return [len(item.draft_token_ids) for item in requests]
 
 
+def test_more_rows_never_seem_to_take_less_time() -> None:
+    times = StepTimes()
+    times.note(1, 0.5)
+    times.note(2, 0.25)
+    times.note(8, 1.0)
+    assert [times.seconds(rows) for rows in (1, 2, 5, 8)] == [0.5, 0.5, 0.75, 1.0]
+
+
 def test_whole_draft_is_verified_where_rows_cost_nothing() -> None:
     assert lengths(drafting_with(0.9, {1: 1.0, 9: 1.0}), request()) == [8]
 

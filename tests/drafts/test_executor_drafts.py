@@ -57,9 +57,21 @@ def test_draft_ends_where_guesses_become_wrong() -> None:
     assert drafts_with(1, 2, 9, draft_s=0.8).choose(1, flat, 1.03) == 2
 
 
+def test_request_without_guesses_is_left_until_it_ends() -> None:
+    made = ExecutorDrafts(guesses_once=True)
+    made.note(output(), result(9, draft=None), has_prompts=False)
+    other = Request("b", [1], SamplingParams())
+    assert not made.may_guess([request()])
+    assert made.may_guess([request(), other])
+    made.forget("a")
+    assert made.may_guess([request()])
+
+
 def test_some_guesses_are_asked_for_again_after_many_steps_without() -> None:
-    made = drafts_with(9)
-    chosen = [made.choose(1, flat, 1.03) for _ in range(2 * EXPLORE_STEPS)]
+    made, chosen = drafts_with(9), list[int]()
+    for _ in range(2 * EXPLORE_STEPS):
+        chosen.append(made.choose(1, flat, 1.03))
+        made.note(output(chosen[-1]), result(9, draft=DRAFT if chosen[-1] else None), has_prompts=False)
     assert [index + 1 for index, count in enumerate(chosen) if count] == [EXPLORE_STEPS, 2 * EXPLORE_STEPS]
     assert set(chosen) == {0, EXPLORED_GUESSES}
 

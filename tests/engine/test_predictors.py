@@ -214,11 +214,10 @@ def test_guesses_are_those_of_the_reference(
     assert drafts_of(engine)[1] == num_right
 
 
-def test_layers_wait_while_no_guesses_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_compute_nothing_while_no_guesses_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ExecutorDrafts, "choose", lambda *_: 0)
-    monkeypatch.setattr(head_drafter, "MAX_WAITING", 40)
     path, _ = deepseek_of_three(tmp_path / "model")
-    engine, passes = build_with(path), list[int]()
+    engine, passes = build(path, speculative="mtp", max_num_batched_tokens=64, max_num_seqs=64), list[int]()
     run_layer = head_drafter.HeadDrafter._run_layer
 
     def counted(self: Any, index: int) -> None:
@@ -228,9 +227,24 @@ def test_layers_wait_while_no_guesses_are_asked_for(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(head_drafter.HeadDrafter, "_run_layer", counted)
     long = {"max_tokens": 100, "ignore_eos": True, "temperature": 0.0}
     outputs_of(engine, PROMPTS[:1], SamplingParams(**long))
-    of_prompt, of_decodes = passes[:6], passes[6:]
-    assert of_prompt == [32] * 3 + [7] * 3, "37 tokens, the last 2 of a pass again in the next"
-    assert of_decodes == [40] * 6, "of 99 decodes those of 2 times 40 rows, 2 of them again each time"
+    assert passes == [37] * 3, "the prompt's alone"
+
+
+def test_request_that_was_left_gets_no_guesses_and_its_successor_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = itertools.chain([0] * 12, itertools.repeat(NUM_GUESSES))
+    monkeypatch.setattr(ExecutorDrafts, "choose", lambda *_: next(asked))
+    monkeypatch.setattr(head_drafter, "MAX_WAITING", 10)
+    path, _ = deepseek_of_three(tmp_path / "model", make_right)
+    engine, drafts = build_with(path, multi_step_decode=1), list[Any]()
+    engine.watcher = lambda _, result: drafts.extend(item.draft for item in result.results)
+    outputs_of(engine, PROMPTS[:1], GREEDY)
+    assert drafts
+    assert not any(drafts)
+    outputs_of(engine, PROMPTS[:1], GREEDY)
+    num_verified, num_right = drafts_of(engine)
+    assert num_verified == num_right > 10
 
 
 @pytest.mark.parametrize("name", MODELS)

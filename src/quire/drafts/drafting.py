@@ -42,17 +42,20 @@ class StepTimes:
         self._seconds[num_rows] = moving_average(self._seconds.get(num_rows), seconds)
 
     def seconds(self, num_rows: int) -> float:
-        """Return the expected time, from the nearest measured numbers of rows; 0 if there is none."""
+        """Return the expected time, from the nearest measured numbers of rows; 0 if there is none.
+
+        More rows never take less time: on a busy machine they seem to, and each draft would pay.
+        """
         below = max((rows for rows in self._seconds if rows <= num_rows), default=None)
         above = min((rows for rows in self._seconds if rows >= num_rows), default=None)
         if below is None:
             return 0.0 if above is None else self._seconds[above]
-        at_below = self._seconds[below]
+        at_below = max(seconds for rows, seconds in self._seconds.items() if rows <= below)
         if above is None:
             return at_below * (1 + (num_rows - below) * min(ASSUMED_ROW_COST, 1 / below))
         if above == below:
             return at_below
-        return at_below + (self._seconds[above] - at_below) * (num_rows - below) / (above - below)
+        return at_below + max(0.0, self._seconds[above] - at_below) * (num_rows - below) / (above - below)
 
 
 class Drafting:
@@ -60,7 +63,7 @@ class Drafting:
 
     def __init__(self, config: EngineConfig) -> None:
         self.proposer: SuffixProposer | None = None if config.speculative == "off" else SuffixProposer()
-        self._of_executor = ExecutorDrafts()
+        self._of_executor = ExecutorDrafts(guesses_once=config.speculative in ("mtp", "eagle"))
         self._has_guesses = False
         """True if guesses came with the results of the step before."""
         self._has_draft_model = config.speculative in ("draft", "mtp", "eagle")
@@ -81,7 +84,7 @@ class Drafting:
         drafts = [self._propose(request) for request in running]
         lengths = self._choose_lengths(drafts)
         num_guesses = 0
-        if self._has_draft_model:
+        if self._has_draft_model and self._of_executor.may_guess(running):
             num_guesses = self._of_executor.choose(len(running), self._times.seconds, MIN_GAIN)
         for request, draft, length in zip(running, drafts, lengths, strict=True):
             if not request.draft_token_ids:  # else others gave it some
@@ -142,7 +145,7 @@ class Drafting:
             return {"num_drafts": 0, "num_accepted": 0, "drafts": ()}
         token_ids = {item.request_id: item.token_ids for item in result.results}
         has_guesses = any(item.draft is not None for item in result.results)
-        if has_guesses or self._has_guesses:
+        if has_guesses or self._has_guesses or output.num_draft_tokens:
             self._of_executor.note(output, result, has_prompts=has_prompts)
         self._has_guesses = has_guesses
         drafts: list[tuple[int, int]] = []
@@ -159,6 +162,7 @@ class Drafting:
         for request_id in output.finished_ids:
             self._accepted_share.pop(request_id, None)
             self._asked_from.pop(request_id, None)
+            self._of_executor.forget(request_id)
         if output.num_tokens and not (has_prompts or result.is_lost):
             self._times.note(output.num_tokens, (seconds - result.draft_s) / result.num_iterations)
         num_verified, num_right = (sum(counts) for counts in zip(*drafts, strict=True)) if drafts else (0, 0)

@@ -27,7 +27,9 @@ _NEWEST = 0.05
 class ExecutorDrafts:
     """Measured acceptance and time of the executor's guesses."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, guesses_once: bool = False) -> None:
+        """`guesses_once`: a request that gets no guess when some are asked for gets none later, either."""
+        self._guesses_once = guesses_once
         self._by_position = [FIRST_ACCEPTANCE] * MAX_GUESSES
         self._seen: set[int] = set()
         """Positions in drafts whose acceptance was measured."""
@@ -38,6 +40,7 @@ class ExecutorDrafts:
         self._offered: dict[str, tuple[Draft, bool]] = {}
         """Guesses that a step may have verified, and whether their requests are greedy."""
         self._num_without = 0
+        self._left: set[str] = set()
 
     def choose(self, num_requests: int, step_s: Callable[[int], float], min_gain: float) -> int:
         """Return how many tokens to guess behind a step in which `num_requests` decode; 0: none.
@@ -54,9 +57,15 @@ class ExecutorDrafts:
             if gain > best:
                 best, num_guesses = gain, count
         self._num_without = 0 if num_guesses else self._num_without + 1
-        if self._num_without >= EXPLORE_STEPS:
-            self._num_without, num_guesses = 0, EXPLORED_GUESSES
-        return num_guesses
+        return num_guesses if self._num_without < EXPLORE_STEPS else EXPLORED_GUESSES
+
+    def may_guess(self, requests: Sequence[Request]) -> bool:
+        """Return False if a head left all of these requests, because no guesses were asked for."""
+        return any(request.request_id not in self._left for request in requests)
+
+    def forget(self, request_id: str) -> None:
+        """Take note of a request that ended."""
+        self._left.discard(request_id)
 
     def draft_of(self, request: Request) -> Draft:
         """Return the guesses that came with the last step, with probabilities as they were measured."""
@@ -75,11 +84,15 @@ class ExecutorDrafts:
             if (offered := self._offered.get(item.request_id)) is not None:
                 self._judge(*offered, item.token_ids)
         self._offered.clear()
+        if self._guesses_once and output.num_draft_tokens:
+            self._left |= {item.request_id for item in result.results if item.draft is None}
         # The first pass after a pause computes many tokens, and does not count.
         goes_on, self._guesses = (
             bool(self._guesses),
             {item.request_id: item.draft for item in result.results if item.draft is not None},
         )
+        if self._guesses:
+            self._num_without = 0
         if goes_on and output.num_draft_tokens and result.draft_s and not has_prompts:
             num_passes = max((len(draft.token_ids) for draft in self._guesses.values()), default=1)
             seconds, rows = result.draft_s / max(1, num_passes), len(output.scheduled)

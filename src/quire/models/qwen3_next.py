@@ -31,7 +31,7 @@ from quire.models.qwen2_moe import GatedSharedMoE
 from quire.models.qwen3 import Qwen3Attention
 from quire.weight_map import Layout, Offset, Rows, View
 
-DEFAULT_INTERVAL = 4
+DEFAULT_INTERVAL, MTP = 4, "mtp_num_hidden_layers"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +66,8 @@ class DeltaNetConfig(LlamaConfig):
             "linear_num_key_heads", sizes["num_key_heads"], "linear_num_value_heads", sizes["num_value_heads"]
         )
         check_divides("2 at least", 1 if sizes["num_taps"] > 1 else 2, "linear_conv_kernel_dim", sizes["num_taps"])
-        predictors = reader.optional_integer("mtp_num_hidden_layers", minimum=0, maximum=1)
-        return fields | sizes | {
-            "recurrent_layers": _read_layers(reader, fields["num_layers"]),
-            "num_predictors": 1 if predictors is None else predictors,
-        }  # fmt: skip
+        layers, found = _read_layers(reader, fields["num_layers"]), reader.optional_integer(MTP, minimum=0, maximum=1)
+        return fields | sizes | {"recurrent_layers": layers, "num_predictors": 1 if found is None else found}
 
     def state_spec(self) -> CacheSpec:
         """See `LlamaConfig.state_spec`."""

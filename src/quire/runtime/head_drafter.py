@@ -1,14 +1,15 @@
 """`HeadDrafter`: guesses with layers that predict further tokens (MTP, EAGLE-3), from the model's hidden states.
 
 At position i the first layer reads the hidden state of i and the token i + 1, and predicts token i + 2. Hidden states
-are gone after the pass that computed them, so it keeps those of decodes until guesses are asked for, or until there
-are `MAX_WAITING` of them: computed together, they cost a small share of what each would cost in a pass of its own.
+are gone after the pass that computed them, so it keeps those of decodes until guesses are asked for. A request of
+which `MAX_WAITING` wait is left: it gets no guesses until its next prompt, and costs nothing. To read them all together
+would cost 3 to 4 % of SmolLM2's tokens per second, for guesses that the controller does not want.
 Of several layers, layer k reads at i the values of layer k - 1 and the token i + 1 + k, and predicts token i + 2 + k.
 The tokens behind the newest one are guesses at that time, so the last positions are computed again in the next pass.
 Next to read: `models/hf_predictor.py`; `drafter.py` for the base.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,8 +22,8 @@ from quire.runtime.links import Links
 from quire.runtime.plan.emit import BODY, PlannedModel
 from quire.types import Draft
 
-MAX_WAITING = 256
-"""Rows of decodes that wait, of all requests: more would make the step that computes them late."""
+MAX_WAITING = 64
+"""Positions of a request that wait: as many as make a pass a small part of the steps in which they came."""
 _NONE: NDArray[np.int32] = np.zeros(0, np.int32)
 
 
@@ -33,6 +34,8 @@ class Waiting:
     state: RequestState
     passes: list[tuple[int, NDArray[np.float32]]] = field(default_factory=list)
     """First position and rows of each."""
+    is_left: bool = False
+    """Positions were passed over, so that the layers lack their keys and values."""
 
     def take(self, num_kept: int) -> tuple[int, list[NDArray[np.float32]]]:
         """Return the first position and all rows, and keep the last `num_kept` positions waiting.
@@ -68,20 +71,24 @@ class HeadDrafter(Drafter):
         """See `Drafter`. Prompts are read at once, so that the blocks of prefix hits are complete."""
         num_rows = int(layout.counts.sum())
         if self._num_waiting + num_rows > self._planned.limits.max_tokens:
-            self._compute_waiting()
-        hidden = self._hidden(forward, num_rows)
-        has_prompts = False
+            self._compute_waiting(self._waiting)
+        hidden, of_prompts = self._hidden(forward, num_rows), list[str]()
         for (item, state), first_row, start, count in zip(
             layout.computed, layout.first_rows, layout.starts.tolist(), layout.counts.tolist(), strict=True
         ):
             waiting = self._waiting.get(item.request_id)
             if waiting is None or waiting.state is not state:
                 waiting = self._waiting[item.request_id] = Waiting(state)
+            if waiting.is_left:
+                continue
             waiting.passes.append((start, hidden[first_row : first_row + count]))
-            has_prompts |= item.num_computed_tokens < state.new.num_prompt_tokens
+            if item.num_computed_tokens < state.new.num_prompt_tokens:
+                of_prompts.append(item.request_id)
+            elif start + count - waiting.passes[0][0] > MAX_WAITING:
+                waiting.is_left, waiting.passes = True, []
         self._num_waiting += num_rows
-        if has_prompts or self._num_waiting >= MAX_WAITING:
-            self._compute_waiting()
+        if of_prompts:
+            self._compute_waiting(of_prompts)
 
     def propose(self, states: Sequence[RequestState], num_tokens: int) -> dict[str, Draft]:
         """See `Drafter`. Layers that no draft reached read their positions, too."""
@@ -99,31 +106,32 @@ class HeadDrafter(Drafter):
         """Make the input of the first layer of these rows."""
         self._layers[0].inputs[0][: len(hidden)] = hidden
 
-    def _compute_waiting(self) -> None:
-        """Let all layers read what waits."""
-        if self._read_waiting():
+    def _compute_waiting(self, request_ids: Collection[str]) -> None:
+        """Let all layers read what waits of these requests."""
+        if self._read_waiting(request_ids):
             for index in range(1, len(self._layers)):
                 self._run_layer(index)
 
-    def _read_waiting(self) -> bool:
-        """Let the first layer read what waits, of requests that are still there. Returns False if nothing does."""
-        by_id, waiting, self._num_waiting = self._states.by_id, self._waiting, 0
-        self._waiting = {id_: each for id_, each in waiting.items() if by_id.get(id_) is each.state and each.passes}
-        if not self._waiting:
+    def _read_waiting(self, request_ids: Collection[str]) -> bool:
+        """Let the first layer read what waits of these requests. Returns False if nothing does."""
+        by_id = self._states.by_id
+        self._waiting = {id_: each for id_, each in self._waiting.items() if by_id.get(id_) is each.state}
+        readers = {id_: each for id_, each in self._waiting.items() if each.passes and id_ in request_ids}
+        if not readers:
             return False
-        taken = [each.take(len(self._layers) - 1) for each in self._waiting.values()]
+        taken = [each.take(len(self._layers) - 1) for each in readers.values()]
         counts = np.array([sum(map(len, rows)) for _, rows in taken], np.int32)
-        rows = np.array([each.state.row for each in self._waiting.values()], np.int32)
+        rows = np.array([each.state.row for each in readers.values()], np.int32)
         self._pass = rows, np.array([first for first, _ in taken], np.int32), counts
         ends = np.cumsum(counts).tolist()
-        self._last_rows = {id_: end - 1 for id_, end in zip(self._waiting, ends, strict=True)}
-        self._num_waiting = sum(len(kept) for each in self._waiting.values() for _, kept in each.passes)
+        self._last_rows = {id_: end - 1 for id_, end in zip(readers, ends, strict=True)}
+        self._num_waiting = sum(len(rows) for each in self._waiting.values() for _, rows in each.passes)
         self._read(np.concatenate([part for _, parts in taken for part in parts]))
         self._run_layer(0)
         return True
 
     def _run_layer(self, index: int) -> None:
-        """Run a layer on the positions of the last pass, and make it the one that guesses."""
+        """Run a layer on the positions of the last pass. It makes the next guesses."""
         self._planned = self._layers[index]
         if index:
             num_rows = int(self._pass[2].sum())
@@ -133,8 +141,9 @@ class HeadDrafter(Drafter):
 
     def _first_pass(self, wanted: list[Guesses]) -> tuple[list[Guesses], NDArray[np.int32]]:
         """See `Drafter`. A sibling that the step forks has no row of its own."""
-        if not self._read_waiting():
-            self._planned = self._layers[0]  # the step's pass has prompts, and was read
+        if not self._read_waiting([item.state.new.request_id for item in wanted]):
+            self._planned = self._layers[-1]
+            return [], _NONE
         ready = [item for item in wanted if item.state.new.request_id in self._last_rows]
         return ready, np.array([self._last_rows[item.state.new.request_id] for item in ready], np.int32)
 
