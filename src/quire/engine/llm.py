@@ -67,20 +67,20 @@ class LLM(EngineHandle):
         *,
         use_tqdm: UseTqdm = True,
         priority: int | Sequence[int] | None = None,
-        lora_request: LoRARequest | Sequence[LoRARequest] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Complete one prompt or a list of prompts, each as text, token ids or a dict (`quire.outputs.Prompt`).
 
         `sampling_params`: one for all, or one per prompt; None: the model's recommended ones.
         `priority`: one for all or one per prompt; lower runs first, with scheduling_policy="priority".
-        `lora_request`: an adapter for all, or one per prompt; it needs enable_lora=True.
+        `lora_request`: an adapter for all, or one per prompt, None for the base; it needs enable_lora=True.
 
         Raises: RequestError, CapacityError, EngineDeadError, ModelFileError.
         """
         items = split_prompts(prompts)
         params = _per_prompt("sampling_params", sampling_params, SamplingParams, len(items))
         priorities = _per_prompt("priority", 0 if priority is None else priority, object, len(items))
-        adapters = _per_prompt("lora_request", lora_request, LoRARequest, len(items))
+        adapters = _per_prompt("lora_request", lora_request, LoRARequest, len(items), takes_none=True)
         prepare = self.llm_engine.input_processor.prepare
         prepared = [
             prepare(
@@ -96,7 +96,7 @@ class LLM(EngineHandle):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: UseTqdm = True,
-        lora_request: LoRARequest | Sequence[LoRARequest] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -341,14 +341,14 @@ class LLM(EngineHandle):
             self._is_driven.release()
 
 
-def _per_prompt(name: str, given: Any, kind: type, num_prompts: int) -> list[Any]:
+def _per_prompt(name: str, given: Any, kind: type, num_prompts: int, *, takes_none: bool = False) -> list[Any]:
     """Return one value per prompt; None stays None, and any other single value is repeated."""
     is_list = isinstance(given, Sequence) and not isinstance(given, (str, bytes))
     values = list(given) if is_list else [given] * num_prompts
     if len(values) != num_prompts:
         raise RequestError(f"{name} has {len(values)} entries for {num_prompts} prompts: give one, or one per prompt")
     for value in values if given is not None else ():
-        if not isinstance(value, kind):
+        if not (isinstance(value, kind) or (takes_none and value is None)):
             raise RequestError(f"{name} must be {kind.__name__} or a list of them, got {type(value).__name__}")
     return values
 

@@ -37,7 +37,9 @@ LESSONS: dict[int, Text] = {
     10: Text("Quantisation", "量化"),
     12: Text("Sampling", "采样"),
     16: Text("Measure and explain a kernel's speed", "测量并解释内核的速度"),
+    17: Text("Drafts", "草稿"),
     22: Text("What a request costs", "一个请求的成本"),
+    24: Text("Adapters", "适配器"),
 }
 """Titles of the lessons that have exercises here."""
 

@@ -235,6 +235,26 @@ def _price() -> NumberAnswer:
     )  # fmt: skip
 
 
+def _adapter_bytes() -> NumberAnswer:
+    from quire.insight.explain.subject import open_subject
+    from quire.runtime.adapter_layout import linear_shapes, num_parameters
+
+    shapes = linear_shapes(open_subject("llama-2-7b").hf_config)
+    changed = {name: shape for name, shape in shapes.items() if name.endswith(("q_proj", "v_proj"))}
+    num_bytes = 2 * num_parameters(changed, 16)
+    return NumberAnswer(
+        num_bytes,
+        {
+            num_bytes / 2: Text("A of rank × inputs and B of outputs × rank both count, with 2 bytes per value.",
+                                "A（秩 × 输入）和 B（输出 × 秩）都要算，每个值 2 字节。"),
+            num_bytes / 32: Text("That is one layer of 32.", "这只是 32 层中的一层。"),
+            2 * sum(outputs * inputs for outputs, inputs in changed.values()): Text(
+                "That is the layers' own weights; the adapter has rank × (inputs + outputs) values for each.",
+                "这是这些层自己的权重；适配器对每个只有秩 ×（输入 + 输出）个值。"),
+        },
+    )  # fmt: skip
+
+
 NUMBERS: tuple[NumberExercise, ...] = (
     NumberExercise(
         "pairs", 2, Text("Pairs of a chunk", "一个块的注意力对数"),
@@ -321,7 +341,7 @@ NUMBERS: tuple[NumberExercise, ...] = (
         "rows", _balance,
     ),
     NumberExercise(
-        "draft-tokens", 12, Text("Tokens of a step with drafts", "有草稿的一步得到的 token"),
+        "draft-tokens", 17, Text("Tokens of a step with drafts", "有草稿的一步得到的 token"),
         Text("Each of 3 drafts is right with probability 0.6, independently. How many tokens does a verifying step"
              " yield on average?",
              "3 个草稿各以 0.6 的概率猜对，互相独立。一个验证步平均得到多少个 token？"),
@@ -336,5 +356,13 @@ NUMBERS: tuple[NumberExercise, ...] = (
              " --device H100-SXM` 给出的下限。"
              "一百万个输出 token 要多少美元？"),
         "dollars", _price,
+    ),
+    NumberExercise(
+        "adapter-bytes", 24, Text("Bytes of an adapter", "一个适配器的字节数"),
+        Text("An adapter of rank 16 changes q_proj and v_proj of Llama-2-7B: 32 layers, 4096 inputs and outputs. How"
+             " many bytes are its matrices in bfloat16?",
+             "一个秩为 16 的适配器改变 Llama-2-7B 的 q_proj 和 v_proj：32 层，输入和输出都是 4096。它的矩阵用 bfloat16"
+             " 占多少字节？"),
+        "B", _adapter_bytes,
     ),
 )  # fmt: skip

@@ -12,7 +12,7 @@ from quire.errors import ConfigError
 from quire.insight.compare import ladder, run
 from quire.insight.compare.ladder import CHUNK, SHARED_LEN, longest_pause, workload
 from quire.insight.compare.results import Comparison, RunSettings
-from quire.insight.compare.rig import RecordedStep, Run
+from quire.insight.compare.rig import RecordedStep, Run, TimedRequest
 from quire.types import ScheduledRequest
 from tests.cli.tiny_directory import make_tiny_directory
 
@@ -54,6 +54,31 @@ def test_transformers_generate_stands_beside_it(climbed: Comparison) -> None:
     assert last[0] == "Transformers"
     assert last[1] > 0
     assert last[2] is None
+
+
+def test_model_that_cannot_draft_has_a_sentence_in_place_of_the_last_rung(climbed: Comparison) -> None:
+    assert "drafts" not in {row[0] for row in climbed.rows}
+    assert any(sentence.startswith("drafts: not compared: ") for sentence in climbed.explanation)
+
+
+@pytest.mark.model
+def test_drafts_gain_on_a_text_that_repeats_and_change_no_token(smollm2_path: Path) -> None:
+    drafts = ladder._drafts(RunSettings(), "smollm2", lambda *_: None)
+    assert not isinstance(drafts, str)
+    assert drafts["drafts"].answers == drafts["off"].answers
+    assert drafts["drafts"].num_passes < 0.7 * drafts["off"].num_passes
+    sentence = ladder._explain_drafts(drafts, 10.0)
+    assert f"{10 * drafts['drafts'].rate / drafts['off'].rate:.3g}×" in sentence
+
+
+def test_requests_that_would_take_too_long_are_left_out() -> None:
+    samples = ladder._Samples([10, 110], [1.0, 11.0], [0.5, 1.5])
+    assert samples.naive_s(TimedRequest((0,) * 60, 2)) == pytest.approx(6.0 + 6.1)
+    job = TimedRequest((0,) * 60, 4)  # 6 s for the prompt, 1.5 s for each token at most: 72 s in all rungs
+    assert samples.num_that_fit([job]) == 2
+    assert samples.num_that_fit([job] * 8) == 2
+    quick = ladder._Samples([10, 110], [0.1, 1.1], [0.05, 0.15])
+    assert quick.num_that_fit([job] * 30) == 20
 
 
 def test_without_pytorch_the_ladder_starts_with_native_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,10 @@ from quire.sampling_params import SamplingParams
 from quire.structured_outputs import StructuredOutputsParams
 
 NUM_TOKENS = 96
-TURNS = ("off", "drafts", "drafts", "off")
+MODES = {"off": "off", "drafts": "auto"}
+"""Mode → its `speculative`."""
+NUM_ROUNDS = 2
+"""Each has prompts of its own, because drafts come from earlier answers too; every second one begins with drafts."""
 MAX_POSITIONS = 8
 """Positions of a draft whose acceptance is shown."""
 Request = tuple[str, SamplingParams]
@@ -62,20 +65,11 @@ def compare(settings: RunSettings, progress: Progress) -> Comparison:
     if model == FAKE_MODEL:
         raise ConfigError("compare speculation measures what a model repeats: model='fake' repeats nothing")
     num_tokens = settings.output_lens[0] if settings.output_lens else NUM_TOKENS
-    progress(f"loading {model}", 0, 1)
-    engines = {mode: _load(model, settings, num_streams, value) for mode, value in (("off", "off"), ("drafts", "auto"))}
+    engines = load_engines(model, settings, progress)
     try:
         if engines["drafts"].config.speculative == "off":
             raise ConfigError(f"compare speculation: drafts are off for {model}: `quire explain {model}` says why")
-        found: dict[str, dict[str, Record]] = {}
-        for name in WORKLOADS:
-            requests = [_request(name, number, num_tokens, settings.seed) for number in range(num_streams)]
-            records = found[name] = {"off": Record(), "drafts": Record()}
-            for turn, mode in enumerate(TURNS):
-                progress(name, turn, len(TURNS))
-                _run(engines[mode], requests, f"{name}-{turn}", records[mode])
-            if any(answer != records["off"].answers[at % num_streams] for at, answer in _numbered(records)):
-                raise ComparisonError(f"{name}: the outputs with drafts and without differ")
+        found = {name: measure(engines, name, settings, num_tokens, progress) for name in WORKLOADS}
     finally:
         for engine in engines.values():
             engine.shutdown()
@@ -83,11 +77,32 @@ def compare(settings: RunSettings, progress: Progress) -> Comparison:
     return _result(found, shown)
 
 
-def _load(model: str, settings: RunSettings, num_streams: int, speculative: str) -> LLMEngine:
-    return LLMEngine.from_options(
-        model, max_num_seqs=num_streams, max_model_len=settings.context or 2048, seed=settings.seed,
-        enable_prefix_caching=False, batch_invariant=True, speculative=speculative,
-    )  # fmt: skip
+def load_engines(model: str, settings: RunSettings, progress: Progress, **options: Any) -> dict[str, LLMEngine]:
+    """Load an engine per mode. `options`: of `EngineOptions`. Raises: ConfigError, ModelError, CapacityError."""
+    progress(f"loading {model}", 0, 1)
+    return {
+        mode: LLMEngine.from_options(
+            model, max_num_seqs=settings.requests or 1, max_model_len=settings.context or 2048, seed=settings.seed,
+            enable_prefix_caching=False, batch_invariant=True, speculative=value, **options,
+        )
+        for mode, value in MODES.items()
+    }  # fmt: skip
+
+
+def measure(
+    engines: Mapping[str, LLMEngine], workload: str, settings: RunSettings, num_tokens: int, progress: Progress
+) -> dict[str, Record]:
+    """Run a workload in both modes by turns. Raises: ComparisonError if outputs differ; EngineError."""
+    records, num_streams = {mode: Record() for mode in MODES}, settings.requests or 1
+    for index in range(NUM_ROUNDS):
+        progress(workload, index, NUM_ROUNDS)
+        numbers = range(index * num_streams, (index + 1) * num_streams)
+        requests = [_request(workload, number, num_tokens, settings.seed) for number in numbers]
+        for mode in reversed(MODES) if index % 2 else MODES:
+            _run(engines[mode], requests, f"{workload}-{index}", records[mode])
+    if records["off"].answers != records["drafts"].answers:
+        raise ComparisonError(f"{workload}: the outputs with drafts and without differ")
+    return records
 
 
 def _request(name: str, number: int, num_tokens: int, seed: int) -> Request:
@@ -111,10 +126,6 @@ def _run(engine: LLMEngine, requests: Sequence[Request], name: str, record: Reco
             record.drafts += event.data["drafts"]
 
 
-def _numbered(records: Mapping[str, Record]) -> list[tuple[int, list[int]]]:
-    return [pair for record in records.values() for pair in enumerate(record.answers)]
-
-
 def _result(found: Mapping[str, Mapping[str, Record]], shown: dict[str, Any]) -> Comparison:
     rows: list[tuple[Any, ...]] = []
     explanation, series = [], []
@@ -132,7 +143,7 @@ def _result(found: Mapping[str, Mapping[str, Record]], shown: dict[str, Any]) ->
         ("tokens per pass", "number"), ("verified", ""), ("right", "share"),
     )  # fmt: skip
     chart = Chart("right tokens by position in the draft", "position", "share", "line", tuple(series))
-    num_streams, num_turns = shown["requests"], len(TURNS) // 2
-    title = f"{num_streams} at a time, up to {shown['tokens']} tokens each, {num_turns} turns with drafts and without"
-    num_equal = num_streams * len(found)
+    num_streams = shown["requests"]
+    title = f"{num_streams} at a time, up to {shown['tokens']} tokens each, {NUM_ROUNDS} turns with drafts and without"
+    num_equal = num_streams * NUM_ROUNDS * len(found)
     return Comparison("speculation", title, shown, columns, tuple(rows), tuple(explanation), (chart,), num_equal)
