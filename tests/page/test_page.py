@@ -207,7 +207,7 @@ def test_saved_trace_opens_offline_and_steps(server: Serving, open_page: OpenPag
         ("Mask", "#mask rect"),
         ("Requests", "#ways rect"),
         ("Log", ".log tr"),
-        ("Steps", "#gantt .column rect"),
+        ("Steps", "#gantt .cells rect"),
     ):
         saved.get_by_role("tab", name=pane).click()
         expect(saved.locator(content).first).to_be_visible()
