@@ -5,7 +5,7 @@
 import { Chat } from "./chat.js";
 import { Recording, Xray, html, render, short } from "./xray.js";
 
-const OP_PERIOD = 4; // While Roofline or Ops is open, one step in so many is timed: timing costs some of the speed.
+const OP_PERIOD = 32; // One step in so many is timed while the page is open: `python -m benchmarks.attach --page` has its cost.
 const LAB = {
   cache: "Without a KV cache, each new token computes all earlier ones again; with it, only itself.",
   batching: "Static batches wait for their slowest request, dynamic ones for a timer; continuous batching lets requests join and leave at every step.",
@@ -19,7 +19,8 @@ const app = {
   explained: null, ranks: null, lab: {}, settings: {}, load: 4, loading: 0,
 };
 let recording = new Recording();
-const xray = new Xray(recording, { isLive: true, changed, save, opened, explain: () => app.explained, ranks: () => app.ranks });
+const xray = new Xray(recording, { isLive: true, changed, save, opened, explain: () => app.explained, ranks: () => app.ranks,
+  textOf: (id, token) => chat.nodes.find((node) => node.id === id)?.tokens.find((item) => item.id === token)?.text });
 const chat = new Chat({ ask, events, changed, key: () => app.key, model: () => app.model, recording: () => recording, xray });
 
 let isDue = false;
@@ -71,8 +72,7 @@ async function watch() {
     try {
       if (!app.model) app.models = (await (await ask("/v1/models")).json()).data;
       app.model ??= app.models[0];
-      const period = ["Roofline", "Ops"].includes(xray.pane) ? OP_PERIOD : 0;
-      for await (const data of events(await ask(`/xray/events?op_period=${period}&model=${encodeURIComponent(app.model.id)}`, null, watching.signal))) {
+      for await (const data of events(await ask(`/xray/events?op_period=${OP_PERIOD}&model=${encodeURIComponent(app.model.id)}`, null, watching.signal))) {
         const line = JSON.parse(data);
         if (line.kind === "gap") throw new Error("events were lost: the view begins anew");
         recording.add(line);
@@ -98,11 +98,7 @@ function chooseModel(id) {
   changed();
 }
 
-let timesOps = false;
 function opened(pane) {
-  const wanted = ["Roofline", "Ops"].includes(pane);
-  if (wanted !== timesOps) watching?.abort();
-  timesOps = wanted;
   if (pane === "Roofline" && !app.explained) explain();
   if (pane === "Ops" && !app.ranks && recording.live?.header.engine.tensor_parallel_size > 1) askRanks();
 }
@@ -248,25 +244,35 @@ function Chart({ title, x_label, y_label, kind, series }) {
 
 // --- Frame ------------------------------------------------------------------------------------
 
-/** Generated tokens per half second, of the last 30 s of the engine's work. */
+/** Generated tokens per half second, of the 30 s of the engine's work before the chosen step. */
 function Throughput() {
-  const last = recording.steps.at(-1);
+  const last = xray.step;
   if (!last) return null;
   const bins = new Array(60).fill(0);
-  for (let i = recording.steps.length - 1; i >= 0; i--) {
+  for (let i = recording.indexOf(last.step_id); i >= 0; i--) {
     const bin = 59 - Math.floor((last.t - recording.steps[i].t) * 2);
     if (bin < 0) break;
     bins[bin] += recording.steps[i].requests.reduce((sum, share) => sum + share.new.length, 0);
   }
   const most = Math.max(...bins, 1);
   const points = bins.map((value, i) => `${i * 2},${22 - (20 * value) / most}`).join(" ");
-  return html`<span>${((bins[57] + bins[58] + bins[59]) / 1.5).toFixed(0)} tokens/s <svg width="120" height="24" role="img" aria-label="Tokens per second of the last 30 seconds"><polyline class="spark" points=${points} /></svg></span>`;
+  return html`<span>${((bins[57] + bins[58] + bins[59]) / 1.5).toFixed(0)} tokens/s <svg width="120" height="24" role="img" aria-label=${`Tokens per second of 30 seconds, 0 to ${2 * most}`}><polyline class="spark" points=${points} /></svg></span>`;
+}
+
+/** Draw the numbers of the chosen step, or of now. */
+function Numbers() {
+  if (!recording.live) return null;
+  const { state, chosen } = xray;
+  const used = state.owners().size / (state.header.engine.num_blocks - 1);
+  const { numPrompt, numHit } = chosen ?? recording;
+  const policy = state.header.engine.policy ?? "fcfs";
+  return html`<${Throughput} /><span>running <b>${chosen?.num_requests ?? state.requests.size}</b> · waiting <b>${chosen?.waiting ?? recording.numWaiting}</b>${policy === "fcfs" ? "" : ` · ${policy}`}</span>
+    <span><label>KV <meter min="0" max="1" value=${used}></meter></label> ${(100 * used).toFixed(1)} %</span>
+    <span title="Prompt tokens found in the prefix cache, since this page was opened">prefix hits ${numPrompt ? `${((100 * numHit) / numPrompt).toFixed(0)} %` : "–"}</span>
+    ${chosen && html`<span class="past">at step ${chosen.step_id}</span>`}`;
 }
 
 function Top() {
-  const { live } = recording;
-  const numBlocks = live ? live.header.engine.num_blocks - 1 : 1;
-  const used = live ? live.owners().size / numBlocks : 0;
   const setTheme = (event) => {
     document.documentElement.dataset.theme = event.target.value;
     localStorage.setItem("quire-theme", event.target.value);
@@ -274,9 +280,7 @@ function Top() {
   return html`<header><h1>Quire</h1>
     <span class=${`status ${app.status}`} role="status">${app.status === "ready" ? "●" : "○"} ${app.model?.id ?? ""} ${app.status}</span>
     ${app.models.length > 1 && html`<label>Model <select aria-label="Model" value=${app.model.id} disabled=${chat.abort} onChange=${(e) => chooseModel(e.target.value)}>${app.models.map(({ id }) => html`<option>${id}</option>`)}</select></label>`}
-    ${live && html`<${Throughput} /><span>running <b>${live.requests.size}</b> · waiting <b>${recording.numWaiting}</b>${(live.header.engine.policy ?? "fcfs") === "fcfs" ? "" : ` · ${live.header.engine.policy}`}</span>
-      <span><label>KV <meter min="0" max="1" value=${used}></meter></label> ${(100 * used).toFixed(1)} %</span>
-      <span title="Prompt tokens found in the prefix cache, since this page was opened">prefix hits ${recording.numPrompt ? `${((100 * recording.numHit) / recording.numPrompt).toFixed(0)} %` : "–"}</span>`}
+    <${Numbers} />
     <span class="right"><label>Load <input type="number" min="1" max="32" value=${app.load} onInput=${(e) => { app.load = Math.min(32, Math.max(1, Number(e.target.value) || 1)); }} /></label>
       <button onClick=${addLoad} disabled=${app.loading > 0 || !app.model}>${app.loading ? `${app.loading} running` : "Send requests"}</button>
       <label>Theme <select value=${document.documentElement.dataset.theme ?? "auto"} onChange=${setTheme}><option>auto</option><option>light</option><option>dark</option></select></label></span>

@@ -236,7 +236,19 @@ export class Chat {
       <button class="main">Send</button><button type="button" onClick=${() => this.set({ editing: null })}>Cancel</button></form>`;
   }
 
+  /** Return how many tokens the step that the X-ray shows knows; the others are not drawn. */
+  numWritten(node) {
+    return this.host.xray.numWritten(node.id, node.numBegun, node.tokens.length);
+  }
+
   drawText(node) {
+    const count = this.numWritten(node);
+    const [reasoning, content] = count ? node.tokens[count - 1].ends : [0, 0];
+    if (count < node.tokens.length) return this.drawWritten({ reasoning: node.reasoning.slice(0, reasoning), content: node.content.slice(0, content) });
+    return this.drawWritten(node);
+  }
+
+  drawWritten(node) {
     return html`${node.reasoning && html`<details class="reasoning" open=${!node.content}><summary>Reasoning</summary><${Markdown} text=${node.reasoning} /></details>`}
       <${Markdown} text=${node.content} />`;
   }
@@ -256,7 +268,7 @@ export class Chat {
       event.currentTarget.querySelector(`[data-token="${Math.max(0, Math.min(node.tokens.length - 1, place + offset))}"]`)?.focus();
     };
     let length = 0;
-    return html`<div class="text" role="group" aria-label="Answer, token by token: arrow keys move between tokens" onKeyDown=${onKey}>${node.tokens.map((token, i) => {
+    return html`<div class="text" role="group" aria-label="Answer, token by token: arrow keys move between tokens" onKeyDown=${onKey}>${node.tokens.slice(0, this.numWritten(node)).map((token, i) => {
       const isText = length < node.shown.length;
       length += token.text.length;
       const isOn = this.token?.node === node && this.token.place === i;

@@ -23,7 +23,7 @@ export class Scrubber {
     const { recording, chosen, width } = this.xray;
     const count = recording.steps.length;
     const columns = Math.max(12, Math.floor((width - LABELS) / 16));
-    const span = Math.min(this.span ?? columns, Math.max(columns, count));
+    const span = this.span === null ? columns : Math.min(this.span, Math.max(count, MIN_SPAN));
     let from = this.left === null ? count - span : recording.indexOf(this.left);
     const index = chosen ? recording.indexOf(chosen.step_id) : null;
     if (index !== null && (index < from || index >= from + span)) from = index - Math.floor(span / 2);
@@ -161,7 +161,7 @@ export function drawSteps(xray) {
     return isTime ? Math.max(0, shown.findLastIndex((_, i) => x(i) <= at)) : Math.max(0, Math.min(shown.length - 1, Math.floor((at - LABELS) / column)));
   };
   const onKey = (event) => {
-    const offset = { ArrowLeft: -1, ArrowRight: 1, PageUp: -Math.round(span / 2), PageDown: Math.round(span / 2), Home: -Infinity, End: Infinity }[event.key];
+    const offset = { ArrowLeft: -1, ArrowRight: 1, PageUp: Math.round(span / 4), PageDown: -Math.round(span / 4), Home: -Infinity, End: Infinity }[event.key];
     const factor = { "+": 0.6, "=": 0.6, "-": 1.6 }[event.key];
     if (!offset && !factor) return;
     event.preventDefault();
