@@ -19,7 +19,7 @@ const app = {
   explained: null, ranks: null, lab: {}, settings: {}, load: 4, loading: 0,
 };
 let recording = new Recording();
-const xray = new Xray(recording, { isLive: true, changed, save, opened, explain: () => app.explained, ranks: () => app.ranks,
+const xray = new Xray(recording, { isLive: true, changed, save, opened, explain: () => app.explained, measureAgain: () => explain("&again=1"), ranks: () => app.ranks,
   textOf: (id, token) => chat.nodes.find((node) => node.id === id)?.tokens.find((item) => item.id === token)?.text });
 const chat = new Chat({ ask, events, changed, key: () => app.key, model: () => app.model, recording: () => recording, xray });
 
@@ -103,9 +103,12 @@ function opened(pane) {
   if (pane === "Ops" && !app.ranks && recording.live?.header.engine.tensor_parallel_size > 1) askRanks();
 }
 
-async function explain() {
+async function explain(again = "") {
+  app.explained = null;
+  changed();
   try {
-    app.explained = predictions(await (await ask(`/xray/explain?model=${encodeURIComponent(app.model.id)}`)).json());
+    const answer = await ask(`/xray/explain?model=${encodeURIComponent(app.model.id)}${again}`);
+    app.explained = { ...predictions(await answer.json()), at: new Date(1000 * answer.headers.get("x-measured-at")) };
   } catch (error) {
     app.explained = { error: `No prediction: ${error.message}` };
   }
@@ -125,13 +128,14 @@ async function askRanks() {
 function predictions({ sections }) {
   const valueOf = (section, name) => section.quantities.find((item) => item.name === name)?.value;
   const device = sections.find((section) => section.title.startsWith("Device"));
-  const bytes_per_s = valueOf(device, "memory read");
-  const peaks = device.quantities.filter((item) => item.name.startsWith("products in ")).map((item) => ({ name: item.name.slice(12), flops_per_s: item.value, bytes_per_s }));
+  const [bytes_per_s, cache_bytes_per_s] = [valueOf(device, "memory read"), valueOf(device, "cache read")];
+  const peaks = device.quantities.filter((item) => item.name.startsWith("products in ")).map((item) => ({ name: item.name.slice(12), flops_per_s: item.value, bytes_per_s, cache_bytes_per_s }));
   const phases = sections.filter((section) => valueOf(section, "intensity") !== undefined);
   const points = phases.map((phase) => ({
     name: phase.title, intensity: valueOf(phase, "intensity"), flops_per_s: valueOf(phase, "FLOPs") / (valueOf(phase, "predicted") ?? valueOf(phase, "floor")),
   }));
-  return { peaks, points };
+  const { formula } = device.quantities.find((item) => item.name === "memory read");
+  return { peaks, points, source: formula.replace("measured now", "measured") };
 }
 
 /** Save the recorded lines, as they are or in a page that opens without a server. */

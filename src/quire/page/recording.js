@@ -220,11 +220,6 @@ export class Recording {
     return way;
   }
 
-  /** Return the timed instructions of the newest step up to `step`. */
-  opsUpTo(step) {
-    return this.timed.findLast((line) => line.ops.length && (!step || line.step_id <= step.step_id));
-  }
-
   /** Return the kept lines as the text of a trace. */
   text() {
     const lines = this.numDropped ? [this.base, ...this.lines] : this.lines;
