@@ -5,7 +5,7 @@
 import { Chat } from "./chat.js";
 import { Recording, Xray, html, render, short } from "./xray.js";
 
-const OP_PERIOD = 32; // One step in so many is timed while the page is open: `python -m benchmarks.attach --page` has its cost.
+const OP_INTERVAL_MS = 500; // A step is timed so often at most while the page is open: `python -m benchmarks.attach --page` has the cost.
 const LAB = {
   cache: "Without a KV cache, each new token computes all earlier ones again; with it, only itself.",
   batching: "Static batches wait for their slowest request, dynamic ones for a timer; continuous batching lets requests join and leave at every step.",
@@ -72,7 +72,7 @@ async function watch() {
     try {
       if (!app.model) app.models = (await (await ask("/v1/models")).json()).data;
       app.model ??= app.models[0];
-      for await (const data of events(await ask(`/xray/events?op_period=${OP_PERIOD}&model=${encodeURIComponent(app.model.id)}`, null, watching.signal))) {
+      for await (const data of events(await ask(`/xray/events?op_interval_ms=${OP_INTERVAL_MS}&model=${encodeURIComponent(app.model.id)}`, null, watching.signal))) {
         const line = JSON.parse(data);
         if (line.kind === "gap") throw new Error("events were lost: the view begins anew");
         recording.add(line);

@@ -101,6 +101,7 @@ class ModelRunner:
         likeliest = self._forward(layout)
         prompt_logprobs, embeddings = self._read_prompts(layout)
         self._sample(layout, yields, likeliest)
+        self.forward.times_ops = False  # times are those of one pass
         if self.drafter is not None:
             self.drafter.follow(layout, self.forward)
         num_iterations = 1
