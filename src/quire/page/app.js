@@ -221,11 +221,11 @@ function Comparison({ result }) {
 }
 
 /** Draw lines (x, y), or spans (start, end, row), with dashes and numbers beside the colours. */
-function Chart({ title, x_label, y_label, kind, series }) {
+function Chart({ title, x_label, y_label, kind, series, x_most }) {
   const [width, height] = [420, 210];
   const points = series.flatMap((item) => item.points);
   const isLine = kind === "line";
-  const right = Math.max(...points.map((point) => point[isLine ? 0 : 1]), 1e-9);
+  const right = x_most ?? Math.max(...points.map((point) => point[isLine ? 0 : 1]), 1e-9);
   const most = isLine ? Math.max(...points.map((point) => point[1]), 1e-9) : Math.max(...points.map((point) => point[2])) + 1;
   const x = (value) => 44 + ((width - 54) * value) / right;
   const y = (value) => 8 + (height - 44) * (isLine ? 1 - value / most : value / most);
