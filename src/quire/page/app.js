@@ -3,7 +3,9 @@
  * Next to read: chat.js, xray.js.
  */
 import { Chat } from "./chat.js";
-import { Recording, Xray, html, render, short } from "./xray.js";
+import { share } from "./share.js";
+import { Story } from "./story.js";
+import { Recording, Xray, html, readRecording, render, short } from "./xray.js";
 
 const OP_INTERVAL_MS = 500; // A step is timed so often at most while the page is open: `python -m benchmarks.attach --page` has the cost.
 const LAB = {
@@ -16,12 +18,12 @@ const LAB = {
 const SETTINGS = { seed: 1, requests: 1, slots: 1, context: 1, rate: 1, "pool MiB": 1 << 20 }; // each with the factor to the server's unit
 const app = {
   key: sessionStorage.getItem("quire-key") ?? "", asksKey: false, models: [], model: null, status: "connecting", error: "",
-  explained: null, ranks: null, lab: {}, settings: {}, load: 4, loading: 0,
+  explained: null, ranks: null, lab: {}, settings: {}, load: 4, loading: 0, story: null, isSharing: false,
 };
 let recording = new Recording();
-const xray = new Xray(recording, { isLive: true, changed, save, opened, explain: () => app.explained, measureAgain: () => explain("&again=1"), ranks: () => app.ranks,
+const xray = new Xray(recording, { isLive: true, changed, save, opened, share: () => { app.isSharing = true; changed(); }, explain: () => app.explained, measureAgain: () => explain("&again=1"), ranks: () => app.ranks,
   textOf: (id, token) => chat.nodes.find((node) => node.id === id)?.tokens.find((item) => item.id === token)?.text });
-const chat = new Chat({ ask, events, changed, key: () => app.key, model: () => app.model, recording: () => recording, xray });
+const chat = new Chat({ ask, events, changed, key: () => app.key, model: () => app.model, recording: () => recording, xray, welcome });
 
 let isDue = false;
 function changed() {
@@ -140,17 +142,53 @@ function predictions({ sections }) {
 
 /** Save the recorded lines, as they are or in a page that opens without a server. */
 async function save(form) {
-  let text = recording.text();
-  if (form === "html") {
-    const page = await (await ask("/page/trace.html")).text();
-    const lines = text.replaceAll("<", "\\u003c");
-    text = page.replace("/*trace*/", () => lines);
-  }
+  const text = recording.text();
+  download(form === "html" ? await page(text) : text, `quire-trace.${form}`);
+}
+
+async function page(text) {
+  const template = await (await ask("/page/trace.html")).text();
+  const lines = text.replaceAll("<", "\\u003c");
+  return template.replace("/*trace*/", () => lines);
+}
+
+function download(text, name) {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(new Blob([text]));
-  link.download = `quire-trace.${form}`;
+  link.download = name;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}
+
+/** Draw the story of a recorded prompt for a page without a conversation, which fetches it once. */
+function welcome() {
+  if (app.story === null) {
+    app.story = html`<p class="hint">Ask something. Beside it you see what the engine does for it.</p>`;
+    fetch("/page/story.jsonl").then(async (answer) => {
+      app.story = new Story(readRecording(await answer.text()), { changed: () => { if (chat.path().length) app.story.pause(); changed(); } });
+      changed();
+    });
+  }
+  if (!(app.story instanceof Story)) return app.story;
+  return html`<p class="hint">Ask something. Until then: what an engine does for a prompt, as it was recorded.</p>${app.story.draw()}`;
+}
+
+/** Draw the question that comes before a file is saved for others. */
+function Sharing() {
+  const answer = async (withText) => {
+    app.isSharing = false;
+    changed();
+    if (withText === null) return;
+    try {
+      download(await page(await share({ recording, chat, ask, model: app.model, withText })), "quire-story.html");
+    } catch (error) {
+      app.error = `not shared: ${error.message}`;
+      changed();
+    }
+  };
+  return html`<div class="sharing" role="dialog" aria-modal="false" aria-label="Share"><p>This saves one file that plays the story of your newest answer, and has all recorded steps. It opens without a network and without a server.
+    Include the text of prompts and answers? Without it the file has only numbers.</p>
+    <button class="main" onClick=${() => answer(false)}>Without text</button> <button onClick=${() => answer(true)}>With text</button> <button onClick=${() => answer(null)}>Cancel</button></div>`;
 }
 
 /** Let several short texts be written at once, to watch a batch; over two connections, since browsers allow six. */
@@ -308,7 +346,7 @@ function KeyForm() {
 
 function App() {
   if (app.asksKey) return html`<${KeyForm} />`;
-  return html`<${Top} /><main>${chat.draw()}<section class="xray" aria-label="X-ray"><h2>X-ray</h2>${xray.draw()}</section><${Lab} /></main>`;
+  return html`<${Top} /><main>${chat.draw()}<section class="xray" aria-label="X-ray"><h2>X-ray</h2>${app.isSharing && html`<${Sharing} />`}${xray.draw()}</section><${Lab} /></main>`;
 }
 
 document.documentElement.dataset.theme = localStorage.getItem("quire-theme") ?? "auto";

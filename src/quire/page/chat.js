@@ -167,7 +167,7 @@ export class Chat {
     return html`<section class="chat" aria-label="Chat">
       <div class="bar"><h2>Chat</h2><span role="group" aria-label="Answers as">${["text", "tokens"].map((form) => html`<button aria-pressed=${this.form === form} onClick=${() => show(form)}>${form === "text" ? "Text" : "Tokens"}</button>`)}</span></div>
       <div id="log" tabindex="0" role="log" aria-label="Conversation">
-        ${!path.length && html`<p class="hint">Ask something. On the right you see what the engine does for it.</p>`}
+        ${!path.length && this.host.welcome()}
         ${path.map((node) => this.split === node.parent && node.role === "assistant" ? this.drawSplit(node.parent) : this.drawMessage(node))}
       </div>
       ${this.form === "tokens" && html`<div class="token-panel">${this.drawToken()}</div>`}

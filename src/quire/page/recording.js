@@ -87,6 +87,10 @@ export class Recording {
       for (const request of line.requests) this.request(request.id);
       return;
     }
+    if (line.kind === "story") {
+      this.story = line;
+      return;
+    }
     this.live.apply(line);
     if (line.kind === "served") {
       const known = this.known.get(line.id);

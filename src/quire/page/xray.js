@@ -7,10 +7,12 @@ import { drawKv } from "./blocks.js";
 import { html, render, short } from "./drawing.js";
 import { drawMask } from "./mask.js";
 import { Recording } from "./recording.js";
+import { Story } from "./story.js";
 import { Scrubber, drawSteps } from "./timeline.js";
 import { drawLog, drawRequests } from "./ways.js";
 import { drawOps, drawRoofline } from "./work.js";
 
+const FORMAT_VERSION = 1;
 export { Recording, html, render, short };
 const PANES = { Steps: drawSteps, KV: drawKv, Mask: drawMask, Requests: drawRequests, Roofline: drawRoofline, Ops: drawOps, Log: drawLog };
 const NAMES = Object.keys(PANES);
@@ -121,6 +123,8 @@ export class Xray {
           <button onClick=${() => this.move(1)} disabled=${!step || step === last} aria-label="One step forward">▶</button>
           ${this.options.save && html`<button onClick=${() => this.options.save("jsonl")} disabled=${!recording.live}>Save .jsonl</button>
           <button onClick=${() => this.options.save("html")} disabled=${!recording.live}>Save .html</button>`}
+          ${this.options.share && html`<button onClick=${() => this.options.share()} disabled=${!step}>Share…</button>`}
+          ${this.options.tell && html`<button onClick=${() => this.options.tell()} disabled=${!step}>Play as a story</button>`}
         </div>
       </div>
       ${this.scrubber.draw()}
@@ -143,14 +147,48 @@ export class Xray {
   }
 }
 
-/** Draw a whole trace from its text: what a saved page does. */
-export function showTrace(text, root) {
+/** Return the recording that a text holds. Throws an Error that says why it is none. */
+export function readRecording(text) {
   const recording = new Recording(Infinity);
-  for (const line of text.split("\n")) if (line.trim()) recording.add(JSON.parse(line));
-  const draw = () => render(html`<main class="xray">${xray.draw()}</main>`, root);
-  const xray = new Xray(recording, { changed: draw });
-  draw();
+  text.split("\n").forEach((row, i) => {
+    if (!row.trim()) return;
+    let line = null;
+    try {
+      line = JSON.parse(row);
+    } catch {
+      line = null;
+    }
+    const version = line?.quire_trace;
+    if (version > FORMAT_VERSION) throw new Error(`It has trace format ${version}, this page reads up to ${FORMAT_VERSION}: open it with a newer Quire.`);
+    if (!recording.live && version === undefined) throw new Error("It is no recording of Quire: record one with `quire trace PROMPT -o FILE.jsonl`.");
+    if (!line || typeof line !== "object") throw new Error(`Line ${i + 1} is no event: the file is damaged, record it again.`);
+    recording.add(line);
+  });
+  if (!recording.live) throw new Error("It is empty: record a prompt with `quire trace PROMPT -o FILE.jsonl`.");
+  return recording;
+}
+
+/** Draw a whole trace from its text: what a saved page does. A recording with a story begins with it; another file can be opened. */
+export function showTrace(text, root) {
+  let [xray, story, error] = [null, null, ""];
+  const open = (given) => {
+    story?.pause();
+    [xray, story, error] = [null, null, ""];
+    try {
+      const recording = readRecording(given);
+      xray = new Xray(recording, { changed: draw, tell: () => { story = new Story(recording, { changed: draw, leave }); draw(); } });
+      if (recording.story !== undefined) story = new Story(recording, { changed: draw, leave });
+    } catch (problem) {
+      error = problem.message;
+    }
+    globalThis.xray = xray;
+    draw();
+    draw(); // with the width that the first drawing made known
+  };
+  const leave = () => { story = null; draw(); draw(); };
+  const read = async (event) => event.target.files[0] && open(await event.target.files[0].text());
+  const draw = () => render(html`<main class="xray">${error && html`<p class="error" role="alert">This file cannot be shown. ${error}</p>`}
+    ${story ? story.draw() : xray?.draw()}<p class="hint"><label>Open another recording (.jsonl) <input type="file" accept=".jsonl" onChange=${read} /></label></p></main>`, root);
+  open(text);
   addEventListener("resize", draw);
-  draw(); // with the width that the first drawing made known
-  return xray;
 }
