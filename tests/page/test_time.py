@@ -138,3 +138,26 @@ def test_search_finds_requests_and_texts_of_a_trace(open_page: OpenPage, tmp_pat
     page.get_by_label("Find").fill("the same beginning")
     page.get_by_label("Find").press("Enter")
     expect(page.get_by_label("Found")).to_have_text(re.compile(r"\d of \d"))
+
+
+@pytest.mark.model
+def test_forks_show_the_blocks_that_they_share_and_where_each_goes_on(server: Serving, open_page: OpenPage) -> None:
+    page = open_page(server.url)
+    page.get_by_role("tab", name="KV").click()
+    page.get_by_role("button", name="Tokens", exact=True).click()
+    send(page, "Write a long story about a dragon.", max_tokens=60)
+    expect(page.locator(".stats").last).to_contain_text("tokens/s")
+    page.locator(".token").nth(40).hover()
+    page.locator(".alternatives li button").first.click()
+    rows = page.locator(".future")
+    expect(rows).to_have_count(2)
+    expect(rows.nth(1).locator("em").first).to_have_text("×2")
+    expect(page.locator(".stats").last).to_contain_text("tokens/s")
+    tables = [rows.nth(row).locator(".block span").all_inner_texts() for row in (0, 1)]
+    num_shared = rows.nth(0).locator("em").count()
+    assert num_shared >= 2
+    assert tables[0][:num_shared] == tables[1][:num_shared]
+    assert tables[0][num_shared] != tables[1][num_shared]
+    page.locator(".token").nth(40).hover()
+    page.get_by_role("button", name="Fork into all 7").click()
+    expect(rows.last.locator("em").first).to_have_text(re.compile(r"×(8|9)"))

@@ -2,6 +2,7 @@
  * The KV pane: the pool of blocks and the block tables of a step. Next to read: recording.js.
  */
 import { PATTERNS, about, html, plural, short } from "./drawing.js";
+import { numShared } from "./recording.js";
 
 const NULL_BLOCK = 0;
 
@@ -45,6 +46,7 @@ export function drawKv(xray) {
       <pattern id="cells" width=${size} height=${size} patternUnits="userSpaceOnUse"><path class="gap" d=${`M0 ${size - 0.5}H${size - 0.5}V0`} /></pattern>
       <rect width=${perRow * size} height="100%" fill="url(#cells)" /></svg>
     <p class="legend"><span class="key o0">A</span> used by a request <span class="key shared">×2</span> shared <span class="key cached"> </span> cached: free, but its prefix can be found <span class="key free"> </span> free</p>
+    ${drawFutures(xray)}
     <h3>Block tables</h3>
     ${!requests.length && html`<p class="hint">No request holds blocks${cached.size ? "; what finished requests left can be found again by their prefixes" : ""}.</p>`}
     ${requests.slice(0, 24).map((request) => html`<div class="row">
@@ -57,4 +59,16 @@ export function drawKv(xray) {
         <td>${(owners.get(block) ?? []).map((id) => xray.badge(id))}</td></tr>`))}</tbody></table></div>`}
     ${about("The KV cache is a pool of blocks. A request's block table names its blocks in order, so its memory need not be contiguous, and requests with the same beginning share full blocks (×2). Choose a request for its whole table.",
       `blocks = ⌈tokens / ${block_size}⌉; bytes of a block = ${block_size} × ${kv_bytes_per_token.toLocaleString("en")} B`, "src/quire/scheduler/blocks.py")}`;
+}
+
+/** Draw the block tables of answers that the chat forked: the blocks that all share, and where each goes its own way. */
+function drawFutures(xray) {
+  const { recording, step } = xray;
+  const ids = (xray.options.futures?.() ?? []).filter((id) => recording.known.get(id)?.firstStep <= step?.step_id);
+  if (ids.length < 2) return null;
+  const { block_size } = recording.live.header.engine;
+  const shared = numShared(recording, ids, step);
+  return html`<h3>Futures of one answer</h3><p id="futures-summary">${plural(ids.length, "answer")} share ${plural(shared, "block")} (×${ids.length}): ${shared * block_size} tokens were computed once. Behind them each has blocks of its own.</p>
+    ${ids.map((id) => html`<div class="row future">${xray.badge(id)}<ol class="blocks">${(recording.tablesOf(id, step)[0] ?? []).slice(0, 64).map((block, i) => html`
+      <li class=${`block ${i < shared ? "many" : ""}`} title=${i < shared ? `block ${block}, shared by all` : `block ${block}`}><i style=${{ width: "100%" }} class=${i < shared ? "common" : `o${recording.request(id).colour}`}></i><span>${block || "–"}</span>${i < shared && html`<em>×${ids.length}</em>`}</li>`)}</ol></div>`)}`;
 }

@@ -224,6 +224,13 @@ export class Recording {
     return way;
   }
 
+  /** Return the block tables of a request at a step, or at its last step if that was before. */
+  tablesOf(id, step) {
+    const { lastStep } = this.request(id);
+    const shown = lastStep < step.step_id ? this.steps[this.indexOf(lastStep)] : step;
+    return this.stateAt(shown.at).requests.get(id)?.tables ?? [];
+  }
+
   /** Return the kept lines as the text of a trace. */
   text() {
     const lines = this.numDropped ? [this.base, ...this.lines] : this.lines;
@@ -233,3 +240,10 @@ export class Recording {
 
 /** Return whether a share of a step computes prompt tokens. */
 export const isPrefill = (share) => share.count - share.drafts > 1 || !share.new.length;
+
+/** Return how many blocks requests share at a step: those of their first tables before the first that differs. */
+export function numShared(recording, ids, step) {
+  const [own, ...others] = ids.map((id) => recording.tablesOf(id, step)[0] ?? []);
+  const end = own.findIndex((block, i) => others.some((table) => table[i] !== block));
+  return end < 0 ? own.length : end;
+}

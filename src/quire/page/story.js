@@ -3,7 +3,7 @@
  * Everything that it shows is read from the recording. Next to read: recording.js; ../insight/story.py records one.
  */
 import { html, plural } from "./drawing.js";
-import { isPrefill } from "./recording.js";
+import { isPrefill, numShared } from "./recording.js";
 
 const TICK_MS = 100;
 const SECONDS = { tokens: 3.5, blocks: 3, prefill: 3.5, decode: 5, fork: 5 };
@@ -69,14 +69,6 @@ export class Story {
     return scenes;
   }
 
-  /** Return the block tables of a request at a step, or at its last step if that was before. */
-  tables(id, step) {
-    const { recording } = this;
-    const { lastStep } = recording.request(id);
-    const shown = lastStep < step.step_id ? recording.steps[recording.indexOf(lastStep)] : step;
-    return recording.stateAt(shown.at).requests.get(id)?.tables ?? [];
-  }
-
   /** Return what is shown at this second: the scene, its place, the share of it that has passed, and the step. */
   now() {
     let index = 0;
@@ -85,13 +77,6 @@ export class Story {
     const share = Math.min(1, (this.second - this.beginOf(index)) / (SECONDS[scene.name] * 0.85)); // then it rests
     const { steps } = scene;
     return { index, scene, share, step: steps[Math.min(steps.length - 1, Math.floor(share * steps.length))] };
-  }
-
-  /** Return how many blocks of their tables requests share: those before the first that differs. */
-  numShared(ids, step) {
-    const [own, ...others] = ids.map((id) => this.tables(id, step).flat());
-    const end = own.findIndex((block, i) => others.some((table) => table[i] !== block));
-    return end < 0 ? own.length : end;
   }
 
   /** Return the texts of a request's new tokens up to a step; null where only numbers were recorded. */
@@ -110,7 +95,7 @@ export class Story {
     if (scene.name === "blocks") return `The scheduler gives it ${plural(blocks, "block")} of the KV cache, ${block_size} tokens each: its block table.`;
     if (scene.name === "prefill") return `Prefill: ${plural(scene.steps.length, "step")} computed all its tokens together, and kept their keys and values, in ${(1e3 * seconds(scene.steps)).toFixed(0)} ms.`;
     if (scene.name === "decode") return `Decode: each step computes one position and writes the next token, ${((1e3 * seconds(scene.steps)) / scene.steps.length).toFixed(0)} ms a step here.`;
-    const shared = this.numShared([id, scene.other], step);
+    const shared = numShared(recording, [id, scene.other], step);
     return `Fork: another token begins a second future. Both share ${plural(shared, "block")} (×2): ${shared * block_size} tokens were not computed again.`;
   }
 
@@ -126,15 +111,15 @@ export class Story {
     const from = index < 2 ? [] : this.written(this.id, step);
     return html`<section class="story" aria-label="How an answer comes about">
       <p class="caption" role="status">${index + 1}/${this.scenes.length} ${this.caption(now)}</p>
-      <div class="pieces" aria-label="Tokens of the prompt">${Array.from({ length: numShown }, (_, i) => html`<span class=${`piece ${prompt?.[i] === "" ? "special" : ""}`}>${prompt ? visible(prompt[i] ?? "…") : i + 1}</span>`)}</div>
-      ${index > 0 && this.drawRows(ids, now, isPast)}
-      ${scene.name === "prefill" && this.drawMask(num_prompt_tokens, share)}
-      ${index >= 3 && html`<div class="futures">${ids.map((id) => html`<p>${this.badge(id)} ${id === this.id ? from.join("") : html`<span class="old">${this.begun(id)}</span><mark>${this.forkToken(id)}</mark>${this.written(id, step).join("")}`}</p>`)}</div>`}
       <div class="controls"><button class="main" onClick=${() => (this.timer ? (this.pause(), this.options.changed()) : this.play())}>${this.timer ? "Pause" : this.second >= this.length - 0.01 ? "Replay" : "Play"}</button>
         <button aria-label="Scene before" disabled=${!index} onClick=${() => this.goTo(this.endOf(index - 1))}>◀</button>
         <button aria-label="Next scene" disabled=${index === this.scenes.length - 1 && share >= 1} onClick=${() => this.goTo(this.endOf(this.second < this.endOf(index) - 0.5 ? index : Math.min(index + 1, this.scenes.length - 1)))}>▶</button>
         <input type="range" aria-label="Second of the story" min="0" max=${this.length} step="0.1" value=${this.second} onInput=${(event) => this.goTo(Number(event.target.value))} />
-        ${this.options.leave && html`<button onClick=${() => { this.pause(); this.options.leave(); }}>All steps and panes</button>`}</div></section>`;
+        ${this.options.leave && html`<button onClick=${() => { this.pause(); this.options.leave(); }}>All steps and panes</button>`}</div>
+      <div class="pieces" aria-label="Tokens of the prompt">${Array.from({ length: numShown }, (_, i) => html`<span class=${`piece ${prompt?.[i] === "" ? "special" : ""}`}>${prompt ? visible(prompt[i] ?? "…") : i + 1}</span>`)}</div>
+      ${index > 0 && this.drawRows(ids, now, isPast)}
+      ${scene.name === "prefill" && this.drawMask(num_prompt_tokens, share)}
+      ${index >= 3 && html`<div class="futures">${ids.map((id) => html`<p>${this.badge(id)} ${id === this.id ? from.join("") : html`<span class="old">${this.begun(id)}</span><mark>${this.forkToken(id)}</mark>${this.written(id, step).join("")}`}</p>`)}</div>`}</section>`;
   }
 
   badge(id) {
@@ -154,8 +139,8 @@ export class Story {
 
   drawRows(ids, { scene, share, step }) {
     const { block_size } = this.recording.live.header.engine;
-    const tables = ids.map((id) => this.tables(id, step).flat());
-    const numShared = ids.length > 1 ? this.numShared(ids, step) : 0;
+    const tables = ids.map((id) => this.recording.tablesOf(id, step).flat());
+    const shared = ids.length > 1 ? numShared(this.recording, ids, step) : 0;
     return ids.map((id, row) => {
       const { colour } = this.recording.request(id);
       const { num_computed } = this.recording.stateAt(step.at).requests.get(id) ?? { num_computed: Infinity };
@@ -163,7 +148,7 @@ export class Story {
       const numShown = scene.name === "blocks" ? Math.ceil(share * tables[row].length) : tables[row].length;
       return html`<div class="row">${this.badge(id)}<ol class="blocks" aria-label="Block table">${tables[row].slice(0, Math.min(numShown, 40)).map((block, i) => {
         const filled = Math.max(0, Math.min(block_size, filledTo - i * block_size));
-        const isMany = i < numShared;
+        const isMany = i < shared;
         return html`<li class=${`block ${isMany ? "many" : ""}`}><i style=${{ width: `${(100 * filled) / block_size}%` }} class=${`o${colour}`}></i><span>${block || "–"}</span>${isMany && html`<em>×${ids.length}</em>`}</li>`;
       })}</ol></div>`;
     });
