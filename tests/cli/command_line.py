@@ -1,15 +1,17 @@
 """A command line to call, and an engine that answers without a model."""
 
+import contextlib
 import io
 import json
 import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from click.testing import CliRunner, Result
 
 from quire.cli.command import LOGGERS
@@ -56,6 +58,17 @@ class Terminal(io.StringIO):
 
     def isatty(self) -> bool:
         return True
+
+
+@contextlib.contextmanager
+def keyboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bytes], int]]:
+    """Make standard input a terminal; yield what types on it."""
+    pty = pytest.importorskip("pty")
+    controller, side = pty.openpty()
+    with open(side) as keys, monkeypatch.context() as patch:
+        patch.setattr("sys.stdin", keys)
+        yield lambda typed: os.write(controller, typed)
+    os.close(controller)
 
 
 class FakeEngine(LLMEngine):

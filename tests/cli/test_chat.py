@@ -145,8 +145,25 @@ def test_ctrl_c_stops_the_answer_and_once_more_leaves(capsys: pytest.CaptureFixt
     assert [prompt["prompt"] for prompt in engine.prompts[1:]] == ["user: one\nassistant: Beca\nuser: two\n"]
     steps = iter(range(100))
     with pytest.raises(KeyboardInterrupt):
-        chat("one", KeyboardInterrupt(), "two", engine=engine)
+        chat("one", KeyboardInterrupt(), "y", "two", engine=engine)
     assert len(engine.prompts) == 3
+
+
+@pytest.mark.parametrize("answer", ["y", KeyboardInterrupt(), EOFError()])
+def test_second_ctrl_c_asks_before_a_chat_that_is_not_saved_is_lost(answer: str | BaseException) -> None:
+    engine = FakeEngine(EngineOptions())
+    with pytest.raises(KeyboardInterrupt):
+        chat("one", KeyboardInterrupt(), KeyboardInterrupt(), "n", "two", KeyboardInterrupt(), KeyboardInterrupt(),
+             answer, "three", engine=engine)  # fmt: skip
+    assert [prompt["prompt"].count("user: ") for prompt in engine.prompts] == [1, 2]
+
+
+def test_second_ctrl_c_leaves_a_saved_chat_without_a_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    engine = FakeEngine(EngineOptions())
+    with pytest.raises(KeyboardInterrupt):
+        chat("one", "/save trip", KeyboardInterrupt(), KeyboardInterrupt(), "two", engine=engine)
+    assert len(engine.prompts) == 1
 
 
 def test_refused_turn_is_not_history(capsys: pytest.CaptureFixture[str]) -> None:

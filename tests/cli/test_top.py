@@ -12,7 +12,7 @@ from quire.cli.ps import format_duration
 from quire.cli.top import summary, view_lines
 from quire.cli.top_metrics import MetricsPage, load_between
 from quire.server.registration import registered
-from tests.cli.command_line import Terminal, call, parsed
+from tests.cli.command_line import Terminal, call, keyboard, parsed
 from tests.cli.stub_server import Answer, Handler, stub_server
 
 
@@ -185,22 +185,18 @@ def test_view_of_a_router_has_each_replica_and_the_sums() -> None:
 
 def test_view_on_a_terminal_is_redrawn_until_q(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    pty = pytest.importorskip("pty")
-    controller, side = pty.openpty()
     terminal = Terminal()
     monkeypatch.setattr(top.sys, "stdout", terminal)
+    with keyboard(monkeypatch) as type_keys:
 
-    def pages() -> Any:
-        for number in itertools.count():
-            if number == 3:
-                os.write(controller, b"xq")
-            yield page(tokens=number)
+        def pages() -> Any:
+            for number in itertools.count():
+                if number == 3:
+                    type_keys(b"xq")
+                yield page(tokens=number)
 
-    with open(side) as keys, stub_server(serving_pages(pages())) as server:
-        monkeypatch.setattr(top.sys, "stdin", keys)
-        with pytest.raises(SystemExit) as ended:
+        with stub_server(serving_pages(pages())) as server, pytest.raises(SystemExit) as ended:
             cli.main(["top", "--url", server.url, "--interval-s", "0.05"])
-    os.close(controller)
     assert ended.value.code == 0
     assert terminal.getvalue().count("requests    0 running") >= 3
     assert "\x1b[" in terminal.getvalue()

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from quire.cli.output import Output
-from quire.cli.tour import Told, step_through
+from quire.cli.tour import KEYS, Told, step_through
 from quire.config import EngineConfig, EngineOptions, Hardware
 from quire.engine.tokenizer_source import load_tokenizer
 from quire.errors import ConfigError, ModelError, PromptError
@@ -28,7 +28,7 @@ from quire.resolve import resolve
 from quire.runtime.machine_limits import MachineLimits
 from quire.types import StepResult
 from quire.weights.checkpoint import Checkpoint
-from tests.cli.command_line import call, parsed
+from tests.cli.command_line import call, keyboard, parsed
 from tests.cli.tiny_directory import CONFIG, make_tiny_directory
 
 PROMPT = tuple(range(40, 61))
@@ -287,10 +287,12 @@ def test_keys_go_on_line_by_line_explain_and_quit(
             asked.append(name)
             yield Stop(name, [f"line of {name}", f"blocks = {name}", f"last of {name}"], f"reason of {name}")
 
-    keys = iter("\rwnxwq")
-    monkeypatch.setattr("click.getchar", lambda: next(keys))
-    step_through(made(), Told(Output(), str))
-    shown = capsys.readouterr().out
+    with keyboard(monkeypatch) as type_keys:
+        type_keys(b"\nwnx\x1b[Awq")  # all at once, as from a fast typist
+        step_through(made(), Told(Output(), str))
+    shown, legends = capsys.readouterr()
+    unknown = [f"{key} does nothing here   {KEYS}" for key in ("x", "that key")]
+    assert legends.splitlines() == [*[KEYS] * 4, *unknown, KEYS]
     assert asked == ["A", "B"]
     assert [line.strip() for line in shown.splitlines() if line] == [
         "1. A", "line of A", "blocks = A", f"why: {reason_of('blocks = A')}", "last of A", "why: reason of A",

@@ -2,7 +2,7 @@
 
 The answerer is the engine of this process (in `session.py`) or a server (in `chat_client.py`). Each turn sends the
 whole conversation again; the prefix cache holds the part that was sent before. Ctrl-C stops the answer; twice at the
-prompt, or Ctrl-D, leaves. Next to read: `session.py`.
+prompt, or Ctrl-D, leaves, and Ctrl-C asks first if the chat is not saved. Next to read: `session.py`.
 """
 
 import contextlib
@@ -134,7 +134,7 @@ class Chat:
             except EOFError:
                 return
             except KeyboardInterrupt:
-                if was_interrupted:
+                if was_interrupted and self._may_leave():
                     raise
                 was_interrupted = True
                 self._output.note("\nCtrl-C again, or /exit, leaves.")
@@ -155,6 +155,16 @@ class Chat:
                 message = error.format_message() if isinstance(error, click.ClickException) else str(error)
                 self._output.note(f"error[usage]: {message}", style="red")
 
+    def _may_leave(self) -> bool:
+        """Ask before a conversation that is not saved is lost; another Ctrl-C is a yes."""
+        if not self._turns or self._saved_name is not None:
+            return True
+        try:
+            answer = self._read_line("\nThis chat is not saved (/save NAME does). Leave it? [y/N] ")
+        except (EOFError, KeyboardInterrupt):
+            return True
+        return answer.strip().lower() in ("y", "yes")
+
     def _read_message(self) -> str:
         line = self._read_line(PROMPT)
         if not line.lstrip().startswith(MULTILINE):
@@ -169,7 +179,8 @@ class Chat:
         """Answer and remember the turn. Returns: True if the user stopped it; one more Ctrl-C leaves then."""
         user = {"role": "user", "content": text}
         # A chat shows one answer; --n is for one-shot runs.
-        reply = self._ask([*self._messages, user], self._chosen | {"n": 1}, self._output.stream)
+        with self._output.answer() as on_text:
+            reply = self._ask([*self._messages, user], self._chosen | {"n": 1}, on_text)
         self._output.result()
         # A turn without any answer is not history.
         self._turns += [user, reply.message]

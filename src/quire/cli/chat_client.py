@@ -92,7 +92,8 @@ def chat_command(
         if output.json or params.n > 1:
             _answer_whole(client, output, served, messages, defaults | chosen)
             return
-        reply = ask(messages, chosen, output.stream)
+        with output.answer() as on_text:
+            reply = ask(messages, chosen, on_text)
     if not (reply.message["content"] or "").endswith("\n"):
         output.result()
     output.note(reply.statistics)

@@ -8,10 +8,12 @@ Next to read: `progress.py`.
 import contextlib
 import json
 import os
+import shutil
 import sys
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
+from quire.cli.word_wrap import WordWrap
 from quire.errors import ConfigError
 from quire.text.width import display_width
 
@@ -60,6 +62,18 @@ class Output:
         """Write a piece of the result to stdout, at once."""
         sys.stdout.write(text)
         sys.stdout.flush()
+
+    @contextlib.contextmanager
+    def answer(self) -> Iterator[Callable[[str], None]]:
+        """Yield what writes an answer to stdout piece by piece: on a terminal, lines break at words."""
+        if not sys.stdout.isatty():
+            yield self.stream
+            return
+        wrap = WordWrap(self.stream, lambda: shutil.get_terminal_size().columns)
+        try:
+            yield wrap.add
+        finally:
+            wrap.end()
 
     def result_json(self, schema: str, value: dict[str, Any]) -> None:
         """Write the whole result as one JSON object, tagged with its versioned schema, e.g. "quire.run/1"."""

@@ -5,6 +5,7 @@ Next to read: `session.py`, `chat.py`.
 """
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,13 +101,14 @@ def run_command(
                     system=system, saved_name=saved_name,
                 ).loop()  # fmt: skip
                 return
-            on_text = output.stream if chosen.get("n", 1) == 1 and not output.json else None
-            if raw or continues_text(engine, output):
-                generation = generate(engine, {"prompt": text}, sampling_params_for(engine, chosen), on_text)
-            else:
-                messages = [{"role": "system", "content": system}] if system else []
-                generation, _ = chat.generate([*messages, {"role": "user", "content": text}], chosen, on_text)
-            _end(engine, output, generation, streams=on_text is not None)
+            streams = chosen.get("n", 1) == 1 and not output.json
+            with output.answer() if streams else nullcontext() as on_text:
+                if raw or continues_text(engine, output):
+                    generation = generate(engine, {"prompt": text}, sampling_params_for(engine, chosen), on_text)
+                else:
+                    messages = [{"role": "system", "content": system}] if system else []
+                    generation, _ = chat.generate([*messages, {"role": "user", "content": text}], chosen, on_text)
+            _end(engine, output, generation, streams=streams)
     except ModelNotFoundError as error:
         if len(words) != 1 or arguments.text is not None:
             raise

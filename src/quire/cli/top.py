@@ -4,11 +4,9 @@ On a terminal one view that is redrawn, elsewhere one line per interval. Next to
 """
 
 import contextlib
-import os
-import select
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import click
@@ -18,6 +16,7 @@ from quire.cli.command import option, output_of, verb
 from quire.cli.output import Output, format_seconds, is_capable_terminal
 from quire.cli.server_client import ServerAnswerError, ServerClient, find_url, url_option
 from quire.cli.top_metrics import Load, MetricsPage, ReplicaLoad, load_between, replicas_between
+from quire.cli.typed_keys import END, ReadKey, typed_keys
 
 EXAMPLES = ("quire top", "quire top --url http://127.0.0.1:8000 --once --json")
 BAR_CELLS = 20
@@ -40,9 +39,9 @@ def top_command(url: str | None, interval_s: float, once: bool) -> None:
     Each view compares two readings of /metrics; "–" stands for a value without samples. q or Ctrl-C leaves.
     """
     output = output_of()
-    with ServerClient(find_url(url), read_s=10.0) as client, _keys() as wait_for_q:
+    with ServerClient(find_url(url), read_s=10.0) as client, typed_keys() as read_key:
         before = read_metrics(client)
-        while not wait_for_q(interval_s):
+        while not _is_left(read_key, interval_s):
             after = read_metrics(client)
             if "quire_build_info" in after:
                 _show(load_between(before, after), output, client.url, live=not once)
@@ -63,30 +62,13 @@ def read_metrics(client: ServerClient) -> MetricsPage:
     raise ServerAnswerError(200, f"{client.url}/metrics has none of Quire's metrics: is it another server?", "metrics")
 
 
-@contextlib.contextmanager
-def _keys() -> Iterator[Callable[[float], bool]]:
-    """Yield a function that waits some seconds and returns True as soon as "q" is typed."""
-    import termios
-    import tty
-
-    keys = [sys.stdin] if sys.stdin.isatty() else []
-
-    def wait(seconds: float) -> bool:
-        end_s = time.monotonic() + seconds
-        while select.select(keys, [], [], max(0.0, end_s - time.monotonic()))[0]:
-            typed = os.read(sys.stdin.fileno(), 64)
-            if not typed or b"q" in typed.lower():
-                return True
-        return False
-
-    before = [termios.tcgetattr(key) for key in keys]
-    for key in keys:
-        tty.setcbreak(key)
-    try:
-        yield wait
-    finally:
-        for key, settings in zip(keys, before, strict=True):
-            termios.tcsetattr(key, termios.TCSADRAIN, settings)
+def _is_left(read_key: ReadKey, seconds: float) -> bool:
+    """Wait; return True as soon as "q" is typed."""
+    end_s = time.monotonic() + seconds
+    while (key := read_key(max(0.0, end_s - time.monotonic()))) is not None:
+        if key in ("q", END):
+            return True
+    return False
 
 
 def _show(load: Load, output: Output, url: str, *, live: bool) -> None:

@@ -3,6 +3,7 @@
 Next to read: `../insight/tour.py`.
 """
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -15,8 +16,9 @@ from quire.cli.arguments import read_prompt, split_arguments
 from quire.cli.command import option, output_of, verb
 from quire.cli.language import lang_option
 from quire.cli.options import OF_REPLICAS, chosen_options, option_flags
-from quire.cli.output import Output, open_file
+from quire.cli.output import Output, is_capable_terminal, open_file
 from quire.cli.progress import show_progress
+from quire.cli.typed_keys import END, ReadKey, typed_keys
 from quire.config import EngineConfig, EngineOptions
 from quire.errors import PromptError
 from quire.insight.tour_reasons import reason_of
@@ -203,6 +205,21 @@ class Told:
         """Write a note to stderr."""
         self.output.note(self._translate(text))
 
+    @contextlib.contextmanager
+    def legend(self, unknown: str) -> Iterator[None]:
+        """Show what keys do below the lines of the tour; on a terminal that can, only meanwhile."""
+        text = self._translate(f"{unknown} does nothing here") + "   " if unknown else ""
+        text += self._translate(KEYS)
+        if not is_capable_terminal(sys.stderr):
+            self.output.note(text)
+            yield
+            return
+        self.output.aside(text)
+        try:
+            yield
+        finally:
+            self.output.aside("\r\x1b[K")
+
     def title(self, number: int, stop: "Stop") -> None:
         """Write a stop's title."""
         self.output.result(self.output.style(f"{number}. {self._translate(stop.title)}", "bold", sys.stdout))
@@ -220,23 +237,26 @@ class Told:
 
 
 def step_through(stops: Iterator["Stop"], told: Told) -> None:
-    """Wait for a key after each line."""
-    told.note(KEYS)
-    for number, stop in enumerate(stops, 1):
-        told.title(number, stop)
-        key = ""
-        for line in stop.lines:
-            told.line(line)
-            while key != "n" and (key := _key()) not in ("\r", "\n", "n"):
-                if key == "q":
-                    return
-                if key == "w":
+    """Wait for a key after each line; under it stands what the keys do."""
+    with typed_keys() as read_key:
+        for number, stop in enumerate(stops, 1):
+            told.title(number, stop)
+            key = ""
+            for line in stop.lines:
+                told.line(line)
+                while key != "n" and (key := _next_key(read_key, told)) not in ("\n", "n"):
+                    if key in ("q", END):
+                        return
                     told.why(stop, line)
-        told.why(stop)
+            told.why(stop)
 
 
-def _key() -> str:
-    try:
-        return click.getchar().lower()
-    except EOFError:  # Ctrl-D
-        return "q"
+def _next_key(read_key: ReadKey, told: Told) -> str:
+    """Return the next key that does something; say of others that they do not."""
+    unknown = ""
+    while True:
+        with told.legend(unknown):
+            key = read_key(None) or END
+        if key in ("\n", "w", "n", "q", END):
+            return key
+        unknown = key if key.isprintable() and key != " " else "that key"

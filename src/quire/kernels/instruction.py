@@ -7,7 +7,7 @@ Next to read: `lowering.py`, which makes instructions, then `runtime/plan/emit.p
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -351,6 +351,12 @@ class Instruction:
         """The model's parameters that it reads."""
         return [value for _, value in self._fields() if is_parameter(value)]
 
+    @property
+    def cost_key(self) -> tuple[Hashable, ...]:
+        """Instructions with equal keys, such as those of like layers, have equal costs in each step."""
+        values = ((name, _size_of(value)) for name, value in self._fields() if name != "layer_index")
+        return (type(self), *values)
+
     def describe(self, num_rows: int | str) -> str:
         """Name, shapes and types for one step, as traces show them."""
         shown = []
@@ -373,6 +379,15 @@ class Instruction:
                 yield from ((name, item) for item in value)
             else:
                 yield name, value
+
+
+def _size_of(value: Any) -> Hashable:
+    """Return what a cost may depend on: of a buffer or a parameter its size, else the value, which may be itself."""
+    if isinstance(value, Buffer | Columns):
+        return value.width
+    if is_parameter(value):
+        return tuple(value.shape)
+    return value if isinstance(value, Hashable) else id(value)
 
 
 @functools.cache

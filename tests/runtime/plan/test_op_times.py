@@ -21,6 +21,7 @@ from quire.runtime.plan.trace import trace_model
 from quire.sampling_params import SamplingParams
 from tests.cli.tiny_directory import make_tiny_directory
 from tests.engine.builders import run
+from tests.models.tiny_configs import TINY_CONFIGS, full_config
 from tests.runtime.plan.graphs import GraphModel, Op, planned
 
 MODEL = [Op("rms_norm", (0,)), Op("attention", (1,)), Op("linear", (2,)), Op("add", (0, 3)), Op("gated", (4,))]
@@ -104,3 +105,21 @@ def test_models_instructions_read_its_weights_and_its_cache_once() -> None:
     assert head[-1].flops == 2 * 2 * 576 * 49152
     attends = [cost for cost in body if cost.flops == 4 * 576 * (481 + 101 + 102 + 103)]
     assert len(attends) == 30
+    assert len({instruction.cost_key for instruction in program.body}) < len(program.body) / 10
+
+
+@pytest.mark.parametrize(("model_type", "fields"), [
+    (model_type, fields) for model_type, found in sorted(TINY_CONFIGS.items()) for fields in found.values()
+])  # fmt: skip
+def test_instructions_with_equal_keys_cost_the_same(model_type: str, fields: dict[str, Any]) -> None:
+    with torch.device("meta"):
+        model = make_model(full_config(model_type, fields))
+    parameters = dict(named_parameters(model))
+    packings = {name: Packing.whole(len(each), WeightFormat.bf16) for name, each in parameters.items()}
+    traced = trace_model(model, (0,) * model.config.num_layers)
+    body = lower(traced, PackedWeights(parameters, packings).packing_of).body
+    for step in (StepShape(((3, 1), (90, 7)), 2), StepShape(((0, 70),), 1, KvFormat.i8)):
+        found: dict[Any, set[Any]] = {}
+        for instruction in body:
+            found.setdefault(instruction.cost_key, set()).add(instruction.cost(step))
+        assert [key for key, costs in found.items() if len(costs) > 1] == []

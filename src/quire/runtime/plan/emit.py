@@ -5,7 +5,7 @@ the same time. Nothing is allocated after this.
 Next to read: `native/plan/plan.h`, then `runtime/forward.py`, which runs it.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from quire import _native
 from quire._native import KvFormat
 from quire.errors import EngineDeadError
 from quire.events import OpTime
-from quire.kernels.instruction import Buffer, Columns, Instruction, StepShape
+from quire.kernels.instruction import Buffer, Columns, Cost, Instruction, StepShape
 from quire.kernels.likeliest import Argmax
 from quire.kernels.lora import with_adapters
 from quire.kernels.tracing import NotTraceableError
@@ -161,6 +161,8 @@ class PlannedModel:
             self._emit_head(to)
         # Made once: a step must not wait for a reader.
         self._names = [instruction.describe(ROWS) for instruction in self.ops]
+        likes: dict[Hashable, int] = {}
+        self._first_alike = [likes.setdefault(one.cost_key, index) for index, one in enumerate(self.ops)]
         self.shares = None if program.shares is None else to.values(program.shares.buffer)
 
     def _emit_head(self, to: "_Emitter") -> None:
@@ -221,15 +223,19 @@ class PlannedModel:
         kv_format = self._kv_layers[0].format if self._kv_layers else KvFormat.f32
         whole = StepShape(requests, len(logit_rows), kv_format, self.limits.tile_rows)
         times = []
-        for index in np.flatnonzero(nanoseconds).tolist():
+        costs: dict[tuple[int, bool], Cost] = {}
+        for index, taken in enumerate(nanoseconds.tolist()):
+            if not taken:
+                continue
             instruction = self.ops[index]
             step = whole if index < self._num_body_ops else whole.of_logit_rows()
-            cost = instruction.measured(step, self.counters_of)
+            alike = (self._first_alike[index], index < self._num_body_ops)
+            if (cost := costs.get(alike)) is None:
+                cost = costs[alike] = instruction.measured(step, self.counters_of)
             name = self._names[index].replace(ROWS, str(step.num_tokens))
             loads = tuple(self._emitter.counts[instruction].tolist()) if instruction in self._emitter.counts else ()
-            microseconds = int(nanoseconds[index]) / 1e3
             layer = self.layers.get(instruction)
-            times.append(OpTime(name, microseconds, cost.flops, cost.num_bytes, cost.arithmetic, loads, layer))
+            times.append(OpTime(name, taken / 1e3, cost.flops, cost.num_bytes, cost.arithmetic, loads, layer))
         return times
 
     def counters_of(self, instruction: Instruction) -> NDArray[np.int32]:
