@@ -71,7 +71,9 @@ def test_search_finds_the_step_that_wrote_a_word_of_the_chat(server: Serving, op
     page.get_by_label("Find").fill(word)
     page.get_by_role("button", name="Next", exact=True).click()
     expect(page.get_by_label("Found")).to_have_text(re.compile(r"\d+ of \d+"))
-    expect(page.locator("#pane table").first).to_contain_text(re.compile('"[^"]+"'))  # text, although only ids are recorded
+    expect(page.locator("#pane table").first).to_contain_text(
+        re.compile('"[^"]+"')
+    )  # text, although only ids are recorded
     page.get_by_label("Find").fill("no such text")
     page.get_by_role("button", name="Next", exact=True).click()
     expect(page.get_by_label("Found")).to_have_text("not found")

@@ -77,8 +77,12 @@ def tour_command(
         raise PromptError("the prompt is empty: give at least one word")
     if html is not None:
         if num_layers is not None or prompt_len is not None:
-            raise click.UsageError("--html plays the model and the prompt as they are: leave out --num-layers and --prompt-len")
-        _write_story(html, text, {"device": "cpu", **engine_values, "model": arguments.model, "tensor_parallel_size": tp}, output)
+            raise click.UsageError(
+                "--html plays the model and the prompt as they are: leave out --num-layers and --prompt-len"
+            )
+        _write_story(
+            html, text, {"device": "cpu", **engine_values, "model": arguments.model, "tensor_parallel_size": tp}, output
+        )
         return
     options = EngineOptions(
         **{"device": "cpu", **engine_values, "model": arguments.model}, enable_prefix_caching=False,
@@ -100,7 +104,7 @@ def tour_command(
 
 
 def _write_story(file: Path, text: str, values: dict[str, Any], output: Output) -> None:
-    """Record the story of a prompt, and write the page that plays it. Raises: ConfigError where it cannot be written."""
+    """Record the story of a prompt and write the page that plays it. Raises: ConfigError if it cannot be written."""
     from quire.cli.session import open_engine
     from quire.insight.story import OPTIONS, prompt_ids, record_story
     from quire.insight.trace_page import to_html

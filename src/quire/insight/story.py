@@ -54,7 +54,9 @@ def record_story(engine: LLMEngine, prompt_token_ids: Sequence[int]) -> Trace:
     lines = [json.loads(line) for line in recorder.take().splitlines()]
     recorder.close()
     story = {"t": lines[0]["t"], "kind": "story", "id": PROMPT, "fork": FORK}
-    return Trace([line for line in [lines[0], story, *lines[1:]] if line.get("kind", "story") in (*KEPT_KINDS, "story")])
+    return Trace(
+        [line for line in [lines[0], story, *lines[1:]] if line.get("kind", "story") in (*KEPT_KINDS, "story")]
+    )
 
 
 def _step_until(engine: LLMEngine, request_id: str, num_tokens: int) -> RequestOutput:

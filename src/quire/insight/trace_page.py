@@ -11,7 +11,17 @@ from importlib.resources import files
 
 from quire.insight.trace import Trace
 
-MODULES = ("blocks.js", "drawing.js", "mask.js", "recording.js", "story.js", "timeline.js", "ways.js", "work.js", "xray.js")
+MODULES = (
+    "blocks.js",
+    "drawing.js",
+    "mask.js",
+    "recording.js",
+    "story.js",
+    "timeline.js",
+    "ways.js",
+    "work.js",
+    "xray.js",
+)
 """All but the chat and the page of a server."""
 TRACE_MARK = "/*trace*/"
 """Place of the lines in `template`. The page, which saves traces too, replaces it in the same way."""

@@ -3,11 +3,11 @@
 import asyncio
 import re
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
-import time
 import pytest
 
 from quire.server.keys import KeyRing
