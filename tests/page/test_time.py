@@ -27,7 +27,9 @@ def slide(page: Page, place: int) -> None:
 
 
 def window(page: Page) -> int:
-    return int(re.search(r"Timeline of (\d+) step", page.locator("#gantt").get_attribute("aria-label"))[1])
+    found = re.search(r"Timeline of (\d+) step", str(page.locator("#gantt").get_attribute("aria-label")))
+    assert found is not None
+    return int(found[1])
 
 
 @pytest.mark.model

@@ -3,7 +3,7 @@
  * Next to read: chat.js, xray.js.
  */
 import { Chat } from "./chat.js";
-import { share } from "./share.js";
+import { Sharing, share } from "./share.js";
 import { Story } from "./story.js";
 import { Recording, Xray, html, readRecording, render, short } from "./xray.js";
 
@@ -174,22 +174,16 @@ function welcome() {
   return html`<p class="hint">Ask something. Until then: what an engine does for a prompt, as it was recorded.</p>${app.story.draw()}`;
 }
 
-/** Draw the question that comes before a file is saved for others. */
-function Sharing() {
-  const answer = async (withText) => {
-    app.isSharing = false;
+async function saveStory(withText) {
+  app.isSharing = false;
+  changed();
+  if (withText === null) return;
+  try {
+    download(await page(await share({ recording, chat, ask, model: app.model, withText })), "quire-story.html");
+  } catch (error) {
+    app.error = `not shared: ${error.message}`;
     changed();
-    if (withText === null) return;
-    try {
-      download(await page(await share({ recording, chat, ask, model: app.model, withText })), "quire-story.html");
-    } catch (error) {
-      app.error = `not shared: ${error.message}`;
-      changed();
-    }
-  };
-  return html`<div class="sharing" role="dialog" aria-modal="false" aria-label="Share"><p>This saves one file that plays the story of your newest answer, and has all recorded steps. It opens without a network and without a server.
-    Include the text of prompts and answers? Without it the file has only numbers.</p>
-    <button class="main" onClick=${() => answer(false)}>Without text</button> <button onClick=${() => answer(true)}>With text</button> <button onClick=${() => answer(null)}>Cancel</button></div>`;
+  }
 }
 
 /** Let several short texts be written at once, to watch a batch; over two connections, since browsers allow six. */
@@ -347,7 +341,7 @@ function KeyForm() {
 
 function App() {
   if (app.asksKey) return html`<${KeyForm} />`;
-  return html`<${Top} /><main>${chat.draw()}<section class="xray" aria-label="X-ray"><h2>X-ray</h2>${app.isSharing && html`<${Sharing} />`}${xray.draw()}</section><${Lab} /></main>`;
+  return html`<${Top} /><main>${chat.draw()}<section class="xray" aria-label="X-ray"><h2>X-ray</h2>${app.isSharing && html`<${Sharing} answer=${saveStory} />`}${xray.draw()}</section><${Lab} /></main>`;
 }
 
 document.documentElement.dataset.theme = localStorage.getItem("quire-theme") ?? "auto";

@@ -1,6 +1,8 @@
 /**
  * What *Share* saves: the recorded lines with the story of one answer, with or without text.
  */
+import { html } from "./drawing.js";
+
 const MAX_PIECES = 256; // Tokens of a prompt whose text is asked for: each is a small request.
 
 /** Return the text of a recording that begins with the newest answer of the chat. `withText`: with the texts of the chat, else with none. */
@@ -41,4 +43,11 @@ async function textsOf(chat, ask, model) {
     found.set(node.id, { prompt: [...prompt, ...rest, ...begun], tokens: new Map(node.tokens.map(({ id, text }) => [id, text])) });
   }
   return found;
+}
+
+/** Draw the question that comes before a file is saved for others. `answer(withText)`: null for none. */
+export function Sharing({ answer }) {
+  return html`<div class="sharing" role="dialog" aria-modal="false" aria-label="Share"><p>This saves one file that plays the story of your newest answer, and has all recorded steps. It opens without a network and without a server.
+    Include the text of prompts and answers? Without it the file has only numbers.</p>
+    <button class="main" onClick=${() => answer(false)}>Without text</button> <button onClick=${() => answer(true)}>With text</button> <button onClick=${() => answer(null)}>Cancel</button></div>`;
 }
