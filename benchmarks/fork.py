@@ -78,7 +78,7 @@ def _share_of_eight(client: "Client", answer: list[int], *, as_json: bool) -> fl
 
 
 class Answer:
-    """What a stream said. `seconds`: from the first event with a token to the last."""
+    """Tokens and times of a stream. `seconds`: from the first event with a token to the last."""
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
@@ -87,7 +87,7 @@ class Answer:
 
 
 class Client:
-    """One connection to a server, kept open as a browser's is."""
+    """Connection to a server, kept open as a browser's is."""
 
     def __init__(self, url: str) -> None:
         self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=600)

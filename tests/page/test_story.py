@@ -1,4 +1,4 @@
-"""Stories: the one that the empty page plays, the one that *Share* saves, and files that are none."""
+"""Stories of the empty page and of shared files, and files that are no recording."""
 
 import json
 import re

@@ -1,6 +1,6 @@
 """`record_story`: a short recording that the page's story plays: a prompt, its answer, and a fork of the answer.
 
-    python -m quire.insight.story        # records the one that the page ships, `../page/story.jsonl`
+    python -m quire.insight.story        # records the story of the page, `../page/story.jsonl`
 
 The fork begins with the prompt, some of the answer's tokens and another token than the answer has, so that it finds
 their full blocks in the prefix cache. Next to read: `trace_page.py`, `../page/story.js`.
@@ -60,7 +60,7 @@ def record_story(engine: LLMEngine, prompt_token_ids: Sequence[int]) -> Trace:
 
 
 def _step_until(engine: LLMEngine, request_id: str, num_tokens: int) -> RequestOutput:
-    """Step until a request has so many tokens. Raises: EngineError if it failed."""
+    """Step until a request has `num_tokens` tokens. Raises: EngineError if it failed."""
     while engine.has_unfinished_requests():
         for output in engine.step():
             if isinstance(output, RequestOutput) and output.request_id == request_id:

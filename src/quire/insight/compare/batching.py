@@ -153,7 +153,7 @@ def _row(mode: str, run: Run, jobs: Sequence[TimedRequest], slots: int) -> tuple
     waits = [start - job.arrival for start, job in zip(run.started, jobs, strict=True)]
     latencies = [end - job.arrival for end, job in zip(run.ended, jobs, strict=True)]
     slot_use = sum(len(step.scheduled) * step.duration for step in run.steps) / (slots * run.makespan)
-    pads = _pads(run, is_closed=True) if mode != "continuous" else 0  # a ragged batch computes nothing in vain
+    pads = _pads(run, is_closed=True) if mode != "continuous" else 0  # a ragged batch has none
     return (
         mode, run.makespan, slot_use, pads, run.num_computed / (run.num_computed + pads), percentile(waits, 0.5),
         percentile(waits, 0.95), percentile(latencies, 0.95), sum(job.num_tokens for job in jobs) / run.makespan,
@@ -171,7 +171,7 @@ def _explain(mode: str, run: Run, jobs: Sequence[TimedRequest], slots: int, unit
     pads = _pads(run, is_closed)
     computed = f"{run.num_computed} tokens"
     padding = (
-        f"its rectangular batches compute {pads} pads in vain beside {computed}"
+        f"its rectangular batches compute {pads} wasted pads beside {computed}"
         if is_closed
         else f"its ragged batches compute {computed} and no pad, where rectangular ones would add {pads}"
     )
