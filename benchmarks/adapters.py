@@ -1,6 +1,7 @@
 """Speed of requests with adapters beside the base model, on one engine that takes turns, and the time of a first use.
 
     python -m benchmarks.adapters [--model smollm2] [--streams 8,32] [--adapters 8] [--rank 16] [--repetitions 5]
+    python -m benchmarks.adapters --model qwen3-1.7b:Q4_K_M --streams 8  # random weights in the shape of a larger model
 
 Adapters are random, on all projections. Streams take them in turn. Counted are the tokens behind the first one of each
 stream. "first": the time to the first token of a short prompt with an adapter that is not in memory, less that of the
@@ -8,23 +9,19 @@ same prompt with the adapter in memory; "read": hashing and decoding its files a
 """
 
 import dataclasses
-import json
 import statistics
 import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
-from safetensors.numpy import save_file
-
 from benchmarks.command_line import Table, make_parser
-from quire import nn
+from benchmarks.model_files import generated
 from quire.engine.adapters import LoRARequest
 from quire.engine.llm_engine import LLMEngine
-from quire.layers.linear import Linear
-from quire.runtime.loader import make_model
+from quire.insight.compare.decodes import Job, decode
+from quire.insight.compare.random_adapters import write_random_adapter
+from quire.runtime.adapter_layout import linear_shapes
 from quire.sampling_params import SamplingParams
-from quire.weight_map import weight_map
 from quire.weights.adapter_files import read_adapter
 
 NUM_NEW, PROMPT_TOKENS = 96, 32
@@ -32,45 +29,13 @@ PARAMS = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
 TITLES = {"streams": "d", "adapters": "d", "base, tok/s": ".0f", "adapters, tok/s": ".0f", "ratio": ".2f"}
 
 
-def write_adapter(folder: Path, engine: LLMEngine, rank: int, seed: int) -> Path:
-    """A random adapter on every linear layer but the head, in bf16's size as PEFT stores fp16."""
-    model = make_model(engine.config.model.hf_config)
-    sources, tensors, random = weight_map(model, ()).sources, {}, np.random.default_rng(seed)
-    for path, module in nn.named_modules(model):
-        if not isinstance(module, Linear) or path == "lm_head":
-            continue
-        parts = module.partitions["weight"].rows if len(sources[f"{path}.weight"]) > 1 else ()  # type: ignore[attr-defined]
-        num_outputs, num_inputs = module.weight.shape
-        sizes = [part.whole for part in parts] or [num_outputs]
-        for source, size in zip(sources[f"{path}.weight"], sizes, strict=True):
-            name = f"base_model.model.{source.name.removesuffix('.weight')}"
-            tensors[f"{name}.lora_A.weight"] = random.normal(0, 0.02, (rank, num_inputs)).astype(np.float16)
-            tensors[f"{name}.lora_B.weight"] = random.normal(0, 0.02, (size, rank)).astype(np.float16)
-    folder.mkdir()
-    save_file(tensors, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    return folder
-
-
 def run(engine: LLMEngine, chosen: list[LoRARequest | None], turn: int) -> float:
     """Tokens per second behind the first token of each stream."""
     engine.reset_prefix_cache()
-    for index, adapter in enumerate(chosen):
-        prompt = {"prompt_token_ids": [(7 * index + 3 * i) % 1000 + 100 for i in range(PROMPT_TOKENS)]}
-        engine.add_request(f"{turn}-{index}", prompt, PARAMS, lora_request=adapter)
-    started, num_before, num_tokens = 0.0, 0, 0
-    lengths = dict.fromkeys((f"{turn}-{index}" for index in range(len(chosen))), 0)
-    while engine.has_unfinished_requests():
-        for output in engine.step():
-            (choice,) = output.outputs  # type: ignore[union-attr]
-            if choice.error is not None:
-                raise RuntimeError(choice.error)
-            lengths[output.request_id] = len(choice.token_ids)
-        num_tokens = sum(lengths.values())
-        if not started and all(lengths.values()):
-            started, num_before = time.perf_counter(), num_tokens
-    return (num_tokens - num_before) / (time.perf_counter() - started)
+    prompts = [[(7 * index + 3 * i) % 1000 + 100 for i in range(PROMPT_TOKENS)] for index in range(len(chosen))]
+    jobs = [Job({"prompt_token_ids": prompt}, PARAMS, adapter) for prompt, adapter in zip(prompts, chosen, strict=True)]
+    found = decode(engine, str(turn), jobs)
+    return found.num_tokens / found.seconds
 
 
 def first_token_s(engine: LLMEngine, name: str, adapter: LoRARequest) -> float:
@@ -91,11 +56,13 @@ def main() -> None:
     parser.add_argument("--adapters", type=int, default=8)
     parser.add_argument("--rank", type=int, default=16)
     args = parser.parse_args()
-    engine = LLMEngine.from_options(args.model, enable_lora=True, speculative="off", max_num_seqs=64)
+    engine = LLMEngine.from_options(generated(args.model), enable_lora=True, speculative="off", max_num_seqs=64)
     table = Table(TITLES, as_json=args.json)
     with tempfile.TemporaryDirectory() as folder:
+        shapes = linear_shapes(engine.config.model.hf_config)
         paths = [
-            write_adapter(Path(folder) / str(number), engine, args.rank, number) for number in range(args.adapters)
+            write_random_adapter(Path(folder) / str(number), shapes, args.rank, number)
+            for number in range(args.adapters)
         ]
         adapters = [LoRARequest(f"adapter-{number}", str(path)) for number, path in enumerate(paths)]
         size = sum(item.stat().st_size for item in paths[0].iterdir())

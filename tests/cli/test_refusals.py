@@ -29,7 +29,7 @@ REFUSALS: list[tuple[str, int, list[str]]] = [
     ("chat ''", 2, ["the prompt is empty"]),
     ("chat --json", 2, ["standard input is empty"]),
     ("chat why --url 127.0.0.1:1", 5, ["start one with `quire serve`"]),
-    ("compare nothing", 2, ["'cache', 'batching', 'kv', 'ladder', 'speculation', 'attention'"]),
+    ("compare nothing", 2, ["'cache', 'batching', 'kv', 'ladder', 'speculation', 'adapters', 'attention'"]),
     ("compare batching --rate -1", 2, ["rate=-1.0"]),
     ("compare batching --requests 0", 2, ["requests=0"]),
     ("compare batching --slots 0", 2, ["slots=0"]),

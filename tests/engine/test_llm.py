@@ -59,6 +59,16 @@ def test_everything_is_checked_before_anything_runs(prompts: Any, params: Any, e
     assert_all_home(llm.llm_engine)
 
 
+def test_list_of_adapters_may_have_none_for_prompts_of_the_base() -> None:
+    llm, executor = make()
+    params = SamplingParams(max_tokens=1)
+    for given, says in ((["sql"], "LoRARequest or a list"), ([None, None], "2 entries for 1 prompts")):
+        with pytest.raises(RequestError, match=says):
+            llm.generate(["a"], params, use_tqdm=False, lora_request=given)  # type: ignore[arg-type]
+    assert executor.num_steps == 0
+    assert len(llm.generate(["a", "b"], params, use_tqdm=False, lora_request=[None, None])) == 2
+
+
 def test_prompt_that_can_never_fit_takes_the_others_along() -> None:
     llm, executor = make(num_blocks=8)
     with pytest.raises(MemoryCapacityError):

@@ -9,6 +9,7 @@ from quire.learn.numbers import NUMBERS
 EXPECTED = {
     "pairs": 3600, "rows": 23, "kv-bytes": 819_200, "fit": 7, "blocks": 13, "steps": 5, "padding": 66.667, "hit": 80,
     "rank-bytes": 40_960, "bits": 5, "balance": 295.2, "draft-tokens": 2.176, "price": 0.16964,
+    "adapter-bytes": 16_777_216,
 }  # fmt: skip
 """Answers worked out by hand."""
 

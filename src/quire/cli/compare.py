@@ -17,17 +17,18 @@ EXAMPLES = (
     "quire compare batching --prompt-len 100,200,300 --output-len 1",
     "quire compare ladder --html ladder.html",
     "quire compare speculation",
+    "quire compare adapters --rank 16",
     "quire compare cache --prompt-len 1 --output-len 10,100,1000",
     "quire compare batching --model smollm2 --slots 4",
 )
-COMPARISONS = ("cache", "batching", "kv", "ladder", "speculation", "attention")
+COMPARISONS = ("cache", "batching", "kv", "ladder", "speculation", "adapters", "attention")
 
 
 @verb("compare", EXAMPLES)
 @click.argument("name", type=click.Choice(COMPARISONS))
 @option("--model", metavar="TEXT",
-        help="model to run, or fake: no model, a step takes one unit of time  [cache, ladder, speculation: smollm2; "
-              "batching, kv: fake; attention: the shape of Llama-2-7B]")  # fmt: skip
+        help="model to run, or fake: no model, a step takes one unit of time  [cache, ladder, speculation, adapters: "
+              "smollm2; batching, kv: fake; attention: the shape of Llama-2-7B]")  # fmt: skip
 @option("--seed", type=int, default=0, help="seed of the workload  [0]")
 @option("--requests", type=LENGTH, help="requests of the workload")
 @option("--slots", type=LENGTH, default=8, help="batching: largest batch  [8]")
@@ -39,18 +40,20 @@ COMPARISONS = ("cache", "batching", "kv", "ladder", "speculation", "attention")
 @option("--output-len", "output_lens", type=EVERY_LENGTH, default=(),
         help="output tokens of each request; cache: of each run  [drawn]")  # fmt: skip
 @option("--context", type=LENGTH, help="longest sequence, prompt and output together")
+@option("--rank", type=LENGTH, help="adapters: rank of the random adapters  [16]")
 @option("--svg", type=click.Path(dir_okay=False), metavar="FILE", help="write the charts to an SVG file")
 @option("--html", type=click.Path(dir_okay=False), metavar="FILE", help="write a page with charts to a file")
 def compare_command(name: str, pool: int | None, svg: str | None, html: str | None, **values: Any) -> None:
     """Compare ways to cache, batch and allocate on one engine.
 
     The same requests run with one thing switched. cache: no KV cache, KV cache. batching: static, dynamic, continuous.
-    kv: contiguous, buddy, paged memory. ladder: all of these and more, one on top of the other. speculation: off,
-    drafts. attention: MHA, GQA, MQA, MLA, sliding window.
+    kv: contiguous, buddy, paged memory. ladder: all of these and more, one on top of the other,
+    in about 2 minutes. speculation: off,
+    drafts. adapters: the base, one adapter, one per request. attention: MHA, GQA, MQA, MLA, sliding window.
     """
     from quire.insight.compare import run
     from quire.insight.compare.figure import equal_text, html_page, row_texts, svg_image
-    from quire.insight.compare.results import Settings
+    from quire.insight.compare.results import RunSettings
 
     output, stages = output_of(), set[str]()
 
@@ -59,7 +62,7 @@ def compare_command(name: str, pool: int | None, svg: str | None, html: str | No
             stages.add(stage)
             output.note(f"{name}: {stage}")
 
-    comparison = run(name, Settings(pool_bytes=pool, **values), show)
+    comparison = run(name, RunSettings(pool_bytes=pool, **values), show)
     for option_name, path, draw in (("--svg", svg, svg_image), ("--html", html, html_page)):
         if path is not None:
             output.write_file(option_name, path, draw(comparison))

@@ -67,20 +67,20 @@ class LLM(EngineHandle):
         *,
         use_tqdm: UseTqdm = True,
         priority: int | Sequence[int] | None = None,
-        lora_request: LoRARequest | Sequence[LoRARequest] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Complete one prompt or a list of prompts, each as text, token ids or a dict (`quire.outputs.Prompt`).
 
         `sampling_params`: one for all, or one per prompt; None: the model's recommended ones.
         `priority`: one for all or one per prompt; lower runs first, with scheduling_policy="priority".
-        `lora_request`: an adapter for all, or one per prompt; it needs enable_lora=True.
+        `lora_request`: an adapter for all, or one per prompt, None for the base; it needs enable_lora=True.
 
         Raises: RequestError, CapacityError, EngineDeadError, ModelFileError.
         """
         items = split_prompts(prompts)
         params = _per_prompt("sampling_params", sampling_params, SamplingParams, len(items))
         priorities = _per_prompt("priority", 0 if priority is None else priority, object, len(items))
-        adapters = _per_prompt("lora_request", lora_request, LoRARequest, len(items))
+        adapters = _per_prompt("lora_request", lora_request, LoRARequest, len(items), takes_none=True)
         prepare = self.llm_engine.input_processor.prepare
         prepared = [
             prepare(
@@ -96,7 +96,7 @@ class LLM(EngineHandle):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: UseTqdm = True,
-        lora_request: LoRARequest | Sequence[LoRARequest] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -140,16 +140,25 @@ class LLM(EngineHandle):
         return [chat.read(output) for chat, output in zip(chats, outputs, strict=True)]
 
     def beam_search(
-        self, prompts: Any, params: BeamSearchParams, *, use_tqdm: UseTqdm = False
+        self,
+        prompts: Any,
+        params: BeamSearchParams,
+        *,
+        use_tqdm: UseTqdm = False,
+        lora_request: LoRARequest | Sequence[LoRARequest] | None = None,
     ) -> list[BeamSearchOutput]:
-        """Return the likeliest completions of each prompt, best first.
+        """Return the likeliest completions of each prompt, best first. `lora_request`: as of `generate`.
 
         Raises: RequestError, CapacityError, EngineDeadError.
         """
         if not isinstance(params, BeamSearchParams):
             raise RequestError(f"params must be BeamSearchParams, got {type(params).__name__}")
-        engine = self.llm_engine
-        searches = [BeamSearch(engine, f"beams-{next(self._ids)}", item, params) for item in split_prompts(prompts)]
+        engine, items = self.llm_engine, split_prompts(prompts)
+        adapters = _per_prompt("lora_request", lora_request, LoRARequest, len(items))
+        searches = [
+            BeamSearch(engine, f"beams-{next(self._ids)}", item, params, adapter)
+            for item, adapter in zip(items, adapters, strict=True)
+        ]
 
         def take(outputs: list[Output]) -> list[TokenCounts]:
             return [(0, 0) for search in searches if search.advance()]
@@ -171,8 +180,9 @@ class LLM(EngineHandle):
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
         use_tqdm: UseTqdm = True,
+        lora_request: LoRARequest | Sequence[LoRARequest] | None = None,
     ) -> list[PoolingRequestOutput]:
-        """Return one vector per prompt from its final hidden states.
+        """Return one vector per prompt from its final hidden states. `lora_request`: as of `generate`.
 
         Parameters None: as the model's files for sentence-transformers say, else the last token's, normalised.
 
@@ -180,10 +190,11 @@ class LLM(EngineHandle):
         """
         items = split_prompts(prompts)
         given = _per_prompt("pooling_params", pooling_params, PoolingParams, len(items))
-        processor = self.llm_engine.input_processor
+        adapters = _per_prompt("lora_request", lora_request, LoRARequest, len(items))
+        processor, default = self.llm_engine.input_processor, self.llm_engine.input_processor.default_pooling_params
         prepared = [
-            processor.prepare(str(next(self._ids)), item, params or processor.default_pooling_params, streams=False)
-            for item, params in zip(items, given, strict=True)
+            processor.prepare(str(next(self._ids)), item, params or default, streams=False, lora_request=adapter)
+            for item, params, adapter in zip(items, given, adapters, strict=True)
         ]
         return self._run(prepared, use_tqdm)
 
@@ -193,14 +204,20 @@ class LLM(EngineHandle):
         *,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         use_tqdm: UseTqdm = True,
+        lora_request: LoRARequest | Sequence[LoRARequest] | None = None,
     ) -> list[PoolingRequestOutput]:
         """`encode` under vLLM's name for embeddings; see `outputs.embedding` of each result."""
-        return self.encode(prompts, pooling_params, use_tqdm=use_tqdm)
+        return self.encode(prompts, pooling_params, use_tqdm=use_tqdm, lora_request=lora_request)
 
     # --- Scores ---------------------------------------------------------------------------
 
     def score(
-        self, data_1: str | Sequence[str], data_2: str | Sequence[str], *, use_tqdm: UseTqdm = True
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        *,
+        use_tqdm: UseTqdm = True,
+        lora_request: LoRARequest | None = None,
     ) -> list[ScoringRequestOutput]:
         """Score a query with each of the documents, or each of `data_1` with its own of `data_2`.
 
@@ -209,7 +226,7 @@ class LLM(EngineHandle):
         """
         pairs = make_pairs(data_1, data_2)
         scoring = Scoring(self.llm_engine.config.model, self.get_tokenizer(), pairs)
-        outputs = self.encode(scoring.prompts, scoring.params, use_tqdm=use_tqdm)
+        outputs = self.encode(scoring.prompts, scoring.params, use_tqdm=use_tqdm, lora_request=lora_request)
         scores = scoring.scores([vector_of(output) for output in outputs])
         return [ScoringRequestOutput(ScoringOutput(score)) for score in scores]
 
@@ -324,14 +341,14 @@ class LLM(EngineHandle):
             self._is_driven.release()
 
 
-def _per_prompt(name: str, given: Any, kind: type, num_prompts: int) -> list[Any]:
+def _per_prompt(name: str, given: Any, kind: type, num_prompts: int, *, takes_none: bool = False) -> list[Any]:
     """Return one value per prompt; None stays None, and any other single value is repeated."""
     is_list = isinstance(given, Sequence) and not isinstance(given, (str, bytes))
     values = list(given) if is_list else [given] * num_prompts
     if len(values) != num_prompts:
         raise RequestError(f"{name} has {len(values)} entries for {num_prompts} prompts: give one, or one per prompt")
     for value in values if given is not None else ():
-        if not isinstance(value, kind):
+        if not (isinstance(value, kind) or (takes_none and value is None)):
             raise RequestError(f"{name} must be {kind.__name__} or a list of them, got {type(value).__name__}")
     return values
 

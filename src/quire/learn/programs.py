@@ -123,7 +123,7 @@ PROGRAMS: tuple[ProgramExercise, ...] = (
         "    return [p / sum(kept) for p in kept]\n",
     ),
     ProgramExercise(
-        "propose", 12, Text("A proposer of drafts", "草稿的提议者"),
+        "propose", 17, Text("A proposer of drafts", "草稿的提议者"),
         Text(
             "Return at most max_tokens guesses of the tokens that follow: what followed the same last tokens before."
             " The scheduler"

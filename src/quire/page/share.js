@@ -35,8 +35,9 @@ async function textsOf(chat, ask, model) {
     return pieces.get(token);
   };
   const found = new Map();
-  for (const node of chat.nodes.filter((item) => item.id && item.body)) {
-    const { tokens } = await (await ask("/tokenize", { model: model?.id, messages: node.body.messages })).json();
+  for (const node of chat.nodes.filter((item) => item.id && item.request)) {
+    const { messages, prompt: text } = node.request.body;
+    const { tokens } = await (await ask("/tokenize", { model: model?.id, ...(messages ? { messages } : { prompt: text }) })).json();
     const begun = node.tokens.slice(0, node.numBegun).map(({ text }) => text);
     const prompt = await Promise.all(tokens.slice(0, MAX_PIECES).map(pieceOf));
     const rest = Array(Math.max(0, tokens.length - MAX_PIECES)).fill("…");

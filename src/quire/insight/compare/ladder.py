@@ -1,28 +1,30 @@
 """The same workload with one technique more at a time: naive recomputation, KV cache, batching, paging, … 4 bits.
 
 Each rung adds one thing to the rung before it. The rungs up to prefix sharing run op by op in PyTorch, so that the gain
-of native kernels is a rung of its own; without PyTorch they run with native kernels, and that rung is left out.
-Next to read: `rig.py`; `batching.py` and `allocators.py`, whose rules are the lower rungs.
+of native kernels is a rung of its own; without PyTorch they run with native kernels, and that rung is left out. Drafts
+help with text that repeats, so the last rung compares them on such a text. The time is bounded: see `LIMIT_S`.
+Next to read: `rig.py`; `batching.py` and `allocators.py`, whose rules are the lower rungs; `speculation.py`.
 """
 
 import importlib.util
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from quire.config import EngineConfig
-from quire.errors import ConfigError, UnsupportedModelError
+from quire.errors import CapacityError, ConfigError, RequestError, UnsupportedModelError
 from quire.events import EventLog
 from quire.insight.compare.allocators import Contiguous, RunBlocks
 from quire.insight.compare.batching import BatchTable
 from quire.insight.compare.cache import sample_lengths, step_times
-from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, Series, Settings
+from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, RunSettings, Series
 from quire.insight.compare.rig import Clock, Rig, Run, TimedRequest, draw_prompt
+from quire.insight.compare.speculation import Record, load_engines, measure
 from quire.scheduler.scheduler import Scheduler
 
 BLOCK_SIZE = 16
@@ -31,12 +33,16 @@ SHARED_LEN = 64
 """Tokens with which all prompts begin, as those of one application do."""
 OWN_LEN, LONG_LEN, LONG_PERIOD = 24, 160, 4
 """Mean length of what follows, length of a long one, and how many prompts there are to one that is long."""
-MEAN_OUTPUT, MAX_OUTPUT = 12, 32
+MEAN_OUTPUT, MAX_OUTPUT = 10, 24
 MAX_SLOTS = 4
 """Longest sequences that the pool holds."""
 CHUNK = 64
-NUM_SAMPLES = 6
+NUM_SAMPLES = 4
 """Lengths at which a step of the naive loop is measured."""
+LIMIT_S, NUM_SCHEDULES = 150.0, 6
+"""Most seconds that the rungs with a KV cache may take op by op, by an estimate, and their number. Requests beyond it
+are left out, if the workload was not given: 2 idle cores take 1 to 2 minutes for all of them."""
+DRAFTED_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +55,7 @@ class Rung:
     explanation: str
 
 
-def compare(settings: Settings, progress: Progress) -> Comparison:
+def compare(settings: RunSettings, progress: Progress) -> Comparison:
     """Climb the ladder. Raises: ConfigError, ModelError, CapacityError; ComparisonError if sampled tokens differ."""
     if settings.model == FAKE_MODEL:
         raise ConfigError("compare ladder measures real work: model='fake' has none")
@@ -58,21 +64,28 @@ def compare(settings: Settings, progress: Progress) -> Comparison:
     jobs: list[TimedRequest] = []
     rungs: list[Rung] = []
     has_torch = importlib.util.find_spec("torch") is not None
+    notes = [] if has_torch else ["PyTorch is not installed: all rungs run with native kernels."]
     for kernels in ("op by op", "native", "4 bits") if has_torch else ("native", "4 bits"):
         rig = _make_rig(settings, model, progress, longest, kernels)
-        jobs = workload(settings, rig.config.model.vocab_size)
+        jobs = jobs or workload(settings, rig.config.model.vocab_size)
         rig.drive("warm-up", [replace(job, num_tokens=2) for job in jobs[:2]])
         if not rungs:
-            rungs += _schedules(rig, jobs, longest)
+            samples = _sample_steps(rig, jobs)
+            fit = len(jobs) if settings.requests or settings.lengths() else samples.num_that_fit(jobs)
+            if fit < len(jobs):
+                notes.append(f"{fit} of {len(jobs)} requests ran: here the lower rungs would take more than "
+                             f"{LIMIT_S:.0f} s for all of them.")  # fmt: skip
+            jobs = jobs[:fit]
+            rungs += _schedules(rig, jobs, longest, samples)
         else:
             rungs.append(_kernels(rig, jobs, kernels))
         del rig
     beside = _transformers(model, jobs) if has_torch else None
-    notes = () if has_torch else ("PyTorch is not installed: all rungs run with native kernels.",)
-    return _result(settings, model, jobs, rungs, beside, notes)
+    drafts = _drafts(settings, model, progress)
+    return _result(settings, model, jobs, rungs, drafts, beside, notes)
 
 
-def workload(settings: Settings, vocab_size: int) -> list[TimedRequest]:
+def workload(settings: RunSettings, vocab_size: int) -> list[TimedRequest]:
     """Prompts with a common beginning and an own end, some of them long; outputs of exponential length. All at once."""
     tokens = random.Random(settings.seed)
     shared = draw_prompt(tokens, SHARED_LEN, vocab_size)
@@ -84,7 +97,7 @@ def workload(settings: Settings, vocab_size: int) -> list[TimedRequest]:
     ]
 
 
-def _draw_lengths(settings: Settings) -> list[tuple[int, int]]:
+def _draw_lengths(settings: RunSettings) -> list[tuple[int, int]]:
     """Return prompt and output tokens of each request; they do not depend on the vocabulary."""
     generator, lengths = random.Random(settings.seed), []
     for index in range(settings.requests or NUM_REQUESTS):
@@ -95,7 +108,7 @@ def _draw_lengths(settings: Settings) -> list[tuple[int, int]]:
     return lengths
 
 
-def _make_rig(settings: Settings, model: str, progress: Progress, longest: int, kernels: str) -> Rig:
+def _make_rig(settings: RunSettings, model: str, progress: Progress, longest: int, kernels: str) -> Rig:
     options: dict[str, Any] = {"quantization": "int4"}
     if kernels != "4 bits":
         options = {"dtype": "float32", "weight_cache": "off", "enforce_eager": kernels == "op by op"}
@@ -110,7 +123,7 @@ def _make_rig(settings: Settings, model: str, progress: Progress, longest: int, 
     )  # fmt: skip
 
 
-def _schedules(rig: Rig, jobs: Sequence[TimedRequest], longest: int) -> list[Rung]:
+def _schedules(rig: Rig, jobs: Sequence[TimedRequest], longest: int, samples: "_Samples") -> list[Rung]:
     """Run the rungs that differ in scheduling and memory alone, on one executor."""
     max_blocks = -(-longest // BLOCK_SIZE)
 
@@ -127,7 +140,6 @@ def _schedules(rig: Rig, jobs: Sequence[TimedRequest], longest: int) -> list[Run
 
     whole: dict[str, Any] = {"enable_chunked_prefill": False}
     slots, chunked = whole | {"max_num_seqs": MAX_SLOTS}, {"max_num_batched_tokens": CHUNK}
-    naive_s, num_sampled = _naive_seconds(rig, jobs)
     runs = {
         "KV cache": drive("KV cache", whole | {"max_num_seqs": 1}),
         "static batch": drive("static batch", slots, is_static=True, is_contiguous=True),
@@ -139,8 +151,8 @@ def _schedules(rig: Rig, jobs: Sequence[TimedRequest], longest: int) -> list[Run
     first = runs["KV cache"].num_computed
     reasons = {
         "KV cache": f"each token is computed once, {first} in all",
-        "static batch": f"{MAX_SLOTS} requests share a step, as many as have room for {longest} tokens each; the batch "
-                        "ends with its longest member",
+        "static batch": f"up to {MAX_SLOTS} requests share a step, as many as have room for {longest} tokens each; the "
+                        "batch ends with its longest member",
         "continuous batch": "a request that ends makes room for the next one in the same step",
         "paged memory": f"blocks of {BLOCK_SIZE} tokens in place of reservations: "
                         f"{_most_at_once(runs['paged memory'])} requests fit in the same memory",
@@ -149,8 +161,11 @@ def _schedules(rig: Rig, jobs: Sequence[TimedRequest], longest: int) -> list[Run
         "prefix sharing": f"{runs['prefix sharing'].num_computed} tokens are computed in place of {first}: the common "
                           "beginning of the prompts once",
     }  # fmt: skip
-    naive = Rung("naive recomputation", naive_s, None, "each step computes the whole sequence again, one request after "
-                 f"the other; steps at {num_sampled} lengths were measured, the others are interpolated")  # fmt: skip
+    naive = Rung(
+        "naive recomputation", sum(map(samples.naive_s, jobs)), None,
+        "each step computes the whole sequence again, one request after the other; steps at "
+        f"{len(samples.lengths)} lengths were measured, the others are interpolated",
+    )  # fmt: skip
     return [naive, *(Rung(name, run.makespan, run, reasons[name]) for name, run in runs.items())]
 
 
@@ -169,18 +184,54 @@ def _kernels(rig: Rig, jobs: Sequence[TimedRequest], kernels: str) -> Rung:
     return Rung("native kernels" if kernels == "native" else kernels, run.makespan, run, reason)
 
 
-def _naive_seconds(rig: Rig, jobs: Sequence[TimedRequest]) -> tuple[float, int]:
-    """Return the seconds of all steps without a KV cache, by steps at some lengths, and the number of these."""
+@dataclass(frozen=True, slots=True)
+class _Samples:
+    """Seconds of steps at some lengths of a sequence: of all its tokens, and of the last one behind a KV cache."""
+
+    lengths: list[int]
+    naive: list[float]
+    cached: list[float]
+
+    def naive_s(self, job: TimedRequest) -> float:
+        """Return the time of a request alone, without a KV cache."""
+        steps = np.arange(len(job.prompt), len(job.prompt) + job.num_tokens)
+        return float(np.interp(steps, self.lengths, self.naive).sum())
+
+    def num_that_fit(self, jobs: Sequence[TimedRequest]) -> int:
+        """Return how many of the first requests all rungs with a KV cache serve within `LIMIT_S`; 2 at least."""
+        prompts = np.interp([len(job.prompt) for job in jobs], self.lengths, self.naive)
+        decodes = np.array([job.num_tokens for job in jobs]) * max(self.cached)
+        return max(2, int((np.cumsum(prompts + decodes) * NUM_SCHEDULES <= LIMIT_S).sum()))
+
+
+def _sample_steps(rig: Rig, jobs: Sequence[TimedRequest]) -> _Samples:
+    """Measure steps at some lengths between the shortest prompt and the longest sequence."""
     first = min(len(job.prompt) for job in jobs)
     last = max(len(job.prompt) + job.num_tokens for job in jobs)
     text = draw_prompt(random.Random(1), last, rig.config.model.vocab_size)
     lengths = sample_lengths(first, last - first, 1)
     lengths = sorted({lengths[round(at)] for at in np.linspace(0, len(lengths) - 1, NUM_SAMPLES)})
-    times = [step_times(rig, [text[:length]])[0] for length in lengths]
-    return sum(
-        float(np.interp(np.arange(len(job.prompt), len(job.prompt) + job.num_tokens), lengths, times).sum())
-        for job in jobs
-    ), len(lengths)
+    naive, cached = zip(*(step_times(rig, [text[:length]]) for length in lengths), strict=True)
+    return _Samples(lengths, [*naive], [*cached])
+
+
+def _drafts(settings: RunSettings, model: str, progress: Progress) -> dict[str, Record] | str:
+    """Compare drafts with none on a text that repeats, weights as stored.
+
+    Returns: the records by mode, or why there are none. Raises: ComparisonError if outputs differ.
+    """
+    alone = RunSettings(seed=settings.seed)
+    try:
+        engines = load_engines(model, alone, progress, device="cpu")
+    except (ConfigError, CapacityError) as error:
+        return f"drafts: not compared: {error.message}"
+    try:
+        return measure(engines, "edit", alone, DRAFTED_TOKENS, progress)
+    except RequestError as error:
+        return f"drafts: not compared: {error.message}"
+    finally:
+        for engine in engines.values():
+            engine.shutdown()
 
 
 def _transformers(model: str, jobs: Sequence[TimedRequest]) -> tuple[float, str] | str | None:
@@ -214,8 +265,8 @@ def _transformers(model: str, jobs: Sequence[TimedRequest]) -> tuple[float, str]
 
 
 def _result(
-    settings: Settings, model: str, jobs: Sequence[TimedRequest], rungs: Sequence[Rung],
-    beside: tuple[float, str] | str | None, notes: tuple[str, ...],
+    settings: RunSettings, model: str, jobs: Sequence[TimedRequest], rungs: Sequence[Rung],
+    drafts: dict[str, Record] | str, beside: tuple[float, str] | str | None, notes: Sequence[str],
 ) -> Comparison:  # fmt: skip
     num_tokens, num_prompt = sum(job.num_tokens for job in jobs), sum(len(job.prompt) for job in jobs)
     rows: list[tuple[Any, ...]] = []
@@ -229,6 +280,12 @@ def _result(
             equal = sum(map(tuple.__eq__, expected, rung.run.outputs))
             rows.append((rung.name, rate, factor, product, _most_at_once(rung.run), longest_pause(rung.run), equal))
     explanation = [f"{rung.name}: {rung.explanation}." for rung in rungs]
+    if isinstance(drafts, str):
+        explanation.append(drafts)
+    else:
+        off, on = drafts["off"].rate, drafts["drafts"].rate
+        rows.append(("drafts", on, on / off, None, 1, None, None))
+        explanation.append(_explain_drafts(drafts, rungs[0].seconds / rungs[-1].seconds))
     if isinstance(beside, tuple):
         seconds, reason = beside
         rows.append(("Transformers", num_tokens / seconds, None, rungs[0].seconds / seconds, MAX_SLOTS, None, None))
@@ -239,11 +296,23 @@ def _result(
         ("rung", "text"), ("tokens/s", "number"), ("factor", "times"), ("product", "times"), ("most at once", ""),
         ("longest pause", "seconds"), ("outputs as rung 2", ""),
     )  # fmt: skip
-    bars = Chart("output tokens per second", "number", "", "bars", tuple(
-        Series(str(row[0]), ((0.0, float(row[1]), float(at)),)) for at, row in enumerate(rows)))  # fmt: skip
+    same = [row for row in rows if row[3] is not None]  # drafts have another text
+    chart = Chart("output tokens per second", "number", "", "bars", tuple(
+        Series(str(row[0]), ((0.0, float(row[1]), float(at)),)) for at, row in enumerate(same)))  # fmt: skip
     shown = {"model": model, "seed": settings.seed, "requests": len(jobs), "chunk": CHUNK, "slots": MAX_SLOTS}
     title = f"{len(jobs)} requests, {num_prompt} prompt and {num_tokens} output tokens, all there at once"
-    return Comparison("ladder", title, shown, columns, tuple(rows), (*explanation, *notes), (bars,))
+    return Comparison("ladder", title, shown, columns, tuple(rows), (*explanation, *notes), (chart,))
+
+
+def _explain_drafts(drafts: Mapping[str, Record], product: float) -> str:
+    off, on = drafts["off"], drafts["drafts"]
+    num_verified, num_right = (sum(draft[at] for draft in on.drafts) for at in (0, 1))
+    return (
+        "drafts: on another text, which repeats, weights as stored: one request that writes a source file again, "
+        f"{off.rate:.3g} tokens/s without them and {on.rate:.3g} with them, the same tokens. {num_right} of "
+        f"{num_verified} draft tokens were right. For such texts all factors together are "
+        f"{product * on.rate / off.rate:.3g}×."
+    )
 
 
 def longest_pause(run: Run) -> float:

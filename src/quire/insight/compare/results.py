@@ -1,4 +1,4 @@
-"""`Settings` and `Comparison`: the input and the result of every comparison, as plain values without behaviour.
+"""`RunSettings` and `Comparison`: the input and the result of every comparison, as plain values without behaviour.
 
 The command line prints them, `figure.py` draws them, and the web page's Lab sends them as JSON.
 Next to read: `rig.py`.
@@ -13,7 +13,7 @@ from quire.errors import ConfigError
 
 FAKE_MODEL = "fake"
 """Model name of `FakeExecutor`: no weights, and a step takes one unit of time."""
-MAX_REQUESTS, MAX_CONTEXT = 10_000, 1 << 17
+MAX_REQUESTS, MAX_CONTEXT, MAX_RANK = 10_000, 1 << 17, 256
 DEFAULT_LEN = 16
 """Tokens of prompts or outputs where only the other length is given."""
 MIN_DRAWN_CONTEXT = 32
@@ -22,11 +22,12 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class RunSettings:
     """Input of a comparison. None: the comparison chooses, and reports its choice in `Comparison.settings`.
 
     model: model to run; `FAKE_MODEL`: no model, time counts engine steps.
     rate: requests that arrive per unit of time: per second with a model, else per step.
+    rank: of adapters.
     pool_bytes: size of the KV cache. context: length of sequences, each comparison says of which.
     prompt_lens, output_lens: lengths of the requests, from the start again where there are fewer than requests.
     """
@@ -38,11 +39,13 @@ class Settings:
     rate: float | None = None
     pool_bytes: int | None = None
     context: int | None = None
+    rank: int | None = None
     prompt_lens: tuple[int, ...] = ()
     output_lens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, least, most in (("requests", 1, MAX_REQUESTS), ("slots", 1, 1024), ("context", 2, MAX_CONTEXT)):
+        for name, least, most in (("requests", 1, MAX_REQUESTS), ("slots", 1, 1024), ("context", 2, MAX_CONTEXT),
+                                  ("rank", 1, MAX_RANK)):  # fmt: skip
             value = getattr(self, name)
             if value is not None and not least <= value <= most:
                 raise ConfigError(f"{name}={value} is not in {least} … {most}")

@@ -4,22 +4,24 @@ Four workloads, from one that repeats a given text to one that repeats nothing. 
 prompts, `drafts/drafting.py` for the choice of drafts.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from quire.engine.llm_engine import LLMEngine
-from quire.errors import ComparisonError, ConfigError, EngineError
+from quire.errors import ComparisonError, ConfigError
 from quire.events import EventKind
+from quire.insight.compare.decodes import Job, decode
 from quire.insight.compare.draft_texts import WORKLOADS, prompt_of
-from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, Series, Settings
-from quire.outputs import RequestOutput
+from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, RunSettings, Series
 from quire.sampling_params import SamplingParams
 from quire.structured_outputs import StructuredOutputsParams
 
 NUM_TOKENS = 96
-TURNS = ("off", "drafts", "drafts", "off")
+MODES = {"off": "off", "drafts": "auto"}
+"""Mode → its `speculative`."""
+NUM_ROUNDS = 2
+"""Each has prompts of its own, because drafts come from earlier answers too; every second one begins with drafts."""
 MAX_POSITIONS = 8
 """Positions of a draft whose acceptance is shown."""
 Request = tuple[str, SamplingParams]
@@ -54,7 +56,7 @@ class Record:
         return shares
 
 
-def compare(settings: Settings, progress: Progress) -> Comparison:
+def compare(settings: RunSettings, progress: Progress) -> Comparison:
     """Run each workload in both modes by turns.
 
     Raises: ConfigError, ModelError, CapacityError; ComparisonError if outputs differ.
@@ -63,20 +65,11 @@ def compare(settings: Settings, progress: Progress) -> Comparison:
     if model == FAKE_MODEL:
         raise ConfigError("compare speculation measures what a model repeats: model='fake' repeats nothing")
     num_tokens = settings.output_lens[0] if settings.output_lens else NUM_TOKENS
-    progress(f"loading {model}", 0, 1)
-    engines = {mode: _load(model, settings, num_streams, value) for mode, value in (("off", "off"), ("drafts", "auto"))}
+    engines = load_engines(model, settings, progress)
     try:
         if engines["drafts"].config.speculative == "off":
             raise ConfigError(f"compare speculation: drafts are off for {model}: `quire explain {model}` says why")
-        found: dict[str, dict[str, Record]] = {}
-        for name in WORKLOADS:
-            requests = [_request(name, number, num_tokens, settings.seed) for number in range(num_streams)]
-            records = found[name] = {"off": Record(), "drafts": Record()}
-            for turn, mode in enumerate(TURNS):
-                progress(name, turn, len(TURNS))
-                _run(engines[mode], requests, f"{name}-{turn}", records[mode])
-            if any(answer != records["off"].answers[at % num_streams] for at, answer in _numbered(records)):
-                raise ComparisonError(f"{name}: the outputs with drafts and without differ")
+        found = {name: measure(engines, name, settings, num_tokens, progress) for name in WORKLOADS}
     finally:
         for engine in engines.values():
             engine.shutdown()
@@ -84,11 +77,32 @@ def compare(settings: Settings, progress: Progress) -> Comparison:
     return _result(found, shown)
 
 
-def _load(model: str, settings: Settings, num_streams: int, speculative: str) -> LLMEngine:
-    return LLMEngine.from_options(
-        model, max_num_seqs=num_streams, max_model_len=settings.context or 2048, seed=settings.seed,
-        enable_prefix_caching=False, batch_invariant=True, speculative=speculative,
-    )  # fmt: skip
+def load_engines(model: str, settings: RunSettings, progress: Progress, **options: Any) -> dict[str, LLMEngine]:
+    """Load an engine per mode. `options`: of `EngineOptions`. Raises: ConfigError, ModelError, CapacityError."""
+    progress(f"loading {model}", 0, 1)
+    return {
+        mode: LLMEngine.from_options(
+            model, max_num_seqs=settings.requests or 1, max_model_len=settings.context or 2048, seed=settings.seed,
+            enable_prefix_caching=False, batch_invariant=True, speculative=value, **options,
+        )
+        for mode, value in MODES.items()
+    }  # fmt: skip
+
+
+def measure(
+    engines: Mapping[str, LLMEngine], workload: str, settings: RunSettings, num_tokens: int, progress: Progress
+) -> dict[str, Record]:
+    """Run a workload in both modes by turns. Raises: ComparisonError if outputs differ; EngineError."""
+    records, num_streams = {mode: Record() for mode in MODES}, settings.requests or 1
+    for index in range(NUM_ROUNDS):
+        progress(workload, index, NUM_ROUNDS)
+        numbers = range(index * num_streams, (index + 1) * num_streams)
+        requests = [_request(workload, number, num_tokens, settings.seed) for number in numbers]
+        for mode in reversed(MODES) if index % 2 else MODES:
+            _run(engines[mode], requests, f"{workload}-{index}", records[mode])
+    if records["off"].answers != records["drafts"].answers:
+        raise ComparisonError(f"{workload}: the outputs with drafts and without differ")
+    return records
 
 
 def _request(name: str, number: int, num_tokens: int, seed: int) -> Request:
@@ -101,34 +115,15 @@ def _request(name: str, number: int, num_tokens: int, seed: int) -> Request:
 
 
 def _run(engine: LLMEngine, requests: Sequence[Request], name: str, record: Record) -> None:
-    """Run requests to their end; time counts from the step that gives the last of them its first token on.
-
-    Mutates: record.
-    """
-    for index, (text, params) in enumerate(requests):
-        engine.add_request(f"{name}-{index}", text, params)
-    answers: dict[str, list[int]] = {}
-    seen, started, num_first = engine.events.num_recorded, 0.0, 0
-    while engine.has_unfinished_requests():
-        for output in engine.step():
-            assert isinstance(output, RequestOutput)
-            if output.outputs[0].finish_reason == "error":
-                raise EngineError(f"{name}: {output.outputs[0].error}")
-            answers[output.request_id] = list(output.outputs[0].token_ids)
-        if not started and len(answers) == len(requests):
-            started, num_first = time.perf_counter(), sum(map(len, answers.values()))
-            seen = engine.events.num_recorded
-    record.seconds += time.perf_counter() - started
-    record.num_tokens += sum(map(len, answers.values())) - num_first
-    record.answers += [answers[f"{name}-{index}"] for index in range(len(requests))]
-    for event in engine.events.since(seen):
+    """Run requests to their end. Mutates: record. Raises: EngineError."""
+    found = decode(engine, name, [Job(text, params) for text, params in requests])
+    record.seconds += found.seconds
+    record.num_tokens += found.num_tokens
+    record.answers += found.answers
+    for event in engine.events.since(found.first_event):
         if event.kind is EventKind.STEP:
             record.num_passes += event.data["num_iterations"]
             record.drafts += event.data["drafts"]
-
-
-def _numbered(records: Mapping[str, Record]) -> list[tuple[int, list[int]]]:
-    return [pair for record in records.values() for pair in enumerate(record.answers)]
 
 
 def _result(found: Mapping[str, Mapping[str, Record]], shown: dict[str, Any]) -> Comparison:
@@ -148,7 +143,7 @@ def _result(found: Mapping[str, Mapping[str, Record]], shown: dict[str, Any]) ->
         ("tokens per pass", "number"), ("verified", ""), ("right", "share"),
     )  # fmt: skip
     chart = Chart("right tokens by position in the draft", "position", "share", "line", tuple(series))
-    num_streams, num_turns = shown["requests"], len(TURNS) // 2
-    title = f"{num_streams} at a time, up to {shown['tokens']} tokens each, {num_turns} turns with drafts and without"
-    num_equal = num_streams * len(found)
+    num_streams = shown["requests"]
+    title = f"{num_streams} at a time, up to {shown['tokens']} tokens each, {NUM_ROUNDS} turns with drafts and without"
+    num_equal = num_streams * NUM_ROUNDS * len(found)
     return Comparison("speculation", title, shown, columns, tuple(rows), tuple(explanation), (chart,), num_equal)

@@ -51,6 +51,7 @@ class ComparisonSettings(Body):
     requests: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
     slots: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
     context: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
+    rank: Annotated[int, Field(ge=1, le=256)] | None = None
     rate: Annotated[float, Field(gt=0, le=1e6)] | None = None
     pool: Annotated[int, Field(gt=0, le=1 << 36)] | None = None
 
@@ -58,7 +59,7 @@ class ComparisonSettings(Body):
 class ComparisonRequest(Body):
     """A comparison by its name in `quire compare`, with its settings."""
 
-    name: Literal["cache", "batching", "kv", "speculation", "attention"]
+    name: Literal["cache", "batching", "kv", "speculation", "adapters", "attention"]
     settings: ComparisonSettings = Field(default_factory=ComparisonSettings)
 
 
