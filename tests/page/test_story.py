@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 
 from quire.engine.llm_engine import LLMEngine
 from quire.insight.story import OPTIONS, SHIPPED, SHIPPED_PROMPT, prompt_ids, record_story
-from quire.insight.trace import Trace
+from quire.insight.trace import EngineTrace
 from quire.insight.trace_page import template, to_html
 from tests.cli.command_line import call
 from tests.page.conftest import LIMIT_MS, OpenPage
@@ -28,7 +28,7 @@ def server(smollm2_path: Path) -> Iterator[Serving]:
         yield server
 
 
-def open_story(open_page: OpenPage, folder: Path, trace: Trace, **options: object) -> Page:
+def open_story(open_page: OpenPage, folder: Path, trace: EngineTrace, **options: object) -> Page:
     (folder / "story.html").write_text(to_html(trace))
     return open_page(f"file://{folder}/story.html", offline=True, **options)
 
@@ -42,7 +42,7 @@ def seek(page: Page, to: float) -> None:
 
 
 def test_shipped_story_plays_from_tokens_to_a_fork_in_20_seconds(open_page: OpenPage, tmp_path: Path) -> None:
-    page = open_story(open_page, tmp_path, Trace.read(SHIPPED))
+    page = open_story(open_page, tmp_path, EngineTrace.read(SHIPPED))
     caption = page.locator(".caption")
     expect(caption).to_contain_text("The prompt becomes 36 tokens")
     assert page.get_by_label("Second of the story").get_attribute("max") == "20"
@@ -70,7 +70,7 @@ def test_shipped_story_plays_from_tokens_to_a_fork_in_20_seconds(open_page: Open
 
 
 def test_answer_is_written_word_by_word_in_the_scene_of_decodes(open_page: OpenPage, tmp_path: Path) -> None:
-    page = open_story(open_page, tmp_path, Trace.read(SHIPPED))
+    page = open_story(open_page, tmp_path, EngineTrace.read(SHIPPED))
     lengths = []
     for at in (10.5, 12, 13.5):
         seek(page, at)
@@ -79,7 +79,7 @@ def test_answer_is_written_word_by_word_in_the_scene_of_decodes(open_page: OpenP
 
 
 def test_story_stands_still_for_readers_who_want_no_motion(open_page: OpenPage, tmp_path: Path) -> None:
-    page = open_story(open_page, tmp_path, Trace.read(SHIPPED), reduced_motion="reduce")
+    page = open_story(open_page, tmp_path, EngineTrace.read(SHIPPED), reduced_motion="reduce")
     expect(page.get_by_role("button", name="Play")).to_be_visible()
     expect(page.locator(".story .piece")).to_have_count(36)  # the first scene, whole
     for scene in SCENES[1:]:
@@ -100,7 +100,7 @@ def test_shipped_story_is_what_its_command_records(smollm2_path: Path) -> None:
         found = record_story(engine, prompt_ids(engine, SHIPPED_PROMPT))
     finally:
         engine.shutdown()
-    shipped = Trace.read(SHIPPED)
+    shipped = EngineTrace.read(SHIPPED)
     shapes = [
         [(line.get("kind"), line.get("id"), line.get("num_tokens"), line.get("block_ids")) for line in trace.lines]
         for trace in (found, shipped)

@@ -16,7 +16,7 @@ from quire.engine.chat import dialogue_of
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.recorder import Recorder
 from quire.errors import EngineError, PromptError
-from quire.insight.trace import Trace
+from quire.insight.trace import EngineTrace
 from quire.outputs import RequestOutput
 from quire.sampling_params import SamplingParams
 
@@ -32,7 +32,7 @@ PROMPT, FORK = "story-1", "story-2"
 KEPT_KINDS = ("arrive", "admit", "step", "finish", "cache", "evict")
 
 
-def record_story(engine: LLMEngine, prompt_token_ids: Sequence[int]) -> Trace:
+def record_story(engine: LLMEngine, prompt_token_ids: Sequence[int]) -> EngineTrace:
     """Record the story of a prompt. Raises: PromptError if the answer ends too early to fork, EngineError."""
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=2)
     recorder = Recorder(engine, with_text=True)
