@@ -54,7 +54,7 @@ def record_story(engine: LLMEngine, prompt_token_ids: Sequence[int]) -> EngineTr
     lines = [json.loads(line) for line in recorder.take().splitlines()]
     recorder.close()
     story = {"t": lines[0]["t"], "kind": "story", "id": PROMPT, "fork": FORK}
-    return Trace(
+    return EngineTrace(
         [line for line in [lines[0], story, *lines[1:]] if line.get("kind", "story") in (*KEPT_KINDS, "story")]
     )
 
