@@ -222,7 +222,7 @@ class SchedulerOutput(msgspec.Struct, frozen=True):
     finished_ids: tuple[str, ...]
     """Forget these, before anything else: they finished or were aborted. An id may be forgotten and new in one step."""
     forgets_all: bool = False  # forget every request and every step submitted before: a step was lost
-    times_ops: bool = False  # the result has `op_times`
+    times_ops: bool = False  # the result has `op_times`, those of the first pass
     awaits_transfers: bool = False
     """No request can run before a transfer has ended: the step waits for some, but not long."""
     num_draft_tokens: int = 0  # the most tokens that the executor's draft model guesses behind this step's

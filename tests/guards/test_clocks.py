@@ -8,6 +8,7 @@ from tests.guards.sources import nodes
 SOURCE = Path(__file__).parents[2] / "src" / "quire"
 DATES = {
     "server/generation.py": "`created` of an answer",
+    "server/routes/page.py": "when the machine was measured",
     "server/logs.py": "the time of a log line",
     "server/tracing.py": "where the monotonic clock lies in time, for spans; read once",
     "text/template_sandbox.py": "`strftime_now` of chat templates",

@@ -2,6 +2,7 @@
 
 import json
 import random
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from quire.engine.llm_engine import LLMEngine
 from quire.engine.recorder import Recorder
 from quire.insight.trace import EngineTrace, State, TraceError
 from quire.sampling_params import SamplingParams
+from quire.types import SchedulerOutput, StepResult
 from tests.engine.builders import make_engine, run
 
 SHARED = list(range(40, 60))
@@ -84,6 +86,32 @@ def test_closed_recorder_leaves_the_engine_unwatched() -> None:
     assert engine.watcher is not None
     recorder.close()
     assert engine.watcher is None
+    assert engine.op_period == 0
+
+
+def test_recorder_with_an_interval_times_a_step_once_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("quire.engine.recorder.time.monotonic", lambda: now[0])
+    engine, _ = make_engine(multi_step_decode=1)
+    recorder = Recorder(engine, op_interval_s=0.5)
+    timed: list[bool] = []
+    note = engine.watcher
+    assert note is not None
+
+    def watch(output: SchedulerOutput, result: StepResult) -> None:
+        timed.append(output.times_ops)
+        note(output, result)
+
+    engine.watcher = watch
+    add(engine, "a", SHARED, max_tokens=12)
+    while engine.has_unfinished_requests():
+        now[0] += 0.2
+        engine.step()
+    assert timed[0]
+    places = [at for at, is_timed in enumerate(timed) if is_timed]
+    assert len(places) > 2
+    assert all(other - one >= 3 for one, other in pairwise(places))
+    recorder.close()
     assert engine.op_period == 0
 
 

@@ -7,6 +7,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,7 +16,7 @@ from quire.cli.arguments import read_prompt, split_arguments
 from quire.cli.command import option, output_of, verb
 from quire.cli.language import lang_option
 from quire.cli.options import OF_REPLICAS, chosen_options, option_flags
-from quire.cli.output import Output, is_capable_terminal
+from quire.cli.output import Output, is_capable_terminal, open_file
 from quire.cli.progress import show_progress
 from quire.cli.typed_keys import END, ReadKey, typed_keys
 from quire.config import EngineConfig, EngineOptions
@@ -51,12 +52,14 @@ KEYS = "Enter: next line   w: why this line   n: next stop   q: quit"
         help="run on N ranks, each a process with its share of the model  [1]")  # fmt: skip
 @option("--num-layers", type=click.IntRange(min=1), metavar="N",
         help="keep only the first N layers, with random weights  [all]")  # fmt: skip
+@option("--html", type=click.Path(dir_okay=False, path_type=Path),
+        help="write a page that plays the prompt, its answer and a fork of it in 20 seconds, offline")  # fmt: skip
 @option("--all", "shows_all", is_flag=True, help="print every stop and its why, without waiting for keys")
 @lang_option
 @option_flags(EngineOptions, without=FIXED, defaults={"device": "cpu"})
 def tour_command(
     words: tuple[str, ...], max_tokens: int, prompt_len: int | None, chunk: int, tp: int, num_layers: int | None,
-    shows_all: bool, translate: Callable[[str], str], **values: Any,
+    html: Path | None, shows_all: bool, translate: Callable[[str], str], **values: Any,
 ) -> None:  # fmt: skip
     """Follow one prompt through the engine, step by step.
 
@@ -72,6 +75,15 @@ def tour_command(
     text = DEFAULT_PROMPT if arguments.text is None else read_prompt(arguments.text, missing="no prompt was given")
     if not text or not text.strip():
         raise PromptError("the prompt is empty: give at least one word")
+    if html is not None:
+        if num_layers is not None or prompt_len is not None:
+            raise click.UsageError(
+                "--html plays the model and the prompt as they are: leave out --num-layers and --prompt-len"
+            )
+        _write_story(
+            html, text, {"device": "cpu", **engine_values, "model": arguments.model, "tensor_parallel_size": tp}, output
+        )
+        return
     options = EngineOptions(
         **{"device": "cpu", **engine_values, "model": arguments.model}, enable_prefix_caching=False,
         multi_step_decode=1, speculative="off", batch_invariant=True, tensor_parallel_size=tp,
@@ -89,6 +101,19 @@ def tour_command(
             told.why(stop)
     else:
         step_through(stops, told)
+
+
+def _write_story(file: Path, text: str, values: dict[str, Any], output: Output) -> None:
+    """Record the story of a prompt and write the page that plays it. Raises: ConfigError if it cannot be written."""
+    from quire.cli.session import open_engine
+    from quire.insight.story import OPTIONS, prompt_ids, record_story
+    from quire.insight.trace_page import to_html
+
+    with open_file("--html", file) as opened:
+        with open_engine(EngineOptions.from_kwargs(**{**OPTIONS, **values}), output) as engine:
+            trace = record_story(engine, prompt_ids(engine, text))
+        opened.write(to_html(trace).encode())
+    output.note(f"wrote {file}: open it in a browser")
 
 
 def _stops(

@@ -6,6 +6,7 @@ that a reader can replay the whole state. While no recorder is attached the engi
 Next to read: `../events.py`, then `../insight/trace.py`, which reads the lines.
 """
 
+import math
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -32,18 +33,29 @@ _encode = msgspec.json.Encoder(enc_hook=str).encode
 class Recorder:
     """Watches one engine from its construction to `close`. All calls come from the thread that runs the engine.
 
-    `op_period`: every `op_period`-th step times each of its instructions (0: none). `with_text`: steps hold the text
-    of the new tokens, and the header that of the prompts; else only numbers leave the engine.
+    `op_period`: every `op_period`-th step times each of its instructions (0: none). `op_interval_s`: a step does so if
+    none did for so long (0: by `op_period` alone), which bounds the cost whatever a step takes. `with_text`: steps hold
+    the text of the new tokens, and the header that of the prompts; else only numbers leave the engine.
     """
 
-    def __init__(self, engine: "LLMEngine", *, op_period: int = 0, with_text: bool = False) -> None:
+    def __init__(
+        self, engine: "LLMEngine", *, op_period: int = 0, op_interval_s: float = 0.0, with_text: bool = False
+    ) -> None:
         self._engine = engine
+        self._op_interval_s, self._timed_s = op_interval_s, -math.inf
         self._with_text = with_text and engine.tokenizer is not None
         self._steps: deque[tuple[SchedulerOutput, StepResult]] = deque(maxlen=MAX_STEPS)
         self._num_seen = engine.events.num_recorded
         self._header: dict[str, Any] | None = self._describe()
-        engine.watcher = lambda output, result: self._steps.append((output, result))
-        engine.op_period = op_period
+        engine.watcher = self._note
+        engine.op_period = op_period or int(op_interval_s > 0)
+
+    def _note(self, output: SchedulerOutput, result: StepResult) -> None:
+        self._steps.append((output, result))
+        if self._op_interval_s:
+            now_s = time.monotonic()
+            self._timed_s = now_s if output.times_ops else self._timed_s
+            self._engine.op_period = int(now_s - self._timed_s >= self._op_interval_s)
 
     def close(self) -> None:
         """Stop watching."""

@@ -3,12 +3,14 @@
  * Next to read: chat.js, xray.js.
  */
 import { Chat } from "./chat.js";
+import { Sharing, share } from "./share.js";
 import { local, session } from "./store.js";
-import { Recording, Xray, html, render, short } from "./xray.js";
+import { Story } from "./story.js";
+import { Recording, Xray, html, readRecording, render, short } from "./xray.js";
 
 const MIN_PAUSE = 250;
 const MAX_PAUSE = 2000; // Milliseconds between two attempts to reach the server.
-const OP_PERIOD = 4; // While Roofline or Ops is open, one step in so many is timed: timing costs some of the speed.
+const OP_INTERVAL_MS = 500; // A step is timed so often at most while the page is open: `python -m benchmarks.attach --page` has the cost.
 const LAB = {
   cache: "Without a KV cache, each new token computes all earlier ones again; with it, only itself.",
   batching: "Static batches wait for their slowest request, dynamic ones for a timer; continuous batching lets requests join and leave at every step.",
@@ -20,11 +22,13 @@ const LAB = {
 const SETTINGS = { seed: 1, requests: 1, slots: 1, context: 1, rank: 1, rate: 1, "pool MiB": 1 << 20 }; // each with the factor to the server's unit
 const app = {
   key: session.get("quire-key") ?? "", asksKey: false, models: [], model: null, status: "connecting", error: "",
-  explained: null, ranks: null, lab: {}, settings: {}, load: 4, loading: 0,
+  explained: null, ranks: null, lab: {}, settings: {}, load: 4, loading: 0, story: null, isSharing: false,
 };
 let recording = new Recording();
-const xray = new Xray(recording, { isLive: true, changed, save, opened, explain: () => app.explained, ranks: () => app.ranks });
-const chat = new Chat({ ask, events, changed, key: () => app.key, model: () => app.model, status: () => app.status, recording: () => recording, xray });
+const xray = new Xray(recording, { isLive: true, changed, save, opened, share: () => { app.isSharing = true; changed(); }, explain: () => app.explained, measureAgain: () => explain("&again=1"), ranks: () => app.ranks,
+  futures: () => (chat.split ? chat.children(chat.split).map(({ id }) => id) : []),
+  textOf: (id, token) => chat.nodes.find((node) => node.id === id)?.tokens.find((item) => item.id === token)?.text });
+const chat = new Chat({ ask, events, changed, key: () => app.key, model: () => app.model, status: () => app.status, recording: () => recording, xray, welcome });
 
 let isDue = false;
 function changed() {
@@ -80,8 +84,7 @@ async function watch() {
     watching = new AbortController();
     try {
       await readModels();
-      const period = ["Roofline", "Ops"].includes(xray.pane) ? OP_PERIOD : 0;
-      for await (const data of events(await ask(`/xray/events?op_period=${period}&model=${encodeURIComponent(app.model.id)}`, null, watching.signal))) {
+      for await (const data of events(await ask(`/xray/events?op_interval_ms=${OP_INTERVAL_MS}&model=${encodeURIComponent(app.model.id)}`, null, watching.signal))) {
         const line = JSON.parse(data);
         if (line.kind === "gap") throw new Error("events were lost: the view begins anew");
         recording.add(line);
@@ -128,18 +131,17 @@ function chooseModel(id) {
   changed();
 }
 
-let timesOps = false;
 function opened(pane) {
-  const wanted = ["Roofline", "Ops"].includes(pane);
-  if (wanted !== timesOps) watching?.abort();
-  timesOps = wanted;
   if (pane === "Roofline" && !app.explained) explain();
   if (pane === "Ops" && !app.ranks && recording.live?.header.engine.tensor_parallel_size > 1) askRanks();
 }
 
-async function explain() {
+async function explain(again = "") {
+  app.explained = null;
+  changed();
   try {
-    app.explained = predictions(await (await ask(`/xray/explain?model=${encodeURIComponent(app.model.id)}`)).json());
+    const answer = await ask(`/xray/explain?model=${encodeURIComponent(app.model.id)}${again}`);
+    app.explained = { ...predictions(await answer.json()), at: new Date(1000 * answer.headers.get("x-measured-at")) };
   } catch (error) {
     app.explained = { error: `No prediction: ${error.message}` };
   }
@@ -159,28 +161,59 @@ async function askRanks() {
 function predictions({ sections }) {
   const valueOf = (section, name) => section.quantities.find((item) => item.name === name)?.value;
   const device = sections.find((section) => section.title.startsWith("Device"));
-  const bytes_per_s = valueOf(device, "memory read");
-  const peaks = device.quantities.filter((item) => item.name.startsWith("products in ")).map((item) => ({ name: item.name.slice(12), flops_per_s: item.value, bytes_per_s }));
+  const [bytes_per_s, cache_bytes_per_s] = [valueOf(device, "memory read"), valueOf(device, "cache read")];
+  const peaks = device.quantities.filter((item) => item.name.startsWith("products in ")).map((item) => ({ name: item.name.slice(12), flops_per_s: item.value, bytes_per_s, cache_bytes_per_s }));
   const phases = sections.filter((section) => valueOf(section, "intensity") !== undefined);
   const points = phases.map((phase) => ({
     name: phase.title, intensity: valueOf(phase, "intensity"), flops_per_s: valueOf(phase, "FLOPs") / (valueOf(phase, "predicted") ?? valueOf(phase, "floor")),
   }));
-  return { peaks, points };
+  const { formula } = device.quantities.find((item) => item.name === "memory read");
+  return { peaks, points, source: formula.replace("measured now", "measured") };
 }
 
 /** Save the recorded lines, as they are or in a page that opens without a server. */
 async function save(form) {
-  let text = recording.text();
-  if (form === "html") {
-    const page = await (await ask("/page/trace.html")).text();
-    const lines = text.replaceAll("<", "\\u003c");
-    text = page.replace("/*trace*/", () => lines);
-  }
+  const text = recording.text();
+  download(form === "html" ? await page(text) : text, `quire-trace.${form}`);
+}
+
+async function page(text) {
+  const template = await (await ask("/page/trace.html")).text();
+  const lines = text.replaceAll("<", "\\u003c");
+  return template.replace("/*trace*/", () => lines);
+}
+
+function download(text, name) {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(new Blob([text]));
-  link.download = `quire-trace.${form}`;
+  link.download = name;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}
+
+/** Draw the story of a recorded prompt for a page without a conversation, which fetches it once. */
+function welcome() {
+  if (app.story === null) {
+    app.story = html`<p class="hint">Ask something. Beside it you see what the engine does for it.</p>`;
+    fetch("/page/story.jsonl").then(async (answer) => {
+      app.story = new Story(readRecording(await answer.text()), { changed: () => { if (chat.path().length) app.story.pause(); changed(); } });
+      changed();
+    });
+  }
+  if (!(app.story instanceof Story)) return app.story;
+  return html`<p class="hint">Ask something. Until then: what an engine does for a prompt, as it was recorded.</p>${app.story.draw()}`;
+}
+
+async function saveStory(withText) {
+  app.isSharing = false;
+  changed();
+  if (withText === null) return;
+  try {
+    download(await page(await share({ recording, chat, ask, model: app.model, withText })), "quire-story.html");
+  } catch (error) {
+    app.error = `not shared: ${error.message}`;
+    changed();
+  }
 }
 
 /** Let several short texts be written at once, to watch a batch; over two connections, since browsers allow six. */
@@ -251,11 +284,11 @@ function Comparison({ result }) {
 }
 
 /** Draw lines (x, y), or spans (start, end, row), with dashes and numbers beside the colours. */
-function Chart({ title, x_label, y_label, kind, series }) {
+function Chart({ title, x_label, y_label, kind, series, x_most }) {
   const [width, height] = [420, 210];
   const points = series.flatMap((item) => item.points);
   const isLine = kind === "line";
-  const right = Math.max(...points.map((point) => point[isLine ? 0 : 1]), 1e-9);
+  const right = x_most ?? Math.max(...points.map((point) => point[isLine ? 0 : 1]), 1e-9);
   const most = isLine ? Math.max(...points.map((point) => point[1]), 1e-9) : Math.max(...points.map((point) => point[2])) + 1;
   const x = (value) => 44 + ((width - 54) * value) / right;
   const y = (value) => 8 + (height - 44) * (isLine ? 1 - value / most : value / most);
@@ -278,25 +311,35 @@ function Chart({ title, x_label, y_label, kind, series }) {
 
 // --- Frame ------------------------------------------------------------------------------------
 
-/** Generated tokens per half second, of the last 30 s of the engine's work. */
+/** Generated tokens per half second, of the 30 s of the engine's work before the chosen step. */
 function Throughput() {
-  const last = recording.steps.at(-1);
+  const last = xray.step;
   if (!last) return null;
   const bins = new Array(60).fill(0);
-  for (let i = recording.steps.length - 1; i >= 0; i--) {
+  for (let i = recording.indexOf(last.step_id); i >= 0; i--) {
     const bin = 59 - Math.floor((last.t - recording.steps[i].t) * 2);
     if (bin < 0) break;
     bins[bin] += recording.steps[i].requests.reduce((sum, share) => sum + share.new.length, 0);
   }
   const most = Math.max(...bins, 1);
   const points = bins.map((value, i) => `${i * 2},${22 - (20 * value) / most}`).join(" ");
-  return html`<span>${((bins[57] + bins[58] + bins[59]) / 1.5).toFixed(0)} tokens/s <svg width="120" height="24" role="img" aria-label="Tokens per second of the last 30 seconds"><polyline class="spark" points=${points} /></svg></span>`;
+  return html`<span>${((bins[57] + bins[58] + bins[59]) / 1.5).toFixed(0)} tokens/s <svg width="120" height="24" role="img" aria-label=${`Tokens per second of 30 seconds, 0 to ${2 * most}`}><polyline class="spark" points=${points} /></svg></span>`;
+}
+
+/** Draw the numbers of the chosen step, or of now. */
+function Numbers() {
+  if (!recording.live) return null;
+  const { state, chosen } = xray;
+  const used = state.owners().size / (state.header.engine.num_blocks - 1);
+  const { numPrompt, numHit } = chosen ?? recording;
+  const policy = state.header.engine.policy ?? "fcfs";
+  return html`<${Throughput} /><span>running <b>${chosen?.num_requests ?? state.requests.size}</b> · waiting <b>${chosen?.waiting ?? recording.numWaiting}</b>${policy === "fcfs" ? "" : ` · ${policy}`}</span>
+    <span><label>KV <meter min="0" max="1" value=${used}></meter></label> ${(100 * used).toFixed(1)} %</span>
+    <span title="Prompt tokens found in the prefix cache, since this page was opened">prefix hits ${numPrompt ? `${((100 * numHit) / numPrompt).toFixed(0)} %` : "–"}</span>
+    ${chosen && html`<span class="past">at step ${chosen.step_id}</span>`}`;
 }
 
 function Top() {
-  const { live } = recording;
-  const numBlocks = live ? live.header.engine.num_blocks - 1 : 1;
-  const used = live ? live.owners().size / numBlocks : 0;
   const setTheme = (event) => {
     document.documentElement.dataset.theme = event.target.value;
     local.set("quire-theme", event.target.value);
@@ -304,9 +347,7 @@ function Top() {
   return html`<header><h1>Quire</h1>
     <span class=${`status ${app.status}`} role="status">${app.status === "ready" ? "●" : "○"} ${app.model?.id ?? ""} ${app.status}</span>
     ${app.models.length > 1 && html`<label>Model <select aria-label="Model" value=${app.model.id} disabled=${chat.abort} onChange=${(e) => chooseModel(e.target.value)}>${app.models.map(({ id }) => html`<option>${id}</option>`)}</select></label>`}
-    ${live && html`<${Throughput} /><span>running <b>${live.requests.size}</b> · waiting <b>${recording.numWaiting}</b>${(live.header.engine.policy ?? "fcfs") === "fcfs" ? "" : ` · ${live.header.engine.policy}`}</span>
-      <span><label>KV <meter min="0" max="1" value=${used}></meter></label> ${(100 * used).toFixed(1)} %</span>
-      <span title="Prompt tokens found in the prefix cache, since this page was opened">prefix hits ${recording.numPrompt ? `${((100 * recording.numHit) / recording.numPrompt).toFixed(0)} %` : "–"}</span>`}
+    <${Numbers} />
     <span class="right"><label>Load <input type="number" min="1" max="32" value=${app.load} onInput=${(e) => { app.load = Math.min(32, Math.max(1, Number(e.target.value) || 1)); }} /></label>
       <button onClick=${addLoad} disabled=${app.loading > 0 || !app.model}>${app.loading ? `${app.loading} running` : "Send requests"}</button>
       <label>Theme <select value=${document.documentElement.dataset.theme ?? "auto"} onChange=${setTheme}><option>auto</option><option>light</option><option>dark</option></select></label></span>
@@ -330,7 +371,7 @@ function KeyForm() {
 
 function App() {
   if (app.asksKey) return html`<${KeyForm} />`;
-  return html`<${Top} /><main>${chat.draw()}<section class="xray" aria-label="X-ray"><h2>X-ray</h2>${xray.draw()}</section><${Lab} /></main>`;
+  return html`<${Top} /><main>${chat.draw()}<section class="xray" aria-label="X-ray"><h2>X-ray</h2>${app.isSharing && html`<${Sharing} answer=${saveStory} />`}${xray.draw()}</section><${Lab} /></main>`;
 }
 
 document.documentElement.dataset.theme = local.get("quire-theme") ?? "auto";

@@ -211,7 +211,7 @@ export class Chat {
       <div class="bar"><h2>Chat</h2>${this.drawForms()}</div>
       ${this.conversations.drawBar()}
       <div id="log" tabindex="0" role="log" aria-label="Conversation">
-        ${!path.length && html`<p class="hint">${this.isPlain() ? `${model().id} has no chat template: it continues texts. Begin one.` : "Ask something. On the right you see what the engine does for it."}</p>`}
+        ${!path.length && (this.isPlain() ? html`<p class="hint">${model().id} has no chat template: it continues texts. Begin one.</p>` : this.host.welcome())}
         ${path.map((node) => this.split === node.parent && node.role === "assistant" ? this.drawSplit(node.parent) : this.drawMessage(node))}
       </div>
       ${this.form === "tokens" && html`<div class="token-panel">${this.drawToken()}</div>`}
@@ -287,7 +287,19 @@ export class Chat {
       <button class="main">Send</button><button type="button" onClick=${() => this.set({ editing: null })}>Cancel</button></form>`;
   }
 
+  /** Return how many tokens the step that the X-ray shows knows; the others are not drawn. */
+  numWritten(node) {
+    return this.host.xray.numWritten(node.id, node.numBegun, node.tokens.length);
+  }
+
   drawText(node) {
+    const count = this.numWritten(node);
+    const [reasoning, content] = count ? node.tokens[count - 1].ends : [0, 0];
+    if (count < node.tokens.length) return this.drawWritten({ reasoning: node.reasoning.slice(0, reasoning), content: node.content.slice(0, content) });
+    return this.drawWritten(node);
+  }
+
+  drawWritten(node) {
     const json = node.reason && !this.isPlain() && asJson(node.content);
     return html`${node.reasoning && html`<details class="reasoning" open=${!node.content}><summary>Reasoning</summary><${Markdown} text=${node.reasoning} /></details>`}
       ${json ? html`<${Code} language="JSON" text=${json} />` : html`<${Markdown} text=${node.content} />`}`;
@@ -308,7 +320,7 @@ export class Chat {
       event.currentTarget.querySelector(`[data-token="${Math.max(0, Math.min(node.tokens.length - 1, place + offset))}"]`)?.focus();
     };
     let length = 0;
-    return html`<div class="text" role="group" aria-label="Answer, token by token: arrow keys move between tokens" onKeyDown=${onKey}>${node.tokens.map((token, i) => {
+    return html`<div class="text" role="group" aria-label="Answer, token by token: arrow keys move between tokens" onKeyDown=${onKey}>${node.tokens.slice(0, this.numWritten(node)).map((token, i) => {
       const isText = length < node.shown.length;
       length += token.text.length;
       if (!isText && !this.showsSpecial) return null;

@@ -18,6 +18,8 @@ from quire.runtime.hardware import cgroup_limits, count_threads
 from quire.runtime.huge_pages import allocate
 
 REPETITIONS = 5
+MIN_MEASURE_S = 0.2
+"""Of each native measurement: on a busy machine the runs of a shorter one all wait for a processor."""
 MATRIX_SIZE = 2048
 ROUNDS = 200_000
 """Of a native measurement: some milliseconds."""
@@ -39,7 +41,7 @@ class MachineLimits:
 
 
 def measure_limits(device: str, arithmetics: Collection[str], working_set: int = READ_BYTES) -> MachineLimits:
-    """Measure on a device: the best of a few repetitions each, about a second.
+    """Measure on a device: the best of some repetitions each, about a second.
 
     `working_set`: bytes that are read again and again, as the weights of a model, which a cache may hold.
     """
@@ -71,8 +73,9 @@ def _native_rate(kind: str, data: NDArray[np.float32]) -> float:
     plan = _native.Plan(count_threads(cgroup_limits().num_cpus), 1, 1)
     operations, times = np.zeros(plan.num_threads, np.int64), np.zeros(1, np.int64)
     plan.peak(NATIVE_KINDS.index(kind), ROUNDS, data.ctypes.data, data.nbytes, operations.ctypes.data)
-    best = 0.0
-    for _ in range(REPETITIONS + 1):
+    best, num_runs, end_s = 0.0, 0, time.perf_counter() + MIN_MEASURE_S
+    while num_runs <= REPETITIONS or time.perf_counter() < end_s:
+        num_runs += 1
         plan.run(1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, nanoseconds=times.ctypes.data)
         best = max(best, float(operations.sum()) / float(times[0]) * 1e9)
     return best

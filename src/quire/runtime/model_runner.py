@@ -100,6 +100,7 @@ class ModelRunner:
         ]
         self._iterate(layout, yields)
         prompt_logprobs, embeddings = self._read_prompts(layout)
+        self.forward.times_ops = False  # times are those of one pass
         num_iterations = 1
         most = min([item.max_new_tokens - len(item.draft_token_ids) for item in output.scheduled])
         while num_iterations < most:

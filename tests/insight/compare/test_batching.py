@@ -65,6 +65,9 @@ def test_100_200_and_300_tokens_in_one_static_batch_are_two_thirds_of_it(
     """Prompts beside each other in one step, or outputs that end one after the other."""
     comparison = run("batching", RunSettings(prompt_lens=lengths[0], output_lens=lengths[1], slots=3))
     static = dict(zip((name for name, _ in comparison.columns), comparison.rows[0], strict=True))
+    continuous = dict(zip([name for name, _ in comparison.columns], comparison.rows[2], strict=True))
+    assert (continuous["pads"], continuous["not pads"]) == (0, 1.0)
+    assert len({chart.x_most for chart in comparison.charts}) == 1
     assert static["pads"] == 300
     assert static["not pads"] == pytest.approx(2 / 3)
     if lengths[0] == (1,):

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,12 +101,16 @@ async def test_failed_command_is_an_error_with_its_message(command: Path) -> Non
 
 
 @in_loop
-async def test_prediction_is_made_once(command: Path) -> None:
+async def test_prediction_is_made_once_and_again_if_asked(command: Path) -> None:
     async with serving() as server:
         first = await server.answer("GET", "/xray/explain")
         assert first.json["given"][0] == "explain"
+        assert abs(int(first.headers["x-measured-at"]) - time.time()) < 600
         command.write_text("raise SystemExit('it ran again')")
-        assert (await server.answer("GET", "/xray/explain")).json == first.json
+        second = await server.answer("GET", "/xray/explain")
+        assert second.json == first.json
+        assert second.headers["x-measured-at"] == first.headers["x-measured-at"]
+        assert (await server.answer("GET", "/xray/explain?again=1")).status == 501
 
 
 @in_loop

@@ -101,8 +101,9 @@ async def test_watcher_that_does_not_read_is_cut_off_and_others_are_serving() ->
 
 @pytest.mark.parametrize("value", ["-1", "x", "1e9", "99999999999"])
 @in_loop
-async def test_bad_op_period_is_refused(value: str) -> None:
+async def test_bad_op_period_or_interval_is_refused(value: str) -> None:
     async with serving() as server:
-        answer = await server.answer("GET", f"/xray/events?op_period={value}")
-        assert answer.status == 400
-        assert "op_period" in answer.json["error"]["message"]
+        for name in ("op_period", "op_interval_ms"):
+            answer = await server.answer("GET", f"/xray/events?{name}={value}")
+            assert answer.status == 400
+            assert name in answer.json["error"]["message"]

@@ -160,7 +160,10 @@ class EngineLoop:
             self._recorder.close()
             self._recorder = None
         if message.is_wanted:
-            self._recorder = Recorder(self._engine, op_period=message.op_period, with_text=message.with_text)
+            self._recorder = Recorder(
+                self._engine, op_period=message.op_period, op_interval_s=message.op_interval_s,
+                with_text=message.with_text,
+            )  # fmt: skip
             self._channel.send(Lines(self._recorder.take()))
 
     def _deliver(self, outputs: "list[Output]") -> None:

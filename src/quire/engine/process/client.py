@@ -179,7 +179,9 @@ class EngineClient(asyncio.Protocol):
             if self.dead_error is None:
                 self._send(Abort([stream.request_id]))
 
-    async def watch(self, *, op_period: int = 0, with_text: bool = False) -> AsyncGenerator[bytes, None]:
+    async def watch(
+        self, *, op_period: int = 0, op_interval_s: float = 0.0, with_text: bool = False
+    ) -> AsyncGenerator[bytes, None]:
         """Yield the engine's event lines until the caller closes the generator, reads too slowly, or the engine ends.
 
         Yields nothing but `b""` after each second without events.
@@ -190,7 +192,7 @@ class EngineClient(asyncio.Protocol):
         self.check_alive()
         queue: asyncio.Queue[bytes] = asyncio.Queue(MAX_UNREAD_LINES)
         self._watchers.add(queue)
-        self._send(Watch(True, op_period, with_text))
+        self._send(Watch(True, op_period, op_interval_s, with_text))
         try:
             has_header = False
             while queue in self._watchers or not queue.empty():

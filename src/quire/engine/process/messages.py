@@ -47,6 +47,7 @@ class Watch(msgspec.Struct, tag="watch", array_like=True):
 
     is_wanted: bool
     op_period: int = 0
+    op_interval_s: float = 0.0
     with_text: bool = False
 
 

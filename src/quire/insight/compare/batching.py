@@ -103,7 +103,8 @@ def compare(settings: RunSettings, progress: Progress) -> Comparison:
     )  # fmt: skip
     rows = tuple(_row(mode, run, jobs, settings.slots) for mode, run in runs.items())
     explanation = tuple(_explain(mode, run, jobs, settings.slots, rig.unit) for mode, run in runs.items())
-    charts = tuple(_chart(mode, run, jobs, rig.unit) for mode, run in runs.items())
+    longest_run = max(max(run.ended) for run in runs.values())
+    charts = tuple(_chart(mode, run, jobs, rig.unit, longest_run) for mode, run in runs.items())
     return Comparison("batching", title, shown, columns, rows, explanation, charts, num_equal)
 
 
@@ -139,7 +140,7 @@ def _drive_batches(rig: Rig, mode: str, jobs: Sequence[TimedRequest], timer: flo
 
 
 def _pads(run: Run, is_closed: bool) -> int:
-    """Padding of the whole run. `is_closed`: rows of ended requests stay until the batch ends."""
+    """Return the padding of a run in rectangular batches. `is_closed`: rows of ended requests stay until the end."""
     total = num_rows = 0
     for step in run.steps:
         if any(item.num_computed_tokens == 0 for item in step.scheduled) or not is_closed:
@@ -152,7 +153,7 @@ def _row(mode: str, run: Run, jobs: Sequence[TimedRequest], slots: int) -> tuple
     waits = [start - job.arrival for start, job in zip(run.started, jobs, strict=True)]
     latencies = [end - job.arrival for end, job in zip(run.ended, jobs, strict=True)]
     slot_use = sum(len(step.scheduled) * step.duration for step in run.steps) / (slots * run.makespan)
-    pads = _pads(run, mode != "continuous")
+    pads = _pads(run, is_closed=True) if mode != "continuous" else 0  # a ragged batch has none
     return (
         mode, run.makespan, slot_use, pads, run.num_computed / (run.num_computed + pads), percentile(waits, 0.5),
         percentile(waits, 0.95), percentile(latencies, 0.95), sum(job.num_tokens for job in jobs) / run.makespan,
@@ -167,18 +168,24 @@ def _explain(mode: str, run: Run, jobs: Sequence[TimedRequest], slots: int, unit
     mean_wait = sum(start - job.arrival for start, job in zip(run.started, jobs, strict=True)) / len(jobs)
     is_closed, total = mode != "continuous", slots * run.makespan
     reason = "because no request joins a running batch" if is_closed else "although requests join in any step"
+    pads = _pads(run, is_closed)
+    computed = f"{run.num_computed} tokens"
+    padding = (
+        f"its rectangular batches compute {pads} wasted pads beside {computed}"
+        if is_closed
+        else f"its ragged batches compute {computed} and no pad, where rectangular ones would add {pads}"
+    )
     filled = f", and {filling / total:.0%} while a batch filled" if is_closed else ""
     return (
         f"{mode}: a request waited {cell_text(mean_wait, unit)}{' steps' * (unit == 'steps')} on average; "
         f"{held / total:.0%} of the slot time was empty "
-        f"while requests waited, {reason}{filled}; a padded batch would compute {_pads(run, is_closed)} pads beside "
-        f"{run.num_computed} tokens, this engine's ragged batch computes none."
+        f"while requests waited, {reason}{filled}; {padding}."
     )
 
 
-def _chart(mode: str, run: Run, jobs: Sequence[TimedRequest], unit: str) -> Chart:
+def _chart(mode: str, run: Run, jobs: Sequence[TimedRequest], unit: str, x_most: float) -> Chart:
     times = list(enumerate(zip(jobs, run.started, run.ended, strict=True)))
     waiting = tuple((job.arrival, start, float(row)) for row, (job, start, _) in times)
     running = tuple((start, end, float(row)) for row, (_, start, end) in times)
     series = (Series("waiting", waiting, 0.25), Series("running", running))
-    return Chart(f"{mode}: one row per request", f"time ({unit})", "", "spans", series)
+    return Chart(f"{mode}: one row per request", f"time ({unit})", "", "spans", series, x_most)

@@ -99,7 +99,8 @@ def _drawing(chart: Chart) -> tuple[str, int]:
     top = max(point[1] for point in points) if is_line else max(point[2] for point in points) + 1
     height = HEIGHT if not is_bars else int(top) * 30 + 60
     left, bottom = 300 if is_bars else 60, height - 34
-    x_unit = (WIDTH - left - 20) / (max(point[0 if is_line else 1] for point in points) or 1.0)
+    x_most = chart.x_most or max(point[0 if is_line else 1] for point in points) or 1.0
+    x_unit = (WIDTH - left - 20) / x_most
     y_unit, step = (bottom - 24) / (top or 1.0), (WIDTH - 160) / len(chart.series)
     drawn: list[str] = []
     labels: dict[str, str] = {}

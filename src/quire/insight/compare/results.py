@@ -84,13 +84,19 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A drawing of series. `kind`: "line", "spans" (horizontal bars), or "bars" (spans from 0, one per series)."""
+    """A drawing of series.
+
+    Fields:
+        kind: "line", "spans" (horizontal bars), or "bars" (spans from 0, one per series).
+        x_most: right end of the x-axis, where several charts share one; None: the largest value.
+    """
 
     title: str
     x_label: str
     y_label: str
     kind: str
     series: tuple[Series, ...]
+    x_most: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

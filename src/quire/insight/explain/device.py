@@ -17,9 +17,11 @@ from quire.config import EngineConfig, Hardware
 from quire.errors import ConfigError, nearest
 from quire.kernels.instruction import Instruction, StepShape
 from quire.runtime.hardware import detect_hardware
-from quire.runtime.machine_limits import MachineLimits, measure_limits
+from quire.runtime.machine_limits import MachineLimits, measure_limits, read_rate
 from quire.weights.model_cache import cache_directory
 
+CACHED_BYTES = 4 << 20
+"""A working set that a cache holds."""
 OP_BY_OP = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 """Arithmetic of products where PyTorch computes them."""
 PositiveRate = Annotated[float, msgspec.Meta(gt=0)]
@@ -88,13 +90,19 @@ def interpolate(curve: Curve, at: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device, its limits and their source. `link_bytes_per_s`: one direction, to other ranks."""
+    """A device, its limits and their source.
+
+    Fields:
+        link_bytes_per_s: one direction, to other ranks.
+        cache_bytes_per_s: of CACHED_BYTES that are read again and again; None where it was not measured.
+    """
 
     hardware: Hardware
     limits: MachineLimits
     source: str
     link_bytes_per_s: float | None = None
     calibration: Calibration | None = None
+    cache_bytes_per_s: float | None = None
 
     @property
     def name(self) -> str:
@@ -174,9 +182,11 @@ def find_device(name: str) -> Device:
         return Device(hardware, limits, "measured now")
     found = read_calibration(hardware)
     if found is None:
-        return Device(hardware, measure_limits("cpu", ("int8", "bf16", "fp32")), "measured now")
+        limits = measure_limits("cpu", ("int8", "bf16", "fp32"))
+        return Device(hardware, limits, "measured now", cache_bytes_per_s=read_rate(CACHED_BYTES))
     source = f"measured by `quire doctor --calibrate` ({found.num_threads} threads, {found.isa})"
-    return Device(hardware, MachineLimits(found.read[-1][1], found.limits), source, None, found)
+    limits = MachineLimits(found.read[-1][1], found.limits)
+    return Device(hardware, limits, source, None, found, interpolate(found.read, CACHED_BYTES))
 
 
 def arithmetic_of(instruction: Instruction, arithmetic: str, config: EngineConfig) -> str:

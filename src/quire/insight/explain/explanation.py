@@ -208,6 +208,8 @@ def _weights(rank: RankModel) -> Section:
 def _device(device: Device) -> Section:
     section = Section(f"Device: {device.name}")
     section.quantities.append(Quantity("memory read", device.limits.read_bytes_per_s, "B/s", device.source))
+    if device.cache_bytes_per_s is not None:
+        section.quantities.append(Quantity("cache read", device.cache_bytes_per_s, "B/s", "4 MiB again and again"))
     for name, rate in device.limits.flops_per_s.items():
         ridge = f"binds above {rate / device.limits.read_bytes_per_s:.4g} FLOP/B"
         section.quantities.append(Quantity(f"products in {name}", rate, "FLOP/s", "", ridge))

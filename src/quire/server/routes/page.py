@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import time
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -94,9 +95,12 @@ async def _file(name: str, request: Request) -> Response:
 
 @router.get("/xray/explain")
 async def explain(request: Request) -> Response:
-    """Return what `quire explain --json` prints for a served model."""
+    """Return what `quire explain --json` prints for a served model. The query's `again` measures the machine again.
+
+    The header `x-measured-at` says when, in seconds of the Unix epoch.
+    """
     model = models_of(request).find(request.query_params.get("model")).supervisor.options.model
-    return await _once(request, "explain", model)
+    return await _once(request, "explain", model, again="again" in request.query_params)
 
 
 @router.get("/xray/ranks")
@@ -119,12 +123,15 @@ async def compare(request: Request) -> Response:
     return JsonResponse(await _run(request, ["compare", body.name, "--json", "--quiet", *settings]))
 
 
-async def _once(request: Request, *command: str) -> Response:
-    """Return the JSON that a `quire` command prints; the same one again if it ran before."""
-    cached: dict[tuple[str, ...], Any] = request.app.state.__dict__.setdefault("printed", {})
-    if command not in cached:
-        cached[command] = await _run(request, [*command, "--json", "--quiet"])
-    return JsonResponse(cached[command])
+async def _once(request: Request, *command: str, again: bool = False) -> Response:
+    """Return the JSON that a `quire` command prints; the same one again if it ran before. `again`: run it anew."""
+    cached: dict[tuple[str, ...], tuple[Any, float]] = request.app.state.__dict__.setdefault("printed", {})
+    if again or command not in cached:
+        cached[command] = (await _run(request, [*command, "--json", "--quiet"]), time.time())
+    printed, at_s = cached[command]
+    answer = JsonResponse(printed)
+    answer.headers["x-measured-at"] = f"{at_s:.0f}"
+    return answer
 
 
 async def _run(request: Request, arguments: list[str]) -> dict[str, Any]:

@@ -22,20 +22,28 @@ async def events(request: Request) -> Response:
     """Stream event lines: a header, then an event of one or more lines at most 20 times a second.
 
     The query's `model` chooses a model, which is not loaded for it; `op_period` N times the instructions of every N-th
-    step. Text is sent if `--xray-text` allows it.
+    step, `op_interval_ms` N those of a step each N ms at most. Text is sent if `--xray-text` allows it.
     """
-    value = request.query_params.get("op_period", "0")
-    if not value.isascii() or not value.isdigit() or int(value) > MAX_OP_PERIOD:
-        raise ApiError(400, f"op_period={value!r} is not a whole number in 0 … {MAX_OP_PERIOD}", param="op_period")
+    period, interval_ms = (_number(request, name) for name in ("op_period", "op_interval_ms"))
     state = models_of(request).find(request.query_params.get("model"))
     if state.is_on_demand and state.supervisor.is_asleep:
         message = f'the model "{state.model_name}" is not loaded: its next request loads it'
         raise ApiError(503, message, code="model_not_loaded", retry_after_s=2)
-    return EventStream(_stream(state, int(value)), EventWriter().failed)
+    return EventStream(_stream(state, period, interval_ms / 1e3), EventWriter().failed)
 
 
-async def _stream(state: ServerState, op_period: int) -> AsyncGenerator[bytes, None]:
-    watching = state.supervisor.client.watch(op_period=op_period, with_text=state.options.xray_text)
+def _number(request: Request, name: str) -> int:
+    """Return a number of the query, 0 without it. Raises: ApiError."""
+    value = request.query_params.get(name, "0")
+    if not value.isascii() or not value.isdigit() or int(value) > MAX_OP_PERIOD:
+        raise ApiError(400, f"{name}={value!r} is not a whole number in 0 … {MAX_OP_PERIOD}", param=name)
+    return int(value)
+
+
+async def _stream(state: ServerState, op_period: int, op_interval_s: float) -> AsyncGenerator[bytes, None]:
+    watching = state.supervisor.client.watch(
+        op_period=op_period, op_interval_s=op_interval_s, with_text=state.options.xray_text
+    )
     async with aclosing(watching) as lines:
         async for data in lines:
             if state.is_draining:

@@ -1,0 +1,74 @@
+/**
+ * The KV pane: the pool of blocks and the block tables of a step. Next to read: recording.js.
+ */
+import { PATTERNS, about, html, plural, short } from "./drawing.js";
+import { numShared } from "./recording.js";
+
+const NULL_BLOCK = 0;
+
+/** Draw the block pool and the block tables. */
+export function drawKv(xray) {
+  const { state, recording } = xray;
+  const { num_blocks, block_size, kv_bytes_per_token } = state.header.engine;
+  const owners = state.owners();
+  const numUsed = owners.size;
+  const cached = state.cached(owners);
+  const numFree = num_blocks - 1 - numUsed - cached.size;
+  const numShared = [...owners.values()].filter((ids) => ids.length > 1).length;
+  const requests = [...state.requests.values()];
+  const chosen = state.requests.get(xray.request) ?? null;
+  const size = Math.max(3, Math.min(14, Math.floor(Math.sqrt((xray.width * 110) / num_blocks))));
+  const perRow = Math.floor(xray.width / size);
+  const kind = (block) => {
+    const ids = owners.get(block);
+    return ids ? (ids.length > 1 ? "shared" : `fill${recording.request(ids[0]).colour}`) : cached.has(block) ? "cached" : "free";
+  };
+  const runs = [];
+  for (let block = 1; block < num_blocks; block++) {
+    const [row, place, name] = [Math.floor((block - 1) / perRow), (block - 1) % perRow, kind(block)];
+    const last = runs.at(-1);
+    if (last && last.name === name && last.row === row) last.count++;
+    else runs.push({ row, place, name, count: 1 });
+  }
+  const cell = (block, request, i) => {
+    const ids = owners.get(block) ?? [];
+    const filled = Math.min(block_size, request.num_computed - i * block_size);
+    const text = block === NULL_BLOCK ? "out of the window" : `block ${block}: positions ${i * block_size}–${(i + 1) * block_size - 1}, ${Math.max(0, filled)} of ${block_size} filled, ` + plural(ids.length, "reference");
+    return html`<li class=${`block ${block === NULL_BLOCK ? "gone" : ""} ${ids.length > 1 ? "many" : ""}`} title=${text}>
+      <i style=${{ width: `${(100 * Math.max(0, filled)) / block_size}%` }} class=${`o${recording.request(request.id).colour}`}></i><span>${block || "–"}</span>
+      ${ids.length > 1 && html`<em>×${ids.length}</em>`}</li>`;
+  };
+  return html`
+    <p id="kv-summary">${plural(num_blocks - 1, "block")} of ${block_size} tokens: <b>${numUsed}</b> in use (${numShared} shared), <b>${cached.size}</b> cached, <b>${numFree}</b> free.
+      In use: ${short(numUsed * block_size * kv_bytes_per_token, "B")} of ${short((num_blocks - 1) * block_size * kv_bytes_per_token, "B")}.</p>
+    <svg role="img" aria-label=${`Map of the block pool: ${numUsed} in use, ${cached.size} cached, ${numFree} free`} width=${xray.width} height=${(runs.at(-1).row + 1) * size}>
+      ${PATTERNS}${runs.map((run) => html`<rect class=${run.name} x=${run.place * size} y=${run.row * size} width=${run.count * size} height=${size} />`)}
+      <pattern id="cells" width=${size} height=${size} patternUnits="userSpaceOnUse"><path class="gap" d=${`M0 ${size - 0.5}H${size - 0.5}V0`} /></pattern>
+      <rect width=${perRow * size} height="100%" fill="url(#cells)" /></svg>
+    <p class="legend"><span class="key o0">A</span> used by a request <span class="key shared">×2</span> shared <span class="key cached"> </span> cached: free, but its prefix can be found <span class="key free"> </span> free</p>
+    ${drawFutures(xray)}
+    <h3>Block tables</h3>
+    ${!requests.length && html`<p class="hint">No request holds blocks${cached.size ? "; what finished requests left can be found again by their prefixes" : ""}.</p>`}
+    ${requests.slice(0, 24).map((request) => html`<div class="row">
+      <button class="owner" aria-pressed=${String(request.id === xray.request)} onClick=${() => xray.set({ request: request.id === xray.request ? null : request.id })}>
+        ${xray.badge(request.id)} ${request.num_computed} of ${request.num_tokens}</button>
+      ${request.tables.map((table) => html`<ol class="blocks">${table.slice(0, 64).map((block, i) => cell(block, request, i))}
+        ${table.length > 64 && html`<li>+${table.length - 64}</li>`}</ol>`)}</div>`)}
+    ${chosen && html`<h3>Block table of ${xray.badge(chosen.id)} <small>${chosen.id}</small></h3><div class="scroll" tabindex="0"><table><thead><tr><th>Index</th><th>Block</th><th>Positions</th><th>Held by</th></tr></thead>
+      <tbody>${chosen.tables.map((table) => table.map((block, i) => html`<tr><td>${i}</td><td>${block}</td><td>${i * block_size}–${Math.min((i + 1) * block_size, chosen.num_computed) - 1}</td>
+        <td>${(owners.get(block) ?? []).map((id) => xray.badge(id))}</td></tr>`))}</tbody></table></div>`}
+    ${about("The KV cache is a pool of blocks. A request's block table names its blocks in order, so its memory need not be contiguous, and requests with the same beginning share full blocks (×2). Choose a request for its whole table.",
+      `blocks = ⌈tokens / ${block_size}⌉; bytes of a block = ${block_size} × ${kv_bytes_per_token.toLocaleString("en")} B`, "src/quire/scheduler/blocks.py")}`;
+}
+
+/** Draw the block tables of answers that the chat forked: the blocks that all share, and where each goes its own way. */
+function drawFutures(xray) {
+  const { recording, step } = xray;
+  const ids = (xray.options.futures?.() ?? []).filter((id) => recording.known.get(id)?.firstStep <= step?.step_id);
+  if (ids.length < 2) return null;
+  const { block_size } = recording.live.header.engine;
+  const shared = numShared(recording, ids, step);
+  return html`<h3>Futures of one answer</h3><p id="futures-summary">${plural(ids.length, "answer")} share ${plural(shared, "block")} (×${ids.length}): ${shared * block_size} tokens were computed once. Behind them each has blocks of its own.</p>
+    ${ids.map((id) => html`<div class="row future">${xray.badge(id)}<ol class="blocks">${(recording.tablesOf(id, step)[0] ?? []).slice(0, 64).map((block, i) => html`
+      <li class=${`block ${i < shared ? "many" : ""}`} title=${i < shared ? `block ${block}, shared by all` : `block ${block}`}><i style=${{ width: "100%" }} class=${i < shared ? "common" : `o${recording.request(id).colour}`}></i><span>${block || "–"}</span>${i < shared && html`<em>×${ids.length}</em>`}</li>`)}</ol></div>`)}`;
+}
