@@ -126,9 +126,20 @@ $(VENV)/.created:
 $(VENV)/.built-for: FORCE | $(VENV)/.created
 	@echo '$(BUILT_FOR)' | cmp -s - $@ || echo '$(BUILT_FOR)' > $@
 
+# At once, unless make was told how many jobs to run: pip reads the index and unpacks while the compilers run.
 $(VENV)/.installed: $(VENV)/.built-for $(SOURCES) | $(VENV)/.created
 	@echo "building Quire and installing its dependencies (about a minute: the kernels are compiled for this processor)" >&2
-	@$(PIP) -e .
+	@$(MAKE) --no-print-directory $(if $(findstring jobserver,$(MAKEFLAGS)),,-j2) $(VENV)/.installed-quire $(VENV)/.installed-dependencies
+	@touch $@
+
+$(VENV)/.installed-quire: $(VENV)/.built-for $(SOURCES) | $(VENV)/.created
+	@$(PIP) --no-deps -e .
+	@touch $@
+
+$(VENV)/.installed-dependencies: pyproject.toml constraints.txt | $(VENV)/.created
+	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
+		> $(VENV)/dependencies.txt
+	@$(PIP) -r $(VENV)/dependencies.txt
 	@touch $@
 
 $(VENV)/.installed-pytest: $(VENV)/.installed

@@ -1,6 +1,7 @@
 """Speed of requests with adapters beside the base model, on one engine that takes turns, and the time of a first use.
 
     python -m benchmarks.adapters [--model smollm2] [--streams 8,32] [--adapters 8] [--rank 16] [--repetitions 5]
+    python -m benchmarks.adapters --model qwen3-1.7b:Q4_K_M --streams 8  # random weights in the shape of a larger model
 
 Adapters are random, on all projections. Streams take them in turn. Counted are the tokens behind the first one of each
 stream. "first": the time to the first token of a short prompt with an adapter that is not in memory, less that of the
@@ -14,10 +15,12 @@ import time
 from pathlib import Path
 
 from benchmarks.command_line import Table, make_parser
+from benchmarks.model_files import generated
 from quire.engine.adapters import LoRARequest
 from quire.engine.llm_engine import LLMEngine
 from quire.insight.compare.decodes import Job, decode
-from quire.insight.compare.random_adapters import linear_shapes, write_random_adapter
+from quire.insight.compare.random_adapters import write_random_adapter
+from quire.runtime.adapter_layout import linear_shapes
 from quire.sampling_params import SamplingParams
 from quire.weights.adapter_files import read_adapter
 
@@ -53,7 +56,7 @@ def main() -> None:
     parser.add_argument("--adapters", type=int, default=8)
     parser.add_argument("--rank", type=int, default=16)
     args = parser.parse_args()
-    engine = LLMEngine.from_options(args.model, enable_lora=True, speculative="off", max_num_seqs=64)
+    engine = LLMEngine.from_options(generated(args.model), enable_lora=True, speculative="off", max_num_seqs=64)
     table = Table(TITLES, as_json=args.json)
     with tempfile.TemporaryDirectory() as folder:
         shapes = linear_shapes(engine.config.model.hf_config)

@@ -23,8 +23,8 @@ from typing import Any
 
 from benchmarks.command_line import Table, cpu_name, make_parser
 from benchmarks.server_process import ServerProcess, quire_serve
-from quire.cli.load_client import Endpoint, StreamClient, percentile
-from quire.cli.server_client import Answer
+from quire.cli.load_client import LoadTarget, StreamClient, percentile
+from quire.cli.server_client import StreamedAnswer
 
 CHAT = "/v1/chat/completions"
 SHARE, FIRST_TOKEN_MS = 0.98, 150.0
@@ -81,7 +81,7 @@ class Session:
         system = system_text(self.num_rules, str(turn if self.changes_header else 0))
         return {"messages": [{"role": "system", "content": system}, *self.messages], "tools": self.tools}
 
-    def take(self, answer: Answer) -> None:
+    def take(self, answer: StreamedAnswer) -> None:
         """Add the model's answer, with a call if it answers a question."""
         message: dict[str, Any] = {"role": "assistant", "content": answer.text}
         turn = self.num_turns - 1
@@ -97,20 +97,20 @@ def serving(model: str, directory: str | None) -> Iterator[StreamClient]:
     options = () if directory is None else ("--kv-disk", directory)
     server = ServerProcess(quire_serve(model, *options, name="model"))
     try:
-        client = StreamClient(Endpoint(server.url, CHAT))
+        client = StreamClient(LoadTarget(server.url, CHAT))
         warm_up = {"model": "model", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 4}
         asyncio.run(client.ask({**warm_up, "stream": True}))
-        yield StreamClient(Endpoint(server.url, CHAT))
+        yield StreamClient(LoadTarget(server.url, CHAT))
         server.signal(signal.SIGTERM)
         server.process.wait(STOP_S)
     finally:
         server.kill()
 
 
-def ask(client: StreamClient, session: Session, num_turns: int, generate: int) -> list[Answer]:
+def ask(client: StreamClient, session: Session, num_turns: int, generate: int) -> list[StreamedAnswer]:
     """Return the answers of the session's next turns. Raises: RuntimeError if one fails."""
 
-    async def ask_all() -> list[Answer]:
+    async def ask_all() -> list[StreamedAnswer]:
         answers = []
         for _ in range(num_turns):
             body = {"model": "model", "temperature": 0, "max_tokens": generate, "stream": True,

@@ -3,22 +3,25 @@
     python -m benchmarks.drafts [--model smollm2] [--streams 1,8,32] [--workloads edit,summary,prose,json]
         [--repetitions 5]
     python -m benchmarks.drafts --dtype float32 --draft-model smollm2 --workloads story,prose --streams 1
+    python -m benchmarks.drafts --beside [--sides quire:speculative=suffix,llama.cpp:lookup=10]
 
 edit: a source file was given twice, and is written a third time; summary: of 1,500 tokens, greedy; prose: stories at
 temperature 0.8; story: the same, greedy; json: 20 records with long keys by their schemas, greedy, as many at a time as
 there are streams. Each stream has a text of its own. Counted are the tokens behind the first one of each stream. The
 answers of both turns are compared: they must be the same. Each turn with drafts starts with a proposer that has seen
-nothing; measured step times stay, as in a server that has run for a while. Results: `README.md`.
+nothing; measured step times stay, as in a server that has run for a while. --beside: the edit workload beside the
+prompt lookup of other engines, see `draft_peers.py`. Results: `README.md`.
 """
 
 import dataclasses
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import quire
 from benchmarks.command_line import Table, make_parser
+from benchmarks.draft_peers import NUM_NEW, SIDES, edit_prompt, run_beside
 from quire.drafts.suffix import SuffixProposer
 from quire.engine.llm_engine import LLMEngine
 from quire.events import EventKind
@@ -26,9 +29,8 @@ from quire.insight.compare.draft_texts import TOPICS, json_tasks
 from quire.sampling_params import SamplingParams
 from quire.structured_outputs import StructuredOutputsParams
 
-SOURCES = sorted(Path(quire.__file__).parent.glob("*/*.py"), key=lambda path: path.stat().st_size)[-80:]
 PAGES = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
-FILE_TOKENS, TEXT_TOKENS, NUM_NEW = 400, 1500, 256
+TEXT_TOKENS = 1500
 NUM_RECORDS = 20
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
 TITLES = {
@@ -40,11 +42,7 @@ Job = tuple[list[int], SamplingParams]
 
 def edit(engine: LLMEngine, number: int) -> Job:
     """The file, the same with another name for `self`, and the first tokens of the file."""
-    tokenizer = engine.get_tokenizer()
-    text = SOURCES[number % len(SOURCES)].read_text()
-    token_ids = tokenizer.encode(text)[:FILE_TOKENS]
-    changed = tokenizer.encode(tokenizer.decode(token_ids).replace("self", "this"))
-    return [*token_ids, *changed, *token_ids[:16]], GREEDY
+    return edit_prompt(engine.get_tokenizer(), number), GREEDY
 
 
 def summary(engine: LLMEngine, number: int) -> Job:
@@ -128,12 +126,19 @@ def run_streams(engine: LLMEngine, jobs: Sequence[Job]) -> tuple[float, int, lis
 
 def main() -> None:
     """Measure each workload with each number of streams."""
-    parser = make_parser(__doc__, "model", "repetitions", "json")
+    parser = make_parser(__doc__, "model", "repetitions", "threads", "json")
     parser.add_argument("--streams", type=lambda text: [int(word) for word in text.split(",")], default=[1, 8, 32])
     parser.add_argument("--workloads", type=lambda text: text.split(","), default=["edit", "summary", "prose"])
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--draft-model")
+    parser.add_argument("--beside", action="store_true", help="one stream of the edit workload beside other engines")
+    parser.add_argument("--sides", default=",".join(SIDES), help="of --beside  [%(default)s]")
+    parser.add_argument(
+        "--llama-cpp-python", default=os.environ.get("QUIRE_BENCH_LLAMA_CPP"), help="as in benchmarks.peers"
+    )
     arguments = parser.parse_args()
+    if arguments.beside:
+        return run_beside(arguments)
     engine = LLMEngine.from_options(
         arguments.model, max_num_seqs=max(arguments.streams), max_model_len=2048, enable_prefix_caching=False,
         speculative="draft" if arguments.draft_model else "suffix", draft_model=arguments.draft_model,

@@ -93,7 +93,7 @@ def of_directories() -> dict[str, tuple[Callable[[], WeightTensor], WeightFormat
         "FP8": (fp8, WeightFormat.q8),
         "NVFP4": (lambda: nvfp4("NVFP4", (ROWS, COLUMNS), across, scales, np.float32(1e-3)), WeightFormat.nvfp4),
         "MXFP4 apart": (mxfp4, WeightFormat.mxfp4),
-    }  # fmt: skip
+    }
 
 
 def cases() -> dict[str, tuple[Callable[[], WeightTensor], WeightFormat]]:

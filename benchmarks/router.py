@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.command_line import Table, make_parser
 from benchmarks.server_process import ServerProcess, quire_serve
 from quire.cli.bench_serve import WORDS
-from quire.cli.load_client import Endpoint, Load, put_load
+from quire.cli.load_client import Load, LoadTarget, put_load
 from quire.server.options import ROUTER_POLICIES
 
 BLOCK_TOKENS = 32
@@ -82,7 +82,7 @@ def measure(policy: str, trace: Trace, arguments: argparse.Namespace) -> dict[st
     )  # fmt: skip
     server = ServerProcess(command)
     try:
-        endpoint = Endpoint(server.url, "/v1/chat/completions")
+        endpoint = LoadTarget(server.url, "/v1/chat/completions")
         result = put_load(endpoint, Load(concurrency=arguments.clients), trace.bodies)
         counted = totals(server.url)
     finally:

@@ -15,8 +15,8 @@ from typing import Any
 
 from benchmarks.server_process import ServerProcess, quire_serve
 from benchmarks.side_specs import KINDS, Models, interpreter
-from quire.cli.load_client import Endpoint, Load, LoadResult, put_load
-from quire.cli.server_client import Answer
+from quire.cli.load_client import Load, LoadResult, LoadTarget, put_load
+from quire.cli.server_client import StreamedAnswer
 from quire.engine.chat import dialogue_of
 from quire.engine.llm import LLM
 from quire.sampling_params import SamplingParams
@@ -43,7 +43,7 @@ class Offline:
         """Answer them, `num_clients` at once."""
         engine = self._engine
         waiting = iter(bodies)
-        answers: dict[str, Answer] = {}
+        answers: dict[str, StreamedAnswer] = {}
         begin_s = time.perf_counter()
         for body in [body for _, body in zip(range(num_clients), waiting, strict=False)]:
             self._ask(body, answers)
@@ -58,10 +58,10 @@ class Offline:
                         self._ask(body, answers)
         return LoadResult(Load(concurrency=num_clients), tuple(answers.values()), time.perf_counter() - begin_s)
 
-    def _ask(self, body: Body, answers: dict[str, Answer]) -> None:
+    def _ask(self, body: Body, answers: dict[str, StreamedAnswer]) -> None:
         self._num_asked += 1
         request_id = str(self._num_asked)
-        answers[request_id] = Answer(time.perf_counter())
+        answers[request_id] = StreamedAnswer(time.perf_counter())
         token_ids = dialogue_of(self._engine).prepare(body["messages"]).token_ids
         params = SamplingParams(temperature=0, max_tokens=body["max_tokens"], ignore_eos=True)
         self._engine.add_request(request_id, token_ids, params)
@@ -108,7 +108,7 @@ class Served:
         asked = list(bodies)
         if not self._knows_ignore_eos:
             asked = [{**body, "min_tokens": body["max_tokens"]} for body in bodies]
-        result = put_load(Endpoint(self._process.url, CHAT), Load(concurrency=num_clients), asked)
+        result = put_load(LoadTarget(self._process.url, CHAT), Load(concurrency=num_clients), asked)
         failed = [answer.error for answer in result.answers if answer.error is not None or not answer.chunk_times]
         if failed:
             raise RuntimeError(f"{self.name}: {len(failed)} of {len(asked)} requests failed: {failed[0]}")

@@ -120,12 +120,14 @@ class ServerProcess:
     def pause(self) -> None:
         """Stop it where it stands, with all its processes."""
         for process in self.processes():
-            process.suspend()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.suspend()
 
     def resume(self) -> None:
         """Let it go on after `pause`."""
         for process in self.processes():
-            process.resume()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
 
     def join(self, limit_s: float = 60.0) -> int:
         """Wait for the end, and for all it wrote. Returns: the exit code."""

@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from quire.adapter import Adapter
 from quire.config import SchedulerConfig
 from quire.transfers import Tier, Transfer, TransferReport
 from quire.types import (
@@ -95,6 +96,8 @@ class FakeExecutor:
         """Decode iterations of a step that may have `most`."""
         self.fails: Callable[[str, int], bool] = lambda request_id, num_tokens: False
         """Return True if no token can be chosen for a request that has this many."""
+        self.unread: set[str] = set()
+        """Digests of adapters that are not read yet."""
         self._block_size = config.block_size
         self._num_blocks = config.num_blocks
         self._max_tokens = config.max_num_batched_tokens
@@ -122,6 +125,10 @@ class FakeExecutor:
     def store(self, group_index: int, digest: bytes, index: int, tokens: list[int], digests: list[int]) -> None:
         """Put a block on disk."""
         self.disk[group_index, digest] = _Block(group_index, index, tokens, digests)
+
+    def read_adapters(self, wanted: Sequence[Adapter], wait_s: float) -> set[str]:
+        """See `Executor`. Reads end when a test takes them out of `unread`."""
+        return {adapter.digest for adapter in wanted} & self.unread
 
     def submit(self, output: SchedulerOutput) -> None:
         """See `Executor`."""

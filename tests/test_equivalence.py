@@ -1,7 +1,8 @@
-"""One request, many ways: however it is scheduled, a request's tokens are the same (tiny random Llama).
+"""Compare the tokens of a request that the real engine runs alone with those of the same request run in other ways.
 
-The engine is the real one, from options to outputs; only the scheduler's settings change between runs. Run as a plan,
-the logprobs are the same to the last bit too, in every format of weights and KV cache, on one thread and on two.
+Batches, chunks, preemptions, cached prefixes and forks must not change a token (tiny random Llama).
+Run as a plan, the logprobs must be equal to the last bit too, in every format of weights and KV cache, on one thread
+and on two.
 """
 
 import dataclasses

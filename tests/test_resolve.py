@@ -599,3 +599,11 @@ def test_swap_space_must_fit() -> None:
         resolved(swap_space=60)
     fitting = re.findall(r"--swap-space ([\d.]+)", str(raised.value))[0]
     assert resolved(swap_space=float(fitting)).scheduler.num_host_blocks > 0
+
+
+def test_adapters_get_their_memory_before_the_kv_cache() -> None:
+    limit = 1 << 20
+    plain, own = resolved(), resolved(enable_lora=True, lora_bytes=limit)
+    assert engine_bytes(own) - engine_bytes(plain) == limit
+    with pytest.raises(MemoryCapacityError, match="--lora-bytes"):
+        resolved(enable_lora=True, lora_bytes=1 << 50)

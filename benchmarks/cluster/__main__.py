@@ -25,7 +25,7 @@ from benchmarks.cluster.step_times import ROWS, StepTimes, measure
 from benchmarks.command_line import cpu_name
 from benchmarks.server_process import ServerProcess, quire_serve
 from quire.cli.bench_serve import Bodies
-from quire.cli.load_client import Endpoint, Load, percentile, put_load
+from quire.cli.load_client import Load, LoadTarget, percentile, put_load
 from quire.config import EngineConfig, SchedulerConfig
 
 WINDOW_S = 40.0
@@ -157,7 +157,7 @@ def measured_table(model: str, times: StepTimes, config: SchedulerConfig, rates:
         with confined(number):
             server = ServerProcess(quire_serve(model, "--max-model-len", "2048", *parallel, name="simulated"))
         try:
-            endpoint = Endpoint(server.url, "/v1/chat/completions")
+            endpoint = LoadTarget(server.url, "/v1/chat/completions")
             bodies = Bodies("simulated", 100, CHAT["num_generated"], seed=1, temperature=0)
             put_load(endpoint, Load(concurrency=2 * number), bodies.take(8 * number), seed=1)
             for rate in (number * rate for rate in rates):

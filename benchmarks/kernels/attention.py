@@ -1,12 +1,13 @@
 """Attention of decodes and prompts: microseconds, and shares of what this machine can do at the same time.
 
     python -m benchmarks.kernels.attention [--formats bf16,i8] [--threads 2] [--decode 8x2048,32x1024] [--prompt 512]
-        [--heads 9 --kv-heads 3 --head-size 64 --layers 30] [--isa avx2] [--json]
+        [--drafts 1x1024,4x1024,16x1024] [--heads 9 --kv-heads 3 --head-size 64 --layers 30] [--isa avx2] [--json]
 
-The shapes are SmolLM2's. A figure is for all layers, each of which has its part of one block-major pool, as in the
-engine. "of read" is the median, over turns, of the attention's bytes per second divided by those of a plain read of the
-same memory just before it: other guests change a machine's memory speed by half within minutes. "of bf16" is the share
-of BF16 products on registers.
+The shapes are SmolLM2's. A case NxC of --drafts verifies a draft: the last N tokens of one request with C tokens. A
+figure is for all layers, each of which has its part of one block-major pool, as in the engine. "of read" is the
+median, over turns, of the attention's bytes per second divided by those of a plain read of the same memory just
+before it: other guests change a machine's memory speed by half within minutes. "of bf16" is the share of BF16
+products on registers.
 """
 
 import argparse
@@ -96,10 +97,11 @@ class Layers:
 
 def figure(shape: Shape, case: str, num_threads: int, bf16_per_s: float) -> Figure:
     kind, _, size = case.partition(" ")
-    num_requests, _, length = size.rpartition("x")
-    is_decode = kind == "decode"
-    requests, context = int(num_requests or 1), int(length)
-    start, count = (context - 1, 1) if is_decode else (0, context)
+    number, _, length = size.rpartition("x")
+    context = int(length)
+    requests = int(number) if kind == "decode" else 1
+    count = {"decode": 1, "drafts": int(number or 0), "prompt": context}[kind]
+    start = context - count
     layers = Layers(shape, requests, start, count, num_threads)
     turns = [(layers.seconds(layers.reading), layers.seconds(layers.attending)) for _ in range(TURNS + 1)][1:]
     num_bytes = requests * context * shape.layer_bytes * shape.num_layers / BLOCK_SIZE
@@ -119,6 +121,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--decode", default="8x2048,32x1024", help="sequences x context")
     parser.add_argument("--prompt", default="512,2048")
+    parser.add_argument("--drafts", default="", help="tokens verified x context")
     parser.add_argument("--heads", type=int, default=9)
     parser.add_argument("--kv-heads", type=int, default=3)
     parser.add_argument("--head-size", type=int, default=64)
@@ -133,6 +136,7 @@ def main() -> None:
         print(f"{_native.isa()}, {arguments.threads} threads")
         print("format  case                   µs   GB/s  read GB/s  of read  GMAC/s  of bf16")
     cases = [f"decode {size}" for size in arguments.decode.split(",") if size]
+    cases += [f"drafts {size}" for size in arguments.drafts.split(",") if size]
     cases += [f"prompt {size}" for size in arguments.prompt.split(",") if size]
     figures = []
     for name in arguments.formats.split(","):

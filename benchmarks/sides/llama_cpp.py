@@ -3,8 +3,8 @@
 As `llama-batched-bench` does it: a context of exactly the streams and cells a case needs, prompts in batches of
 `n_batch`, then one token per stream and step, greedy. Logits are asked for only where a token is chosen.
 Options, tried per case where not given (`alternatives`): kv (f16, q8_0), flash_attention, ubatch, unified (one KV
-buffer for all streams). Also: type (bf16, f16, q8_0, q4_0: the model is requantised to it first). Next to read:
-`protocol.py`, `ik_llama_cpp.py`.
+buffer for all streams). Also: type (bf16, f16, q8_0, q4_0: the model is requantised to it first), lookup (the most
+tokens of a draft by llama-cpp-python's prompt lookup, for one stream). Next to read: `protocol.py`, `ik_llama_cpp.py`.
 """
 
 import ctypes
@@ -44,7 +44,11 @@ class LlamaCppSide:
         self._given = {**request["options"]}
         self._num_threads = request["num_threads"]
         self._lib.llama_backend_init()
-        file_type = self._given.pop("type", "")
+        file_type, lookup = self._given.pop("type", ""), self._given.pop("lookup", 0)
+        self._propose: Any = None
+        if lookup:
+            proposers = importlib.import_module(f"{self.package}.llama_speculative")
+            self._propose = proposers.LlamaPromptLookupDecoding(num_pred_tokens=lookup)
         if unknown := self._given.keys() - self.defaults.keys():
             raise ValueError(f"there is no option {', '.join(sorted(unknown))}; there are {', '.join(self.defaults)}")
         self._path = self._requantised(request["model"], file_type) if file_type else request["model"]
@@ -58,6 +62,7 @@ class LlamaCppSide:
         self.version = metadata.version(self.distribution)
         self.settings = {
             "weights": file_type or "as in the file",
+            "lookup": lookup,
             **self.defaults,
             **self._given,
             "num_threads": self._num_threads,
@@ -159,6 +164,10 @@ class LlamaCppSide:
                     texts[stream].append(int(self._row(index).argmax()))
         timing.note([len(text) for text in texts])
         while len(texts[0]) < timing.num_to_generate:
+            if self._propose is not None and len(texts) == 1:
+                self._decode_draft(prompts[0], texts[0], timing.num_to_generate)
+                timing.note([len(texts[0])])
+                continue
             step = [(text[-1], len(prompts[s]) + len(text) - 1, s, True) for s, text in enumerate(texts)]
             self._decode(step)
             for stream, text in enumerate(texts):
@@ -166,6 +175,18 @@ class LlamaCppSide:
             timing.note([len(text) for text in texts])
         timing.token_ids = texts
         return timing
+
+    def _decode_draft(self, prompt: list[int], text: list[int], num_to_generate: int) -> None:
+        """Decode the last token and a draft of what follows, and keep what is right. Mutates: `text`."""
+        draft = self._propose(np.array([*prompt, *text], np.intc)).tolist()[: num_to_generate - len(text) - 1]
+        start = len(prompt) + len(text) - 1
+        self._decode([(token_id, start + index, 0, True) for index, token_id in enumerate([text[-1], *draft])])
+        for index, guess in enumerate([*draft, None]):
+            text.append(int(self._row(index).argmax()))
+            if text[-1] != guess:
+                break
+        memory = self._lib.llama_get_memory(self._context)
+        self._lib.llama_memory_seq_rm(memory, 0, len(prompt) + len(text) - 1, -1)
 
     def logits(self, token_ids: list[int]) -> Any:
         """Logits at every position. Shapes: numpy float32 [T, V]."""

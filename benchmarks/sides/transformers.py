@@ -1,6 +1,7 @@
 """Hugging Face Transformers as a side: `generate` on one static batch.
 
-Reads the same GGUF file (dequantised by itself) or a directory. Options: dtype (bfloat16, float32).
+Reads the same GGUF file (dequantised by itself) or a directory. Options: dtype (bfloat16, float32), prompt_lookup (the
+most tokens of its prompt lookup's drafts, for one stream).
 In float32 it is the reference of `../quality.py`. Next to read: `protocol.py`.
 """
 
@@ -20,6 +21,9 @@ class TransformersSide:
         torch.set_num_threads(request["num_threads"])
         transformers.logging.disable_progress_bar()
         options = {"dtype": "bfloat16", **request["options"]}
+        self._assistance: dict[str, Any] = {}
+        if "prompt_lookup" in options:
+            self._assistance["prompt_lookup_num_tokens"] = options["prompt_lookup"]
         path = Path(request["model"])
         arguments: dict[str, Any] = {"dtype": getattr(torch, options["dtype"])}
         if path.suffix == ".gguf":
@@ -42,6 +46,7 @@ class TransformersSide:
             max_new_tokens=timing.num_to_generate,
             pad_token_id=0,
             stopping_criteria=[_StepClock(timing, len(prompts[0]))],
+            **self._assistance,
         )
         timing.token_ids = found[:, len(prompts[0]) :].tolist()
         return timing

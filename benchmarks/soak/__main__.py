@@ -64,7 +64,7 @@ def checks(arguments: argparse.Namespace) -> dict[str, Callable[[], Awaitable[Ro
         "F8": lambda: faults.suspended(model, suspend_s=repeat("F8")),
         "F9": lambda: hogs.beside_hogs(model),
         "B2": lambda: on_server(lambda server: wire.wire_fuzz(server, count=repeat("B2")), *wire.SMALL),
-    }  # fmt: skip
+    }
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -146,6 +146,39 @@ std::string gemm_results(const OpTable& ops, WeightFormat format, int64_t num_ou
   return results;
 }
 
+// A product with two adapters: one of seven rows, which differ in how many are computed at once, and one of a single
+// row.
+std::string lora_results(const OpTable& ops, bool is_bf16) {
+  Random random;
+  constexpr int64_t kOutputs = 3 * kTile, kFirstRank = 5, kSecondRank = 3, kProducts = kFirstRank + kSecondRank;
+  constexpr int64_t kValues = kProducts * kWidth + (kFirstRank + 2 * kSecondRank) * kTile;
+  Memory values(kTokens * kWidth * 4), x(kTokens * kWidth * 4), packed(kOutputs * kWidth * 4 + 4096);
+  Memory matrices(kValues * 4), products(kTokens * kProducts * 4), out(kTokens * kOutputs * 4);
+  values.fill(random);
+  matrices.fill(random);
+  if (is_bf16) {
+    auto* halves = reinterpret_cast<uint16_t*>(matrices.data());
+    for (int64_t i = 0; i < kValues; ++i) halves[i] = round_to_bf16(random.value());
+  }
+  const int64_t item = is_bf16 ? 2 : 4;
+  const std::byte* b = matrices.data() + kProducts * kWidth * item;
+  const LoraPart first{0, 1, b, 0, kFirstRank}, second{1, 3, b + kFirstRank * kTile * item, kFirstRank, kSecondRank};
+  const LoraEntry entries[] = {{matrices.data(), kProducts, 2, is_bf16, {first, second}},
+                               {matrices.data(), kFirstRank, 1, is_bf16, {first}}};
+  const int32_t starts[] = {0, 7, 8}, slots[] = {0, 1}, rows[] = {0, 2, 3, 4, 6, 7, 8, 5};
+  const LoraStep adapters{2, starts, slots, rows, products.floats(), kProducts};
+  const LoraSite site{&adapters, entries};
+  const Weight weight = random_weight(packed, WeightFormat::q8, kOutputs, kWidth, random);
+  const Rows in = rows_of(x, RowType::q8, kWidth), wide = rows_of(values, RowType::f32, kWidth);
+  SmallStep step(kTokens);
+  run_op(scalar_ops(), "activate", ActivateOp{wide, in, kWidth, Activation::none, false, false, false}, step.context());
+  run_op(ops, "lora", LoraOp{in, kWidth, &site}, step.context());
+  const Rows to = rows_of(out, RowType::f32, kOutputs);
+  run_op(ops, "gemm", GemmOp{weight, nullptr, in, to, Activation::none, false, false, false, {}, &site},
+         step.context());
+  return products.bytes() + out.bytes();
+}
+
 std::string row_results(const OpTable& ops) {
   Random random;
   Memory values(kTokens * kWidth * 4), weight(kWidth * 4);
@@ -355,6 +388,9 @@ std::vector<Check> checks(bool for_tiles) {
     all.push_back({name, format == WeightFormat::bf16, [format = format, num_outputs](const OpTable& ops) {
                      return gemm_results(ops, format, num_outputs);
                    }});
+  }
+  for (bool is_bf16 : {false, true}) {
+    all.push_back({"lora", false, [is_bf16](const OpTable& ops) { return lora_results(ops, is_bf16); }});
   }
   all.push_back({"norm or activate", false, row_results});
   for (WeightFormat format : {WeightFormat::f32, WeightFormat::q8, WeightFormat::mxfp4}) {

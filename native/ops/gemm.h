@@ -131,6 +131,8 @@ inline void gemm_piece(const GemmOp& op, Range rows, int64_t column, int64_t cou
   const int64_t num_tiles = (count + kTile - 1) / kTile, num_rows = rows.end - rows.begin;
   float* factors = scratch + kMostPieceRows * kPanelWidth;
   fetch_to_write(op.out, rows, column, count);
+  fetch_lora(op.lora, column / kTile, num_tiles);
+  if (op.gated) fetch_lora(op.lora, (num_outputs + column) / kTile, num_tiles);
   const bool is_plain = !op.gated && !op.add && op.bias == nullptr && op.activation == Activation::none;
   if (is_plain && op.out.type == RowType::f32 && count == kPanelWidth && op.out.stride_bytes % 4 == 0) {
     float* out = row<float>(op.out, rows.begin) + column;

@@ -59,23 +59,6 @@ struct Lanes {
   return ((low | low << 4) & 0x0f0f0f0f) | ((high | high << 4) & 0x0f0f0f0f) << 4;
 }
 
-// Of words i and i + 4 of 16 bytes of each row, all lanes in one vector each.
-[[gnu::always_inline]] inline void four_words(const Bytes* rows, Words* to) {
-  Words pairs[4], both[4];
-  for (int i = 0; i < 4; ++i) {
-    const auto a = vector_at<Two>(rows[i]), b = vector_at<Two>(rows[i + 4]);
-    both[i] = same_bits<Words>(__builtin_shufflevector(a, b, 0, 1, 2, 3));
-  }
-  for (int i = 0; i < 2; ++i) {
-    pairs[i] = __builtin_shufflevector(both[2 * i], both[2 * i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
-    pairs[i + 2] = __builtin_shufflevector(both[2 * i], both[2 * i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
-  }
-  for (int i = 0; i < 2; ++i) {
-    to[2 * i] = __builtin_shufflevector(pairs[2 * i], pairs[2 * i + 1], 0, 1, 8, 9, 4, 5, 12, 13);
-    to[2 * i + 1] = __builtin_shufflevector(pairs[2 * i], pairs[2 * i + 1], 2, 3, 10, 11, 6, 7, 14, 15);
-  }
-}
-
 // The lines of a block of 32 inputs from `column` on: of 8 bits eight of four inputs each, of 4 bits four of eight.
 [[gnu::always_inline]] inline void read_block(const StoredCodes& from, const Lanes& lanes, int64_t column,
                                               Words* lines) {
@@ -110,9 +93,9 @@ struct Lanes {
     __builtin_prefetch(rows[l] + kBytesAhead);
   }
   if (is_byte) {
-    Words of_rows[kParts];
-    for (int64_t l = 0; l < kParts; ++l) of_rows[l] = vector_at<Words>(rows[l]);
-    return transpose(of_rows, lines);
+    four_words(rows, lines);
+    for (Bytes& row : rows) row += 16;
+    return four_words(rows, lines + 4);
   }
   Words words[4];
   four_words(rows, words);
@@ -125,18 +108,6 @@ struct Lanes {
     const Words a = words[i / 2 * 2], b = words[i / 2 * 2 + 1];
     lines[i] = i % 2 == 0 ? (a & 0x0f0f0f0f) | (b & 0x0f0f0f0f) << 4 : (a >> 4 & 0x0f0f0f0f) | (b & ~0x0f0f0f0f);
   }
-}
-
-[[gnu::always_inline]] inline void put_line(std::byte* out, const Words& line, int64_t kept) {
-  if (kept == 0) {
-    std::memcpy(out, &line, sizeof line);
-  } else {
-    std::memcpy(out + 4 * kept, reinterpret_cast<const std::byte*>(&line) + 4 * kept, 4 * (kParts - kept));
-  }
-}
-
-[[gnu::always_inline]] inline void put_halves(std::byte* out, const uint16_t* halves, int64_t kept) {
-  std::memcpy(out + 2 * kept, halves + kept, 2 * (kParts - kept));
 }
 
 // The 32 values of a block in all lanes, from its lines of codes.
@@ -233,13 +204,13 @@ void pack_lanes(const PackedRows& job, const CodeTile& to, const Lanes& lanes, c
     }
     for (int64_t i = 0; i < num_lines; ++i) {
       const Words line = (lines[i] & lanes.is_valid) | (blank & ~lanes.is_valid);
-      put_line(to.tile + (b * num_lines + i) * 64 + 4 * lane, line, lanes.kept);
+      put_lanes(to.tile + (b * num_lines + i) * 64 + 4 * lane, line, lanes.kept);
     }
     if (!has_halves) continue;
     const int64_t group = codes.is_direct ? kParts * of_columns[0] : 0;
-    put_halves(scales + b * 2 * kTile, codes.is_direct ? groups.d.data() + group : steps, lanes.kept);
+    put_lanes(scales + b * 2 * kTile, vector_at<Halves>(codes.is_direct ? groups.d.data() + group : steps), lanes.kept);
     if (job.target == WeightFormat::q4m) {
-      put_halves(scales + (to.num_blocks + b) * 2 * kTile, groups.m.data() + group, lanes.kept);
+      put_lanes(scales + (to.num_blocks + b) * 2 * kTile, vector_at<Halves>(groups.m.data() + group), lanes.kept);
     }
   }
 }

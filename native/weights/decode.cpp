@@ -1,9 +1,9 @@
 #include "weights/decode.h"
 
-#include <array>
 #include <cstring>
 
 #include "weights/half.h"
+#include "weights/vectors.h"
 #include "weights/wide.h"
 
 namespace quire {
@@ -12,7 +12,6 @@ namespace {
 uint16_t half_word(Bytes p) { return static_cast<uint16_t>(p[0] | p[1] << 8); }
 float half_at(Bytes p) { return from_f16(half_word(p)); }
 int nibble(Bytes p, int index) { return p[index / 2] >> (index % 2 * 4) & 15; }
-int crumb(Bytes p, int index) { return p[index / 4] >> (index % 4 * 2) & 3; }
 
 // 2 n values: the lower halves of n bytes, then the upper ones.
 void nibbles(Bytes from, int n, int8_t* q) {
@@ -140,93 +139,129 @@ void decode_q6_k(const std::byte* block, const int8_t*, Integers& out) {
 // --- Codebooks ----------------------------------------------------------------------------------------------------
 
 constexpr uint64_t kOnes = 0x0101010101010101u;
-// For each byte eight others, 0xff where its bit is set.
-constexpr std::array<uint64_t, 256> kMasks = [] {
-  std::array<uint64_t, 256> masks{};
-  for (int byte = 0; byte < 256; ++byte) {
-    for (int bit = 0; bit < 8; ++bit) masks[byte] |= byte >> bit & 1 ? uint64_t{0xff} << (8 * bit) : 0;
-  }
-  return masks;
-}();
 
-// Eight codes of magnitudes, plus kMinus where `signs` has a bit set.
+// Entries are copied first, then all signs of the block are added: 32 weights at a time, not eight.
+void put_entry_of_8(const int8_t* codebook, int index, int8_t* q) { std::memcpy(q, codebook + 8 * index, 8); }
+void put_entry_of_4(const int8_t* codebook, int index, int8_t* q) { std::memcpy(q, codebook + 4 * index, 4); }
+
+// Adds kMinus to the codes of magnitudes whose bit is set: bit i % 8 of byte i / 8.
 template <uint8_t kMinus>
-void put_signed(uint64_t codes, uint8_t signs, int8_t* q) {
-  codes |= kMasks[signs] & (kMinus * kOnes);
-  std::memcpy(q, &codes, sizeof codes);
+[[gnu::always_inline]] inline void add_signs(Bytes signs, int8_t* q) {
+  const auto bits = same_bits<Octets>(Longs{} + 0x8040201008040201u);
+  for (int64_t i = 0; i < 256; i += 32) {
+    const auto four = same_bits<Octets>(Words{} + static_cast<int32_t>(read_word(signs + i / 8)));
+    const Octets of_codes = __builtin_shufflevector(four, four, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 18, 18,
+                                                    18, 18, 18, 18, 18, 18, 19, 19, 19, 19, 19, 19, 19, 19);
+    const auto is_minus = same_bits<Octets>((of_codes & bits) == bits);
+    const Octets codes = vector_at<Octets>(q + i) | (is_minus & kMinus);
+    std::memcpy(q + i, &codes, sizeof codes);
+  }
 }
-uint64_t entry_of_8(const int8_t* codebook, int index) {
-  uint64_t codes;
-  std::memcpy(&codes, codebook + 8 * index, sizeof codes);
-  return codes;
+// Of each byte seven signs; its eighth bit becomes the one that makes the number of minus signs even.
+[[gnu::always_inline]] inline uint32_t with_parities(uint32_t sevens) {
+  uint32_t parity = sevens ^ sevens >> 4;
+  parity ^= parity >> 2;
+  parity ^= parity >> 1;
+  return sevens | (parity & 0x01010101u) << 7;
 }
-uint64_t entries_of_4(const int8_t* codebook, int first, int second) {
-  return read_word(reinterpret_cast<Bytes>(codebook + 4 * first)) |
-         static_cast<uint64_t>(read_word(reinterpret_cast<Bytes>(codebook + 4 * second))) << 32;
-}
-// Seven signs, and an eighth that makes the number of minus signs even.
-uint8_t with_parity(uint32_t seven) { return static_cast<uint8_t>(seven | (__builtin_popcount(seven) & 1) << 7); }
 
 template <bool kIsIq2>
-void decode_words(const std::byte* block, const int8_t* codebook, Integers& out) {
+[[gnu::always_inline]] inline void decode_words(const std::byte* block, const int8_t* codebook, Integers& out) {
   const auto* p = reinterpret_cast<Bytes>(block);
   const float d = half_at(p);
   no_minima(out);
+  uint32_t signs[8];
+  for (int g = 0; g < 8; ++g) signs[g] = read_word(kIsIq2 ? p + 6 + 8 * g : p + 66 + 4 * g);
   for (int g = 0; g < 8; ++g) {
-    const Bytes indices = p + 2 + 8 * g;
-    const uint32_t word = read_word(kIsIq2 ? indices + 4 : p + 66 + 4 * g);
-    const float scale = d * (0.5f + static_cast<float>(word >> 28)) * (kIsIq2 ? 0.25f : 0.5f);
+    const float scale = d * (0.5f + static_cast<float>(signs[g] >> 28)) * (kIsIq2 ? 0.25f : 0.5f);
     out.scales[2 * g] = out.scales[2 * g + 1] = scale;
-    for (int k = 0; k < 4; ++k) {
-      const uint64_t codes =
-          kIsIq2 ? entry_of_8(codebook, indices[k]) : entries_of_4(codebook, indices[2 * k], indices[2 * k + 1]);
-      put_signed<kIsIq2 ? 4 : 8>(codes, with_parity(word >> (7 * k) & 127), out.q + 32 * g + 8 * k);
-    }
   }
+  for (int g = 0; g < 8; ++g) {
+    const uint32_t word = signs[g];
+    signs[g] =
+        with_parities((word & 0x7fu) | (word & 0x3f80u) << 1 | (word & 0x1fc000u) << 2 | (word & 0xfe00000u) << 3);
+    const Bytes indices = p + 2 + 8 * g;
+    for (int k = 0; kIsIq2 && k < 4; ++k) put_entry_of_8(codebook, indices[k], out.q + 32 * g + 8 * k);
+    for (int k = 0; !kIsIq2 && k < 8; ++k) put_entry_of_4(codebook, indices[k], out.q + 32 * g + 4 * k);
+  }
+  add_signs<kIsIq2 ? 4 : 8>(reinterpret_cast<Bytes>(signs), out.q);
+}
+QUIRE_WIDE
+void decode_iq2_xxs(const std::byte* block, const int8_t* codebook, Integers& out) {
+  decode_words<true>(block, codebook, out);
+}
+QUIRE_WIDE
+void decode_iq3_xxs(const std::byte* block, const int8_t* codebook, Integers& out) {
+  decode_words<false>(block, codebook, out);
 }
 
 // Scales of 16 values in 4 bits each.
-void quarter_scales(float d, Bytes scales, Integers& out) {
-  for (int g = 0; g < 16; ++g) out.scales[g] = d * (0.5f + static_cast<float>(nibble(scales, g))) * 0.25f;
+[[gnu::always_inline]] inline void quarter_scales(float d, Bytes scales, Integers& out) {
+  for (int g = 0; g < 8; ++g) {
+    out.scales[2 * g] = d * (0.5f + static_cast<float>(scales[g] & 15)) * 0.25f;
+    out.scales[2 * g + 1] = d * (0.5f + static_cast<float>(scales[g] >> 4)) * 0.25f;
+  }
   no_minima(out);
 }
 
+QUIRE_WIDE
 void decode_iq2_xs(const std::byte* block, const int8_t* codebook, Integers& out) {
   const auto* p = reinterpret_cast<Bytes>(block);
   quarter_scales(half_at(p), p + 66, out);
-  for (int k = 0; k < 32; ++k) {
-    const uint16_t word = half_word(p + 2 + 2 * k);
-    put_signed<4>(entry_of_8(codebook, word & 511), with_parity(word >> 9), out.q + 8 * k);
+  uint32_t signs[8];
+  for (int g = 0; g < 8; ++g) {
+    uint32_t sevens = 0;
+    for (int k = 0; k < 4; ++k) {
+      const uint32_t word = half_word(p + 2 + 8 * g + 2 * k);
+      put_entry_of_8(codebook, word & 511, out.q + 32 * g + 8 * k);
+      sevens |= word >> 9 << (8 * k);
+    }
+    signs[g] = with_parities(sevens);
   }
+  add_signs<4>(reinterpret_cast<Bytes>(signs), out.q);
 }
 
+QUIRE_WIDE
 void decode_iq2_s(const std::byte* block, const int8_t* codebook, Integers& out) {
   const auto* p = reinterpret_cast<Bytes>(block);
   quarter_scales(half_at(p), p + 74, out);
-  for (int k = 0; k < 32; ++k) {
-    put_signed<4>(entry_of_8(codebook, p[2 + k] | crumb(p + 66, k) << 8), p[34 + k], out.q + 8 * k);
+  for (int g = 0; g < 8; ++g) {
+    const Bytes lower = p + 2 + 4 * g;
+    const int upper = p[66 + g];
+    for (int k = 0; k < 4; ++k) {
+      put_entry_of_8(codebook, lower[k] | (upper << (8 - 2 * k) & 0x300), out.q + 32 * g + 8 * k);
+    }
   }
+  add_signs<4>(p + 34, out.q);
 }
 
+QUIRE_WIDE
 void decode_iq3_s(const std::byte* block, const int8_t* codebook, Integers& out) {
   const auto* p = reinterpret_cast<Bytes>(block);
   const float d = half_at(p);
   for (int g = 0; g < 16; ++g) out.scales[g] = d * static_cast<float>(1 + 2 * nibble(p + 106, g / 2));
   no_minima(out);
-  const auto index = [p](int k) { return p[2 + k] | (p[66 + k / 8] >> (k % 8) & 1) << 8; };
-  for (int k = 0; k < 32; ++k) {
-    put_signed<8>(entries_of_4(codebook, index(2 * k), index(2 * k + 1)), p[74 + k], out.q + 8 * k);
+  for (int g = 0; g < 8; ++g) {
+    const Bytes lower = p + 2 + 8 * g;
+    const int upper = p[66 + g];
+    for (int k = 0; k < 8; ++k) {
+      put_entry_of_4(codebook, lower[k] | (upper << (8 - k) & 0x100), out.q + 32 * g + 4 * k);
+    }
   }
+  add_signs<8>(p + 74, out.q);
 }
 
 // Entries are -1, 0 and 1, and moved by an eighth: in eighths they are integers, and an eighth of a scale is exact.
 constexpr int8_t kEighths[16] = {-7, 1, 9, 0, -9, -1, 7};
 // Without a jump on `is_down`, 0 or 1, which no processor foresees.
-void put_eighths(const int8_t* codebook, int index, uint32_t is_down, int8_t* q) {
-  const uint64_t codes = entry_of_8(codebook, index) | is_down * (4 * kOnes);
+[[gnu::always_inline]] inline void put_eighths(const int8_t* codebook, int index, uint32_t is_down, int8_t* q) {
+  uint64_t codes;
+  std::memcpy(&codes, codebook + 8 * index, sizeof codes);
+  codes |= is_down * (4 * kOnes);
   std::memcpy(q, &codes, sizeof codes);
 }
 
+QUIRE_WIDE
 void decode_iq1_s(const std::byte* block, const int8_t* codebook, Integers& out) {
   const auto* p = reinterpret_cast<Bytes>(block);
   const float d = half_at(p);
@@ -241,6 +276,7 @@ void decode_iq1_s(const std::byte* block, const int8_t* codebook, Integers& out)
   }
 }
 
+QUIRE_WIDE
 void decode_iq1_m(const std::byte* block, const int8_t* codebook, Integers& out) {
   const auto* p = reinterpret_cast<Bytes>(block);
   const auto word = [p](int i) { return half_word(p + 48 + 2 * i); };
@@ -251,9 +287,10 @@ void decode_iq1_m(const std::byte* block, const int8_t* codebook, Integers& out)
   for (int g = 0; g < 16; ++g) {
     out.scales[g] = d * static_cast<float>(2 * (word(g / 4) >> (g % 4 * 3) & 7) + 1) * 0.125f;
   }
-  for (int k = 0; k < 32; ++k) {
-    const int upper = nibble(p + 32, k);
-    put_eighths(codebook, p[k] | (upper & 7) << 8, upper >> 3, out.q + 8 * k);
+  for (int k = 0; k < 32; k += 2) {
+    const int upper = p[32 + k / 2];
+    put_eighths(codebook, p[k] | (upper << 8 & 0x700), upper >> 3 & 1, out.q + 8 * k);
+    put_eighths(codebook, p[k + 1] | (upper << 4 & 0x700), upper >> 7, out.q + 8 * k + 8);
   }
 }
 
@@ -315,15 +352,15 @@ constexpr BlockDecoder kDecoders[] = {
     {"Q5_0", 32, 22, decode_45<false, true>},
     {"Q5_1", 32, 24, decode_45<true, true>},
     {"Q8_0", 32, 34, decode_q8_0},
-    {"Q2_K", 256, 84, decode_q2_k, Codes::of_16, kCrumbs},
+    {"Q2_K", 256, 84, decode_q2_k, Codes::of_16_with_minima, kCrumbs},
     {"Q3_K", 256, 110, decode_q3_k, Codes::of_16, kSignedThree},
     {"Q4_K", 256, 144, decode_q45_k<false>},
     {"Q5_K", 256, 176, decode_q45_k<true>},
     {"Q6_K", 256, 210, decode_q6_k},
-    {"IQ2_XXS", 256, 66, decode_words<true>, Codes::of_32, kIq2},
+    {"IQ2_XXS", 256, 66, decode_iq2_xxs, Codes::of_32, kIq2},
     {"IQ2_XS", 256, 74, decode_iq2_xs, Codes::of_16, kIq2},
     {"IQ2_S", 256, 82, decode_iq2_s, Codes::of_16, kIq2},
-    {"IQ3_XXS", 256, 98, decode_words<false>, Codes::signed_of_32, kIq3Xxs},
+    {"IQ3_XXS", 256, 98, decode_iq3_xxs, Codes::signed_of_32, kIq3Xxs},
     {"IQ3_S", 256, 110, decode_iq3_s, Codes::signed_of_32, kIq3S},
     {"IQ1_S", 256, 50, decode_iq1_s, Codes::of_32, kEighths},
     {"IQ1_M", 256, 56, decode_iq1_m, Codes::of_16, kEighths},
@@ -336,7 +373,6 @@ constexpr BlockDecoder kDecoders[] = {
 
 QUIRE_WIDE
 void scale_integers(const Integers& from, const int8_t* table, int64_t count, float* out) {
-  using Floats = float __attribute__((vector_size(32)));
   // Two loops: the compiler widens bytes well in a plain one, and scales groups well in vectors.
   for (int64_t i = 0; i < count; ++i) out[i] = static_cast<float>(table == nullptr ? from.q[i] : table[from.q[i]]);
   for (int64_t i = 0; i < count; i += 8) {

@@ -47,7 +47,7 @@ using DecodeBlock = void (*)(const std::byte* block, const int8_t* codebook, Int
 
 // How integers are stored in Integers::q: as they are, or as indices of a table: below 8 with a scale for each 16 or
 // for each 32; or below 16 with a scale for each 32, entries 8 to 15 being the negative ones of 0 to 7.
-enum class Codes { none, of_16, of_32, signed_of_32 };
+enum class Codes { none, of_16, of_16_with_minima, of_32, signed_of_32 };
 
 struct BlockDecoder {
   const char* name;

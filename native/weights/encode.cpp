@@ -70,11 +70,13 @@ template <bool kOfMagnitudes>
   return same_bits<Words>(value + 12582912.0f) & 255;
 }
 
-// Byte 8 k + l of the result is byte k of word l.
+// Byte 8 k + l of the result is byte k of word l. Two steps, each of one instruction.
 [[gnu::always_inline]] inline Octets by_bytes(Words words) {
   const auto octets = same_bits<Octets>(words);
-  return __builtin_shufflevector(octets, octets, 0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29, 2, 6, 10, 14,
-                                 18, 22, 26, 30, 3, 7, 11, 15, 19, 23, 27, 31);
+  const auto fours =
+      same_bits<Words>(__builtin_shufflevector(octets, octets, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15, 16,
+                                               20, 24, 28, 17, 21, 25, 29, 18, 22, 26, 30, 19, 23, 27, 31));
+  return same_bits<Octets>(__builtin_shufflevector(fours, fours, 0, 4, 1, 5, 2, 6, 3, 7));
 }
 
 // round((value + shift) * inverse) + offset, kept within 0 … 255 or 15.
@@ -90,72 +92,162 @@ template <bool kIsByte>
   std::memcpy(out, &ordered, sizeof ordered);
 }
 
-// Of each 16 codes, the bits of those below 8 that occur; of four times 16 in the order 0, 2, 1, 3.
-[[gnu::always_inline]] inline void find_codes(const uint8_t* codes, uint64_t* to) {
-  uint8_t bits[kInputsAtOnce];
-  for (int64_t i = 0; i < kInputsAtOnce; i += 16) {
-    const Sixteen powers = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
-    const Sixteen found = entries_at(powers, vector_at<Sixteen>(codes + i));
-    std::memcpy(bits + i, &found, sizeof found);
+// Pairs (x of a, x of b) of elements of T, the lower half of each 16 bytes or the upper.
+template <typename T, bool kIsUpper>
+[[gnu::always_inline]] inline Octets pairs(Octets a, Octets b) {
+  if constexpr (sizeof(T) == 1) {
+    constexpr int k = kIsUpper ? 8 : 0;
+    return __builtin_shufflevector(a, b, k, k + 32, k + 1, k + 33, k + 2, k + 34, k + 3, k + 35, k + 4, k + 36, k + 5,
+                                   k + 37, k + 6, k + 38, k + 7, k + 39, k + 16, k + 48, k + 17, k + 49, k + 18, k + 50,
+                                   k + 19, k + 51, k + 20, k + 52, k + 21, k + 53, k + 22, k + 54, k + 23, k + 55);
+  } else if constexpr (sizeof(T) == 2) {
+    constexpr int k = kIsUpper ? 4 : 0;
+    const auto x = same_bits<Shorts>(a), y = same_bits<Shorts>(b);
+    return same_bits<Octets>(__builtin_shufflevector(x, y, k, k + 16, k + 1, k + 17, k + 2, k + 18, k + 3, k + 19,
+                                                     k + 8, k + 24, k + 9, k + 25, k + 10, k + 26, k + 11, k + 27));
+  } else {
+    constexpr int k = kIsUpper ? 2 : 0;
+    const auto x = same_bits<Words>(a), y = same_bits<Words>(b);
+    return same_bits<Octets>(__builtin_shufflevector(x, y, k, k + 8, k + 1, k + 9, k + 4, k + 12, k + 5, k + 13));
   }
-  for (int64_t i = 0; i < kInputsAtOnce; i += 64) {
-    const auto a = vector_at<Longs>(bits + i), b = vector_at<Longs>(bits + i + 32);
-    Longs all = __builtin_shufflevector(a, b, 0, 4, 2, 6) | __builtin_shufflevector(a, b, 1, 5, 3, 7);
-    all |= all >> 32;
-    all |= all >> 16;
-    all = (all | all >> 8) & 255;
-    std::memcpy(to + i / 16, &all, sizeof all);
+}
+template <typename T>
+[[gnu::always_inline]] inline Octets larger(Octets a, Octets b) {
+  const Octets lower = pairs<T, false>(a, b), upper = pairs<T, true>(a, b);
+  return lower > upper ? lower : upper;
+}
+
+// Of eight blocks, the largest entry that the codes of the first 16 weights stand for, and that of the others.
+[[gnu::always_inline]] inline void largest_entries(const uint8_t* codes, Sixteen entries, Floats* largest) {
+  Octets all[kBlocksAtOnce];
+  for (int64_t b = 0; b < kBlocksAtOnce; ++b) {
+    const Sixteen first = entries_at(entries, vector_at<Sixteen>(codes + b * kBlock)),
+                  second = entries_at(entries, vector_at<Sixteen>(codes + b * kBlock + 16));
+    std::memcpy(&all[b], &first, sizeof first);
+    std::memcpy(reinterpret_cast<uint8_t*>(&all[b]) + sizeof first, &second, sizeof second);
   }
+  // Bytes of neighbouring blocks become neighbours.
+  for (int i = 0; i < 4; ++i) all[i] = larger<uint8_t>(all[2 * i], all[2 * i + 1]);
+  for (int i = 0; i < 2; ++i) all[i] = larger<uint16_t>(all[2 * i], all[2 * i + 1]);
+  all[0] = larger<uint32_t>(all[0], all[1]);
+  const auto halves = same_bits<Longs>(all[0]);
+  const auto turned = same_bits<Octets>(__builtin_shufflevector(halves, halves, 1, 0, 3, 2));
+  all[0] = all[0] > turned ? all[0] : turned;
+  uint8_t found[32];
+  std::memcpy(found, &all[0], sizeof found);
+  float values[32];  // by a plain loop: the compiler widens bytes well there
+  for (int i = 0; i < 32; ++i) values[i] = static_cast<float>(found[i]);
+  largest[0] = floats_at(values);
+  largest[1] = floats_at(values + 16);
+}
+
+// Of the groups of 16 weights of eight blocks: values of the first groups, and of the second ones.
+struct OfGroups {
+  Floats first, second;
+  [[gnu::always_inline]] explicit OfGroups(const float* values)
+      : first(__builtin_shufflevector(floats_at(values), floats_at(values + 8), 0, 2, 4, 6, 8, 10, 12, 14)),
+        second(__builtin_shufflevector(floats_at(values), floats_at(values + 8), 1, 3, 5, 7, 9, 11, 13, 15)) {}
+};
+
+[[gnu::always_inline]] inline Floats magnitude(Floats value) {
+  return same_bits<Floats>(same_bits<Words>(value) & 0x7fffffff);
+}
+
+// The largest magnitude of each of eight blocks, NaN where one is not finite.
+template <bool kHasMinima>
+[[gnu::always_inline]] inline Floats largest_magnitudes(const Integers& from, const int8_t* table) {
+  const auto* codes = reinterpret_cast<const uint8_t*>(from.q);
+  const OfGroups scales(from.scales), minima(from.minima);
+  Sixteen entries;
+  Floats largest[2];
+  for (int i = 0; i < 16; ++i) entries[i] = static_cast<uint8_t>(table[i] < 0 ? -table[i] : table[i]);
+  largest_entries(codes, entries, largest);
+  Floats first = magnitude(largest[0] * scales.first - minima.first),
+         second = magnitude(largest[1] * scales.second - minima.second);
+  if constexpr (kHasMinima) {  // no entry is negative: values lie between those of the largest and the least
+    largest_entries(codes, 255 - entries, largest);
+    const Floats other_first = magnitude((255.0f - largest[0]) * scales.first - minima.first),
+                 other_second = magnitude((255.0f - largest[1]) * scales.second - minima.second);
+    first = other_first > first ? other_first : first;
+    second = other_second > second ? other_second : second;
+  }
+  const Floats check = scales.first * 0.0f + scales.second * 0.0f + (minima.first * 0.0f + minima.second * 0.0f);
+  return (first > second ? first : second) + check;
 }
 
 // A block's entries are in kVectors vectors: those of the first 16 weights and those of the others, which have a scale
 // of their own, or all 8 or 16 where the block has one scale.
-template <int kVectors, bool kHasOneScale>
+template <int kVectors, bool kHasOneScale, bool kHasMinima>
 [[gnu::always_inline]] inline void quantise_codes(const Integers& from, const int8_t* table, Quantised& to) {
   const auto* codes = reinterpret_cast<const uint8_t*>(from.q);
-  uint64_t found[2 * kBlocksAtOnce];
-  find_codes(codes, found);
-  float entries[16], inverses[kBlocksAtOnce];
-  for (int i = 0; i < 16; ++i) entries[i] = table[kHasOneScale ? i : i % 8];
-  const Words bits = {1, 2, 4, 8, 16, 32, 64, 128};
-  Floats values[kBlocksAtOnce][kVectors], highest[kBlocksAtOnce];
-  for (int64_t b = 0; b < kBlocksAtOnce; ++b) {
-    for (int64_t k = 0; k < kVectors; ++k) {
-      const int64_t group = 2 * b + (kHasOneScale ? 0 : k);
-      values[b][k] = floats_at(entries + 8 * k) * from.scales[group] - from.minima[group];
-    }
-    const uint64_t* of_block = found + b / 2 * 4 + b % 2;
-    const auto of_first = static_cast<int32_t>(of_block[0]), of_second = static_cast<int32_t>(of_block[2]);
-    const Words of_values = same_bits<Words>(values[b][0]) & 0x7fffffff;
-    Words magnitudes = of_values & ((bits & (kHasOneScale ? of_first | of_second : of_first)) == bits);
-    if constexpr (!kHasOneScale) {
-      const Words others = same_bits<Words>(values[b][1]) & 0x7fffffff & ((bits & of_second) == bits);
-      magnitudes = magnitudes > others ? magnitudes : others;  // ordered as their bits are
-    }
-    highest[b] = same_bits<Floats>(magnitudes);
-  }
-  const Floats check = floats_at(from.scales) * 0.0f + floats_at(from.minima) * 0.0f,
-               check_2 = floats_at(from.scales + 8) * 0.0f + floats_at(from.minima + 8) * 0.0f;
-  const Floats all_checks = __builtin_shufflevector(check, check_2, 0, 2, 4, 6, 8, 10, 12, 14) +
-                            __builtin_shufflevector(check, check_2, 1, 3, 5, 7, 9, 11, 13, 15);
-  put_steps(across_lanes(highest, Highest{}) / 127.0f + all_checks, to.d, inverses);
+  float inverses[kBlocksAtOnce];
+  put_steps(largest_magnitudes<kHasMinima>(from, table) / 127.0f, to.d, inverses);
+  Floats entries[2];
+  for (int i = 0; i < 16; ++i) entries[i / 8][i % 8] = table[kHasOneScale ? i : i % 8];
   constexpr int kTogether = 4 / kVectors;
   for (int64_t b = 0; b < kBlocksAtOnce; b += kTogether) {
     Words of_blocks = {};
     for (int k = 0; k < 4; ++k) {
-      const int64_t block = b + k / kVectors;
-      of_blocks |= rounded_to_byte(values[block][k % kVectors] * inverses[block] + 128.0f) << (8 * k);
+      const int64_t block = b + k / kVectors, part = k % kVectors, group = 2 * block + (kHasOneScale ? 0 : part);
+      Floats value = entries[kHasOneScale ? part : 0] * from.scales[group];
+      if constexpr (kHasMinima) value -= from.minima[group];
+      of_blocks |= rounded_to_byte(value * inverses[block] + 128.0f) << (8 * k);
     }
     const auto ordered = same_bits<Longs>(by_bytes(of_blocks));
     const Two alone[4] = {
         __builtin_shufflevector(ordered, ordered, 0, 0), __builtin_shufflevector(ordered, ordered, 1, 1),
         __builtin_shufflevector(ordered, ordered, 2, 2), __builtin_shufflevector(ordered, ordered, 3, 3)};
-    const Two pairs[2] = {__builtin_shufflevector(ordered, ordered, 0, 1),
-                          __builtin_shufflevector(ordered, ordered, 2, 3)};
+    const Two both[2] = {__builtin_shufflevector(ordered, ordered, 0, 1),
+                         __builtin_shufflevector(ordered, ordered, 2, 3)};
     for (int64_t i = 0; i < kTogether * kBlock; i += 16) {
-      const Two of_weights = !kHasOneScale ? alone[i / 16] : kVectors == 1 ? alone[i / kBlock] : pairs[i / kBlock];
+      const Two of_weights = !kHasOneScale ? alone[i / 16] : kVectors == 1 ? alone[i / kBlock] : both[i / kBlock];
       const Sixteen u = entries_at(same_bits<Sixteen>(of_weights), vector_at<Sixteen>(codes + b * kBlock + i));
       std::memcpy(to.u + b * kBlock + i, &u, sizeof u);
+    }
+  }
+}
+
+// Block b of eight rows: of q8 eight vectors of four inputs each, else four of eight inputs.
+template <bool kIsQ8>
+[[gnu::always_inline]] inline void read_lines(const Quantised* rows, int64_t b, Words* lines) {
+  Bytes inputs[2][kParts];
+  for (int64_t r = 0; r < kParts; ++r) {
+    inputs[0][r] = rows[r].u + b * kBlock;
+    inputs[1][r] = inputs[0][r] + 16;
+  }
+  four_words(inputs[0], lines);
+  four_words(inputs[1], lines + 4);
+  for (int64_t i = 0; !kIsQ8 && i < kParts / 2; ++i) lines[i] = lines[2 * i] | lines[2 * i + 1] << 4;
+}
+
+template <bool kIsQ8>
+[[gnu::always_inline]] inline void put_rows(const Quantised* rows, int64_t first_lane, int64_t first, int64_t count,
+                                            int64_t num_blocks, std::byte* tile) {
+  constexpr int64_t kBytes = kIsQ8 ? 512 : 256, kLines = kBytes / 64;
+  for (int64_t b = 0; b < count; ++b) {
+    Words lines[2][kParts];
+    for (int64_t half = 0; half < 2; ++half) read_lines<kIsQ8>(rows + half * kParts, b, lines[half]);
+    std::byte* out = tile + (first + b) * kBytes;
+    for (int64_t i = 0; i < kLines; ++i, out += 64) {
+      if (first_lane == 0) {
+        stream_line(out, lines[0][i], lines[1][i]);
+      } else {
+        put_lanes(out, lines[0][i], std::min(first_lane, kParts));
+        put_lanes(out + 32, lines[1][i], std::max<int64_t>(first_lane - kParts, 0));
+      }
+    }
+  }
+  for (int64_t part = 0; part < (kIsQ8 ? 1 : 2); ++part) {
+    std::byte* out = tile + num_blocks * kBytes + (part * num_blocks + first) * kTile * 2;
+    for (int64_t lane = first_lane / kParts * kParts; lane < kTile; lane += kParts) {
+      Halves steps[kParts];
+      for (int64_t r = 0; r < kParts; ++r) {
+        steps[r] = vector_at<Halves>(part == 0 ? rows[lane + r].d : rows[lane + r].m);
+      }
+      transpose(steps);
+      for (int64_t b = 0; b < count; ++b) {
+        put_lanes(out + b * kTile * 2 + lane * 2, steps[b], std::max<int64_t>(first_lane - lane, 0));
+      }
     }
   }
 }
@@ -194,12 +286,14 @@ void round_to_e4m3(float* values, int64_t count, float scale) {
 
 QUIRE_WIDE
 void quantise_codes_q8(const Integers& from, const BlockDecoder& decoder, Quantised& to) {
-  if (decoder.codes == Codes::of_16) {
-    quantise_codes<2, false>(from, decoder.table, to);
+  if (decoder.codes == Codes::of_16_with_minima) {
+    quantise_codes<2, false, true>(from, decoder.table, to);
+  } else if (decoder.codes == Codes::of_16) {
+    quantise_codes<2, false, false>(from, decoder.table, to);
   } else if (decoder.codes == Codes::of_32) {
-    quantise_codes<1, true>(from, decoder.table, to);
+    quantise_codes<1, true, false>(from, decoder.table, to);
   } else {
-    quantise_codes<2, true>(from, decoder.table, to);
+    quantise_codes<2, true, false>(from, decoder.table, to);
   }
 }
 
@@ -227,35 +321,10 @@ void quantise_q4m(const float* values, int64_t num_blocks, Quantised& to) {
 QUIRE_WIDE
 void put_rows(const Quantised* rows, int64_t first_lane, WeightFormat target, int64_t first, int64_t count,
               int64_t num_blocks, std::byte* tile) {
-  const bool is_q8 = target == WeightFormat::q8;
-  const int64_t bytes = is_q8 ? 512 : 256;
-  for (int64_t b = 0; b < count; ++b) {
-    for (int64_t lane = 0; lane < kTile; lane += kParts) {
-      Words of_rows[kParts], lines[kParts];
-      for (int64_t r = 0; r < kParts; ++r) of_rows[r] = vector_at<Words>(rows[lane + r].u + b * kBlock);
-      transpose(of_rows, lines);
-      std::byte* out = tile + (first + b) * bytes + lane * 4;
-      // Lanes before the first one belong to others.
-      const int64_t kept = std::clamp<int64_t>(first_lane - lane, 0, kParts);
-      for (int64_t i = 0; i < (is_q8 ? kParts : kParts / 2); ++i) {
-        const Words line = is_q8 ? lines[i] : lines[2 * i] | lines[2 * i + 1] << 4;
-        if (kept == 0) {
-          std::memcpy(out + i * 64, &line, sizeof line);
-        } else {
-          std::memcpy(out + i * 64 + 4 * kept, reinterpret_cast<const std::byte*>(&line) + 4 * kept,
-                      4 * (kParts - kept));
-        }
-      }
-    }
-  }
-  std::byte* scales = tile + num_blocks * bytes;
-  for (int64_t lane = first_lane; lane < kTile; ++lane) {
-    const Quantised& row = rows[lane];
-    for (int64_t b = 0; b < count; ++b) {
-      std::memcpy(scales + ((first + b) * kTile + lane) * 2, row.d + b, 2);
-      if (target == WeightFormat::q4m)
-        std::memcpy(scales + ((num_blocks + first + b) * kTile + lane) * 2, row.m + b, 2);
-    }
+  if (target == WeightFormat::q8) {
+    put_rows<true>(rows, first_lane, first, count, num_blocks, tile);
+  } else {
+    put_rows<false>(rows, first_lane, first, count, num_blocks, tile);
   }
 }
 

@@ -11,6 +11,7 @@
 #include "weights/decode.h"
 #include "weights/encode.h"
 #include "weights/half.h"
+#include "weights/vectors.h"
 #include "weights/wide.h"
 
 namespace quire {
@@ -472,6 +473,7 @@ void pack_pieces(const std::vector<PackedRows>& pieces, int num_threads) {
     for (size_t i; (i = next.fetch_add(1)) < pieces.size();) {
       pack_piece(gather_words(pieces[i], memory), find_stored(pieces[i].stored));
     }
+    finish_lines();
   };
   std::vector<std::thread> threads;
   for (size_t i = 1; i < std::min<size_t>(num_threads, pieces.size()); ++i) threads.emplace_back(work);

@@ -1,8 +1,15 @@
 // Vectors of eight lanes, and what packing does with them. In a file of functions for several instruction sets: always
 // inlined.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+#include "weights/wide.h"
 
 namespace quire {
 
@@ -12,6 +19,7 @@ using Floats = float __attribute__((vector_size(32)));
 using Words = int32_t __attribute__((vector_size(32)));
 using Octets = uint8_t __attribute__((vector_size(32)));
 using Halves = uint16_t __attribute__((vector_size(16)));
+using Shorts = uint16_t __attribute__((vector_size(32)));
 using Two = uint64_t __attribute__((vector_size(16)));
 using Longs = uint64_t __attribute__((vector_size(32)));
 constexpr int64_t kParts = 8;
@@ -63,22 +71,61 @@ template <typename To>
   std::memcpy(inverses, &inverse, sizeof inverse);
 }
 
-// Lane r of to[i] becomes lane i of from[r].
-[[gnu::always_inline]] static inline void transpose(const Words* from, Words* to) {
-  Words pairs[8], fours[8];
+// 16 bytes of each of eight rows: to[i] has word i of all rows.
+[[gnu::always_inline]] static inline void four_words(const Bytes* rows, Words* to) {
+  Words fours[4], both[4];
   for (int i = 0; i < 4; ++i) {
-    const Words a = from[2 * i], b = from[2 * i + 1];
-    pairs[2 * i] = __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13);
-    pairs[2 * i + 1] = __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15);
+    const auto a = vector_at<Two>(rows[i]), b = vector_at<Two>(rows[i + 4]);
+    both[i] = same_bits<Words>(__builtin_shufflevector(a, b, 0, 1, 2, 3));
   }
-  for (int i = 0; i < 4; ++i) {
-    const Words a = pairs[i / 2 * 4 + i % 2], b = pairs[i / 2 * 4 + i % 2 + 2];
-    fours[2 * i] = __builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13);
-    fours[2 * i + 1] = __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15);
+  for (int i = 0; i < 2; ++i) {
+    fours[i] = __builtin_shufflevector(both[2 * i], both[2 * i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+    fours[i + 2] = __builtin_shufflevector(both[2 * i], both[2 * i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
   }
-  for (int i = 0; i < 4; ++i) {
-    to[i] = __builtin_shufflevector(fours[i], fours[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
-    to[i + 4] = __builtin_shufflevector(fours[i], fours[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+  for (int i = 0; i < 2; ++i) {
+    to[2 * i] = __builtin_shufflevector(fours[2 * i], fours[2 * i + 1], 0, 1, 8, 9, 4, 5, 12, 13);
+    to[2 * i + 1] = __builtin_shufflevector(fours[2 * i], fours[2 * i + 1], 2, 3, 10, 11, 6, 7, 14, 15);
+  }
+}
+
+// Lane r of vector i becomes lane i of vector r.
+[[gnu::always_inline]] static inline void transpose(Halves* v) {
+  for (int step = 0; step < 3; ++step) {
+    Halves turned[8];
+    for (int i = 0; i < 4; ++i) {
+      turned[2 * i] = __builtin_shufflevector(v[i], v[i + 4], 0, 8, 1, 9, 2, 10, 3, 11);
+      turned[2 * i + 1] = __builtin_shufflevector(v[i], v[i + 4], 4, 12, 5, 13, 6, 14, 7, 15);
+    }
+    std::memcpy(v, turned, sizeof turned);
+  }
+}
+
+// Writes a line that nothing reads soon, without fetching it first. finish_lines() before other threads may read it.
+[[gnu::always_inline]] static inline void stream_line(std::byte* out, const Words& first, const Words& second) {
+#if defined(__SSE2__)
+  __m128i parts[4];
+  std::memcpy(parts, &first, sizeof first);
+  std::memcpy(parts + 2, &second, sizeof second);
+  for (int i = 0; i < 4; ++i) _mm_stream_si128(reinterpret_cast<__m128i*>(out) + i, parts[i]);
+#else
+  std::memcpy(out, &first, sizeof first);
+  std::memcpy(out + sizeof first, &second, sizeof second);
+#endif
+}
+static inline void finish_lines() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
+// Writes a vector of eight lanes, but for the first `kept`, which belong to others.
+template <typename Lanes>
+[[gnu::always_inline]] static inline void put_lanes(std::byte* out, const Lanes& lanes, int64_t kept) {
+  if (kept == 0) {
+    std::memcpy(out, &lanes, sizeof lanes);
+  } else {
+    const size_t before = sizeof lanes / kParts * static_cast<size_t>(kept);
+    std::memcpy(out + before, reinterpret_cast<const std::byte*>(&lanes) + before, sizeof lanes - before);
   }
 }
 

@@ -71,7 +71,7 @@ class EngineOptions:
     weight_cache_bytes: int | None = option(None, "most bytes in that directory", group="model")
     dtype: str = option("auto", "compute type: auto, float32, bfloat16, float16", group="model")
     quantization: str | None = option(
-        None, "quantise the weights of an unquantised model at load; int8 is the closest and as fast as fp8",
+        None, "quantise the weights of an unquantised model at load; fp8: FP8's values, held and computed as int8",
         choices=("int8", "int4", "fp8"), group="model",
     )  # fmt: skip
     device: str = option("auto", "auto, cpu, cuda or cuda:N", group="model")

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 _PR_SET_PDEATHSIG = 1
-_SYNC_FILE_RANGE = 1 | 2 | 4
-"""Wait for pages that are being written, write the others, wait for them."""
+_WRITE = 2
+_WAIT_WRITE_WAIT = 1 | 2 | 4
+"""Flags of `sync_file_range`: begin to write dirty pages; or wait for earlier writes, write others, wait for them."""
 
 
 def allowed_cpus() -> set[int]:
@@ -63,6 +64,15 @@ def reserve_blocks(descriptor: int, offset: int, num_bytes: int) -> None:
 
 def write_back(descriptor: int, offset: int, num_bytes: int) -> None:
     """Write a file's dirty pages to disk and wait for them, where the C library can."""
+    _sync_file_range(descriptor, offset, num_bytes, _WAIT_WRITE_WAIT)
+
+
+def begin_write_back(descriptor: int) -> None:
+    """Begin to write all dirty pages of a file to disk; waits only while the disk takes no more requests."""
+    _sync_file_range(descriptor, 0, 0, _WRITE)
+
+
+def _sync_file_range(descriptor: int, offset: int, num_bytes: int, flags: int) -> None:
     function = getattr(ctypes.CDLL(None), "sync_file_range", None)
     if function is not None:
-        function(descriptor, ctypes.c_int64(offset), ctypes.c_int64(num_bytes), ctypes.c_uint(_SYNC_FILE_RANGE))
+        function(descriptor, ctypes.c_int64(offset), ctypes.c_int64(num_bytes), ctypes.c_uint(flags))

@@ -74,7 +74,7 @@ def wanted_model_len(options: EngineOptions, model: ModelConfig) -> WantedLen:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes: what each rank may use in all, of that for weights and for a step, and what is left for KV.
+    """Bytes: what each rank may use in all, of that for weights, a step and adapters, and what is left for KV.
 
     With `weights_on_disk`, `weights` are those that a token reads.
 
@@ -87,11 +87,17 @@ class Memory:
     activations: int
     num_ranks: int = 1
     weights_on_disk: bool = False
+    adapters: int = 0
 
     @property
     def left(self) -> int:
         """Bytes left for the KV cache."""
-        return self.usable - self.weights - self.activations
+        return self.usable - self.weights - self.activations - self.adapters
+
+    @property
+    def adapters_text(self) -> str:
+        """The part of an error's message about adapters; empty without them."""
+        return f", adapters {format_bytes(self.adapters)} (--lora-bytes for less)" if self.adapters else ""
 
     @property
     def where(self) -> str:
@@ -119,7 +125,8 @@ def split_memory(
         beside += _cpu_step_bytes(options, model.draft.model, num_tokens)
     if options.distributed_executor_backend == "ray":
         usable *= num_stages  # each has a node like this one
-    return Memory(hardware, usable, -(-weights // num_ranks), beside, num_ranks)
+    adapters = num_stages * options.lora_bytes if options.has_adapters else 0  # each rank may hold as much
+    return Memory(hardware, usable, -(-weights // num_ranks), beside, num_ranks, adapters=adapters)
 
 
 def all_cache_specs(model: ModelConfig) -> tuple[CacheSpec, ...]:
@@ -253,6 +260,8 @@ def engine_bytes(config: EngineConfig) -> int:
     if config.device != "cpu":
         return -(-weights // num_ranks) + kv_bytes(config) + beside
     kv = kv_bytes(config) * (scheduler.num_blocks + scheduler.num_host_blocks) // scheduler.num_blocks
+    if options.has_adapters:
+        beside += options.lora_bytes
     of_stages = num_ranks * (kv + options.pipeline_parallel_size * beside)
     return weights + of_stages + (options.num_ranks - 1) * RANK_RESERVE_BYTES
 
@@ -289,7 +298,8 @@ def plan_blocks(
         )
         raise MemoryCapacityError(
             f"a KV cache of {num_blocks} blocks needs {format_bytes(num_blocks * shape.block_bytes)}, but"
-            f" {format_bytes(memory.left)} are left on {memory.where} after weights and step: {fits}"
+            f" {format_bytes(memory.left)} are left on {memory.where} after weights and step"
+            f"{memory.adapters_text}: {fits}"
         )
     size = format_bytes(num_blocks * shape.block_bytes)
     decisions.append(Decision("num_blocks", str(num_blocks), f"{size} of KV cache: {reason}"))

@@ -264,12 +264,12 @@ def _check_weights_fit(
     """Raises: MemoryCapacityError when weights and step leave no memory for KV."""
     if memory.left > 0:
         return
-    needed = memory.weights + memory.activations
+    needed = memory.weights + memory.activations + memory.adapters
     is_plain = memory.weights == -(-model.num_parameters * DTYPES[dtype] // memory.num_ranks)
     raise MemoryCapacityError(
         f"the weights need {format_bytes(memory.weights)} in {dtype if is_plain else options.quantization or 'all'}"
-        f" and a step {format_bytes(memory.activations)}, {format_bytes(needed)} together; that is"
-        f" {format_bytes(needed - memory.usable)} more than the {format_bytes(memory.usable)} available on"
+        f" and a step {format_bytes(memory.activations)}{memory.adapters_text}, {format_bytes(needed)} together;"
+        f" that is {format_bytes(needed - memory.usable)} more than the {format_bytes(memory.usable)} available on"
         f" {memory.where}: {_what_fits(options, model, memory, uses_plan=uses_plan)}"
     )
 
@@ -292,7 +292,7 @@ def _what_fits(options: EngineOptions, model: ModelConfig, memory: Memory, *, us
         ((name, value),) = change.items()
         return f"--{name.replace('_', '-')} {value} fits ({format_bytes(config.weight_bytes)})"
     smallest = min(QUANTIZED_BITS, key=QUANTIZED_BITS.__getitem__) if uses_plan else "16 bit"
-    most = memory.num_ranks * max(0, memory.usable - memory.activations) * 8 / QUANTIZED_BITS.get(smallest, 16)
+    most = memory.num_ranks * max(0, memory.left + memory.weights) * 8 / QUANTIZED_BITS.get(smallest, 16)
     return (
         f"a model of at most {most / 1e9:.2f} billion parameters fits in {smallest}, this one has"
         f" {model.num_parameters / 1e9:.2f}"

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ import numpy as np
 import pytest
 
 from quire.engine.adapters import LoRARequest
+from quire.engine.llm import LLM
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import ConfigError, ModelFileError, QuireError, RequestError, UnsupportedModelError
 from quire.outputs import RequestOutput
-from quire.sampling_params import SamplingParams
+from quire.runtime import adapter_pool
+from quire.sampling_params import BeamSearchParams, SamplingParams
 from tests.adapters.builders import random_matrices, write_gguf, write_merged, write_peft
 from tests.tiny_engine import build, engine_with, prompt, write_tiny_llama
 
@@ -225,6 +228,31 @@ def test_thousand_adapters_take_no_memory_before_they_are_used(base: Path, adapt
     engine.shutdown()
 
 
+def test_other_requests_go_on_while_an_adapter_is_read(
+    base: Path, adapters: dict[str, Path], engine: LLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = alone(engine)
+    may_read, pack = threading.Event(), adapter_pool.pack_adapter
+
+    def pack_late(*values: Any, **options: Any) -> adapter_pool.PackedAdapter:
+        assert may_read.wait(60)
+        return pack(*values, **options)
+
+    monkeypatch.setattr(adapter_pool, "pack_adapter", pack_late)
+    late = start(base, adapters)
+    for index, name in ((0, "one"), (1, None)):
+        late.add_request(str(index), {"prompt_token_ids": PROMPTS[index]}, PARAMS, lora_request=name)
+    outputs: dict[str, RequestOutput] = {}
+    while "1" not in outputs or not outputs["1"].finished:
+        outputs |= {output.request_id: output for output in late.step()}  # type: ignore[misc]
+    assert "0" not in outputs, "it has no token before its adapter is there"
+    may_read.set()
+    while late.has_unfinished_requests():
+        outputs |= {output.request_id: output for output in late.step()}  # type: ignore[misc]
+    assert [outputs[str(index)].outputs[0].token_ids for index in range(2)] == [item[0] for item in wanted[:2]]
+    late.shutdown()
+
+
 def test_file_that_changed_after_loading_ends_its_request_alone(
     base: Path, adapters: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -237,6 +265,28 @@ def test_file_that_changed_after_loading_ends_its_request_alone(
     assert "load it again" in failed[0]
     assert [other] == wanted
     engine.shutdown()
+
+
+def test_beams_and_embeddings_are_those_of_the_merged_model(
+    base: Path, adapters: dict[str, Path], tmp_path: Path
+) -> None:
+    prompts = [{"prompt_token_ids": PROMPTS[0]}, {"prompt_token_ids": PROMPTS[1]}]
+    params, one = (
+        BeamSearchParams(beam_width=2, max_tokens=4, ignore_eos=True),
+        LoRARequest("one", str(adapters["one"])),
+    )
+    merged = LLM(str(write_merged(tmp_path / "merged", base, random_matrices(base, 1))), dtype="float32")
+    beams, vectors = merged.beam_search(prompts, params), merged.encode(prompts)
+    llm = LLM(str(base), dtype="float32", enable_lora=True)
+    for wanted, found, plain in zip(
+        beams, llm.beam_search(prompts, params, lora_request=one), llm.beam_search(prompts, params), strict=True
+    ):
+        tokens = [[beam.token_ids for beam in output.sequences] for output in (wanted, found, plain)]
+        assert tokens[0] == tokens[1] != tokens[2]
+    for vector, own in zip(vectors, llm.encode(prompts, lora_request=[one, one]), strict=True):
+        np.testing.assert_allclose(own.outputs.embedding, vector.outputs.embedding, atol=1e-4)
+    with pytest.raises(RequestError, match="enable-lora"):
+        merged.encode(prompts, lora_request=one)
 
 
 # --- Activated adapters ------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 
 from quire.cli import run
 from quire.engine import build
-from quire.insight.trace import Trace
+from quire.insight.trace import EngineTrace
 from tests.cli.command_line import call, parsed
 from tests.cli.tiny_directory import TEMPLATE, make_tiny_directory
 
@@ -58,7 +58,7 @@ def test_trace_records_the_continued_text(base: str, tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     result = call("trace", base, "Once upon", "-o", str(path), "--max-tokens", "3")
     assert (result.exit_code, NOTE in result.stderr) == (0, True)
-    first, *_ = Trace.read(path).steps[0]["requests"]
+    first, *_ = EngineTrace.read(path).steps[0]["requests"]
     assert first["count"] == len("Once upon")
 
 

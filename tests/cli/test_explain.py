@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from quire.insight.explain import explanation, measure
-from quire.insight.explain.calibrate import Variant
+from quire.insight.explain.calibrate import MeasuredVariant
 from quire.insight.explain.device import Calibration, calibration_path, read_calibration
 from quire.runtime.hardware import detect_hardware
 from tests.cli.command_line import call, parsed
@@ -34,7 +34,7 @@ def test_calibration_is_kept_and_belongs_to_this_machine(monkeypatch: pytest.Mon
     monkeypatch.setattr(calibrate, "ROWS", (1, 8, 64))
     monkeypatch.setattr(calibrate, "WIDTH", 128)
     monkeypatch.setattr(calibrate, "WORKING_SETS", (1 << 20, 2 << 20))
-    monkeypatch.setattr(calibrate, "VARIANTS", (Variant("bfloat16", "int4", "bfloat16", 2, 2),))
+    monkeypatch.setattr(calibrate, "VARIANTS", (MeasuredVariant("bfloat16", "int4", "bfloat16", 2, 2),))
     result = call("doctor", "--calibrate", "--json")
     assert parsed(result)["schema"] == "quire.calibration/1"
     found = read_calibration(detect_hardware("cpu"))

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from quire.cli.load_client import Endpoint, Load, StreamClient, highest_rate, percentile, put_load
-from quire.cli.server_client import Answer, ServerUnreachableError
+from quire.cli.load_client import Load, LoadTarget, StreamClient, highest_rate, percentile, put_load
+from quire.cli.server_client import ServerUnreachableError, StreamedAnswer
 from tests.cli.stub_server import Handler, StubServer, chunks, stub_server
 
 BODY = {"model": "tiny", "messages": [], "stream": True}
 
 
-def ask(server: StubServer, times: int = 1, key: str = "") -> list[Answer]:
-    async def run() -> list[Answer]:
-        client = StreamClient(Endpoint(server.url, "/v1/chat/completions", key))
+def ask(server: StubServer, times: int = 1, key: str = "") -> list[StreamedAnswer]:
+    async def run() -> list[StreamedAnswer]:
+        client = StreamClient(LoadTarget(server.url, "/v1/chat/completions", key))
         try:
             return [await client.ask(BODY) for _ in range(times)]
         finally:
@@ -103,7 +103,7 @@ def test_server_of_another_protocol_is_an_error_without_a_status() -> None:
 
 def test_address_without_a_server_is_unreachable() -> None:
     with pytest.raises(ServerUnreachableError, match="no server at "):
-        put_load(Endpoint("127.0.0.1:1/v1", "/v1/chat/completions"), Load(concurrency=1), bodies(1))
+        put_load(LoadTarget("127.0.0.1:1/v1", "/v1/chat/completions"), Load(concurrency=1), bodies(1))
 
 
 def bodies(count: int) -> list[dict[str, Any]]:
@@ -119,7 +119,7 @@ def test_closed_loop_keeps_all_clients_busy_and_sends_each_body_once() -> None:
         handler.send_events(chunks("a", "b"))
 
     with stub_server(answer) as server:
-        result = put_load(Endpoint(server.url, "/v1/chat/completions"), Load(concurrency=4), bodies(12))
+        result = put_load(LoadTarget(server.url, "/v1/chat/completions"), Load(concurrency=4), bodies(12))
     assert sorted(body["index"] for _, _, body in server.requests) == list(range(12))
     assert len(result.good) == 12
     assert result.tokens_per_s == pytest.approx(24 / result.duration_s)
@@ -133,7 +133,7 @@ def test_open_loop_does_not_wait_for_answers() -> None:
         handler.send_events(chunks("a"))
 
     with stub_server(answer) as server:
-        result = put_load(Endpoint(server.url, "/v1/chat/completions"), Load(rate=200), bodies(5))
+        result = put_load(LoadTarget(server.url, "/v1/chat/completions"), Load(rate=200), bodies(5))
     assert len(result.good) == 5
 
 

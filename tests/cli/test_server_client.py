@@ -9,11 +9,11 @@ import pytest
 
 from quire.cli.server_client import (
     DEFAULT_URL,
-    Answer,
     ServedModel,
     ServerAnswerError,
     ServerClient,
     ServerUnreachableError,
+    StreamedAnswer,
     api_key,
     base_url,
     client_settings,
@@ -64,7 +64,7 @@ def test_error_event_ends_the_stream(event: Any, message: str) -> None:
 
 @pytest.mark.parametrize("delta", [{"reasoning": "Hm."}, {"reasoning": "Hm.", "reasoning_content": "Hm."}])
 def test_reasoning_is_text_of_the_stream_but_not_of_the_answer(delta: dict[str, str]) -> None:
-    answer = Answer(0.0)
+    answer = StreamedAnswer(0.0)
     assert answer.take({"choices": [{"delta": delta}]}, 1.0) == "Hm."
     assert (answer.text, answer.chunk_times) == ("", [1.0])
 

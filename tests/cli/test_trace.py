@@ -8,7 +8,7 @@ import pytest
 
 from quire.engine.recorder import Recorder
 from quire.insight.chrome import TORCH
-from quire.insight.trace import Trace
+from quire.insight.trace import EngineTrace
 from quire.sampling_params import SamplingParams
 from tests.cli.command_line import call, parsed
 from tests.cli.stub_server import Handler, stub_server
@@ -32,7 +32,7 @@ def test_prompt_is_recorded_with_text_and_timed_instructions(tmp_path: Path) -> 
     model = make_tiny_directory(tmp_path / "model")
     path = tmp_path / "out.jsonl"
     result = call("trace", str(model), "hello", "-o", str(path), "--op-period", "1", "--max-tokens", "3", "--json")
-    trace = Trace.read(path)
+    trace = EngineTrace.read(path)
     assert parsed(result)["num_steps"] == len(trace.steps) > 0
     assert all(share["text"] is not None for step in trace.steps for share in step["requests"])
     assert all(trace.ops_of(step) for step in trace.steps)
@@ -49,7 +49,7 @@ def test_prompt_is_recorded_with_text_and_timed_instructions(tmp_path: Path) -> 
 def test_recording_becomes_a_timeline_and_a_page(recording: Path, tmp_path: Path) -> None:
     assert call("trace", str(recording), "-o", str(tmp_path / "a.json")).exit_code == 0
     names = {event["name"] for event in json.loads((tmp_path / "a.json").read_text())["traceEvents"]}
-    assert {f"step {step['step_id']}" for step in Trace.read(recording).steps} <= names
+    assert {f"step {step['step_id']}" for step in EngineTrace.read(recording).steps} <= names
     assert call("trace", str(recording), "-o", str(tmp_path / "a.html")).exit_code == 0
     assert '"quire_trace"' in (tmp_path / "a.html").read_text()
 

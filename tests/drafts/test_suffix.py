@@ -60,6 +60,17 @@ def test_estimates_follow_what_came_instead_of_proposals_that_nobody_verified() 
     assert shares[1] < 0.2
 
 
+def test_first_tokens_that_are_often_wrong_leave_trust_in_those_behind_a_right_one() -> None:
+    proposer, shares = SuffixProposer(), ()
+    for number in range(60):
+        item = request([*TEXT, 5, *TEXT[:3]], f"r{number}")
+        shares = proposer.propose(item, 3).probabilities
+        say(item, TEXT[3:6] if number % 3 == 0 else [9])
+        proposer.propose(item, 3)
+    assert shares[0] < 0.5
+    assert min(shares[1:]) > 0.8
+
+
 def test_finished_answer_is_proposed_to_requests_with_its_salt_only() -> None:
     proposer, first = SuffixProposer(), request([1, 2], "first", "a")
     proposer.propose(first, 4)

@@ -1,16 +1,21 @@
 """Layers of models that predict further tokens: their guesses are those of a reference, and outputs stay the same."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from quire.cli.quantize import open_source
 from quire.drafts import drafting
 from quire.drafts.executor_drafts import ExecutorDrafts
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import ConfigError, ModelFileError
-from quire.runtime import drafter
+from quire.runtime import drafter, head_drafter
+from quire.sampling_params import SamplingParams
+from quire.weights.quantize import quantize_gguf
+from quire.weights.sources import ModelFiles
 from tests.engine.test_draft_model import drafts_of
 from tests.engine.test_drafts import GREEDY, PARAMS, outputs_of
 from tests.tiny_engine import VOCAB_SIZE, build, byte_tokenizer, prompt, torch, transformers, write_tiny_llama
@@ -35,15 +40,18 @@ QWEN = {
 }  # fmt: skip
 
 
-class Reference:
-    """A model of Transformers and a predicting layer beside it, over whole sequences."""
+GLM = {
+    **SIZES, "num_key_value_heads": 2, "head_dim": 32, "use_qk_norm": True, "n_routed_experts": 8,
+    "n_shared_experts": 1, "first_k_dense_replace": 1,
+}  # fmt: skip
+
+
+class Layer:
+    """A predicting layer beside a model of Transformers, over whole sequences."""
 
     def __init__(self, model: Any, *, keeps_norm: bool, one: float) -> None:
         """`keeps_norm`: a position reads the other's values behind the norm. `one`: summand of norms' weights."""
-        torch.manual_seed(7)
-        config, self.keeps_norm, self.one = model.config, keeps_norm, one
-        config._attn_implementation = "eager"
-        self.model = model.eval().float()
+        config, self.model, self.keeps_norm, self.one = model.config, model, keeps_norm, one
         self.layer = type(model.model.layers[-1])(config, config.num_hidden_layers - 1).eval()
         for parameter in self.layer.parameters():
             torch.nn.init.normal_(parameter, std=0.3)
@@ -55,22 +63,13 @@ class Reference:
         scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.model.config.rms_norm_eps)
         return x * scale * (self.norms[name] + self.one)
 
-    def guess(self, token_ids: list[int], count: int) -> list[int]:
-        """The tokens that the layer predicts behind these."""
-        tokens, guesses = torch.tensor([token_ids]), []
-        with torch.no_grad():
-            hidden = self.model.model(tokens).last_hidden_state[:, :-1]
-            following = self.model.model.embed_tokens(tokens[:, 1:])
-            for _ in range(count):
-                joined = torch.cat((self.norm("embedding", following), self.norm("hidden", hidden)), -1)
-                found = self.run_layer(joined @ self.fc.T)
-                normed = self.norm("last", found)
-                guesses.append(int(self.model.lm_head(normed[0, -1]).argmax()))
-                carried = normed if self.keeps_norm else found
-                hidden = torch.cat((hidden, carried[:, -1:]), 1)
-                embedding = self.model.model.embed_tokens(torch.tensor([[guesses[-1]]]))
-                following = torch.cat((following, embedding), 1)
-        return guesses
+    def run(self, tokens: list[int], hidden: Any) -> tuple[Any, int]:
+        """What the next one reads of each position, and the guess behind the last. `tokens`: one ahead of `hidden`."""
+        following = self.model.model.embed_tokens(torch.tensor([tokens]))
+        joined = torch.cat((self.norm("embedding", following), self.norm("hidden", hidden)), -1)
+        found = self.run_layer(joined @ self.fc.T)
+        normed = self.norm("last", found)
+        return normed if self.keeps_norm else found, int(self.model.lm_head(normed[0, -1]).argmax())
 
     def run_layer(self, x: Any) -> Any:
         length = x.shape[1]
@@ -81,39 +80,87 @@ class Reference:
         return found[0] if isinstance(found, tuple) else found
 
 
-def write(path: Path, reference: Reference, names: dict[str, str], layer: str, change: Callable[[Any], None]) -> Path:
-    """Write the model and its layer under a checkpoint's `names`."""
+class Reference:
+    """A model of Transformers and its predicting layers."""
+
+    def __init__(self, model: Any, *, keeps_norm: bool, one: float, num_layers: int = 1) -> None:
+        torch.manual_seed(7)
+        model.config._attn_implementation = "eager"
+        self.model = model.eval().float()
+        self.layers = [Layer(self.model, keeps_norm=keeps_norm, one=one) for _ in range(num_layers)]
+
+    def guess(self, token_ids: list[int], count: int) -> list[int]:
+        """The tokens that the layers predict behind these: one each, and the last layer all further ones."""
+        known = list(token_ids)
+        with torch.no_grad():
+            hidden = self.model.model(torch.tensor([token_ids])).last_hidden_state[:, :-1]
+            for index in range(count):
+                layer = self.layers[min(index, len(self.layers) - 1)]
+                ahead = min(index, len(self.layers) - 1) + 1
+                found, guess = layer.run(known[ahead:], hidden)
+                known.append(guess)
+                hidden = found if index + 1 < len(self.layers) else torch.cat((hidden, found[:, -1:]), 1)
+        return known[len(token_ids) :]
+
+
+def write(path: Path, reference: Reference, names: list[tuple[str, dict[str, str]]], change: Any) -> Path:
+    """Write the model and its layers under a checkpoint's `names`: of each layer, and of what is beside it."""
     change(reference)
     reference.model.save_pretrained(path)
     byte_tokenizer().save(str(path / "tokenizer.json"))
-    tensors = {f"{layer}.{name}": value for name, value in reference.layer.state_dict().items()}
-    tensors |= {names["fc"]: reference.fc} | {names[name]: value for name, value in reference.norms.items()}
+    tensors: dict[str, Any] = {}
+    for layer, (prefix, others) in zip(reference.layers, names, strict=True):
+        tensors |= {f"{prefix}.{name}": value for name, value in layer.layer.state_dict().items()}
+        tensors |= {others["fc"]: layer.fc} | {others[name]: value for name, value in layer.norms.items()}
     file = path / "model.safetensors"
     stored = safetensors.load_file(file) | {name: value.contiguous().clone() for name, value in tensors.items()}
     safetensors.save_file(stored, file, metadata={"format": "pt"})
     return path
 
 
-def deepseek(path: Path, change: Callable[[Any], None] = lambda _: None) -> tuple[Path, Reference]:
+def behind_the_model(path: Path, model: Any, change: Any, num_layers: int = 1) -> tuple[Path, Reference]:
+    """Write a model whose predicting layers have the indices behind its own."""
+    reference = Reference(model, keeps_norm=False, one=0.0, num_layers=num_layers)
+    names = []
+    for index in range(num_layers):
+        at = f"model.layers.{model.config.num_hidden_layers + index}"
+        names.append((at, {"fc": f"{at}.eh_proj.weight", "embedding": f"{at}.enorm.weight",
+                           "hidden": f"{at}.hnorm.weight", "last": f"{at}.shared_head.norm.weight"}))  # fmt: skip
+    return write(path, reference, names, change), reference
+
+
+def unchanged(_: Any) -> None:
+    """Leave the random weights as they are."""
+
+
+def deepseek(path: Path, change: Callable[[Any], None] = unchanged) -> tuple[Path, Reference]:
     torch.manual_seed(0)
     config = transformers.DeepseekV3Config(**DEEPSEEK, num_nextn_predict_layers=1)
-    reference = Reference(transformers.DeepseekV3ForCausalLM(config), keeps_norm=False, one=0.0)
-    at = f"model.layers.{config.num_hidden_layers}"
-    names = {"fc": f"{at}.eh_proj.weight", "embedding": f"{at}.enorm.weight", "hidden": f"{at}.hnorm.weight",
-             "last": f"{at}.shared_head.norm.weight"}  # fmt: skip
-    return write(path, reference, names, at, change), reference
+    return behind_the_model(path, transformers.DeepseekV3ForCausalLM(config), change)
 
 
-def qwen(path: Path, change: Callable[[Any], None] = lambda _: None) -> tuple[Path, Reference]:
+def deepseek_of_three(path: Path, change: Callable[[Any], None] = unchanged) -> tuple[Path, Reference]:
+    torch.manual_seed(0)
+    config = transformers.DeepseekV3Config(**DEEPSEEK, num_nextn_predict_layers=3)
+    return behind_the_model(path, transformers.DeepseekV3ForCausalLM(config), change, 3)
+
+
+def glm(path: Path, change: Callable[[Any], None] = unchanged) -> tuple[Path, Reference]:
+    torch.manual_seed(0)
+    config = transformers.Glm4MoeConfig(**GLM)
+    return behind_the_model(path, transformers.Glm4MoeForCausalLM(config), change)
+
+
+def qwen(path: Path, change: Callable[[Any], None] = unchanged) -> tuple[Path, Reference]:
     torch.manual_seed(0)
     config = transformers.Qwen3NextConfig(**QWEN)
     reference = Reference(transformers.Qwen3NextForCausalLM(config), keeps_norm=True, one=1.0)
     names = {"fc": "mtp.fc.weight", "embedding": "mtp.pre_fc_norm_embedding.weight",
              "hidden": "mtp.pre_fc_norm_hidden.weight", "last": "mtp.norm.weight"}  # fmt: skip
-    return write(path, reference, names, "mtp.layers.0", change), reference
+    return write(path, reference, [("mtp.layers.0", names)], change), reference
 
 
-MODELS = {"deepseek": deepseek, "qwen": qwen}
+MODELS = {"deepseek": deepseek, "deepseek of three": deepseek_of_three, "glm": glm, "qwen": qwen}
 
 
 @pytest.fixture(autouse=True)
@@ -130,10 +177,21 @@ def build_with(model: Path, speculative: str = "mtp", **options: Any) -> LLMEngi
     return build(model, batch_invariant=True, speculative=speculative, max_num_batched_tokens=32, **options)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_guesses_are_those_of_the_reference(tmp_path: Path, name: str) -> None:
+def ask_at_every(monkeypatch: pytest.MonkeyPatch, num_steps: int) -> None:
+    """Ask for guesses behind one step of `num_steps`."""
+    calls = itertools.count(1)
+    monkeypatch.setattr(ExecutorDrafts, "choose", lambda *_: 0 if next(calls) % num_steps else NUM_GUESSES)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_steps"), [*((name, 1) for name in MODELS), ("deepseek of three", 7), ("qwen", 7)]
+)
+def test_guesses_are_those_of_the_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, num_steps: int
+) -> None:
+    ask_at_every(monkeypatch, num_steps)
     path, reference = MODELS[name](tmp_path / name)
-    engine, known = build_with(path), {f"r{index}": list(ids) for index, ids in enumerate(PROMPTS)}
+    engine, known = build_with(path, multi_step_decode=1), {f"r{index}": list(ids) for index, ids in enumerate(PROMPTS)}
     steps: list[Any] = []
     engine.watcher = lambda _, result: steps.append(result)
     for request_id, ids in known.items():
@@ -152,8 +210,44 @@ def test_guesses_are_those_of_the_reference(tmp_path: Path, name: str) -> None:
                 assert list(item.draft.token_ids) == expected[: len(item.draft.token_ids)]
                 guessed[item.request_id] = item.draft.token_ids
                 num_compared += len(item.draft.token_ids)
-    assert num_compared > 100
+    assert num_compared > 100 / num_steps
     assert drafts_of(engine)[1] == num_right
+
+
+def test_layers_wait_while_no_guesses_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ExecutorDrafts, "choose", lambda *_: 0)
+    monkeypatch.setattr(head_drafter, "MAX_WAITING", 40)
+    path, _ = deepseek_of_three(tmp_path / "model")
+    engine, passes = build_with(path), list[int]()
+    run_layer = head_drafter.HeadDrafter._run_layer
+
+    def counted(self: Any, index: int) -> None:
+        passes.append(int(self._pass[2].sum()))
+        run_layer(self, index)
+
+    monkeypatch.setattr(head_drafter.HeadDrafter, "_run_layer", counted)
+    long = {"max_tokens": 100, "ignore_eos": True, "temperature": 0.0}
+    outputs_of(engine, PROMPTS[:1], SamplingParams(**long))
+    of_prompt, of_decodes = passes[:6], passes[6:]
+    assert of_prompt == [32] * 3 + [7] * 3, "37 tokens, the last 2 of a pass again in the next"
+    assert of_decodes == [40] * 6, "of 99 decodes those of 2 times 40 rows, 2 of them again each time"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_file_guesses_as_the_directory(tmp_path: Path, name: str) -> None:
+    path, _ = MODELS[name](tmp_path / name)
+    file = tmp_path / "model.gguf"
+    quantize_gguf(open_source(ModelFiles("tiny", path, "hf", "test")), file, "F32")
+    guessed: list[list[Any]] = []
+    for model in (path, file):
+        engine, found = build_with(model), list[Any]()
+        engine.watcher = lambda _, result, found=found: found.extend(
+            (item.token_ids, item.draft and item.draft.token_ids) for item in result.results
+        )
+        outputs_of(engine, PROMPTS, GREEDY)
+        guessed.append(found)
+    assert guessed[0] == guessed[1]
+    assert sum(len(draft or ()) for _, draft in guessed[0]) > 100
 
 
 @pytest.mark.parametrize("params", [PARAMS[name] for name in ("greedy", "drawn", "grammar", "several")])
@@ -168,14 +262,15 @@ def test_outputs_are_the_same_with_a_predictor(tmp_path: Path, name: str, params
 
 def make_right(reference: Reference) -> None:
     """Let the next token depend on the newest alone, and the layer predict it from that one's embedding."""
-    for layer in (*reference.model.model.layers, reference.layer):
+    for layer in (*reference.model.model.layers, *(each.layer for each in reference.layers)):
         for name, parameter in layer.named_parameters():
             if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj")):
                 torch.nn.init.zeros_(parameter)
-    width = reference.fc.shape[0]
-    reference.fc = torch.cat((torch.eye(width), torch.zeros(width, width)), 1)
-    reference.norms = {name: torch.ones(width) - reference.one for name in reference.norms}
-    reference.norms["last"] = reference.model.model.norm.weight.detach().clone()
+    for each in reference.layers:
+        width = each.fc.shape[0]
+        each.fc = torch.cat((torch.eye(width), torch.zeros(width, width)), 1)
+        each.norms = {name: torch.ones(width) - each.one for name in each.norms}
+        each.norms["last"] = reference.model.model.norm.weight.detach().clone()
 
 
 @pytest.mark.parametrize("name", MODELS)

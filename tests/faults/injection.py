@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from quire.adapter import Adapter
 from quire.text.tokenizer import Tokenizer
 from quire.types import RequestResult, SchedulerOutput, StepResult
 
@@ -77,6 +78,10 @@ class FaultyExecutor:
         self._num_steps = 0
         self._num_raised = 0
         logger.warning("QUIRE_FAULTS is set, so this engine fails on purpose: %s", self._faults)
+
+    def read_adapters(self, wanted: Sequence[Adapter], wait_s: float) -> set[str]:
+        """See `Executor`."""
+        return self._executor.read_adapters(wanted, wait_s)
 
     def submit(self, output: SchedulerOutput) -> None:
         """See `Executor`."""

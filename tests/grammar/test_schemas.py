@@ -81,7 +81,7 @@ def test_one_of_members_with_a_value_in_common_are_refused(members: list[Any]) -
         ({"type": "string"}, [{"anything": 1}], [{"a": "x"}]),
         (True, [{"anything": 1}], [{"a": "x"}]),
     ],
-)  # fmt: skip
+)
 def test_names_of_a_map_are_enforced(names: Any, good: list[Any], bad: list[Any]) -> None:
     schema = {
         "type": "object", "propertyNames": names, "additionalProperties": {"type": "integer"},

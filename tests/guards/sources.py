@@ -1,10 +1,10 @@
-"""Imports, functions and attributes of source files, which are parsed once for all guards."""
+"""Imports, classes, functions and attributes of source files, which are parsed once for all guards."""
 
 import ast
 import functools
 from pathlib import Path
 
-KINDS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.Attribute)
+KINDS = (ast.Import, ast.ImportFrom, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Attribute)
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import pytest
 
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.recorder import Recorder
-from quire.insight.trace import Trace
+from quire.insight.trace import EngineTrace
 from quire.kernels.instruction import Instruction
 from quire.sampling_params import SamplingParams
 from tests.cli.tiny_directory import make_tiny_directory
@@ -56,7 +56,7 @@ def test_no_step_describes_instructions_when_a_reader_attaches(tmp_path: Path, m
     recorder = Recorder(engine, op_period=1)
     while engine.has_unfinished_requests():
         engine.step()
-    trace = Trace.parse(recorder.take().decode())
+    trace = EngineTrace.parse(recorder.take().decode())
     engine.shutdown()
     names = [{op["name"] for op in trace.ops_of(step)} for step in trace.steps]
     assert len(names) == 2

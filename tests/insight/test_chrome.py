@@ -9,27 +9,27 @@ import pytest
 
 from quire.engine.recorder import Recorder
 from quire.insight.chrome import to_chrome
-from quire.insight.trace import Trace
+from quire.insight.trace import EngineTrace
 from quire.sampling_params import SamplingParams
 from tests.engine.builders import make_engine, run
 
 
-def record(num_blocks: int) -> Trace:
+def record(num_blocks: int) -> EngineTrace:
     engine, _ = make_engine(max_num_batched_tokens=16, num_blocks=num_blocks)
     recorder = Recorder(engine)
     for index in range(6):
         engine.add_request(str(index), list(range(40, 52 + index)), SamplingParams(max_tokens=9, ignore_eos=True))
     run(engine)
-    return Trace.parse(recorder.take().decode())
+    return EngineTrace.parse(recorder.take().decode())
 
 
 @pytest.fixture(scope="module")
-def trace() -> Trace:
+def trace() -> EngineTrace:
     return record(30)
 
 
 @pytest.fixture(scope="module")
-def events(trace: Trace) -> list[dict[str, Any]]:
+def events(trace: EngineTrace) -> list[dict[str, Any]]:
     file = json.loads(json.dumps(to_chrome(trace)))
     return list(file["traceEvents"])
 
@@ -57,7 +57,9 @@ def test_slices_of_a_track_nest(events: list[dict[str, Any]]) -> None:
             open_until.append(end)
 
 
-def test_each_request_slice_is_reached_by_one_flow_from_its_step(trace: Trace, events: list[dict[str, Any]]) -> None:
+def test_each_request_slice_is_reached_by_one_flow_from_its_step(
+    trace: EngineTrace, events: list[dict[str, Any]]
+) -> None:
     starts = {event["id"]: event for event in events if event["ph"] == "s"}
     ends = {event["id"]: event for event in events if event["ph"] == "f"}
     assert starts.keys() == ends.keys()
@@ -68,12 +70,12 @@ def test_each_request_slice_is_reached_by_one_flow_from_its_step(trace: Trace, e
     assert {(event["tid"], event["ts"]) for event in ends.values()} == slices
 
 
-def test_counters_are_those_of_the_replayed_state(trace: Trace, events: list[dict[str, Any]]) -> None:
+def test_counters_are_those_of_the_replayed_state(trace: EngineTrace, events: list[dict[str, Any]]) -> None:
     in_use = [event["args"]["in use"] for event in events if event["ph"] == "C" and event["name"] == "KV blocks"]
     assert in_use == [len(trace.state_after(step).references) for step in trace.steps]
 
 
-def slices_of(trace: Trace, request_id: str) -> list[dict[str, Any]]:
+def slices_of(trace: EngineTrace, request_id: str) -> list[dict[str, Any]]:
     events = to_chrome(trace)["traceEvents"]
     track = next(
         event["tid"] for event in events if event["ph"] == "M" and event["args"]["name"] == f"request {request_id}"
@@ -106,10 +108,10 @@ def test_request_aborted_in_the_queue_waits_until_then() -> None:
     engine.step()
     engine.abort_request("waits")
     run(engine)
-    assert [event["name"] for event in slices_of(Trace.parse(recorder.take().decode()), "waits")] == ["waiting"]
+    assert [event["name"] for event in slices_of(EngineTrace.parse(recorder.take().decode()), "waits")] == ["waiting"]
 
 
-def test_phases_of_the_server_surround_those_of_the_engine(trace: Trace) -> None:
+def test_phases_of_the_server_surround_those_of_the_engine(trace: EngineTrace) -> None:
     start, end = trace.header["t"], trace.lines[-1]["t"]
     arrival = next(line["arrival_s"] for line in trace.lines if line.get("kind") == "admit" and line["id"] == "0")
     phases = [
@@ -119,7 +121,7 @@ def test_phases_of_the_server_surround_those_of_the_engine(trace: Trace) -> None
     ]
     phases[2][1] = end - 1e-3  # clocks of two processes may disagree by a little
     line = {"t": end + 1, "kind": "served", "id": "0", "status": 200, "phases": phases}
-    slices = slices_of(Trace([*trace.lines, line]), "0")
+    slices = slices_of(EngineTrace([*trace.lines, line]), "0")
     names = list(dict.fromkeys(event["name"] for event in slices))
     assert names == ["receive", "tokenise", "waiting", "prefill", "detokenise", "decode", "send"]
     whole = [event for event in slices if event["name"] != "detokenise"]
@@ -132,13 +134,15 @@ def test_share_of_the_limit_is_least_time_by_step_time() -> None:
     recorder = Recorder(engine)
     engine.add_request("0", [40, 41], SamplingParams(max_tokens=2, ignore_eos=True))
     run(engine)
-    trace = Trace.parse(recorder.take().decode())
+    trace = EngineTrace.parse(recorder.take().decode())
     first, second = trace.steps
     op = {"name": "Gemm", "microseconds": 1.0, "flops": 2_000, "num_bytes": 500, "arithmetic": "int8"}
     ops = {"t": first["t"], "kind": "ops", "id": "", "step_id": first["step_id"], "ops": [op]}
     limits = {"t": 0, "kind": "limits", "id": "", "read_bytes_per_s": 1e6, "flops_per_s": {"fp32": 1e6, "int8": 4e6}}
     lines = [trace.header, limits, *trace.lines[1:], ops]
     text = "".join(json.dumps(line) + "\n" for line in lines)
-    counters = [event for event in to_chrome(Trace.parse(text))["traceEvents"] if event["name"] == "share of the limit"]
+    counters = [
+        event for event in to_chrome(EngineTrace.parse(text))["traceEvents"] if event["name"] == "share of the limit"
+    ]
     assert [event["args"]["%"] for event in counters] == [pytest.approx(100 * 500e-6 / first["duration_s"])]
     assert second["duration_s"] > 0

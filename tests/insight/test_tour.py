@@ -19,7 +19,7 @@ from quire.insight.compare.rig import load
 from quire.insight.explain.device import Device
 from quire.insight.explain.rank_model import trace_rank
 from quire.insight.explain.subject import PRESETS, open_subject
-from quire.insight.tour import Stop, Tour
+from quire.insight.tour import Tour, TourStop
 from quire.insight.tour_reasons import reason_of
 from quire.insight.tour_subject import LENDER, cut_layers, open_model, open_tokenizer
 from quire.insight.tour_work import StepWork
@@ -67,20 +67,20 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
 
 
 @pytest.fixture(scope="module")
-def stops(loaded: Loaded) -> dict[str, Stop]:
+def stops(loaded: Loaded) -> dict[str, TourStop]:
     return {stop.title.split(",")[0].split(":")[0]: stop for stop in loaded.tour().stops()}
 
 
-def text_of(stop: Stop) -> str:
+def text_of(stop: TourStop) -> str:
     return "\n".join(stop.lines)
 
 
-def test_every_stop_has_lines_and_a_reason(stops: dict[str, Stop]) -> None:
+def test_every_stop_has_lines_and_a_reason(stops: dict[str, TourStop]) -> None:
     assert len(stops) == 7
     assert all(stop.lines and stop.why for stop in stops.values())
 
 
-def test_blocks_and_slot_follow_the_block_size(stops: dict[str, Stop]) -> None:
+def test_blocks_and_slot_follow_the_block_size(stops: dict[str, TourStop]) -> None:
     text = text_of(stops["The scheduler admits the request and gives it KV blocks"])
     assert f"⌈{len(PROMPT)} tokens / {BLOCK_SIZE} per block⌉ = 2" in text
     table = [int(block) for _, block in re.findall(r"(\d+) → (\d+)", text)]
@@ -88,7 +88,7 @@ def test_blocks_and_slot_follow_the_block_size(stops: dict[str, Stop]) -> None:
     assert "2 layers · 2 (K and V) · 2 heads · 4 values" in text
 
 
-def test_decode_steps_compute_one_row_each(stops: dict[str, Stop]) -> None:
+def test_decode_steps_compute_one_row_each(stops: dict[str, TourStop]) -> None:
     steps = [line for line in stops["Decode"].lines if line.startswith("step")]
     n = len(PROMPT)
     assert [re.findall(r"position (\d+), T = 1, (\d+) pairs", line) for line in steps] == [
@@ -96,7 +96,7 @@ def test_decode_steps_compute_one_row_each(stops: dict[str, Stop]) -> None:
     ]
 
 
-def test_batch_arrays_follow_from_positions_and_block_table(stops: dict[str, Stop]) -> None:
+def test_batch_arrays_follow_from_positions_and_block_table(stops: dict[str, TourStop]) -> None:
     title = next(title for title in stops if "chunked" in title)
     text = text_of(stops[title])
     n = len(PROMPT)
@@ -114,12 +114,12 @@ def test_batch_arrays_follow_from_positions_and_block_table(stops: dict[str, Sto
         assert {slot for part in bounds for slot in range(part[0], part[-1] + 1)} == wanted
 
 
-def test_pool_counts_blocks_in_use(stops: dict[str, Stop], loaded: Loaded) -> None:
+def test_pool_counts_blocks_in_use(stops: dict[str, TourStop], loaded: Loaded) -> None:
     text = text_of(stops["The scheduler admits the request and gives it KV blocks"])
     assert f"pool: 2 of {loaded.config.scheduler.num_blocks - 1} KV blocks are in use" in text
 
 
-def test_operations_have_rows_of_their_step_and_a_time(stops: dict[str, Stop]) -> None:
+def test_operations_have_rows_of_their_step_and_a_time(stops: dict[str, TourStop]) -> None:
     operations = stops["Operation by operation"].facts["operations"]
     products = {rows["prefill"]["works"][0]["name"]: rows for rows in operations if "prefill" in rows}
     down = products["mlp.down_proj"]
@@ -134,7 +134,7 @@ def test_operations_have_rows_of_their_step_and_a_time(stops: dict[str, Stop]) -
     assert "  2× mlp.down_proj, weight [16, 32]" in text_of(stops["Operation by operation"])
 
 
-def test_chunks_add_up_to_the_whole_prefill(stops: dict[str, Stop]) -> None:
+def test_chunks_add_up_to_the_whole_prefill(stops: dict[str, TourStop]) -> None:
     whole = stops["Prefill"].facts
     chunked = next(stop for title, stop in stops.items() if "chunked" in title).facts
     assert chunked["same_tokens"] is True
@@ -271,7 +271,7 @@ def test_ranks_run_the_tour_and_have_a_stop(loaded: Loaded) -> None:
     assert len([line for line in lines if line.startswith("all-reduces took")]) == 2
 
 
-def test_every_line_of_a_table_has_a_reason(stops: dict[str, Stop]) -> None:
+def test_every_line_of_a_table_has_a_reason(stops: dict[str, TourStop]) -> None:
     operations = stops["Operation by operation"].lines
     assert [line for line in operations if reason_of(line) is None] == []
     assert str(reason_of(next(line for line in operations if "WriteKv" in line))).startswith("Rotates queries")
@@ -282,10 +282,10 @@ def test_keys_go_on_line_by_line_explain_and_quit(
 ) -> None:
     asked = []
 
-    def made() -> Iterator[Stop]:
+    def made() -> Iterator[TourStop]:
         for name in ("A", "B", "C"):
             asked.append(name)
-            yield Stop(name, [f"line of {name}", f"blocks = {name}", f"last of {name}"], f"reason of {name}")
+            yield TourStop(name, [f"line of {name}", f"blocks = {name}", f"last of {name}"], f"reason of {name}")
 
     with keyboard(monkeypatch) as type_keys:
         type_keys(b"\nwnx\x1b[Awq")  # all at once, as from a fast typist

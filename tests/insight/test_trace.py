@@ -8,7 +8,7 @@ import pytest
 
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.recorder import Recorder
-from quire.insight.trace import State, Trace, TraceError
+from quire.insight.trace import EngineTrace, State, TraceError
 from quire.sampling_params import SamplingParams
 from tests.engine.builders import make_engine, run
 
@@ -60,7 +60,7 @@ def test_replayed_state_equals_the_schedulers_after_every_step(seed: int) -> Non
         engine.step()
         text += recorder.take().decode()
         state = State.of_header(json.loads(text.split("\n", 1)[0]))
-        for line in Trace.parse(text).lines[1:]:
+        for line in EngineTrace.parse(text).lines[1:]:
             state.apply(line)
         assert_same_state(state, engine)
 
@@ -70,7 +70,7 @@ def test_step_lines_say_what_each_request_computed() -> None:
     recorder = Recorder(engine, with_text=True)
     add(engine, "a", SHARED[:12], max_tokens=2)
     run(engine)
-    trace = Trace.parse(recorder.take().decode())
+    trace = EngineTrace.parse(recorder.take().decode())
     shares = [(share["start"], share["count"], len(share["new"])) for step in trace.steps for share in step["requests"]]
     assert shares == [(0, 8, 0), (8, 4, 1), (12, 1, 1)]
     assert trace.steps[0]["new_requests"][0]["text"] == [chr(token_id) for token_id in SHARED[:12]]
@@ -101,7 +101,7 @@ def recording(tmp_path: Path) -> Path:
 def test_cut_file_is_read_up_to_the_cut(recording: Path) -> None:
     data = recording.read_bytes()
     recording.write_bytes(data[:-20])
-    trace = Trace.read(recording)
+    trace = EngineTrace.read(recording)
     assert trace.is_cut
     assert len(trace.lines) == data.count(b"\n") - 1
 
@@ -120,12 +120,12 @@ def test_damaged_or_foreign_file_is_refused(tmp_path: Path, text: str, message: 
     path = tmp_path / "bad.jsonl"
     path.write_text(text)
     with pytest.raises(TraceError, match=message):
-        Trace.read(path)
+        EngineTrace.read(path)
 
 
 def test_missing_file_and_missing_step_are_named(tmp_path: Path, recording: Path) -> None:
     with pytest.raises(TraceError, match="cannot be read: No such file"):
-        Trace.read(tmp_path / "none.jsonl")
-    trace = Trace.read(recording)
+        EngineTrace.read(tmp_path / "none.jsonl")
+    trace = EngineTrace.read(recording)
     with pytest.raises(TraceError, match=f"no step 77: the trace has 1 … {trace.steps[-1]['step_id']}"):
         trace.step(77)

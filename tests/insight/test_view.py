@@ -8,7 +8,7 @@ import pytest
 
 from quire.engine.recorder import Recorder
 from quire.insight.picture import Picture, to_html
-from quire.insight.trace import Trace
+from quire.insight.trace import EngineTrace
 from quire.insight.view import VIEWS, fullest_step, view_layers, view_mask, view_ops, view_step
 from quire.sampling_params import SamplingParams
 from tests.cli.command_line import call
@@ -17,7 +17,7 @@ from tests.engine.builders import make_engine, run
 PROMPT = list(range(40, 50))
 
 
-def record(*prompts: list[int], max_tokens: int = 4, **scheduler: int) -> tuple[Trace, bytes]:
+def record(*prompts: list[int], max_tokens: int = 4, **scheduler: int) -> tuple[EngineTrace, bytes]:
     engine, _ = make_engine(multi_step_decode=1, **scheduler)
     recorder = Recorder(engine)
     for name, prompt in zip("abcdef", prompts, strict=False):
@@ -25,7 +25,7 @@ def record(*prompts: list[int], max_tokens: int = 4, **scheduler: int) -> tuple[
         engine.step()
     run(engine)
     data = recorder.take()
-    return Trace.parse(data.decode()), data
+    return EngineTrace.parse(data.decode()), data
 
 
 def test_step_names_requests_that_wait() -> None:

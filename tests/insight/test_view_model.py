@@ -89,4 +89,4 @@ def test_command_draws_a_preset_and_names_options_of_other_pictures() -> None:
 
 @pytest.mark.parametrize("picture", [layer_of("qwen3-4b"), ranks_of("qwen3-4b", 2)], ids=["layer", "ranks"])
 def test_picture_of_a_model_is_svg(picture: Picture) -> None:
-    ElementTree.fromstring(picture.to_svg())
+    assert ElementTree.fromstring(picture.to_svg()).tag.endswith("svg")

@@ -15,10 +15,10 @@ from quire.errors import UnsupportedModelError
 from quire.insight.importance import measure_importance
 from quire.models.hf_wrapper import language_model
 from quire.models.registry import ModelRegistry, model_types
-from quire.runtime.loader import make_model
+from quire.runtime.loader import make_model, make_stored
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.gguf_export import architecture_for, completed, describe_config, name_tensors
-from quire.weights.quantize import Source, quantize_gguf
+from quire.weights.quantize import ModelToQuantize, quantize_gguf
 from quire.weights.quantize_source import from_tensors, read_back
 from quire.weights.sources import ModelFiles
 from tests.cli.tiny_directory import make_tiny_directory
@@ -63,32 +63,31 @@ OTHERWISE = {"gemma2", "gemma3", "qwen35", "olmo3", "deepseek2", "deepseek2, sig
 PREDICT_FURTHER = {
     "qwen3_next": ["mtp.fc.weight"], "qwen3_5": ["mtp.fc.weight"], "deepseek_v3": ["model.layers.2.eh_proj.weight"],
 }  # fmt: skip
-"""Tensors of published models for tokens behind the next, which are left out."""
+"""Tensors of published models for tokens behind the next, of which files have as many layers."""
 WHOLE_STACKS = ("gpt_oss", "gemma4_text")
 """Published with all experts of a layer in one tensor."""
 WITH_STATE = ("mamba2", "granitemoehybrid", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe")
 """Their rates are stored as exponentials, so that the last bits differ."""
 
 
-def published(model_type: str, fields: dict[str, Any]) -> Pair:
+def published(model_type: str, fields: dict[str, Any], *, predicts: bool = True) -> Pair:
     """Return a pair whose checkpoint has each expert's matrices apart, if they are published so."""
     pair = Pair(model_type, fields)
     if model_type not in WHOLE_STACKS:
         state = dict(matrices(pair.oracle.state_dict()))
-        state |= {name: torch.ones(2, 2) for name in PREDICT_FURTHER.get(model_type, ())}
+        state |= {name: torch.ones(2, 2) for name in PREDICT_FURTHER.get(model_type, ()) if predicts}
         pair.checkpoint = make_checkpoint(pair.hf_config, state)
     return pair
 
 
-def export(pair: Pair) -> tuple[Source, dict[str, Any]]:
+def export(pair: Pair) -> tuple[ModelToQuantize, dict[str, Any]]:
     """Return the pair's checkpoint under GGUF's names, and the keys."""
     whole = ModelRegistry.resolve(pair.hf_config)
     hf_config, stored = language_model(pair.hf_config, whole, pair.checkpoint.tensors)
-    model = ModelRegistry.resolve(hf_config)
-    read = model.Config.from_hf(hf_config)
-    config = completed(hf_config, read)
-    keys, factors = describe_config(config, read)
-    named = name_tensors(config, read, stored, make_model(hf_config).layout())
+    model = make_stored(hf_config, stored)
+    config = completed(hf_config, model.config)
+    keys, factors = describe_config(config, model.config)
+    named = name_tensors(config, model.config, stored, model.layout())
     return from_tensors(keys, named, factors), keys
 
 
@@ -104,7 +103,7 @@ def test_file_has_the_config_and_logits_of_the_directory(tmp_path: Path, name: s
     path = tmp_path / "model.gguf"
     source, keys = export(pair)
     quantize_gguf(source, path, "F32")
-    expected = ModelRegistry.resolve(pair.hf_config).Config.from_hf(pair.hf_config)
+    expected = make_stored(pair.hf_config, pair.checkpoint.tensors).config
     checkpoint = open_checkpoint(ModelFiles("tiny", path, "gguf", "test"))
     for config in (checkpoint.hf_config, read_back(source, keys)):
         assert vars(expected).items() >= vars(ModelRegistry.resolve(config).Config.from_hf(config)).items()
@@ -180,7 +179,7 @@ def test_every_family_is_written_but_opt_which_gguf_does_not_know() -> None:
 def test_file_has_the_tensors_that_the_gguf_package_writes(tmp_path: Path, name: str) -> None:
     """Transformed as llama.cpp's converter does, which also writes nearly all of these keys."""
     model_type, fields, arch, write = READ[name]
-    pair = published(model_type, fields)
+    pair = published(model_type, fields, predicts=False)
     write_gguf(tmp_path / "expected.gguf", pair, arch, write)
     quantize_gguf(export(pair)[0], tmp_path / "found.gguf", "F32")
     expected, found = (gguf.GGUFReader(tmp_path / f"{kind}.gguf") for kind in ("expected", "found"))

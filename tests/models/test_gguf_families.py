@@ -16,6 +16,7 @@ from gguf import MODEL_ARCH, RopeScalingType
 
 from quire.errors import ModelFileError
 from quire.models.registry import ModelRegistry
+from quire.runtime.loader import make_stored
 from quire.weights.checkpoint import joined_latents, open_checkpoint
 from quire.weights.gguf_architectures import ARCHITECTURES
 from quire.weights.gguf_recurrent import StateSizes, as_huggingface
@@ -187,6 +188,16 @@ def _apart(writer: gguf.GGUFWriter) -> None:
     writer.add_value_length_mla(10)
 
 
+def _glm4moe(writer: gguf.GGUFWriter) -> None:
+    writer.add_rope_dimension_count(8)
+    writer.add_expert_feed_forward_length(20)
+    writer.add_expert_shared_count(1)
+    writer.add_leading_dense_block_count(1)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_expert_weights_scale(2.5)
+    writer.add_expert_weights_norm(True)
+
+
 def _lfm2(writer: gguf.GGUFWriter) -> None:
     writer.add_head_count_kv([0, 2, 0])
     writer.add_shortconv_l_cache(3)
@@ -282,6 +293,8 @@ CASES: dict[str, tuple[str, dict[str, Any], MODEL_ARCH, Write]] = {
                                      MODEL_ARCH.GPTNEOX, lambda writer: _gpt_neox(writer, is_parallel=False)),
     "glm4": ("glm4", TINY_CONFIGS["glm4"]["neighbouring pairs"], MODEL_ARCH.GLM4,
              lambda writer: writer.add_rope_dimension_count(8)),
+    "glm4moe": ("glm4_moe", TINY_CONFIGS["glm4_moe"]["norms of heads, three of eight, a dense layer"],
+                MODEL_ARCH.GLM4_MOE, _glm4moe),
     "starcoder2": ("starcoder2", TINY_CONFIGS["starcoder2"]["biases, window"], MODEL_ARCH.STARCODER2,
                    lambda writer: writer.add_sliding_window(6)),
     "deepseek2": ("deepseek_v2", {**DEEPSEEK, "rope_scaling": DEEPSEEK_SCALING}, MODEL_ARCH.DEEPSEEK2, _deepseek2),
@@ -492,7 +505,8 @@ def test_gguf_gives_the_config_and_logits_of_safetensors(tmp_path: Path, name: s
     checkpoint = open_checkpoint(ModelFiles(name="tiny", path=path, kind="gguf", origin="test"))
     config_class = ModelRegistry.resolve(checkpoint.hf_config).Config
     assert config_class is ModelRegistry.resolve(pair.hf_config).Config
-    assert config_class.from_hf(checkpoint.hf_config) == config_class.from_hf(pair.hf_config)
+    stored = make_stored(pair.hf_config, checkpoint.tensors).config
+    assert config_class.from_hf(checkpoint.hf_config) == stored
     token_ids = random_tokens(33, 53)
     runner, other = PlanRunner(make_config(checkpoint.hf_config), checkpoint), pair.runner()
     found, expected = (each.run(each.add(token_ids)) for each in (runner, other))

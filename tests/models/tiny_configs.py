@@ -93,6 +93,10 @@ DEEPSEEK = {
     "qk_rope_head_dim": 8, "v_head_dim": 10, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 2,
     "moe_intermediate_size": 20, "first_k_dense_replace": 1,
 }  # fmt: skip
+GLM4_MOE = {
+    **LLAMA, "head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20,
+    "n_shared_experts": 1, "first_k_dense_replace": 1, "num_nextn_predict_layers": 1,
+}  # fmt: skip
 DEEPSEEK_YARN = {**YARN, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 0.707, "mscale_all_dim": 0.9}
 STARCODER = {**BASE, "num_attention_heads": 4, "num_key_value_heads": 2}
 MINISTRAL_ROPE = {
@@ -395,6 +399,19 @@ TINY_CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "whole heads, odd sizes": {
             **LLAMA, "head_dim": 10, "pad_token_id": None, "num_attention_heads": 6, "partial_rotary_factor": 1.0,
+        },
+    },
+    "glm4_moe": {
+        "norms of heads, three of eight, a dense layer": {
+            **GLM4_MOE, "use_qk_norm": True, "num_hidden_layers": 3, "routed_scaling_factor": 2.5,
+        },
+        "biases, two of four groups, two shared, tied": {
+            **GLM4_MOE, "attention_bias": True, "n_group": 4, "topk_group": 2, "n_shared_experts": 2,
+            "tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
+        "not normalised, a quarter rotated, odd sizes, no dense layer": {
+            **GLM4_MOE, "num_attention_heads": 6, "head_dim": 24, "partial_rotary_factor": 0.25,
+            "norm_topk_prob": False, "first_k_dense_replace": 0, "moe_intermediate_size": 18,
         },
     },
     "deepseek_v2": {

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from quire.engine.recorder import Recorder
-from quire.insight.trace import State, Trace, replay
+from quire.insight.trace import EngineTrace, State, replay
 from quire.insight.trace_page import to_html
 from quire.insight.view_mask import _block
 from quire.sampling_params import SamplingParams
@@ -29,7 +29,7 @@ STATES = """() => {
 }"""
 
 
-def recorded_trace() -> Trace:
+def recorded_trace() -> EngineTrace:
     """Record a trace with shared prefixes, chunked prefill, preemptions and evictions: few blocks for many requests."""
     engine, _ = make_engine(num_blocks=14, block_size=4, max_num_seqs=5, max_num_batched_tokens=16, max_model_len=48)
     recorder = Recorder(engine, with_text=True)
@@ -45,7 +45,7 @@ def recorded_trace() -> Trace:
             engine.abort_request(["r0"])
         if step % 3 == 0:
             data += recorder.take()
-    return Trace.parse((data + recorder.take()).decode())
+    return EngineTrace.parse((data + recorder.take()).decode())
 
 
 def state_as_lists(state: State) -> list[Any]:
@@ -76,7 +76,7 @@ def test_recording_stays_bounded_and_keeps_its_states(open_page: OpenPage, tmp_p
         }"""
     )
     assert num_steps <= 9
-    saved = Trace.parse(text)
+    saved = EngineTrace.parse(text)
     assert len(saved.steps) == num_steps
     assert state_as_lists(replay(saved.lines)) == state_as_lists(replay(trace.lines))
     assert live == "[]"
@@ -91,7 +91,7 @@ def test_text_of_a_trace_ends_no_script(open_page: OpenPage, tmp_path: Path) -> 
     assert page.evaluate("xray.recording.lines[0].model.name") == trace.header["model"]["name"]
 
 
-def open_trace(trace: Trace, open_page: OpenPage, folder: Path, pane: str) -> Page:
+def open_trace(trace: EngineTrace, open_page: OpenPage, folder: Path, pane: str) -> Page:
     (folder / "trace.html").write_text(to_html(trace))
     page = open_page(f"file://{folder}/trace.html", offline=True)
     page.get_by_role("tab", name=pane).click()
@@ -129,14 +129,14 @@ def test_mask_tells_chunks_and_a_cached_prefix_apart(open_page: OpenPage, tmp_pa
             assert block.num_cached == blocks[share["id"]]["cached"]
 
 
-def timed_trace() -> Trace:
+def timed_trace() -> EngineTrace:
     """Record a trace of one request, with the server's phases, and the instructions of two layers with experts."""
     engine, _ = make_engine(multi_step_decode=1)
     recorder = Recorder(engine)
     engine.add_request("r0", [40, 41, 42], SamplingParams(max_tokens=3, ignore_eos=True))
     while engine.has_unfinished_requests():
         engine.step()
-    trace = Trace.parse(recorder.take().decode())
+    trace = EngineTrace.parse(recorder.take().decode())
     first, last = trace.steps[0], trace.steps[-1]
     begin, end = first["t"] - first["duration_s"], last["t"]
     phases = [["receive", begin - 3, begin - 2], ["tokenise", begin - 2, begin - 1], ["send", end, end + 1]]
@@ -149,7 +149,7 @@ def timed_trace() -> Trace:
     ]
     lines = [{"t": end, "kind": "ops", "id": "", "step_id": last["step_id"], "ops": ops},
              {"t": end + 1, "kind": "served", "id": "r0", "status": 200, "phases": phases}]  # fmt: skip
-    return Trace.parse("".join(json.dumps(line) + "\n" for line in [*trace.lines, *lines]))
+    return EngineTrace.parse("".join(json.dumps(line) + "\n" for line in [*trace.lines, *lines]))
 
 
 def test_instructions_are_added_up_by_layer(open_page: OpenPage, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ class _Threads(Ranks):
         self.futures.append([pool.submit(self._follow, worker, step) for pool, worker in pairs])
 
     def _follow(self, worker: Worker, step: Step) -> StepResult:
-        result = worker.follow(step.output, step.yielded)
+        result = worker.follow(step.output, step.yielded, step.wanted)
         if result.transfers is not None:
             self.note_moved(BlocksMoved(result.step_id, result.transfers))
         return result

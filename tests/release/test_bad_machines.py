@@ -45,7 +45,7 @@ def without_compiler(tmp_path: Path) -> dict[str, str]:
         ({"headers": "/nowhere"}, "no headers of Python", ("apt install python3-dev", "a wheel that `make wheel`")),
     ],
     ids=["python-3.10", "32-bit", "musl", "macos", "windows", "no-compiler", "no-headers"],
-)  # fmt: skip
+)
 def test_line_names_what_is_missing_and_both_ways_out(
     differs: dict[str, Any], missing: str, ways: tuple[str, str]
 ) -> None:

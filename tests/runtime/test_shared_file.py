@@ -236,6 +236,24 @@ def test_rest_of_a_killed_process_is_overwritten(tmp_path: Path) -> None:
 # --- Space ----------------------------------------------------------------------------------------
 
 
+def test_large_file_is_written_to_disk_while_it_is_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = threading.Semaphore(0)
+    monkeypatch.setattr(shared_file, "WRITTEN_BEHIND_BYTES", NUM_BYTES)
+    monkeypatch.setattr(shared_file, "WRITE_INTERVAL_S", 0.001)
+    monkeypatch.setattr(shared_file, "begin_write_back", lambda descriptor: (os.fstat(descriptor), written.release()))
+    threads = threading.active_count()
+    small = begin(place(tmp_path, "small", num_bytes=NUM_BYTES - 1))
+    assert threading.active_count() == threads
+    small.close()
+    large = begin(place(tmp_path, "large"))
+    assert written.acquire(timeout=10)
+    large.memory[:] = VALUES
+    assert written.acquire(timeout=10)
+    assert np.array_equal(large.publish(), VALUES)
+    large.close()
+    assert threading.active_count() == threads  # no write meets the closed descriptor
+
+
 def test_files_used_longest_ago_are_deleted_for_a_new_one(tmp_path: Path) -> None:
     for age, name in enumerate("abc"):
         make(place(tmp_path, name))

@@ -48,6 +48,27 @@ def test_clients_that_wait_get_equal_tokens_whatever_number_of_requests_they_hav
     driver.run(3000)
 
 
+def test_one_running_request_gets_a_token_in_each_step_beside_fifty_of_another_client() -> None:
+    driver = fair(max_num_seqs=51, num_blocks=1001)
+    driver.add(*[of("many", number, max_tokens=60) for number in range(50)], of("few", 0, max_tokens=60))
+    while len(driver.scheduler.requests.running) < 51:
+        driver.step()
+    for _ in range(20):
+        driver.step()
+        assert [item.num_tokens for item in driver.outputs[-1].scheduled] == [1] * 51
+
+
+@pytest.mark.parametrize("partial", [1, 4])
+def test_long_prompts_of_one_client_take_no_more_steps_than_those_of_another(partial: int) -> None:
+    """Each prompt takes several steps, and `partial` ones are computed at once."""
+    driver = fair(max_num_seqs=6, max_num_partial_prefills=partial, num_blocks=1001)
+    many = [of("many", number, prompt=200, max_tokens=2) for number in range(60)]
+    few = [of("few", number, prompt=200, max_tokens=2) for number in range(30)]
+    taken = tokens_while_all_wait(driver, many + few, 2000)
+    assert abs(taken["many"] - taken["few"]) <= 202 * 6
+    assert min(taken.values()) > 3000
+
+
 def test_fcfs_gives_the_tokens_to_the_client_that_came_first() -> None:
     driver = Driver(make_config(max_num_seqs=2, enable_prefix_caching=False))
     taken = tokens_while_all_wait(driver, [of("many", n) for n in range(100)] + [of("few", n) for n in range(20)], 100)

@@ -23,7 +23,7 @@ from quire.engine.process.child import prepared_of, update_of
 from quire.engine.process.client import EngineClient
 from quire.engine.process.messages import Abort, Ready, RequestUpdate, Submit, Updates
 from quire.errors import QuireError
-from quire.parallel.frames import Failure
+from quire.parallel.frames import SentError
 from quire.server.front_end import FrontEnd
 from quire.server.options import ServerOptions
 from quire.server.request_record import RECORD_KEY, Caller, RequestRecord
@@ -93,7 +93,7 @@ class FakeEngine(EngineClient):
         try:
             self.engine.submit(prepared_of(received, self.engine.input_processor))
         except QuireError as error:
-            self._put(RequestUpdate(message.request.request_id, finished=True, failure=Failure.of(error)))
+            self._put(RequestUpdate(message.request.request_id, finished=True, failure=SentError.of(error)))
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
 

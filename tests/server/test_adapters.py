@@ -1,12 +1,19 @@
 """Adapters of a whole server: chosen by `model`, listed with their parent, loaded and unloaded while it runs."""
 
+import json
+import os
+import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks.server_process import children_of
 from tests.adapters.builders import random_matrices, write_peft
 from tests.cli.tiny_directory import make_tiny_directory
+from tests.processes import wait_for_end
 from tests.server.serving import Serving, serving
 
 COMPLETIONS = "/v1/completions"
@@ -47,6 +54,24 @@ def test_model_field_chooses_the_adapter(server: Serving) -> None:
     assert (status, answer["error"]["code"]) == (404, "model_not_found")
 
 
+MESSAGES = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "temperature": 0}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "part"),
+    [("/v1/chat/completions", MESSAGES, "choices"), ("/v1/messages", MESSAGES, "content"),
+     ("/v1/responses", {"input": "hi", "max_output_tokens": 4, "temperature": 0}, "output"),
+     ("/v1/embeddings", {"input": "hi"}, "data"), ("/score", {"text_1": "hi", "text_2": "ho"}, "data")],
+)  # fmt: skip
+def test_answer_has_the_name_and_the_values_of_the_adapter(
+    server: Serving, path: str, body: dict[str, Any], part: str
+) -> None:
+    (_, base), (_, own) = (server.request(path, {**body, "model": name}) for name in ("tiny", "one"))
+    assert own["model"] == "one" != base["model"]
+    without_ids = [re.sub(r'"id": "[^"]*"', "", json.dumps(item[part])) for item in (own, base)]
+    assert without_ids[0] != without_ids[1]
+
+
 def test_adapter_is_loaded_and_unloaded_while_the_server_runs(server: Serving, adapter: Path) -> None:
     assert server.request(COMPLETIONS, {"prompt": "a", "model": "two"})[0] == 404
     body = {"lora_name": "two", "lora_path": str(adapter)}
@@ -68,3 +93,52 @@ def test_wrong_adapters_are_refused(server: Serving, adapter: Path, tmp_path: Pa
     status, answer = server.request("/v1/load_lora_adapter", {"lora_name": "x"})
     assert (status, answer["error"]["param"]) == (400, "lora_path")
     assert len(server.request("/v1/models")[1]["data"]) == 2
+
+
+def workers(server: Serving) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = server.request("/list_workers")[1]["workers"]
+    return found
+
+
+def names(server: Serving) -> set[str]:
+    return {card["id"] for card in server.request("/v1/models")[1]["data"] if card["parent"]}
+
+
+def test_adapter_survives_the_death_of_the_engine(directory: Path, adapter: Path) -> None:
+    with serving(directory, "--enable-lora") as server:
+        body = {"lora_name": "two", "lora_path": str(adapter)}
+        assert server.request("/v1/load_lora_adapter", body)[0] == 200
+        wanted = text(server, "two")
+        (engine,) = children_of(server.process.pid, "quire.engine.process.child")
+        engine.kill()
+        server.wait_for_other_engine(engine.pid)
+        assert text(server, "two") == wanted
+        assert names(server) == {"two"}
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two replicas need two cores")
+def test_adapter_is_loaded_on_all_replicas_and_on_one_that_is_started_again(directory: Path, adapter: Path) -> None:
+    options = ("--data-parallel-size", "2", "--router-policy", "round-robin", "--lora", f"one={adapter}")
+    with serving(directory, *options) as server:
+        wanted = text(server, "one")[1]
+        body = {"lora_name": "two", "lora_path": str(adapter)}
+        assert server.request("/v1/load_lora_adapter", body) == (200, {"lora_name": "two", "status": "loaded"})
+        assert names(server) == {"one", "two"}
+        assert [text(server, "two")[1] for _ in range(4)] == [wanted] * 4
+        assert server.request("/v1/unload_lora_adapter", {"lora_name": "one"})[0] == 200
+        first, _ = children_of(server.process.pid, "quire.server.router.child")
+        first.kill()
+        wait_for_end(first)
+        while "starting another" not in server.stderr or any(item["state"] != "ready" for item in workers(server)):
+            time.sleep(0.02)
+        assert names(server) == {"two"}
+        assert [text(server, "two")[1] for _ in range(4)] == [wanted] * 4
+        for _ in range(2):
+            status, answer = server.request(COMPLETIONS, {"prompt": "a", "model": "one"})
+            assert (status, answer["error"]["code"]) == (404, "model_not_found")
+        status, answer = server.request("/v1/unload_lora_adapter", {"lora_name": "one"})
+        assert (status, answer["error"]["code"]) == (404, "model_not_found")
+        status, answer = server.request("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "/none"})
+        assert (status, answer["error"]["param"]) == (400, "lora_path")
+        assert server.request("/v1/load_lora_adapter", {"lora_name": "x"})[0] == 400
+        assert names(server) == {"two"}

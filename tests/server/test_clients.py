@@ -41,7 +41,7 @@ async def test_openai_chat_whole_streamed_and_with_the_stream_helper() -> None:
         asked: Any = {"model": MODEL, "messages": MESSAGES}
         whole = client.chat.completions.create(
             **asked, logprobs=True, top_logprobs=2, n=1, stop=["x"], seed=1, user="me"
-        )  # fmt: skip
+        )
         with client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}) as stream:
             chunks = list(stream)
         with client.chat.completions.stream(**asked) as helper:

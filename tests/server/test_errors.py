@@ -33,7 +33,7 @@ from tests.server.fake_engine import assert_error, in_loop, make_server, request
 )
 def test_status_type_code_and_param(
     error: Exception, status: int, kind: str, code: str | None, param: str | None
-) -> None:  # fmt: skip
+) -> None:
     answer = ApiError.of(error)
     content = answer.body()["error"]
     assert (answer.status, content["type"], content["code"], content["param"]) == (status, kind, code, param)

@@ -26,7 +26,7 @@ class StandInSupervisor:
     def __init__(self, name: str, log: list[str]) -> None:
         self.name, self.log = name, log
         self.options = SimpleNamespace(max_num_seqs=1)
-        self.is_ready = self.is_asleep = False
+        self.is_ready = self.is_asleep = self.is_restarting = False
         self.error: Exception | None = None
 
     def rest(self) -> None:

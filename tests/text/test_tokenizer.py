@@ -85,3 +85,9 @@ def test_token_text_keeps_its_leading_space() -> None:
     assert tokenizer.decode(token_ids) == "the fox"
     words = word_piece_tokenizer()
     assert [words.token_text(token_id) for token_id in words.encode("fox !")] == ["fox", "!"]
+
+
+def test_identity_is_that_of_the_vocabulary() -> None:
+    made = [make().identity for make in (byte_level_tokenizer, sentencepiece_tokenizer, word_piece_tokenizer)]
+    assert len({*made}) == 3
+    assert byte_level_tokenizer().identity == made[0]

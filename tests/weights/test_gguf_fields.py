@@ -77,6 +77,7 @@ def gguf_of(config: Mapping[str, Any], read: Any) -> GGUFFile:
         present = {
             "attn_q.bias": getattr(read, "qkv_bias", False), "ffn_up.bias": getattr(read, "mlp_bias", False),
             "ssm_conv1d.bias": state is not None and state.conv_bias,
+            "attn_q_norm.weight": getattr(read, "has_head_norms", False),
             "attn_v.weight": not (shares_values and read.windows[layer] is None),
         }  # fmt: skip
         shapes |= {f"blk.{layer}.{part}": (1,) for part, is_there in present.items() if is_there}

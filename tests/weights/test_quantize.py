@@ -15,7 +15,7 @@ from quire.weights.checkpoint import open_checkpoint
 from quire.weights.dequantize import decode
 from quire.weights.gguf_file import read_gguf
 from quire.weights.importance import read_importance, write_importance
-from quire.weights.quantize import FILE_TYPES, Source, SourceTensor, choose_formats, quantize, quantize_gguf
+from quire.weights.quantize import FILE_TYPES, ModelToQuantize, SourceTensor, choose_formats, quantize, quantize_gguf
 from quire.weights.quantize_source import from_gguf
 from quire.weights.sources import ModelFiles
 from tests.weights.gguf_builder import TinyModel
@@ -107,7 +107,7 @@ def test_rows_that_are_no_whole_blocks_are_refused() -> None:
 # --- Mixes ------------------------------------------------------------------------------------
 
 
-def source(num_layers: int = 16, width: int = 512, *, tied: bool = False, **sizes: int) -> Source:
+def source(num_layers: int = 16, width: int = 512, *, tied: bool = False, **sizes: int) -> ModelToQuantize:
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (96, width), "output_norm.weight": (width,)}
     shapes |= {} if tied else {"output.weight": (96, width)}
     for layer in range(num_layers):
@@ -118,7 +118,7 @@ def source(num_layers: int = 16, width: int = 512, *, tied: bool = False, **size
         for name, shape in shapes.items()
     )
     counts = {"num_heads": 8, "num_kv_heads": 2, "num_experts": 0, **sizes}
-    return Source({}, tensors, num_layers, **counts)
+    return ModelToQuantize({}, tensors, num_layers, **counts)
 
 
 MORE_BITS = (0, 1, 4, 7, 10, 13, 14, 15)
@@ -215,12 +215,12 @@ def test_stacks_of_experts_use_the_importance_of_each(tmp_path: Path) -> None:
     name = "blk.0.ffn_up_exps.weight"
     tensor = SourceTensor(name, stack.shape, "F32", lambda first, last: rows[first:last], lambda: rows.view(np.uint8))
     importance = np.random.default_rng(2).uniform(0.1, 9, 3 * 64).astype(np.float32)
-    quantize_gguf(Source({}, (tensor,), 1, 4, 4, 3), tmp_path / "out.gguf", "Q4_0", {name: importance})
+    quantize_gguf(ModelToQuantize({}, (tensor,), 1, 4, 4, 3), tmp_path / "out.gguf", "Q4_0", {name: importance})
     file = read_gguf(tmp_path / "out.gguf")
     expected = [quantize(stack[index], "Q4_0", importance[64 * index : 64 * (index + 1)]) for index in range(3)]
     assert np.array_equal(file.rows(file.tensors[name]), np.concatenate(expected))
     with pytest.raises(UnsupportedModelError, match=r"128 columns for 'blk.0.ffn_up_exps.weight', which has 64"):
-        quantize_gguf(Source({}, (tensor,), 1, 4, 4, 3), tmp_path / "b.gguf", "Q4_0", {name: importance[:128]})
+        quantize_gguf(ModelToQuantize({}, (tensor,), 1, 4, 4, 3), tmp_path / "b.gguf", "Q4_0", {name: importance[:128]})
 
 
 # --- Importance matrices ----------------------------------------------------------------------

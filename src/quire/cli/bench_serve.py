@@ -14,13 +14,13 @@ import click
 
 from quire.cli.command import option, output_of, verb
 from quire.cli.exit_codes import ExitCode
-from quire.cli.load_client import Endpoint, Load, LoadResult, highest_rate, put_load
+from quire.cli.load_client import Load, LoadResult, LoadTarget, highest_rate, put_load
 from quire.cli.server_client import (
     CHAT_PATH,
-    Answer,
     ServerAnswerError,
     ServerClient,
     ServerUnreachableError,
+    StreamedAnswer,
     api_key,
     find_model,
     find_url,
@@ -113,7 +113,7 @@ def bench_serve_command(
     if sweep and not slo:
         raise click.UsageError('--sweep needs limits to hold: --slo "ttft_p95<500ms"')
     url = find_url(url)
-    endpoint = Endpoint(url, CHAT_PATH, api_key())
+    endpoint = LoadTarget(url, CHAT_PATH, api_key())
     if model is None:
         with ServerClient(url) as client:
             model = find_model(client, None).name
@@ -151,7 +151,7 @@ def bench_serve_command(
         click.get_current_context().exit(int(ExitCode.CHECK_FAILED))
 
 
-def _refusal(answer: Answer) -> QuireError:
+def _refusal(answer: StreamedAnswer) -> QuireError:
     """Return the error of a warm-up request without text."""
     reason = answer.error or "it sent no text"
     if not answer.status:

@@ -27,10 +27,10 @@ from quire.cli.options import chosen_options, option_flags
 from quire.cli.output import Output, format_seconds
 from quire.cli.server_client import (
     CHAT_PATH,
-    Answer,
     ServedModel,
     ServerAnswerError,
     ServerClient,
+    StreamedAnswer,
     find_model,
     find_url,
     served_model_option,
@@ -152,7 +152,7 @@ def ask_server(
     `on_text` gets the content, `on_reasoning` the reasoning. Raises: ServerUnreachableError, ServerAnswerError.
     """
     body = {**request_body(model.name, messages, chosen), "stream_options": {"include_usage": True}}
-    answer = Answer(time.perf_counter())
+    answer = StreamedAnswer(time.perf_counter())
     is_interrupted = False
     with closing(client.stream(CHAT_PATH, body)) as events:
         try:
@@ -173,7 +173,7 @@ def ask_server(
     return Reply(answer.message, line, time.perf_counter() - answer.started_s, is_interrupted)
 
 
-def _statistics_line(answer: Answer, interrupted: str | None, max_model_len: int | None) -> str:
+def _statistics_line(answer: StreamedAnswer, interrupted: str | None, max_model_len: int | None) -> str:
     """Return the line of `quire run`; an answer without usage, such as a stopped one, has its pieces counted."""
     reason = interrupted or answer.finish_reason or "no finish reason"
     first_s = answer.time_to_first_s if answer.chunk_times else None

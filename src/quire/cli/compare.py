@@ -53,7 +53,7 @@ def compare_command(name: str, pool: int | None, svg: str | None, html: str | No
     """
     from quire.insight.compare import run
     from quire.insight.compare.figure import equal_text, html_page, row_texts, svg_image
-    from quire.insight.compare.results import Settings
+    from quire.insight.compare.results import RunSettings
 
     output, stages = output_of(), set[str]()
 
@@ -62,7 +62,7 @@ def compare_command(name: str, pool: int | None, svg: str | None, html: str | No
             stages.add(stage)
             output.note(f"{name}: {stage}")
 
-    comparison = run(name, Settings(pool_bytes=pool, **values), show)
+    comparison = run(name, RunSettings(pool_bytes=pool, **values), show)
     for option_name, path, draw in (("--svg", svg, svg_image), ("--html", html, html_page)):
         if path is not None:
             output.write_file(option_name, path, draw(comparison))

@@ -25,6 +25,7 @@ EXAMPLES = (
     "quire explain smollm2 --batch 1,32 --ctx 512",
     "quire explain qwen3-4b --tp 2 --ctx 1024 --device H100-SXM --ops",
     "quire explain tinyllama --device RTX-4090 --gpu-memory-utilization 0.9,0.3 --kv-dtype auto,int8",
+    "quire explain smollm2 --lora 16 --batch 8",
     "quire explain smollm2 --measure --html explained.html",
 )
 AUTO = "auto"
@@ -68,6 +69,8 @@ KV_TYPES = Value("type,…", _parse_kv_types, f"a list of auto, fp8, {', '.join(
 @option("--max-model-len", type=LENGTHS, default=(), help="length of the requests that must fit  [--ctx]")
 @option("--max-num-batched-tokens", type=LENGTH, help="token budget of one step  [2048]")
 @option("--block-size", type=LENGTH, help="tokens per KV block  [16, on a CPU 32]")
+@option("--lora", multiple=True, metavar="NAME=PATH|RANK",
+        help="show bytes and work of an adapter, or of any one of a rank; may be given several times")  # fmt: skip
 @option("--ops", is_flag=True, help="list every operation of each phase")
 @option("--html", type=click.Path(dir_okay=False, path_type=Path), help="write a page that needs no other file")
 @option("--measure", is_flag=True, help="load the model, and show measured figures beside the predicted")

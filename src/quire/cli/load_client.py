@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import httpx2
 import msgspec
 
-from quire.cli.server_client import Answer, base_url, errors_named
+from quire.cli.server_client import StreamedAnswer, base_url, errors_named
 from quire.server.router.upstream import Upstream
 
 HEADERS = [(b"Content-Type", b"application/json"), (b"Accept", b"text/event-stream")]
@@ -25,7 +25,7 @@ Body = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class LoadTarget:
     """A server's address, and a path of its API. `key` may be empty."""
 
     url: str
@@ -36,15 +36,15 @@ class Endpoint:
 class StreamClient:
     """Requests to one path of a server, each on a connection that no other uses at the time."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: LoadTarget) -> None:
         """Raises: ServerUnreachableError if the endpoint's URL is no address."""
         self._url = base_url(endpoint.url)
         self._upstream = Upstream(self._url, endpoint.key or None)
         self._target = (urlsplit(self._url).path + endpoint.path).encode()
 
-    async def ask(self, body: Body) -> Answer:
+    async def ask(self, body: Body) -> StreamedAnswer:
         """Send one body and read its answer to the end. Raises: ServerUnreachableError if nothing listens there."""
-        answer, rest = Answer(time.perf_counter()), b""
+        answer, rest = StreamedAnswer(time.perf_counter()), b""
         with errors_named(self._url):
             received = await self._upstream.begin("POST", self._target, HEADERS, msgspec.json.encode(body))
         try:
@@ -68,7 +68,7 @@ class StreamClient:
         self._upstream.close()
 
 
-def _take(lines: Sequence[bytes], answer: Answer) -> None:
+def _take(lines: Sequence[bytes], answer: StreamedAnswer) -> None:
     """Add complete lines of a stream to its answer; comments and blank lines are skipped. Mutates: answer."""
     for line in lines:
         data = line[5:].strip()
@@ -99,11 +99,11 @@ class LoadResult:
     """All answers of one load, and how long it took."""
 
     load: Load
-    answers: tuple[Answer, ...]
+    answers: tuple[StreamedAnswer, ...]
     duration_s: float
 
     @property
-    def good(self) -> list[Answer]:
+    def good(self) -> list[StreamedAnswer]:
         """Answers that are complete."""
         return [answer for answer in self.answers if answer.error is None and answer.chunk_times]
 
@@ -134,22 +134,22 @@ def percentile(values: Sequence[float], percent: int) -> float:
     return ordered[max(0, -(-percent * len(ordered) // 100) - 1)]
 
 
-def put_load(endpoint: Endpoint, load: Load, bodies: Sequence[Body], *, seed: int = 0) -> LoadResult:
+def put_load(endpoint: LoadTarget, load: Load, bodies: Sequence[Body], *, seed: int = 0) -> LoadResult:
     """Send all bodies. Raises: ServerUnreachableError if there is no server."""
     started = time.perf_counter()
     answers = asyncio.run(_ask_all(endpoint, load, bodies, seed))
     return LoadResult(load, tuple(answers), time.perf_counter() - started)
 
 
-async def _ask_all(endpoint: Endpoint, load: Load, bodies: Sequence[Body], seed: int) -> list[Answer]:
+async def _ask_all(endpoint: LoadTarget, load: Load, bodies: Sequence[Body], seed: int) -> list[StreamedAnswer]:
     gaps, client = random.Random(seed), StreamClient(endpoint)
     slots = asyncio.Semaphore(load.concurrency or len(bodies))
 
-    async def ask(body: Body) -> Answer:
+    async def ask(body: Body) -> StreamedAnswer:
         async with slots:
             return await client.ask(body)
 
-    tasks: list[asyncio.Task[Answer]] = []
+    tasks: list[asyncio.Task[StreamedAnswer]] = []
     try:
         for body in bodies:
             if load.rate is not None and tasks:

@@ -71,7 +71,8 @@ def memory_bytes(pid: int) -> int:
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
         for item in (process, *process.children(recursive=True)):
-            total += item.memory_info().rss
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                total += item.memory_info().rss
     return total
 
 

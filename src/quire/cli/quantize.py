@@ -18,7 +18,7 @@ from quire.errors import ConfigError, UnsupportedModelError
 if TYPE_CHECKING:
     from quire.cli.output import Output
     from quire.weights.importance import Importance
-    from quire.weights.quantize import Source
+    from quire.weights.quantize import ModelToQuantize
     from quire.weights.sources import ModelFiles
 
 EXAMPLES = (
@@ -79,7 +79,7 @@ def quantize_command(
     output.note(f"{format_bytes(num_bytes)} in {seconds:.1f} s: {held}   next: quire run {out}")
 
 
-def open_source(files: "ModelFiles") -> "Source":
+def open_source(files: "ModelFiles") -> "ModelToQuantize":
     """Open a GGUF file of any architecture, or a directory of one that GGUF can say completely.
 
     Raises: ModelFileError; UnsupportedModelError for a directory whose config or tokenizer would not come back the
@@ -88,7 +88,7 @@ def open_source(files: "ModelFiles") -> "Source":
     from quire.lazy_torch import on_meta
     from quire.models.hf_wrapper import language_model
     from quire.models.registry import ModelRegistry
-    from quire.runtime.loader import make_model
+    from quire.runtime.loader import make_stored
     from quire.text.gguf_export import describe_tokenizer
     from quire.weights.checkpoint import open_checkpoint
     from quire.weights.gguf_config import sampling_keys
@@ -101,8 +101,9 @@ def open_source(files: "ModelFiles") -> "Source":
     checkpoint = open_checkpoint(files)
     whole = ModelRegistry.resolve(checkpoint.hf_config)
     hf_config, stored = language_model(checkpoint.hf_config, whole, checkpoint.tensors)
-    model = ModelRegistry.resolve(hf_config)
-    expected = model.Config.from_hf(hf_config)
+    with on_meta():
+        model = make_stored(hf_config, stored)
+    expected = model.config
     config = completed(hf_config, expected)
     keys, factors = describe_config(config, expected)
     ends = checkpoint.generation_config.get("eos_token_id", hf_config.get("eos_token_id"))
@@ -112,9 +113,7 @@ def open_source(files: "ModelFiles") -> "Source":
     keys |= describe_tokenizer(files.path, config["vocab_size"], end_ids, has_merges=has_merges)
     keys["general.name"] = files.path.name
     keys |= sampling_keys(checkpoint.generation_config)
-    with on_meta():
-        layout = make_model(hf_config).layout()
-    named = name_tensors(config, expected, stored, layout)
+    named = name_tensors(config, expected, stored, model.layout())
     source = from_tensors(keys, named, factors)
     found = read_back(source, keys)
     other = ModelRegistry.resolve(found)
@@ -122,7 +121,7 @@ def open_source(files: "ModelFiles") -> "Source":
     differing = [
         name for name, value in vars(read).items() if _as_stored(value) != _as_stored(vars(expected).get(name))
     ]
-    if not issubclass(model, other) or differing:
+    if not isinstance(model, other) or differing:
         what = ", ".join(differing) or "the class"
         raise UnsupportedModelError(
             f"{files.path}: GGUF does not say {what} of this model as written here; convert it with llama.cpp's "
@@ -141,7 +140,7 @@ def _as_stored(value: Any) -> Any:
 
 
 def _importance(
-    files: "ModelFiles", source: "Source", text: Path | None, path: Path | None, output: "Output"
+    files: "ModelFiles", source: "ModelToQuantize", text: Path | None, path: Path | None, output: "Output"
 ) -> "Importance | None":
     from quire.weights.importance import read_importance, write_importance
 

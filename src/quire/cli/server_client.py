@@ -264,7 +264,7 @@ def find_model(client: ServerClient, name: str | None) -> ServedModel:
 
 
 @dataclass(slots=True)
-class Answer:
+class StreamedAnswer:
     """A streamed answer as its client saw it. Times are of `time.perf_counter()`; `chunk_times`: pieces of text."""
 
     started_s: float

@@ -15,7 +15,7 @@ from quire.byte_sizes import format_bytes
 from quire.cli.command import option, output_of, verb
 from quire.cli.output import Output, format_seconds, is_capable_terminal
 from quire.cli.server_client import ServerAnswerError, ServerClient, find_url, url_option
-from quire.cli.top_metrics import Load, MetricsPage, ReplicaLoad, load_between, replicas_between
+from quire.cli.top_metrics import MetricsPage, ReplicaLoad, ServerLoad, load_between, replicas_between
 from quire.cli.typed_keys import END, ReadKey, typed_keys
 
 EXAMPLES = ("quire top", "quire top --url http://127.0.0.1:8000 --once --json")
@@ -71,7 +71,7 @@ def _is_left(read_key: ReadKey, seconds: float) -> bool:
     return False
 
 
-def _show(load: Load, output: Output, url: str, *, live: bool) -> None:
+def _show(load: ServerLoad, output: Output, url: str, *, live: bool) -> None:
     if output.json:
         output.result_json("quire.top/1", {"url": url, **asdict(load)})
     elif live and not is_capable_terminal(sys.stdout):
@@ -105,7 +105,7 @@ def _cells(load: ReplicaLoad) -> list[str]:
             f"{load.prompt_tokens_per_s:.1f}", tokens_per_s, str(load.failures)]  # fmt: skip
 
 
-def view_lines(load: Load, url: str) -> list[str]:
+def view_lines(load: ServerLoad, url: str) -> list[str]:
     """Return the view of one interval."""
     num_full = max(0, min(BAR_CELLS, round(BAR_CELLS * load.kv_usage_ratio)))
     bar = "▓" * num_full + "░" * (BAR_CELLS - num_full)
@@ -125,7 +125,7 @@ def view_lines(load: Load, url: str) -> list[str]:
     return [f"{load.model} at {url}", *(f"{name:<10}  {text}" for name, text in rows.items())]
 
 
-def summary(load: Load) -> str:
+def summary(load: ServerLoad) -> str:
     """Return one interval as one line."""
     breaks = [f"prefixes {_breaks(load)}"] if load.prefix_breaks else []
     weights = [f"weights {_weights(load)}"] if load.weights_mapped_bytes else []
@@ -138,7 +138,7 @@ def summary(load: Load) -> str:
     ))  # fmt: skip
 
 
-def _weights(load: Load) -> str:
+def _weights(load: ServerLoad) -> str:
     mapped, resident, limit = (
         format_bytes(size)
         for size in (load.weights_mapped_bytes, load.weights_resident_bytes, load.weights_limit_bytes)
@@ -147,12 +147,12 @@ def _weights(load: Load) -> str:
     return f"{mapped} on disk · {resident} of at most {limit} in memory · {read} of the experts used read from disk"
 
 
-def _drafts(load: Load) -> str:
+def _drafts(load: ServerLoad) -> str:
     gain = NOTHING if load.draft_gain is None else f"{load.draft_gain:.2f}"
     return f"{load.drafts_per_s:.1f} tok/s verified · {_percent(load.draft_accept_ratio)} right · tokens × {gain}"
 
 
-def _breaks(load: Load) -> str:
+def _breaks(load: ServerLoad) -> str:
     last = "" if load.last_prefix_break is None else f", the last at token {load.last_prefix_break}"
     return f"{load.prefix_breaks} broken{last}; {load.prefix_break_tokens} tokens computed again"
 

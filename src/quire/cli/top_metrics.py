@@ -52,7 +52,7 @@ class MetricsPage:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ServerLoad:
     """A server between two pages. None: no sample, or the server does not tell.
 
     `drafts_per_s`: draft tokens that steps verified; `draft_gain`: generated tokens by those that were no drafts.
@@ -96,7 +96,7 @@ def change_between(before: MetricsPage, after: MetricsPage, name: str, **labels:
     return now - then if now >= then else now
 
 
-def load_between(before: MetricsPage, after: MetricsPage) -> Load:
+def load_between(before: MetricsPage, after: MetricsPage) -> ServerLoad:
     """Return the changes between two pages.
 
     Preemptions are those of the interval, engine deaths and broken prefixes those since the server's start.
@@ -106,7 +106,7 @@ def load_between(before: MetricsPage, after: MetricsPage) -> Load:
     queries, chosen = change("quire_prefix_cache_queries_total"), change("quire_experts_chosen_bytes_total")
     drafts, accepted = change("quire_draft_tokens_total"), change("quire_accepted_tokens_total")
     generated = change("quire_generation_tokens_total")
-    return Load(
+    return ServerLoad(
         model=after.label("quire_build_info", "model"),
         policy=after.label("quire_build_info", "scheduling_policy"),
         seconds=seconds,

@@ -23,7 +23,7 @@ from quire.errors import PromptError
 from quire.insight.tour_reasons import reason_of
 
 if TYPE_CHECKING:
-    from quire.insight.tour import Stop, Tour
+    from quire.insight.tour import Tour, TourStop
     from quire.text.tokenizer import Tokenizer
     from quire.weights.checkpoint import Checkpoint
 
@@ -94,7 +94,7 @@ def tour_command(
 def _stops(
     options: EngineOptions, text: str, max_tokens: int, prompt_len: int | None, chunk: int, num_layers: int | None,
     told: "Told",
-) -> Iterator["Stop"]:  # fmt: skip
+) -> Iterator["TourStop"]:  # fmt: skip
     """Load the model, then yield each stop when it is asked for."""
     from quire.insight.compare.rig import load
     from quire.insight.tour import Tour
@@ -146,21 +146,21 @@ def _prompt_ids(
     return tokenizer, token_ids
 
 
-def _gpu_stop(tour: "Tour", options: EngineOptions, checkpoint: "Checkpoint") -> "Stop":
+def _gpu_stop(tour: "Tour", options: EngineOptions, checkpoint: "Checkpoint") -> "TourStop":
     from quire.byte_sizes import format_bytes
     from quire.insight.compare.rig import load
-    from quire.insight.tour import Stop
+    from quire.insight.tour import TourStop
     from quire.insight.tour_work import StepWork
     from quire.lazy_torch import torch
     from quire.runtime.hardware import has_gpu_driver
 
     if options.device != "cpu":
-        return Stop("CPU and GPU", [f"this tour ran on {options.device}: --device cpu compares the two"], "")
+        return TourStop("CPU and GPU", [f"this tour ran on {options.device}: --device cpu compares the two"], "")
     if not has_gpu_driver() or not torch.cuda.is_available():
-        return Stop("CPU and GPU", ["this machine has no CUDA GPU to run the same prompt on"], "")
+        return TourStop("CPU and GPU", ["this machine has no CUDA GPU to run the same prompt on"], "")
     if torch.cuda.device_count() < options.tensor_parallel_size:
         found, wanted = torch.cuda.device_count(), options.tensor_parallel_size
-        return Stop("CPU and GPU", [f"{wanted} ranks need {wanted} GPUs, there are {found}: --tp {found} fits"], "")
+        return TourStop("CPU and GPU", [f"{wanted} ranks need {wanted} GPUs, there are {found}: --tp {found} fits"], "")
 
     def memory() -> str:
         held, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
@@ -199,7 +199,7 @@ class Told:
         finally:
             self.output.aside("\r\x1b[K")
 
-    def title(self, number: int, stop: "Stop") -> None:
+    def title(self, number: int, stop: "TourStop") -> None:
         """Write a stop's title."""
         self.output.result(self.output.style(f"{number}. {self._translate(stop.title)}", "bold", sys.stdout))
 
@@ -207,7 +207,7 @@ class Told:
         """Write a line of a stop."""
         self.output.result(f"   {self._translate(text)}")
 
-    def why(self, stop: "Stop", line: str = "") -> None:
+    def why(self, stop: "TourStop", line: str = "") -> None:
         """Write the reason of a stop, or of its `line`, if it has one of its own."""
         if line:
             self.line(f"why: {reason_of(line) or stop.why}")
@@ -215,7 +215,7 @@ class Told:
             self.output.result(self._translate(f"   why: {stop.why}") + "\n" if stop.why else "")
 
 
-def step_through(stops: Iterator["Stop"], told: Told) -> None:
+def step_through(stops: Iterator["TourStop"], told: Told) -> None:
     """Wait for a key after each line; under it stands what the keys do."""
     with typed_keys() as read_key:
         for number, stop in enumerate(stops, 1):

@@ -23,7 +23,7 @@ from quire.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from quire.insight.torch_profile import TorchProfile
-    from quire.insight.trace import Trace
+    from quire.insight.trace import EngineTrace
     from quire.runtime.machine_limits import MachineLimits
 
 SUFFIXES = (".jsonl", ".json", ".html")
@@ -177,9 +177,9 @@ def _kept_limits() -> bytes:
 
 def _convert(recording: Path, target: Path, output: Output) -> None:
     """Write a recording in the form of the target, unless it is the target, and say what it holds."""
-    from quire.insight.trace import Trace
+    from quire.insight.trace import EngineTrace
 
-    trace = Trace.read(recording)
+    trace = EngineTrace.read(recording)
     if trace.is_cut:
         output.note(f"{recording}: the last line is incomplete and was left out", style="yellow")
     if target != recording:
@@ -193,7 +193,7 @@ def _convert(recording: Path, target: Path, output: Output) -> None:
         output.result(f"{target}: {num_steps} steps, {num_events} events of {trace.header['model']['name']}")
 
 
-def _converted(trace: "Trace", suffix: str) -> str:
+def _converted(trace: "EngineTrace", suffix: str) -> str:
     if suffix == ".json":
         from quire.insight.chrome import to_chrome
 

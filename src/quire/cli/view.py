@@ -17,7 +17,7 @@ from quire.config import DTYPE_ALIASES, DTYPES, EngineOptions
 
 if TYPE_CHECKING:
     from quire.insight.picture import Picture
-    from quire.insight.trace import Trace
+    from quire.insight.trace import EngineTrace
 
 OF_STEPS = ("mask", "blocks", "step", "ops")
 OF_MODELS = ("layer", "ranks")
@@ -54,7 +54,7 @@ AUTO = "auto"
 @lang_option
 def view_command(
     what: str, subject: str | None, svg: str | None, html: str | None, translate: Callable[[str], str], **values: Any
-) -> None:  # fmt: skip
+) -> None:
     """Draw one step: its attention mask, the KV blocks, its place among the last steps, or its instructions.
 
     WHAT is mask, blocks, step or ops of a step; or layer or ranks of a model: one layer with its values, shapes and
@@ -94,13 +94,13 @@ def _of_step(
     what: str, recording: str | None, *, step: int | None = None, by: str = "kind", url: str | None = None
 ) -> "tuple[Picture, int]":
     """Draw a step. Returns: the picture and the step's number."""
-    from quire.insight.trace import Trace
+    from quire.insight.trace import EngineTrace
     from quire.insight.view import VIEWS, fullest_step, view_layers
 
     output = output_of()
     if not recording:
         output.note("waiting for the server's next step")
-    trace = Trace.read(recording) if recording else _fetch(url)
+    trace = EngineTrace.read(recording) if recording else _fetch(url)
     if trace.is_cut:
         output.note(f"{recording}: the last line is incomplete and was left out", style="yellow")
     chosen = fullest_step(trace) if what == "mask" and step is None else trace.step(step)
@@ -126,9 +126,9 @@ def _of_model(
     return view_layer(checkpoint, settings, layer=layer, start=start)
 
 
-def _fetch(url: str | None) -> "Trace":
+def _fetch(url: str | None) -> "EngineTrace":
     """Watch a server until it has computed a step."""
-    from quire.insight.trace import Trace
+    from quire.insight.trace import EngineTrace
 
     lines: list[str] = []
     with ServerClient(find_url(url)) as client, closing(client.event_lines("/xray/events?op_period=1")) as received:
@@ -136,4 +136,4 @@ def _fetch(url: str | None) -> "Trace":
             lines += [line] if line else []
             if len(lines) > LIVE_LINES or '"kind":"step"' in line:
                 break
-    return Trace.parse("\n".join(lines) + "\n", client.url)
+    return EngineTrace.parse("\n".join(lines) + "\n", client.url)

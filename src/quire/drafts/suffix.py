@@ -22,6 +22,9 @@ NEAR_BEFORE, NEAR_BEHIND = 4, 12
 _CLASS_STARTS = (1, 3, 4, 6, 9, 17)
 """Match lengths at which a class of places begins that are equally often right."""
 _PRIOR_RATES = (0.4, 0.3, 0.45, 0.6, 0.75, 0.9)
+_PRIOR_RATES_AHEAD = (0.8, 0.8, 0.85, 0.9, 0.93, 0.97)
+"""Of a draft's tokens behind the first one, given that all before are right: those have shown that the place is one
+that goes on alike, whatever the length of its match."""
 _PRIOR_WEIGHT = 8.0
 _KEPT = 0.98
 """Weight of what was seen before, beside each new observation."""
@@ -46,28 +49,33 @@ class _Rates:
         self._of_all = of_all
         self._rates: dict[tuple[Hashable, int], _Rate] = {}
 
-    def share(self, kind: Hashable, match_len: int) -> float:
-        class_index = _class_of(match_len)
+    def share(self, kind: Hashable, match_len: int, ahead: int) -> float:
+        class_index = _class_of(match_len, ahead)
         rate = self._rates.get((kind, class_index))
         if self._of_all is None:
-            return rate.num_right / rate.num_seen if rate else _PRIOR_RATES[class_index]
-        prior = self._of_all.share(kind, match_len)
+            return rate.num_right / rate.num_seen if rate else _PRIORS[class_index]
+        prior = self._of_all.share(kind, match_len, ahead)
         if rate is None:
             return prior
         return (rate.num_right + _PRIOR_WEIGHT / 2 * prior) / (rate.num_seen + _PRIOR_WEIGHT / 2)
 
-    def note(self, kind: Hashable, match_len: int, *, is_right: bool) -> None:
-        class_index = _class_of(match_len)
+    def note(self, kind: Hashable, match_len: int, ahead: int, *, is_right: bool) -> None:
+        class_index = _class_of(match_len, ahead)
         if (kind, class_index) not in self._rates:
             weight = 0.0 if self._of_all else _PRIOR_WEIGHT
-            self._rates[kind, class_index] = _Rate(weight * _PRIOR_RATES[class_index], weight)
+            self._rates[kind, class_index] = _Rate(weight * _PRIORS[class_index], weight)
         self._rates[kind, class_index].note(is_right=is_right)
         if self._of_all is not None:
-            self._of_all.note(kind, match_len, is_right=is_right)
+            self._of_all.note(kind, match_len, ahead, is_right=is_right)
 
 
-def _class_of(match_len: int) -> int:
-    return bisect_right(_CLASS_STARTS, match_len) - 1
+_PRIORS = _PRIOR_RATES + _PRIOR_RATES_AHEAD
+
+
+def _class_of(match_len: int, ahead: int) -> int:
+    """Return the index in `_PRIORS` of a draft's token number `ahead`, at a place with a match of this length."""
+    class_index = bisect_right(_CLASS_STARTS, min(match_len + ahead, LONGEST_MATCH)) - 1
+    return class_index + (len(_CLASS_STARTS) if ahead else 0)
 
 
 START = Match(0, 0)
@@ -113,7 +121,7 @@ class SuffixProposer:
         kind = self._kind(follower)
         return Draft(
             token_ids,
-            tuple(follower.rates.share(kind, min(match_len + ahead, LONGEST_MATCH)) for ahead in range(len(token_ids))),
+            tuple(follower.rates.share(kind, match_len, ahead) for ahead in range(len(token_ids))),
         )
 
     def forget_finished(self) -> None:
@@ -167,7 +175,7 @@ class SuffixProposer:
         kind, match_len = self._kind(follower), follower.place.match_len
         for ahead, (guess, token_id) in enumerate(zip(follower.proposed, new, strict=False)):
             is_right = guess == token_id
-            follower.rates.note(kind, min(match_len + ahead, LONGEST_MATCH), is_right=is_right)
+            follower.rates.note(kind, match_len, ahead, is_right=is_right)
             if not is_right:
                 break
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from quire.adapter import Adapter
 from quire.config import EngineConfig
 from quire.errors import InvalidParameterError, ModelFileError, RequestError, nearest, printable
-from quire.types import Request
 
 MAX_NAME_LEN = 256
 
@@ -80,27 +79,29 @@ class Adapters:
             if self._by_name.pop(name, None) is None:
                 raise RequestError(f"adapter '{printable(str(name))}' is not loaded{nearest(str(name), self.names)}")
 
-    def give(self, request: Request, chosen: LoRARequest | str | None) -> None:
-        """Give a request its adapter: that of a name, or the files of a `LoRARequest`, which are read if they changed.
+    def choose(
+        self, chosen: LoRARequest | str | None, prompt_token_ids: list[int], hash_extras: tuple[str, ...]
+    ) -> tuple[Adapter | None, tuple[str, ...]]:
+        """Return the adapter of a name, or of the files of a `LoRARequest`, which are read if they changed.
 
         An activated adapter computes from the last place of its invocation tokens in the prompt on; without them the
-        request is the base model's. Mutates: request. Raises: as `load`; RequestError for an unknown name.
+        request is the base model's. Returns: the adapter, and the request's `hash_extras`.
+        Raises: as `load`; RequestError for an unknown name.
         """
         if chosen is None:
-            return
+            return None, hash_extras
         found = self._of_call(chosen) if isinstance(chosen, LoRARequest) else self._by_name.get(chosen)
         if found is None:
             raise RequestError(f"adapter {chosen!r} is not loaded{nearest(str(chosen), self.names)}")
         start = 0
         if found.invocation_token_ids:
-            place = _last_place(request.prompt_token_ids, found.invocation_token_ids)
+            place = _last_place(prompt_token_ids, found.invocation_token_ids)
             if place is None:
-                return
+                return None, hash_extras
             start = place
         adapter = found.adapter
-        request.adapter = Adapter(adapter.name, adapter.path, adapter.digest, start)
-        if not start:
-            request.hash_extras = (*request.hash_extras, f"adapter {adapter.digest}")
+        extras = hash_extras if start else (*hash_extras, f"adapter {adapter.digest}")
+        return Adapter(adapter.name, adapter.path, adapter.digest, start), extras
 
     def _of_call(self, chosen: LoRARequest) -> _Loaded:
         known = self._by_name.get(chosen.lora_name)

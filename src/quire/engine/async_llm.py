@@ -132,10 +132,12 @@ class AsyncLLM(EngineHandle):
         priority: int = 0,
         client_id: str = "",
         cache_salt: str = "",
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
         """Yield one output: the prompt's vector. Raises: RequestError, CapacityError, EngineDeadError."""
         params = pooling_params or self.llm_engine.input_processor.default_pooling_params
-        identity = {"priority": priority, "client_id": client_id, "cache_salt": cache_salt}
+        identity: dict[str, Any] = {"priority": priority, "client_id": client_id, "cache_salt": cache_salt}
+        identity["lora_request"] = lora_request
         return self._follow(prompt, params, PoolingParams, request_id, streams=False, **identity)
 
     async def score(self, data_1: str | Sequence[str], data_2: str | Sequence[str]) -> list[ScoringRequestOutput]:

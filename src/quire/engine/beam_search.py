@@ -10,6 +10,7 @@ import itertools
 from dataclasses import dataclass
 from operator import attrgetter
 
+from quire.engine.adapters import LoRARequest
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import InvalidParameterError
 from quire.outputs import BeamSearchOutput, BeamSearchSequence
@@ -40,13 +41,17 @@ class _Continuation:
 class BeamSearch:
     """The beams of one prompt. `start`, then `advance` after each engine step until `output` is there."""
 
-    def __init__(self, engine: LLMEngine, request_id: str, prompt: object, params: BeamSearchParams) -> None:
-        """Checks prompt and width. Raises: RequestError."""
+    def __init__(
+        self, engine: LLMEngine, request_id: str, prompt: object, params: BeamSearchParams,
+        lora_request: LoRARequest | None = None,
+    ) -> None:  # fmt: skip
+        """Check prompt, width and adapter. Raises: RequestError, ModelError."""
         max_num_seqs = engine.config.scheduler.max_num_seqs
         if params.beam_width > max_num_seqs:
             raise InvalidParameterError("beam_width", params.beam_width, f"at most max_num_seqs ({max_num_seqs})")
         processor = engine.input_processor
-        self._prompt, self._prompt_token_ids, self._cache_salt = processor.tokenize(prompt)
+        self._prompt, self._prompt_token_ids, salt = processor.tokenize(prompt)
+        self._adapter, self._hash_extras = processor.adapters.choose(lora_request, self._prompt_token_ids, (salt,))
         self._max_tokens = min(params.max_tokens, processor.room_for_generation(len(self._prompt_token_ids)))
         eos_token_ids = frozenset() if params.ignore_eos else processor.eos_token_ids
         processor.check_in_vocabulary("stop_token_ids", params.stop_token_ids)
@@ -100,7 +105,8 @@ class BeamSearch:
             prompt_token_ids=self._prompt_token_ids,
             sampling=self._sampling,
             max_tokens=self._max_tokens,
-            hash_extras=(self._cache_salt,),
+            hash_extras=self._hash_extras,
+            adapter=self._adapter,
             awaits_external_token=True,
         )
 

@@ -10,7 +10,7 @@ from quire.config import DraftModel, EngineOptions, ModelConfig
 from quire.errors import ConfigError
 from quire.lazy_torch import on_meta
 from quire.models.hf_eagle import ARCHITECTURE, EagleConfig
-from quire.models.hf_predictor import add_eagle, add_predictor
+from quire.models.hf_predictor import add_eagle, add_predictors
 from quire.models.registry import ModelRegistry
 from quire.runtime.plan.packed_weights import kept_bytes
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
@@ -45,20 +45,20 @@ def with_draft(model: ModelConfig, options: EngineOptions, progress: Progress | 
 
 
 def _with_own_layer(model: ModelConfig) -> ModelConfig:
-    """Return the model with its layer that predicts further tokens."""
+    """Return the model with its layers that predict further tokens."""
     model_class = ModelRegistry.resolve(model.hf_config)
-    if not getattr(model_class, "has_predictor", False):
+    config = model_class.Config.from_hf(model.hf_config)
+    if not (count := getattr(config, "num_predictors", 0)):
         raise ConfigError(
             f"speculative='mtp' needs a layer that predicts further tokens, which {model.architecture} does not have:"
             " --speculative auto fits"
         )
-    config = model_class.Config.from_hf(model.hf_config)
     with on_meta():
         whole = model_class(config)
-        add_predictor(whole)
+        add_predictors(whole)
     added = sum(parameter.numel() for name, parameter in nn.named_parameters(whole) if name.startswith("mtp."))
-    spec = config.with_layer().kv_specs()[-1]
-    own = replace(model, num_layers=1, cache_specs=(spec,), num_parameters=added, stored_bytes=None)
+    specs = tuple(config.with_layers(count).kv_specs()[-count:])
+    own = replace(model, num_layers=count, cache_specs=specs, num_parameters=added, stored_bytes=None)
     return replace(model, draft=DraftModel(own, "", "", kind="mtp"))
 
 
@@ -71,7 +71,7 @@ def _with_eagle(model: ModelConfig, options: EngineOptions, checkpoint: Checkpoi
             f"{named} for a model of {head.vocab_size} tokens and hidden size {head.hidden_size}, and the model has"
             f" {model.vocab_size} and {model.hidden_size}: choose the head that was trained for this model"
         )
-    if not hasattr(model_class, "has_predictor") or model.num_layers < MIN_LAYERS:
+    if not hasattr(model_class, "predictor_keeps_norm") or model.num_layers < MIN_LAYERS:
         raise ConfigError(
             f"{named}, which reads hidden states of Llama's layers, {MIN_LAYERS} at least: {model.architecture} with"
             f" {model.num_layers} does not give them; --speculative auto without --draft-model fits"

@@ -126,6 +126,7 @@ class InputProcessor:
         if arrival_time_s is not None and not _is_time(arrival_time_s):
             raise RequestError(f"arrival_time_s must be a finite number of seconds, got {arrival_time_s!r}")
         text, token_ids, salt = self.tokenize(prompt)
+        adapter, hash_extras = self.adapters.choose(lora_request, token_ids, (cache_salt or salt,))
         request = Request(
             request_id=request_id,
             prompt_token_ids=token_ids,
@@ -133,10 +134,10 @@ class InputProcessor:
             arrival_time_s=self._clock() if arrival_time_s is None else arrival_time_s,
             priority=priority,
             client_id=client_id,
-            hash_extras=(cache_salt or salt,),
+            hash_extras=hash_extras,
             eos_token_ids=self.eos_token_ids,
+            adapter=adapter,
         )
-        self.adapters.give(request, lora_request)
         if isinstance(params, SamplingParams):
             self._make_generation(request, params)
         elif isinstance(params, PoolingParams):
@@ -165,7 +166,8 @@ class InputProcessor:
         """Tokens that may follow the prompt in the context. Raises: ContextLengthError when there is no room."""
         max_model_len = self._config.scheduler.max_model_len
         if num_prompt_tokens > max_model_len - 1:
-            fix = self._way_out(f" to {max_model_len - 1}") if max_model_len > 1 else "raise max_model_len"
+            most = max_model_len - 1
+            fix = self._way_out(f"by {num_prompt_tokens - most} tokens to {most}") if most else "raise max_model_len"
             raise ContextLengthError(
                 f"the prompt has {num_prompt_tokens} tokens, the context holds {max_model_len} including at least "
                 f"one generated token: {fix}"
@@ -200,13 +202,13 @@ class InputProcessor:
         if fewest_tokens > max_model_len:
             raise ContextLengthError(
                 f"the prompt has {len(text)} characters, so at least {fewest_tokens} tokens; the context holds "
-                f"{max_model_len}: {self._way_out()}"
+                f"{max_model_len}: {self._way_out(f'by at least {fewest_tokens - max_model_len} tokens')}"
             )
 
-    def _way_out(self, to: str = "") -> str:
+    def _way_out(self, change: str) -> str:
         """Return the advice for a prompt that is too long; the model's own limit cannot be raised."""
         can_grow = self._config.scheduler.max_model_len < self._config.model.context_len
-        return f"shorten the prompt{to}{' or raise max_model_len' if can_grow else ''}"
+        return f"shorten the prompt {change}{' or raise max_model_len' if can_grow else ''}"
 
     def _check_identity(self, request_id: Any, priority: Any, client_id: Any, cache_salt: Any) -> None:
         for name, value in (("request_id", request_id), ("client_id", client_id), ("cache_salt", cache_salt)):
@@ -226,7 +228,7 @@ class InputProcessor:
         if request.num_prompt_tokens > max_model_len:
             raise ContextLengthError(
                 f"the prompt has {request.num_prompt_tokens} tokens, the context holds {max_model_len}: "
-                f"{self._way_out()}"
+                f"{self._way_out(f'by {request.num_prompt_tokens - max_model_len} tokens')}"
             )
         if params.task == "classify" and not self._config.model.labels:
             raise InvalidParameterError("task", "classify", "left to models with a classification head")

@@ -140,16 +140,25 @@ class LLM(EngineHandle):
         return [chat.read(output) for chat, output in zip(chats, outputs, strict=True)]
 
     def beam_search(
-        self, prompts: Any, params: BeamSearchParams, *, use_tqdm: UseTqdm = False
+        self,
+        prompts: Any,
+        params: BeamSearchParams,
+        *,
+        use_tqdm: UseTqdm = False,
+        lora_request: LoRARequest | Sequence[LoRARequest] | None = None,
     ) -> list[BeamSearchOutput]:
-        """Return the likeliest completions of each prompt, best first.
+        """Return the likeliest completions of each prompt, best first. `lora_request`: as of `generate`.
 
         Raises: RequestError, CapacityError, EngineDeadError.
         """
         if not isinstance(params, BeamSearchParams):
             raise RequestError(f"params must be BeamSearchParams, got {type(params).__name__}")
-        engine = self.llm_engine
-        searches = [BeamSearch(engine, f"beams-{next(self._ids)}", item, params) for item in split_prompts(prompts)]
+        engine, items = self.llm_engine, split_prompts(prompts)
+        adapters = _per_prompt("lora_request", lora_request, LoRARequest, len(items))
+        searches = [
+            BeamSearch(engine, f"beams-{next(self._ids)}", item, params, adapter)
+            for item, adapter in zip(items, adapters, strict=True)
+        ]
 
         def take(outputs: list[Output]) -> list[TokenCounts]:
             return [(0, 0) for search in searches if search.advance()]
@@ -171,8 +180,9 @@ class LLM(EngineHandle):
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
         use_tqdm: UseTqdm = True,
+        lora_request: LoRARequest | Sequence[LoRARequest] | None = None,
     ) -> list[PoolingRequestOutput]:
-        """Return one vector per prompt from its final hidden states.
+        """Return one vector per prompt from its final hidden states. `lora_request`: as of `generate`.
 
         Parameters None: as the model's files for sentence-transformers say, else the last token's, normalised.
 
@@ -180,10 +190,11 @@ class LLM(EngineHandle):
         """
         items = split_prompts(prompts)
         given = _per_prompt("pooling_params", pooling_params, PoolingParams, len(items))
-        processor = self.llm_engine.input_processor
+        adapters = _per_prompt("lora_request", lora_request, LoRARequest, len(items))
+        processor, default = self.llm_engine.input_processor, self.llm_engine.input_processor.default_pooling_params
         prepared = [
-            processor.prepare(str(next(self._ids)), item, params or processor.default_pooling_params, streams=False)
-            for item, params in zip(items, given, strict=True)
+            processor.prepare(str(next(self._ids)), item, params or default, streams=False, lora_request=adapter)
+            for item, params, adapter in zip(items, given, adapters, strict=True)
         ]
         return self._run(prepared, use_tqdm)
 
@@ -193,14 +204,20 @@ class LLM(EngineHandle):
         *,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         use_tqdm: UseTqdm = True,
+        lora_request: LoRARequest | Sequence[LoRARequest] | None = None,
     ) -> list[PoolingRequestOutput]:
         """`encode` under vLLM's name for embeddings; see `outputs.embedding` of each result."""
-        return self.encode(prompts, pooling_params, use_tqdm=use_tqdm)
+        return self.encode(prompts, pooling_params, use_tqdm=use_tqdm, lora_request=lora_request)
 
     # --- Scores ---------------------------------------------------------------------------
 
     def score(
-        self, data_1: str | Sequence[str], data_2: str | Sequence[str], *, use_tqdm: UseTqdm = True
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        *,
+        use_tqdm: UseTqdm = True,
+        lora_request: LoRARequest | None = None,
     ) -> list[ScoringRequestOutput]:
         """Score a query with each of the documents, or each of `data_1` with its own of `data_2`.
 
@@ -209,7 +226,7 @@ class LLM(EngineHandle):
         """
         pairs = make_pairs(data_1, data_2)
         scoring = Scoring(self.llm_engine.config.model, self.get_tokenizer(), pairs)
-        outputs = self.encode(scoring.prompts, scoring.params, use_tqdm=use_tqdm)
+        outputs = self.encode(scoring.prompts, scoring.params, use_tqdm=use_tqdm, lora_request=lora_request)
         scores = scoring.scores([vector_of(output) for output in outputs])
         return [ScoringRequestOutput(ScoringOutput(score)) for score in scores]
 

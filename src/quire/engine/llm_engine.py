@@ -15,7 +15,8 @@ from quire.drafts.drafting import Drafting
 from quire.engine.input_processor import InputProcessor, PreparedRequest
 from quire.engine.isolation import Isolation
 from quire.engine.output_processor import Output, OutputProcessor
-from quire.errors import EngineDeadError, EngineError, PromptError
+from quire.engine.stall import Stall
+from quire.errors import EngineDeadError, PromptError
 from quire.events import EventKind, EventLog
 from quire.grammar.compiler import GrammarCompiler
 from quire.sampling_params import PoolingParams, SamplingParams
@@ -26,9 +27,6 @@ from quire.types import RequestStatus, SchedulerOutput, SequenceUpdate, StepResu
 
 if TYPE_CHECKING:
     from quire.parallel.executor import Executor
-
-MAX_IDLE_STEPS = 1000
-"""Steps in a row that compute nothing while requests wait: more means that the scheduler is stuck."""
 
 Observer = Callable[[SequenceUpdate], None]
 
@@ -75,7 +73,7 @@ class LLMEngine:
         self._isolation = Isolation(self.scheduler, self.events, self._output_processor.caller_of)
         self.observers: dict[str, Observer] = {}
         self._ended: list[Output] = []
-        self._num_idle_steps = 0
+        self._stall = Stall(executor, self.scheduler, reads_adapters=config.options.has_adapters)
         self._clock = clock
         self._in_flight: deque[SchedulerOutput] = deque()
         self._pace = Pace()
@@ -197,6 +195,8 @@ class LLMEngine:
         suspect_id = self._isolation.suspect_id() if self._isolation.is_active else None
         most = self.scheduler.config.max_in_flight if suspect_id is None else 1
         self._drafting.give_drafts(() if suspect_id or self._in_flight else self.scheduler.requests.running)
+        if self._stall.reads_adapters:
+            self._stall.read_adapters()
         while len(self._in_flight) < most:
             schedule = self.scheduler.schedule(suspect_id, self._pace.step_tokens, self._pace.tokens_per_s)
             if not (schedule.scheduled or schedule.awaits_transfers):
@@ -206,9 +206,9 @@ class LLMEngine:
                 schedule = schedule.with_op_times()
             self._executor.submit(schedule)
             self._in_flight.append(schedule)
-        self._num_idle_steps = 0 if self._in_flight else self._num_idle_steps + 1
-        if self._num_idle_steps > MAX_IDLE_STEPS and self.scheduler.num_waiting:
-            raise EngineError(f"{self.scheduler.num_waiting} requests wait, but none can be scheduled")
+            self._stall.num_steps = 0
+        if not self._in_flight:
+            self._stall.note()
 
     def _collect(self, schedule: SchedulerOutput) -> StepResult:
         try:

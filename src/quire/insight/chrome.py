@@ -11,14 +11,14 @@ Format: "Trace Event Format" (Chromium). Next to read: `trace.py`.
 from collections.abc import Iterator
 from typing import Any
 
-from quire.insight.trace import State, Trace
+from quire.insight.trace import EngineTrace, State
 
 ENGINE, REQUESTS, TORCH = 1, 2, 3
 STEPS, OPS = 1, 2
 Slice = dict[str, Any]
 
 
-def to_chrome(trace: Trace) -> dict[str, Any]:
+def to_chrome(trace: EngineTrace) -> dict[str, Any]:
     """Return the whole file as one JSON object. Units: microseconds from the trace's beginning."""
     return {
         "traceEvents": [*_names(), *_Timeline(trace).events()],
@@ -37,7 +37,7 @@ def _names() -> Iterator[Slice]:
 class _Timeline:
     """Visits the lines of a trace in order."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: EngineTrace) -> None:
         self._trace = trace
         self._start_s = trace.header["t"]
         self._tracks: dict[str, int] = {}

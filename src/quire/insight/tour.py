@@ -21,7 +21,7 @@ from quire.events import EventLog
 from quire.insight.compare.cache import RecomputingScheduler
 from quire.insight.compare.rig import SharedExecutor
 from quire.insight.tour_work import PARAMS, Figures, StepWork, operation_lines, rank_lines
-from quire.insight.trace import Line, Trace
+from quire.insight.trace import EngineTrace, Line
 from quire.outputs import RequestOutput
 from quire.scheduler.scheduler import Scheduler
 from quire.text.tokenizer import Tokenizer
@@ -35,7 +35,7 @@ UNTIMED = "no instruction was timed: this model runs operation by operation, not
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class TourStop:
     """A title, lines to show, and the answer to "why?". `facts`: its numbers, for programs."""
 
     title: str
@@ -46,7 +46,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    trace: Trace
+    trace: EngineTrace
     output: RequestOutput
     work: StepWork | None
 
@@ -109,7 +109,7 @@ class Tour:
         self._run(num_tokens=2)  # allocates memory and builds kernels, so that no stop is slower for it
         self._whole = self._run()
 
-    def stops(self) -> Iterator[Stop]:
+    def stops(self) -> Iterator[TourStop]:
         """Yield all stops, in the order in which a token meets them."""
         yield self._tokens()
         yield self._blocks()
@@ -129,11 +129,11 @@ class Tour:
         executor: "Executor",
         work: StepWork | None = None,
         memory: Callable[[], str] | None = None,
-    ) -> Stop:
+    ) -> TourStop:
         """Run the prompt on another device, `name`, beside this one. `memory`: says how much is held then."""
         other = Tour(
             config, executor, self._tokenizer, self._prompt, num_tokens=self._num_tokens, chunk=self._chunk, work=work
-        )  # fmt: skip
+        )
         runs = {self._config.device: self._whole, name: other._whole}
         phases = {device: (run.figures(run.steps[0]), run.figures(*run.steps[1:])) for device, run in runs.items()}
         lines = [
@@ -153,7 +153,7 @@ class Tour:
             " request is bound by memory on both."
         )
         facts = {device: {"prefill": one.facts, "decode": two.facts} for device, (one, two) in phases.items()}
-        return Stop(f"The same prompt on {name}", lines, why, facts)
+        return TourStop(f"The same prompt on {name}", lines, why, facts)
 
     def _run(self, *, budget: int | None = None, num_tokens: int | None = None, recomputes: bool = False) -> _Run:
         config = self._config
@@ -173,11 +173,11 @@ class Tour:
         assert isinstance(last, RequestOutput)
         if (error := last.outputs[0].error) is not None:
             raise EngineError(f"the prompt could not be answered: {error}")
-        return _Run(Trace.parse(recorder.take().decode()), last, self._work)
+        return _Run(EngineTrace.parse(recorder.take().decode()), last, self._work)
 
     # --- Stops ----------------------------------------------------------------------------------
 
-    def _tokens(self) -> Stop:
+    def _tokens(self) -> TourStop:
         pieces = [f"{token_id} {self._piece(token_id)}" for token_id in self._prompt]
         lines = [f"{len(pieces)} tokens, each an id and its text; the number before a line is the first one's position"]
         for at in range(0, min(NUM_SHOWN, len(pieces)), PER_LINE):
@@ -188,9 +188,9 @@ class Tour:
             "The model computes with token ids only. The chat template writes the roles of the messages as text"
             " with special tokens, and the tokenizer splits this text into pieces of its vocabulary."
         )
-        return Stop("Text becomes tokens", lines, why)
+        return TourStop("Text becomes tokens", lines, why)
 
-    def _blocks(self) -> Stop:
+    def _blocks(self) -> TourStop:
         first, size = self._whole.steps[0], self._config.scheduler.block_size
         (_, table), *_ = self._whole.share(first)["tables"]
         num_tokens = len(self._prompt)
@@ -208,9 +208,9 @@ class Tour:
             " anywhere in memory, and wastes less than one block. The kernels find a token's slot through the"
             " block table."
         )
-        return Stop("The scheduler admits the request and gives it KV blocks", lines, why)
+        return TourStop("The scheduler admits the request and gives it KV blocks", lines, why)
 
-    def _prefill(self) -> Stop:
+    def _prefill(self) -> TourStop:
         step = self._whole.steps[0]
         n, figures = len(self._prompt), self._whole.figures(step)
         lines = [
@@ -228,9 +228,9 @@ class Tour:
             "All prompt tokens are known, so one step computes them together. Each weight is read once for all"
             " rows, so the time goes into arithmetic rather than into reading memory."
         )
-        return Stop("Prefill", lines, why, figures.facts)
+        return TourStop("Prefill", lines, why, figures.facts)
 
-    def _chunked(self, run: _Run) -> Stop:
+    def _chunked(self, run: _Run) -> TourStop:
         lines, chunks = [], []
         for step in run.steps:
             share = run.share(step)
@@ -261,9 +261,9 @@ class Tour:
         )
         facts = {"chunks": [run.figures(step).facts for step in chunks], "total": total.facts,
                  "same_tokens": run.token_ids == self._whole.token_ids}  # fmt: skip
-        return Stop(f"The same prompt as a chunked prefill, {self._chunk} tokens a step", lines, why, facts)
+        return TourStop(f"The same prompt as a chunked prefill, {self._chunk} tokens a step", lines, why, facts)
 
-    def _decode(self) -> Stop:
+    def _decode(self) -> TourStop:
         lines, steps = [], self._whole.steps[1:]
         for at, step in enumerate(steps, 1):
             share = self._whole.share(step)
@@ -283,9 +283,9 @@ class Tour:
             " every weight, as the prefill does, for much less arithmetic: reading memory takes the time. A batch"
             " of many requests reads the weights once for all of them."
         )
-        return Stop("Decode, one token a step", lines, why, decode.facts)
+        return TourStop("Decode, one token a step", lines, why, decode.facts)
 
-    def _operations(self, chunked: _Run) -> Stop:
+    def _operations(self, chunked: _Run) -> TourStop:
         why = (
             "Weights have the same shape in every step; only the rows differ. FLOPs grow with the rows, the bytes of a"
             " weight do not: a step of few rows is bound by memory, one of many rows by arithmetic. A layer is the same"
@@ -293,7 +293,7 @@ class Tour:
         )
         work, title = self._work, "Operation by operation: shapes, work and times"
         if work is None:
-            return Stop(title, [UNTIMED], why)
+            return TourStop(title, [UNTIMED], why)
         steps = {}
         for name, run, at in (("prefill", self._whole, 0), ("chunk", chunked, 0), ("decode", self._whole, -1)):
             share = run.share(run.steps[at])
@@ -307,9 +307,9 @@ class Tour:
         if len(chunked.steps) > len(self._whole.steps):
             lines.append("the first chunk samples nothing, so the product that makes logits does not run in it")
         facts = [{name: asdict(one) for name, one in rows.items()} for rows in found]
-        return Stop(title, lines, why, {"operations": facts})
+        return TourStop(title, lines, why, {"operations": facts})
 
-    def _naive(self) -> Stop:
+    def _naive(self) -> TourStop:
         naive, cached = self._run(recomputes=True), self._whole
         n, m = len(self._prompt), self._num_tokens
         pairs = [sum(_pairs(run.share(step)) for step in run.steps) for run in (naive, cached)]
@@ -326,7 +326,7 @@ class Tour:
             " over N steps. Keys and values of earlier tokens never change. With the cache a step computes one row"
             " of k pairs: about N² / 2 over N steps."
         )
-        return Stop("Without a KV cache: the naive loop, on the same engine", lines, why)
+        return TourStop("Without a KV cache: the naive loop, on the same engine", lines, why)
 
     # --- Numbers of a step ----------------------------------------------------------------------
 
@@ -401,7 +401,7 @@ class Tour:
             return f"<{token_id}>"
         return repr(self._tokenizer.decode([token_id], skip_special_tokens=False))
 
-    def _ranks(self, work: StepWork) -> Stop:
+    def _ranks(self, work: StepWork) -> TourStop:
         """Return the stop that shows one rank: the shapes of its weights, and the sums between the ranks."""
         lines = list(rank_lines(work.rank, len(self._prompt)))
         for name, step in (("prefill", self._whole.steps[0]), ("decode", self._whole.steps[-1])):
@@ -416,7 +416,7 @@ class Tour:
             " other ranks only after the second product, to sum. Times of all stops are those of rank 0, which waits"
             " in each sum for the slowest rank."
         )
-        return Stop(f"The same model on {work.num_ranks} ranks", lines, why)
+        return TourStop(f"The same model on {work.num_ranks} ranks", lines, why)
 
 
 def _ratio(prefill: Figures, decode: Figures) -> str:

@@ -28,7 +28,7 @@ class TraceError(QuireError):
 
 
 @dataclass(slots=True)
-class RequestState:
+class TracedRequest:
     """An unfinished request after a step.
 
     Fields:
@@ -54,7 +54,7 @@ class State:
     """
 
     header: Line
-    requests: dict[str, RequestState] = field(default_factory=dict)
+    requests: dict[str, TracedRequest] = field(default_factory=dict)
     findable: set[int] = field(default_factory=set)
     waiting: dict[str, float] = field(default_factory=dict)
     held: Counter[int] = field(default_factory=Counter)
@@ -65,7 +65,7 @@ class State:
         held: Counter[int] = Counter(header.get("held", ()))
         state = cls(header, findable=set(header["cached"]), waiting=dict(header.get("waiting", {})), held=held)
         for item in header["requests"]:
-            known = RequestState(item["id"], item["num_prompt_tokens"], item["num_tokens"], item["num_computed"])
+            known = TracedRequest(item["id"], item["num_prompt_tokens"], item["num_tokens"], item["num_computed"])
             known.tables = copy.deepcopy(item["tables"])
             state.requests[known.request_id] = known
         return state
@@ -105,7 +105,7 @@ class State:
     def _apply_step(self, line: Line) -> None:
         for new in line.get("new_requests", ()):
             tables: list[list[int]] = [[] for _ in self.header["engine"]["windows"]]
-            self.requests[new["id"]] = RequestState(
+            self.requests[new["id"]] = TracedRequest(
                 new["id"], new["num_prompt_tokens"], new["num_tokens"], tables=tables
             )
         for share in line.get("requests", ()):
@@ -120,7 +120,7 @@ class State:
 
 
 @dataclass(slots=True)
-class Trace:
+class EngineTrace:
     """All lines of a trace. `is_cut`: its last line is incomplete and was left out."""
 
     lines: list[Line]
@@ -128,7 +128,7 @@ class Trace:
     _ops: dict[int, list[Line]] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, path: Path | str) -> "Trace":
+    def read(cls, path: Path | str) -> "EngineTrace":
         """Read a file. Raises: TraceError if it cannot be read, is no trace, or comes from a newer version."""
         try:
             text = Path(path).read_text(encoding="utf-8", errors="replace")
@@ -137,7 +137,7 @@ class Trace:
         return cls.parse(text, str(path))
 
     @classmethod
-    def parse(cls, text: str, name: str = "the trace") -> "Trace":
+    def parse(cls, text: str, name: str = "the trace") -> "EngineTrace":
         """Parse the text of a file called `name`. Raises: TraceError."""
         rows = text.split("\n")
         trace = cls([], is_cut=bool(rows.pop()))

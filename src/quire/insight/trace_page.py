@@ -8,13 +8,13 @@ import functools
 import json
 from importlib.resources import files
 
-from quire.insight.trace import Trace
+from quire.insight.trace import EngineTrace
 
 TRACE_MARK = "/*trace*/"
 """Place of the lines in `template`. The page, which saves traces too, replaces it in the same way."""
 
 
-def to_html(trace: Trace) -> str:
+def to_html(trace: EngineTrace) -> str:
     """Return the whole page. It does not draw the slices of `torch.profiler`, which would be most of the file."""
     lines = "\n".join(json.dumps(line) for line in trace.lines if line.get("kind") != "torch")
     # Within JSON "<" stands only in strings: escaped, no text can end the script element.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from quire.insight.picture import COLOURS, Kind, Picture, Row, counted
-from quire.insight.trace import Line, Trace
+from quire.insight.trace import EngineTrace, Line
 from quire.insight.view_mask import view_mask as mask_of
 from quire.types import NULL_BLOCK_ID
 
@@ -15,17 +15,17 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 MAX_STEPS = 64
 
 
-def view_mask(trace: Trace, step: Line) -> Picture:
+def view_mask(trace: EngineTrace, step: Line) -> Picture:
     """The step's one attention mask: the new tokens of all requests by the keys of all requests."""
     return mask_of(trace, step, _names(trace))
 
 
-def fullest_step(trace: Trace) -> Line:
+def fullest_step(trace: EngineTrace) -> Line:
     """Return the first of the steps with most requests. Raises: TraceError for a trace without steps."""
     return max(trace.steps or [trace.step()], key=lambda step: len(step["requests"]))
 
 
-def view_blocks(trace: Trace, step: Line) -> Picture:
+def view_blocks(trace: EngineTrace, step: Line) -> Picture:
     """All KV blocks after the step, by owner; and each request's block table."""
     state, size = trace.state_after(step), trace.header["engine"]["block_size"]
     num_blocks = trace.header["engine"]["num_blocks"]
@@ -79,7 +79,7 @@ def view_blocks(trace: Trace, step: Line) -> Picture:
     )
 
 
-def view_step(trace: Trace, step: Line) -> Picture:
+def view_step(trace: EngineTrace, step: Line) -> Picture:
     """The steps up to this one, a column each: which requests waited, prefilled and decoded."""
     steps = trace.steps
     at = next(index for index, item in enumerate(steps) if item["step_id"] == step["step_id"])
@@ -130,7 +130,7 @@ def _share_kind(share: dict[str, Any] | None) -> str:
     return "decode" if share["count"] <= 1 and share["new"] else "prefill"
 
 
-def view_ops(trace: Trace, step: Line) -> Picture:
+def view_ops(trace: EngineTrace, step: Line) -> Picture:
     """Time of each kind of instruction in the step, or in the newest timed step before it."""
     return _times(
         trace, step, lambda op: f"{op['name'].split(':')[0]} {op['arithmetic']}", "Instructions of one kind together",
@@ -138,7 +138,7 @@ def view_ops(trace: Trace, step: Line) -> Picture:
     )  # fmt: skip
 
 
-def view_layers(trace: Trace, step: Line) -> Picture:
+def view_layers(trace: EngineTrace, step: Line) -> Picture:
     """Time of each layer in the step, or in the newest timed step before it."""
     return _times(
         trace, step, lambda op: "outside" if (at := op.get("layer")) is None else f"layer {at}",
@@ -148,7 +148,7 @@ def view_layers(trace: Trace, step: Line) -> Picture:
 
 
 def _times(
-    trace: Trace, step: Line, group: Callable[[Line], str], meaning: str,
+    trace: EngineTrace, step: Line, group: Callable[[Line], str], meaning: str,
     order: Callable[[tuple[str, list[float]]], Any],
 ) -> Picture:  # fmt: skip
     """Draw the times of the groups of instructions, a row each. `order`: of a group's name and its totals."""
@@ -180,7 +180,7 @@ def _times(
     )
 
 
-VIEWS: dict[str, Callable[[Trace, Line], Picture]] = {
+VIEWS: dict[str, Callable[[EngineTrace, Line], Picture]] = {
     "mask": view_mask,
     "blocks": view_blocks,
     "step": view_step,
@@ -188,7 +188,7 @@ VIEWS: dict[str, Callable[[Trace, Line], Picture]] = {
 }
 
 
-def _names(trace: Trace) -> dict[str, str]:
+def _names(trace: EngineTrace) -> dict[str, str]:
     """A letter per request of the trace, in the order in which they come; the alphabet begins again after 26."""
     ids: dict[str, None] = {}
     for line in trace.lines:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from quire.insight.picture import COLOURS, Kind, Picture, Row, counted
-from quire.insight.trace import Line, Trace
+from quire.insight.trace import EngineTrace, Line
 
 MAX_COLUMNS, MAX_ROWS, MAX_REQUESTS = 96, 48, 24
 KINDS = {
@@ -51,7 +51,7 @@ class _Block:
         return "odd" if any(first <= key < end for first, end in self.chunks[1::2]) else "old"
 
 
-def view_mask(trace: Trace, step: Line, letters: Mapping[str, str]) -> Picture:
+def view_mask(trace: EngineTrace, step: Line, letters: Mapping[str, str]) -> Picture:
     """Draw the mask of a step. `letters`: a name for each request."""
     windows = [window for window in trace.header["engine"]["windows"] if window]
     window = windows[0] if len(windows) == len(trace.header["engine"]["windows"]) else None
@@ -87,7 +87,7 @@ def view_mask(trace: Trace, step: Line, letters: Mapping[str, str]) -> Picture:
     )
 
 
-def _block(trace: Trace, step: Line, share: Line, letter: str) -> _Block:
+def _block(trace: EngineTrace, step: Line, share: Line, letter: str) -> _Block:
     """Return a request's block, with what the trace tells of its earlier keys."""
     num_cached, chunks = 0, list[tuple[int, int]]()
     for line in trace.lines:

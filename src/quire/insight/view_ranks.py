@@ -12,7 +12,7 @@ from quire.config import EngineConfig
 from quire.errors import ConfigError
 from quire.insight.explain.explanation import explain
 from quire.insight.explain.phases import Phase
-from quire.insight.explain.rank_model import Weight, rank_partitions
+from quire.insight.explain.rank_model import RankWeight, rank_partitions
 from quire.insight.explain.report import format_value, scaled
 from quire.insight.explain.settings import Settings
 from quire.insight.picture import COLOURS, Kind, Picture, Row
@@ -95,7 +95,7 @@ class _Drawing:
             if num_bytes := self._phase.costs[index][1].bytes_sent:
                 yield Row(self._phase.works[index][0].name, ["sum"] * WIDTH, f"{scaled(num_bytes, 'B')} a token sent")
 
-    def _of_weight(self, weight: Weight) -> Row:
+    def _of_weight(self, weight: RankWeight) -> Row:
         name = split_name(weight.name)[1].removesuffix(".weight")
         shapes = f"{list(weight.whole_shape)} → {list(weight.shape)}"
         cuts = [partitions.get(weight.name, Partition()) for partitions in self._partitions]

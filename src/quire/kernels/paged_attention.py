@@ -249,7 +249,7 @@ def _lower(to: Lowering, call: Call) -> None:
         Attend(
             queries.columns, out, num_heads, scale, window or 0, cache.layer_index, num_kv_heads, soft_cap or 0, sinks
         )
-    )  # fmt: skip
+    )
 
 
 def _prepared_in_place(to: Lowering, symbols: Sequence[Symbol], users: set[Call]) -> list[_Heads] | None:

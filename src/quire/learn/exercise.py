@@ -35,7 +35,7 @@ class Wrong(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class NumberAnswer:
     """The right number, and the reason behind each of some wrong ones."""
 
     value: float
@@ -57,7 +57,7 @@ class NumberExercise(Exercise):
     """A question with a number as the answer. `unit`: "" for a count, "%", "B", or the unit of a rate or price."""
 
     unit: str
-    compute: Callable[[], Answer]
+    compute: Callable[[], NumberAnswer]
 
 
 @dataclass(frozen=True, slots=True)

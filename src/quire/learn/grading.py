@@ -20,7 +20,7 @@ from quire.learn.numbers import NUMBERS
 from quire.learn.programs import PROGRAMS
 
 if TYPE_CHECKING:
-    from quire.learn.program import Program
+    from quire.learn.program import LearnerProgram
 
 TIME_LIMIT_S = 10.0
 MEMORY_LIMIT_BYTES = 4 << 30
@@ -108,7 +108,7 @@ def _last_case(said: str) -> str:
     return cases[-1] if cases else "-"
 
 
-def checks() -> dict[str, "Callable[[Program], None]"]:
+def checks() -> dict[str, "Callable[[LearnerProgram], None]"]:
     """Return the check of each program; importing them loads the engine."""
     from quire.learn.queue_checks import check_hash, check_order, check_pool, check_propose
     from quire.learn.token_checks import check_keep, check_mask
@@ -121,7 +121,7 @@ def checks() -> dict[str, "Callable[[Program], None]"]:
 
 def grade(name: str, path: str, say: Callable[[dict[str, object]], None]) -> None:
     """Run the check of a program in this process. `say`: gets each case, then the finding."""
-    from quire.learn.program import Program
+    from quire.learn.program import LearnerProgram
 
     cases = [""]
 
@@ -131,7 +131,7 @@ def grade(name: str, path: str, say: Callable[[dict[str, object]], None]) -> Non
 
     try:
         source = Path(path).read_text(encoding="utf-8")
-        checks()[name](Program(path, source, note))
+        checks()[name](LearnerProgram(path, source, note))
         say({"passed": True})
     except Wrong as wrong:
         say({"wrong": wrong.text})

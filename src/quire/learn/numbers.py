@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from quire.insight.compare.batching import num_pads
-from quire.learn.exercise import Answer, NumberExercise, Text
+from quire.learn.exercise import NumberAnswer, NumberExercise, Text
 from quire.learn.fake_engine import FakeEngine, make_config, make_request
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ def _engine(**options: object) -> FakeEngine:
     return FakeEngine(make_config(**{"block_size": 16, "num_blocks_override": 640, "max_model_len": 2048, **options}))
 
 
-def _pairs() -> Answer:
+def _pairs() -> NumberAnswer:
     start, count = 96, 32
-    return Answer(
+    return NumberAnswer(
         sum(position + 1 for position in range(start, start + count)),
         {
             count * (count + 1) // 2: Text(
@@ -49,10 +49,10 @@ def _pairs() -> Answer:
     )
 
 
-def _rows() -> Answer:
+def _rows() -> NumberAnswer:
     engine = _engine()
     engine.serve(make_request("a", range(16), 8))
-    return Answer(
+    return NumberAnswer(
         sum(engine.num_rows),
         {
             24: Text(
@@ -68,10 +68,10 @@ def _rows() -> Answer:
     )
 
 
-def _kv_bytes() -> Answer:
+def _kv_bytes() -> NumberAnswer:
     report = _explained("llama-2-13b", device="A100-40GB", max_model_len=(2000,), batches=(8,)).report
     per_token = report.quantity("KV cache", "per token").value
-    return Answer(
+    return NumberAnswer(
         per_token,
         {
             per_token / 2: Text("Keys and values are both stored: times 2.", "键和值都要存：乘以 2。"),
@@ -81,12 +81,12 @@ def _kv_bytes() -> Answer:
     )
 
 
-def _num_requests() -> Answer:
+def _num_requests() -> NumberAnswer:
     report = _explained("llama-2-13b", device="A100-40GB", max_model_len=(2000,), batches=(8,)).report
     plan = "Memory plan (A100-40GB)"
     usable, weights, left = (report.quantity(plan, it).value for it in ("usable", "weights", "left for KV"))
     request = report.quantity("KV cache", "per token").value * 2000
-    return Answer(
+    return NumberAnswer(
         report.quantity(plan, "requests of 2000 tokens that fit").value,
         {
             usable // request: Text("The weights take 26 GB of it first.", "权重先占去其中 26 GB。"),
@@ -99,10 +99,10 @@ def _num_requests() -> Answer:
     )
 
 
-def _blocks() -> Answer:
+def _blocks() -> NumberAnswer:
     engine = _engine()
     engine.serve(make_request("a", range(70), 40, n=3))
-    return Answer(
+    return NumberAnswer(
         engine.most_blocks,
         {
             21: Text("That is without sharing: the prompt's full blocks are in all three tables.",
@@ -115,7 +115,7 @@ def _blocks() -> Answer:
     )  # fmt: skip
 
 
-def _steps() -> Answer:
+def _steps() -> NumberAnswer:
     engine = _engine(max_num_batched_tokens=256)
     for index in range(8):
         engine.scheduler.add_request(make_request(f"decode-{index}", range(4), 60))
@@ -124,7 +124,7 @@ def _steps() -> Answer:
     engine.scheduler.add_request(request)
     while not request.output_token_ids:
         engine.step()
-    return Answer(
+    return NumberAnswer(
         len(engine.num_rows) - before,
         {
             4: Text("The 8 decodes take 8 tokens of each step's 256: 248 are left for the chunk.",
@@ -135,11 +135,11 @@ def _steps() -> Answer:
     )  # fmt: skip
 
 
-def _padding() -> Answer:
+def _padding() -> NumberAnswer:
     lengths = (100, 200, 300)
     pads = num_pads(lengths)
     total = sum(lengths) + pads
-    return Answer(
+    return NumberAnswer(
         100 * sum(lengths) / total,
         {
             100 * pads / total: Text("That is the share of the padding; asked is the rest.",
@@ -150,12 +150,12 @@ def _padding() -> Answer:
     )  # fmt: skip
 
 
-def _hit() -> Answer:
+def _hit() -> NumberAnswer:
     engine = _engine()
     engine.serve(make_request("a", range(96), 4))
     again = make_request("b", range(96), 4)
     engine.serve(again)
-    return Answer(
+    return NumberAnswer(
         again.num_cached_tokens,
         {
             96: Text("At least one token must be computed, else there are no logits to sample from; and hits end"
@@ -167,10 +167,10 @@ def _hit() -> Answer:
     )  # fmt: skip
 
 
-def _rank_bytes() -> Answer:
+def _rank_bytes() -> NumberAnswer:
     report = _explained("llama-2-70b", device="H100-SXM", tp=16).report
     per_token = report.quantity("KV cache", "per token").value
-    return Answer(
+    return NumberAnswer(
         per_token,
         {
             per_token / 2: Text("8 KV heads cannot be divided by 16: each rank holds a whole one, twice in all.",
@@ -181,10 +181,10 @@ def _rank_bytes() -> Answer:
     )  # fmt: skip
 
 
-def _bits() -> Answer:
+def _bits() -> NumberAnswer:
     rows = _explained("llama-2-7b", device="cpu", quantization="int4").report.sections[1].rows
     num_bytes = next(row[5] for row in rows if row[0] == "self_attn.o_proj")
-    return Answer(
+    return NumberAnswer(
         num_bytes * 8 / 4096**2,
         {
             4: Text("Each group of 32 weights also stores a scale and a minimum, 16 bits each.",
@@ -194,10 +194,10 @@ def _bits() -> Answer:
     )  # fmt: skip
 
 
-def _balance() -> Answer:
+def _balance() -> NumberAnswer:
     limits = _explained("llama-2-7b", device="H100-SXM").phases[0].device.limits
     rows = limits.flops_per_s["bf16"] / limits.read_bytes_per_s
-    return Answer(
+    return NumberAnswer(
         rows,
         {
             rows / 2: Text("A weight of 2 bytes needs 2 FLOPs per row: the twos cancel.",
@@ -208,10 +208,10 @@ def _balance() -> Answer:
     )  # fmt: skip
 
 
-def _draft_tokens() -> Answer:
+def _draft_tokens() -> NumberAnswer:
     right, count = 0.6, 3
     tokens = sum(right**index for index in range(count + 1))
-    return Answer(
+    return NumberAnswer(
         tokens,
         {
             tokens - 1: Text("The step also yields the token behind the last right draft: plus 1.",
@@ -222,10 +222,10 @@ def _draft_tokens() -> Answer:
     )  # fmt: skip
 
 
-def _price() -> Answer:
+def _price() -> NumberAnswer:
     phase = _explained("llama-2-7b", device="H100-SXM").phases[-1]
     per_token = PRICE_PER_HOUR / 3600 * phase.floor_s / 32
-    return Answer(
+    return NumberAnswer(
         per_token * 1e6,
         {
             per_token * 32e6: Text("A step yields 32 tokens, one per stream: divide by 32.",
@@ -235,14 +235,14 @@ def _price() -> Answer:
     )  # fmt: skip
 
 
-def _adapter_bytes() -> Answer:
-    from quire.insight.compare.random_adapters import linear_shapes, num_parameters
+def _adapter_bytes() -> NumberAnswer:
     from quire.insight.explain.subject import open_subject
+    from quire.runtime.adapter_layout import linear_shapes, num_parameters
 
     shapes = linear_shapes(open_subject("llama-2-7b").hf_config)
     changed = {name: shape for name, shape in shapes.items() if name.endswith(("q_proj", "v_proj"))}
     num_bytes = 2 * num_parameters(changed, 16)
-    return Answer(
+    return NumberAnswer(
         num_bytes,
         {
             num_bytes / 2: Text("A of rank × inputs and B of outputs × rank both count, with 2 bytes per value.",

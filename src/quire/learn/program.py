@@ -1,4 +1,4 @@
-"""`Program`: a learner's module, whose functions checks call; every exception and wrong type becomes one sentence.
+"""`LearnerProgram`: a learner's module, whose functions checks call; an exception or a wrong type becomes one sentence.
 
 Next to read: `queue_checks.py` and `token_checks.py`, which call it; `grading.py`, the process around it.
 """
@@ -20,7 +20,7 @@ def shown(value: object) -> str:
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN // 2]} … {text[-MAX_SHOWN // 2 :]}"
 
 
-class Program:
+class LearnerProgram:
     """A learner's module. `note`: told each case before it runs, so that an endless loop can be placed."""
 
     def __init__(self, path: str, source: str, note: Callable[[str], None]) -> None:

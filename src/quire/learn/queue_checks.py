@@ -13,11 +13,11 @@ from quire.config import EngineConfig, SchedulerConfig
 from quire.drafts.suffix import SuffixProposer
 from quire.events import EventLog
 from quire.insight.compare.kv import workload
-from quire.insight.compare.results import FAKE_MODEL, Settings
+from quire.insight.compare.results import FAKE_MODEL, RunSettings
 from quire.insight.compare.rig import Clock, Rig, TimedRequest
 from quire.learn.exercise import Wrong
 from quire.learn.fake_engine import FakeEngine, make_config, make_request
-from quire.learn.program import Program, require_number, require_numbers, shown
+from quire.learn.program import LearnerProgram, require_number, require_numbers, shown
 from quire.scheduler.block_pool import BlockPool
 from quire.scheduler.blocks import BlockManager
 from quire.scheduler.prefix_cache import PrefixChain
@@ -47,7 +47,7 @@ MOST_STEPS = 1.15
 
 
 def _rig(**options: Any) -> Rig:
-    return Rig(Settings(), FAKE_MODEL, lambda *_: None, block_size=16, **options)
+    return Rig(RunSettings(), FAKE_MODEL, lambda *_: None, block_size=16, **options)
 
 
 class OrderedTable(RequestTable):
@@ -68,7 +68,7 @@ def order_jobs() -> list[TimedRequest]:
     return jobs
 
 
-def check_order(program: Program) -> None:
+def check_order(program: LearnerProgram) -> None:
     """Run a queue in the learner's order: waits must be shorter than in order of arrival, and bounded."""
     program.defined("order")
     jobs, rig = order_jobs(), _rig(max_num_seqs=SLOTS, max_model_len=512)
@@ -116,7 +116,7 @@ def check_order(program: Program) -> None:
 class CheckedPool(BlockPool):
     """A learner's pool beside the engine's: each call goes to both, and the learner's blocks are those that count."""
 
-    def __init__(self, program: Program, num_blocks: int) -> None:
+    def __init__(self, program: LearnerProgram, num_blocks: int) -> None:
         super().__init__(num_blocks)
         self._program = program
         self._pool = program.call("Pool", num_blocks)
@@ -172,7 +172,7 @@ class CheckedPool(BlockPool):
             )
 
 
-def check_pool(program: Program) -> None:
+def check_pool(program: LearnerProgram) -> None:
     """Share blocks by hand, then run the workload of `quire compare kv` on the learner's pool."""
     pool = CheckedPool(program, 8)
     first = pool.take(3)
@@ -200,7 +200,7 @@ def check_pool(program: Program) -> None:
 class LearnersChain(PrefixChain):
     """A sequence's chain of blocks whose digests are a learner's hashes."""
 
-    def __init__(self, program: Program, hash_extras: tuple[str, ...]) -> None:
+    def __init__(self, program: LearnerProgram, hash_extras: tuple[str, ...]) -> None:
         super().__init__(hash_extras)
         self._program = program
 
@@ -212,7 +212,7 @@ class LearnersChain(PrefixChain):
         self.digests[num_done:] = [repr(item).encode() for item in hashes[num_done:]]
 
 
-def own_hashes(program: Program, tokens: Sequence[int], salt: str) -> list[Any]:
+def own_hashes(program: LearnerProgram, tokens: Sequence[int], salt: str) -> list[Any]:
     """Return a learner's hashes of a prompt. Raises: Wrong if there is not one per full block."""
     found, wanted = program.call("block_hashes", list(tokens), HASH_BLOCK, salt), len(tokens) // HASH_BLOCK
     if not isinstance(found, (list, tuple)) or len(found) != wanted:
@@ -225,7 +225,7 @@ def own_hashes(program: Program, tokens: Sequence[int], salt: str) -> list[Any]:
     return list(found)
 
 
-def check_hash(program: Program) -> None:
+def check_hash(program: LearnerProgram) -> None:
     """Serve pairs of prompts with the learner's hashes: from the cache must come what the engine takes from it."""
     own_hashes(program, FIRST_PROMPT[:3], "")
     config = make_config(block_size=HASH_BLOCK, num_blocks_override=64, max_model_len=64)
@@ -297,7 +297,7 @@ def num_decode_steps(prompt: list[int], answer: list[int], propose: Callable[[Re
     return num_steps
 
 
-def check_propose(program: Program) -> None:
+def check_propose(program: LearnerProgram) -> None:
     """Count the steps that verify the learner's drafts, beside those with the drafts of the engine's proposer."""
     for name in ("loop", "edit", "table", "new"):
         prompt, answer = script(name)

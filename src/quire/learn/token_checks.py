@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from quire.engine.llm_engine import LLMEngine
-from quire.insight.compare.results import Settings
+from quire.insight.compare.results import RunSettings
 from quire.insight.compare.rig import Rig, SharedExecutor
 from quire.learn.exercise import Wrong
-from quire.learn.program import Program, require_numbers, shown
+from quire.learn.program import LearnerProgram, require_numbers, shown
 from quire.outputs import RequestOutput
 from quire.sampling.native import NativeRowSampler
 from quire.sampling.state import SamplingState
@@ -41,7 +41,7 @@ def engine_mask(num_tokens: int) -> list[list[bool]]:
     The token at position j is changed: rows whose likeliest next tokens change attend to it.
     """
     rig = Rig(
-        Settings(), "random weights", lambda *_: None, MODEL, load_format="dummy", dtype="float32", max_num_seqs=1,
+        RunSettings(), "random weights", lambda *_: None, MODEL, load_format="dummy", dtype="float32", max_num_seqs=1,
         max_model_len=64, block_size=16, num_blocks_override=8,
     )  # fmt: skip
     try:
@@ -74,7 +74,7 @@ def _likeliest(rig: Rig, prompt: list[int]) -> list[Row]:
     ]  # fmt: skip
 
 
-def check_mask(program: Program) -> None:
+def check_mask(program: LearnerProgram) -> None:
     """Compare the mask of chunks with the positions that the engine's attention reads."""
     truth = engine_mask(max(sum(case) for case in MASK_CASES))
     for num_cached, num_new in MASK_CASES:
@@ -132,7 +132,7 @@ def drawn_tokens(probabilities: Sequence[float], top_p: float, min_p: float) -> 
     return sorted({token_id for token_id, _ in sampler.sample(logits, states) if token_id is not None})
 
 
-def check_keep(program: Program) -> None:
+def check_keep(program: LearnerProgram) -> None:
     """Compare the tokens that the learner's function keeps with those that the engine's sampler can draw."""
     for probabilities, top_p, min_p, rule, rule_zh in KEEP_CASES:
         case = f"keep({list(probabilities)}, {top_p}, {min_p})"

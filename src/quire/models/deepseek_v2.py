@@ -94,7 +94,7 @@ class DeepseekV2ForCausalLM(LlamaForCausalLM):
     config: DeepseekV2Config
 
     def layout(self) -> Layout:
-        """Return Llama's, with rotated values behind the others, and layers that predict further tokens."""
+        """Return Llama's, with rotated values behind the others."""
         config = self.config
         sizes = config.rotary_size, config.is_interleaved
         queries = rotated_first(config.num_heads, config.nope_size, *sizes)
@@ -103,15 +103,7 @@ class DeepseekV2ForCausalLM(LlamaForCausalLM):
             r"\.q(_b)?_proj\.": (Rows(queries),),
             r"\.kv_a_proj_with_mqa\.": (Rows(np.concatenate((np.arange(config.kv_rank), key))),),
         }
-        further, at = f"layers.{config.num_layers}", config.num_layers
-        if not self.mtp:
-            return super().layout() | Layout(views=views, unused=(rf"^model\.layers\.{at}\.",))
-        renames = {
-            f"{further}.enorm": "mtp.pre_fc_norm_embedding", f"{further}.hnorm": "mtp.pre_fc_norm_hidden",
-            f"{further}.eh_proj": "mtp.fc", f"{further}.shared_head.norm": "mtp.norm", further: "mtp.layers.0",
-        }  # fmt: skip
-        copies = rf"^model\.layers\.{at}\.(embed_tokens|shared_head\.head)\."
-        return super().layout() | Layout(views=views, renames=renames, unused=(copies,))
+        return super().layout() | Layout(views=views)
 
     def build_rotary(self, config: DeepseekV2Config) -> nn.Module:  # type: ignore[override]
         """Positions [T] to the angles of a rotary key."""

@@ -19,6 +19,7 @@ class DeepseekV3Config(DeepseekV2Config):
     required: ClassVar[Mapping[str, Any]] = {**DeepseekV2Config.required, "mlp_bias": False}
     default_dense_layers: ClassVar[int] = 3
     default_shared_experts: ClassVar[int] = 1
+    default_predictors: ClassVar[int] = 1
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
@@ -39,7 +40,6 @@ class DeepseekV3ForCausalLM(DeepseekV2ForCausalLM):
     """DeepSeek-V2 with another choice of experts."""
 
     Config = DeepseekV3Config
-    has_predictor = True
 
 
 ARCHITECTURES = {"DeepseekV3ForCausalLM": DeepseekV3ForCausalLM}

@@ -14,6 +14,9 @@ from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_moe import read_experts
 from quire.models.hf_rope import check_pairs, parameters_of, read_rope
 
+MAX_PREDICTORS = 8
+"""Layers that predict further tokens: as many as the tokens of a draft."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DeepseekV2Config(LlamaConfig):
@@ -31,12 +34,12 @@ class DeepseekV2Config(LlamaConfig):
     is_interleaved: bool = True
     required: ClassVar[Mapping[str, Any]] = {"moe_layer_freq": 1}
     unused = (
-        "head_dim", "qk_head_dim", "ep_size", "seq_aux", "aux_loss_alpha", "num_nextn_predict_layers",
-        "quantization_config",
+        "head_dim", "qk_head_dim", "ep_size", "seq_aux", "aux_loss_alpha", "quantization_config",
     )  # fmt: skip
-    """Sums of other fields, of training, layers that predict further tokens, and what the tensors' formats tell."""
+    """Sums of other fields, of training, and what the tensors' formats tell."""
     default_dense_layers: ClassVar[int] = 0
     default_shared_experts: ClassVar[int] = 2
+    default_predictors: ClassVar[int] = 0
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
@@ -67,6 +70,7 @@ class DeepseekV2Config(LlamaConfig):
             "kv_rank": rank, "rotary_size": rotary, "nope_size": nope, "value_size": value,
             "shared_size": expert_size * reader.integer("n_shared_experts", cls.default_shared_experts),
             "sparse_layers": tuple(index >= dense for index in range(fields["num_layers"])),
+            "num_predictors": read_predictors(reader, cls.default_predictors),
             **cls.read_routing(reader, experts),
         }  # fmt: skip
 
@@ -84,6 +88,13 @@ class DeepseekV2Config(LlamaConfig):
     def kv_specs(self) -> list[CacheSpec]:
         """See `DecoderConfig.kv_specs`."""
         return [LatentKV(self.kv_rank, self.rotary_size, 1)] * self.num_layers
+
+
+def read_predictors(reader: HFConfigReader, default: int) -> int:
+    """Read the number of layers that predict further tokens, by the names of checkpoints and of Transformers."""
+    names = ("num_nextn_predict_layers", "num_mtp_layers")
+    found = [reader.optional_integer(name, minimum=0, maximum=MAX_PREDICTORS) for name in names]
+    return next((count for count in found if count is not None), default)
 
 
 def read_groups(reader: HFConfigReader, experts: dict[str, Any], count: int, chosen: int) -> ExpertScoring:

@@ -57,7 +57,7 @@ class FallbackConfig(DecoderConfig):
         return [PagedKV(layer.num_kv_heads, layer.head_size, 1, layer.window) for layer in self.layers]
 
 
-class Step:
+class CurrentBatch:
     """The batch that a model computes now: `forward` sets it, attention reads it."""
 
     batch: ForwardBatch
@@ -77,7 +77,7 @@ class TransformersForCausalLM(nn.Module):
         self.config = config
         self.model = make_module(config.hf, RUN) if module is None else module
         self.decoder = take_decoder(self.model)
-        self.step = Step()
+        self.step = CurrentBatch()
         for index, layer in enumerate(config.layers):
             attention = Attention(
                 index, layer.head_size, scale=layer.scale, window=layer.window, soft_cap=layer.soft_cap

@@ -26,6 +26,7 @@ class LlamaConfig(DecoderConfig):
         num_experts, top_k, expert_size, renormalise, scoring: see `layers.experts.SparseMLP`.
         shared_size: MLP columns of what all tokens use beside the experts.
         recurrent_layers: of each layer whether it has recurrent state instead of attention; empty for none.
+        num_predictors: layers behind the others that predict further tokens (`hf_predictor.py`).
     """
 
     rms_norm_epsilon: float
@@ -44,6 +45,7 @@ class LlamaConfig(DecoderConfig):
     scoring: ExpertScoring = SOFTMAX
     shared_size: int = 0
     recurrent_layers: tuple[bool, ...] = ()
+    num_predictors: int = 0
     rope_options: ClassVar[Mapping[str, Any]] = {}
     """Of `hf_rope.read_rope`."""
 
@@ -90,12 +92,13 @@ class LlamaConfig(DecoderConfig):
         """The state of a recurrent layer."""
         raise NotImplementedError
 
-    def with_layer(self) -> Self:
-        """Return the config with one more layer, with attention, and with experts if the last one has them."""
+    def with_layers(self, count: int) -> Self:
+        """Return the config with more layers, with attention, and with experts if the last one has them."""
         sparse, recurrent = self.sparse_layers, self.recurrent_layers
         return replace(
-            self, num_layers=self.num_layers + 1, windows=(*self.windows, None), sparse_layers=sparse + sparse[-1:],
-            recurrent_layers=(*recurrent, False) if recurrent else (),
+            self, num_layers=self.num_layers + count, windows=self.windows + (None,) * count,
+            sparse_layers=sparse + sparse[-1:] * count,
+            recurrent_layers=recurrent + (False,) * count if recurrent else (),
         )  # fmt: skip
 
     def for_length(self, max_len: int) -> Self:

@@ -78,4 +78,4 @@ def read_moe(
         "renormalise": reader.flag("norm_topk_prob", renormalises),
         "expert_size": reader.integer("moe_intermediate_size", expert_size),
         "sparse_layers": read_sparse_layers(reader, fields["num_layers"]),
-    }  # fmt: skip
+    }

@@ -1,9 +1,12 @@
 """`Predictor`: a layer of the model itself that predicts the token behind the next one (MTP, DeepSeek-V3, sec. 2.2).
 
 It reads the model's hidden state at a position and the embedding of the token behind it. Embeddings and head are the
-model's. Next to read: `llama.py`; `runtime/head_drafter.py`, which runs it.
+model's. Of several such layers, each reads the hidden states of the one before it, and predicts a token further ahead.
+Next to read: `llama.py`; `runtime/head_drafter.py`, which runs them.
 """
 
+from collections.abc import Collection
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quire import nn
@@ -12,20 +15,21 @@ from quire.layers.forward_batch import ForwardBatch
 from quire.layers.linear import Linear
 from quire.lazy_torch import Tensor
 from quire.models.hf_eagle import EagleConfig, EagleHead, kept_layers
+from quire.weight_map import Layout
 
 if TYPE_CHECKING:
     from quire.models.llama import LlamaForCausalLM
 
 
 class Predictor(nn.Module):
-    """norm(layer(fc[norm(embedding of the next token); norm(hidden)])). Its layer has the index behind the model's.
+    """norm(layer(fc[norm(embedding of a token ahead); norm(hidden)])). Its layer has an index behind the model's.
 
-    Names are those of Qwen3-Next's checkpoints.
+    Names are those of Qwen3-Next's checkpoints. `index`: of several ones.
     """
 
-    def __init__(self, model: "LlamaForCausalLM") -> None:
+    def __init__(self, model: "LlamaForCausalLM", index: int) -> None:
         super().__init__()
-        config: Any = model.config.with_layer()
+        config: Any = model.config.with_layers(index + 1)
         self.pre_fc_norm_embedding = model.build_norm(config)
         self.pre_fc_norm_hidden = model.build_norm(config)
         self.fc = Linear(2 * config.hidden_size, config.hidden_size)
@@ -39,9 +43,38 @@ class Predictor(nn.Module):
         return found
 
 
-def add_predictor(model: "LlamaForCausalLM") -> None:
-    """Add a model's layer that predicts further tokens; it is not loaded otherwise. Mutates: model."""
-    model.mtp = Predictor(model)
+def add_predictors(model: "LlamaForCausalLM") -> None:
+    """Add a model's layers that predict further tokens; they are not loaded otherwise. Mutates: model."""
+    model.mtp = nn.ModuleList(Predictor(model, index) for index in range(model.config.num_predictors))
+
+
+def predictor_layout(model: "LlamaForCausalLM") -> Layout:
+    """Return how checkpoints store these layers: as Qwen's, or as DeepSeek's and GGUF files behind the model's layers.
+
+    These have copies of the model's embeddings and head, too.
+    """
+    first, count = model.config.num_layers, max(1, model.config.num_predictors)
+    behind = rf"^model\.layers\.({'|'.join(str(first + index) for index in range(count))})\."
+    if not model.mtp:
+        return Layout(unused=(behind, r"^mtp\."))
+    renames = {"mtp": "mtp.0"}  # before the others, which lead there
+    for index in range(count):
+        at, own = f"layers.{first + index}", f"mtp.{index}"
+        renames |= {
+            f"{at}.enorm": f"{own}.pre_fc_norm_embedding", f"{at}.hnorm": f"{own}.pre_fc_norm_hidden",
+            f"{at}.eh_proj": f"{own}.fc", f"{at}.shared_head.norm": f"{own}.norm", at: f"{own}.layers.0",
+        }  # fmt: skip
+    return Layout(renames=renames, unused=(rf"{behind}(embed_tokens|shared_head\.head)\.",))
+
+
+def with_stored_predictors(model: "LlamaForCausalLM", names: Collection[str]) -> None:
+    """Add those of these layers that a checkpoint with tensors of these names has. Mutates: model."""
+    first, count = model.config.num_layers, model.config.num_predictors
+    stored = [f"layers.{first + index}.eh_proj.weight" for index in range(count)]
+    found = [name for name in names if name.endswith((*stored, "mtp.fc.weight"))]
+    model.config = replace(model.config, num_predictors=len(found))
+    if found:
+        add_predictors(model)
 
 
 def add_eagle(model: "LlamaForCausalLM", config: EagleConfig) -> None:
@@ -52,22 +85,23 @@ def add_eagle(model: "LlamaForCausalLM", config: EagleConfig) -> None:
     model.kept_layers = kept_layers(model.config.num_layers)
 
 
-def predict(model: "LlamaForCausalLM", token_ids: Tensor, batch: ForwardBatch, hidden: Tensor) -> Tensor:
-    """Compute the predictor's hidden states, which it can read as `hidden` of the next position.
+def predict(model: "LlamaForCausalLM", index: int, token_ids: Tensor, batch: ForwardBatch, hidden: Tensor) -> Tensor:
+    """Compute hidden states of the predictor `index`, which it can read as `hidden` of the next position.
 
-    Shapes: token_ids [T], each behind its position; hidden [T, E] -> [T, E].
+    Shapes: token_ids [T], each ahead of its position; hidden [T, E] -> [T, E].
     """
     embedding = model.embed(token_ids)
     if model.eagle is not None:
         return model.eagle(embedding, hidden, batch)
     assert model.mtp is not None
-    found = model.mtp(embedding, hidden, model.rotary(batch.positions), batch)
-    return model.mtp.norm(found) if model.predictor_keeps_norm else found
+    predictor = model.mtp[index]
+    found = predictor(embedding, hidden, model.rotary(batch.positions), batch)
+    return predictor.norm(found) if model.predictor_keeps_norm else found
 
 
-def predicted_logits(model: "LlamaForCausalLM", hidden: Tensor) -> Tensor:
+def predicted_logits(model: "LlamaForCausalLM", index: int, hidden: Tensor) -> Tensor:
     """Score hidden states of `predict`. Shapes: hidden [S, E] -> [S, V], or [S, tokens of an EAGLE head]."""
     if model.eagle is not None:
         return model.eagle.lm_head(model.eagle.norm(hidden))
     assert model.mtp is not None
-    return model.compute_logits(hidden if model.predictor_keeps_norm else model.mtp.norm(hidden))
+    return model.compute_logits(hidden if model.predictor_keeps_norm else model.mtp[index].norm(hidden))

@@ -23,7 +23,7 @@ from quire.lazy_torch import Tensor
 from quire.models.hf_eagle import EagleHead
 from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_moe import MoE
-from quire.models.hf_predictor import Predictor
+from quire.models.hf_predictor import predictor_layout
 from quire.weight_map import Layout
 
 QKV, GATE_UP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
@@ -124,9 +124,8 @@ class LlamaForCausalLM(nn.Module):
     moe_class: ClassVar[type[nn.Module]] = MoE
     layer_class: ClassVar[type[LlamaLayer]] = LlamaLayer
     norm_class: ClassVar[type[nn.Module]] = RMSNorm
-    has_predictor: ClassVar[bool] = False
     predictor_keeps_norm: ClassVar[bool] = False
-    mtp: Predictor | None
+    mtp: nn.ModuleList | None
     eagle: EagleHead | None
 
     def __init__(self, config: LlamaConfig, group: Group = SINGLE) -> None:
@@ -146,11 +145,12 @@ class LlamaForCausalLM(nn.Module):
 
     def layout(self) -> Layout:
         """Return how checkpoints store the parameters. A subclass adds what differs: `super().layout() | Layout(…)`."""
-        return Layout(
+        layout = Layout(
             prefixes=("model.",),
             unused=(r"rotary_emb\.inv_freq$", r"^eagle\.(d2t|t2d|embed_tokens\.weight)$"),
             tied={"lm_head.weight": "embed_tokens.weight"},
         )
+        return layout | predictor_layout(self) if self.config.num_predictors else layout
 
     def build_rotary(self, config: LlamaConfig) -> nn.Module:
         """Positions [T] to the `rotation` that attention gets."""

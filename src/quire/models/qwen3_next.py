@@ -49,8 +49,8 @@ class DeltaNetConfig(LlamaConfig):
     }  # fmt: skip
     """Of text, all parts of a multimodal position are the same number."""
     required: ClassVar[Mapping[str, Any]] = {"attn_output_gate": True, "use_sliding_window": False, "mlp_bias": False}
-    unused = ("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
-    """Of the heads that predict further tokens, which are not loaded, and of the state's type, which is fp32."""
+    unused = ("mamba_ssm_dtype", "mtp_use_dedicated_embeddings")
+    """Of the state's type, which is fp32, and copies of the embeddings."""
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
@@ -66,7 +66,11 @@ class DeltaNetConfig(LlamaConfig):
             "linear_num_key_heads", sizes["num_key_heads"], "linear_num_value_heads", sizes["num_value_heads"]
         )
         check_divides("2 at least", 1 if sizes["num_taps"] > 1 else 2, "linear_conv_kernel_dim", sizes["num_taps"])
-        return fields | sizes | {"recurrent_layers": _read_layers(reader, fields["num_layers"])}
+        predictors = reader.optional_integer("mtp_num_hidden_layers", minimum=0, maximum=1)
+        return fields | sizes | {
+            "recurrent_layers": _read_layers(reader, fields["num_layers"]),
+            "num_predictors": 1 if predictors is None else predictors,
+        }  # fmt: skip
 
     def state_spec(self) -> CacheSpec:
         """See `LlamaConfig.state_spec`."""
@@ -160,16 +164,16 @@ class DeltaNetForCausalLM(LlamaForCausalLM):
     attention_class = GatedAttention
     recurrent_class = GatedDeltaNet
     layer_class = HybridLayer
-    has_predictor = predictor_keeps_norm = True
+    predictor_keeps_norm = True
     config: DeltaNetConfig
 
     def layout(self) -> Layout:
         """Return Llama's, with most norms without their 1, and behind each head's query its gate."""
         heads, size = self.config.num_heads, self.config.head_size
         gates_first = np.arange(2 * heads * size).reshape(heads, 2, size).swapaxes(0, 1)[::-1].reshape(-1)
-        norms = r"^(mtp\.)?norm\.|(layernorm|[qk]_norm|pre_fc_norm_\w+)\.weight$"
+        norms = r"^(mtp\.0\.)?norm\.|(layernorm|[qk]_norm|pre_fc_norm_\w+)\.weight$"
         views: dict[str, tuple[View, ...]] = {norms: (Offset(1.0),), r"\.q_proj\.": (Rows(gates_first),)}
-        return super().layout() | Layout(views=views, unused=() if self.mtp else (r"^mtp\.",))
+        return super().layout() | Layout(views=views)
 
 
 class Qwen3NextForCausalLM(DeltaNetForCausalLM):

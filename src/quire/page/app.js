@@ -3,8 +3,11 @@
  * Next to read: chat.js, xray.js.
  */
 import { Chat } from "./chat.js";
+import { local, session } from "./store.js";
 import { Recording, Xray, html, render, short } from "./xray.js";
 
+const MIN_PAUSE = 250;
+const MAX_PAUSE = 2000; // Milliseconds between two attempts to reach the server.
 const OP_PERIOD = 4; // While Roofline or Ops is open, one step in so many is timed: timing costs some of the speed.
 const LAB = {
   cache: "Without a KV cache, each new token computes all earlier ones again; with it, only itself.",
@@ -16,12 +19,12 @@ const LAB = {
 };
 const SETTINGS = { seed: 1, requests: 1, slots: 1, context: 1, rank: 1, rate: 1, "pool MiB": 1 << 20 }; // each with the factor to the server's unit
 const app = {
-  key: sessionStorage.getItem("quire-key") ?? "", asksKey: false, models: [], model: null, status: "connecting", error: "",
+  key: session.get("quire-key") ?? "", asksKey: false, models: [], model: null, status: "connecting", error: "",
   explained: null, ranks: null, lab: {}, settings: {}, load: 4, loading: 0,
 };
 let recording = new Recording();
 const xray = new Xray(recording, { isLive: true, changed, save, opened, explain: () => app.explained, ranks: () => app.ranks });
-const chat = new Chat({ ask, events, changed, key: () => app.key, model: () => app.model, recording: () => recording, xray });
+const chat = new Chat({ ask, events, changed, key: () => app.key, model: () => app.model, status: () => app.status, recording: () => recording, xray });
 
 let isDue = false;
 function changed() {
@@ -38,17 +41,20 @@ function changed() {
 
 // --- Server -----------------------------------------------------------------------------------
 
-/** Ask the server. Throws an Error with its message; asks the user for a key after a 401. */
+/** Ask the server. Throws an Error with its message, status and code; asks the user for a key after a 401. */
 async function ask(path, body, signal) {
   const headers = { ...(app.key && { Authorization: `Bearer ${app.key}` }), ...(body && { "Content-Type": "application/json" }) };
-  const response = await fetch(path, { method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body), signal });
+  const response = await fetch(path, { method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body), signal }).catch((error) => {
+    throw error.name === "AbortError" ? error : new Error("the server does not answer");
+  });
   if (response.ok) return response;
   const answer = await response.json().catch(() => ({}));
   if (response.status === 401) {
     app.asksKey = true;
     changed();
   }
-  throw new Error(answer.error?.message ?? `the server answered ${response.status}`);
+  const { message = `the server answered ${response.status}`, code } = answer.error ?? {};
+  throw Object.assign(new Error(message), { status: response.status, code });
 }
 
 /** Yield the data of server-sent events, line by line. */
@@ -65,30 +71,53 @@ async function* events(response) {
 }
 
 let watching = null;
-/** Read the event log for as long as the page is open. */
+let isWatching = false;
+/** Read the event log for as long as the page is open and has its key. */
 async function watch() {
-  for (let pause = 500; !app.asksKey; pause = Math.min(pause * 2, 8000)) {
+  if (isWatching) return;
+  isWatching = true;
+  for (let pause = MIN_PAUSE; !app.asksKey; pause = Math.min(pause * 2, MAX_PAUSE)) {
     watching = new AbortController();
     try {
-      if (!app.model) app.models = (await (await ask("/v1/models")).json()).data;
-      app.model ??= app.models[0];
+      await readModels();
       const period = ["Roofline", "Ops"].includes(xray.pane) ? OP_PERIOD : 0;
       for await (const data of events(await ask(`/xray/events?op_period=${period}&model=${encodeURIComponent(app.model.id)}`, null, watching.signal))) {
         const line = JSON.parse(data);
         if (line.kind === "gap") throw new Error("events were lost: the view begins anew");
         recording.add(line);
         Object.assign(app, { status: "ready", error: "" });
-        pause = 500;
+        pause = MIN_PAUSE;
         changed();
       }
-      throw new Error("the server ended the stream");
     } catch (error) {
-      if (error.name === "AbortError") { pause = 1; continue; }
-      Object.assign(app, { status: "disconnected", error: `${error.message}; trying again` });
+      if (error.name === "AbortError") { pause = MIN_PAUSE; continue; }
+      Object.assign(app, stateAfter(error));
       changed();
-      await new Promise((done) => setTimeout(done, pause));
     }
+    await new Promise((done) => setTimeout(done, pause));
   }
+  isWatching = false;
+}
+
+/** Read which models there are. A server that was replaced may have others. */
+async function readModels() {
+  app.models = (await (await ask("/v1/models")).json()).data;
+  const before = app.model?.id;
+  app.model = app.models.find(({ id }) => id === before) ?? app.models[0];
+  if (before === undefined || before === app.model.id) return;
+  Object.assign(app, { explained: null, ranks: null });
+  chat.set({ note: `This server now has ${app.model.id} instead of ${before}. Each answer says which model wrote it.`, prompt: null });
+}
+
+/** Return the status to show after an error of the event stream, and its explanation. */
+function stateAfter({ status, code, message }) {
+  const isThere = app.model?.status?.value === "restarting" ? "restarting" : "loading";
+  if (code === "engine_not_ready") return { status: isThere, error: "" };
+  if (code === "model_not_loaded") return { status: "not loaded: the next message loads it", error: "" };
+  if (code === "model_asleep") return { status: "asleep", error: `${message}.` };
+  if (status === undefined && app.status === "ready") return { status: "reconnecting", error: "" };
+  if (status === undefined) return { status: "reconnecting", error: `${message}; trying again. Conversations are kept in this browser.` };
+  return { status: "disconnected", error: `${message}; trying again` };
 }
 
 function chooseModel(id) {
@@ -270,7 +299,7 @@ function Top() {
   const used = live ? live.owners().size / numBlocks : 0;
   const setTheme = (event) => {
     document.documentElement.dataset.theme = event.target.value;
-    localStorage.setItem("quire-theme", event.target.value);
+    local.set("quire-theme", event.target.value);
   };
   return html`<header><h1>Quire</h1>
     <span class=${`status ${app.status}`} role="status">${app.status === "ready" ? "●" : "○"} ${app.model?.id ?? ""} ${app.status}</span>
@@ -288,7 +317,7 @@ function KeyForm() {
   const submit = (event) => {
     event.preventDefault();
     app.key = event.target.elements.key.value.trim();
-    sessionStorage.setItem("quire-key", app.key);
+    session.set("quire-key", app.key);
     app.asksKey = false;
     app.error = "";
     changed();
@@ -304,7 +333,8 @@ function App() {
   return html`<${Top} /><main>${chat.draw()}<section class="xray" aria-label="X-ray"><h2>X-ray</h2>${xray.draw()}</section><${Lab} /></main>`;
 }
 
-document.documentElement.dataset.theme = localStorage.getItem("quire-theme") ?? "auto";
+document.documentElement.dataset.theme = local.get("quire-theme") ?? "auto";
 addEventListener("resize", changed);
 changed();
 watch();
+chat.conversations.start();

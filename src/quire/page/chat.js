@@ -1,28 +1,43 @@
 /**
  * The chat: a tree of messages, of which one path is shown. Another answer, an edited message and a fork at a token are
  * branches; an answer that begins with tokens of another one is asked for with these tokens, whose blocks are cached.
- * Next to read: markdown.js, app.js.
+ * Next to read: answers.js, parameters.js, conversations.js, app.js.
  */
+import { Calls, Code, asJson, statistics, take } from "./answers.js";
+import { Conversations } from "./conversations.js";
 import { Markdown, copy } from "./markdown.js";
+import { Parameters, Prompt, RequestShown, promptOf, requestOf } from "./parameters.js";
+import { local } from "./store.js";
+import { absorb, newKey } from "./stored.js";
 import { html } from "./xray.js";
 
-const FIELDS = [
-  ["temperature", "0", "2", "0.1"], ["top_p", "0", "1", "0.05"], ["top_k", "0", "", "1"], ["max_tokens", "1", "", "1"], ["seed", "0", "", "1"],
-];
-const NUM_TOP = 8;
+const RETRY_MS = 1000;
 const percent = (logprob) => `${(100 * Math.exp(logprob)).toFixed(1)} %`;
 const visible = (text) => (text === "" ? "∅" : text.replaceAll("\n", "⏎").replaceAll(" ", "␣"));
-const decode = (bytes) => new TextDecoder().decode(new Uint8Array(bytes ?? []));
 
-/** `host` has ask, events, changed, key, model, recording and xray of the page, the first three as functions. */
+/** `host` has ask, events, changed, key, model, status, recording and xray of the page, all but the last as functions. */
 export class Chat {
   constructor(host) {
-    Object.assign(this, { host, params: { max_tokens: "256" }, system: "", form: localStorage.getItem("quire-answers") ?? "text" });
+    Object.assign(this, { host, params: {}, system: "", extra: "", form: local.get("quire-answers") ?? "text", showsSpecial: false, abort: null, writing: [] });
     this.clear();
+    this.conversations = new Conversations(this);
   }
 
   clear() {
-    Object.assign(this, { nodes: [], chosen: new Map(), draft: "", token: null, editing: null, failed: null, split: null, abort: null, prompt: null });
+    Object.assign(this, { nodes: [], chosen: new Map(), removed: [], draft: "", token: null, editing: null, failed: null, split: null, prompt: null, note: "" });
+  }
+
+  /** Save soon. */
+  keep() {
+    this.conversations.touch();
+  }
+
+  /** Show a stored conversation. */
+  restore(record) {
+    const { params, system, extra, draft } = record;
+    this.clear();
+    Object.assign(this, { params: { ...params }, system, extra, draft });
+    absorb(this, record);
   }
 
   set(values) {
@@ -49,37 +64,50 @@ export class Chat {
   }
 
   add(fields) {
-    const node = { content: "", reasoning: "", shown: "", tokens: [], numBegun: 0, stats: null, error: "", reason: null, id: "", ...fields };
+    const model = fields.role === "assistant" ? this.host.model()?.id ?? null : null;
+    const node = { key: newKey(), content: "", reasoning: "", shown: "", tokens: [], calls: [], numBegun: 0, numTogether: 1, stats: null, error: "", reason: null, id: "", model, vocabulary: null, started: 0, firstToken: 0, ...fields };
     this.nodes.push(node);
-    this.chosen.set(node.parent, node);
+    this.choose(node);
     return node;
+  }
+
+  choose(node) {
+    this.chosen.set(node.parent, node);
+    this.keep();
   }
 
   remove(node) {
     this.nodes = this.nodes.filter((other) => other !== node);
+    this.removed.push(node.key);
     this.chosen.delete(node.parent);
+    this.keep();
+  }
+
+  /** Return whether the model has no chat template: then texts are continued as they are. */
+  isPlain() {
+    return this.host.model()?.has_chat_template === false;
+  }
+
+  /** Return why the model cannot go on behind the tokens of an answer; "" if it can. */
+  whyForeign(node) {
+    const { id, vocabulary } = this.host.model() ?? {};
+    const isSame = node.vocabulary && vocabulary ? node.vocabulary === vocabulary : node.model === id;
+    return isSame || !node.tokens.length ? "" : `${node.model ?? "Another model"} wrote this with another vocabulary: ${id} cannot go on behind its tokens. Regenerate asks ${id} anew.`;
   }
 
   // --- Requests -------------------------------------------------------------------------------
 
-  body(path) {
-    const messages = path.filter((turn) => turn.content || turn.role === "user").map(({ role, content, reasoning }) => ({ role, content, ...(reasoning && { reasoning }) }));
-    if (this.system.trim()) messages.unshift({ role: "system", content: this.system });
-    const chosen = Object.fromEntries(Object.entries(this.params).filter(([, value]) => value !== "").map(([name, value]) => [name, Number(value)]));
-    return { model: this.host.model()?.id, messages, ...chosen, stream: true, stream_options: { include_usage: true }, logprobs: true, top_logprobs: NUM_TOP, return_token_ids: true, return_tokens_as_token_ids: true };
-  }
-
   async send(text, parent = this.path().at(-1) ?? null) {
     if (!text.trim() || this.abort) return;
     const question = this.add({ role: "user", content: text, parent });
-    Object.assign(this, { draft: "", token: null, editing: null, failed: null, split: null });
+    Object.assign(this, { draft: "", token: null, editing: null, failed: null, split: null, note: "" });
     const answer = this.add({ role: "assistant", parent: question });
     await this.write([answer]);
     if (!answer.error || answer.tokens.length) return;
     // A message that failed must not be part of the next request.
     this.remove(answer);
     this.remove(question);
-    this.set({ draft: text, failed: answer.error });
+    this.set({ draft: [text, this.draft].filter(Boolean).join("\n\n"), failed: answer.error });
   }
 
   regenerate(node) {
@@ -91,11 +119,11 @@ export class Chat {
   fork(node, place, others) {
     const kept = node.tokens.slice(0, place);
     const [reasoning, content] = kept.at(-1)?.ends ?? [0, 0];
-    const siblings = others.map(({ id, text, name, logprob }) => {
+    const siblings = others.map(({ id, text, logprob }) => {
       const isReasoning = !node.content || (reasoning < node.reasoning.length && !content);
       const parts = { reasoning: node.reasoning.slice(0, reasoning), content: node.content.slice(0, content) };
       parts[isReasoning && node.reasoning ? "reasoning" : "content"] += text;
-      const token = { id, text, name, logprob, top: node.tokens[place].top, ends: [parts.reasoning.length, parts.content.length] };
+      const token = { id, text, logprob, top: node.tokens[place].top, ends: [parts.reasoning.length, parts.content.length] };
       return this.add({ role: "assistant", parent: node.parent, ...parts, shown: parts.reasoning + parts.content, tokens: [...kept, token], numBegun: place + 1 });
     });
     this.set({ split: node.parent, token: null });
@@ -105,41 +133,57 @@ export class Chat {
   /** Ask for answers to one message; each goes on behind the tokens that it has. */
   async write(nodes) {
     if (this.abort) return;
-    const { ask, events, changed } = this.host;
-    const body = this.body(this.path(nodes[0].parent));
-    if (nodes.some((node) => node.tokens.length)) body.answer_token_ids = nodes.map((node) => node.tokens.map(({ id }) => id));
-    for (const node of nodes) Object.assign(node, { body, numTogether: nodes.length, error: "", reason: null, stats: null, numBegun: node.tokens.length, started: performance.now(), firstToken: 0, decoder: new TextDecoder() });
     this.abort = new AbortController();
-    changed();
+    this.writing = nodes;
+    for (const node of nodes) Object.assign(node, { numTogether: nodes.length, error: "", reason: null, stats: null, numBegun: node.tokens.length, started: performance.now(), firstToken: 0, decoder: new TextDecoder() });
+    this.host.changed();
     try {
-      for await (const data of events(await ask("/v1/chat/completions", body, this.abort.signal))) {
-        if (data === "[DONE]") break;
-        const chunk = JSON.parse(data);
-        if (chunk.error) throw new Error(chunk.error.message);
-        const requestId = chunk.id.replace("chatcmpl-", "req-");
-        nodes.forEach((node, i) => {
-          node.id = nodes.length > 1 ? `${requestId}-${i}` : requestId;
-          node.stats = { usage: chunk.usage ?? node.stats?.usage, timings: chunk.timings ?? node.stats?.timings };
-        });
-        for (const choice of chunk.choices) take(nodes[choice.index], choice);
-        changed();
-      }
+      const request = requestOf(this, this.path(nodes[0].parent), nodes);
+      for (const node of nodes) node.request = request;
+      while (!(await this.read(nodes, request))) await pause(RETRY_MS, this.abort.signal);
     } catch (error) {
       for (const node of nodes) {
         if (error.name === "AbortError") node.reason ??= "stopped";
-        else node.error = error.message;
+        else if (!node.reason) node.error = error.message;
       }
     }
-    this.abort = null;
-    changed();
+    Object.assign(this, { abort: null, writing: [] });
+    this.keep();
+    this.host.changed();
+  }
+
+  /** Read the answers of one request; return false if the model is not there yet, and may be asked again. */
+  async read(nodes, { route, body }) {
+    const { ask, events, changed, model } = this.host;
+    let response;
+    try {
+      response = await ask(route, body, this.abort.signal);
+    } catch (error) {
+      if (error.code === "engine_not_ready") return false;
+      throw error;
+    }
+    for await (const data of events(response)) {
+      if (data === "[DONE]") return true;
+      const chunk = JSON.parse(data);
+      if (chunk.error) throw new Error(chunk.error.message);
+      const requestId = chunk.id.replace(/^(chat)?cmpl-/, "req-");
+      nodes.forEach((node, i) => {
+        node.id = nodes.length > 1 ? `${requestId}-${i}` : requestId;
+        node.stats = { usage: chunk.usage ?? node.stats?.usage, timings: chunk.timings ?? node.stats?.timings };
+        Object.assign(node, { model: chunk.model, vocabulary: model()?.vocabulary ?? null });
+      });
+      for (const choice of chunk.choices) take(nodes[choice.index], choice);
+      this.keep();
+      changed();
+    }
+    throw new Error("the connection ended before the answer");
   }
 
   async showPrompt() {
     const { ask, model } = this.host;
     try {
-      const draft = this.draft ? [{ role: "user", content: this.draft }] : [];
-      const { messages } = this.body([...this.path().filter((turn) => turn.content), ...draft]);
-      const { tokens } = await (await ask("/tokenize", { model: model()?.id, messages })).json();
+      const draft = this.draft ? [{ role: "user", content: this.draft, calls: [] }] : [];
+      const { tokens } = await (await ask("/tokenize", { model: model()?.id, ...promptOf(this, [...this.path(), ...draft]) })).json();
       const { prompt } = await (await ask("/detokenize", { model: model()?.id, tokens })).json();
       this.set({ prompt: { count: tokens.length, text: prompt, tokens } });
     } catch (error) {
@@ -160,37 +204,39 @@ export class Chat {
   }
 
   draw() {
-    const submit = (event) => { event.preventDefault(); this.send(this.draft); };
-    const onKey = (event) => { if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event); };
+    const { model, key } = this.host;
     const path = this.path();
-    const show = (form) => { localStorage.setItem("quire-answers", form); this.set({ form }); };
+    const request = path.findLast((node) => node.request)?.request;
     return html`<section class="chat" aria-label="Chat">
-      <div class="bar"><h2>Chat</h2><span role="group" aria-label="Answers as">${["text", "tokens"].map((form) => html`<button aria-pressed=${this.form === form} onClick=${() => show(form)}>${form === "text" ? "Text" : "Tokens"}</button>`)}</span></div>
+      <div class="bar"><h2>Chat</h2>${this.drawForms()}</div>
+      ${this.conversations.drawBar()}
       <div id="log" tabindex="0" role="log" aria-label="Conversation">
-        ${!path.length && html`<p class="hint">Ask something. On the right you see what the engine does for it.</p>`}
+        ${!path.length && html`<p class="hint">${this.isPlain() ? `${model().id} has no chat template: it continues texts. Begin one.` : "Ask something. On the right you see what the engine does for it."}</p>`}
         ${path.map((node) => this.split === node.parent && node.role === "assistant" ? this.drawSplit(node.parent) : this.drawMessage(node))}
       </div>
       ${this.form === "tokens" && html`<div class="token-panel">${this.drawToken()}</div>`}
+      ${this.note && html`<p class="hint" role="status">${this.note}</p>`}
       ${this.failed && html`<p class="error" role="alert">Not sent: ${this.failed} <button onClick=${() => this.send(this.draft)}>Retry</button></p>`}
-      <form onSubmit=${submit}>
-        <textarea aria-label="Message" rows="2" placeholder="Message…" value=${this.draft} onInput=${(e) => { this.draft = e.target.value; }} onKeyDown=${onKey}></textarea>
-        ${this.abort ? html`<button type="button" class="main" onClick=${() => this.abort.abort()}>Stop</button>` : html`<button class="main">Send</button>`}
-      </form>
-      ${this.drawDetails()}
+      <${Parameters} chat=${this} model=${model()} />
+      ${this.drawBox()}
+      <${Prompt} chat=${this} /><${RequestShown} path=${request?.route} body=${request?.body} apiKey=${key()} />
     </section>`;
   }
 
-  drawDetails() {
-    const { prompt } = this;
-    const body = this.path().findLast((node) => node.body)?.body;
-    return html`<details><summary>Parameters</summary><div class="fields">
-        ${FIELDS.map(([name, min, max, step]) => html`<label>${name}<input type="number" min=${min} max=${max || undefined} step=${step} placeholder="model's" value=${this.params[name] ?? ""}
-          onInput=${(e) => { this.params[name] = e.target.value; }} /></label>`)}
-        <label class="wide">system message<textarea rows="2" value=${this.system} onInput=${(e) => { this.system = e.target.value; }} placeholder="the template's"></textarea></label></div>
-        <button onClick=${() => { this.clear(); this.host.changed(); }} disabled=${this.abort}>New conversation</button></details>
-      <details onToggle=${(e) => e.target.open && this.showPrompt()}><summary>Rendered prompt</summary>
-        ${prompt && (prompt.error ? html`<p class="error">${prompt.error}</p>` : html`<p>${prompt.count} tokens. <button onClick=${() => this.showPrompt()}>Render again</button></p><pre tabindex="0">${prompt.text}</pre><pre tabindex="0">${JSON.stringify(prompt.tokens)}</pre>`)}</details>
-      <details><summary>Request as JSON and curl</summary>${body ? html`<pre tabindex="0">${JSON.stringify(body, null, 2)}</pre><pre tabindex="0">${curl(body, this.host.key())}</pre>` : html`<p class="hint">No request yet.</p>`}</details>`;
+  drawForms() {
+    const show = (form) => { local.set("quire-answers", form); this.set({ form }); };
+    return html`${this.form === "tokens" && html`<label><input type="checkbox" checked=${this.showsSpecial} onChange=${(e) => this.set({ showsSpecial: e.target.checked })} /> special tokens</label>`}
+      <span role="group" aria-label="Answers as">${["text", "tokens"].map((form) => html`<button aria-pressed=${this.form === form} onClick=${() => show(form)}>${form === "text" ? "Text" : "Tokens"}</button>`)}</span>`;
+  }
+
+  drawBox() {
+    const submit = (event) => { event.preventDefault(); this.send(this.draft); };
+    const onKey = (event) => { if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !this.isPlain()) submit(event); };
+    const [name, hint] = this.isPlain() ? ["Text to continue", "Text to continue…"] : ["Message", "Message…"];
+    return html`<form onSubmit=${submit}>
+      <textarea aria-label=${name} rows="2" placeholder=${hint} value=${this.draft} onInput=${(e) => { this.draft = e.target.value; this.keep(); }} onKeyDown=${onKey}></textarea>
+      ${this.abort ? html`<button type="button" class="main" onClick=${() => this.abort.abort()}>Stop</button>` : html`<button class="main">Send</button>`}
+    </form>`;
   }
 
   drawSplit(parent) {
@@ -204,13 +250,15 @@ export class Chat {
   drawMessage(node) {
     const siblings = this.children(node.parent);
     const at = siblings.indexOf(node);
-    const move = (offset) => { this.chosen.set(node.parent, siblings[at + offset]); this.set({ split: null }); };
+    const move = (offset) => { this.choose(siblings[at + offset]); this.set({ split: null }); };
     const isUser = node.role === "user";
     const isSplit = this.split === node.parent && !isUser;
     const { recording, xray, model } = this.host;
-    return html`<article class=${node.role}><h3>${isUser ? "You" : html`${recording().known.has(node.id) && xray.badge(node.id)} ${model()?.id ?? "Model"}`}
+    return html`<article class=${node.role}><h3>${isUser ? "You" : html`${recording().known.has(node.id) && xray.badge(node.id)} ${node.model ?? "Model"}`}
         ${siblings.length > 1 && !isSplit && html`<span class="branches"><button aria-label="Branch before" disabled=${!at} onClick=${() => move(-1)}>‹</button> ${at + 1} of ${siblings.length} <button aria-label="Branch behind" disabled=${at === siblings.length - 1} onClick=${() => move(1)}>›</button></span>`}</h3>
       ${isUser ? this.drawQuestion(node) : this.form === "tokens" ? this.drawTokens(node) : this.drawText(node)}
+      ${node.calls.length > 0 && html`<${Calls} calls=${node.calls} />`}
+      ${this.writing.includes(node) && !node.firstToken && html`<p class="hint" role="status">${waiting(this.host.status())}</p>`}
       ${node.error && html`<p class="error" role="alert">${node.error}</p>`}
       ${!isUser && node.stats && html`<p class="stats">${statistics(node, model())}</p>`}
       ${this.drawActions(node, siblings, isSplit)}</article>`;
@@ -220,12 +268,15 @@ export class Chat {
     const isBusy = Boolean(this.abort);
     if (this.editing?.node === node) return null;
     const isUser = node.role === "user";
-    const keep = () => { this.chosen.set(node.parent, node); this.set({ split: null }); };
+    const keep = () => { this.choose(node); this.set({ split: null }); };
+    const why = this.whyForeign(node);
+    const isCut = !isUser && (["length", "stopped"].includes(node.reason) || node.error || (!node.reason && !this.writing.includes(node)));
     return html`<div class="actions"><button onClick=${(e) => copy(node.content, e.target)}>Copy</button>
       ${isUser && html`<button disabled=${isBusy} onClick=${() => this.set({ editing: { node, text: node.content } })}>Edit</button>`}
       ${!isUser && html`<button disabled=${isBusy} onClick=${() => this.regenerate(node)}>Regenerate</button>`}
-      ${!isUser && node.tokens.length > 0 && (["length", "stopped"].includes(node.reason) || node.error) && html`<button disabled=${isBusy} onClick=${() => this.write([node])}>Continue</button>`}
-      ${!isUser && siblings.length > 1 && (isSplit ? html`<button onClick=${keep}>Go on with this</button>` : html`<button onClick=${() => this.set({ split: node.parent })}>Side by side</button>`)}</div>`;
+      ${isCut && node.tokens.length > 0 && html`<button disabled=${isBusy || why} title=${why} onClick=${() => this.write([node])}>Continue</button>`}
+      ${!isUser && siblings.length > 1 && (isSplit ? html`<button onClick=${keep}>Go on with this</button>` : html`<button onClick=${() => this.set({ split: node.parent })}>Side by side</button>`)}</div>
+      ${isCut && why && html`<p class="hint">${why}</p>`}`;
   }
 
   drawQuestion(node) {
@@ -237,8 +288,9 @@ export class Chat {
   }
 
   drawText(node) {
+    const json = node.reason && !this.isPlain() && asJson(node.content);
     return html`${node.reasoning && html`<details class="reasoning" open=${!node.content}><summary>Reasoning</summary><${Markdown} text=${node.reasoning} /></details>`}
-      <${Markdown} text=${node.content} />`;
+      ${json ? html`<${Code} language="JSON" text=${json} />` : html`<${Markdown} text=${node.content} />`}`;
   }
 
   /** Draw an answer token by token, tinted by surprise: the less likely a token was, the stronger. */
@@ -259,11 +311,12 @@ export class Chat {
     return html`<div class="text" role="group" aria-label="Answer, token by token: arrow keys move between tokens" onKeyDown=${onKey}>${node.tokens.map((token, i) => {
       const isText = length < node.shown.length;
       length += token.text.length;
+      if (!isText && !this.showsSpecial) return null;
       const isOn = this.token?.node === node && this.token.place === i;
       return html`<span role="button" data-token=${i} tabindex=${i ? -1 : 0} aria-label=${visible(token.text)} style=${`--surprise: ${Math.min(60, -10 * token.logprob).toFixed(0)}%`}
         class=${`token ${isText ? "" : "special"} ${isOn ? "on" : ""} ${i === node.numBegun - 1 && node.numBegun ? "forked" : ""}`}
         onMouseEnter=${() => select(i)} onFocus=${() => select(i)} onClick=${() => select(i, true)}
-        onKeyPress=${(event) => event.key === "Enter" && select(i, true)}>${isText ? token.text : node.reason ? ` ${token.text}` : ""}</span>`;
+        onKeyPress=${(event) => event.key === "Enter" && select(i, true)}>${isText ? token.text : ` ${token.text}`}</span>`;
     })}</div>`;
   }
 
@@ -274,46 +327,25 @@ export class Chat {
     const step = this.stepOfToken();
     const others = token.top.filter((item) => item.id !== token.id);
     const items = [...others, token].sort((a, b) => b.logprob - a.logprob);
-    const isBusy = Boolean(this.abort);
+    const why = this.whyForeign(node) || (this.abort && "Stop the answer first");
     return html`<p><code class="piece">${visible(token.text)}</code> id ${token.id}, probability ${percent(token.logprob)}
         ${step !== undefined && html` <button onClick=${() => this.showStep()}>made by step ${step}</button>`}
-        ${others.length > 0 && html` <button disabled=${isBusy} onClick=${() => this.fork(node, place, others)}>Fork into all ${others.length}</button>`}</p>
-      <ul class="alternatives">${items.map((item) => html`<li class=${item === token ? "on" : ""}>${item === token ? html`<code>${visible(item.text)}</code>` : html`<button disabled=${isBusy} title="Let the answer go on with this" onClick=${() => this.fork(node, place, [item])}><code>${visible(item.text)}</code></button>`}
+        ${others.length > 0 && html` <button disabled=${why} title=${why} onClick=${() => this.fork(node, place, others)}>Fork into all ${others.length}</button>`}</p>
+      <ul class="alternatives">${items.map((item) => html`<li class=${item === token ? "on" : ""}>${item === token ? html`<code>${visible(item.text)}</code>` : html`<button disabled=${why} title=${why || "Let the answer go on with this"} onClick=${() => this.fork(node, place, [item])}><code>${visible(item.text)}</code></button>`}
         <meter min="0" max="1" value=${Math.exp(item.logprob)} aria-hidden="true"></meter> ${percent(item.logprob)}${item === token ? " ← chosen" : ""}</li>`)}</ul>`;
   }
 }
 
-/** Append a chunk's part of a choice to its message. */
-function take(node, { delta, logprobs, token_ids, finish_reason }) {
-  const [content, reasoning] = [delta.content ?? "", delta.reasoning_content ?? ""];
-  const before = node.content.length;
-  node.content += content;
-  node.reasoning += reasoning;
-  node.shown += reasoning + content;
-  node.reason = finish_reason ?? node.reason;
-  const entries = (logprobs?.content ?? []).map((entry, i) => ({ entry, id: token_ids[i], text: node.decoder.decode(new Uint8Array(entry.bytes ?? []), { stream: true }) }));
-  // Where the tokens are the text, each one's end is known; else all end with their chunk.
-  const isPlain = !reasoning && entries.map(({ text }) => text).join("") === content;
-  let length = before;
-  for (const { entry, id, text } of entries) {
-    node.firstToken ||= performance.now();
-    length += text.length;
-    const top = entry.top_logprobs.map((item) => ({ id: Number(item.token.replace("token_id:", "")), text: decode(item.bytes), logprob: item.logprob }));
-    node.tokens.push({ id, text, logprob: entry.logprob, top, ends: [node.reasoning.length, isPlain ? length : node.content.length] });
-  }
+/** Return what an answer waits for, by the state of the server. */
+function waiting(status) {
+  return status === "ready" ? "reading the prompt…" : `the model is ${status}: the answer follows`;
 }
 
-function statistics({ stats: { usage, timings }, tokens, numBegun, numTogether, firstToken, started, reason }, model) {
-  const parts = reason ? [`[${reason}]`] : [];
-  if (usage) parts.push(`${numTogether > 1 ? `${numTogether} prompts` : "prompt"} ${usage.prompt_tokens} tokens (${usage.prompt_tokens_details?.cached_tokens ?? 0} cached)`);
-  parts.push(`${tokens.length - numBegun} new`);
-  if (firstToken) parts.push(`first token after ${(firstToken - started).toFixed(0)} ms`);
-  if (timings?.predicted_per_second) parts.push(`${timings.predicted_per_second.toFixed(1)} tokens/s`);
-  if (usage && numTogether === 1) parts.push(`context ${usage.total_tokens} of ${model?.max_model_len}`);
-  return parts.join(" · ");
-}
-
-function curl(body, key) {
-  const data = JSON.stringify(body).replaceAll("'", "'\\''");
-  return `curl -N ${location.origin}/v1/chat/completions -H 'Content-Type: application/json'${key ? " -H \"Authorization: Bearer $QUIRE_API_KEY\"" : ""} -d '${data}'`;
+/** Wait. Throws an AbortError when the signal aborts. */
+function pause(duration, signal) {
+  return new Promise((done, failed) => {
+    const stop = () => { clearTimeout(timer); failed(signal.reason); };
+    const timer = setTimeout(() => { signal.removeEventListener("abort", stop); done(); }, duration);
+    signal.addEventListener("abort", stop, { once: true });
+  });
 }

@@ -1,15 +1,19 @@
 /**
- * Markdown of answers as safe HTML: markup in an answer is shown as text, and links lead to http, https and mail only.
- * Next to read: chat.js.
+ * Markdown of answers as safe HTML: markup in an answer is shown as text, links lead to http, https and mail only, and
+ * formulas between dollars or TeX's brackets become MathML. Next to read: math.js, chat.js.
  */
+import { mathml } from "./math.js";
 import MarkdownIt from "./vendor/markdown-it.js";
 import { html } from "./xray.js";
 
 const reader = new MarkdownIt({ html: false, linkify: false, breaks: true });
+const { escapeHtml } = reader.utils;
 // A picture would ask its address from somewhere: the page loads nothing from elsewhere.
 reader.disable("image");
-const fence = reader.renderer.rules.fence;
-reader.renderer.rules.fence = (...parts) => `<div class="fence"><button type="button" data-copy>Copy code</button>${fence(...parts)}</div>`;
+reader.renderer.rules.fence = (tokens, index) => {
+  const { info, content } = tokens[index];
+  return `<div class="fence"><div class="fence-bar"><span>${escapeHtml(info.trim().split(/\s/)[0])}</span><button type="button" data-copy>Copy code</button></div><pre tabindex="0"><code>${escapeHtml(content)}</code></pre></div>`;
+};
 const table = reader.renderer.rules.table_open ?? ((tokens, index, options, env, self) => self.renderToken(tokens, index, options));
 reader.renderer.rules.table_open = (...parts) => `<div class="scroll" tabindex="0">${table(...parts)}`;
 reader.renderer.rules.table_close = () => "</table></div>";
@@ -20,6 +24,50 @@ reader.renderer.rules.link_open = (tokens, index, options, env, self) => {
 };
 reader.validateLink = (address) => /^(https?:|mailto:)/i.test(address.trim());
 
+// --- Formulas ---------------------------------------------------------------------------------
+
+// Where a formula begins → its end, and whether it stands in a block of its own.
+const MARKS = [["$$", "$$", true], ["\\[", "\\]", true], ["\\(", "\\)", false], ["$", "$", false]];
+
+/** Return [its TeX, the place behind it, whether it is a block] of a formula that begins at a place; null without one. */
+function formulaAt(text, place) {
+  const [open, close, isBlock] = MARKS.find(([mark]) => text.startsWith(mark, place)) ?? [];
+  if (!open) return null;
+  const start = place + open.length;
+  let end = text.indexOf(close, start);
+  while (close[0] === "$" && end > 0 && text[end - 1] === "\\") end = text.indexOf(close, end + 1);
+  if (end < 0) return null;
+  const tex = text.slice(start, end);
+  // Two prices are no formula.
+  const isPrice = open === "$" && (/^\s|\s$/.test(tex) || /\d/.test(text[end + 1] ?? ""));
+  return !tex.trim() || isPrice || /\n\s*\n/.test(tex) ? null : [tex, end + close.length, isBlock];
+}
+
+reader.inline.ruler.before("escape", "formula", (state, isSilent) => {
+  const found = formulaAt(state.src, state.pos);
+  if (!found || found[1] > state.posMax) return false;
+  const [tex, end, isBlock] = found;
+  if (!isSilent) Object.assign(state.push("formula", "", 0), { content: tex, meta: isBlock });
+  state.pos = end;
+  return true;
+});
+// Lines of a formula would else be read as lists, headings or rules.
+reader.block.ruler.before("fence", "formulas", (state, line, lastLine, isSilent) => {
+  const start = state.bMarks[line] + state.tShift[line];
+  if (!/^(\$\$|\\\[)/.test(state.src.slice(start, start + 2))) return false;
+  const found = formulaAt(state.src, start);
+  if (!found) return false;
+  let last = line;
+  while (last < lastLine && state.eMarks[last] < found[1]) last++;
+  if (last === lastLine || state.src.slice(found[1], state.eMarks[last]).trim()) return false;
+  if (!isSilent) Object.assign(state.push("formula", "", 0), { content: found[0], meta: true, block: true });
+  state.line = last + 1;
+  return true;
+}, { alt: ["paragraph", "list", "blockquote"] });
+reader.renderer.rules.formula = (tokens, index) => (tokens[index].meta ? `<div class="formula scroll" tabindex="0">${mathml(tokens[index].content, true)}</div>` : mathml(tokens[index].content, false));
+
+// --- Drawing ----------------------------------------------------------------------------------
+
 /** Draws Markdown. A click on "Copy code" copies its block. */
 export function Markdown({ text }) {
   return html`<div class="markdown" onClick=${copyCode} dangerouslySetInnerHTML=${{ __html: reader.render(text) }}></div>`;
@@ -27,13 +75,14 @@ export function Markdown({ text }) {
 
 function copyCode(event) {
   const button = event.target.closest("[data-copy]");
-  if (button) copy(button.nextElementSibling.innerText, button);
+  if (button) copy(button.closest(".fence").querySelector("pre").innerText, button);
 }
 
 /** Copy a text; the button says for a moment what became of it. */
 export async function copy(text, button) {
   const label = button.textContent;
-  const done = await navigator.clipboard.writeText(text).then(() => "Copied", () => "The browser forbids it");
+  // Browsers have a clipboard for pages of https and of this machine only.
+  const done = await (navigator.clipboard?.writeText(text) ?? Promise.reject()).then(() => "Copied", () => "The browser forbids it");
   button.textContent = done;
   setTimeout(() => { button.textContent = label; }, 1500);
 }

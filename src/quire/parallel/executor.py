@@ -5,8 +5,10 @@ Next to read: `runtime/worker.py`.
 """
 
 import logging
+from collections.abc import Sequence
 from typing import Protocol
 
+from quire.adapter import Adapter
 from quire.config import EngineConfig
 from quire.errors import EngineDeadError
 from quire.grammar.compiler import GrammarCompiler
@@ -35,6 +37,12 @@ class Executor(Protocol):
 
         It may raise: then that step and all steps submitted after it are lost, the next one has `forgets_all`, and
         takes up each request anew. An EngineDeadError says that no step will ever succeed again.
+        """
+
+    def read_adapters(self, wanted: Sequence[Adapter], wait_s: float) -> set[str]:
+        """Read adapters of requests beside the steps; wait until one has been read, at most `wait_s`.
+
+        Returns: digests of those for which a step would still wait.
         """
 
     def end_step_early(self) -> None:
@@ -102,6 +110,11 @@ class InProcessExecutor:
             return runner.run(output)
         finally:
             runner.ends_early = False
+
+    def read_adapters(self, wanted: Sequence[Adapter], wait_s: float) -> set[str]:
+        """See `Executor`."""
+        adapters = None if self._worker is None else self._worker.adapters
+        return set() if adapters is None else adapters.prepare(wanted, wait_s)
 
     def end_step_early(self) -> None:
         """See `Executor`."""

@@ -21,14 +21,14 @@ _CLASSES = {
 _CLASSES[InvalidParameterError.code] = RequestError
 
 
-class Failure(msgspec.Struct, array_like=True):
+class SentError(msgspec.Struct, array_like=True):
     """Code and message of a `QuireError`."""
 
     code: str
     message: str
 
     @classmethod
-    def of(cls, error: QuireError) -> "Failure":
+    def of(cls, error: QuireError) -> "SentError":
         """Return the code and message of an error."""
         return cls(error.code, error.message)
 

@@ -19,7 +19,7 @@ import msgspec
 from quire.errors import EngineDeadError, EngineError, QuireError
 from quire.linux import end_with_parent, keep_to_cpus
 from quire.logs import follow_environment
-from quire.parallel.frames import Failure, FrameReader, frame
+from quire.parallel.frames import FrameReader, SentError, frame
 from quire.parallel.rank_messages import BlocksMoved, FromRank, RankFailed, RankLoaded, StartRank, Step
 
 logger = logging.getLogger("quire.parallel")
@@ -44,7 +44,7 @@ def main() -> int:
             logger.error("rank %d fails", start.rank, exc_info=error)
         if not isinstance(error, QuireError):
             error = EngineError(f"rank {start.rank} failed with {type(error).__name__}: {error}")
-        _send(connection, RankFailed(Failure.of(error)))
+        _send(connection, RankFailed(SentError.of(error)))
         return error.exit_code
     return 0
 
@@ -95,7 +95,7 @@ def _serve(start: StartRank, memory_fd: int, is_stopping: threading.Event, conne
         except EngineDeadError:
             is_stopping.wait()  # without `STOP` rank 0 closes the socket, and `_watch` ends this process
             return worker.cache.close()
-        result = worker.follow(message.output, message.yielded)
+        result = worker.follow(message.output, message.yielded, message.wanted)
         if result.transfers is not None:
             _send(connection, BlocksMoved(result.step_id, result.transfers))
 

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from quire.adapter import Adapter
 from quire.config import EngineConfig
-from quire.parallel.frames import Failure
+from quire.parallel.frames import SentError
 from quire.transfers import TransferReport
 from quire.types import SchedulerOutput
 from quire.weights.sources import ModelFiles
@@ -49,10 +50,14 @@ class StartRank(msgspec.Struct, array_like=True):
 
 
 class Step(msgspec.Struct, array_like=True):
-    """Message in shared memory: compute this step. `yielded`: ids and tokens of steps since the last."""
+    """Message in shared memory: compute this step.
+
+    `yielded`: ids and tokens of steps since the last; `wanted`: adapters to read beside the steps.
+    """
 
     output: SchedulerOutput
     yielded: tuple[tuple[int, dict[str, tuple[int, ...]]], ...] = ()
+    wanted: tuple[Adapter, ...] = ()
 
 
 STOP = b"\0"
@@ -75,7 +80,7 @@ class BlocksMoved(msgspec.Struct, tag="moved", array_like=True):
 class RankFailed(msgspec.Struct, tag="failed", array_like=True):
     """The rank cannot load, or failed in a step; its process ends."""
 
-    failure: Failure
+    failure: SentError
 
 
 FromRank = RankLoaded | RankFailed | BlocksMoved

@@ -24,7 +24,7 @@ from quire.config import EngineConfig
 from quire.errors import ConfigError, EngineDeadError, EngineError, QuireError
 from quire.extras import install_command
 from quire.lazy_torch import require_torch
-from quire.parallel.frames import Failure
+from quire.parallel.frames import SentError
 from quire.parallel.rank_messages import StartRank, Step
 from quire.parallel.rank_processes import Ranks
 from quire.runtime.links import TIMEOUT, Channel, Links, RankMemory, lost_rank, spins_of, stage_of
@@ -93,13 +93,13 @@ class RankActor:
         return self._memory.path
 
     def load(self, start: bytes, address: str, path: str | None) -> bytes | None:
-        """Load the share of a `StartRank`. `path`: of the memory of the stage. Returns a `Failure`, or None."""
+        """Load the share of a `StartRank`. `path`: of the memory of the stage. Returns a `SentError`, or None."""
         return self._try(self._load, msgspec.msgpack.decode(start, type=StartRank), address, path)
 
     def follow(self, step: bytes) -> bytes | None:
-        """Run a `Step`. Returns a `Failure`, or None."""
+        """Run a `Step`. Returns a `SentError`, or None."""
         message = msgspec.msgpack.decode(step, type=Step)
-        return self._try(self._worker.follow, message.output, message.yielded)
+        return self._try(self._worker.follow, message.output, message.yielded, message.wanted)
 
     def ping(self) -> None:
         """Return when earlier calls have: an error says that the actor is lost."""
@@ -121,7 +121,7 @@ class RankActor:
             self._has_failed = True
             if not isinstance(error, QuireError):
                 error = EngineError(f"a stage failed with {type(error).__name__}: {error}")
-            return msgspec.msgpack.encode(Failure.of(error))
+            return msgspec.msgpack.encode(SentError.of(error))
         return None
 
 
@@ -244,7 +244,7 @@ class RayRanks(Ranks):
             failure = self._ray.get(result)
         except self._ray.exceptions.RayError as error:
             return EngineDeadError(f"a stage's actor was lost: {str(error).splitlines()[0]}")
-        return None if failure is None else msgspec.msgpack.decode(failure, type=Failure).revive()
+        return None if failure is None else msgspec.msgpack.decode(failure, type=SentError).revive()
 
 
 def _check_nodes(ray: Any, config: EngineConfig) -> None:

@@ -10,12 +10,13 @@ import contextlib
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from quire.adapter import Adapter
 from quire.config import EngineConfig
 from quire.errors import EngineDeadError
 from quire.grammar.compiler import GrammarCompiler
@@ -113,6 +114,7 @@ class RankExecutor(InProcessExecutor):
         self._processes = processes
         self._in_flight: deque[SchedulerOutput] = deque()
         self._yielded: list[Yielded] = []
+        self._wanted: tuple[Adapter, ...] = ()
         self._reads = _Reads(worker.config.num_ranks)
         self._finalizer = weakref.finalize(self, processes.stop)
 
@@ -147,7 +149,12 @@ class RankExecutor(InProcessExecutor):
         self._in_flight.append(output)
         self._reads.begin(output)
         with contextlib.suppress(EngineDeadError):  # `collect` raises it
-            self._processes.send(Step(msgspec.structs.replace(output, times_ops=False), yielded))
+            self._processes.send(Step(msgspec.structs.replace(output, times_ops=False), yielded, self._wanted))
+
+    def read_adapters(self, wanted: Sequence[Adapter], wait_s: float) -> set[str]:
+        """See `Executor`. The other ranks begin with the next step; a step waits for the last of them."""
+        self._wanted = tuple(wanted)
+        return super().read_adapters(wanted, wait_s)
 
     def collect(self) -> StepResult:
         """See `Executor`. Raises: EngineDeadError if a rank is lost or fails, or after `shutdown`."""

@@ -6,6 +6,7 @@ a rank gets the rows of B or the columns of A that are its share. Next to read: 
 
 import bisect
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +18,33 @@ from quire.errors import ModelFileError, UnsupportedModelError, nearest, printab
 from quire.kernels.lora import MAX_PARTS
 from quire.layers.group import Partition
 from quire.layers.linear import Linear
-from quire.runtime.loader import partitions_of
+from quire.lazy_torch import on_meta
+from quire.runtime.loader import make_model, partitions_of
 from quire.weight_map import Rows, Transpose, weight_map
 from quire.weights.adapter_files import AdapterFiles, LowRankPair
+
+
+def linear_shapes(hf_config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """Return outputs and inputs of every stored linear layer that adapters may change, by the name of its module."""
+    with on_meta():
+        model = make_model(hf_config)
+    sources, shapes = weight_map(model, ()).sources, {}
+    for path, module in nn.named_modules(model):
+        if not isinstance(module, Linear) or path.rpartition(".")[2] == "lm_head":
+            continue
+        stored = sources[f"{path}.weight"]
+        num_outputs, num_inputs = module.weight.shape
+        # A layer that stacks stored tensors says how many outputs each of them has.
+        parts = getattr(module, "partitions", {}).get("weight") if len(stored) > 1 else None
+        sizes = [num_outputs] if parts is None else [part.whole for part in parts.rows]
+        for source, size in zip(stored, sizes, strict=True):
+            shapes[source.name.removesuffix(".weight")] = size, num_inputs
+    return shapes
+
+
+def num_parameters(shapes: Mapping[str, tuple[int, int]], rank: int) -> int:
+    """Return the values of an adapter's matrices: R (N + I) for each layer."""
+    return sum(rank * (num_outputs + num_inputs) for num_outputs, num_inputs in shapes.values())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

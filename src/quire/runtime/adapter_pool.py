@@ -1,15 +1,16 @@
 """`AdapterPool`: a worker's adapters in memory, and for each step the adapter of each row.
 
-Requests bring an adapter's path and digest; the pool reads it when the first request with it starts. Adapters without a
-running request leave, the least recently used first, when others need their memory. The tables that native ops read
-(`native/ops/lora.h`) keep their addresses. Next to read: `kernels/lora.py`.
+Requests bring an adapter's path and digest. A thread reads the adapters of requests that wait (`prepare`), and the
+first request that starts takes its own over. Adapters without a running request leave, the least recently used first,
+when others need their memory. The tables that native ops read (`native/ops/lora.h`) keep their addresses.
+Next to read: `adapter_pack.py`, `kernels/lora.py`.
 """
 
+import itertools
 import logging
 from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,28 +22,25 @@ from quire.errors import CapacityError, ModelFileError, QuireError, UnsupportedM
 from quire.kernels.lora import MAX_PARTS
 from quire.layers.group import Group
 from quire.lazy_torch import on_meta
-from quire.runtime.adapter_layout import PlacedLayer, place_adapter
+from quire.runtime.adapter_pack import LANES, PackedAdapter, pack_adapter
 from quire.runtime.batch import RequestStates, StepLayout
 from quire.runtime.loader import make_model
 from quire.types import RequestResult, SchedulerOutput
-from quire.weights.adapter_files import read_adapter
-from quire.weights.weight_tensor import to_bf16
 
 logger = logging.getLogger("quire.runtime")
-TILE = LANES = 16
 PART_WORDS, HEAD_WORDS = 5, 4
 ENTRY_WORDS = HEAD_WORDS + MAX_PARTS * PART_WORDS
 """8-byte words of a `LoraEntry`, and of a `LoraPart` in it."""
+MAX_READ_AHEAD = 2
+"""Adapters of waiting requests that are read at the same time, or were read: their memory is beside `lora_bytes`."""
 
 
 @dataclass(slots=True)
 class _Resident:
-    """An adapter in memory. `num_products`: the most rows of A of a layer."""
+    """An adapter that requests can use."""
 
     slot: int
-    matrices: list[NDArray[Any]]
-    num_bytes: int
-    num_products: int
+    packed: PackedAdapter
 
 
 class AdapterPool:
@@ -56,17 +54,19 @@ class AdapterPool:
         with on_meta():
             self._model = make_model(config.model.hf_config, group, config.scheduler.max_model_len)
         self._num_slots, max_tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
-        self._is_bf16 = config.dtype != "float32"
         self._max_bytes = config.options.lora_bytes
         self._residents: dict[str, _Resident] = {}  # by digest, the least recently used first
+        self._reads: dict[str, Future[PackedAdapter]] = {}  # by digest
+        self._reader = ThreadPoolExecutor(1, "quire-adapters")
         self._users: dict[str, tuple[str, int]] = {}  # digest and first position, by request
         self.errors: dict[str, QuireError] = {}
         self._entries: dict[str, NDArray[np.int64]] = {}
         self._sites: dict[str, NDArray[np.int64]] = {}
         self._rows: NDArray[np.int32] = np.zeros(max_tokens, np.int32)
-        self._slots: NDArray[np.int32] = np.full(max_tokens, -1, np.int32)
+        self._slots: NDArray[np.int32] = np.zeros(self._num_slots, np.int32)
+        self._starts: NDArray[np.int32] = np.zeros(self._num_slots + 1, np.int32)
         self._products: NDArray[np.float32] = np.zeros((max_tokens, 0), np.float32)
-        self._step: NDArray[np.int64] = np.zeros(5, np.int64)
+        self._step: NDArray[np.int64] = np.zeros(6, np.int64)
 
     def site(self, name: str) -> int:
         """Return the address of a linear layer's `LoraSite`, by the name of its weight."""
@@ -74,6 +74,29 @@ class AdapterPool:
             entries = self._entries[name] = np.zeros((self._num_slots, ENTRY_WORDS), np.int64)
             self._sites[name] = np.array([self._step.ctypes.data, entries.ctypes.data], np.int64)
         return self._sites[name].ctypes.data
+
+    # --- Adapters are read beside the steps ------------------------------------------------------
+
+    def prepare(self, wanted: Sequence[Adapter], wait_s: float = 0.0) -> set[str]:
+        """Read adapters of requests, the first `MAX_READ_AHEAD` that are not in memory; others are let go.
+
+        `wait_s`: longest time to wait until one has been read. Returns: digests that would still make a step wait.
+        """
+        missing = {adapter.digest: adapter for adapter in wanted if adapter.digest not in self._residents}
+        chosen = dict(itertools.islice(missing.items(), MAX_READ_AHEAD))
+        for digest in self._reads.keys() - chosen.keys():
+            self._reads.pop(digest).cancel()
+        for digest in chosen.keys() - self._reads.keys():
+            self._read(chosen[digest])
+        if wait_s and (running := [read for read in self._reads.values() if not read.done()]):
+            wait(running, wait_s, FIRST_COMPLETED)
+        return {digest for digest in missing if digest not in self._reads or not self._reads[digest].done()}
+
+    def _read(self, adapter: Adapter) -> Future[PackedAdapter]:
+        self._reads[adapter.digest] = self._reader.submit(
+            pack_adapter, adapter, self._model, self._config.model.hf_config, is_bf16=self._config.dtype != "float32"
+        )
+        return self._reads[adapter.digest]
 
     # --- Requests come and go -----------------------------------------------------------------
 
@@ -101,30 +124,27 @@ class AdapterPool:
         return [*(item for item in results if item.request_id not in wrong), *found]
 
     def _hold(self, adapter: Adapter) -> None:
-        """Bring an adapter into memory, as the one used last."""
+        """Make an adapter usable, as the one used last; waits for its files if they are not read yet."""
         if (known := self._residents.pop(adapter.digest, None)) is not None:
             self._residents[adapter.digest] = known
             return
-        files = read_adapter(Path(adapter.path), self._config.model.hf_config)
-        if files.digest != adapter.digest:
-            raise ModelFileError(f"{adapter.path} has changed since adapter '{adapter.name}' was loaded: load it again")
-        layers = place_adapter(self._model, files)
+        reading = self._reads.get(adapter.digest) or self._read(adapter)
+        try:
+            packed = reading.result()
+        finally:
+            del self._reads[adapter.digest]
         # Layers of other pipeline stages have no site here; those of no linear layer in any plan are refused.
-        layers = {name: layer for name, layer in layers.items() if name in self._sites}
-        if not layers and self._config.options.pipeline_parallel_size == 1:
+        entries = {name: entry for name, entry in packed.entries.items() if name in self._sites}
+        if not entries and self._config.options.pipeline_parallel_size == 1:
             raise UnsupportedModelError(f"{adapter.path}: none of its modules is a linear layer of this model's plan")
-        packed = {name: self._packed(layer) for name, layer in layers.items()}
-        num_bytes = sum(matrix.nbytes for _, matrices in packed.values() for matrix in matrices)
-        self._make_room(adapter, num_bytes)
+        self._make_room(adapter, packed.num_bytes)
         taken = {resident.slot for resident in self._residents.values()}
         slot = next(slot for slot in range(self._num_slots) if slot not in taken)
-        for name, (entry, _) in packed.items():
+        for name, entry in entries.items():
             self._entries[name][slot, : len(entry)] = entry
-        num_products = max((entry[1] for entry, _ in packed.values()), default=0)
-        held = [matrix for _, matrices in packed.values() for matrix in matrices]
-        self._residents[adapter.digest] = _Resident(slot, held, num_bytes, num_products)
-        self._grow(num_products)
-        logger.info("adapter '%s' is in memory: %s", adapter.name, format_bytes(num_bytes))
+        self._residents[adapter.digest] = _Resident(slot, packed)
+        self._grow(packed.num_products)
+        logger.info("adapter '%s' is in memory: %s", adapter.name, format_bytes(packed.num_bytes))
 
     def _make_room(self, adapter: Adapter, num_bytes: int) -> None:
         if num_bytes > self._max_bytes:
@@ -134,7 +154,7 @@ class AdapterPool:
             )
         in_use = {digest for digest, _ in self._users.values()}
         idle = iter([digest for digest in self._residents if digest not in in_use])
-        held = sum(resident.num_bytes for resident in self._residents.values())
+        held = sum(resident.packed.num_bytes for resident in self._residents.values())
         while held + num_bytes > self._max_bytes or len(self._residents) >= self._num_slots:
             if (digest := next(idle, None)) is None:
                 raise CapacityError(
@@ -142,7 +162,7 @@ class AdapterPool:
                     f"to {held + num_bytes}, or try again later"
                 )
             resident = self._residents.pop(digest)
-            held -= resident.num_bytes
+            held -= resident.packed.num_bytes
             for entries in self._entries.values():
                 entries[resident.slot] = 0
 
@@ -150,29 +170,6 @@ class AdapterPool:
         if num_products > self._products.shape[1]:
             width = -(-num_products // LANES) * LANES
             self._products = np.empty((len(self._rows), width), np.float32)
-
-    def _packed(self, layer: PlacedLayer) -> tuple[list[int], list[NDArray[Any]]]:
-        """Return a `LoraEntry` and the matrices that it points to."""
-        pairs = list(dict.fromkeys(part.pair for part in layer.parts))
-        firsts = dict(zip(pairs, np.cumsum([0, *(pair.rank for pair in pairs)]).tolist(), strict=False))
-        stacked = np.concatenate([pair.a.to_numpy().reshape(pair.a.shape)[:, layer.columns] for pair in pairs])
-        a = self._stored(np.pad(stacked, ((0, 0), (0, -stacked.shape[1] % LANES))))
-        entry, matrices = [a.ctypes.data, len(stacked), len(layer.parts), int(self._is_bf16)], [a]
-        for part in layer.parts:
-            rows = part.b()
-            first_tile, end_tile = part.first_row // TILE, -(-(part.first_row + len(rows)) // TILE)
-            padded = np.zeros(((end_tile - first_tile) * TILE, rows.shape[1]), np.float32)
-            start = part.first_row - first_tile * TILE
-            padded[start : start + len(rows)] = rows
-            b = self._stored(padded.reshape(-1, TILE, rows.shape[1]).transpose(0, 2, 1))
-            entry += [first_tile, end_tile, b.ctypes.data, firsts[part.pair], rows.shape[1]]
-            matrices.append(b)
-        return entry, matrices
-
-    def _stored(self, values: NDArray[np.float32]) -> NDArray[Any]:
-        """Return the values in the type that kernels read: bf16, rounded to nearest, or fp32."""
-        values = np.ascontiguousarray(values, np.float32)
-        return to_bf16(values) if self._is_bf16 else values
 
     # --- Steps --------------------------------------------------------------------------------
 
@@ -192,9 +189,11 @@ class AdapterPool:
             slots.append(of_request)
         found = np.concatenate(slots)
         rows = np.argsort(found, kind="stable")[np.count_nonzero(found < 0) :]
-        self._slots[: len(found)], self._rows[: len(rows)] = found, rows
+        groups, starts = np.unique(found[rows], return_index=True)
+        self._rows[: len(rows)], self._slots[: len(groups)] = rows, groups
+        self._starts[: len(groups)], self._starts[len(groups)] = starts, len(rows)
         self._step[:] = (
-            len(rows), self._rows.ctypes.data, self._slots.ctypes.data, self._products.ctypes.data,
-            self._products.shape[1],
+            len(groups), self._starts.ctypes.data, self._slots.ctypes.data, self._rows.ctypes.data,
+            self._products.ctypes.data, self._products.shape[1],
         )  # fmt: skip
         return len(rows) > 0

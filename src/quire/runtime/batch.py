@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from quire.layers.forward_batch import ForwardBatch
     from quire.runtime.cache_engine import CacheEngine
 
+MAX_AHEAD = 8
+"""Columns behind the longest sequence, where layers that predict further tokens look for what is not known yet."""
+
 
 @dataclass(slots=True)
 class RequestState:
@@ -54,7 +57,7 @@ class RequestStates:
     """The requests that the worker knows.
 
     Attributes:
-        tokens: [rows, max_model_len + 1] int32; row r holds the known tokens of the request with that row.
+        tokens: [rows, max_model_len + 1 + MAX_AHEAD] int32; row r holds the known tokens of the request with that row.
         block_tables: [groups, rows, max_blocks] int32; entries after a table's end are stale but valid block ids.
         by_id: the record of each request.
 
@@ -63,7 +66,8 @@ class RequestStates:
 
     def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int, num_groups: int) -> None:
         max_blocks = -(-max_model_len // block_size) + 1
-        self.tokens: NDArray[np.int32] = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
+        num_columns = max_model_len + 1 + MAX_AHEAD
+        self.tokens: NDArray[np.int32] = np.zeros((max_num_seqs, num_columns), np.int32)
         self.block_tables: NDArray[np.int32] = np.zeros((num_groups, max_num_seqs, max_blocks), np.int32)
         self.by_id: dict[str, RequestState] = {}
         self._free_rows = list(range(max_num_seqs))[::-1]

@@ -49,18 +49,21 @@ def load_drafter(
         kv_ahead_bytes=config.hardware.kv_ahead_bytes,
     )  # fmt: skip
     if draft.kind != "draft":
-        if not isinstance(forward, PlannedForward) or forward.planned.program.predictor is None:
+        if not isinstance(forward, PlannedForward) or not forward.planned.program.predictors:
             raise UnsupportedModelError(
                 f"speculative={draft.kind!r} needs a native plan, and a plan cannot hold the model: --speculative off"
                 " without --draft-model fits"
             )
-        program, weights = forward.planned.program.predictor, forward.planned.weights
-        planned = PlannedModel(program, weights, kv_layers, limits, pool, links.exchange)
+        programs, weights = forward.planned.program.predictors, forward.planned.weights
+        # Of each request, positions are computed again that a layer read with guesses.
+        again = scheduler.max_num_seqs * (len(programs) - 1)
+        limits = replace(limits, max_tokens=limits.max_tokens + again)
+        heads = [PlannedModel(program, weights, kv_layers, limits, pool, links.exchange) for program in programs]
         context_len = min(scheduler.max_model_len, draft.model.context_len)
         if (joins := forward.planned.program.joins) is None:
-            return HeadDrafter(planned, states, context_len, links)
+            return HeadDrafter(heads, states, context_len, links)
         joining = PlannedModel(joins, weights, kv_layers, limits, pool, links.exchange)
-        return EagleDrafter(planned, states, context_len, links, joining, forward.planned.outputs, _token_ids(config))
+        return EagleDrafter(heads[0], states, context_len, links, joining, forward.planned.outputs, _token_ids(config))
     program, weights = _load_model(config, draft, group, links, progress)
     planned = PlannedModel(program, weights, kv_layers[config.model.num_layers :], limits, pool, links.exchange)
     layers = range(config.model.num_layers, len(all_cache_specs(config.model)))

@@ -89,11 +89,7 @@ class Drafter:
             if active:
                 for item in active:
                     self._states.tokens[item.state.row, item.state.num_tokens + ahead] = item.token_ids[-1]
-                self._carry(logit_rows[kept])
-                rows = np.array([item.state.row for item in active], np.int32)
-                starts = np.array([item.state.num_tokens for item in active], np.int32) + np.int32(ahead - self.shift)
-                self._run(rows, starts, np.ones(len(rows), np.int32))
-                logit_rows = np.arange(len(rows), dtype=np.int32)
+                logit_rows = self._next_pass(active, logit_rows[kept], ahead)
             ahead += 1
         for item in drafted:
             item.state.drafted_ids = tuple(item.token_ids[:-1])  # the last one was not computed
@@ -103,8 +99,15 @@ class Drafter:
         """Compute all known tokens. Returns: the requests that can be guessed, and the last row of each."""
         raise NotImplementedError
 
-    def _carry(self, rows: NDArray[np.int32]) -> None:
-        """Make these rows of the last pass the input of the next one, if it reads them."""
+    def _next_pass(self, active: list[Guesses], logit_rows: NDArray[np.int32], ahead: int) -> NDArray[np.int32]:
+        """Compute the token that was guessed last of each draft, behind `ahead` others. Returns: the row of each.
+
+        `logit_rows`: of the pass before.
+        """
+        rows = np.array([item.state.row for item in active], np.int32)
+        starts = np.array([item.state.num_tokens for item in active], np.int32) + np.int32(ahead - self.shift)
+        self._run(rows, starts, np.ones(len(rows), np.int32))
+        return np.arange(len(rows), dtype=np.int32)
 
     def _run(self, rows: NDArray[np.int32], starts: NDArray[np.int32], counts: NDArray[np.int32]) -> None:
         tokens = self._states.tokens[:, self.shift :]

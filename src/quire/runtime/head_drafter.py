@@ -1,11 +1,15 @@
-"""`HeadDrafter`: guesses with a layer that predicts further tokens (MTP, EAGLE-3), from the model's hidden states.
+"""`HeadDrafter`: guesses with layers that predict further tokens (MTP, EAGLE-3), from the model's hidden states.
 
-At position i the layer reads the hidden state of i and the token i + 1, and predicts token i + 2. It follows each pass
-of the model, because hidden states are gone after it: that costs one layer's time, while guesses pay or not.
+At position i the first layer reads the hidden state of i and the token i + 1, and predicts token i + 2. Hidden states
+are gone after the pass that computed them, so it keeps those of decodes until guesses are asked for, or until there
+are `MAX_WAITING` of them: computed together, they cost a small share of what each would cost in a pass of its own.
+Of several layers, layer k reads at i the values of layer k - 1 and the token i + 1 + k, and predicts token i + 2 + k.
+The tokens behind the newest one are guesses at that time, so the last positions are computed again in the next pass.
 Next to read: `models/hf_predictor.py`; `drafter.py` for the base.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,41 +19,132 @@ from quire.runtime.drafter import NO_TOKEN, Drafter, Guesses
 from quire.runtime.forward import Forward
 from quire.runtime.links import Links
 from quire.runtime.plan.emit import BODY, PlannedModel
+from quire.types import Draft
+
+MAX_WAITING = 256
+"""Rows of decodes that wait, of all requests: more would make the step that computes them late."""
+_NONE: NDArray[np.int32] = np.zeros(0, np.int32)
+
+
+@dataclass(slots=True)
+class Waiting:
+    """Hidden states of one request's positions that the layers have not read, pass by pass."""
+
+    state: RequestState
+    passes: list[tuple[int, NDArray[np.float32]]] = field(default_factory=list)
+    """First position and rows of each."""
+
+    def take(self, num_kept: int) -> tuple[int, list[NDArray[np.float32]]]:
+        """Return the first position and all rows, and keep the last `num_kept` positions waiting.
+
+        A later pass replaces positions of rejected drafts, and those behind the newest token's hidden state are left
+        out. Shapes: [n, E] each, together without a gap.
+        """
+        ends = [*(start for start, _ in self.passes[1:]), self.state.num_tokens - 1]
+        rows = [rows[: max(0, end - start)] for (start, rows), end in zip(self.passes, ends, strict=True)]
+        first, last = self.passes[0][0], rows[-1]
+        end = self.passes[-1][0] + len(last)
+        for earlier in rows[-2::-1] if num_kept else ():
+            last = last if len(last) >= num_kept else np.concatenate((earlier, last))
+        last = last[max(0, len(last) - num_kept) :]
+        self.passes = [(end - len(last), last)] if len(last) else []
+        return first, rows
 
 
 class HeadDrafter(Drafter):
-    """Guesses with a plan whose input is hidden states."""
+    """Guesses with a plan for each layer, whose input is hidden states. The last layer guesses all further tokens."""
 
-    shift = 1
-    _layout: StepLayout
+    def __init__(self, layers: Sequence[PlannedModel], states: RequestStates, context_len: int, links: Links) -> None:
+        super().__init__(layers[0], states, context_len, links)
+        self._layers, self.shift = layers, len(layers)
+        self._waiting: dict[str, Waiting] = {}
+        self._num_waiting = 0
+        self._pass = _NONE, _NONE, _NONE
+        """Rows, starts and counts of the positions that the layers read last."""
+        self._last_rows: dict[str, int] = {}
+        """The last row of each request in it."""
 
     def follow(self, layout: StepLayout, forward: Forward) -> None:
-        """See `Drafter`. Rejected drafts are computed too, until the next pass of their positions replaces them."""
+        """See `Drafter`. Prompts are read at once, so that the blocks of prefix hits are complete."""
         num_rows = int(layout.counts.sum())
-        self._planned.inputs[0][:num_rows] = self._hidden(layout, forward, num_rows)
-        self._run(layout.rows, layout.starts, layout.counts)
-        self._layout = layout
+        if self._num_waiting + num_rows > self._planned.limits.max_tokens:
+            self._compute_waiting()
+        hidden = self._hidden(forward, num_rows)
+        has_prompts = False
+        for (item, state), first_row, start, count in zip(
+            layout.computed, layout.first_rows, layout.starts.tolist(), layout.counts.tolist(), strict=True
+        ):
+            waiting = self._waiting.get(item.request_id)
+            if waiting is None or waiting.state is not state:
+                waiting = self._waiting[item.request_id] = Waiting(state)
+            waiting.passes.append((start, hidden[first_row : first_row + count]))
+            has_prompts |= item.num_computed_tokens < state.new.num_prompt_tokens
+        self._num_waiting += num_rows
+        if has_prompts or self._num_waiting >= MAX_WAITING:
+            self._compute_waiting()
 
-    def _hidden(self, layout: StepLayout, forward: Forward, num_rows: int) -> NDArray[np.float32]:
-        """Return what it reads at each row of a pass. Shapes: [num_rows, E]."""
-        hidden: NDArray[np.float32] = forward.hidden(0, num_rows)
+    def propose(self, states: Sequence[RequestState], num_tokens: int) -> dict[str, Draft]:
+        """See `Drafter`. Layers that no draft reached read their positions, too."""
+        drafts = super().propose(states, num_tokens)
+        for index in range(self._layers.index(self._planned) + 1, len(self._layers)):
+            self._run_layer(index)
+        return drafts
+
+    def _hidden(self, forward: Forward, num_rows: int) -> NDArray[np.float32]:
+        """Return a copy of what the first layer reads of each row of a pass. Shapes: [num_rows, width]."""
+        hidden: NDArray[np.float32] = forward.hidden(0, num_rows).copy()
         return hidden
 
-    def _first_pass(self, wanted: list[Guesses]) -> tuple[list[Guesses], NDArray[np.int32]]:
-        """See `Drafter`: it is computed. A sibling that the step forks has no row of its own."""
-        row_of = {
-            state.row: first_row - start
-            for (_, state), first_row, start in zip(
-                self._layout.computed, self._layout.first_rows, self._layout.starts.tolist(), strict=True
-            )
-        }
-        ready = [item for item in wanted if item.state.row in row_of]
-        rows = [row_of[item.state.row] + _last_computed(item.state) for item in ready]
-        return ready, np.array(rows, np.int32)
+    def _read(self, hidden: NDArray[np.float32]) -> None:
+        """Make the input of the first layer of these rows."""
+        self._layers[0].inputs[0][: len(hidden)] = hidden
 
-    def _carry(self, rows: NDArray[np.int32]) -> None:
-        """See `Drafter`."""
-        self._planned.inputs[0][: len(rows)] = self._planned.hidden[rows]
+    def _compute_waiting(self) -> None:
+        """Let all layers read what waits."""
+        if self._read_waiting():
+            for index in range(1, len(self._layers)):
+                self._run_layer(index)
+
+    def _read_waiting(self) -> bool:
+        """Let the first layer read what waits, of requests that are still there. Returns False if nothing does."""
+        by_id, waiting, self._num_waiting = self._states.by_id, self._waiting, 0
+        self._waiting = {id_: each for id_, each in waiting.items() if by_id.get(id_) is each.state and each.passes}
+        if not self._waiting:
+            return False
+        taken = [each.take(len(self._layers) - 1) for each in self._waiting.values()]
+        counts = np.array([sum(map(len, rows)) for _, rows in taken], np.int32)
+        rows = np.array([each.state.row for each in self._waiting.values()], np.int32)
+        self._pass = rows, np.array([first for first, _ in taken], np.int32), counts
+        ends = np.cumsum(counts).tolist()
+        self._last_rows = {id_: end - 1 for id_, end in zip(self._waiting, ends, strict=True)}
+        self._num_waiting = sum(len(kept) for each in self._waiting.values() for _, kept in each.passes)
+        self._read(np.concatenate([part for _, parts in taken for part in parts]))
+        self._run_layer(0)
+        return True
+
+    def _run_layer(self, index: int) -> None:
+        """Run a layer on the positions of the last pass, and make it the one that guesses."""
+        self._planned = self._layers[index]
+        if index:
+            num_rows = int(self._pass[2].sum())
+            self._planned.inputs[0][:num_rows] = self._layers[index - 1].hidden[:num_rows]
+        tokens = self._states.tokens[:, index + 1 :]
+        self._planned.run(BODY, *self._pass, _NONE, tokens, self._states.block_tables)
+
+    def _first_pass(self, wanted: list[Guesses]) -> tuple[list[Guesses], NDArray[np.int32]]:
+        """See `Drafter`. A sibling that the step forks has no row of its own."""
+        if not self._read_waiting():
+            self._planned = self._layers[0]  # the step's pass has prompts, and was read
+        ready = [item for item in wanted if item.state.new.request_id in self._last_rows]
+        return ready, np.array([self._last_rows[item.state.new.request_id] for item in ready], np.int32)
+
+    def _next_pass(self, active: list[Guesses], logit_rows: NDArray[np.int32], ahead: int) -> NDArray[np.int32]:
+        """See `Drafter`: with the next layer at the same positions, or with the last one at the next position."""
+        if ahead + 1 < len(self._layers):
+            self._run_layer(ahead + 1)
+            return logit_rows
+        self._planned.inputs[0][: len(logit_rows)] = self._planned.hidden[logit_rows]
+        return super()._next_pass(active, logit_rows, ahead)
 
 
 class EagleDrafter(HeadDrafter):
@@ -60,22 +155,21 @@ class EagleDrafter(HeadDrafter):
         kept: Sequence[NDArray[np.float32]], token_ids: NDArray[np.int64],
     ) -> None:  # fmt: skip
         """`joining`: makes one value of the `kept` ones of a pass. `token_ids`: of the head's tokens."""
-        super().__init__(planned, states, context_len, links)
+        super().__init__([planned], states, context_len, links)
         self._joining, self._kept, self._token_ids = joining, kept, token_ids.tolist()
 
-    def _hidden(self, layout: StepLayout, forward: Forward, num_rows: int) -> NDArray[np.float32]:
+    def _hidden(self, forward: Forward, num_rows: int) -> NDArray[np.float32]:
         """See `HeadDrafter`."""
-        np.concatenate([values[:num_rows] for values in self._kept], axis=1, out=self._joining.inputs[0][:num_rows])
+        return np.concatenate([values[:num_rows] for values in self._kept], axis=1)
+
+    def _read(self, hidden: NDArray[np.float32]) -> None:
+        """See `HeadDrafter`."""
+        self._joining.inputs[0][: len(hidden)] = hidden
         tables = self._states.tokens, self._states.block_tables
-        self._joining.run(BODY, layout.rows, layout.starts, layout.counts, np.zeros(0, np.int32), *tables)
-        return self._joining.hidden[:num_rows]
+        self._joining.run(BODY, *self._pass, _NONE, *tables)
+        super()._read(self._joining.hidden[: len(hidden)])
 
     def _guess(self, logit_rows: NDArray[np.int32]) -> list[tuple[int, float]]:
         """See `Drafter`."""
         guessed = super()._guess(logit_rows)
         return [(self._token_ids[index] if index != NO_TOKEN else index, share) for index, share in guessed]
-
-
-def _last_computed(state: RequestState) -> int:
-    """The position before the newest token."""
-    return state.num_tokens - 2

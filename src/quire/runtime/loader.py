@@ -7,7 +7,7 @@ Next to read: `plan/load.py` and `eager.py`, which do; `models/registry.py` for 
 
 import bisect
 import itertools
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from quire.layers.group import SINGLE, Group, LocalGroup, Partition, UnevenSplit
 from quire.lazy_torch import on_meta
 from quire.models.hf_decoder import DecoderConfig
 from quire.models.hf_eagle import EagleConfig
-from quire.models.hf_predictor import add_eagle, add_predictor
+from quire.models.hf_predictor import add_eagle, add_predictors, with_stored_predictors
 from quire.models.registry import ModelRegistry
 from quire.runtime.placement import Placement
 from quire.runtime.plan.packed_weights import kept_bytes
@@ -72,6 +72,14 @@ def make_model(hf_config: Mapping[str, Any], group: Group = SINGLE, max_model_le
     return model_class(config, group)
 
 
+def make_stored(hf_config: Mapping[str, Any], names: Collection[str]) -> Any:
+    """Instantiate the model with those layers that predict further tokens of which there are tensors of these names."""
+    model = make_model(hf_config)
+    if getattr(model.config, "num_predictors", 0):
+        with_stored_predictors(model, names)
+    return model
+
+
 def weigh(model: ModelConfig, tensors: Mapping[str, WeightTensor]) -> ModelConfig:
     """Return the model's facts with the bytes of its stored weights, and the share of these in experts."""
     if not tensors:
@@ -119,7 +127,7 @@ def _make_share(config: EngineConfig, checkpoint: Checkpoint, group: Group) -> M
     model = make_model(config.model.hf_config, group, config.scheduler.max_model_len)
     tensors = checkpoint.tensors
     if config.speculative == "mtp":
-        add_predictor(model)
+        add_predictors(model)
     elif config.speculative == "eagle":
         assert config.model.draft is not None
         add_eagle(model, EagleConfig.from_hf(config.model.draft.model.hf_config))

@@ -98,11 +98,8 @@ class ModelRunner:
             Yield(state, sampling, first_row, item.draft_token_ids)
             for (item, state, sampling), first_row in zip(layout.sampled, first_rows, strict=True)
         ]
-        likeliest = self._forward(layout)
+        self._iterate(layout, yields)
         prompt_logprobs, embeddings = self._read_prompts(layout)
-        self._sample(layout, yields, likeliest)
-        if self.drafter is not None:
-            self.drafter.follow(layout, self.forward)
         num_iterations = 1
         most = min([item.max_new_tokens - len(item.draft_token_ids) for item in output.scheduled])
         while num_iterations < most:
@@ -110,9 +107,7 @@ class ModelRunner:
             if not self.agree(not (self.ends_early or is_late or any(map(self._ends_step, yields)))):
                 break
             layout = layout.of_next_iteration()
-            self._sample(layout, yields, self._forward(layout))
-            if self.drafter is not None:
-                self.drafter.follow(layout, self.forward)
+            self._iterate(layout, yields)
             num_iterations += 1
         drafts, draft_s = self._guess(output, yields)
         results = []
@@ -139,6 +134,12 @@ class ModelRunner:
             output.step_id, tuple(results), num_iterations=num_iterations, op_times=op_times,
             transfers=self.cache.report(), draft_s=draft_s,
         )  # fmt: skip
+
+    def _iterate(self, layout: StepLayout, yields: list[Yield]) -> None:
+        """Compute and sample one token of each request, or those behind right drafts. Mutates: yields, states."""
+        self._sample(layout, yields, self._forward(layout))
+        if self.drafter is not None:
+            self.drafter.follow(layout, self.forward)
 
     def _guess(self, output: SchedulerOutput, yields: list[Yield]) -> tuple[dict[str, Draft], float]:
         """Return the draft model's guesses of the next tokens, by request, and the seconds that they took."""

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.byte_sizes import format_bytes
-from quire.linux import reserve_blocks, write_back
+from quire.linux import begin_write_back, reserve_blocks, write_back
 from quire.runtime.huge_pages import HUGE_PAGE_BYTES, map_file
 from quire.weights.progress import Progress
 
@@ -42,6 +42,12 @@ SETTLE_S = 10.0
 """Time after which a new file is brought to disk: short runs do not wait for the disk when they end."""
 SETTLE_BYTES = 64 << 20
 """Bytes that are brought to disk in one call, which delays the end of the process."""
+WRITTEN_BEHIND_BYTES = 1 << 30
+"""Least size of a file that is written to disk while it is packed.
+
+The system itself begins when a tenth of the memory is dirty, and holds up the threads that pack from about 15 % on.
+"""
+WRITE_INTERVAL_S = 0.25
 SHARE_OF_DISK = 0.5
 """Default limit of all files: this share of the disk's free space, with what the files take already."""
 _PREFIX = struct.Struct("<8s32sI")  # magic, SHA-256 of the header, its length
@@ -118,6 +124,8 @@ class Unfinished:
     def __init__(self, place: SharedFile, descriptor: int, max_bytes: int | None) -> None:
         """Reserve the disk space. `descriptor`: of the locked file, which this object closes. Raises: OSError."""
         self._place, self._descriptor, self._path = place, descriptor, partial_path(place.path)
+        self._is_packed = threading.Event()
+        self._writer: threading.Thread | None = None
         try:
             os.ftruncate(descriptor, 0)
             make_room(place, max_bytes)
@@ -127,6 +135,14 @@ class Unfinished:
         except OSError:
             self.close()
             raise
+        if place.header.num_bytes >= WRITTEN_BEHIND_BYTES:
+            self._writer = threading.Thread(target=self._write_behind, daemon=True)
+            self._writer.start()
+
+    def _write_behind(self) -> None:
+        """Write to disk what is packed by now, again and again."""
+        while not self._is_packed.wait(WRITE_INTERVAL_S):
+            begin_write_back(self._descriptor)
 
     def publish(self) -> NDArray[np.uint8]:
         """Give the file its name. Return its bytes, which can no longer be written. Raises: OSError."""
@@ -139,6 +155,9 @@ class Unfinished:
 
     def close(self) -> None:
         """Let other processes go on; delete the file unless it was published."""
+        self._is_packed.set()
+        if self._writer is not None:
+            self._writer.join()
         if self._path != self._place.path:
             with suppress(OSError):
                 self._path.unlink()
@@ -161,7 +180,7 @@ def find_or_begin(place: SharedFile, max_bytes: int | None, report: Progress) ->
             except BlockingIOError:
                 report("waiting for another process that packs the same weights", 0, None)
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-            is_alone = path.exists() and os.path.samestat(os.fstat(descriptor), path.stat())
+            is_alone = _is_at(descriptor, path)
         except BaseException:
             os.close(descriptor)
             raise
@@ -169,6 +188,13 @@ def find_or_begin(place: SharedFile, max_bytes: int | None, report: Progress) ->
             return Unfinished(place, descriptor, max_bytes)
         os.close(descriptor)  # the other process has renamed or deleted it
     return memory
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def make_room(place: SharedFile, max_bytes: int | None) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quire import _native
+from quire.adapter import Adapter
 from quire.cache_spec import LatentKV, PagedKV, RecurrentState
 from quire.config import NARROW_KV_DTYPES, EngineConfig
 from quire.errors import UnsupportedModelError
@@ -90,8 +91,13 @@ class Worker:
                 config, self.forward, layers, self.runner.states, self.pool, group, links, progress
             )
 
-    def follow(self, output: SchedulerOutput, yielded: Sequence[Yielded]) -> StepResult:
-        """Run a step on a rank whose result is not the engine's. `yielded`: of earlier steps."""
+    def follow(self, output: SchedulerOutput, yielded: Sequence[Yielded], wanted: Sequence[Adapter] = ()) -> StepResult:
+        """Run a step on a rank whose result is not the engine's.
+
+        `yielded`: of earlier steps; `wanted`: adapters that are read beside it.
+        """
+        if self.adapters is not None:
+            self.adapters.prepare(wanted)
         if isinstance(self.runner, StageRunner):
             self.runner.take(yielded)
         return self.runner.run(output)

@@ -54,7 +54,7 @@ def is_idle(request: Request) -> bool:
 
 
 class RequestTable:
-    """Requests by id and by place."""
+    """Requests by id and by place. `unread_adapters`: digests of those for which waiting requests wait."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
@@ -63,6 +63,7 @@ class RequestTable:
         self.waiting = FairQueue() if config.policy == "fair" else WaitingQueue()
         self.running: list[Request] = []
         self.parked: dict[str, Request] = {}
+        self.unread_adapters: set[str] = set()
         self._counter = itertools.count()
 
     def enter(self, request: Request) -> None:
@@ -122,6 +123,10 @@ class RequestTable:
     def num_free_places(self) -> int:
         """Sequences that may still start; a leader keeps places for its siblings."""
         return self._config.max_num_seqs - sum(1 + len(request.siblings) for request in self.running)
+
+    def awaits_adapter(self, request: Request) -> bool:
+        """Return True if the request's adapter has not been read yet."""
+        return request.adapter is not None and request.adapter.digest in self.unread_adapters
 
     def _register(self, request: Request, serial: int) -> None:
         self.by_id[request.request_id] = request

@@ -31,7 +31,7 @@ class AdmissionOutcome(enum.Enum):
     BLOCKED = enum.auto()  # later requests wait too: else a big request would wait for ever
 
 
-class Share(msgspec.Struct):
+class StepShare(msgspec.Struct):
     """A request's part of a step.
 
     num_tokens: tokens to compute, `draft_token_ids` included.
@@ -68,7 +68,7 @@ class StepPlan:
         self._prefill_budget = config.max_num_batched_tokens
         self.budget = config.max_num_batched_tokens
         self.free_places = 0
-        self.shares: dict[str, Share] = {}
+        self.shares: dict[str, StepShare] = {}
         self.num_preempted = 0
         self.num_reserved_blocks = 0
         self.num_lookahead_tokens = 0
@@ -142,7 +142,7 @@ class StepPlan:
         num_blocks = num_tokens // self._config.block_size + 2 + num_running
         return num_blocks * len(self._config.kv_cache_groups) <= blocks.num_free
 
-    def add(self, share: Share, num_missing_blocks: int = 0) -> None:
+    def add(self, share: StepShare, num_missing_blocks: int = 0) -> None:
         """Give a request its tokens. `num_missing_blocks`: of a prompt that goes on after this step."""
         self.shares[share.request.request_id] = share
         self.budget -= share.num_tokens
@@ -254,7 +254,7 @@ class StepPlanner:
             num_ahead = plan.num_lookahead_tokens + plan.take_guesses(request, num_tokens, len(requests), self._blocks)
             transfers = self._allocate_or_preempt(request, num_tokens + num_ahead, len(drafts), plan)
             if transfers is not None:
-                share = Share(request, num_tokens, num_tokens == num_left + len(drafts), transfers, None, drafts)
+                share = StepShare(request, num_tokens, num_tokens == num_left + len(drafts), transfers, None, drafts)
                 plan.add(share, 0 if share.catches_up else self._blocks.num_missing(request))
 
     def _allocate_or_preempt(
@@ -303,7 +303,9 @@ class StepPlanner:
             return AdmissionOutcome.BLOCKED
         hit = self._blocks.find_prefix(request)
         num_reserved = plan.num_reserved_blocks + (self._headroom if self._requests.running else 0)
-        if fetches and self._blocks.awaits_tiers(request, hit, num_reserved):
+        if fetches and (
+            self._requests.awaits_adapter(request) or self._blocks.awaits_tiers(request, hit, num_reserved)
+        ):
             return AdmissionOutcome.OVERTAKEN
         num_left = request.num_tokens - hit.num_tokens
         num_tokens = plan.chunk_len(num_left)
@@ -329,7 +331,7 @@ class StepPlanner:
         transfers = self._blocks.allocate(request, num_tokens)
         if transfers is None:
             raise EngineError(f"request '{request.request_id}' was admitted without enough free KV blocks")
-        share = Share(request, num_tokens, num_tokens == num_left, transfers)
+        share = StepShare(request, num_tokens, num_tokens == num_left, transfers)
         plan.add(share, 0 if share.catches_up else self._blocks.num_missing(request))
         return AdmissionOutcome.ADMITTED
 
@@ -338,7 +340,7 @@ class StepPlanner:
             for sibling in self._requests.release_siblings(leader):
                 sibling.num_cached_tokens = leader.num_cached_tokens
                 self.fork_running(leader, sibling, leader.num_tokens)
-                plan.add(Share(sibling, 0, catches_up=True, logits_from=leader.request_id))
+                plan.add(StepShare(sibling, 0, catches_up=True, logits_from=leader.request_id))
 
     def fork_running(self, parent: Request, child: Request, num_computed_tokens: int) -> None:
         """Start a child with the blocks of its parent's computed tokens."""
@@ -426,7 +428,7 @@ def _announce(request: Request) -> NewRequest:
     )
 
 
-def _schedule(share: Share, plan: StepPlan, blocks: BlockManager) -> ScheduledRequest:
+def _schedule(share: StepShare, plan: StepPlan, blocks: BlockManager) -> ScheduledRequest:
     request, drafts = share.request, share.draft_token_ids
     max_new_tokens = 0
     if share.catches_up and request.sampling is not None:

@@ -66,6 +66,8 @@ class FairQueue(WaitingQueue):
     starves. A client that returns from idleness has at least the tokens of the least served one that waits (or, if none
     does, that runs): it saved nothing up. Admission takes O(log clients), amortised: a client's place in the heap is
     corrected when it comes first. Requests without a client are those of the client "".
+    Admission is enough: a step has a token for every running request (`max_num_seqs` is at most its budget), and what
+    is left goes to prompts, which are admitted one by one.
     """
 
     def __init__(self) -> None:

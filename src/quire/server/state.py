@@ -78,10 +78,14 @@ class ServerState:
 
     @property
     def status(self) -> str:
-        """State of the model as `/v1/models` shows it, in llama.cpp's words."""
+        """State of the model as `/v1/models` shows it: llama.cpp's words, and "restarting" after its engine died."""
         if self.is_asleep:
             return "sleeping"
-        return "loaded" if self.supervisor.is_ready else "unloaded" if self.supervisor.is_asleep else "loading"
+        if self.supervisor.is_ready:
+            return "loaded"
+        if self.supervisor.is_restarting:
+            return "restarting"
+        return "unloaded" if self.supervisor.is_asleep else "loading"
 
 
 def state_of(request: Request) -> ServerState:

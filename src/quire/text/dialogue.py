@@ -109,6 +109,11 @@ class Dialogue:
         if chat_template is not None:
             self.source()
 
+    @property
+    def has_template(self) -> bool:
+        """True if conversations can be rendered without a template of the request's own."""
+        return bool(self._templates) or self._chosen is not None
+
     def check_templates(self) -> None:
         """Compile the templates that requests may use. Raises: ModelFileError naming one that does not parse."""
         if self._chosen is not None:

@@ -18,7 +18,7 @@ import re
 
 from quire.text.reasoning import Piece
 from quire.text.stop_strings import begun_len
-from quire.text.tool_calls.readers import Call, Passage, call_with
+from quire.text.tool_calls.readers import Passage, WrittenCall, call_with
 from quire.text.tool_calls.schemas import ToolSchemas
 
 MAX_HEADER_LEN = 512
@@ -50,9 +50,9 @@ class HarmonyReader:
         self._is_reasoning = self._is_first = is_open
         self._has_given = {True: False, False: False}
         """A message of reasoning, or of content, came before."""
-        self._found: list[Piece | Call] = []
+        self._found: list[Piece | WrittenCall] = []
 
-    def feed(self, text: str, *, ends: bool) -> list[Piece | Call]:
+    def feed(self, text: str, *, ends: bool) -> list[Piece | WrittenCall]:
         """Return what is certain with `text`; `ends`: it is the last one."""
         self._text, self._offset = self._text[self._at :] + text, self._offset + self._at
         self._scan, self._at = max(0, self._scan - self._at), 0

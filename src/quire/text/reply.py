@@ -17,7 +17,7 @@ from quire.text.tool_calls.events import (
     ToolEvent,
 )
 from quire.text.tool_calls.parser import CallReading, CallWriter, ToolCallParser
-from quire.text.tool_calls.readers import Call
+from quire.text.tool_calls.readers import WrittenCall
 
 __all__ = [
     "CallReading", "ContentDelta", "ReasoningDelta", "ReplyEvent", "ReplyReader", "ToolArgumentsDelta", "ToolCallStart",
@@ -51,7 +51,7 @@ class ReplyReader:
 
     def events(self, text: str, *, ends: bool) -> list[ReplyEvent]:
         """Return the events of a piece of text; `ends`: it is the last one."""
-        pieces: list[Piece | Call] = [Piece(text, self._num_chars, is_reasoning=False)] if text else []
+        pieces: list[Piece | WrittenCall] = [Piece(text, self._num_chars, is_reasoning=False)] if text else []
         if self._harmony is not None:
             pieces = self._harmony.feed(text, ends=ends)
         elif self._reasoning is not None:
@@ -59,7 +59,7 @@ class ReplyReader:
         self._num_chars += len(text)
         found: list[ReplyEvent] = []
         for piece in pieces:
-            if isinstance(piece, Call):
+            if isinstance(piece, WrittenCall):
                 assert isinstance(self._writer, CallWriter)
                 found += self._writer.write(piece)
             elif not piece.is_reasoning:

@@ -129,7 +129,8 @@ def _named_tensors(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Weigh
     nvfp4_names = {stored.name for stored in file.tensors.values() if stored.format is NVFP4}
     for stored in file.tensors.values():
         name, shown = architecture.tensor_names.huggingface(stored.name), printable(stored.name)
-        if stored.name in architecture.factor_tensors or predicts_further(stored.name, num_layers):
+        is_left_out = not architecture.predictors and predicts_further(stored.name, num_layers)
+        if stored.name in architecture.factor_tensors or is_left_out:
             continue
         scaled = SCALE.fullmatch(stored.name) if name is None else None
         if scaled and f"{scaled[1]}.weight" in nvfp4_names:

@@ -45,6 +45,8 @@ class Architecture:
         has_value_heads_in_turns: see `gguf_recurrent.py`.
         norm_offset: stored weights of norms are Hugging Face's plus this.
         factor_tensors: tensors of rotary divisors that may be there.
+        predictors: config.json's name of the number of layers behind the last that predict further tokens; "" for
+            models of which these layers are not read.
         variants: other models under the same name: the first of which the value of a key, 0 if missing, fits.
     """
 
@@ -63,6 +65,7 @@ class Architecture:
     has_value_heads_in_turns: bool = False
     norm_offset: float = 0.0
     factor_tensors: tuple[str, ...] = (ROPE_FACTORS,)
+    predictors: str = ""
     variants: "tuple[tuple[str, Callable[[Any], bool], Architecture], ...]" = ()
 
     @functools.cached_property
@@ -124,8 +127,22 @@ def _score_size(config: Mapping[str, Any]) -> int:
     return int(config["hidden_size"] // config["num_attention_heads"] if is_largest else config["head_dim"])
 
 
-DEEPSEEK = (
+ROUTED_EXPERTS = (
     *_experts("n_routed_experts"), EXPERT_SIZE,
+    Field("expert_shared_count", "n_shared_experts", attribute=lambda read: read.shared_size // read.expert_size),
+    Field(
+        "leading_dense_block_count", "first_k_dense_replace", codecs.SIZE, 0,
+        lambda read: (*read.sparse_layers, True).index(True),
+    ),
+    Field("expert_weights_scale", "routed_scaling_factor", codecs.NUMBER, 1.0, "scoring.factor"),
+    Field("expert_weights_norm", "norm_topk_prob", codecs.FLAG, False, "renormalise"),
+    Field("expert_group_count", "n_group", codecs.COUNT, 1, "scoring.num_groups"),
+    Field("expert_group_used_count", "topk_group", codecs.COUNT, 1, "scoring.top_groups"),
+    Field("expert_gating_func", "", codecs.COUNT, 1, lambda read: SIGMOID if read.scoring.is_sigmoid else 1),
+)  # fmt: skip
+
+DEEPSEEK = (
+    *ROUTED_EXPERTS,
     # Cached latents are one head of key_length and value_length; files whose projections to keys and values are one
     # tensor have the sizes of heads under these keys instead.
     Field("rope.dimension_count", "qk_rope_head_dim", attribute="rotary_size"),
@@ -138,16 +155,6 @@ DEEPSEEK = (
     Field("attention.value_length_mla", "v_head_dim", codecs.COUNT, "value_length", "value_size"),
     Field("attention.kv_lora_rank", "kv_lora_rank", attribute="kv_rank"),
     Field("attention.q_lora_rank", "q_lora_rank", codecs.OPTIONAL, attribute="query_rank"),
-    Field("expert_shared_count", "n_shared_experts", attribute=lambda read: read.shared_size // read.expert_size),
-    Field(
-        "leading_dense_block_count", "first_k_dense_replace", codecs.SIZE, 0,
-        lambda read: (*read.sparse_layers, True).index(True),
-    ),
-    Field("expert_weights_scale", "routed_scaling_factor", codecs.NUMBER, 1.0, "scoring.factor"),
-    Field("expert_weights_norm", "norm_topk_prob", codecs.FLAG, False, "renormalise"),
-    Field("expert_group_count", "n_group", codecs.COUNT, 1, "scoring.num_groups"),
-    Field("expert_group_used_count", "topk_group", codecs.COUNT, 1, "scoring.top_groups"),
-    Field("expert_gating_func", "", codecs.COUNT, 1, lambda read: SIGMOID if read.scoring.is_sigmoid else 1),
 )  # fmt: skip
 
 # --- Names of several architectures ---------------------------------------------------------
@@ -203,7 +210,7 @@ _gemma = functools.partial(
 )  # fmt: skip
 _delta_net = functools.partial(
     Architecture, names=DELTA_NAMES, norm_offset=1.0, config_names={"full_attention_interval": ""},
-    unused_keys=frozenset({"rope.dimension_sections"}),
+    unused_keys=frozenset({"rope.dimension_sections"}), predictors="mtp_num_hidden_layers",
 )  # fmt: skip
 ARCHITECTURES = {
     "llama": Architecture(
@@ -295,6 +302,10 @@ ARCHITECTURES = {
             "ffn_up": "mlp.gate_up_proj",
         },
     ),
+    "glm4moe": Architecture(
+        "Glm4MoeForCausalLM", "glm4_moe", names=SECOND_NORM, predictors="num_nextn_predict_layers",
+        fields=(ROTATED_SHARE, *ROUTED_EXPERTS), biases={**BIASES, "use_qk_norm": "attn_q_norm.weight"},
+    ),
     "starcoder2": Architecture(
         "Starcoder2ForCausalLM", "starcoder2", fields=(LAYER_NORMS, WINDOW),
         unsaid={"hidden_act": "gelu_pytorch_tanh"}, biases={**BIASES, "use_bias": "attn_q.bias"},
@@ -338,7 +349,9 @@ ARCHITECTURES = {
         },
         variants=((
             "expert_gating_func", lambda value: value == SIGMOID,
-            _deepseek("DeepseekV3ForCausalLM", "deepseek_v3", unsaid=DEEPSEEK_HEADS),
+            _deepseek(
+                "DeepseekV3ForCausalLM", "deepseek_v3", unsaid=DEEPSEEK_HEADS, predictors="num_nextn_predict_layers"
+            ),
         ),),
     ),
     "lfm2": Architecture(

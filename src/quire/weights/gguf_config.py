@@ -58,6 +58,8 @@ def translate_config(file: GGUFFile) -> dict[str, Any]:
         "eos_token_id": metadata.token_id("eos_token_id", vocab_size),
     }
     read_fields(architecture.base_rows, metadata)
+    if architecture.predictors:
+        config[architecture.predictors] = metadata.num_predictors
     if "head_dim" in config:
         config["rope_scaling"] = rope_scaling(metadata)
     read_fields(architecture.fields, metadata)

@@ -16,6 +16,7 @@ from quire.weight_map import Layout
 from quire.weights.gguf_architectures import ARCHITECTURES, GRANITE4_DENSE, Architecture
 from quire.weights.gguf_fields import write_fields
 from quire.weights.gguf_layout import as_file, file_views, undone
+from quire.weights.gguf_metadata import PREDICTORS
 from quire.weights.gguf_recurrent import StateSizes
 from quire.weights.gguf_rope import rope_keys
 from quire.weights.weight_tensor import WeightTensor
@@ -57,6 +58,8 @@ def describe_config(config: Mapping[str, Any], read: Any) -> tuple[dict[str, Any
     name, architecture = architecture_for(config)
     rope, factors = rope_keys(config, read)
     keys = {**rope, **write_fields(architecture.rows, config, read)}
+    if count := getattr(read, "num_predictors", 0):
+        keys |= {PREDICTORS: count, "block_count": keys["block_count"] + count}
     return {"general.architecture": name, **{f"{name}.{key}": value for key, value in keys.items()}}, factors
 
 
@@ -75,7 +78,8 @@ def name_tensors(
     has_experts = any(".experts." in name for name in own)
     found: dict[str, tuple[str | None, list[WeightTensor]]] = {}
     used: set[str] = set()
-    for name, hf_name in architecture.tensor_names.all(config["num_hidden_layers"]):
+    num_layers = config["num_hidden_layers"] + getattr(read, "num_predictors", 0)
+    for name, hf_name in architecture.tensor_names.all(num_layers):
         parts = _parts(layout.own_name(hf_name), own)
         # Without experts, an MLP that has the name of a shared expert is none.
         if not parts or used.intersection(parts) or ("_shexp." in name and not has_experts):

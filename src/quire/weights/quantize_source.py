@@ -19,13 +19,13 @@ from quire.weights.gguf_config import sampling_keys, translate_config
 from quire.weights.gguf_file import DEFAULT_ALIGNMENT, GGUFFile, GGUFTensor
 from quire.weights.gguf_names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, TensorNames
 from quire.weights.gguf_writer import key_value
-from quire.weights.quantize import Source, SourceTensor
+from quire.weights.quantize import ModelToQuantize, SourceTensor
 from quire.weights.weight_tensor import WeightTensor
 
 FP32 = re.compile(r"ffn_gate_inp|ssm_[ad]$|ssm_norm|conv")
 
 
-def from_gguf(file: GGUFFile, recommended_sampling: Mapping[str, float] | None = None) -> Source:
+def from_gguf(file: GGUFFile, recommended_sampling: Mapping[str, float] | None = None) -> ModelToQuantize:
     """A GGUF file of any architecture. Raises: ModelFileError for a file that is no model.
 
     `recommended_sampling`: defaults of `SamplingParams` that the file may lack.
@@ -41,7 +41,7 @@ def from_gguf(file: GGUFFile, recommended_sampling: Mapping[str, float] | None =
         raise ModelFileError(f"{file.path}: there is no matrix 'token_embd.weight': no model to quantise")
     num_heads = count("attention.head_count", 1)
     names = ARCHITECTURES[architecture].tensor_names if architecture in ARCHITECTURES else TensorNames()
-    return Source(
+    return ModelToQuantize(
         keys={
             **{key: key_value(key, value) for key, value in sampling_keys(recommended_sampling or {}).items()},
             **{key: file.data[place].tobytes() for key, place in file.key_places.items()},
@@ -74,7 +74,7 @@ def from_tensors(
     keys: Mapping[str, Any],
     tensors: Mapping[str, tuple[str | None, list[WeightTensor]]],
     factors: Mapping[str, np.ndarray],
-) -> Source:
+) -> ModelToQuantize:
     """A Hugging Face model under GGUF's names: see `gguf_export.py`. `factors`: rotary divisors by name, `[D / 2]`."""
     named = dict(tensors)
     for each, values in factors.items():
@@ -82,7 +82,7 @@ def from_tensors(
     name = keys["general.architecture"]
     num_heads = keys[f"{name}.attention.head_count"]
     num_kv_heads = keys.get(f"{name}.attention.head_count_kv", num_heads)
-    return Source(
+    return ModelToQuantize(
         keys={key: key_value(key, value) for key, value in keys.items()},
         tensors=tuple(_stacked(name, *found) for name, found in named.items()),
         num_layers=keys[f"{name}.block_count"],
@@ -115,7 +115,7 @@ def _stacked(name: str, hf_name: str | None, parts: list[WeightTensor]) -> Sourc
     return SourceTensor(name, shape, first.format if is_kept else "F32", read, copy, hf_name)
 
 
-def read_back(source: Source, keys: Mapping[str, Any]) -> dict[str, Any]:
+def read_back(source: ModelToQuantize, keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config.json that a reader of the file will find. Raises: as `translate_config`."""
     tensors, pieces, offset = {}, [], 0
     for tensor in source.tensors:

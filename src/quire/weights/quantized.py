@@ -252,7 +252,7 @@ def nvfp4(
     of_groups = QuantizedTensor(name, (shape[0], num_groups), "FP8", scales.stored, quantized=scaling)
     quantized = Quantized(
         codes, of_groups, 0.0, np.arange(shape[1]) // NVFP4_GROUP, NVFP4_BYTES_PER_VALUE, table=DOUBLED_FLOATS / 2
-    )  # fmt: skip
+    )
     return QuantizedTensor(name, shape, "NVFP4", codes.stored, quantized=quantized)
 
 

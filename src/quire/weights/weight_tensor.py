@@ -235,5 +235,11 @@ def join_mxfp4(pairs: np.ndarray, scales: np.ndarray) -> np.ndarray:
 def to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     """Return the bits of values in bf16: nearest, ties to even; a NaN stays one. `values` must be contiguous."""
     bits = values.view(np.uint32)
-    rounded = ((bits + (0x7FFF + ((bits >> 16) & 1)).astype(np.uint32)) >> 16).astype(np.uint16)
-    return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
+    rounded = bits >> 16  # in place from here on: each further array of this size costs as much as the rounding
+    rounded &= 1
+    rounded += 0x7FFF
+    rounded += bits
+    rounded >>= 16
+    found = rounded.astype(np.uint16)
+    found[np.isnan(values)] = 0x7FC0
+    return found

@@ -12,7 +12,7 @@ from quire.errors import (
     QuireError,
     RequestError,
 )
-from quire.parallel.frames import Failure, FrameReader, frame
+from quire.parallel.frames import FrameReader, SentError, frame
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 7, 64, 1000])
@@ -40,10 +40,10 @@ def test_frame_without_end_is_refused_before_memory_is_taken() -> None:
     ],
 )
 def test_errors_keep_class_and_message(error: QuireError, kind: type[QuireError]) -> None:
-    revived = Failure.of(error).revive()
+    revived = SentError.of(error).revive()
     assert type(revived) is kind
     assert revived.message == error.message
 
 
 def test_error_of_an_unknown_kind_is_the_engines() -> None:
-    assert type(Failure("from_the_future", "x").revive()) is EngineError
+    assert type(SentError("from_the_future", "x").revive()) is EngineError

@@ -7,8 +7,9 @@ import pytest
 
 from quire.errors import ConfigError
 from quire.insight.compare import run
-from quire.insight.compare.random_adapters import linear_shapes, num_parameters, write_random_adapter
-from quire.insight.compare.results import Settings
+from quire.insight.compare.random_adapters import write_random_adapter
+from quire.insight.compare.results import RunSettings
+from quire.runtime.adapter_layout import linear_shapes, num_parameters
 from quire.weights.adapter_files import read_adapter
 from quire.weights.model_files import read_json_object
 from tests.tiny_engine import write_tiny_llama
@@ -20,7 +21,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_comparison_counts_adapters_and_their_bytes(model: Path) -> None:
-    comparison = run("adapters", Settings(model=str(model), requests=3, rank=2, output_lens=(6,)))
+    comparison = run("adapters", RunSettings(model=str(model), requests=3, rank=2, output_lens=(6,)))
     assert [row[1] for row in comparison.rows] == [0, 1, 3, 1]
     shapes = linear_shapes(read_json_object(model / "config.json"))
     assert [row[5] for row in comparison.rows] == [count * 2 * num_parameters(shapes, 2) for count in (0, 1, 3, 1)]
@@ -41,14 +42,14 @@ def test_random_adapter_has_all_layers_and_its_parameters(model: Path, tmp_path:
 
 @pytest.mark.parametrize(
     ("settings", "named"),
-    [(Settings(model="fake"), "fake"), (Settings(output_lens=(1,)), "2 or more"),
-     (Settings(prompt_lens=(1, 2)), "one prompt length")],
+    [(RunSettings(model="fake"), "fake"), (RunSettings(output_lens=(1,)), "2 or more"),
+     (RunSettings(prompt_lens=(1, 2)), "one prompt length")],
 )  # fmt: skip
-def test_settings_that_measure_nothing_are_refused(settings: Settings, named: str) -> None:
+def test_settings_that_measure_nothing_are_refused(settings: RunSettings, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         run("adapters", settings)
 
 
 def test_rank_outside_what_is_computed_is_refused() -> None:
     with pytest.raises(ConfigError, match="rank=257"):
-        Settings(rank=257)
+        RunSettings(rank=257)

@@ -4,9 +4,9 @@ import pytest
 
 from quire.errors import ConfigError
 from quire.insight.compare import run
-from quire.insight.compare.results import Settings
+from quire.insight.compare.results import RunSettings
 
 
 def test_fake_model_has_no_kernels_to_measure() -> None:
     with pytest.raises(ConfigError, match="fake"):
-        run("attention", Settings(model="fake"))
+        run("attention", RunSettings(model="fake"))

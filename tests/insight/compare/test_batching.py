@@ -7,14 +7,14 @@ import pytest
 from quire.errors import ComparisonError, ConfigError
 from quire.insight.compare import run
 from quire.insight.compare.batching import _drive_batches, _pads, num_pads
-from quire.insight.compare.results import Settings
+from quire.insight.compare.results import RunSettings
 from quire.insight.compare.rig import FakeExecutor, Rig, Run, TimedRequest
 from quire.types import RequestResult, ScheduledRequest
 
 
 def make_rig(slots: int = 2) -> Rig:
     options = {"max_num_seqs": slots, "max_model_len": 512, "block_size": 16, "num_blocks_override": 200}
-    return Rig(Settings(), "fake", lambda *_: None, **options)
+    return Rig(RunSettings(), "fake", lambda *_: None, **options)
 
 
 def drive(mode: str, jobs: list[TimedRequest], slots: int = 2) -> Run:
@@ -63,7 +63,7 @@ def test_100_200_and_300_tokens_in_one_static_batch_are_two_thirds_of_it(
     lengths: tuple[tuple[int, ...], tuple[int, ...]],
 ) -> None:
     """Prompts beside each other in one step, or outputs that end one after the other."""
-    comparison = run("batching", Settings(prompt_lens=lengths[0], output_lens=lengths[1], slots=3))
+    comparison = run("batching", RunSettings(prompt_lens=lengths[0], output_lens=lengths[1], slots=3))
     static = dict(zip((name for name, _ in comparison.columns), comparison.rows[0], strict=True))
     assert static["pads"] == 300
     assert static["not pads"] == pytest.approx(2 / 3)
@@ -72,7 +72,7 @@ def test_100_200_and_300_tokens_in_one_static_batch_are_two_thirds_of_it(
 
 
 def test_given_lengths_are_used_in_turn_and_arrive_at_once() -> None:
-    comparison = run("batching", Settings(prompt_lens=(10, 20), output_lens=(4,), requests=5, slots=2))
+    comparison = run("batching", RunSettings(prompt_lens=(10, 20), output_lens=(4,), requests=5, slots=2))
     assert comparison.title == (
         "5 requests, 70 prompt and 20 output tokens, all there at once, 2 slots"
     )  # fmt: skip
@@ -90,9 +90,9 @@ def test_default_load_keeps_continuous_slots_full_and_static_ones_empty() -> Non
 def test_context_too_short_for_drawn_lengths_is_refused() -> None:
     for name in ("batching", "kv", "attention"):
         with pytest.raises(ConfigError, match="context=16: 32 or more fits"):
-            run(name, Settings(context=16))
+            run(name, RunSettings(context=16))
     with pytest.raises(ConfigError, match="prompt_lens has 0"):
-        Settings(prompt_lens=(5, 0))
+        RunSettings(prompt_lens=(5, 0))
 
 
 def test_wrong_output_of_one_mode_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_wrong_output_of_one_mode_is_found(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(FakeExecutor, "_sample", wrong_once)
     with pytest.raises(ComparisonError, match="request 2 got different tokens from static and continuous"):
-        run("batching", Settings(requests=8, slots=2, context=64))
+        run("batching", RunSettings(requests=8, slots=2, context=64))
 
 
 def test_unknown_comparison_names_the_nearest() -> None:

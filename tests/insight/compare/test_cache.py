@@ -5,14 +5,14 @@ import pytest
 from quire.errors import ComparisonError, ConfigError
 from quire.insight.compare import cache, run
 from quire.insight.compare.cache import sample_lengths
-from quire.insight.compare.results import Settings
+from quire.insight.compare.results import RunSettings
 from quire.insight.compare.rig import FakeExecutor
 from quire.types import RequestResult, ScheduledRequest
 
 
 @pytest.mark.parametrize("requests", [1, 3])
 def test_recomputation_computes_the_sum_of_all_lengths_with_equal_outputs(requests: int) -> None:
-    comparison = run("cache", Settings(model="fake", context=40, requests=requests))
+    comparison = run("cache", RunSettings(model="fake", context=40, requests=requests))
     assert comparison.outputs_equal == requests
     naive, cached = comparison.rows
     assert naive[1:3] == (
@@ -22,7 +22,7 @@ def test_recomputation_computes_the_sum_of_all_lengths_with_equal_outputs(reques
 
 
 def test_naive_generation_of_10_100_and_1000_tokens_computes_5_50_and_500_times_the_rows() -> None:
-    comparison = run("cache", Settings(model="fake", prompt_lens=(1,), output_lens=(10, 100, 1000)))
+    comparison = run("cache", RunSettings(model="fake", prompt_lens=(1,), output_lens=(10, 100, 1000)))
     naive, cached = comparison.rows[::2], comparison.rows[1::2]
     assert [row[1] for row in naive] == [55, 5050, 500_500]
     assert [row[1] for row in cached] == [10, 100, 1000]
@@ -38,7 +38,7 @@ def test_naive_generation_of_10_100_and_1000_tokens_computes_5_50_and_500_times_
 
 
 def test_sampled_steps_agree_with_all_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = Settings(model="fake", context=64, requests=2)
+    settings = RunSettings(model="fake", context=64, requests=2)
     whole = run("cache", settings)
     monkeypatch.setattr(cache, "MAX_ROWS", 100)
     sampled = run("cache", settings)
@@ -64,24 +64,24 @@ def test_wrong_token_of_a_sampled_step_is_found(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(FakeExecutor, "_sample", wrong)
     monkeypatch.setattr(cache, "MAX_ROWS", 100)
     with pytest.raises(ComparisonError, match="behind 63 tokens"):
-        run("cache", Settings(model="fake", context=64))
+        run("cache", RunSettings(model="fake", context=64))
 
 
 @pytest.mark.parametrize("context", [2, 3, 10])
 def test_shortest_contexts_are_compared(context: int) -> None:
-    comparison = run("cache", Settings(model="fake", context=context))
+    comparison = run("cache", RunSettings(model="fake", context=context))
     assert comparison.outputs_equal == 1
     assert comparison.rows[1][1] == context - 1
 
 
 def test_prompt_that_fills_the_context_is_refused() -> None:
     with pytest.raises(ConfigError, match="context=21 fits"):
-        run("cache", Settings(model="fake", context=20, prompt_lens=(20,)))
+        run("cache", RunSettings(model="fake", context=20, prompt_lens=(20,)))
     with pytest.raises(ConfigError, match="one prompt length, not 2"):
-        run("cache", Settings(model="fake", prompt_lens=(1, 2)))
+        run("cache", RunSettings(model="fake", prompt_lens=(1, 2)))
 
 
 @pytest.mark.model
 def test_real_model_gives_equal_outputs_without_its_cache(smollm2_path: object) -> None:
-    comparison = run("cache", Settings(model="smollm2", context=32))
+    comparison = run("cache", RunSettings(model="smollm2", context=32))
     assert comparison.outputs_equal == 1

@@ -7,13 +7,13 @@ import pytest
 
 from quire.insight.compare import run
 from quire.insight.compare.figure import cell_text, html_page
-from quire.insight.compare.results import Comparison, Settings
+from quire.insight.compare.results import Comparison, RunSettings
 
 
 @pytest.fixture(scope="module", params=["batching", "kv", "cache", "attention"])
 def comparison(request: pytest.FixtureRequest) -> Comparison:
     model = None if request.param == "attention" else "fake"
-    return run(request.param, Settings(model=model, requests=6, context=64, slots=2))
+    return run(request.param, RunSettings(model=model, requests=6, context=64, slots=2))
 
 
 def test_page_has_charts_and_no_outside_reference(comparison: Comparison) -> None:

@@ -8,7 +8,7 @@ import pytest
 from quire.errors import ConfigError, MemoryCapacityError
 from quire.insight.compare import run
 from quire.insight.compare.allocators import Buddy, Contiguous, RunAllocator, RunBlocks
-from quire.insight.compare.results import Settings
+from quire.insight.compare.results import RunSettings
 from quire.scheduler.scheduler import Scheduler
 from tests.fakes import FakeExecutor
 from tests.scheduler.builders import make_config, make_request
@@ -105,17 +105,17 @@ def test_windows_and_prefix_cache_are_refused() -> None:
 
 
 def test_given_lengths_are_allocated_each_way() -> None:
-    comparison = run("kv", Settings(prompt_lens=(100, 200, 300), output_lens=(8,), pool_bytes=12 << 20))
+    comparison = run("kv", RunSettings(prompt_lens=(100, 200, 300), output_lens=(8,), pool_bytes=12 << 20))
     assert comparison.outputs_equal == 3
     assert comparison.settings["context"] == 512
     contiguous, _, paged = comparison.rows
     # 12 MiB hold 532 tokens: one reservation of 512, or all but the longest request.
     assert (contiguous[1], paged[1]) == (1, 2)
-    assert run("kv", Settings(prompt_lens=(30,), output_lens=(1,))).rows[0][3] is None
+    assert run("kv", RunSettings(prompt_lens=(30,), output_lens=(1,))).rows[0][3] is None
 
 
 @pytest.mark.model
 def test_real_model_gives_equal_outputs_with_every_allocator(smollm2_path: object) -> None:
-    comparison = run("kv", Settings(model="smollm2", requests=8, context=128, pool_bytes=6 << 20))
+    comparison = run("kv", RunSettings(model="smollm2", requests=8, context=128, pool_bytes=6 << 20))
     assert comparison.outputs_equal == 8
     assert comparison.rows[1][7] > 0, "the buddy allocator copied blocks of the real KV cache"

@@ -11,8 +11,8 @@ import pytest
 from quire.errors import ConfigError
 from quire.insight.compare import ladder, run
 from quire.insight.compare.ladder import CHUNK, SHARED_LEN, longest_pause, workload
-from quire.insight.compare.results import Comparison, Settings
-from quire.insight.compare.rig import Run, Step, TimedRequest
+from quire.insight.compare.results import Comparison, RunSettings
+from quire.insight.compare.rig import RecordedStep, Run, TimedRequest
 from quire.types import ScheduledRequest
 from tests.cli.tiny_directory import make_tiny_directory
 
@@ -25,7 +25,7 @@ RUNGS = (
 @pytest.fixture(scope="module")
 def climbed(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     directory = make_tiny_directory(tmp_path_factory.mktemp("ladder") / "tiny")
-    return run("ladder", Settings(model=str(directory), prompt_lens=(40, 80), output_lens=(3, 9), requests=8))
+    return run("ladder", RunSettings(model=str(directory), prompt_lens=(40, 80), output_lens=(3, 9), requests=8))
 
 
 def test_each_rung_has_its_factor_and_the_product_is_that_of_the_factors(climbed: Comparison) -> None:
@@ -63,7 +63,7 @@ def test_model_that_cannot_draft_has_a_sentence_in_place_of_the_last_rung(climbe
 
 @pytest.mark.model
 def test_drafts_gain_on_a_text_that_repeats_and_change_no_token(smollm2_path: Path) -> None:
-    drafts = ladder._drafts(Settings(), "smollm2", lambda *_: None)
+    drafts = ladder._drafts(RunSettings(), "smollm2", lambda *_: None)
     assert not isinstance(drafts, str)
     assert drafts["drafts"].answers == drafts["off"].answers
     assert drafts["drafts"].num_passes < 0.7 * drafts["off"].num_passes
@@ -85,7 +85,7 @@ def test_without_pytorch_the_ladder_starts_with_native_kernels(tmp_path: Path, m
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else found(name))
     directory = make_tiny_directory(tmp_path / "tiny")
-    comparison = run("ladder", Settings(model=str(directory), prompt_lens=(20,), output_lens=(2,), requests=2))
+    comparison = run("ladder", RunSettings(model=str(directory), prompt_lens=(20,), output_lens=(2,), requests=2))
     assert tuple(row[0] for row in comparison.rows) == tuple(name for name in RUNGS if name != "native kernels")
     assert "PyTorch is not installed" in comparison.explanation[-1]
 
@@ -106,17 +106,17 @@ def test_model_that_transformers_cannot_load_is_named(tmp_path: Path, monkeypatc
 
 
 def test_workload_has_a_common_beginning_and_some_long_prompts() -> None:
-    jobs = workload(Settings(), 1000)
-    assert [len(job.prompt) for job in jobs] == [len(job.prompt) for job in workload(Settings(), 2)]
+    jobs = workload(RunSettings(), 1000)
+    assert [len(job.prompt) for job in jobs] == [len(job.prompt) for job in workload(RunSettings(), 2)]
     assert len({job.prompt[:SHARED_LEN] for job in jobs}) == 1
     assert len({job.prompt for job in jobs}) == len(jobs)
     assert sum(len(job.prompt) > CHUNK * 3 for job in jobs) == len(jobs) // ladder.LONG_PERIOD
 
 
 def test_longest_pause_is_between_two_tokens_of_one_request() -> None:
-    def step(start: float, seconds: float, *items: tuple[str, int]) -> Step:
+    def step(start: float, seconds: float, *items: tuple[str, int]) -> RecordedStep:
         scheduled = tuple(ScheduledRequest(name, 0, 1, tokens, (), ()) for name, tokens in items)
-        return Step(start, seconds, scheduled, 0, ())
+        return RecordedStep(start, seconds, scheduled, 0, ())
 
     steps = [step(0, 1, ("a", 1)), step(1, 4, ("b", 0)), step(5, 1, ("a", 1), ("b", 1)), step(6, 2, ("b", 1))]
     assert longest_pause(Run([], [], [], steps)) == 5
@@ -125,4 +125,4 @@ def test_longest_pause_is_between_two_tokens_of_one_request() -> None:
 
 def test_fake_model_has_no_work_to_measure() -> None:
     with pytest.raises(ConfigError, match="fake"):
-        run("ladder", Settings(model="fake"))
+        run("ladder", RunSettings(model="fake"))

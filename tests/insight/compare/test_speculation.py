@@ -7,7 +7,7 @@ import pytest
 from quire.errors import ConfigError
 from quire.insight.compare import run
 from quire.insight.compare.draft_texts import WORKLOADS, json_tasks, prompt_of
-from quire.insight.compare.results import Settings
+from quire.insight.compare.results import RunSettings
 from quire.insight.compare.speculation import NUM_ROUNDS, Record
 
 
@@ -19,7 +19,7 @@ def test_acceptance_counts_each_position_behind_right_ones() -> None:
 
 def test_model_that_repeats_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="fake"):
-        run("speculation", Settings(model="fake"))
+        run("speculation", RunSettings(model="fake"))
 
 
 def test_each_workload_has_prompts_of_its_own_and_json_has_schemas() -> None:
@@ -32,7 +32,7 @@ def test_each_workload_has_prompts_of_its_own_and_json_has_schemas() -> None:
 
 @pytest.mark.model
 def test_comparison_has_a_row_per_workload_and_forced_tokens_of_json_are_right(smollm2_path: Path) -> None:
-    comparison = run("speculation", Settings(output_lens=(24,)))
+    comparison = run("speculation", RunSettings(output_lens=(24,)))
     assert [row[0] for row in comparison.rows] == list(WORKLOADS)
     assert comparison.outputs_equal == NUM_ROUNDS * len(WORKLOADS)
     of_json = comparison.rows[-1]

@@ -21,6 +21,7 @@ from quire.insight.explain.settings import Settings
 from quire.insight.explain.subject import PRESETS, open_subject
 from quire.runtime.machine_limits import MachineLimits
 from quire.sampling_params import SamplingParams
+from tests.adapters.builders import random_matrices, write_peft
 from tests.cli.tiny_directory import CONFIG, make_tiny_directory
 from tests.engine.builders import run
 from tests.models.oracle import make_oracle, num_language_parameters
@@ -224,3 +225,21 @@ def test_hub_id_that_is_not_cached_costs_its_config_only(tmp_path: Path, monkeyp
     report = explain("deepseek-ai/DeepSeek-V3", batches=(1,), ctx=16).report
     assert fetched == [("deepseek-ai/DeepSeek-V3", "config.json")]
     assert report.quantity("Parameters", "total").value == 671_026_419_200
+
+
+def test_adapters_count_as_memory_and_show_their_bytes_and_work(tmp_path: Path) -> None:
+    model = make_tiny_directory(tmp_path / "model")
+    matrices = random_matrices(model, 1, rank=4)
+    path = write_peft(tmp_path / "one", matrices)
+    report = explain(str(model), batches=(3,), ctx=8, lora=("4", f"one={path}")).report
+    (section,) = [section for section in report.sections if section.title == "Adapters"]
+    num_values = sum(a.size + b.size for a, b in matrices.values())
+    assert [(row[0], *row[2:]) for row in section.rows] == [
+        (name, len(matrices), num_values, 2 * num_values, 2 * num_values) for name in ("any", "one")
+    ]
+    assert report.quantity("Adapters", "read by 3 streams with an adapter each").value == 3 * 2 * num_values
+    for wrong in ("0", "257", "one"):
+        with pytest.raises(ConfigError, match="--lora"):
+            explain(str(model), batches=(1,), ctx=8, lora=(wrong,))
+    with pytest.raises(ModelFileError, match="no such adapter"):
+        explain(str(model), batches=(1,), ctx=8, lora=("x=/none",))

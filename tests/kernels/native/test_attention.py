@@ -210,6 +210,20 @@ def test_bits_depend_on_neither_chunks_nor_neighbours_nor_threads(isa: str, kv_f
             assert torch.equal(got, wanted)
 
 
+@pytest.mark.parametrize("isa", VECTOR_ISAS)
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_rows_of_a_draft_have_together_the_bits_of_each_alone(isa: str, kv_format: str) -> None:
+    _native.set_isa(isa)
+    shape, length, most = Shape(9, 3, 64, 32, kv_format), 270, 25  # the draft crosses a tile's end at 256
+    tokens = random_tokens(shape, [length])
+    one_by_one = [[(0, position, 1)] for position in range(length - most, length)]
+    (expected,) = run_steps(Pool(shape, [length]), tokens, [[(0, 0, length - most)], *one_by_one])
+    for count in (2, 3, 5, 8, 16, most):
+        steps = [[(0, 0, length - count)], [(0, length - count, count)]]
+        (got,) = run_steps(Pool(shape, [length]), tokens, steps, num_threads=2)
+        assert torch.equal(got, expected), f"{count} rows"
+
+
 @pytest.mark.parametrize("num_threads", [2, 5])
 @pytest.mark.parametrize("shape", [Shape(9, 3, 64, 32, "bf16"), Shape(2, 1, 16, 16, "i8"), Shape(1, 1, 16, 16, "f32")])
 def test_long_decodes_are_shared_by_threads_to_the_same_bits(num_threads: int, shape: Shape) -> None:

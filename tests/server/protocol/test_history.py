@@ -193,7 +193,7 @@ def test_known_key_with_a_wrong_value_is_refused(message: dict[str, Any], param:
         ({"reasoning_budget_tokens": 9, "reasoning": {"max_tokens": 9}}, None, True, 9),
         ({"thinking_budget_tokens": None, "reasoning": None, "thinking": None}, None, None, None),
     ],
-)  # fmt: skip
+)
 def test_options_of_reasoning_are_read_from_every_name(
     fields: dict[str, Any], effort: str | None, enables: bool | None, budget: int | None
 ) -> None:

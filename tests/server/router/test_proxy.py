@@ -281,8 +281,6 @@ async def test_replicas_come_and_go() -> None:
             "/replica%2fevents",
             "/sleep",
             "/wake_up",
-            "/v1/load_lora_adapter",
-            "/v1/unload_lora_adapter",
         ):
             assert (await router.answer("GET", path)).status == 404
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import httpx2
 import pytest
 
-from quire.server.router.upstream import MAX_HELD_BYTES, Answer, Upstream
+from quire.server.router.upstream import MAX_HELD_BYTES, Upstream, UpstreamAnswer
 from tests.server.fake_engine import in_loop
 from tests.server.router.routing import response
 
@@ -40,7 +40,7 @@ async def answering(data: bytes, closes: bool = False) -> AsyncIterator[tuple[Up
         server.close()
 
 
-async def whole(answer: Answer) -> bytes:
+async def whole(answer: UpstreamAnswer) -> bytes:
     with contextlib.closing(answer):
         parts = [await answer.read()]
         while not answer.is_read:
@@ -63,7 +63,7 @@ async def whole(answer: Answer) -> bytes:
         (b"220 smtp.example.org\r\n", False, None, False),
     ],
     ids=["length", "chunks", "status 103", "empty", "close", "two", "no length", "cut chunks", "cut", "not HTTP"],
-)  # fmt: skip
+)
 @in_loop
 async def test_answer_ends_where_its_framing_says(data: bytes, closes: bool, body: bytes | None, is_kept: bool) -> None:
     async with answering(data, closes) as (upstream, heads):

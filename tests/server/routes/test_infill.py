@@ -202,7 +202,7 @@ async def test_model_without_markers_is_a_400_that_says_what_was_looked_for() ->
         ({"penalize_nl": True}, "unknown_parameter", "penalize_nl"),
     ],
     ids=str,
-)  # fmt: skip
+)
 @in_loop
 async def test_wrong_request_names_its_field(fields: dict[str, Any], code: str, param: str) -> None:
     app, _ = filling()

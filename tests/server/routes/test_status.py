@@ -39,7 +39,15 @@ async def test_only_the_served_model_exists() -> None:
         one = (await client.get(f"/v1/models/{MODEL}")).json()
         assert_error(await client.get("/v1/models/some/other"), 404, "model_not_found", "model")
     assert ModelList.model_validate(listed).data == [ModelCard.model_validate(one)]
-    assert (one["id"], one["max_model_len"]) == (MODEL, 128)
+    assert (one["id"], one["max_model_len"], one["has_chat_template"]) == (MODEL, 128, True)
+
+
+@in_loop
+async def test_status_of_a_model_tells_a_replaced_engine_from_a_first_one() -> None:
+    async with serving() as served:
+        for state, shown in ((EngineState.RESTARTING, "restarting"), (EngineState.STARTING, "loading")):
+            served.supervisor.state = state
+            assert (await served.answer("GET", "/v1/models")).json["data"][0]["status"] == {"value": shown}
 
 
 @pytest.mark.parametrize("state", [EngineState.STARTING, EngineState.RESTARTING, EngineState.STOPPED])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quire.insight.trace import Trace
+from quire.insight.trace import EngineTrace
 from tests.engine.builders import saying
 from tests.server.fake_engine import in_loop, until
 from tests.server.served import Served, serving
@@ -41,7 +41,7 @@ async def test_stream_begins_with_a_header_and_replays_to_the_end_of_a_request()
         lines = await read_lines(reader, "quire_trace")
         assert (await server.chat()).status == 200
         lines += await read_lines(reader, '"finish"')
-        trace = Trace.parse("".join(json.dumps(line) + "\n" for line in lines))
+        trace = EngineTrace.parse("".join(json.dumps(line) + "\n" for line in lines))
         assert (
             sum(len(share["new"]) for step in trace.steps for share in step["requests"]) == 4
         )  # the largest that the chat asks for

@@ -252,7 +252,7 @@ LONG: dict[str, tuple[str, str]] = {
     "markers of all": ("deepseek", f"{D_BEGIN} " * (SIZE // 20)),
     "deepseek": ("deepseek", f"{D_BEGIN}{D_KIND}f\n{{}}{D_CALL_END}{D_END}" * (SIZE // 90)),
     "open calls": ("deepseek", f"{D_KIND}f" * (SIZE // 40)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", LONG)

@@ -40,7 +40,7 @@ from quire.engine.recorder import Recorder
 from quire.errors import EngineDeadError, EngineError, ModelFileError, QueueTimeoutError, QuireError
 from quire.logs import follow_environment
 from quire.outputs import RequestOutput
-from quire.parallel.frames import Failure, FrameReader, frame
+from quire.parallel.frames import FrameReader, SentError, frame
 
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
@@ -203,9 +203,9 @@ def update_of(output: "Output") -> RequestUpdate:
         )
     failure = None
     if output.finish_reason == "error":
-        failure = Failure("engine_error", output.error or "the prompt could not be computed")
+        failure = SentError("engine_error", output.error or "the prompt could not be computed")
     elif output.finish_reason == "abort":
-        failure = Failure.of(EngineDeadError("the request was aborted"))
+        failure = SentError.of(EngineDeadError("the request was aborted"))
     return RequestUpdate(
         output.request_id,
         finished=True,
@@ -216,7 +216,7 @@ def update_of(output: "Output") -> RequestUpdate:
 
 
 def _refusal(request_id: str, error: QuireError) -> RequestUpdate:
-    return RequestUpdate(request_id, finished=True, failure=Failure.of(error))
+    return RequestUpdate(request_id, finished=True, failure=SentError.of(error))
 
 
 def serve(channel: EngineChannel, build: Callable[[Start], "LLMEngine"]) -> int:

@@ -12,7 +12,7 @@ import msgspec
 from quire.config import EngineConfig, EngineOptions
 from quire.errors import QuireError
 from quire.outputs import CompletionOutput, PositionLogprobs, RequestMetrics
-from quire.parallel.frames import Failure
+from quire.parallel.frames import SentError
 from quire.types import Request
 
 # --- To the engine ----------------------------------------------------------------------------
@@ -71,7 +71,7 @@ class RequestUpdate(msgspec.Struct, array_like=True):
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     embedding: list[float] | None = None
     metrics: RequestMetrics | None = None
-    failure: Failure | None = None
+    failure: SentError | None = None
 
 
 class Histogram(msgspec.Struct, array_like=True):
@@ -152,12 +152,12 @@ class Ready(msgspec.Struct, tag="ready", array_like=True):
 class Refused(msgspec.Struct, tag="refused", array_like=True):
     """The model cannot be loaded."""
 
-    failure: Failure
+    failure: SentError
 
     @classmethod
     def of(cls, error: QuireError) -> "Refused":
         """Return the message for an error."""
-        return cls(Failure.of(error))
+        return cls(SentError.of(error))
 
 
 class Updates(msgspec.Struct, tag="updates", array_like=True):

@@ -14,7 +14,7 @@ import msgspec
 
 from quire.config import EngineOptions
 from quire.errors import EngineDeadError, QuireError
-from quire.parallel.frames import Failure
+from quire.parallel.frames import SentError
 
 BUDGET_SHARE = 0.9
 """Share of the available memory that models get unless the user chooses: the rest is for tokenizers and requests."""
@@ -40,7 +40,7 @@ class Sizes(msgspec.Struct):
 
     budget_bytes: int
     models: list[ModelSize] = []
-    failure: Failure | None = None
+    failure: SentError | None = None
 
 
 async def measure(models: Sequence[EngineOptions], budget_bytes: int | None) -> Sizes:
@@ -84,11 +84,11 @@ def answer(question: Question) -> Sizes:
                 checkpoint = open_checkpoint(files, with_tensors=options.load_format != "dummy")
                 config = resolve_config(options, checkpoint, limited)
             except QuireError as error:
-                sizes.failure = Failure(error.code, f"{options.model}: {error.message}")
+                sizes.failure = SentError(error.code, f"{options.model}: {error.message}")
                 break
             sizes.models.append(ModelSize(engine_bytes(config), kv_bytes(config)))
     except QuireError as error:
-        sizes.failure = Failure.of(error)
+        sizes.failure = SentError.of(error)
     return sizes
 
 

@@ -6,7 +6,7 @@
 import importlib
 
 from quire.errors import ConfigError, nearest
-from quire.insight.compare.results import Comparison, Progress, Settings
+from quire.insight.compare.results import Comparison, Progress, RunSettings
 
 COMPARISONS = {
     "cache": "no KV cache, KV cache",
@@ -21,11 +21,11 @@ COMPARISONS = {
 
 
 def run(
-    name: str, settings: Settings | None = None, progress: Progress = lambda stage, done, total: None
+    name: str, settings: RunSettings | None = None, progress: Progress = lambda stage, done, total: None
 ) -> Comparison:
     """Run one comparison. Raises: ConfigError, ModelError, CapacityError; ComparisonError if outputs differ."""
     if name not in COMPARISONS:
         raise ConfigError(f"no comparison '{name}'{nearest(name, COMPARISONS)}: it is one of {', '.join(COMPARISONS)}")
     module = importlib.import_module(f"quire.insight.compare.{name}")
-    comparison: Comparison = module.compare(settings or Settings(), progress)
+    comparison: Comparison = module.compare(settings or RunSettings(), progress)
     return comparison

@@ -14,8 +14,9 @@ from quire.engine.adapters import LoRARequest
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import ComparisonError, ConfigError
 from quire.insight.compare.decodes import Job, decode
-from quire.insight.compare.random_adapters import linear_shapes, num_parameters, write_random_adapter
-from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, Series, Settings
+from quire.insight.compare.random_adapters import write_random_adapter
+from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, RunSettings, Series
+from quire.runtime.adapter_layout import linear_shapes, num_parameters
 from quire.sampling_params import SamplingParams
 
 NUM_REQUESTS, NUM_TOKENS, PROMPT_LEN, RANK = 8, 48, 32, 16
@@ -44,7 +45,7 @@ class Mode:
         return len(set(self.chosen) - {None})
 
 
-def compare(settings: Settings, progress: Progress) -> Comparison:
+def compare(settings: RunSettings, progress: Progress) -> Comparison:
     """Run the requests in each mode by turns, then each of them alone.
 
     Raises: ConfigError, ModelError, CapacityError; ComparisonError if an answer is not the one of a request alone.

@@ -9,7 +9,7 @@ from typing import Any
 from quire.byte_sizes import format_bytes
 from quire.cache_spec import CacheSpec, LatentKV, PagedKV
 from quire.errors import ConfigError
-from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, Series, Settings, percentile
+from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, RunSettings, Series, percentile
 from quire.insight.compare.rig import Rig, TimedRequest
 
 LLAMA_2_7B = (32, 32, 128)
@@ -20,7 +20,7 @@ DTYPE_BYTES = 2
 NUM_DECODES = 8
 
 
-def compare(settings: Settings, progress: Progress) -> Comparison:
+def compare(settings: RunSettings, progress: Progress) -> Comparison:
     """Size and time each kind. Raises: ConfigError, ModelError."""
     if settings.model == FAKE_MODEL:
         raise ConfigError("compare attention measures real kernels: model='fake' has none")
@@ -74,7 +74,7 @@ def compare(settings: Settings, progress: Progress) -> Comparison:
     return Comparison("attention", title, shown, columns, tuple(rows), explanation, charts)
 
 
-def measure(settings: Settings, spec: PagedKV, num_heads: int, context: int, progress: Progress) -> float | None:
+def measure(settings: RunSettings, spec: PagedKV, num_heads: int, context: int, progress: Progress) -> float | None:
     """Median seconds of one layer's attention in a decode step; None where steps are not timed by instruction."""
     config = {
         "architectures": ["MistralForCausalLM"], "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1,

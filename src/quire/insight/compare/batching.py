@@ -13,7 +13,7 @@ from typing import Any
 from quire.config import EngineConfig, SchedulerConfig
 from quire.events import EventLog
 from quire.insight.compare.figure import cell_text
-from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, Series, Settings, percentile
+from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, RunSettings, Series, percentile
 from quire.insight.compare.rig import Clock, Rig, Run, TimedRequest, check_outputs_equal, draw_prompt, given_jobs
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.scheduler import Scheduler
@@ -55,7 +55,7 @@ def num_pads(counts: Sequence[int], num_rows: int = 0) -> int:
     return max(len(counts), num_rows) * max(counts, default=0) - sum(counts)
 
 
-def compare(settings: Settings, progress: Progress) -> Comparison:
+def compare(settings: RunSettings, progress: Progress) -> Comparison:
     """Run the workload in each mode. Raises: ComparisonError, ConfigError, ModelError, CapacityError."""
     model = settings.model or FAKE_MODEL
     is_fake = model == FAKE_MODEL

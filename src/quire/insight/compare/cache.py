@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from quire.errors import ComparisonError, ConfigError
-from quire.insight.compare.results import Chart, Comparison, Progress, Series, Settings
-from quire.insight.compare.rig import Rig, Run, Step, TimedRequest, check_outputs_equal, draw_prompt
+from quire.insight.compare.results import Chart, Comparison, Progress, RunSettings, Series
+from quire.insight.compare.rig import RecordedStep, Rig, Run, TimedRequest, check_outputs_equal, draw_prompt
 from quire.scheduler.scheduler import Scheduler
 from quire.types import SchedulerOutput
 
@@ -58,7 +58,7 @@ class Loop:
         return _mean(self.times[-NUM_ENDS:])
 
 
-def compare(settings: Settings, progress: Progress) -> Comparison:
+def compare(settings: RunSettings, progress: Progress) -> Comparison:
     """Generate with and without the cache. Raises: ComparisonError, ConfigError, ModelError, CapacityError."""
     model, num_requests = settings.model or "smollm2", settings.requests or 1
     prompt_len, output_lens = _lengths(settings)
@@ -100,7 +100,7 @@ def compare(settings: Settings, progress: Progress) -> Comparison:
     return Comparison("cache", title, shown, columns, tuple(rows), explanation, (chart,), num_equal)
 
 
-def _lengths(settings: Settings) -> tuple[int, tuple[int, ...]]:
+def _lengths(settings: RunSettings) -> tuple[int, tuple[int, ...]]:
     """Return the prompt's length, and the generated tokens of each run. Raises: ConfigError."""
     if len(settings.prompt_lens) > 1:
         raise ConfigError(f"compare cache takes one prompt length, not {len(settings.prompt_lens)}")
@@ -175,7 +175,7 @@ def step_times(rig: Rig, texts: Sequence[tuple[int, ...]]) -> tuple[float, float
     return _duration(naive), cached.steps[-1].duration
 
 
-def attention_pairs(step: Step) -> int:
+def attention_pairs(step: RecordedStep) -> int:
     """Pairs of a token and a token that it attends to, itself included, in one head of one layer."""
     return sum(
         item.num_tokens * item.num_computed_tokens + item.num_tokens * (item.num_tokens + 1) // 2

@@ -14,7 +14,7 @@ from quire.config import EngineConfig
 from quire.errors import ConfigError
 from quire.events import EventLog
 from quire.insight.compare.allocators import Buddy, Contiguous, RunAllocator, RunBlocks
-from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, Series, Settings
+from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, RunSettings, Series
 from quire.insight.compare.rig import Clock, Rig, Run, TimedRequest, check_outputs_equal, draw_prompt, given_jobs
 from quire.scheduler.blocks import BlockManager
 from quire.scheduler.scheduler import Scheduler
@@ -59,7 +59,7 @@ class KvUse:
             )
 
 
-def compare(settings: Settings, progress: Progress) -> Comparison:
+def compare(settings: RunSettings, progress: Progress) -> Comparison:
     """Run the workload with each allocator. Raises: ComparisonError, ConfigError, ModelError, CapacityError."""
     model = settings.model or FAKE_MODEL
     is_fake = model == FAKE_MODEL

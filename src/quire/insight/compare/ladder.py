@@ -22,7 +22,7 @@ from quire.events import EventLog
 from quire.insight.compare.allocators import Contiguous, RunBlocks
 from quire.insight.compare.batching import BatchTable
 from quire.insight.compare.cache import sample_lengths, step_times
-from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, Series, Settings
+from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, RunSettings, Series
 from quire.insight.compare.rig import Clock, Rig, Run, TimedRequest, draw_prompt
 from quire.insight.compare.speculation import Record, load_engines, measure
 from quire.scheduler.scheduler import Scheduler
@@ -55,7 +55,7 @@ class Rung:
     explanation: str
 
 
-def compare(settings: Settings, progress: Progress) -> Comparison:
+def compare(settings: RunSettings, progress: Progress) -> Comparison:
     """Climb the ladder. Raises: ConfigError, ModelError, CapacityError; ComparisonError if sampled tokens differ."""
     if settings.model == FAKE_MODEL:
         raise ConfigError("compare ladder measures real work: model='fake' has none")
@@ -85,7 +85,7 @@ def compare(settings: Settings, progress: Progress) -> Comparison:
     return _result(settings, model, jobs, rungs, drafts, beside, notes)
 
 
-def workload(settings: Settings, vocab_size: int) -> list[TimedRequest]:
+def workload(settings: RunSettings, vocab_size: int) -> list[TimedRequest]:
     """Prompts with a common beginning and an own end, some of them long; outputs of exponential length. All at once."""
     tokens = random.Random(settings.seed)
     shared = draw_prompt(tokens, SHARED_LEN, vocab_size)
@@ -97,7 +97,7 @@ def workload(settings: Settings, vocab_size: int) -> list[TimedRequest]:
     ]
 
 
-def _draw_lengths(settings: Settings) -> list[tuple[int, int]]:
+def _draw_lengths(settings: RunSettings) -> list[tuple[int, int]]:
     """Return prompt and output tokens of each request; they do not depend on the vocabulary."""
     generator, lengths = random.Random(settings.seed), []
     for index in range(settings.requests or NUM_REQUESTS):
@@ -108,7 +108,7 @@ def _draw_lengths(settings: Settings) -> list[tuple[int, int]]:
     return lengths
 
 
-def _make_rig(settings: Settings, model: str, progress: Progress, longest: int, kernels: str) -> Rig:
+def _make_rig(settings: RunSettings, model: str, progress: Progress, longest: int, kernels: str) -> Rig:
     options: dict[str, Any] = {"quantization": "int4"}
     if kernels != "4 bits":
         options = {"dtype": "float32", "weight_cache": "off", "enforce_eager": kernels == "op by op"}
@@ -215,12 +215,12 @@ def _sample_steps(rig: Rig, jobs: Sequence[TimedRequest]) -> _Samples:
     return _Samples(lengths, [*naive], [*cached])
 
 
-def _drafts(settings: Settings, model: str, progress: Progress) -> dict[str, Record] | str:
+def _drafts(settings: RunSettings, model: str, progress: Progress) -> dict[str, Record] | str:
     """Compare drafts with none on a text that repeats, weights as stored.
 
     Returns: the records by mode, or why there are none. Raises: ComparisonError if outputs differ.
     """
-    alone = Settings(seed=settings.seed)
+    alone = RunSettings(seed=settings.seed)
     try:
         engines = load_engines(model, alone, progress, device="cpu")
     except (ConfigError, CapacityError) as error:
@@ -265,7 +265,7 @@ def _transformers(model: str, jobs: Sequence[TimedRequest]) -> tuple[float, str]
 
 
 def _result(
-    settings: Settings, model: str, jobs: Sequence[TimedRequest], rungs: Sequence[Rung],
+    settings: RunSettings, model: str, jobs: Sequence[TimedRequest], rungs: Sequence[Rung],
     drafts: dict[str, Record] | str, beside: tuple[float, str] | str | None, notes: Sequence[str],
 ) -> Comparison:  # fmt: skip
     num_tokens, num_prompt = sum(job.num_tokens for job in jobs), sum(len(job.prompt) for job in jobs)

@@ -1,4 +1,4 @@
-"""`Settings` and `Comparison`: the input and the result of every comparison, as plain values without behaviour.
+"""`RunSettings` and `Comparison`: the input and the result of every comparison, as plain values without behaviour.
 
 The command line prints them, `figure.py` draws them, and the web page's Lab sends them as JSON.
 Next to read: `rig.py`.
@@ -22,7 +22,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class RunSettings:
     """Input of a comparison. None: the comparison chooses, and reports its choice in `Comparison.settings`.
 
     model: model to run; `FAKE_MODEL`: no model, time counts engine steps.

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from quire.adapter import Adapter
 from quire.cache_spec import PagedKV
 from quire.config import EngineConfig, EngineOptions, Hardware, ModelConfig
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import ComparisonError, ConfigError, EngineError, MemoryCapacityError
 from quire.events import EventKind, EventLog, OpTime
-from quire.insight.compare.results import FAKE_MODEL, Progress, Settings
+from quire.insight.compare.results import FAKE_MODEL, Progress, RunSettings
 from quire.outputs import RequestOutput
 from quire.resolve import resolve
 from quire.sampling_params import SamplingParams
@@ -44,7 +45,7 @@ class TimedRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RecordedStep:
     """A step, or a pause if it has no requests. `num_waiting`: requests in the queue after it was scheduled."""
 
     start: float
@@ -61,7 +62,7 @@ class Run:
     outputs: list[tuple[int, ...]]
     started: list[float]
     ended: list[float]
-    steps: list[Step] = field(default_factory=list)
+    steps: list[RecordedStep] = field(default_factory=list)
     num_preemptions: int = 0
 
     @property
@@ -92,6 +93,10 @@ class FakeExecutor:
         self._tokens: dict[str, list[int]] = {}
         self._tables: dict[str, list[int]] = {}
         self._submitted: SchedulerOutput | None = None
+
+    def read_adapters(self, wanted: Sequence[Adapter], wait_s: float) -> set[str]:
+        """See `Executor`. Its requests have no adapters."""
+        return set()
 
     def submit(self, output: SchedulerOutput) -> None:
         """See `Executor`."""
@@ -141,6 +146,7 @@ class SharedExecutor:
     def __init__(self, executor: "Executor") -> None:
         self.submitted: SchedulerOutput | None = None
         self.collect, self.end_step_early = executor.collect, executor.end_step_early
+        self.read_adapters = executor.read_adapters
         self._submit = executor.submit
 
     def submit(self, output: SchedulerOutput) -> None:
@@ -171,7 +177,7 @@ class Rig:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: RunSettings,
         model: str,
         progress: Progress,
         hf_config: Mapping[str, Any] | None = None,
@@ -255,7 +261,7 @@ class Rig:
                 if event.kind is EventKind.ADMIT and math.isnan(run.started[index_of[event.request_id]]):
                     run.started[index_of[event.request_id]] = start
             num_seen = events.num_recorded
-            run.steps.append(Step(start, clock.now - start, scheduled, engine.scheduler.num_waiting, ops))
+            run.steps.append(RecordedStep(start, clock.now - start, scheduled, engine.scheduler.num_waiting, ops))
             for output in outputs:
                 if output.finished:
                     index, num_done = index_of[output.request_id], num_done + 1

@@ -13,7 +13,7 @@ from quire.errors import ComparisonError, ConfigError
 from quire.events import EventKind
 from quire.insight.compare.decodes import Job, decode
 from quire.insight.compare.draft_texts import WORKLOADS, prompt_of
-from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, Series, Settings
+from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, RunSettings, Series
 from quire.sampling_params import SamplingParams
 from quire.structured_outputs import StructuredOutputsParams
 
@@ -56,7 +56,7 @@ class Record:
         return shares
 
 
-def compare(settings: Settings, progress: Progress) -> Comparison:
+def compare(settings: RunSettings, progress: Progress) -> Comparison:
     """Run each workload in both modes by turns.
 
     Raises: ConfigError, ModelError, CapacityError; ComparisonError if outputs differ.
@@ -77,7 +77,7 @@ def compare(settings: Settings, progress: Progress) -> Comparison:
     return _result(found, shown)
 
 
-def load_engines(model: str, settings: Settings, progress: Progress, **options: Any) -> dict[str, LLMEngine]:
+def load_engines(model: str, settings: RunSettings, progress: Progress, **options: Any) -> dict[str, LLMEngine]:
     """Load an engine per mode. `options`: of `EngineOptions`. Raises: ConfigError, ModelError, CapacityError."""
     progress(f"loading {model}", 0, 1)
     return {
@@ -90,7 +90,7 @@ def load_engines(model: str, settings: Settings, progress: Progress, **options: 
 
 
 def measure(
-    engines: Mapping[str, LLMEngine], workload: str, settings: Settings, num_tokens: int, progress: Progress
+    engines: Mapping[str, LLMEngine], workload: str, settings: RunSettings, num_tokens: int, progress: Progress
 ) -> dict[str, Record]:
     """Run a workload in both modes by turns. Raises: ComparisonError if outputs differ; EngineError."""
     records, num_streams = {mode: Record() for mode in MODES}, settings.requests or 1

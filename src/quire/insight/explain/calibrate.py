@@ -43,7 +43,7 @@ REPETITIONS, SECONDS = 9, 0.4
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class MeasuredVariant:
     """A model to time: its types, KV heads of 16 query heads, and layers, so that it has about 100 MB of weights."""
 
     dtype: str
@@ -54,12 +54,12 @@ class Variant:
 
 
 VARIANTS = (
-    Variant("bfloat16", "int4", "bfloat16", 4, 12),
-    Variant("bfloat16", "int8", "bfloat16", 16, 7),
-    Variant("bfloat16", None, "bfloat16", 2, 4),
-    Variant("float32", None, "float32", 4, 2),
-    Variant("float16", None, "float16", 4, 4),
-    Variant("bfloat16", "int4", "int8", 4, 12),
+    MeasuredVariant("bfloat16", "int4", "bfloat16", 4, 12),
+    MeasuredVariant("bfloat16", "int8", "bfloat16", 16, 7),
+    MeasuredVariant("bfloat16", None, "bfloat16", 2, 4),
+    MeasuredVariant("float32", None, "float32", 4, 2),
+    MeasuredVariant("float16", None, "float16", 4, 4),
+    MeasuredVariant("bfloat16", "int4", "int8", 4, 12),
 )
 
 Times = NDArray[np.float64]
@@ -68,7 +68,7 @@ Times = NDArray[np.float64]
 class TimedModel:
     """A planned model with random weights, whose steps can be timed instruction by instruction."""
 
-    def __init__(self, variant: Variant) -> None:
+    def __init__(self, variant: MeasuredVariant) -> None:
         config, checkpoint = generic(
             WIDTH, variant.num_layers, variant.num_kv_heads, dtype=variant.dtype, quantization=variant.quantization,
             kv_cache_dtype=variant.kv_dtype,

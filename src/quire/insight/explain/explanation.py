@@ -10,6 +10,7 @@ from itertools import groupby
 from quire.config import EngineConfig, EngineOptions, ModelConfig
 from quire.engine.build import resolve_config
 from quire.errors import ConfigError, QuireError, UnsupportedModelError
+from quire.insight.explain.adapters import adapters_section
 from quire.insight.explain.device import Device, find_device
 from quire.insight.explain.memory import (
     UNLIMITED_BYTES,
@@ -69,6 +70,7 @@ def explain(checkpoint: Checkpoint, settings: Settings, *, with_ops: bool = Fals
         quantization=settings.quantization, max_model_len=first.max_model_len, max_num_seqs=first.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens or max(2048, num_rows), block_size=settings.block_size,
         gpu_memory_utilization=first.gpu_memory_utilization, load_format="auto" if checkpoint.tensors else "dummy",
+        enable_lora=bool(settings.lora),
     )  # fmt: skip
     config = resolve_unlimited(options, device.hardware, model)
     rank = trace_rank(config, checkpoint, settings.tp)
@@ -86,9 +88,11 @@ def explain(checkpoint: Checkpoint, settings: Settings, *, with_ops: bool = Fals
     )  # fmt: skip
     share = replace(config, model=rank.share_of(model, is_stored=bool(checkpoint.tensors), tp=settings.tp))
     chunks = () if settings.chunk is None else (chunk_section(share, rank, device, settings, settings.chunk),)
+    lora = [adapters_section(settings.lora, model.hf_config, rank, settings.batches)] if settings.lora else []
     report.sections = [
         _parameters(rank, model, settings.tp),
         _weights(rank),
+        *lora,
         kv_section(rank, config, settings),
         memory_section(plan_memory(share, device.hardware, first), settings),
         settings_section(share, rank, device, settings),
@@ -96,7 +100,7 @@ def explain(checkpoint: Checkpoint, settings: Settings, *, with_ops: bool = Fals
         _device(device),
         *(phase_section(phase, with_ops=with_ops) for phase in phases),
         *chunks,
-    ]  # fmt: skip
+    ]
     return Explained(report, config, rank, phases)
 
 

@@ -27,7 +27,7 @@ from quire.weights.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
-class Weight:
+class RankWeight:
     """A parameter: its whole shape, the share of this rank, and the share's bytes in memory."""
 
     name: str
@@ -58,7 +58,7 @@ class RankModel:
         buffer_row_bytes: bytes of the plan's buffers per token of a step.
     """
 
-    weights: tuple[Weight, ...]
+    weights: tuple[RankWeight, ...]
     names: dict[int, str]
     body: Sequence[Instruction]
     head: Sequence[Instruction]
@@ -125,13 +125,13 @@ def trace_rank(config: EngineConfig, checkpoint: Checkpoint, tp: int) -> RankMod
 
 def weigh(
     name: str, whole: tuple[int, ...], shape: tuple[int, ...], found: Packing | None, config: EngineConfig
-) -> Weight:
+) -> RankWeight:
     """Return a parameter with its bytes: packed for a plan, which keeps vectors in fp32; else in the compute dtype."""
     if found is not None and config.uses_plan:
-        return Weight(name, whole, shape, found.name, found.num_bytes(shape[1]))
+        return RankWeight(name, whole, shape, found.name, found.num_bytes(shape[1]))
     value_bytes = 4 if config.uses_plan else DTYPES[config.dtype]
     stored = "f32" if config.uses_plan else config.dtype
-    return Weight(name, whole, shape, stored, value_bytes * math.prod(shape))
+    return RankWeight(name, whole, shape, stored, value_bytes * math.prod(shape))
 
 
 def _rank_spec(spec: CacheSpec, model: ModelConfig, group: Group) -> CacheSpec:

@@ -31,6 +31,7 @@ class Settings:
     Fields:
         tp: ranks that share each layer. batches: streams of a decode. ctx: tokens of a prompt and of a context.
         chunk: tokens of a prefill's chunks; None: prompts are computed whole.
+        lora: adapters, each as a rank or NAME=PATH.
         max_num_seqs: () takes the largest batch. max_model_len: () takes `ctx`.
     """
 
@@ -47,6 +48,7 @@ class Settings:
     max_model_len: tuple[int, ...] = ()
     max_num_batched_tokens: int | None = None
     block_size: int | None = None
+    lora: tuple[str, ...] = ()
 
     def variants(self) -> list[Variant]:
         """Return every combination of the values, the explained one first. Raises: ConfigError above MAX_VARIANTS."""

@@ -73,7 +73,9 @@ def trace_share(
     weights = plan_weights(config, share)
     program = lower(traced, weights.packing_of)
     if config.speculative in ("mtp", "eagle"):
-        program.predictor = lower(trace_model(share.model, layer_groups, predicts=True), weights.packing_of)
+        for index in range(len(share.model.mtp or (share.model.eagle,))):
+            traced_layer = trace_model(share.model, layer_groups, predictor=index)
+            program.predictors.append(lower(traced_layer, weights.packing_of))
     if config.speculative == "eagle":
         if len(program.outputs) != NUM_KEPT:
             raise NotTraceableError("a forward that an EAGLE head cannot read")

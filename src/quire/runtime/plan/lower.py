@@ -28,7 +28,7 @@ class Program:
         head: from hidden states to logits; its rows are those that need logits.
         logits: fp32 [S, V], the head's result.
         num_fused: calls that became part of another's instruction, by operation.
-        predictor: of what predicts further tokens; its input is the hidden states.
+        predictors: of each layer that predicts further tokens; its input is hidden states.
         joins: makes the hidden states that an EAGLE head reads of the `outputs`, side by side.
         inputs, outputs, layers: of a stage (`stages.py`) the values that it receives and sends, and its layers; a stage
             that is not the last has no head, and `hidden` is its first output.
@@ -42,7 +42,7 @@ class Program:
     inputs: tuple[Buffer, ...] = ()
     outputs: tuple[Buffer, ...] = ()
     layers: range | None = None
-    predictor: "Program | None" = None
+    predictors: "list[Program]" = field(default_factory=list)
     joins: "Program | None" = None
 
     @property

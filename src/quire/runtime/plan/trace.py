@@ -52,16 +52,17 @@ class TracedModel:
     kept: tuple[Symbol, ...] = ()
 
 
-def trace_model(model: Any, layer_groups: tuple[int, ...], *, predicts: bool = False) -> TracedModel:
-    """Trace both; with `predicts` those of the model's layer that predicts further tokens.
+def trace_model(model: Any, layer_groups: tuple[int, ...], *, predictor: int | None = None) -> TracedModel:
+    """Trace both.
 
-    `layer_groups`: per layer its KV cache group.
+    `layer_groups`: per layer its KV cache group. `predictor`: the index of a layer that predicts further
+    tokens, which is traced instead of the model.
 
     Raises: NotTraceableError for what a plan cannot hold.
     """
     import_operations()
     try:
-        traced = _trace(model, layer_groups, predicts=predicts)
+        traced = _trace(model, layer_groups, predictor=predictor)
     except (NotTraceableError, QuireError):
         raise
     except Exception as error:
@@ -72,10 +73,10 @@ def trace_model(model: Any, layer_groups: tuple[int, ...], *, predicts: bool = F
     return traced
 
 
-def _trace(model: Any, layer_groups: tuple[int, ...], *, predicts: bool) -> TracedModel:
+def _trace(model: Any, layer_groups: tuple[int, ...], *, predictor: int | None) -> TracedModel:
     forward = Trace()
     # First, so that no other value has its place before.
-    given = [forward.record("given", (), (model.config.hidden_size,))] if predicts else []
+    given = [forward.record("given", (), (model.config.hidden_size,))] if predictor is not None else []
     token_ids = forward.record("token_ids", (), ())
     batch = TracedBatch(
         token_ids,
@@ -85,10 +86,12 @@ def _trace(model: Any, layer_groups: tuple[int, ...], *, predicts: bool) -> Trac
         slot_mapping=(None,) * (max(layer_groups) + 1),
     )
     model.kept = []
-    compute_hidden: Any = partial(predict, model) if predicts else model
+    compute_hidden: Any = model if predictor is None else partial(predict, model, predictor)
     hidden = _vector(compute_hidden(token_ids, batch, *given))
     head = Trace()
-    compute_logits: Any = partial(predicted_logits, model) if predicts else model.compute_logits
+    compute_logits: Any = model.compute_logits
+    if predictor is not None:
+        compute_logits = partial(predicted_logits, model, predictor)
     logits = _vector(compute_logits(head.record("hidden", (), hidden.sizes)))
     return TracedModel(forward, hidden, head, logits, tuple(model.kept))
 

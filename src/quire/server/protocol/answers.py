@@ -106,15 +106,16 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class ModelStatus(Answer):
-    """llama.cpp's field: whether the model is in memory."""
+    """llama.cpp's field: whether the model is in memory. "restarting": its engine died and is started again."""
 
-    value: Literal["loaded", "loading", "unloaded", "sleeping"]
+    value: Literal["loaded", "loading", "restarting", "unloaded", "sleeping"]
 
 
 class ModelCard(Answer):
     """A model, under the name that requests use. `created` is when the server started.
 
-    `max_model_len` is null before the model is loaded for the first time.
+    `vocabulary` is the same for models whose token ids mean the same. It, `max_model_len` and `has_chat_template` are
+    null before the model is loaded for the first time.
     """
 
     id: str
@@ -124,6 +125,8 @@ class ModelCard(Answer):
     root: str
     parent: None
     max_model_len: int | None
+    has_chat_template: bool | None
+    vocabulary: str | None
     status: ModelStatus
 
 

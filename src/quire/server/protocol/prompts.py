@@ -208,7 +208,7 @@ class EmbeddingRequest(PooledFields):
         return self.normalize is not False and self.use_activation is not False
 
 
-class Embedding(Answer):
+class EmbeddingItem(Answer):
     """The vector of an input: numbers, or base64 of little-endian fp32."""
 
     object: Literal["embedding"]
@@ -227,7 +227,7 @@ class EmbeddingList(Answer):
     """The whole answer, in the order of the inputs."""
 
     object: Literal["list"]
-    data: list[Embedding]
+    data: list[EmbeddingItem]
     model: str
     usage: EmbeddingUsage
 

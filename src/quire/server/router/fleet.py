@@ -28,12 +28,16 @@ PREFIX_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/respon
 
 
 class Fleet:
-    """The replicas. `policy`: one of `ROUTER_POLICIES`."""
+    """The replicas. `policy`: one of `ROUTER_POLICIES`.
+
+    Attributes: `adapters`: by name the request that loaded an adapter while the router runs; None: it was unloaded.
+    """
 
     def __init__(self, policy: str, metrics: RouterMetrics) -> None:
         self.policy = policy
         self.metrics = metrics
         self.replicas: list[Replica] = []
+        self.adapters: dict[str, bytes | None] = {}
         metrics.watch(self.replicas)
         self._watching: dict[Replica, asyncio.Task[None]] = {}
         self._retiring: dict[Replica, asyncio.Task[None]] = {}
@@ -46,7 +50,7 @@ class Fleet:
         """Add a replica and watch it. Raises: ConfigError if one has this name."""
         if any(replica.name == name for replica in self.replicas):
             raise ConfigError(f"the replica {name} is there already")
-        replica = Replica(name, url, key, self._on_end)
+        replica = Replica(name, url, key, self._on_end, self.adapters)
         self.replicas.append(replica)
         self._watching[replica] = asyncio.create_task(replica.watch(), name=f"quire-replica-{name}")
         return replica

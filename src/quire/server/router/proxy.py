@@ -23,7 +23,7 @@ from quire.server.request_record import RequestRecord
 from quire.server.router.fleet import Fleet
 from quire.server.router.placement import Prompt
 from quire.server.router.replica import Replica, ReplicaFailedError
-from quire.server.router.upstream import Answer
+from quire.server.router.upstream import UpstreamAnswer
 from quire.server.streaming import DONE, event
 
 ENDED_S = 1.0
@@ -138,7 +138,7 @@ class Forwarding(Response):
         self._rates.of(self._record).check(max(1, self._num_counted))
         self._rates.of(self._record).take(num_requests=1, num_tokens=self._num_counted)
 
-    async def _pass_on(self, replica: Replica, answer: Answer, send: Send) -> None:
+    async def _pass_on(self, replica: Replica, answer: UpstreamAnswer, send: Send) -> None:
         """Send the answer as it comes."""
         headers = [item for item in answer.headers if item[0] not in HOP_HEADERS and item[0] not in OWN_ANSWER_HEADERS]
         data, end = answer.first, b""

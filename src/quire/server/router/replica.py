@@ -8,7 +8,7 @@ import asyncio
 import enum
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any
 
@@ -20,7 +20,7 @@ from quire.errors import printable
 from quire.server.announcements import Announcement, Ended
 from quire.server.errors import ApiError
 from quire.server.router.placement import Prompt
-from quire.server.router.upstream import Answer, Upstream
+from quire.server.router.upstream import Upstream, UpstreamAnswer
 
 LOGGER = logging.getLogger("quire.router")
 CHECK_EVERY_S = 1.0
@@ -35,6 +35,9 @@ ANNOUNCED_WITHIN_S = 0.25
 RETRY_AFTER_S = 2
 NOT_READY_CODES = frozenset({"engine_not_ready", "engine_dead", "draining"})
 """Codes of status 503 that are about the replica; others, such as too little KV memory, are about one request."""
+ADAPTERS_S = 120.0
+"""Longest time in which a replica checks the files of an adapter."""
+LOAD_PATH, UNLOAD_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 READY_PATHS = ("/health/ready", "/health")
 """Other servers have only the second."""
 
@@ -72,7 +75,7 @@ class ReplicaFailedError(Exception):
         self.refusal = refusal
 
 
-def refusal_of(answer: Answer) -> ApiError:
+def refusal_of(answer: UpstreamAnswer) -> ApiError:
     """Return the error that a body of status 503 tells."""
     try:
         error = msgspec.json.decode(answer.first, type=_Refusal).error
@@ -99,8 +102,11 @@ class Carried:
 class Replica:
     """A server, and the connections to it. `name` is for logs and metrics."""
 
-    def __init__(self, name: str, url: str, key: str | None = None, on_end: Callable[[Ended], None] | None = None):
-        """`url` "": that of a process that is being started."""
+    def __init__(
+        self, name: str, url: str, key: str | None = None, on_end: Callable[[Ended], None] | None = None,
+        adapters: Mapping[str, bytes | None] | None = None,
+    ):  # fmt: skip
+        """`url` "": that of a process that is being started. `adapters`: see `Fleet`."""
         self.name = name
         self.is_local = not url
         self.state = ReplicaState.STARTING
@@ -115,8 +121,9 @@ class Replica:
         """True if it announces nothing: a server of another engine."""
         self._key = key
         self._on_end = on_end
+        self._adapters = {} if adapters is None else adapters
         self._expected: Counter[bytes] = Counter()
-        self._unanswered: set[Answer] = set()
+        self._unanswered: set[UpstreamAnswer] = set()
         self._num_timeouts = 0
         self._is_noted = False
         self._ready = asyncio.Event()
@@ -184,7 +191,7 @@ class Replica:
 
     # --- Requests ---------------------------------------------------------------------------------
 
-    async def send(self, method: str, target: bytes, headers: list[tuple[bytes, bytes]], body: bytes) -> Answer:
+    async def send(self, method: str, target: bytes, headers: list[tuple[bytes, bytes]], body: bytes) -> UpstreamAnswer:
         """Send a request. `target`: path and query. Returns: its answer, of which the first bytes have come.
 
         Raises: ReplicaFailedError if the connection fails before them, or the replica is not ready. It then gets no
@@ -211,7 +218,9 @@ class Replica:
             raise ReplicaFailedError(f"{self.name} {reason}")
         return answer
 
-    async def _begin(self, method: str, target: bytes, headers: list[tuple[bytes, bytes]], body: bytes) -> Answer:
+    async def _begin(
+        self, method: str, target: bytes, headers: list[tuple[bytes, bytes]], body: bytes
+    ) -> UpstreamAnswer:
         answer = await self._upstream.begin(method, target, self._authorized(headers), body)
         self._unanswered.add(answer)
         try:
@@ -234,19 +243,28 @@ class Replica:
             return None
         return answer if status == 200 else None
 
+    async def tell(self, path: str, body: bytes) -> tuple[int, bytes]:
+        """Return status and body of the answer to a POST of JSON; 503 if the connection fails."""
+        try:
+            return await self._fetch("POST", path, [(b"content-type", b"application/json")], body, ADAPTERS_S)
+        except httpx2.TransportError as error:
+            self.note_failure(error)
+            return 503, b""
+
     async def _fetch(
-        self, method: str, path: str, headers: list[tuple[bytes, bytes]] | None = None, body: bytes = b""
-    ) -> tuple[int, bytes]:
+        self, method: str, path: str, headers: list[tuple[bytes, bytes]] | None = None, body: bytes = b"",
+        limit_s: float = CHECK_S,
+    ) -> tuple[int, bytes]:  # fmt: skip
         """Return the status and the body of a small answer. Raises: httpx2.TransportError."""
         try:
-            async with asyncio.timeout(CHECK_S):
+            async with asyncio.timeout(limit_s):
                 answer = await self._begin(method, path.encode(), headers or [], body)
                 with closing(answer):
                     parts = [answer.first]
                     while not answer.is_read:
                         parts.append(await answer.read())
         except TimeoutError:
-            raise httpx2.ReadTimeout(f"no answer within {CHECK_S:g} s") from None
+            raise httpx2.ReadTimeout(f"no answer within {limit_s:g} s") from None
         return answer.status, b"".join(parts)
 
     def _authorized(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
@@ -300,11 +318,10 @@ class Replica:
                 if status != 404:
                     break
             if status == 200 and not self.is_ready:
-                models_status, models = await self._fetch("GET", "/v1/models")
-                if models_status == 401:
+                if not await self.read_models():
                     return self._leave(ReplicaState.DOWN, "refuses the key: set QUIRE_UPSTREAM_API_KEY to one of its")
-                cards = msgspec.json.decode(models, type=_ModelList).data
-                self.models = {str(card.get("id")): card for card in cards}
+                if self._adapters:
+                    await self._take_adapters()
         except httpx2.TimeoutException as error:
             self._num_timeouts += 1
             if not self.is_ready or self._num_timeouts >= MAX_TIMEOUTS:
@@ -320,6 +337,27 @@ class Replica:
                 LOGGER.log(logging.INFO if self._is_noted else logging.DEBUG, "replica %s is ready", self.name)
                 self.state, self.reason = ReplicaState.READY, "is ready"
                 self._ready.set()
+
+    async def read_models(self) -> bool:
+        """Ask for its models. Returns: False if it refuses the key. Raises: httpx2.TransportError, MsgspecError."""
+        status, models = await self._fetch("GET", "/v1/models")
+        if status != 401:
+            cards = msgspec.json.decode(models, type=_ModelList).data
+            self.models = {str(card.get("id")): card for card in cards}
+        return status != 401
+
+    async def _take_adapters(self) -> None:
+        """Load and unload the adapters that came and went while it was not ready."""
+        for name, body in self._adapters.items():
+            if body is not None:
+                status, answer = await self.tell(LOAD_PATH, body)
+                if status != 200:
+                    LOGGER.warning(
+                        "replica %s has no adapter %s: %s", self.name, printable(name), answer.decode()[:300]
+                    )
+            elif name in self.models:
+                await self.tell(UNLOAD_PATH, msgspec.json.encode({"lora_name": name}))
+        await self.read_models()
 
     def _give_up(self) -> None:
         """End the requests that have got nothing: another replica computes them."""

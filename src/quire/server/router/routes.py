@@ -15,9 +15,11 @@ from quire.server.keys import ADMIN
 from quire.server.metrics import CONTENT_TYPE
 from quire.server.options import ServerOptions
 from quire.server.request_record import ANONYMOUS, record_of
+from quire.server.router.adapters import change_adapters
 from quire.server.router.fleet import Fleet, check_url, unknown_model
 from quire.server.router.metrics import RouterMetrics
 from quire.server.router.proxy import Forwarding, RouterAdmission
+from quire.server.router.replica import LOAD_PATH, UNLOAD_PATH
 
 if TYPE_CHECKING:
     from quire.server.router.processes import LocalReplicas
@@ -199,12 +201,11 @@ async def sleep_routes(request: Request) -> Response:
     raise ApiError(404, "a router does not sleep: ask each of its replicas", code="route_not_found")
 
 
-@router.api_route("/v1/load_lora_adapter", methods=ALL_METHODS)
-@router.api_route("/v1/unload_lora_adapter", methods=ALL_METHODS)
+@router.post(LOAD_PATH)
+@router.post(UNLOAD_PATH)
 async def adapter_routes(request: Request) -> Response:
-    """Refuse: only one of the replicas would know the adapter."""
-    message = "a router loads no adapters: start all replicas with --lora NAME=PATH, or ask each of them"
-    raise ApiError(404, message, code="route_not_found")
+    """Load or unload an adapter on all replicas."""
+    return await change_adapters(_state(request).fleet, request.scope["path"], await request.body())
 
 
 @router.api_route("/{path:path}", methods=ALL_METHODS)

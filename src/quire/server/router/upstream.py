@@ -1,4 +1,4 @@
-"""`Upstream`: the connections on which a replica gets its requests, and `Answer`, what comes back on one.
+"""`Upstream`: the connections on which a replica gets its requests, and `UpstreamAnswer`, what comes back on one.
 
 HTTP/1.1 over asyncio, parsed by httptools: httpx2 costs several times as much per request and per piece of a stream.
 Failures are httpx2's errors, which health checks have too. Next to read: `replica.py`.
@@ -27,7 +27,7 @@ SOCKET_OPTIONS = [
 """An answer from a machine that has vanished ends with an error after 25 s."""
 
 
-class Answer(asyncio.Protocol):
+class UpstreamAnswer(asyncio.Protocol):
     """An answer whose body is read as it comes, on a connection of its own. `first`: the first bytes of the body."""
 
     def __init__(self, upstream: "Upstream") -> None:
@@ -166,10 +166,12 @@ class Upstream:
         self._head = f"Host: {parts.netloc.rpartition('@')[2]}\r\n"
         self._head += "" if key is None else f"Authorization: Bearer {key}\r\n"
         self._tls = httpx2.create_ssl_context() if self._is_tls else None
-        self._idle: list[tuple[float, Answer]] = []
+        self._idle: list[tuple[float, UpstreamAnswer]] = []
         self._is_closed = False
 
-    async def begin(self, method: str, target: bytes, headers: list[tuple[bytes, bytes]], body: bytes) -> Answer:
+    async def begin(
+        self, method: str, target: bytes, headers: list[tuple[bytes, bytes]], body: bytes
+    ) -> UpstreamAnswer:
         """Send a request. Returns: its answer, of which nothing has come yet. Raises: httpx2.TransportError."""
         lines = [b"%b: %b\r\n" % item for item in headers]
         if body or method in ("POST", "PUT", "PATCH"):
@@ -179,7 +181,7 @@ class Upstream:
         answer.begin(b"".join((head, *lines, b"\r\n", body)), method == "HEAD")
         return answer
 
-    async def _connection(self) -> Answer:
+    async def _connection(self) -> UpstreamAnswer:
         loop = asyncio.get_running_loop()
         while self._idle and self._idle[0][0] < loop.time() - KEEP_ALIVE_S:
             self._idle.pop(0)[1].fail(httpx2.ReadError("idle"))
@@ -188,13 +190,15 @@ class Upstream:
                 return answer
         try:
             async with asyncio.timeout(CONNECT_S):
-                return (await loop.create_connection(lambda: Answer(self), self._host, self._port, ssl=self._tls))[1]
+                return (
+                    await loop.create_connection(lambda: UpstreamAnswer(self), self._host, self._port, ssl=self._tls)
+                )[1]
         except TimeoutError:
             raise httpx2.ConnectTimeout(f"no connection within {CONNECT_S} s") from None
         except OSError as error:
             raise httpx2.ConnectError(str(error)) from error
 
-    def keep(self, answer: Answer) -> None:
+    def keep(self, answer: UpstreamAnswer) -> None:
         """Keep a connection for another request."""
         if self._is_closed:
             return answer.fail(httpx2.ReadError("closed"))

@@ -18,8 +18,8 @@ from quire.server.errors import ApiError
 from quire.server.protocol.fields import prompt_list
 from quire.server.protocol.prompts import EmbeddingRequest
 from quire.server.request_record import Caller
-from quire.server.routes.exchange import answer, engine_ids, prepare, prompt_usage, read_body
-from quire.server.state import ServerState, state_of
+from quire.server.routes.exchange import answer, engine_ids, prepare, prompt_usage, read_body, served_name
+from quire.server.state import ServerState
 from quire.types import Request as EngineRequest
 
 router = APIRouter()
@@ -30,8 +30,8 @@ async def create_embeddings(request: Request) -> Response:
     """Turn texts into vectors."""
     body = await read_body(request, EmbeddingRequest)
     requests = await prepare(request, body, _prepare, num_prompts=len(prompt_list(body.input)), n=1)
-    model = state_of(request).model_name
-    return await answer(request, requests, lambda results: _written(model, body, requests, results))
+    name = served_name(request)
+    return await answer(request, requests, lambda results: _written(name, body, requests, results))
 
 
 def _prepare(state: ServerState, body: EmbeddingRequest, caller: Caller) -> list[EngineRequest]:

@@ -49,6 +49,11 @@ async def read_body(request: Request, kind: type[_B]) -> _B:
     return body
 
 
+def served_name(request: Request) -> str:
+    """Return the name under which an answer is given: of the adapter, else of the model."""
+    return record_of(request).adapter or state_of(request).model_name
+
+
 async def prepare(
     request: Request, body: _B, prepare_body: Callable[[ServerState, _B, Caller], _J], *, num_prompts: int = 1, n: int
 ) -> _J:

@@ -16,7 +16,7 @@ from quire.server.generation import new_id, timestamp
 from quire.server.protocol.fields import prompt_list
 from quire.server.protocol.scores import ClassifyRequest, PairFields, RerankRequest, ScoreRequest
 from quire.server.request_record import Caller
-from quire.server.routes.exchange import answer, engine_ids, prepare, prompt_usage, read_body
+from quire.server.routes.exchange import answer, engine_ids, prepare, prompt_usage, read_body, served_name
 from quire.server.state import ServerState, state_of
 from quire.types import Request as EngineRequest
 
@@ -56,7 +56,7 @@ async def create_rerank(request: Request) -> Response:
         ranked: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in order]
         if body.return_documents is not False:
             ranked = [{**item, "document": {"text": texts[item["index"]]}} for item in ranked]
-        head = {"id": new_id("rerank"), "model": state_of(request).model_name}
+        head = {"id": new_id("rerank"), "model": served_name(request)}
         return {**head, "results": ranked, "usage": prompt_usage(requests)}
 
     return await answer(request, requests, write)
@@ -117,4 +117,4 @@ def _vectors(results: list[RequestUpdate]) -> list[list[float]]:
 
 
 def _list_head(request: Request, kind: str) -> dict[str, Any]:
-    return {"id": new_id(kind), "object": "list", "created": timestamp(), "model": state_of(request).model_name}
+    return {"id": new_id(kind), "object": "list", "created": timestamp(), "model": served_name(request)}

@@ -90,7 +90,8 @@ async def openapi() -> Response:
 
 
 def _card(model: ServerState, adapter: str | None = None) -> dict[str, Any]:
-    is_known = not model.is_on_demand or model.supervisor.has_front_end
+    supervisor = model.supervisor
+    front_end = supervisor.front_end if supervisor.has_front_end or not model.is_on_demand else None
     return {
         "id": adapter or model.model_name,
         "object": "model",
@@ -98,7 +99,9 @@ def _card(model: ServerState, adapter: str | None = None) -> dict[str, Any]:
         "owned_by": "quire",
         "root": adapter or model.model_name,
         "parent": model.model_name if adapter else None,
-        "max_model_len": model.supervisor.front_end.config.scheduler.max_model_len if is_known else None,
+        "max_model_len": front_end and front_end.config.scheduler.max_model_len,
+        "has_chat_template": front_end and front_end.dialogue.has_template,
+        "vocabulary": front_end and front_end.tokenizer.identity,
         "status": {"value": model.status},
     }
 

@@ -15,7 +15,7 @@ from quire.text.harmony import HarmonyReader
 from quire.text.tool_calls.call_format import Lead, ToolCallFormat, literally, short_id
 from quire.text.tool_calls.events import ToolArgumentsDelta
 from quire.text.tool_calls.parser import CallReading, ToolCallParser
-from quire.text.tool_calls.readers import NAME, Call, Tags, either, gemma, keyed, named, objects, python
+from quire.text.tool_calls.readers import NAME, Tags, WrittenCall, either, gemma, keyed, named, objects, python
 from quire.text.tool_calls.schemas import ToolSchemas
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def _reads(row: ToolCallFormat, written: str, name: str, arguments: Mapping[str,
     schemas = ToolSchemas([{"type": "function", "function": {"name": name}}])
     if row.is_harmony:
         pieces = HarmonyReader(schemas).feed(written, ends=True)
-        return [piece.arguments for piece in pieces if isinstance(piece, Call)] == [arguments]
+        return [piece.arguments for piece in pieces if isinstance(piece, WrittenCall)] == [arguments]
     parser = ToolCallParser(CallReading(format=row, schemas=schemas))
     events = parser.feed(written) + parser.finish()
     return [json.loads(event.text) for event in events if isinstance(event, ToolArgumentsDelta)] == [arguments]

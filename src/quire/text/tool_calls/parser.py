@@ -16,7 +16,7 @@ from quire.text.stop_strings import begun_len
 from quire.text.tool_calls.call_format import Lead, ToolCallFormat, is_within_json
 from quire.text.tool_calls.events import ContentDelta, ToolArgumentsDelta, ToolCallStart, ToolEvent
 from quire.text.tool_calls.lenient_json import dump_json
-from quire.text.tool_calls.readers import GAP, Call, Passage, objects
+from quire.text.tool_calls.readers import GAP, Passage, WrittenCall, objects
 from quire.text.tool_calls.schemas import ToolSchemas
 
 MAX_TRIES = 8
@@ -57,7 +57,7 @@ class CallWriter:
         self.is_ended = False
         """A demanded call came twice: models then repeat it up to the limit."""
 
-    def write(self, call: Call) -> list[ToolEvent]:
+    def write(self, call: WrittenCall) -> list[ToolEvent]:
         """Return the events of a call; none if the client does not get it."""
         same = (call.name, call.arguments)
         self.is_ended = self.is_ended or (self._reading.schema is not None and same in self._calls)

@@ -64,7 +64,7 @@ class Passage:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class WrittenCall:
     """A call and the place behind it. `id`: as the model wrote it, for formats in which that counts."""
 
     name: str
@@ -73,16 +73,16 @@ class Call:
     id: str | None = None
 
 
-Reader = Callable[[Passage], list[Call]]
+Reader = Callable[[Passage], list[WrittenCall]]
 """Returns the calls that a passage begins with, in order."""
 
 
-def objects(passage: Passage) -> list[Call]:
+def objects(passage: Passage) -> list[WrittenCall]:
     """Read JSON objects with a name and arguments."""
     return _each(passage, lambda start: _object(passage, start))
 
 
-def keyed(passage: Passage) -> list[Call]:
+def keyed(passage: Passage) -> list[WrittenCall]:
     """Read JSON objects with a name as their key and arguments as its value."""
     return _each(passage, lambda start: _keyed(passage, start))
 
@@ -101,7 +101,7 @@ def gemma(quote: str) -> Reader:
     return lambda passage: _each(passage, lambda start: _named(passage, head, start, quote=quote))
 
 
-def python(passage: Passage) -> list[Call]:
+def python(passage: Passage) -> list[WrittenCall]:
     """Read calls with literals as arguments, as Python has them."""
     return _each(passage, lambda start: _python(passage, start))
 
@@ -119,7 +119,7 @@ class Tags:
     value_end: str
     set_off: str = ""
 
-    def __call__(self, passage: Passage) -> list[Call]:
+    def __call__(self, passage: Passage) -> list[WrittenCall]:
         """Read calls with these tags. A call ends where no parameter follows."""
         return _each(passage, lambda start: _tagged(passage, self, start))
 
@@ -129,9 +129,9 @@ def either(*readers: Reader) -> Reader:
     return lambda passage: next((calls for reader in readers if (calls := reader(passage))), [])
 
 
-def _each(passage: Passage, read: Callable[[int], Call | None]) -> list[Call]:
+def _each(passage: Passage, read: Callable[[int], WrittenCall | None]) -> list[WrittenCall]:
     """Read calls one after another."""
-    found: list[Call] = []
+    found: list[WrittenCall] = []
     end = passage.start
     while (call := read(passage.after(GAP, end))) is not None:
         found.append(call)
@@ -159,7 +159,7 @@ def _is_whole(passage: Passage, read: Read, *, num_outer: int) -> bool:
     return read.num_open == num_outer + 1 and passage.is_closed and passage.match(_REST, read.end) is not None
 
 
-def _call(passage: Passage, name: Any, arguments: Any, end: int, call_id: str | None = None) -> Call | None:
+def _call(passage: Passage, name: Any, arguments: Any, end: int, call_id: str | None = None) -> WrittenCall | None:
     """Return a call; None for a name that no tool has, or for arguments that are no object. They may be its text."""
     known = passage.schemas.known(name)
     if isinstance(arguments, str) and arguments.strip():
@@ -167,10 +167,10 @@ def _call(passage: Passage, name: Any, arguments: Any, end: int, call_id: str | 
     arguments = {} if arguments in (None, "") else arguments
     if known is None or not isinstance(arguments, dict) or dump_json(arguments) is None:
         return None
-    return Call(known, arguments, end, call_id)
+    return WrittenCall(known, arguments, end, call_id)
 
 
-def _object(passage: Passage, start: int) -> Call | None:
+def _object(passage: Passage, start: int) -> WrittenCall | None:
     read = _read(passage, start)
     if read is None or not _is_whole(passage, read, num_outer=1):
         return None
@@ -186,7 +186,7 @@ def _object(passage: Passage, start: int) -> Call | None:
     return _call(passage, name, value[key], read.end)
 
 
-def _keyed(passage: Passage, start: int) -> Call | None:
+def _keyed(passage: Passage, start: int) -> WrittenCall | None:
     read = _read(passage, start)
     if read is None or len(read.value) != 1 or not _is_whole(passage, read, num_outer=1):
         return None
@@ -194,7 +194,7 @@ def _keyed(passage: Passage, start: int) -> Call | None:
     return _call(passage, name, arguments, read.end)
 
 
-def _named(passage: Passage, head: re.Pattern[str], start: int, *, quote: str) -> Call | None:
+def _named(passage: Passage, head: re.Pattern[str], start: int, *, quote: str) -> WrittenCall | None:
     match = passage.match(head, start)
     if match is None or (name := passage.schemas.known(match["name"])) is None:
         return None
@@ -202,13 +202,15 @@ def _named(passage: Passage, head: re.Pattern[str], start: int, *, quote: str) -
     return call_with(name, passage, match.end(), quote=quote, call_id=call_id)
 
 
-def call_with(name: str, passage: Passage, start: int, *, quote: str = "", call_id: str | None = None) -> Call | None:
+def call_with(
+    name: str, passage: Passage, start: int, *, quote: str = "", call_id: str | None = None
+) -> WrittenCall | None:
     """Return a call of `name` with the object at `start`, or without arguments if a closing marker follows at once."""
     begin = passage.after(_FENCE, start)
     read = _read(passage, begin, quote=quote, opening=("{", '"'))
     if read is None:
         is_empty = passage.is_closed and passage.after(GAP, begin) == passage.end
-        return Call(name, {}, passage.end, call_id) if is_empty else None
+        return WrittenCall(name, {}, passage.end, call_id) if is_empty else None
     if not _is_whole(passage, read, num_outer=0):
         return None
     arguments = _typed(passage.schemas, name, read.value) if isinstance(read.value, dict) else read.value
@@ -232,7 +234,7 @@ def _typed(schemas: ToolSchemas, name: str, arguments: dict[str, Any]) -> dict[s
     }
 
 
-def _tagged(passage: Passage, tags: Tags, start: int) -> Call | None:
+def _tagged(passage: Passage, tags: Tags, start: int) -> WrittenCall | None:
     call_tag, key_tag = re.compile(tags.call), re.compile(tags.key)
     value_end = re.compile(rf"(?P<closer>{re.escape(tags.value_end)})|(?={tags.key})")
     head = passage.match(call_tag, start)
@@ -264,7 +266,7 @@ def _tagged(passage: Passage, tags: Tags, start: int) -> Call | None:
     return _call(passage, name, {}, end) if passage.is_closed and begin == passage.end else None
 
 
-def _python(passage: Passage, start: int) -> Call | None:
+def _python(passage: Passage, start: int) -> WrittenCall | None:
     match = passage.match(_PYTHON_CALL, start)
     name = match and passage.schemas.known(match["name"].removesuffix(".call"))
     if not match or not name:

@@ -1,0 +1,50 @@
+"""`Stall`: steps in which no request can run, because adapters are read or, never rightly, for no reason.
+
+Adapters of waiting requests are read beside the steps of others; a request joins when its adapter can be used.
+Next to read: `runtime/adapter_pool.py`.
+"""
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from quire.errors import EngineError
+from quire.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from quire.parallel.executor import Executor
+
+MAX_IDLE_STEPS = 1000
+"""Steps in a row that compute nothing while requests wait: more means that the scheduler is stuck."""
+MAX_LOOKED_AT = 64
+"""Waiting requests whose adapters are looked at in a step: bounds its cost when thousands wait."""
+WAIT_S = 0.005
+
+
+class Stall:
+    """Attributes: `reads_adapters`: requests may have adapters; `num_steps`: idle steps since the last one that ran."""
+
+    def __init__(self, executor: "Executor", scheduler: Scheduler, *, reads_adapters: bool) -> None:
+        self._executor, self._scheduler = executor, scheduler
+        self.reads_adapters = reads_adapters
+        self.num_steps = 0
+
+    def read_adapters(self, wait_s: float = 0.0) -> bool:
+        """Let the executor read adapters of waiting requests, and those requests wait until it has.
+
+        `wait_s`: time to wait until one has been read. Returns: True if the next request waits for its own.
+        """
+        requests = self._scheduler.requests
+        # The first one must be among them, wherever the queue keeps it. Steps in flight may still begin running ones.
+        first = [requests.waiting.first()] if requests.waiting else []
+        looked_at = (*requests.running, *first, *islice(requests.waiting, MAX_LOOKED_AT))
+        wanted = [request.adapter for request in looked_at if request.adapter is not None]
+        requests.unread_adapters = self._executor.read_adapters(wanted, wait_s)
+        return any(map(requests.awaits_adapter, first))
+
+    def note(self) -> None:
+        """Take note of a step that computes nothing. Raises: EngineError if the scheduler is stuck."""
+        if self.reads_adapters and self.read_adapters(WAIT_S):
+            return
+        self.num_steps += 1
+        if self.num_steps > MAX_IDLE_STEPS and self._scheduler.num_waiting:
+            raise EngineError(f"{self._scheduler.num_waiting} requests wait, but none can be scheduled")
