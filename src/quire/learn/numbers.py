@@ -239,16 +239,16 @@ def _adapter_bytes() -> NumberAnswer:
     from quire.insight.compare.random_adapters import linear_shapes, num_parameters
     from quire.insight.explain.subject import open_subject
 
-    shapes = linear_shapes(open_subject("llama-2-7b").hf_config)
-    changed = {name: shape for name, shape in shapes.items() if name.endswith(("q_proj", "v_proj"))}
-    num_bytes = 2 * num_parameters(changed, 16)
+    config = open_subject("llama-2-7b").hf_config
+    width, num_layers = config["hidden_size"], config["num_hidden_layers"]
+    num_bytes = num_layers * 2 * 16 * (width + width) * 2  # two projections of [E, E], 2 bytes per value
     return NumberAnswer(
         num_bytes,
         {
             num_bytes / 2: Text("A of rank × inputs and B of outputs × rank both count, with 2 bytes per value.",
                                 "A（秩 × 输入）和 B（输出 × 秩）都要算，每个值 2 字节。"),
             num_bytes / 32: Text("That is one layer of 32.", "这只是 32 层中的一层。"),
-            2 * sum(outputs * inputs for outputs, inputs in changed.values()): Text(
+            num_layers * 2 * width * width * 2: Text(
                 "That is the layers' own weights; the adapter has rank × (inputs + outputs) values for each.",
                 "这是这些层自己的权重；适配器对每个只有秩 ×（输入 + 输出）个值。"),
         },
