@@ -16,6 +16,7 @@ MODULES = (
     "drawing.js",
     "mask.js",
     "recording.js",
+    "screen.js",
     "story.js",
     "timeline.js",
     "ways.js",

@@ -3,32 +3,26 @@
  * Next to read: chat.js, xray.js.
  */
 import { Chat } from "./chat.js";
+import { Lab } from "./lab.js";
+import { isNarrow } from "./screen.js";
 import { Sharing, share } from "./share.js";
 import { local, session } from "./store.js";
 import { Story } from "./story.js";
-import { Recording, Xray, html, readRecording, render, short } from "./xray.js";
+import { Recording, Xray, html, readRecording, render } from "./xray.js";
 
 const MIN_PAUSE = 250;
 const MAX_PAUSE = 2000; // Milliseconds between two attempts to reach the server.
 const OP_INTERVAL_MS = 500; // A step is timed so often at most while the page is open: `python -m benchmarks.attach --page` has the cost.
-const LAB = {
-  cache: "Without a KV cache, each new token computes all earlier ones again; with it, only itself.",
-  batching: "Static batches wait for their slowest request, dynamic ones for a timer; continuous batching lets requests join and leave at every step.",
-  kv: "The same memory given out as contiguous ranges, by a buddy allocator, and in blocks.",
-  speculation: "Drafts of the next tokens, verified in one step, and none: on an edit, a summary, prose and JSON. The answers are the same.",
-  adapters: "The base model, one LoRA adapter for all requests, and an adapter for each of them, in the same steps. Each answer is the one of the request alone.",
-  attention: "Bytes of KV cache with as many KV heads as query heads, fewer, one, or a compressed latent.",
-};
-const SETTINGS = { seed: 1, requests: 1, slots: 1, context: 1, rank: 1, rate: 1, "pool MiB": 1 << 20 }; // each with the factor to the server's unit
 const app = {
   key: session.get("quire-key") ?? "", asksKey: false, models: [], model: null, status: "connecting", error: "",
-  explained: null, ranks: null, lab: {}, settings: {}, load: 4, loading: 0, story: null, isSharing: false,
+  explained: null, ranks: null, load: 4, loading: 0, story: null, isSharing: false, view: "chat",
 };
 let recording = new Recording();
 const xray = new Xray(recording, { isLive: true, changed, save, opened, share: () => { app.isSharing = true; changed(); }, explain: () => app.explained, measureAgain: () => explain("&again=1"), ranks: () => app.ranks,
   futures: () => (chat.split ? chat.children(chat.split).map(({ id }) => id) : []),
   textOf: (id, token) => chat.nodes.find((node) => node.id === id)?.tokens.find((item) => item.id === token)?.text });
-const chat = new Chat({ ask, events, changed, key: () => app.key, model: () => app.model, status: () => app.status, recording: () => recording, xray, welcome });
+const chat = new Chat({ ask, events, changed, key: () => app.key, model: () => app.model, status: () => app.status, recording: () => recording, xray, welcome, show, forked });
+const lab = new Lab({ ask, changed, models: () => app.models });
 
 let isDue = false;
 function changed() {
@@ -41,6 +35,19 @@ function changed() {
     render(html`<${App} />`, document.getElementById("app"));
     if (follows) log.scrollTop = log.scrollHeight;
   });
+}
+
+/** Show a page: the chat, beside which a wide screen has the X-ray, the X-ray or the Lab. */
+function show(view) {
+  app.view = view;
+  changed();
+  requestAnimationFrame(changed); // with the sizes that the first drawing made known
+}
+
+/** Show which blocks the futures of a forked answer share. */
+function forked() {
+  xray.open("KV");
+  if (app.view === "lab") show("chat");
 }
 
 // --- Server -----------------------------------------------------------------------------------
@@ -193,15 +200,27 @@ function download(text, name) {
 
 /** Draw the story of a recorded prompt for a page without a conversation, which fetches it once. */
 function welcome() {
+  const hint = isNarrow() ? "Ask something; X-ray shows what the engine does for it." : "Ask something. Beside it you see what the engine does for it.";
   if (app.story === null) {
-    app.story = html`<p class="hint">Ask something. Beside it you see what the engine does for it.</p>`;
+    app.story = "fetched";
     fetch("/page/story.jsonl").then(async (answer) => {
-      app.story = new Story(readRecording(await answer.text()), { changed: () => { if (chat.path().length) app.story.pause(); changed(); } });
+      const told = readRecording(await answer.text());
+      app.story = new Story(told, { changed: () => { if (chat.path().length) app.story.pause(); changed(); } });
+      app.demo = Object.assign(new Xray(told, { changed, opened: (pane) => xray.open(pane) }), { told: null, second: null });
       changed();
     });
   }
-  if (!(app.story instanceof Story)) return app.story;
+  if (!(app.story instanceof Story)) return html`<p class="hint">${hint}</p>`;
   return html`<p class="hint">Ask something. Until then: what an engine does for a prompt, as it was recorded.</p>${app.story.draw()}`;
+}
+
+/** Return what draws the X-ray: until the engine has done a step, the recorded prompt that the chat tells of. */
+function drawnXray() {
+  const { demo, story } = app;
+  if (!demo || recording.steps.length || chat.path().length || !["Steps", "KV", "Mask"].includes(xray.pane)) return xray;
+  if (demo.chosen !== demo.told) story.pause(); // the reader has chosen a step
+  else if (story.second !== demo.second) demo.chosen = story.now().step;
+  return Object.assign(demo, { pane: xray.pane, told: demo.chosen, second: story.second });
 }
 
 async function saveStory(withText) {
@@ -234,109 +253,32 @@ async function addLoad() {
   }));
 }
 
-// --- Lab --------------------------------------------------------------------------------------
-
-async function compare(name) {
-  const settings = Object.fromEntries(Object.entries(app.settings).filter(([, value]) => value !== "").map(([key, value]) => [key.split(" ")[0], key in SETTINGS ? Number(value) * SETTINGS[key] : value]));
-  const run = (app.lab[name] = { abort: new AbortController(), isRunning: true });
-  changed();
-  try {
-    run.result = await (await ask("/lab/compare", { name, settings }, run.abort.signal)).json();
-  } catch (error) {
-    run.error = error.name === "AbortError" ? "stopped" : error.message;
-  }
-  run.isRunning = false;
-  changed();
-}
-
-function Lab() {
-  const isBusy = Object.values(app.lab).some((run) => run.isRunning);
-  return html`<section class="lab" aria-label="Lab"><h2>Lab</h2>
-    <p class="hint">Each comparison runs the same requests with one thing switched, in a second process with lower priority: the engine that serves is not touched.</p>
-    <div class="fields"><label>model<select value=${app.settings.model ?? ""} onChange=${(e) => { app.settings.model = e.target.value; }}>
-        <option value="">default</option><option value="served">${app.models[0]?.id ?? "served"}</option></select></label>
-      ${Object.keys(SETTINGS).map((name) => html`<label>${name}<input type="number" min="0" step="any" placeholder="default" value=${app.settings[name] ?? ""} onInput=${(e) => { app.settings[name] = e.target.value; }} /></label>`)}</div>
-    <div class="cards">${Object.entries(LAB).map(([name, text]) => {
-      const run = app.lab[name];
-      return html`<article class=${run?.result ? "wide" : ""}><h3>${name}</h3><p>${text}</p>
-        ${run?.isRunning ? html`<button onClick=${() => run.abort.abort()}>Stop</button> <span role="status">running…</span>` : html`<button onClick=${() => compare(name)} disabled=${isBusy || !app.model}>Compare ${name}</button>`}
-        ${run?.error && html`<p class="error" role="alert">${run.error}</p>`}${run?.result && html`<${Comparison} result=${run.result} />`}</article>`;
-    })}</div></section>`;
-}
-
-/** Return a cell of a comparison's table as text. */
-function shown(value, unit) {
-  if (value === null) return "–";
-  if (unit === "share") return `${(100 * value).toFixed(1)} %`;
-  if (unit === "bytes") return short(value, "B");
-  if (unit === "times") return `${value.toFixed(1)} ×`;
-  return typeof value === "number" ? (Number.isInteger(value) ? value.toLocaleString("en") : String(+value.toPrecision(3))) : value;
-}
-
-function Comparison({ result }) {
-  const { title, settings, columns, rows, explanation, charts, outputs_equal } = result;
-  return html`<div class="result" role="region" aria-label=${`Result of ${result.name}`}><h3>${title}</h3>
-    <p class="hint">${Object.entries(settings).filter(([, value]) => value !== null).map(([name, value]) => `${name} ${typeof value === "number" ? +value.toPrecision(4) : value}`).join(" · ")}${outputs_equal ? ` · outputs of ${outputs_equal} requests equal in all modes ✓` : ""}</p>
-    <div class="scroll" tabindex="0"><table class="numbers"><thead><tr>${columns.map(([name, unit]) => html`<th>${name}${["steps", "seconds"].includes(unit) ? html` <small>${unit}</small>` : ""}</th>`)}</tr></thead>
-      <tbody>${rows.map((row) => html`<tr>${row.map((cell, i) => html`<td>${shown(cell, columns[i][1])}</td>`)}</tr>`)}</tbody></table></div>
-    <ul>${explanation.map((sentence) => html`<li>${sentence}</li>`)}</ul>
-    <div class="charts">${charts.map((chart) => html`<${Chart} ...${chart} />`)}</div></div>`;
-}
-
-/** Draw lines (x, y), or spans (start, end, row), with dashes and numbers beside the colours. */
-function Chart({ title, x_label, y_label, kind, series, x_most }) {
-  const [width, height] = [420, 210];
-  const points = series.flatMap((item) => item.points);
-  const isLine = kind === "line";
-  const right = x_most ?? Math.max(...points.map((point) => point[isLine ? 0 : 1]), 1e-9);
-  const most = isLine ? Math.max(...points.map((point) => point[1]), 1e-9) : Math.max(...points.map((point) => point[2])) + 1;
-  const x = (value) => 44 + ((width - 54) * value) / right;
-  const y = (value) => 8 + (height - 44) * (isLine ? 1 - value / most : value / most);
-  const size = (height - 44) / most;
-  const names = [...new Set(series.map((item) => item.name))];
-  const draw = (item) => {
-    const colour = names.indexOf(item.name) % 8;
-    if (isLine) return html`<polyline class=${`line stroke${colour}`} stroke-dasharray=${["", "6 3", "2 3"][colour % 3]} points=${item.points.map((p) => `${x(p[0])},${y(p[1])}`).join(" ")} />`;
-    return item.points.map(([from, to, row]) => html`<rect class=${`fill${colour}`} opacity=${0.25 + 0.75 * item.shade} x=${x(from)} y=${y(row)} width=${Math.max(0.5, x(to) - x(from))} height=${Math.max(0.7, size - (size > 8 ? 4 : 0.5))} />
-      ${kind === "bars" && html`<text class="small end" x="40" y=${y(row) + size / 2}>${colour + 1}</text>`}`);
-  };
-  const labels = [x_label && `${x_label} →`, y_label && `${y_label} ${isLine ? "↑" : "↓"}`].filter(Boolean).join(", ");
-  return html`<figure><figcaption>${title}</figcaption><svg role="img" aria-label=${`${title}: ${names.join(", ")}`} viewBox=${`0 0 ${width} ${height}`}>
-    ${series.map(draw)}<path class="grid" d=${`M44 8V${height - 36}H${width - 8}`} />
-    ${isLine && html`<text class="small end" x="40" y="16">${short(most)}</text><text class="small end" x="40" y=${height - 36}>0</text>`}
-    <text class="small" x="44" y=${height - 22}>0</text><text class="small end" x=${width - 8} y=${height - 22}>${short(right)}</text>
-    <text class="small" x="44" y=${height - 6}>${labels}</text></svg>
-    <p class="legend">${names.map((name, i) => html`<span><span class=${`key o${i % 8}`}>${i + 1}</span> ${name}${isLine ? [" —", " – –", " ···"][i % 3] : ""}</span>`)}</p></figure>`;
-}
-
 // --- Frame ------------------------------------------------------------------------------------
 
 /** Generated tokens per half second, of the 30 s of the engine's work before the chosen step. */
 function Throughput() {
   const last = xray.step;
-  if (!last) return null;
   const bins = new Array(60).fill(0);
-  for (let i = recording.indexOf(last.step_id); i >= 0; i--) {
+  for (let i = last ? recording.indexOf(last.step_id) : -1; i >= 0; i--) {
     const bin = 59 - Math.floor((last.t - recording.steps[i].t) * 2);
     if (bin < 0) break;
     bins[bin] += recording.steps[i].requests.reduce((sum, share) => sum + share.new.length, 0);
   }
   const most = Math.max(...bins, 1);
   const points = bins.map((value, i) => `${i * 2},${22 - (20 * value) / most}`).join(" ");
-  return html`<span>${((bins[57] + bins[58] + bins[59]) / 1.5).toFixed(0)} tokens/s <svg width="120" height="24" role="img" aria-label=${`Tokens per second of 30 seconds, 0 to ${2 * most}`}><polyline class="spark" points=${points} /></svg></span>`;
+  return html`<span><b>${((bins[57] + bins[58] + bins[59]) / 1.5).toFixed(0)}</b> tokens/s <svg width="120" height="24" role="img" aria-label=${`Tokens per second of 30 seconds, 0 to ${2 * most}`}><polyline class="spark" points=${points} /></svg></span>`;
 }
 
-/** Draw the numbers of the chosen step, or of now. */
+/** Draw the numbers of the chosen step, or of now. Each has its place, so that nothing moves when it changes. */
 function Numbers() {
-  if (!recording.live) return null;
   const { state, chosen } = xray;
-  const used = state.owners().size / (state.header.engine.num_blocks - 1);
+  const used = state ? state.owners().size / (state.header.engine.num_blocks - 1) : 0;
   const { numPrompt, numHit } = chosen ?? recording;
-  const policy = state.header.engine.policy ?? "fcfs";
-  return html`<${Throughput} /><span>running <b>${chosen?.num_requests ?? state.requests.size}</b> · waiting <b>${chosen?.waiting ?? recording.numWaiting}</b>${policy === "fcfs" ? "" : ` · ${policy}`}</span>
-    <span><label>KV <meter min="0" max="1" value=${used}></meter></label> ${(100 * used).toFixed(1)} %</span>
-    <span title="Prompt tokens found in the prefix cache, since this page was opened">prefix hits ${numPrompt ? `${((100 * numHit) / numPrompt).toFixed(0)} %` : "–"}</span>
-    ${chosen && html`<span class="past">at step ${chosen.step_id}</span>`}`;
+  const policy = state?.header.engine.policy ?? "fcfs";
+  return html`<div class="numbers"><${Throughput} /><span>running <b>${chosen?.num_requests ?? state?.requests.size ?? 0}</b> · waiting <b>${chosen?.waiting ?? recording.numWaiting ?? 0}</b>${policy === "fcfs" ? "" : ` · ${policy}`}</span>
+    <span><label>KV <meter min="0" max="1" value=${used}></meter></label> <b>${(100 * used).toFixed(1)} %</b></span>
+    <span title="Prompt tokens found in the prefix cache, since this page was opened">prefix hits <b>${numPrompt ? `${((100 * numHit) / numPrompt).toFixed(0)} %` : "–"}</b></span>
+    <span class="when">${chosen && html`<span class="past">at step ${chosen.step_id}</span>`}</span></div>`;
 }
 
 function Top() {
@@ -344,13 +286,14 @@ function Top() {
     document.documentElement.dataset.theme = event.target.value;
     local.set("quire-theme", event.target.value);
   };
+  const isShown = { chat: app.view === "chat" && isNarrow(), xray: app.view === "xray" || (app.view === "chat" && !isNarrow()), lab: app.view === "lab" };
+  const page = (view, name) => html`<button class=${`${view}-page`} aria-pressed=${String(isShown[view])} onClick=${() => show(view)}>${name}</button>`;
   return html`<header><h1>Quire</h1>
     <span class=${`status ${app.status}`} role="status">${app.status === "ready" ? "●" : "○"} ${app.model?.id ?? ""} ${app.status}</span>
     ${app.models.length > 1 && html`<label>Model <select aria-label="Model" value=${app.model.id} disabled=${chat.abort} onChange=${(e) => chooseModel(e.target.value)}>${app.models.map(({ id }) => html`<option>${id}</option>`)}</select></label>`}
     <${Numbers} />
-    <span class="right"><label>Load <input type="number" min="1" max="32" value=${app.load} onInput=${(e) => { app.load = Math.min(32, Math.max(1, Number(e.target.value) || 1)); }} /></label>
-      <button onClick=${addLoad} disabled=${app.loading > 0 || !app.model}>${app.loading ? `${app.loading} running` : "Send requests"}</button>
-      <label>Theme <select value=${document.documentElement.dataset.theme ?? "auto"} onChange=${setTheme}><option>auto</option><option>light</option><option>dark</option></select></label></span>
+    <span class="right"><nav aria-label="Pages">${page("chat", "Chat")}${page("xray", "X-ray")}${page("lab", "Lab")}</nav>
+      <select aria-label="Theme" value=${document.documentElement.dataset.theme ?? "auto"} onChange=${setTheme}><option>auto</option><option>light</option><option>dark</option></select></span>
   </header>${app.error && html`<p class="error banner" role="alert">${app.error}</p>`}`;
 }
 
@@ -369,13 +312,23 @@ function KeyForm() {
     <label>API key <input name="key" type="password" autocomplete="off" required autofocus /></label> <button class="main">Use the key</button></form></main>`;
 }
 
+/** Draw the X-ray with the load that makes a batch to look at. */
+function drawXray() {
+  const shown = drawnXray();
+  const load = html`<span class="load" role="group" aria-label="Requests to look at"><label>Load <input type="number" min="1" max="32" value=${app.load} onInput=${(e) => { app.load = Math.min(32, Math.max(1, Number(e.target.value) || 1)); }} /></label>
+    <button onClick=${addLoad} disabled=${app.loading > 0 || !app.model}>${app.loading ? `${app.loading} running` : "Send requests"}</button></span>`;
+  return html`<section class="xray" aria-label="X-ray"><h2 class="unseen">X-ray</h2>${app.isSharing && html`<${Sharing} answer=${saveStory} />`}
+    ${shown === app.demo && html`<p class="hint demo">A recorded prompt. Your own steps take its place as soon as you send a message.</p>`}${shown.draw(load)}</section>`;
+}
+
 function App() {
   if (app.asksKey) return html`<${KeyForm} />`;
-  return html`<${Top} /><main>${chat.draw()}<section class="xray" aria-label="X-ray"><h2>X-ray</h2>${app.isSharing && html`<${Sharing} answer=${saveStory} />`}${xray.draw()}</section><${Lab} /></main>`;
+  const isBeside = app.view === "chat" && !isNarrow();
+  return html`<div class="page" data-view=${app.view}><${Top} /><main>${chat.draw()}${(isBeside || app.view === "xray") && drawXray()}${app.view === "lab" && lab.draw()}</main></div>`;
 }
 
 document.documentElement.dataset.theme = local.get("quire-theme") ?? "auto";
-addEventListener("resize", changed);
+addEventListener("resize", () => show(app.view));
 changed();
 watch();
 chat.conversations.start();

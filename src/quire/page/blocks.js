@@ -5,6 +5,10 @@ import { PATTERNS, about, html, plural, short } from "./drawing.js";
 import { numShared } from "./recording.js";
 
 const NULL_BLOCK = 0;
+const NUMBERS = 44; // Width of the numbers beside the map.
+const SIZES = [18, 14, 10, 7, 5, 3]; // Of a block in the map: the largest with which the rows in use fit.
+const GAP = 16; // Height of the line that stands for free rows.
+const MAP_SHARE = 0.35; // of the pane's height
 
 /** Draw the block pool and the block tables. */
 export function drawKv(xray) {
@@ -17,19 +21,10 @@ export function drawKv(xray) {
   const numShared = [...owners.values()].filter((ids) => ids.length > 1).length;
   const requests = [...state.requests.values()];
   const chosen = state.requests.get(xray.request) ?? null;
-  const size = Math.max(3, Math.min(14, Math.floor(Math.sqrt((xray.width * 110) / num_blocks))));
-  const perRow = Math.floor(xray.width / size);
   const kind = (block) => {
     const ids = owners.get(block);
     return ids ? (ids.length > 1 ? "shared" : `fill${recording.request(ids[0]).colour}`) : cached.has(block) ? "cached" : "free";
   };
-  const runs = [];
-  for (let block = 1; block < num_blocks; block++) {
-    const [row, place, name] = [Math.floor((block - 1) / perRow), (block - 1) % perRow, kind(block)];
-    const last = runs.at(-1);
-    if (last && last.name === name && last.row === row) last.count++;
-    else runs.push({ row, place, name, count: 1 });
-  }
   const cell = (block, request, i) => {
     const ids = owners.get(block) ?? [];
     const filled = Math.min(block_size, request.num_computed - i * block_size);
@@ -39,12 +34,9 @@ export function drawKv(xray) {
       ${ids.length > 1 && html`<em>×${ids.length}</em>`}</li>`;
   };
   return html`
-    <p id="kv-summary">${plural(num_blocks - 1, "block")} of ${block_size} tokens: <b>${numUsed}</b> in use (${numShared} shared), <b>${cached.size}</b> cached, <b>${numFree}</b> free.
+    <p id="kv-summary">${plural(num_blocks - 1, "block")} of ${block_size} tokens: <b>${numUsed}</b> in use (${numShared} shared), <b>${cached.size}</b> cached, <b>${numFree.toLocaleString("en")}</b> free.
       In use: ${short(numUsed * block_size * kv_bytes_per_token, "B")} of ${short((num_blocks - 1) * block_size * kv_bytes_per_token, "B")}.</p>
-    <svg role="img" aria-label=${`Map of the block pool: ${numUsed} in use, ${cached.size} cached, ${numFree} free`} width=${xray.width} height=${(runs.at(-1).row + 1) * size}>
-      ${PATTERNS}${runs.map((run) => html`<rect class=${run.name} x=${run.place * size} y=${run.row * size} width=${run.count * size} height=${size} />`)}
-      <pattern id="cells" width=${size} height=${size} patternUnits="userSpaceOnUse"><path class="gap" d=${`M0 ${size - 0.5}H${size - 0.5}V0`} /></pattern>
-      <rect width=${perRow * size} height="100%" fill="url(#cells)" /></svg>
+    ${drawMap(xray, num_blocks, [...owners.keys(), ...cached], kind, `${numUsed} in use, ${cached.size} cached, ${numFree} free`)}
     <p class="legend"><span class="key o0">A</span> used by a request <span class="key shared">×2</span> shared <span class="key cached"> </span> cached: free, but its prefix can be found <span class="key free"> </span> free</p>
     ${drawFutures(xray)}
     <h3>Block tables</h3>
@@ -55,10 +47,42 @@ export function drawKv(xray) {
       ${request.tables.map((table) => html`<ol class="blocks">${table.slice(0, 64).map((block, i) => cell(block, request, i))}
         ${table.length > 64 && html`<li>+${table.length - 64}</li>`}</ol>`)}</div>`)}
     ${chosen && html`<h3>Block table of ${xray.badge(chosen.id)} <small>${chosen.id}</small></h3><div class="scroll" tabindex="0"><table><thead><tr><th>Index</th><th>Block</th><th>Positions</th><th>Held by</th></tr></thead>
-      <tbody>${chosen.tables.map((table) => table.map((block, i) => html`<tr><td>${i}</td><td>${block}</td><td>${i * block_size}–${Math.min((i + 1) * block_size, chosen.num_computed) - 1}</td>
+      <tbody>${chosen.tables.map((table) => table.map((block, i) => html`<tr><td>${i}</td><td>${block}</td><td>${i * block_size < chosen.num_computed ? `${i * block_size}–${Math.min((i + 1) * block_size, chosen.num_computed) - 1}` : "none yet"}</td>
         <td>${(owners.get(block) ?? []).map((id) => xray.badge(id))}</td></tr>`))}</tbody></table></div>`}
     ${about("The KV cache is a pool of blocks. A request's block table names its blocks in order, so its memory need not be contiguous, and requests with the same beginning share full blocks (×2). Choose a request for its whole table.",
       `blocks = ⌈tokens / ${block_size}⌉; bytes of a block = ${block_size} × ${kv_bytes_per_token.toLocaleString("en")} B`, "src/quire/scheduler/blocks.py")}`;
+}
+
+/** Draw the rows of the pool that have blocks in use or cached; of free rows between them only the number is written. */
+function drawMap(xray, numBlocks, held, kind, label) {
+  const width = xray.width - NUMBERS;
+  const rowsOf = (size) => [...new Set(held.map((block) => Math.floor((block - 1) / Math.floor(width / size))))].sort((a, b) => a - b);
+  const heightOf = (rows, size) => rows.length * size + GAP * rows.filter((row, i) => row > (rows[i - 1] ?? -1) + 1).length;
+  const size = SIZES.find((item) => heightOf(rowsOf(item), item) <= xray.height * MAP_SHARE) ?? SIZES.at(-1);
+  const perRow = Math.floor(width / size);
+  const numRows = Math.ceil((numBlocks - 1) / perRow);
+  const [drawn, found] = [[], rowsOf(size)];
+  let [y, before] = [0, -1];
+  const skip = (next) => {
+    if (next === before + 1) return;
+    drawn.push(html`<text class="small" x=${NUMBERS} y=${y + 11}>… ${plural(next - before - 1, "row")} of free blocks</text>`);
+    y += GAP;
+  };
+  for (const row of found.length ? found : [0]) {
+    if (found.length) skip(row);
+    const [first, end] = [row * perRow + 1, Math.min(numBlocks, (row + 1) * perRow + 1)];
+    drawn.push(html`<text class="small end" x=${NUMBERS - 6} y=${y + size / 2 + 4}>${first}</text>`);
+    for (let block = first, from = first; block < end; block++) {
+      if (block + 1 < end && kind(block + 1) === kind(from)) continue;
+      drawn.push(html`<rect class=${kind(from)} x=${NUMBERS + (from - first) * size} y=${y} width=${(block + 1 - from) * size} height=${size} />`);
+      from = block + 1;
+    }
+    drawn.push(html`<rect transform=${`translate(${NUMBERS} ${y})`} width=${(end - first) * size} height=${size} fill="url(#cells)" />`);
+    [y, before] = [y + size, row];
+  }
+  skip(numRows);
+  return html`<svg id="map" role="img" aria-label=${`Map of the block pool: ${label}`} width=${xray.width} height=${y}>${PATTERNS}
+    <pattern id="cells" width=${size} height=${size} patternUnits="userSpaceOnUse"><path class="gap" d=${`M0 ${size - 0.5}H${size - 0.5}V0`} /></pattern>${drawn}</svg>`;
 }
 
 /** Draw the block tables of answers that the chat forked: the blocks that all share, and where each goes its own way. */

@@ -9,22 +9,24 @@ import { Markdown, copy } from "./markdown.js";
 import { Parameters, Prompt, RequestShown, promptOf, requestOf } from "./parameters.js";
 import { local } from "./store.js";
 import { absorb, newKey } from "./stored.js";
+import { isTouch } from "./screen.js";
+import { Tokens } from "./tokens.js";
 import { html } from "./xray.js";
 
 const RETRY_MS = 1000;
-const percent = (logprob) => `${(100 * Math.exp(logprob)).toFixed(1)} %`;
-const visible = (text) => (text === "" ? "∅" : text.replaceAll("\n", "⏎").replaceAll(" ", "␣"));
 
 /** `host` has ask, events, changed, key, model, status, recording and xray of the page, all but the last as functions. */
 export class Chat {
   constructor(host) {
     Object.assign(this, { host, params: {}, system: "", extra: "", form: local.get("quire-answers") ?? "text", showsSpecial: false, abort: null, writing: [] });
+    this.tokens = new Tokens(this);
     this.clear();
     this.conversations = new Conversations(this);
   }
 
   clear() {
-    Object.assign(this, { nodes: [], chosen: new Map(), removed: [], draft: "", token: null, editing: null, failed: null, split: null, prompt: null, note: "" });
+    Object.assign(this, { nodes: [], chosen: new Map(), removed: [], draft: "", editing: null, failed: null, split: null, prompt: null, note: "" });
+    this.tokens.node = null;
   }
 
   /** Save soon. */
@@ -100,7 +102,8 @@ export class Chat {
   async send(text, parent = this.path().at(-1) ?? null) {
     if (!text.trim() || this.abort) return;
     const question = this.add({ role: "user", content: text, parent });
-    Object.assign(this, { draft: "", token: null, editing: null, failed: null, split: null, note: "" });
+    Object.assign(this, { draft: "", editing: null, failed: null, split: null, note: "" });
+    this.tokens.node = null;
     const answer = this.add({ role: "assistant", parent: question });
     await this.write([answer]);
     if (!answer.error || answer.tokens.length) return;
@@ -126,7 +129,9 @@ export class Chat {
       const token = { id, text, logprob, top: node.tokens[place].top, ends: [parts.reasoning.length, parts.content.length] };
       return this.add({ role: "assistant", parent: node.parent, ...parts, shown: parts.reasoning + parts.content, tokens: [...kept, token], numBegun: place + 1 });
     });
-    this.set({ split: node.parent, token: null });
+    this.tokens.node = null;
+    this.set({ split: node.parent });
+    this.host.forked();
     return this.write(siblings);
   }
 
@@ -136,7 +141,7 @@ export class Chat {
     this.abort = new AbortController();
     this.writing = nodes;
     for (const node of nodes) Object.assign(node, { numTogether: nodes.length, error: "", reason: null, stats: null, numBegun: node.tokens.length, started: performance.now(), firstToken: 0, decoder: new TextDecoder() });
-    this.host.changed();
+    this.host.xray.set({ chosen: null }); // an answer that begins after the chosen step would not be drawn
     try {
       const request = requestOf(this, this.path(nodes[0].parent), nodes);
       for (const node of nodes) node.request = request;
@@ -193,40 +198,28 @@ export class Chat {
 
   // --- Drawing --------------------------------------------------------------------------------
 
-  stepOfToken() {
-    const { node, place } = this.token;
-    return this.host.recording().known.get(node.id)?.stepOfToken[place - node.numBegun];
-  }
-
-  showStep() {
-    this.host.xray.set({ request: this.token.node.id });
-    this.host.xray.choose(this.stepOfToken());
-  }
-
   draw() {
     const { model, key } = this.host;
     const path = this.path();
     const request = path.findLast((node) => node.request)?.request;
-    return html`<section class="chat" aria-label="Chat">
-      <div class="bar"><h2>Chat</h2>${this.drawForms()}</div>
-      ${this.conversations.drawBar()}
+    return html`<section class="chat" aria-label="Chat"><h2 class="unseen">Chat</h2>
+      ${this.conversations.drawBar(this.drawForms())}
+      ${this.form === "tokens" && html`<div class="tools small">${isTouch ? "Tap a token for its alternatives." : "Point at a token for its alternatives; a click shows its step."}
+        <label><input type="checkbox" checked=${this.showsSpecial} onChange=${(e) => this.set({ showsSpecial: e.target.checked })} /> special tokens</label></div>`}
       <div id="log" tabindex="0" role="log" aria-label="Conversation">
         ${!path.length && (this.isPlain() ? html`<p class="hint">${model().id} has no chat template: it continues texts. Begin one.</p>` : this.host.welcome())}
         ${path.map((node) => this.split === node.parent && node.role === "assistant" ? this.drawSplit(node.parent) : this.drawMessage(node))}
       </div>
-      ${this.form === "tokens" && html`<div class="token-panel">${this.drawToken()}</div>`}
       ${this.note && html`<p class="hint" role="status">${this.note}</p>`}
       ${this.failed && html`<p class="error" role="alert">Not sent: ${this.failed} <button onClick=${() => this.send(this.draft)}>Retry</button></p>`}
-      <${Parameters} chat=${this} model=${model()} />
+      <div class="under"><${Parameters} chat=${this} model=${model()} /><${Prompt} chat=${this} /><${RequestShown} path=${request?.route} body=${request?.body} apiKey=${key()} /></div>
       ${this.drawBox()}
-      <${Prompt} chat=${this} /><${RequestShown} path=${request?.route} body=${request?.body} apiKey=${key()} />
     </section>`;
   }
 
   drawForms() {
     const show = (form) => { local.set("quire-answers", form); this.set({ form }); };
-    return html`${this.form === "tokens" && html`<label><input type="checkbox" checked=${this.showsSpecial} onChange=${(e) => this.set({ showsSpecial: e.target.checked })} /> special tokens</label>`}
-      <span role="group" aria-label="Answers as">${["text", "tokens"].map((form) => html`<button aria-pressed=${this.form === form} onClick=${() => show(form)}>${form === "text" ? "Text" : "Tokens"}</button>`)}</span>`;
+    return html`<span role="group" aria-label="Answers as">${["text", "tokens"].map((form) => html`<button aria-pressed=${this.form === form} onClick=${() => show(form)}>${form === "text" ? "Text" : "Tokens"}</button>`)}</span>`;
   }
 
   drawBox() {
@@ -256,7 +249,7 @@ export class Chat {
     const { recording, xray, model } = this.host;
     return html`<article class=${node.role}><h3>${isUser ? "You" : html`${recording().known.has(node.id) && xray.badge(node.id)} ${node.model ?? "Model"}`}
         ${siblings.length > 1 && !isSplit && html`<span class="branches"><button aria-label="Branch before" disabled=${!at} onClick=${() => move(-1)}>‹</button> ${at + 1} of ${siblings.length} <button aria-label="Branch behind" disabled=${at === siblings.length - 1} onClick=${() => move(1)}>›</button></span>`}</h3>
-      ${isUser ? this.drawQuestion(node) : this.form === "tokens" ? this.drawTokens(node) : this.drawText(node)}
+      ${isUser ? this.drawQuestion(node) : this.form === "tokens" ? this.tokens.draw(node) : this.drawText(node)}
       ${node.calls.length > 0 && html`<${Calls} calls=${node.calls} />`}
       ${this.writing.includes(node) && !node.firstToken && html`<p class="hint" role="status">${waiting(this.host.status())}</p>`}
       ${node.error && html`<p class="error" role="alert">${node.error}</p>`}
@@ -283,7 +276,7 @@ export class Chat {
     const { editing } = this;
     if (editing?.node !== node) return html`<div class="text">${node.content}</div>`;
     const submit = (event) => { event.preventDefault(); this.send(editing.text, node.parent); };
-    return html`<form onSubmit=${submit}><textarea aria-label="Edited message" rows="3" value=${editing.text} onInput=${(e) => { editing.text = e.target.value; }}></textarea>
+    return html`<form onSubmit=${submit}><textarea aria-label="Edited message" rows="3" onKeyDown=${(e) => e.key === "Escape" && this.set({ editing: null })} value=${editing.text} onInput=${(e) => { editing.text = e.target.value; }}></textarea>
       <button class="main">Send</button><button type="button" onClick=${() => this.set({ editing: null })}>Cancel</button></form>`;
   }
 
@@ -303,48 +296,6 @@ export class Chat {
     const json = node.reason && !this.isPlain() && asJson(node.content);
     return html`${node.reasoning && html`<details class="reasoning" open=${!node.content}><summary>Reasoning</summary><${Markdown} text=${node.reasoning} /></details>`}
       ${json ? html`<${Code} language="JSON" text=${json} />` : html`<${Markdown} text=${node.content} />`}`;
-  }
-
-  /** Draw an answer token by token, tinted by surprise: the less likely a token was, the stronger. */
-  drawTokens(node) {
-    const select = (place, jumps) => {
-      this.token = { node, place };
-      if (jumps) this.showStep();
-      this.host.changed();
-    };
-    const onKey = (event) => {
-      const offset = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-      const place = Number(event.target.dataset.token);
-      if (!offset || Number.isNaN(place)) return;
-      event.preventDefault();
-      event.currentTarget.querySelector(`[data-token="${Math.max(0, Math.min(node.tokens.length - 1, place + offset))}"]`)?.focus();
-    };
-    let length = 0;
-    return html`<div class="text" role="group" aria-label="Answer, token by token: arrow keys move between tokens" onKeyDown=${onKey}>${node.tokens.slice(0, this.numWritten(node)).map((token, i) => {
-      const isText = length < node.shown.length;
-      length += token.text.length;
-      if (!isText && !this.showsSpecial) return null;
-      const isOn = this.token?.node === node && this.token.place === i;
-      return html`<span role="button" data-token=${i} tabindex=${i ? -1 : 0} aria-label=${visible(token.text)} style=${`--surprise: ${Math.min(60, -10 * token.logprob).toFixed(0)}%`}
-        class=${`token ${isText ? "" : "special"} ${isOn ? "on" : ""} ${i === node.numBegun - 1 && node.numBegun ? "forked" : ""}`}
-        onMouseEnter=${() => select(i)} onFocus=${() => select(i)} onClick=${() => select(i, true)}
-        onKeyPress=${(event) => event.key === "Enter" && select(i, true)}>${isText ? token.text : ` ${token.text}`}</span>`;
-    })}</div>`;
-  }
-
-  drawToken() {
-    if (!this.token) return html`<p class="hint">Point at a token of an answer for its probability, its alternatives, and the step that made it. A click on an alternative lets the answer go on with it.</p>`;
-    const { node, place } = this.token;
-    const token = node.tokens[place];
-    const step = this.stepOfToken();
-    const others = token.top.filter((item) => item.id !== token.id);
-    const items = [...others, token].sort((a, b) => b.logprob - a.logprob);
-    const why = this.whyForeign(node) || (this.abort && "Stop the answer first");
-    return html`<p><code class="piece">${visible(token.text)}</code> id ${token.id}, probability ${percent(token.logprob)}
-        ${step !== undefined && html` <button onClick=${() => this.showStep()}>made by step ${step}</button>`}
-        ${others.length > 0 && html` <button disabled=${why} title=${why} onClick=${() => this.fork(node, place, others)}>Fork into all ${others.length}</button>`}</p>
-      <ul class="alternatives">${items.map((item) => html`<li class=${item === token ? "on" : ""}>${item === token ? html`<code>${visible(item.text)}</code>` : html`<button disabled=${why} title=${why || "Let the answer go on with this"} onClick=${() => this.fork(node, place, [item])}><code>${visible(item.text)}</code></button>`}
-        <meter min="0" max="1" value=${Math.exp(item.logprob)} aria-hidden="true"></meter> ${percent(item.logprob)}${item === token ? " ← chosen" : ""}</li>`)}</ul>`;
   }
 }
 

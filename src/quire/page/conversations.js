@@ -166,19 +166,26 @@ export class Conversations {
 
   // --- Drawing --------------------------------------------------------------------------------
 
-  drawBar() {
+  /** Draw the buttons above the chat, with those that are given, and the list if it is open. */
+  drawBar(given) {
     const isBusy = Boolean(this.chat.abort);
-    return html`<div class="bar conversation"><button aria-expanded=${this.isOpen} onClick=${() => this.set({ isOpen: !this.isOpen })}>Conversations</button>
-      <b class="name">${this.current.name}</b><button aria-label="New conversation" onClick=${() => this.begin()} disabled=${isBusy}>New</button></div>
+    const onKey = (event) => {
+      if (event.key !== "Escape" || !this.isOpen) return;
+      if (this.renaming || this.deleting) return this.set({ renaming: null, deleting: null });
+      this.set({ isOpen: false });
+      document.querySelector(".conversation [aria-expanded]").focus();
+    };
+    return html`<div class="bar conversation" onKeyDown=${onKey}><button aria-expanded=${this.isOpen} onClick=${() => this.set({ isOpen: !this.isOpen })}>Conversations</button>
+      <b class="name">${this.current.name}</b>${given}<button aria-label="New conversation" onClick=${() => this.begin()} disabled=${isBusy}>New</button></div>
       ${this.store.problem && html`<p class="error" role="alert">${this.store.problem}</p>`}
-      ${this.isOpen && this.drawList()}`;
+      ${this.isOpen && this.drawList(onKey)}`;
   }
 
-  drawList() {
+  drawList(onKey) {
     const words = this.query.trim().toLowerCase();
     const found = this.items.filter(({ text }) => text.toLowerCase().includes(words));
     const read = (event) => { if (event.target.files[0]) this.read(event.target.files[0]); event.target.value = ""; };
-    return html`<div class="conversations" role="region" aria-label="Conversations">
+    return html`<div class="conversations" role="region" aria-label="Conversations" onKeyDown=${onKey}>
       <div class="tools"><input type="search" aria-label="Search conversations" placeholder="Search…" value=${this.query} onInput=${(e) => this.set({ query: e.target.value })} />
         <label class="file">Import <input type="file" accept=".json,application/json" aria-label="Import conversations" onChange=${read} disabled=${this.chat.abort} /></label>
         <button onClick=${() => this.saveAs("quire-conversations")} disabled=${!this.items.length}>Export all</button></div>

@@ -2,21 +2,43 @@
  * The Mask pane: queries and keys of a step as one matrix.
  */
 import { about, html, plural } from "./drawing.js";
+import { isPrefill } from "./recording.js";
+
+const MAX_CELL = 16;
+const SHARE = 0.5; // of the pane's height, for the rows
 
 /** Draw the mask of a step. */
 export function drawMask(xray) {
-  const { step, width, state, recording } = xray;
+  const { step, state, recording } = xray;
   const window = state.header.engine.windows.find((value) => value !== null) ?? null;
   const below = about("The step's one matrix: rows are the tokens that it computes, columns the keys of all requests, a block for each request on the diagonal. Full: keys of this step; paler: keys that earlier steps left in the KV cache, " +
     "chunks of a prompt by turns; palest: a prefix found in the cache. The thick line is the edge of the chunk. Nothing off the diagonal is computed: no row sees another request, and the batch needs no padding.",
     `row i sees column j if j ≤ i${window ? ` and i − j < ${window}` : ""}; pairs = Σ (start + k), k = 1 … tokens`, "src/quire/kernels/paged_attention.py");
   if (!step) return html`<p class="hint">No step yet.</p>${below}`;
+  // The few rows of a decode say little by themselves: the whole triangle of a prompt stands below them.
+  const isDecode = !step.requests.some(isPrefill);
+  const prefill = isDecode && recording.steps.findLast((item) => item.step_id < step.step_id && item.requests.some(isPrefill));
+  const now = picture(xray, step, "mask");
+  const { shares, numRows, numKeys, pairs } = now;
+  const longest = Math.max(...shares.map((share) => share.count));
+  const padded = longest * shares.length - numRows;
+  return html`<p>Step ${step.step_id}: ${plural(numRows, "row")} by ${plural(numKeys, "key")}, ${pairs.toLocaleString("en")} of ${(numRows * numKeys).toLocaleString("en")} pairs of query and key are computed, per head and layer.
+    ${padded ? ` A padded batch would compute ${padded.toLocaleString("en")} more rows: (longest − own) summed over ${plural(shares.length, "request")}.` : ""}</p>
+    ${now.drawn}
+    ${step.requests.length > shares.length && html`<p class="hint">${step.requests.length - shares.length} more requests are not drawn.</p>`}
+    ${prefill && html`<h3>Step ${prefill.step_id}, the prefill before it</h3>${picture(xray, prefill, "prefill-mask").drawn}`}${below}`;
+}
+
+/** Draw the mask of one step; return it with its counts. */
+function picture(xray, step, name) {
+  const { recording, width, height, state } = xray;
+  const window = state.header.engine.windows.find((value) => value !== null) ?? null;
   const shares = step.requests.filter((share) => share.count).slice(0, 24);
   const numKeys = shares.reduce((sum, share) => sum + share.start + share.count, 0);
   const numRows = shares.reduce((sum, share) => sum + share.count, 0);
   const [left, before] = [24, recording.history(step)];
-  const cell = Math.min((width - left - 4) / numKeys, 16);
-  const sizeY = Math.min(cell, 14, 400 / numRows);
+  const cell = Math.min((width - left - 4) / numKeys, MAX_CELL);
+  const sizeY = Math.min(cell, (height * SHARE) / numRows);
   let [pairs, x0, y0] = [0, left, 14];
   const blocks = shares.map(({ id, start, count }) => {
     const { letter, colour } = recording.request(id);
@@ -41,10 +63,6 @@ export function drawMask(xray) {
     [x0, y0] = [right, bottom];
     return drawn;
   });
-  const longest = Math.max(...shares.map((share) => share.count));
-  const padded = longest * shares.length - numRows;
-  return html`<p>Step ${step.step_id}: ${plural(numRows, "row")} by ${plural(numKeys, "key")}, ${pairs.toLocaleString("en")} of ${(numRows * numKeys).toLocaleString("en")} pairs of query and key are computed, per head and layer.
-    ${padded ? ` A padded batch would compute ${padded.toLocaleString("en")} more rows: (longest − own) summed over ${plural(shares.length, "request")}.` : ""}</p>
-    <svg id="mask" role="img" aria-label=${`Mask of the step: ${plural(numRows, "row")}, ${plural(numKeys, "column")}, ${plural(shares.length, "block")} on the diagonal`} width=${width} height=${y0 + 4}>${blocks}</svg>
-    ${step.requests.length > shares.length && html`<p class="hint">${step.requests.length - shares.length} more requests are not drawn.</p>`}${below}`;
+  const drawn = html`<svg id=${name} role="img" aria-label=${`Mask of step ${step.step_id}: ${plural(numRows, "row")}, ${plural(numKeys, "column")}, ${plural(shares.length, "block")} on the diagonal`} width=${width} height=${y0 + 4}>${blocks}</svg>`;
+  return { drawn, shares, numRows, numKeys, pairs };
 }

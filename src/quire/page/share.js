@@ -48,7 +48,7 @@ async function textsOf(chat, ask, model) {
 
 /** Draw the question that comes before a file is saved for others. `answer(withText)`: null for none. */
 export function Sharing({ answer }) {
-  return html`<div class="sharing" role="dialog" aria-modal="false" aria-label="Share"><p>This saves one file that plays the story of your newest answer, and has all recorded steps. It opens without a network and without a server.
+  return html`<div class="sharing" role="dialog" aria-modal="false" aria-label="Share" onKeyDown=${(event) => event.key === "Escape" && answer(null)}><p>This saves one file that plays the story of your newest answer, and has all recorded steps. It opens without a network and without a server.
     Include the text of prompts and answers? Without it the file has only numbers.</p>
     <button class="main" onClick=${() => answer(false)}>Without text</button> <button onClick=${() => answer(true)}>With text</button> <button onClick=${() => answer(null)}>Cancel</button></div>`;
 }

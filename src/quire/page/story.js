@@ -160,7 +160,7 @@ export class Story {
     const rows = Math.max(1, Math.round(share * count));
     const cell = size / count;
     const path = Array.from({ length: rows }, (_, i) => `M0 ${(i * cell).toFixed(2)}h${((i + 1) * cell).toFixed(2)}v${cell.toFixed(2)}H0z`).join("");
-    return html`<div class="row"><svg role="img" aria-label="Each token sees itself and the tokens before it" width=${size} height=${size}><rect class="frame" width=${size} height=${size} /><path class=${`fill${this.recording.request(this.id).colour}`} d=${path} /></svg>
+    return html`<div class="row"><svg role="img" aria-label="Each token sees itself and the tokens before it" width=${size} height=${size} viewBox=${`0 0 ${size} ${size}`}><rect class="frame" width=${size} height=${size} /><path class=${`fill${this.recording.request(this.id).colour}`} d=${path} /></svg>
       <small>Rows: the ${count} tokens. Columns: what each of them sees, itself and all before it.</small></div>`;
   }
 }

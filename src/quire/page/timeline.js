@@ -4,12 +4,15 @@
  */
 import { PATTERNS, about, html, ms, plural } from "./drawing.js";
 import { isPrefill } from "./recording.js";
+import { isTouch, tap } from "./screen.js";
 
 const LABELS = 84; // Width of the column of names.
 const EDGE = 8; // Half of the slider's thumb: its middle is over the step.
 const STRIP = 34;
 const MIN_SPAN = 8;
 const MAX_ROWS = 24;
+const TEXT = 250; // Height of what the Steps pane has below its picture.
+const BELOW = 72; // Height of labels and gaps of the picture.
 const right = (share) => Math.min(share.drafts, Math.max(0, share.new.length - 1));
 
 /** The slider, and the window of steps that the Steps pane draws: `span` steps from the one with id `left`; null: the newest ones. */
@@ -102,10 +105,11 @@ export class Scrubber {
     this.pointers.set(event.pointerId, event.clientX);
   }
 
-  draw() {
+  /** `beside` is drawn behind the search. */
+  draw(beside) {
     const { xray } = this;
     const { steps } = xray.recording;
-    if (!steps.length) return null;
+    if (!steps.length) return html`<div class="scrubber"><div class="strip none"></div><div class="search">${beside}</div></div>`;
     const { from, to, count } = this.window();
     const index = xray.recording.indexOf(xray.step.step_id);
     const width = xray.width + 26;
@@ -119,7 +123,7 @@ export class Scrubber {
     const search = (event) => { event.preventDefault(); xray.search(); };
     const label = `step ${xray.step.step_id}, ${index + 1} of ${count}`;
     return html`<div class="scrubber">
-      <div class="strip" onWheel=${(event) => this.wheel(event, false)} title="Running requests in each recorded step; ticks: steps with prefill. The wheel zooms the window of the pane Steps.">
+      <div class="strip" onWheel=${(event) => this.wheel(event, false)} title=${`${plural(count, "step")} recorded, at most ${plural(most, "request")} at once. Ticks: steps with prefill. The wheel zooms the window of the pane Steps.`}>
         <svg width=${width} height=${STRIP} aria-hidden="true"><rect class="window" x=${x(from) - 2} y="0" width=${Math.max(4, x(Math.min(to, count) - 1) - x(from) + 4)} height=${STRIP} />
           <path class="running" d=${`${area}L${x(count - 1)} ${STRIP}z`} /><path class="prefills" d=${ticks} /><line class="now" x1=${x(index)} x2=${x(index)} y1="0" y2=${STRIP} /></svg>
         <input type="range" aria-label="Step" aria-valuetext=${label} min="0" max=${count - 1} value=${index}
@@ -127,7 +131,7 @@ export class Scrubber {
       <form class="search" role="search" onSubmit=${search}><span role="group" aria-label="Zoom"><button type="button" aria-label="Zoom in" onClick=${() => this.zoom(0.6)}>+</button>
         <button type="button" aria-label="Zoom out" onClick=${() => this.zoom(1.6)}>−</button> <button type="button" onClick=${() => this.all()}>All steps</button></span>
         <label>Find <input type="search" size="14" placeholder="request or text" value=${xray.wanted} onInput=${(event) => xray.set({ wanted: event.target.value, found: "" })} /></label> <button>Next</button>
-        <output aria-label="Found">${xray.found}</output><span class="small">${plural(count, "step")} recorded, at most ${plural(most, "request")} at once</span></form></div>`;
+        <output aria-label="Found">${xray.found}</output>${beside}</form></div>`;
   }
 }
 
@@ -135,8 +139,7 @@ export class Scrubber {
 export function drawSteps(xray) {
   const { recording, step, width, scrubber } = xray;
   const below = about(
-    "A column is an engine step, a row a request: dots while it waits, stripes for chunks of its prompt, solid for decodes; a number counts " +
-      "tokens if there are several. Click a step, drag the slider, or use ← → Home End and the page keys: all panes and the chat show that step. Ctrl and wheel, two fingers, + and − zoom.",
+    `A column is an engine step, a row a request: dots while it waits, stripes for chunks of its prompt, solid for decodes; a number counts tokens if there are several. ${tap} a step ${isTouch ? "or drag the slider: all panes and the chat show that step. Two fingers zoom." : "or use ← → Home End and the page keys, or drag the slider: all panes and the chat show that step. Ctrl and wheel, two fingers, + and − zoom."}`,
     `tokens of a step = Σ tokens of its requests ≤ ${recording.live.header.engine.max_num_batched_tokens} (max_num_batched_tokens)`,
     "src/quire/scheduler/step_plan.py");
   if (!step) return html`<p class="hint">No step yet: send a message, and watch its prompt and its tokens being computed.</p>${below}`;
@@ -144,7 +147,10 @@ export function drawSteps(xray) {
   const shown = recording.steps.slice(from, to);
   const { waiting } = xray.state;
   const ids = [...new Set([...shown.flatMap((item) => item.requests.map((share) => share.id)), ...waiting.keys()])];
-  const rows = new Map(ids.slice(-MAX_ROWS).map((id, row) => [id, row * 24 + 18]));
+  const numRows = Math.min(ids.length, MAX_ROWS);
+  const bar = Math.max(44, Math.min(120, (xray.height - TEXT - BELOW - 24 * numRows) / 2.5));
+  const row = Math.max(24, Math.min(44, (xray.height - TEXT - BELOW - 2 * bar) / numRows));
+  const rows = new Map(ids.slice(-MAX_ROWS).map((id, i) => [id, i * row + row / 2 + 6]));
   const [begin, finish] = [shown[0].begin, shown.at(-1).t];
   const isTime = xray.axis === "time";
   const column = (width - LABELS) / (isTime ? 1 : span);
@@ -155,7 +161,8 @@ export function drawSteps(xray) {
     return x(i < 0 ? shown.length : i);
   };
   const gap = !isTime && column >= 6 ? 1 : 0;
-  const top = rows.size * 24 + 24;
+  const top = numRows * row + 24;
+  const tall = row - 6;
   const stepAt = (event) => {
     const at = event.clientX - event.currentTarget.getBoundingClientRect().left;
     return isTime ? Math.max(0, shown.findLastIndex((_, i) => x(i) <= at)) : Math.max(0, Math.min(shown.length - 1, Math.floor((at - LABELS) / column)));
@@ -175,13 +182,13 @@ export function drawSteps(xray) {
     <div class="tools"><label>Width of a step: <select value=${xray.axis} onChange=${(e) => xray.set({ axis: e.target.value })}>
       <option value="steps">equal</option><option value="time">its time</option></select></label></div>
     <svg id="gantt" role="img" tabindex="0" aria-label=${`Timeline of ${plural(shown.length, "step")} and ${plural(rows.size, "request")}; step ${step.step_id} is chosen`}
-      width=${width} height=${top + 132} onKeyDown=${onKey} onWheel=${(event) => scrubber.wheel(event, true)} ...${scrubber.touch()}
+      width=${width} height=${top + 2 * bar + 44} onKeyDown=${onKey} onWheel=${(event) => scrubber.wheel(event, true)} ...${scrubber.touch()}
       onClick=${(event) => { if (!scrubber.isDragged) xray.chooseAt(from + stepAt(event)); }}>
-      ${PATTERNS}<rect class="chosen" x=${x(chosenAt)} y="0" width=${Math.max(2, x(chosenAt + 1) - x(chosenAt) - gap)} height=${top + 118}><title>step ${step.step_id}, ${plural(step.num_tokens, "token")}, ${ms(step.duration_s)}</title></rect>
+      ${PATTERNS}<rect class="chosen" x=${x(chosenAt)} y="0" width=${Math.max(2, x(chosenAt + 1) - x(chosenAt) - gap)} height=${top + 2 * bar + 30}><title>step ${step.step_id}, ${plural(step.num_tokens, "token")}, ${ms(step.duration_s)}</title></rect>
       ${[...rows].map(([id, y]) => html`<g class="cells">${runsOf(shown, id, gap).map(([first, end, isPrompt, count]) => {
         const [left, size] = [x(first), Math.max(1, x(end) - x(first) - gap)];
-        return html`<rect x=${left} y=${y - 14} width=${size} height="18" class=${`fill${recording.request(id).colour}`} />
-          ${isPrompt && html`<rect x=${left} y=${y - 14} width=${size} height="18" fill="url(#stripes)" />`}
+        return html`<rect x=${left} y=${y - 3 - row / 2} width=${size} height=${tall} class=${`fill${recording.request(id).colour}`} />
+          ${isPrompt && html`<rect x=${left} y=${y - 3 - row / 2} width=${size} height=${tall} fill="url(#stripes)" />`}
           ${count > 1 && size > 7 * String(count).length && html`<text x=${left + size / 2} y=${y - 1} class="count">${count}</text>`}`;
       })}</g>`)}
       ${[...rows].map(([id, y]) => {
@@ -194,8 +201,8 @@ export function drawSteps(xray) {
       ${[...rows].map(([id, y]) => html`<text x="0" y=${y} class="letter">${recording.request(id).letter}${recording.request(id).served &&
         html`<title>${recording.request(id).served.map(([name, left, end]) => `${name} ${ms(end - left)}`).join(", ")}</title>`}</text>
         <text x="22" y=${y} class="small state">${xray.statusOf(id)}</text>`)}
-      <g class="over">${bars(shown, x, gap, width, top, "tokens", (item) => item.num_tokens, tokens, String)}
-      ${bars(shown, x, gap, width, top + 64, "time", (item) => item.duration_s, longest, ms)}</g>
+      <g class="over">${bars(shown, x, gap, width, top, bar, "tokens", (item) => item.num_tokens, tokens, String)}
+      ${bars(shown, x, gap, width, top + bar + 20, bar, "time", (item) => item.duration_s, longest, ms)}</g>
     </svg>
     ${ids.length > rows.size && html`<p class="hint">${ids.length - rows.size} older requests are not drawn.</p>`}
     ${stepTable(xray, step, shown)}${below}`;
@@ -216,13 +223,14 @@ function runsOf(shown, id, gap) {
 }
 
 /** Draw a value of each step on a linear scale from 0 to the most, both written beside it. */
-function bars(shown, x, gap, width, top, label, value, most, text) {
+function bars(shown, x, gap, width, top, tall, label, value, most, text) {
+  const bottom = top + tall + 4;
   const path = shown.map((item, i) => {
-    const height = Math.max(0.5, (44 * value(item)) / most);
-    return `M${x(i).toFixed(1)} ${(top + 48 - height).toFixed(1)}h${Math.max(0.7, x(i + 1) - x(i) - gap).toFixed(1)}v${height.toFixed(1)}h${(-Math.max(0.7, x(i + 1) - x(i) - gap)).toFixed(1)}z`;
+    const height = Math.max(0.5, (tall * value(item)) / most);
+    return `M${x(i).toFixed(1)} ${(bottom - height).toFixed(1)}h${Math.max(0.7, x(i + 1) - x(i) - gap).toFixed(1)}v${height.toFixed(1)}h${(-Math.max(0.7, x(i + 1) - x(i) - gap)).toFixed(1)}z`;
   }).join("");
-  return html`<path class="grid" d=${`M${LABELS} ${top + 4}H${width}M${LABELS} ${top + 48.5}H${width}`} /><path class="tokens" d=${path} />
-    <text x="0" y=${top + 32} class="small">${label}</text><text x=${LABELS - 4} y=${top + 10} class="small end">${text(most)}</text><text x=${LABELS - 4} y=${top + 50} class="small end">0</text>`;
+  return html`<path class="grid" d=${`M${LABELS} ${top + 4}H${width}M${LABELS} ${bottom + 0.5}H${width}`} /><path class="tokens" d=${path} />
+    <text x="0" y=${(top + bottom) / 2 + 4} class="small">${label}</text><text x=${LABELS - 4} y=${top + 10} class="small end">${text(most)}</text><text x=${LABELS - 4} y=${bottom + 2} class="small end">0</text>`;
 }
 
 function stepTable(xray, step, shown) {

@@ -96,7 +96,8 @@ export class Xray {
     if (next === undefined || !this.choose(next)) this.options.changed();
   }
 
-  draw() {
+  /** `beside` is drawn behind the search. */
+  draw(beside = null) {
     const { recording } = this;
     if (this.chosen && this.chosen.step_id < recording.steps[0]?.step_id) this.chosen = recording.steps[0];
     const { chosen, step } = this;
@@ -109,6 +110,13 @@ export class Xray {
       this.open(next);
       document.getElementById(`tab-${next}`).focus();
     };
+    const close = (event) => {
+      const menu = event.currentTarget.closest("details");
+      menu.open = false;
+      menu.firstElementChild.focus();
+    };
+    const { save, share, tell } = this.options;
+    const act = (name, run, isReady) => html`<button onClick=${run} disabled=${!isReady}>${name}</button>`;
     return html`
       <div class="bar">
         <div role="tablist" aria-label="Panes of the X-ray" onKeyDown=${onKey}>
@@ -121,13 +129,12 @@ export class Xray {
           <button onClick=${() => this.move(-1)} disabled=${!step || step === recording.steps[0]} aria-label="One step back">◀</button>
           <output>${step ? `step ${step.step_id} / ${last.step_id}` : "no step yet"}</output>
           <button onClick=${() => this.move(1)} disabled=${!step || step === last} aria-label="One step forward">▶</button>
-          ${this.options.save && html`<button onClick=${() => this.options.save("jsonl")} disabled=${!recording.live}>Save .jsonl</button>
-          <button onClick=${() => this.options.save("html")} disabled=${!recording.live}>Save .html</button>`}
-          ${this.options.share && html`<button onClick=${() => this.options.share()} disabled=${!step}>Share…</button>`}
-          ${this.options.tell && html`<button onClick=${() => this.options.tell()} disabled=${!step}>Play as a story</button>`}
+          ${tell && act("Play as a story", tell, step)}
         </div>
       </div>
-      ${this.scrubber.draw()}
+      ${this.scrubber.draw(html`${beside}
+        ${save && html`<details class="menu" onKeyDown=${(e) => e.key === "Escape" && close(e)} onFocusOut=${(e) => e.currentTarget.contains(e.relatedTarget) || (e.currentTarget.open = false)}><summary>Save</summary>
+          <div onClick=${close}>${act("Save .jsonl", () => save("jsonl"), recording.live)}${act("Save .html", () => save("html"), recording.live)}${act("Share…", share, step)}</div></details>`}`)}
       <div id="pane" role="tabpanel" tabindex="0" aria-labelledby=${`tab-${this.pane}`}>
         ${!recording.live ? html`<p class="hint">Waiting for the engine…</p>` : PANES[this.pane](this)}
       </div>`;
@@ -135,6 +142,11 @@ export class Xray {
 
   get width() {
     return Math.max(300, (document.getElementById("pane")?.clientWidth ?? 720) - 26);
+  }
+
+  /** Return the height of the pane, which on the page of a server is what the screen has left. */
+  get height() {
+    return document.querySelector(".page #pane")?.clientHeight ?? 560;
   }
 
   get untimed() {
