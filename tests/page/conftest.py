@@ -37,7 +37,7 @@ def open_page(browser: Browser) -> Iterator[OpenPage]:
     problems: list[str] = []
 
     def open_it(url: str, *, offline: bool = False, allowed: tuple[str, ...] = (), **options: object) -> Page:
-        context = browser.new_context(viewport={"width": 1280, "height": 800}, offline=offline, **options)
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, "offline": offline, **options})
         contexts.append(context)
         context.set_default_timeout(LIMIT_MS)
         page = context.new_page()

@@ -217,7 +217,7 @@ function welcome() {
 /** Return what draws the X-ray: until the engine has done a step, the recorded prompt that the chat tells of. */
 function drawnXray() {
   const { demo, story } = app;
-  if (!demo || recording.steps.length || chat.path().length || !["Steps", "KV", "Mask"].includes(xray.pane)) return xray;
+  if (!demo || recording.steps.length || chat.path().length || ["Roofline", "Ops"].includes(xray.pane)) return xray;
   if (demo.chosen !== demo.told) story.pause(); // the reader has chosen a step
   else if (story.second !== demo.second) demo.chosen = story.now().step;
   return Object.assign(demo, { pane: xray.pane, told: demo.chosen, second: story.second });
@@ -266,7 +266,7 @@ function Throughput() {
   }
   const most = Math.max(...bins, 1);
   const points = bins.map((value, i) => `${i * 2},${22 - (20 * value) / most}`).join(" ");
-  return html`<span><b>${((bins[57] + bins[58] + bins[59]) / 1.5).toFixed(0)}</b> tokens/s <svg width="120" height="24" role="img" aria-label=${`Tokens per second of 30 seconds, 0 to ${2 * most}`}><polyline class="spark" points=${points} /></svg></span>`;
+  return html`<span><b class="rate">${((bins[57] + bins[58] + bins[59]) / 1.5).toFixed(0)}</b> tokens/s <svg width="120" height="24" role="img" aria-label=${`Tokens per second of 30 seconds, 0 to ${2 * most}`}><polyline class="spark" points=${points} /></svg></span>`;
 }
 
 /** Draw the numbers of the chosen step, or of now. Each has its place, so that nothing moves when it changes. */
@@ -275,9 +275,9 @@ function Numbers() {
   const used = state ? state.owners().size / (state.header.engine.num_blocks - 1) : 0;
   const { numPrompt, numHit } = chosen ?? recording;
   const policy = state?.header.engine.policy ?? "fcfs";
-  return html`<div class="numbers"><${Throughput} /><span>running <b>${chosen?.num_requests ?? state?.requests.size ?? 0}</b> · waiting <b>${chosen?.waiting ?? recording.numWaiting ?? 0}</b>${policy === "fcfs" ? "" : ` · ${policy}`}</span>
-    <span><label>KV <meter min="0" max="1" value=${used}></meter></label> <b>${(100 * used).toFixed(1)} %</b></span>
-    <span title="Prompt tokens found in the prefix cache, since this page was opened">prefix hits <b>${numPrompt ? `${((100 * numHit) / numPrompt).toFixed(0)} %` : "–"}</b></span>
+  return html`<div class="figures"><${Throughput} /><span class="counts">running <b>${chosen?.num_requests ?? state?.requests.size ?? 0}</b> · waiting <b>${chosen?.waiting ?? recording.numWaiting ?? 0}</b>${policy === "fcfs" ? "" : ` · ${policy}`}</span>
+    <span><label>KV <meter min="0" max="1" value=${used}></meter></label> <b class="share">${(100 * used).toFixed(1)} %</b></span>
+    <span class="hits" title="Prompt tokens found in the prefix cache, since this page was opened">prefix hits <b>${numPrompt ? `${((100 * numHit) / numPrompt).toFixed(0)} %` : "–"}</b></span>
     <span class="when">${chosen && html`<span class="past">at step ${chosen.step_id}</span>`}</span></div>`;
 }
 

@@ -241,9 +241,12 @@ export class Recording {
 /** Return whether a share of a step computes prompt tokens. */
 export const isPrefill = (share) => share.count - share.drafts > 1 || !share.new.length;
 
-/** Return how many blocks requests share at a step: those of their first tables before the first that differs. */
+/** Return how many blocks requests share at a step: those of their first tables before the first that differs.
+ *  All but the oldest request found them in the prefix cache: a block that was freed and given out again has the same number, but is not shared. */
 export function numShared(recording, ids, step) {
+  const { block_size } = recording.live.header.engine;
+  const hits = ids.map((id) => recording.request(id)).sort((a, b) => a.firstStep - b.firstStep).slice(1).map(({ admit }) => Math.floor((admit?.num_cached_tokens ?? Infinity) / block_size));
   const [own, ...others] = ids.map((id) => recording.tablesOf(id, step)[0] ?? []);
   const end = own.findIndex((block, i) => others.some((table) => table[i] !== block));
-  return end < 0 ? own.length : end;
+  return Math.min(end < 0 ? own.length : end, ...hits);
 }

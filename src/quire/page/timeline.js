@@ -10,6 +10,7 @@ const LABELS = 84; // Width of the column of names.
 const EDGE = 8; // Half of the slider's thumb: its middle is over the step.
 const STRIP = 34;
 const MIN_SPAN = 8;
+const FEW = [12, 24]; // Columns for few steps, which fill the width.
 const MAX_ROWS = 24;
 const TEXT = 250; // Height of what the Steps pane has below its picture.
 const BELOW = 72; // Height of labels and gaps of the picture.
@@ -25,8 +26,8 @@ export class Scrubber {
   window() {
     const { recording, chosen, width } = this.xray;
     const count = recording.steps.length;
-    const columns = Math.max(12, Math.floor((width - LABELS) / 16));
-    const span = this.span === null ? columns : Math.min(this.span, Math.max(count, MIN_SPAN));
+    const columns = Math.max(FEW[0], Math.floor((width - LABELS) / 16));
+    const span = this.span === null ? [...FEW.filter((few) => few < columns), columns].find((few) => few >= count) ?? columns : Math.min(this.span, Math.max(count, MIN_SPAN));
     let from = this.left === null ? count - span : recording.indexOf(this.left);
     const index = chosen ? recording.indexOf(chosen.step_id) : null;
     if (index !== null && (index < from || index >= from + span)) from = index - Math.floor(span / 2);
@@ -130,7 +131,7 @@ export class Scrubber {
           onInput=${(event) => xray.chooseAt(Number(event.target.value))} /></div>
       <form class="search" role="search" onSubmit=${search}><span role="group" aria-label="Zoom"><button type="button" aria-label="Zoom in" onClick=${() => this.zoom(0.6)}>+</button>
         <button type="button" aria-label="Zoom out" onClick=${() => this.zoom(1.6)}>−</button> <button type="button" onClick=${() => this.all()}>All steps</button></span>
-        <label>Find <input type="search" size="14" placeholder="request or text" value=${xray.wanted} onInput=${(event) => xray.set({ wanted: event.target.value, found: "" })} /></label> <button>Next</button>
+        <label><span class="word">Find</span> <input aria-label="Find" type="search" size="14" placeholder="request or text" value=${xray.wanted} onInput=${(event) => xray.set({ wanted: event.target.value, found: "" })} /></label> <button>Next</button>
         <output aria-label="Found">${xray.found}</output>${beside}</form></div>`;
   }
 }

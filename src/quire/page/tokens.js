@@ -122,7 +122,7 @@ export class Tokens {
       <p><code class="piece">${visible(token.text)}</code> id ${token.id}, probability ${percent(token.logprob)}</p>
       ${others.length > 0 && html`<p class="hint">${why || `${isTouch ? "Tap" : "Click"} another token: the answer forks here.`}</p>`}
       <ul class="alternatives">${items.map((item) => html`<li class=${item === token ? "on" : ""}>${item === token ? html`<code>${visible(item.text)}</code>` : html`<button disabled=${why} title=${why || "Let the answer go on with this"} aria-label=${named(item.text)} onClick=${() => fork([item])}><code>${visible(item.text)}</code></button>`}
-        <meter min="0" max="1" value=${Math.exp(item.logprob)} aria-hidden="true"></meter> <span class="number">${percent(item.logprob)}</span>${item === token ? " chosen" : ""}</li>`)}</ul>
+        <meter min="0" max="1" value=${Math.exp(item.logprob)} aria-hidden="true"></meter> <span class="number">${percent(item.logprob)}</span>${item === token ? html`<small>chosen</small>` : ""}</li>`)}</ul>
       <p class="actions">${others.length > 0 && html`<button disabled=${why} title=${why} onClick=${() => fork(others)}>Fork into all ${others.length}</button>`}
         ${step !== undefined && html`<button onClick=${show}>made by step ${step}</button>`}</p></div>`;
   }

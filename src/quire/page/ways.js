@@ -4,6 +4,8 @@
 import { about, html, ms } from "./drawing.js";
 
 const WAY = { receive: 4, validate: 6, tokenise: 7, prefill: 1, decode: 0, send: 2 }; // Colours; all else is grey.
+const NAMES = 96; // Width of the column of names.
+const TIMES = 70;
 
 /** Draw the way of each request. */
 export function drawRequests(xray) {
@@ -13,16 +15,35 @@ export function drawRequests(xray) {
   const ways = [...recording.known.keys()].filter((id) => xray.statusOf(id) !== "later").slice(-16).map((id) => recording.way(id, xray.step)).filter((way) => way.length);
   if (!ways.length) return html`<p class="hint">No request yet: send a message.</p>${below}`;
   const longest = Math.max(...ways.map((way) => way.at(-1).to - way[0].from));
-  return html`<div class="scroll" tabindex="0"><table id="ways"><thead><tr><th>Request</th><th>Way, ${ms(longest)} wide</th><th>Parts</th></tr></thead><tbody>
-    ${ways.reverse().map((way) => {
-      const [begin, size] = [way[0].from, (width * 0.5) / longest];
-      const parts = new Map();
-      for (const { name, from, to, count } of way) parts.set(name, { time: (parts.get(name)?.time ?? 0) + to - from, count: (parts.get(name)?.count ?? 0) + (count ?? 0) });
-      return html`<tr><td>${xray.badge(way.id)}</td><td><svg role="img" aria-label=${`Way of request ${recording.request(way.id).letter}`} width=${width * 0.5} height="18">${way.map(({ name, from, to }) => html`
-        <rect class=${WAY[name] ? `fill${WAY[name]}` : "free"} x=${(from - begin) * size} y="2" width=${Math.max(1, (to - from) * size)} height="14"><title>${name} ${ms(to - from)}</title></rect>`)}</svg></td>
-        <td>${[...parts].map(([name, { time, count }]) => html`<span class="part"><span class=${`key ${WAY[name] ? `o${WAY[name]}` : "free"}`}> </span> ${name}${count ? ` ×${count}` : ""} ${ms(time)}</span> `)}
-          ${way.detokenise > 0 && html`<span class="part">detokenise, within the steps, ${ms(way.detokenise)}</span>`}</td></tr>`;
-    })}</tbody></table></div>${below}`;
+  const size = (width - NAMES) / longest;
+  const chosen = ways.reverse().find(({ id }) => id === xray.request) ?? ways[0];
+  return html`<div class="scroll" tabindex="0"><table id="ways"><thead><tr><th>Request</th><th>Way: the width is ${ms(longest)}</th></tr></thead><tbody>
+    ${ways.map((way) => html`<tr><td>${xray.badge(way.id)}</td><td>${bar(way, way, size, `Way of request ${recording.request(way.id).letter}`)}
+      ${[...partsOf(way)].map(([name, { time, count }]) => html`<span class="part"><span class=${`key ${WAY[name] ? `o${WAY[name]}` : "free"}`}> </span> ${name}${count ? ` ×${count}` : ""} ${ms(time)}</span> `)}
+      ${way.detokenise > 0 && html`<span class="part">detokenise, within the steps, ${ms(way.detokenise)}</span>`}</td></tr>`)}</tbody></table></div>
+    <h3>${xray.badge(chosen.id)} part by part</h3>${drawParts(chosen, width - NAMES - TIMES)}${below}`;
+}
+
+/** Draw a row for each part of one way, at its place in time. */
+function drawParts(way, width) {
+  const size = width / (way.at(-1).to - way[0].from);
+  return html`<table class="parts"><tbody>${[...partsOf(way)].map(([name, { time, items }]) => html`<tr><td>${name}</td><td>${bar(way, items, size, `${name}: ${ms(time)}`)}</td><td>${ms(time)}</td></tr>`)}</tbody></table>`;
+}
+
+/** Return the parts of a way by name: their time, the number of steps, and the stretches themselves. */
+function partsOf(way) {
+  const parts = new Map();
+  for (const item of way) {
+    const part = parts.get(item.name) ?? { time: 0, count: 0, items: [] };
+    parts.set(item.name, { time: part.time + item.to - item.from, count: part.count + (item.count ?? 0), items: [...part.items, item] });
+  }
+  return parts;
+}
+
+/** Draw stretches of a way with so many pixels a second. */
+function bar(way, items, size, label) {
+  return html`<svg role="img" aria-label=${label} width=${(way.at(-1).to - way[0].from) * size + 1} height="18">${items.map(({ name, from, to }) => html`
+    <rect class=${WAY[name] ? `fill${WAY[name]}` : "free"} x=${(from - way[0].from) * size} y="2" width=${Math.max(1, (to - from) * size)} height="14"><title>${name} ${ms(to - from)}</title></rect>`)}</svg>`;
 }
 
 /** Draw the event log. */

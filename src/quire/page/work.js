@@ -99,7 +99,7 @@ function drawRoof(xray, points, predicted, peaks) {
     ${peaks.map((peak, i) => html`${slope(peak.bytes_per_s, peak.flops_per_s, "")}<text class="small end" x=${width - 24 - 40 * i} y=${y(peak.flops_per_s) - 5}>${peak.name}</text>`)}
     ${peaks[0]?.cache_bytes_per_s && slope(peaks[0].cache_bytes_per_s, top, "cached-slope")}
     ${predicted.map((p, i) => html`<circle class="predicted" cx=${x(p.intensity)} cy=${y(p.flops_per_s)} r="8"><title>predicted: ${p.name}</title></circle><text class="small mid" x=${x(p.intensity)} y=${y(p.flops_per_s) + 4}>${i + 1}</text>`)}
-    ${points.map(mark)}${[...points].sort((a, b) => b.time - a.time).slice(0, NUM_LABELS).map(label)}</svg>`;
+    ${points.map(mark)}${[...points].sort((a, b) => b.time - a.time).slice(0, width < 500 ? NUM_LABELS / 2 : NUM_LABELS).map(label)}</svg>`;
 }
 
 /** Draw the times of the instructions. */
