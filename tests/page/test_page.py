@@ -183,6 +183,7 @@ def test_model_of_several_ranks_shows_how_a_layer_is_cut(tmp_path: Path, open_pa
 
 def test_comparison_runs_beside_the_server(server: Serving, open_page: OpenPage) -> None:
     page = open_page(server.url)
+    page.get_by_role("button", name="Lab", exact=True).click()
     page.get_by_role("spinbutton", name="requests").fill("12")
     page.get_by_role("spinbutton", name="rate").fill("0.5")
     page.get_by_role("button", name="Compare batching").click()
@@ -199,6 +200,7 @@ def test_saved_trace_opens_offline_and_steps(server: Serving, open_page: OpenPag
     expect(page.locator(".stats")).to_contain_text("tokens/s")
     for form in ("jsonl", "html"):
         with page.expect_download() as download:
+            page.locator(".menu summary").click()
             page.get_by_role("button", name=f"Save .{form}").click()
         download.value.save_as(tmp_path / f"trace.{form}")
     saved = open_page(f"file://{tmp_path}/trace.html", offline=True)

@@ -138,6 +138,7 @@ def test_shared_file_opens_on_its_prompt_and_has_text_only_if_allowed(
     send(page, "Tell me about the ocean.", max_tokens=24)
     expect(page.locator(".stats").last).to_contain_text("tokens/s")
     answer = page.locator("article.assistant .markdown").last.inner_text()
+    page.locator(".menu summary").click()
     page.get_by_role("button", name="Share…").click()
     with page.expect_download() as download:
         page.get_by_role("button", name="With text" if with_text else "Without text").click()

@@ -218,8 +218,10 @@ function welcome() {
 function drawnXray() {
   const { demo, story } = app;
   if (!demo || recording.steps.length || chat.path().length || ["Roofline", "Ops"].includes(xray.pane)) return xray;
-  if (demo.chosen !== demo.told) story.pause(); // the reader has chosen a step
-  else if (story.second !== demo.second) demo.chosen = story.now().step;
+  if (demo.chosen !== demo.told) {
+    story.pause(); // the reader has chosen a step
+    changed();
+  } else if (story.second !== demo.second) demo.chosen = story.now().step;
   return Object.assign(demo, { pane: xray.pane, told: demo.chosen, second: story.second });
 }
 
@@ -316,7 +318,7 @@ function KeyForm() {
 function drawXray() {
   const shown = drawnXray();
   const load = html`<span class="load" role="group" aria-label="Requests to look at"><label>Load <input type="number" min="1" max="32" value=${app.load} onInput=${(e) => { app.load = Math.min(32, Math.max(1, Number(e.target.value) || 1)); }} /></label>
-    <button onClick=${addLoad} disabled=${app.loading > 0 || !app.model}>${app.loading ? `${app.loading} running` : "Send requests"}</button></span>`;
+    <button type="button" onClick=${addLoad} disabled=${app.loading > 0 || !app.model}>${app.loading ? `${app.loading} running` : "Send requests"}</button></span>`;
   return html`<section class="xray" aria-label="X-ray"><h2 class="unseen">X-ray</h2>${app.isSharing && html`<${Sharing} answer=${saveStory} />`}
     ${shown === app.demo && html`<p class="hint demo">A recorded prompt. Your own steps take its place as soon as you send a message.</p>`}${shown.draw(load)}</section>`;
 }

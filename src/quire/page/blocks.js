@@ -6,7 +6,7 @@ import { numShared } from "./recording.js";
 
 const NULL_BLOCK = 0;
 const NUMBERS = 44; // Width of the numbers beside the map.
-const SIZES = [18, 14, 10, 7, 5, 3]; // Of a block in the map: the largest with which the rows in use fit.
+const SIZES = [40, 24, 18, 14, 10, 7, 5, 3]; // Of a block in the map: the largest with which the rows in use fit.
 const GAP = 16; // Height of the line that stands for free rows.
 const MAP_SHARE = 0.35; // of the pane's height
 
@@ -20,7 +20,7 @@ export function drawKv(xray) {
   const numFree = num_blocks - 1 - numUsed - cached.size;
   const numShared = [...owners.values()].filter((ids) => ids.length > 1).length;
   const requests = [...state.requests.values()];
-  const chosen = state.requests.get(xray.request) ?? null;
+  const chosen = state.requests.get(xray.request) ?? (requests.length === 1 ? requests[0] : null);
   const kind = (block) => {
     const ids = owners.get(block);
     return ids ? (ids.length > 1 ? "shared" : `fill${recording.request(ids[0]).colour}`) : cached.has(block) ? "cached" : "free";
@@ -53,7 +53,7 @@ export function drawKv(xray) {
       `blocks = ⌈tokens / ${block_size}⌉; bytes of a block = ${block_size} × ${kv_bytes_per_token.toLocaleString("en")} B`, "src/quire/scheduler/blocks.py")}`;
 }
 
-/** Draw the rows of the pool that have blocks in use or cached; of free rows between them only the number is written. */
+/** Draw the pool; of one that is too large the rows with blocks in use or cached, and the number of free rows between them. */
 function drawMap(xray, numBlocks, held, kind, label) {
   const width = xray.width - NUMBERS;
   const rowsOf = (size) => [...new Set(held.map((block) => Math.floor((block - 1) / Math.floor(width / size))))].sort((a, b) => a - b);
@@ -61,7 +61,8 @@ function drawMap(xray, numBlocks, held, kind, label) {
   const size = SIZES.find((item) => heightOf(rowsOf(item), item) <= xray.height * MAP_SHARE) ?? SIZES.at(-1);
   const perRow = Math.floor(width / size);
   const numRows = Math.ceil((numBlocks - 1) / perRow);
-  const [drawn, found] = [[], rowsOf(size)];
+  const isWhole = numRows * size <= xray.height * MAP_SHARE;
+  const [drawn, found] = [[], isWhole ? Array.from({ length: numRows }, (_, row) => row) : rowsOf(size)];
   let [y, before] = [0, -1];
   const skip = (next) => {
     if (next === before + 1) return;

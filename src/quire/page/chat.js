@@ -204,7 +204,7 @@ export class Chat {
     const request = path.findLast((node) => node.request)?.request;
     return html`<section class="chat" aria-label="Chat"><h2 class="unseen">Chat</h2>
       ${this.conversations.drawBar(this.drawForms())}
-      ${this.form === "tokens" && html`<div class="tools small">${isTouch ? "Tap a token for its alternatives." : "Point at a token for its alternatives; a click shows its step."}
+      ${this.form === "tokens" && html`<div class="tools small">${isTouch ? "Tap a token for its alternatives." : "Point at a token; a click shows its step."}
         <label><input type="checkbox" checked=${this.showsSpecial} onChange=${(e) => this.set({ showsSpecial: e.target.checked })} /> special tokens</label></div>`}
       <div id="log" tabindex="0" role="log" aria-label="Conversation">
         ${!path.length && (this.isPlain() ? html`<p class="hint">${model().id} has no chat template: it continues texts. Begin one.</p>` : this.host.welcome())}

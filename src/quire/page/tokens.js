@@ -72,7 +72,7 @@ export class Tokens {
   /** Put the card below its token, or above it where there is more room. */
   put(card = document.querySelector(".token-panel")) {
     const token = card?.parentElement.querySelector(".token.on");
-    if (!token) return;
+    if (!token?.checkVisibility()) return;
     const [at] = token.getClientRects();
     const { width, height } = card.getBoundingClientRect();
     const below = at.bottom + height + MARGIN <= innerHeight;

@@ -116,7 +116,7 @@ export class Xray {
       menu.firstElementChild.focus();
     };
     const { save, share, tell } = this.options;
-    const act = (name, run, isReady) => html`<button onClick=${run} disabled=${!isReady}>${name}</button>`;
+    const act = (name, run, isReady) => html`<button type="button" onClick=${run} disabled=${!isReady}>${name}</button>`;
     return html`
       <div class="bar">
         <div role="tablist" aria-label="Panes of the X-ray" onKeyDown=${onKey}>
