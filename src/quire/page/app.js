@@ -205,7 +205,7 @@ function welcome() {
     app.story = "fetched";
     fetch("/page/story.jsonl").then(async (answer) => {
       const told = readRecording(await answer.text());
-      app.story = new Story(told, { changed: () => { if (chat.path().length) app.story.pause(); changed(); } });
+      app.story = new Story(told, { changed: () => { if (chat.path().length) app.story.pause?.(); changed(); } });
       app.demo = Object.assign(new Xray(told, { changed, opened: (pane) => xray.open(pane) }), { told: null, second: null });
       changed();
     });

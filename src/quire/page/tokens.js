@@ -5,7 +5,7 @@
 import { isTouch, isNarrow } from "./screen.js";
 import { html } from "./xray.js";
 
-const OPEN_MS = 80; // Over the tokens that the pointer only crosses nothing opens.
+const OPEN_MS = 80; // Over tokens that the pointer only crosses, or that move below it, nothing opens.
 const CLOSE_MS = 300; // The pointer has this long to reach the card.
 const MARGIN = 8;
 const SPECIAL = "special token without text";
@@ -103,7 +103,7 @@ export class Tokens {
       const isOn = isHere && this.place === i;
       return html`<span role="button" data-token=${i} tabindex=${isOn || (!isHere && !i) ? 0 : -1} aria-label=${named(token.text)} aria-expanded=${isOn} style=${`--surprise: ${Math.min(60, -10 * token.logprob).toFixed(0)}%`}
         class=${`token ${isText ? "" : "special"} ${isOn ? "on" : ""} ${i === node.numBegun - 1 && node.numBegun ? "forked" : ""}`}
-        onMouseEnter=${() => (!this.isPinned || !this.node) && this.later(OPEN_MS, () => this.open(node, i, false))} onFocus=${() => !this.isReturning && !(isHere && this.place === i) && this.open(node, i, false)}
+        onMouseEnter=${(event) => (event.movementX || event.movementY) && (!this.isPinned || !this.node) && this.later(OPEN_MS, () => this.open(node, i, false))} onFocus=${() => !this.isReturning && !(isHere && this.place === i) && this.open(node, i, false)}
         onClick=${() => choose(i)} onKeyDown=${(event) => event.key === "Enter" && choose(i)}>${isText ? token.text : ` ${token.text}`}</span>`;
     });
     return html`<div class="text" role="group" aria-label="Answer, token by token: arrow keys move between tokens" onKeyDown=${onKey} ...${this.hold()}>${drawn}</div>
