@@ -16,9 +16,10 @@ const named = (text) => (text === "" ? SPECIAL : text.trim() ? text : `white spa
 
 export class Tokens {
   constructor(chat) {
-    Object.assign(this, { chat, node: null, place: 0, isPinned: false, timer: 0, isReturning: false });
+    Object.assign(this, { chat, node: null, place: 0, isPinned: false, timer: 0, isReturning: false, pointer: [] });
     addEventListener("keydown", (event) => event.key === "Escape" && this.node && this.leave());
     addEventListener("scroll", (event) => event.target.id === "log" && this.put(), true);
+    addEventListener("mousemove", ({ clientX, clientY }) => { this.pointer = [clientX, clientY]; }); // comes behind mouseenter
     const outside = ({ target }) => this.node && !target.closest?.(".token, .token-panel") && this.close();
     addEventListener("pointerdown", outside);
     addEventListener("focusin", outside);
@@ -103,7 +104,7 @@ export class Tokens {
       const isOn = isHere && this.place === i;
       return html`<span role="button" data-token=${i} tabindex=${isOn || (!isHere && !i) ? 0 : -1} aria-label=${named(token.text)} aria-expanded=${isOn} style=${`--surprise: ${Math.min(60, -10 * token.logprob).toFixed(0)}%`}
         class=${`token ${isText ? "" : "special"} ${isOn ? "on" : ""} ${i === node.numBegun - 1 && node.numBegun ? "forked" : ""}`}
-        onMouseEnter=${(event) => (event.movementX || event.movementY) && (!this.isPinned || !this.node) && this.later(OPEN_MS, () => this.open(node, i, false))} onFocus=${() => !this.isReturning && !(isHere && this.place === i) && this.open(node, i, false)}
+        onMouseEnter=${(event) => (event.clientX !== this.pointer[0] || event.clientY !== this.pointer[1]) && (!this.isPinned || !this.node) && this.later(OPEN_MS, () => this.open(node, i, false))} onFocus=${() => !this.isReturning && !(isHere && this.place === i) && this.open(node, i, false)}
         onClick=${() => choose(i)} onKeyDown=${(event) => event.key === "Enter" && choose(i)}>${isText ? token.text : ` ${token.text}`}</span>`;
     });
     return html`<div class="text" role="group" aria-label="Answer, token by token: arrow keys move between tokens" onKeyDown=${onKey} ...${this.hold()}>${drawn}</div>
