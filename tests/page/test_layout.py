@@ -55,7 +55,9 @@ def go_to(page: Page, name: str) -> None:
 
 
 def box(locator: Locator) -> dict[str, float]:
-    found = locator.evaluate("(e) => { const {x, y, width, height} = e.getBoundingClientRect(); return {x, y, width, height}; }")
+    found = locator.evaluate(
+        "(e) => { const {x, y, width, height} = e.getBoundingClientRect(); return {x, y, width, height}; }"
+    )
     assert found["width"] > 0 and found["height"] > 0
     return found
 
@@ -334,6 +336,8 @@ def test_tokens_of_white_space_have_names(server: Serving, open_page: OpenPage) 
     page = open_at(open_page, server, DESKTOP)
     show_tokens(page)
     answer(page)
-    names = page.locator(".token").evaluate_all("(all) => all.map((e) => [e.textContent, e.getAttribute('aria-label')])")
+    names = page.locator(".token").evaluate_all(
+        "(all) => all.map((e) => [e.textContent, e.getAttribute('aria-label')])"
+    )
     blank = [name for text, name in names if not text.strip()]
     assert blank and all(name.startswith("white space") for name in blank)

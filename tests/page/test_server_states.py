@@ -120,6 +120,7 @@ def test_server_that_is_replaced_by_another_model(
     expect(cut.locator(".hint")).to_contain_text("second cannot go on behind its tokens")
     page.locator(".token").first.hover()
     expect(page.locator(".alternatives button").first).to_be_disabled()
+    page.keyboard.press("Escape")
     page.get_by_role("button", name="Retry").click()
     expect(page.locator("article.assistant h3").last).to_contain_text("second")
     expect(page.locator(".stats").last).to_contain_text("[")
