@@ -76,6 +76,11 @@ export class Tokens {
     if (!token?.checkVisibility()) return;
     const [at] = token.getClientRects();
     const { width, height } = card.getBoundingClientRect();
+    if (isNarrow()) { // the card is at the bottom of the screen
+      const hidden = at.bottom + MARGIN - card.getBoundingClientRect().top;
+      if (hidden > 0) document.getElementById("log").scrollTop += hidden;
+      return;
+    }
     const below = at.bottom + height + MARGIN <= innerHeight;
     card.style.left = `${Math.max(MARGIN, Math.min(at.left, innerWidth - width - MARGIN))}px`;
     card.style.top = `${below ? at.bottom : Math.max(MARGIN, at.top - height)}px`;
