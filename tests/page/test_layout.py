@@ -225,7 +225,7 @@ def test_toolbars_keep_their_places_while_an_answer_is_written(server: Serving, 
     page = open_at(open_page, server, LAPTOP)
     answer(page)  # from now on all controls are there
     places = """() => [...document.querySelectorAll("header *, .conversation *, .bar *, .search *")]
-      .filter((e) => e.matches("button, input, select, summary, output, .figures > span"))
+      .filter((e) => e.checkVisibility() && e.matches("button, input, select, summary, output, .figures > span"))
       .map((e) => { const r = e.getBoundingClientRect();
         return [e.className || e.tagName, Math.round(r.x), Math.round(r.y), Math.round(r.width)]; })"""
     before = page.evaluate(places)
