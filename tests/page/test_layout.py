@@ -76,7 +76,8 @@ def check_fits(page: Page, state: str) -> None:
           cut: [...document.querySelectorAll("header *, .bar *, .search *, .chat > form *")]
             .filter((e) => e.checkVisibility() && e.matches("button, input, select, summary, output"))
             .filter((e) => { const r = e.getBoundingClientRect();
-              return r.left < 0 || r.right > innerWidth || e.scrollWidth > e.clientWidth + 2; }).map((e) => e.outerHTML),
+              return r.left < 0 || r.right > innerWidth || e.scrollWidth > e.clientWidth + 2; })
+            .map((e) => e.outerHTML),
           size: [innerWidth, innerHeight]})"""
     )
     assert found["outer"] == [0, 0], state
