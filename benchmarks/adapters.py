@@ -18,8 +18,8 @@ from benchmarks.command_line import Table, make_parser
 from benchmarks.model_files import generated
 from quire.engine.adapters import LoRARequest
 from quire.engine.llm_engine import LLMEngine
+from quire.insight.compare.adapters import write_random_adapter
 from quire.insight.compare.decodes import Job, decode
-from quire.insight.compare.random_adapters import write_random_adapter
 from quire.runtime.adapter_layout import linear_shapes
 from quire.sampling_params import SamplingParams
 from quire.weights.adapter_files import read_adapter

@@ -48,7 +48,7 @@ def compare_command(name: str, pool: int | None, svg: str | None, html: str | No
 
     The same requests run with one thing switched. cache: no KV cache, KV cache. batching: static, dynamic, continuous.
     kv: contiguous, buddy, paged memory. ladder: all of these and more, one on top of the other,
-    in about 2 minutes. speculation: off,
+    in about 3 minutes. speculation: off,
     drafts. adapters: the base, one adapter, one per request. attention: MHA, GQA, MQA, MLA, sliding window.
     """
     from quire.insight.compare import run

@@ -39,7 +39,7 @@ class Stall:
         looked_at = (*requests.running, *first, *islice(requests.waiting, MAX_LOOKED_AT))
         wanted = [request.adapter for request in looked_at if request.adapter is not None]
         requests.unread_adapters = self._executor.read_adapters(wanted, wait_s)
-        return any(map(requests.awaits_adapter, first))
+        return any(map(requests.lacks_adapter, first))
 
     def note(self) -> None:
         """Take note of a step that computes nothing. Raises: EngineError if the scheduler is stuck."""

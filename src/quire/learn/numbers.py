@@ -236,7 +236,6 @@ def _price() -> NumberAnswer:
 
 
 def _adapter_bytes() -> NumberAnswer:
-    from quire.insight.compare.random_adapters import linear_shapes, num_parameters
     from quire.insight.explain.subject import open_subject
 
     config = open_subject("llama-2-7b").hf_config

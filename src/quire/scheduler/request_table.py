@@ -124,7 +124,7 @@ class RequestTable:
         """Sequences that may still start; a leader keeps places for its siblings."""
         return self._config.max_num_seqs - sum(1 + len(request.siblings) for request in self.running)
 
-    def awaits_adapter(self, request: Request) -> bool:
+    def lacks_adapter(self, request: Request) -> bool:
         """Return True if the request's adapter has not been read yet."""
         return request.adapter is not None and request.adapter.digest in self.unread_adapters
 

@@ -303,9 +303,7 @@ class StepPlanner:
             return AdmissionOutcome.BLOCKED
         hit = self._blocks.find_prefix(request)
         num_reserved = plan.num_reserved_blocks + (self._headroom if self._requests.running else 0)
-        if fetches and (
-            self._requests.awaits_adapter(request) or self._blocks.awaits_tiers(request, hit, num_reserved)
-        ):
+        if fetches and (self._requests.lacks_adapter(request) or self._blocks.awaits_tiers(request, hit, num_reserved)):
             return AdmissionOutcome.OVERTAKEN
         num_left = request.num_tokens - hit.num_tokens
         num_tokens = plan.chunk_len(num_left)

@@ -7,7 +7,7 @@ import pytest
 
 from quire.errors import ConfigError
 from quire.insight.compare import run
-from quire.insight.compare.random_adapters import write_random_adapter
+from quire.insight.compare.adapters import write_random_adapter
 from quire.insight.compare.results import RunSettings
 from quire.runtime.adapter_layout import linear_shapes, num_parameters
 from quire.weights.adapter_files import read_adapter

@@ -4,17 +4,20 @@ The adapters are random, on every linear layer but the head. Each request's answ
 Next to read: `runtime/adapter_pool.py`, which keeps the matrices.
 """
 
+import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
 
 from quire.byte_sizes import format_bytes
 from quire.engine.adapters import LoRARequest
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import ComparisonError, ConfigError
 from quire.insight.compare.decodes import DecodeJob, decode
-from quire.insight.compare.random_adapters import write_random_adapter
 from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, RunSettings, Series
 from quire.runtime.adapter_layout import linear_shapes, num_parameters
 from quire.sampling_params import SamplingParams
@@ -22,6 +25,9 @@ from quire.sampling_params import SamplingParams
 NUM_REQUESTS, NUM_TOKENS, PROMPT_LEN, RANK = 8, 48, 32, 16
 NUM_ROUNDS = 2
 """Each runs the modes in their order and then in the opposite one."""
+
+SPREAD = 0.02
+"""Standard deviation of A and B; models are initialised with it too."""
 
 
 @dataclass(slots=True)
@@ -167,3 +173,17 @@ def _result(
 
 def _adapters(mode: Mode) -> int:
     return mode.num_adapters
+
+
+def write_random_adapter(folder: Path, shapes: Mapping[str, tuple[int, int]], rank: int, seed: int) -> Path:
+    """Write an adapter of these layers as PEFT does, in fp16. Returns: `folder`, which is made."""
+    random, tensors = np.random.default_rng(seed), {}
+    for module, (num_outputs, num_inputs) in shapes.items():
+        for matrix, shape in (("A", (rank, num_inputs)), ("B", (num_outputs, rank))):
+            values = random.standard_normal(shape, np.float32) * np.float32(SPREAD)
+            tensors[f"base_model.model.{module}.lora_{matrix}.weight"] = values.astype(np.float16)
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
