@@ -58,7 +58,7 @@ def box(locator: Locator) -> dict[str, float]:
     found = locator.evaluate(
         "(e) => { const {x, y, width, height} = e.getBoundingClientRect(); return {x, y, width, height}; }"
     )
-    assert found["width"] > 0 and found["height"] > 0
+    assert min(found["width"], found["height"]) > 0
     return found
 
 
@@ -66,18 +66,23 @@ def check_fits(page: Page, state: str) -> None:
     """Nothing scrolls but the parts of the page, every section is on the screen, and none overlaps another."""
     found = page.evaluate(
         """() => ({
-          outer: [document.documentElement.scrollWidth - innerWidth, document.documentElement.scrollHeight - innerHeight],
+          outer: [document.documentElement.scrollWidth - innerWidth,
+            document.documentElement.scrollHeight - innerHeight],
           sections: [...document.querySelectorAll("header, main > section, nav")].filter((e) => e.checkVisibility())
-            .map((e) => { const r = e.getBoundingClientRect(); return [e.tagName + e.className, r.left, r.top, r.right, r.bottom]; }),
-          cut: [...document.querySelectorAll("header *, .bar *, .search *, .chat > form *")].filter((e) => e.checkVisibility() && e.matches("button, input, select, summary, output"))
-            .filter((e) => { const r = e.getBoundingClientRect(); return r.left < 0 || r.right > innerWidth || e.scrollWidth > e.clientWidth + 2; }).map((e) => e.outerHTML),
+            .map((e) => [e.tagName + e.className, e.getBoundingClientRect()])
+            .map(([name, r]) => [name, r.left, r.top, r.right, r.bottom]),
+          cut: [...document.querySelectorAll("header *, .bar *, .search *, .chat > form *")]
+            .filter((e) => e.checkVisibility() && e.matches("button, input, select, summary, output"))
+            .filter((e) => e.getBoundingClientRect().left < 0 || e.getBoundingClientRect().right > innerWidth
+              || e.scrollWidth > e.clientWidth + 2).map((e) => e.outerHTML),
           size: [innerWidth, innerHeight]})"""
     )
     assert found["outer"] == [0, 0], state
     assert found["cut"] == [], state
     sections = [item for item in found["sections"] if item[0] != "NAV" or found["size"][0] < 900]
     for name, left, top, right, bottom in sections:
-        assert left >= 0 and top >= 0 and right <= found["size"][0] and bottom <= found["size"][1], (state, name)
+        assert min(left, top) >= 0, (state, name)
+        assert (right <= found["size"][0], bottom <= found["size"][1]) == (True, True), (state, name)
     for i, (name, left, top, right, bottom) in enumerate(sections):
         for other, left2, top2, right2, bottom2 in sections[i + 1 :]:
             assert right <= left2 or right2 <= left or bottom <= top2 or bottom2 <= top, (state, name, other)
@@ -85,7 +90,7 @@ def check_fits(page: Page, state: str) -> None:
 
 def check_box_is_in_sight(page: Page, state: str) -> None:
     place = box(page.get_by_label("Message", exact=True))
-    assert 0 <= place["y"] and place["y"] + place["height"] <= page.evaluate("innerHeight"), state
+    assert 0 <= place["y"] <= page.evaluate("innerHeight") - place["height"], state
 
 
 def check_axe(page: Page, axe: str, state: str) -> None:
@@ -135,8 +140,10 @@ def test_every_state_fits_the_screen_and_axe_finds_nothing(
 def test_no_pane_is_half_empty_on_a_desktop(server: Serving, open_page: OpenPage) -> None:
     page = open_at(open_page, server, DESKTOP)
     share = """() => { const pane = document.getElementById("pane"), outer = pane.getBoundingClientRect();
-      const inner = [...pane.querySelectorAll("*")].filter((e) => e.checkVisibility()).map((e) => e.getBoundingClientRect());
-      return [(Math.max(...inner.map((r) => r.right)) - outer.left) / outer.width, (Math.max(...inner.map((r) => r.bottom)) - outer.top) / outer.height]; }"""
+      const all = [...pane.querySelectorAll("*")].filter((e) => e.checkVisibility());
+      const inner = all.map((e) => e.getBoundingClientRect());
+      return [(Math.max(...inner.map((r) => r.right)) - outer.left) / outer.width,
+        (Math.max(...inner.map((r) => r.bottom)) - outer.top) / outer.height]; }"""
 
     def check(pane: str) -> None:
         across, down = page.evaluate(share)
@@ -196,8 +203,8 @@ def test_card_of_a_token_moves_nothing_and_opens_beside_its_token(server: Servin
     assert [box(part) for part in parts] == before
     token, place = box(page.locator(".token").nth(20)), box(card)
     assert place["y"] in (token["y"] + token["height"], token["y"] - place["height"])
-    assert place["y"] >= 0 and place["y"] + place["height"] <= LAPTOP[1]
-    assert place["x"] >= 0 and place["x"] + place["width"] <= LAPTOP[0]
+    assert 0 <= place["y"] <= LAPTOP[1] - place["height"]
+    assert 0 <= place["x"] <= LAPTOP[0] - place["width"]
     page.locator("#pane").hover()
     expect(card).to_have_count(0)
     page.locator(".token").nth(20).click()
@@ -211,8 +218,10 @@ def test_card_of_a_token_moves_nothing_and_opens_beside_its_token(server: Servin
 def test_toolbars_keep_their_places_while_an_answer_is_written(server: Serving, open_page: OpenPage) -> None:
     page = open_at(open_page, server, LAPTOP)
     answer(page)  # from now on all controls are there
-    places = """() => [...document.querySelectorAll("header *, .conversation *, .bar *, .search *")].filter((e) => e.matches("button, input, select, summary, output, .figures > span"))
-      .map((e) => { const r = e.getBoundingClientRect(); return [e.className || e.tagName, Math.round(r.x), Math.round(r.y), Math.round(r.width)]; })"""
+    places = """() => [...document.querySelectorAll("header *, .conversation *, .bar *, .search *")]
+      .filter((e) => e.matches("button, input, select, summary, output, .figures > span"))
+      .map((e) => [e.className || e.tagName, e.getBoundingClientRect()])
+      .map(([name, r]) => [name, Math.round(r.x), Math.round(r.y), Math.round(r.width)])"""
     before = page.evaluate(places)
     assert len(before) > 20
     page.get_by_label("Message", exact=True).fill("Tell me a long story.")
@@ -267,8 +276,10 @@ def test_phone_has_the_chat_first_and_the_xray_as_a_page_of_its_own(server: Serv
 
 def test_targets_of_a_phone_are_high_enough_for_a_finger(server: Serving, open_page: OpenPage) -> None:
     page = open_at(open_page, server, PHONE)
-    small = f"""() => [...document.querySelectorAll("button, select, textarea, summary, input, .file, label:has([type=checkbox])")]
-      .filter((e) => e.checkVisibility() && !e.matches("[type=checkbox], .file *") && e.getBoundingClientRect().height < {TARGET}).map((e) => e.outerHTML)"""
+    targets = "button, select, textarea, summary, input, .file, label:has([type=checkbox])"
+    small = f"""() => [...document.querySelectorAll("{targets}")]
+      .filter((e) => e.checkVisibility() && !e.matches("[type=checkbox], .file *"))
+      .filter((e) => e.getBoundingClientRect().height < {TARGET}).map((e) => e.outerHTML)"""
     expect(page.locator(".story")).to_be_visible()
     assert page.evaluate(small) == []
     answer(page)
@@ -322,7 +333,8 @@ def test_tab_key_goes_from_chat_to_xray_and_shows_where_it_is(server: Serving, o
         page.keyboard.press("Tab")
         found = page.evaluate(
             """() => { const e = document.activeElement, s = e.closest("header, section");
-              return s && [s.className || s.tagName, getComputedStyle(e).outlineStyle !== "none" || e.matches(".strip input")]; }"""
+              const shows = getComputedStyle(e).outlineStyle !== "none" || e.matches(".strip input");
+              return s && [s.className || s.tagName, shows]; }"""
         )
         if found is None:
             break
@@ -340,4 +352,5 @@ def test_tokens_of_white_space_have_names(server: Serving, open_page: OpenPage) 
         "(all) => all.map((e) => [e.textContent, e.getAttribute('aria-label')])"
     )
     blank = [name for text, name in names if not text.strip()]
-    assert blank and all(name.startswith("white space") for name in blank)
+    assert blank
+    assert [name for name in blank if not name.startswith("white space")] == []
