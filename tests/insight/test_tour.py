@@ -160,6 +160,7 @@ class Changing:
     def __init__(self, executor: Any, request_id: str) -> None:
         self._executor, self._request_id = executor, request_id
         self.submit, self.end_step_early = executor.submit, executor.end_step_early
+        self.read_adapters = executor.read_adapters
 
     def collect(self) -> StepResult:
         result = self._executor.collect()

@@ -223,12 +223,12 @@ def test_rank_that_dies_before_it_connects_holds_up_no_other(monkeypatch: pytest
 _STUBS = """
 import os, signal, socket, sys, time
 from quire.errors import EngineDeadError
-from quire.parallel.frames import Failure, frame
+from quire.parallel.frames import SentError, frame
 from quire.parallel.rank_messages import RankFailed
 
 connection = socket.socket(fileno=int(sys.argv[1]))
 if RANK < 3 or not DIES:
-    connection.sendall(frame(RankFailed(Failure.of(EngineDeadError("a rank of the model is lost")))))
+    connection.sendall(frame(RankFailed(SentError.of(EngineDeadError("a rank of the model is lost")))))
 else:
     time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGKILL)
