@@ -19,7 +19,7 @@ from benchmarks.model_files import generated
 from quire.engine.adapters import LoRARequest
 from quire.engine.llm_engine import LLMEngine
 from quire.insight.compare.adapters import write_random_adapter
-from quire.insight.compare.decodes import Job, decode
+from quire.insight.compare.decodes import DecodeJob, decode
 from quire.runtime.adapter_layout import linear_shapes
 from quire.sampling_params import SamplingParams
 from quire.weights.adapter_files import read_adapter
@@ -33,7 +33,7 @@ def run(engine: LLMEngine, chosen: list[LoRARequest | None], turn: int) -> float
     """Tokens per second behind the first token of each stream."""
     engine.reset_prefix_cache()
     prompts = [[(7 * index + 3 * i) % 1000 + 100 for i in range(PROMPT_TOKENS)] for index in range(len(chosen))]
-    jobs = [Job({"prompt_token_ids": prompt}, PARAMS, adapter) for prompt, adapter in zip(prompts, chosen, strict=True)]
+    jobs = [DecodeJob({"prompt_token_ids": prompt}, PARAMS, adapter) for prompt, adapter in zip(prompts, chosen, strict=True)]
     found = decode(engine, str(turn), jobs)
     return found.num_tokens / found.seconds
 
