@@ -33,7 +33,10 @@ def run(engine: LLMEngine, chosen: list[LoRARequest | None], turn: int) -> float
     """Tokens per second behind the first token of each stream."""
     engine.reset_prefix_cache()
     prompts = [[(7 * index + 3 * i) % 1000 + 100 for i in range(PROMPT_TOKENS)] for index in range(len(chosen))]
-    jobs = [DecodeJob({"prompt_token_ids": prompt}, PARAMS, adapter) for prompt, adapter in zip(prompts, chosen, strict=True)]
+    jobs = [
+        DecodeJob({"prompt_token_ids": prompt}, PARAMS, adapter)
+        for prompt, adapter in zip(prompts, chosen, strict=True)
+    ]
     found = decode(engine, str(turn), jobs)
     return found.num_tokens / found.seconds
 
