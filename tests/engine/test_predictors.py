@@ -64,7 +64,7 @@ class Layer:
         return x * scale * (self.norms[name] + self.one)
 
     def run(self, tokens: list[int], hidden: Any) -> tuple[Any, int]:
-        """What the next one reads of each position, and the guess behind the last. `tokens`: one ahead of `hidden`."""
+        """Return what the next layer reads, and the guess behind the last position. `tokens`: one ahead of `hidden`."""
         following = self.model.model.embed_tokens(torch.tensor([tokens]))
         joined = torch.cat((self.norm("embedding", following), self.norm("hidden", hidden)), -1)
         found = self.run_layer(joined @ self.fc.T)

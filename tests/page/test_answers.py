@@ -1,4 +1,4 @@
-"""What answers are shown as: plain continuations, JSON, calls of tools, special tokens; and what is sent with them."""
+"""Answers are shown by their kind, and sent on so: plain continuations, JSON, calls of tools, special tokens."""
 
 import json
 from collections.abc import Iterator

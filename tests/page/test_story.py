@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
+from quire.engine.chat import dialogue_of
 from quire.engine.llm_engine import LLMEngine
-from quire.insight.story import OPTIONS, SHIPPED, SHIPPED_PROMPT, prompt_ids, record_story
+from quire.insight.story import OPTIONS, SHIPPED, SHIPPED_PROMPT, record_story
 from quire.insight.trace import EngineTrace
 from quire.insight.trace_page import template, to_html
 from tests.cli.command_line import call
@@ -97,7 +98,7 @@ def test_page_that_is_shipped_is_small() -> None:
 def test_shipped_story_is_what_its_command_records(smollm2_path: Path) -> None:
     engine = LLMEngine.from_options(max_model_len=512, num_blocks_override=49, **OPTIONS)
     try:
-        found = record_story(engine, prompt_ids(engine, SHIPPED_PROMPT))
+        found = record_story(engine, dialogue_of(engine).message_ids(SHIPPED_PROMPT))
     finally:
         engine.shutdown()
     shipped = EngineTrace.read(SHIPPED)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from quire.insight.trace import replay
 from tests.page.conftest import LIMIT_MS, OpenPage
@@ -22,6 +22,13 @@ def server(smollm2_path: Path) -> Iterator[Serving]:
         yield server
 
 
+def tell_story(page: Page) -> Locator:
+    """Send a message, and return its answer when it is written."""
+    send(page, "Write a long story about a dragon.", max_tokens=40)
+    expect(page.locator(".stats").last).to_contain_text("tokens/s")
+    return page.locator("article.assistant .markdown").last
+
+
 def slide(page: Page, place: int) -> None:
     page.get_by_role("slider", name="Step").fill(str(place))
 
@@ -35,9 +42,7 @@ def window(page: Page) -> int:
 @pytest.mark.model
 def test_sliding_back_unwrites_the_answer_and_takes_the_panes_along(server: Serving, open_page: OpenPage) -> None:
     page = open_page(server.url)
-    send(page, "Write a long story about a dragon.", max_tokens=40)
-    expect(page.locator(".stats").last).to_contain_text("tokens/s")
-    answer = page.locator("article.assistant .markdown").last
+    answer = tell_story(page)
     whole = answer.inner_text()
     page.get_by_role("tab", name="KV").click()
     slider = page.get_by_role("slider", name="Step")
@@ -66,9 +71,7 @@ def test_sliding_back_unwrites_the_answer_and_takes_the_panes_along(server: Serv
 @pytest.mark.model
 def test_search_finds_the_step_that_wrote_a_word_of_the_chat(server: Serving, open_page: OpenPage) -> None:
     page = open_page(server.url)
-    send(page, "Write a long story about a dragon.", max_tokens=40)
-    expect(page.locator(".stats").last).to_contain_text("tokens/s")
-    answer = page.locator("article.assistant .markdown").last
+    answer = tell_story(page)
     word = answer.inner_text().split()[-4].strip(".,")
     page.get_by_label("Find").fill(word)
     page.get_by_role("button", name="Next", exact=True).click()

@@ -47,9 +47,9 @@ def compare_command(name: str, pool: int | None, svg: str | None, html: str | No
     """Compare ways to cache, batch and allocate on one engine.
 
     The same requests run with one thing switched. cache: no KV cache, KV cache. batching: static, dynamic, continuous.
-    kv: contiguous, buddy, paged memory. ladder: all of these and more, one on top of the other,
-    in about 3 minutes. speculation: off,
-    drafts. adapters: the base, one adapter, one per request. attention: MHA, GQA, MQA, MLA, sliding window.
+    kv: contiguous, buddy, paged memory. ladder: all of these and more, one on top of the other, in about 3 minutes.
+    speculation: off, drafts. adapters: the base, one adapter, one per request. attention: MHA, GQA, MQA, MLA, sliding
+    window.
     """
     from quire.insight.compare import run
     from quire.insight.compare.figure import equal_text, html_page, row_texts, svg_image

@@ -128,7 +128,9 @@ def require_template(options: EngineOptions, files: ModelFiles, chat_for: str) -
 
 def continues_text(engine: "LLMEngine", output: Output) -> bool:
     """Return whether a model continues a prompt as it is, because it has no chat template; if so, write a note."""
-    if engine.chat_template is not None or engine.get_tokenizer().chat_templates:
+    from quire.engine.chat import dialogue_of
+
+    if dialogue_of(engine).has_template:
         return False
     output.note(NO_TEMPLATE)
     return True

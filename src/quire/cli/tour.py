@@ -106,12 +106,13 @@ def tour_command(
 def _write_story(file: Path, text: str, values: dict[str, Any], output: Output) -> None:
     """Record the story of a prompt and write the page that plays it. Raises: ConfigError if it cannot be written."""
     from quire.cli.session import open_engine
-    from quire.insight.story import OPTIONS, prompt_ids, record_story
+    from quire.engine.chat import dialogue_of
+    from quire.insight.story import OPTIONS, record_story
     from quire.insight.trace_page import to_html
 
     with open_file("--html", file) as opened:
         with open_engine(EngineOptions.from_kwargs(**{**OPTIONS, **values}), output) as engine:
-            trace = record_story(engine, prompt_ids(engine, text))
+            trace = record_story(engine, dialogue_of(engine).message_ids(text))
         opened.write(to_html(trace).encode())
     output.note(f"wrote {file}: open it in a browser")
 
@@ -157,13 +158,10 @@ def _prompt_ids(
     if is_borrowed:
         rest = f"; its ids are taken modulo {vocab_size}" if vocab_size < tokenizer.vocab_size else ""
         told.note(f"{config.options.model} has no tokenizer, and borrows that of {LENDER}{rest}")
-    template = read_chat_template(config.options.chat_template)
-    if template is None and not tokenizer.chat_templates:
+    dialogue = Dialogue(tokenizer.chat_templates, tokenizer, read_chat_template(config.options.chat_template))
+    if not dialogue.has_template:
         told.output.note(NO_TEMPLATE)
-        token_ids = tokenizer.encode(text)
-    else:
-        dialogue = Dialogue(tokenizer.chat_templates, tokenizer, template)
-        token_ids = dialogue.prepare([{"role": "user", "content": text}]).token_ids
+    token_ids = dialogue.message_ids(text)
     if is_borrowed:
         token_ids = [token_id % vocab_size for token_id in token_ids]
     if length is not None:

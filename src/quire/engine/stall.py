@@ -1,4 +1,4 @@
-"""`Stall`: steps in which no request can run, because adapters are read or, never rightly, for no reason.
+"""`Stall`: steps that compute nothing while requests wait: for adapters that are read, else the scheduler is stuck.
 
 Adapters of waiting requests are read beside the steps of others; a request joins when its adapter can be used.
 Next to read: `runtime/adapter_pool.py`.

@@ -29,7 +29,7 @@ OPTIONS: dict[str, Any] = {
 }  # fmt: skip
 """Of an engine whose steps show: blocks are small, and each step decodes one token."""
 PROMPT, FORK = "story-1", "story-2"
-KEPT_KINDS = ("arrive", "admit", "step", "finish", "cache", "evict")
+KEPT_KINDS = ("story", "arrive", "admit", "step", "finish", "cache", "evict")
 
 
 def record_story(engine: LLMEngine, prompt_token_ids: Sequence[int]) -> EngineTrace:
@@ -54,9 +54,7 @@ def record_story(engine: LLMEngine, prompt_token_ids: Sequence[int]) -> EngineTr
     lines = [json.loads(line) for line in recorder.take().splitlines()]
     recorder.close()
     story = {"t": lines[0]["t"], "kind": "story", "id": PROMPT, "fork": FORK}
-    return EngineTrace(
-        [line for line in [lines[0], story, *lines[1:]] if line.get("kind", "story") in (*KEPT_KINDS, "story")]
-    )
+    return EngineTrace([lines[0], *(line for line in (story, *lines[1:]) if line["kind"] in KEPT_KINDS)])
 
 
 def _step_until(engine: LLMEngine, request_id: str, num_tokens: int) -> RequestOutput:
@@ -71,19 +69,11 @@ def _step_until(engine: LLMEngine, request_id: str, num_tokens: int) -> RequestO
     raise EngineError("the prompt could not be answered")
 
 
-def prompt_ids(engine: LLMEngine, text: str) -> Sequence[int]:
-    """Return the tokens of a user's message, or of the text itself where the model has no chat template."""
-    tokenizer = engine.get_tokenizer()
-    if engine.chat_template is None and not tokenizer.chat_templates:
-        return tokenizer.encode(text)
-    return dialogue_of(engine).prepare([{"role": "user", "content": text}]).token_ids
-
-
 def main() -> None:
     """Record the story that the page ships."""
     engine = LLMEngine.from_options(max_model_len=512, num_blocks_override=49, **OPTIONS)
     try:
-        trace = record_story(engine, prompt_ids(engine, SHIPPED_PROMPT))
+        trace = record_story(engine, dialogue_of(engine).message_ids(SHIPPED_PROMPT))
     finally:
         engine.shutdown()
     SHIPPED.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in trace.lines))

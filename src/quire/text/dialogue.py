@@ -114,6 +114,15 @@ class Dialogue:
         """True if conversations can be rendered without a template of the request's own."""
         return bool(self._templates) or self._chosen is not None
 
+    def message_ids(self, text: str) -> list[int]:
+        """Return the tokens of a conversation of one user's message; of the text alone if there is no template.
+
+        Raises: ChatTemplateError, PromptError.
+        """
+        if not self.has_template:
+            return self._tokenizer.encode(text)
+        return self.prepare([{"role": "user", "content": text}]).token_ids
+
     def check_templates(self) -> None:
         """Compile the templates that requests may use. Raises: ModelFileError naming one that does not parse."""
         if self._chosen is not None:
