@@ -1,6 +1,7 @@
 """Allowed imports between folders (docs/architecture.md), lazy and type-only ones included."""
 
 import ast
+import importlib.util
 import re
 import subprocess
 import sys
@@ -114,3 +115,23 @@ def test_importing_costs_no_torch(module: str) -> None:
     code = f"import sys, {module}; print([m for m in {slow} if sys.modules.get(m)])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_benchmarks_import_names_that_exist() -> None:
+    """Only a run of a benchmark would find a name that was changed in the package; tests import theirs."""
+    root = PACKAGE.parents[1]
+    missing = [
+        f"{path.relative_to(root)}: {node.module}.{alias.name}"
+        for path in sorted((root / "benchmarks").rglob("*.py"))
+        for node in nodes(path)
+        if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in ("quire", "benchmarks")
+        for alias in node.names
+        if not has_name(str(node.module), alias.name)
+    ]
+    assert missing == []
+
+
+def has_name(module: str, name: str) -> bool:
+    found = importlib.import_module(module)
+    is_package = hasattr(found, "__path__")
+    return hasattr(found, name) or (is_package and importlib.util.find_spec(f"{module}.{name}") is not None)
