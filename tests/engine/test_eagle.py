@@ -8,7 +8,7 @@ import pytest
 
 from quire.drafts import drafting
 from quire.drafts.executor_drafts import ExecutorDrafts
-from quire.errors import ConfigError, ModelFileError
+from quire.errors import ConfigError, ModelFileError, UnsupportedModelError
 from quire.runtime import drafter
 from tests.engine.test_draft_model import drafts_of, write_llama
 from tests.engine.test_drafts import GREEDY, PARAMS, outputs_of
@@ -23,13 +23,24 @@ HEAD = {
     "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False,
 }  # fmt: skip
 
+UNFIT = {
+    '{"fc_norm": true}': "EAGLE-3 head with a config that has fc_norm=True, which .*: --speculative auto",
+    '{"use_sliding_window": true}': "use_sliding_window=True: --speculative auto",
+    '{"eagle_config": 3}': "eagle_config=3, which is not an object",
+    '{"eagle_config": {"use_last_layernorm": false}}': "has use_last_layernorm=False",
+    '{"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 4, 2]}}': r"\[0, 4, 2\], which is not 3 ascending",
+    '{"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 7]}}': r"\[1, 3, 7\], and the model has 8 layers",
+}
+"""Fields of heads that are refused, and the messages."""
+
 
 class Reference:
     """A head over whole sequences."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, layers: tuple[int, ...] = (2, NUM_LAYERS // 2, NUM_LAYERS - 3)) -> None:
+        """`layers`: those whose inputs it reads."""
         torch.manual_seed(11)
-        self.model = model.eval().float()
+        self.model, self.layers = model.eval().float(), layers
         config = transformers.LlamaConfig(**{key: value for key, value in HEAD.items() if key != "architectures"})
         config._attn_implementation = "eager"
         llama = transformers.models.llama.modeling_llama
@@ -52,8 +63,7 @@ class Reference:
         tokens, guesses = torch.tensor([token_ids]), []
         with torch.no_grad():
             states = self.model.model(tokens, output_hidden_states=True).hidden_states
-            low, middle, high = (states[at] for at in (2, NUM_LAYERS // 2, NUM_LAYERS - 3))
-            hidden = (torch.cat((low, middle, high), -1) @ self.fc.T)[:, :-1]
+            hidden = (torch.cat([states[at] for at in self.layers], -1) @ self.fc.T)[:, :-1]
             following = self.model.model.embed_tokens(tokens[:, 1:])
             for _ in range(count):
                 found = self.run_layer(following, hidden)
@@ -71,9 +81,9 @@ class Reference:
         x = x + self.attention(joined, position_embeddings=angles, attention_mask=mask)[0]
         return x + self.mlp(self.norm("post_attention_layernorm", x))
 
-    def write(self, path: Path) -> Path:
+    def write(self, path: Path, **fields: Any) -> Path:
         path.mkdir()
-        (path / "config.json").write_text(json.dumps(HEAD))
+        (path / "config.json").write_text(json.dumps(HEAD | fields))
         tensors = {f"midlayer.self_attn.{name}": value for name, value in self.attention.state_dict().items()}
         tensors |= {f"midlayer.mlp.{name}": value for name, value in self.mlp.state_dict().items()}
         tensors |= {f"midlayer.{name}.weight": value for name, value in self.norms.items()}
@@ -112,6 +122,18 @@ def always_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_guesses_are_those_of_the_reference(model: Path, head: Path, reference: Reference) -> None:
+    check_guesses(model, head, reference)
+
+
+def test_head_reads_the_layers_that_its_config_names(model: Path, tmp_path: Path) -> None:
+    other = Reference(transformers.AutoModelForCausalLM.from_pretrained(model), (1, 3, 7))
+    own = {"eagle_aux_hidden_state_layer_ids": [0, 2, 6], "use_aux_hidden_state": True, "use_last_layernorm": True}
+    # Heads for Qwen have fields of windows that none has.
+    fields = {"max_window_layers": 36, "use_sliding_window": False, "sliding_window": None}
+    check_guesses(model, other.write(tmp_path / "other", eagle_config=own, **fields), other)
+
+
+def check_guesses(model: Path, head: Path, reference: Reference) -> None:
     engine = build_with(model, "auto", draft_model=str(head))
     assert engine.config.speculative == "eagle"
     known, steps, num_compared = {f"r{index}": list(ids) for index, ids in enumerate(PROMPTS)}, list[Any](), 0
@@ -161,6 +183,12 @@ def test_heads_that_do_not_fit_are_refused(model: Path, head: Path, tmp_path: Pa
         build_with(write_llama(tmp_path / "shallow"), "eagle", draft_model=str(head))
     with pytest.raises(ConfigError, match="EAGLE-3 head"):
         build(write_tiny_hybrid(tmp_path / "hybrid"), speculative="eagle", draft_model=str(head))
+    for fields, message in UNFIT.items():
+        config = HEAD | json.loads(fields)
+        (head / "config.json").write_text(json.dumps(config))
+        with pytest.raises((ModelFileError, UnsupportedModelError), match=message):
+            build_with(model, "eagle", draft_model=str(head))
+    (head / "config.json").write_text(json.dumps(HEAD))
     tensors = safetensors.load_file(head / "model.safetensors")
     safetensors.save_file({name: value for name, value in tensors.items() if name != "d2t"}, head / "model.safetensors")
     with pytest.raises(ModelFileError, match=r"needs the tensor d2t, I64 \[200\]; the file lacks it"):

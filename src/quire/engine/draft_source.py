@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from quire import nn
 from quire.config import DraftModel, EngineOptions, ModelConfig
-from quire.errors import ConfigError
+from quire.errors import ConfigError, UnsupportedModelError
 from quire.lazy_torch import on_meta
 from quire.models.hf_eagle import ARCHITECTURE, EagleConfig
 from quire.models.hf_predictor import add_eagle, add_predictors
@@ -64,8 +64,13 @@ def _with_own_layer(model: ModelConfig) -> ModelConfig:
 
 def _with_eagle(model: ModelConfig, options: EngineOptions, checkpoint: Checkpoint) -> ModelConfig:
     """Return the model with an EAGLE-3 head."""
-    model_class, head = ModelRegistry.resolve(model.hf_config), EagleConfig.from_hf(checkpoint.hf_config)
+    model_class = ModelRegistry.resolve(model.hf_config)
     named = f"draft_model={options.draft_model!r} is an EAGLE-3 head"
+    try:
+        head = EagleConfig.from_hf(checkpoint.hf_config)
+    except UnsupportedModelError as error:  # its advice is for models
+        reason = str(error).partition(";")[0].replace("the model's config", "a config that", 1)
+        raise UnsupportedModelError(f"{named} with {reason}: --speculative auto without --draft-model fits") from error
     if (head.vocab_size, head.hidden_size) != (model.vocab_size, model.hidden_size):
         raise ConfigError(
             f"{named} for a model of {head.vocab_size} tokens and hidden size {head.hidden_size}, and the model has"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from quire import nn
+from quire.errors import ModelFileError
 from quire.kernels.elementwise import join
 from quire.layers.embedding import VocabParallelHead
 from quire.layers.forward_batch import ForwardBatch
@@ -26,28 +27,61 @@ if TYPE_CHECKING:
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 NUM_KEPT = 3
 """Hidden states that it reads."""
+_REQUIRED = {
+    "use_aux_hidden_state": True, "use_input_layernorm_in_first_layer": True, "use_last_layernorm": True,
+    "use_mtp_layernorm": False, "parallel_draft_step": 1,
+}  # fmt: skip
+"""Fields of `eagle_config` that this head computes with one value only."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EagleConfig(LlamaConfig):
-    """Llama's fields, and the number of tokens of the head."""
+    """Llama's fields, the number of tokens of the head, and the layers whose outputs it reads; empty for the usual."""
 
     draft_vocab_size: int
-    required: ClassVar[Mapping[str, Any]] = {"num_hidden_layers": 1}
-    unused = ("eagle_config", "target_hidden_size")
+    outputs: tuple[int, ...]
+    required: ClassVar[Mapping[str, Any]] = {"num_hidden_layers": 1, "use_sliding_window": False}
+    unused = ("target_hidden_size", "max_window_layers")  # its matrices show the first; there is no window
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        return super().read(reader) | {"draft_vocab_size": reader.integer("draft_vocab_size")}
+        own = reader.raw("eagle_config") or {}
+        if not isinstance(own, Mapping):
+            raise ModelFileError(f"the head's config has eagle_config={str(own)[:60]}, which is not an object")
+        outputs = _read_own(HFConfigReader(own))
+        return super().read(reader) | {"draft_vocab_size": reader.integer("draft_vocab_size"), "outputs": outputs}
 
     def behind(self, num_layers: int) -> "EagleConfig":
         """Return the same with the layer behind `num_layers` others."""
         return replace(self, num_layers=num_layers + 1, windows=(None,) * (num_layers + 1))
 
+    def kept_layers(self, num_layers: int) -> tuple[int, ...]:
+        """Return the layers of the model whose inputs the head reads: low, middle and high. Raises: ModelFileError."""
+        if not self.outputs:
+            return (2, num_layers // 2, num_layers - 3)
+        if self.outputs[-1] > num_layers - 2:
+            raise ModelFileError(
+                f"the head reads the outputs of layers {list(self.outputs)}, and the model has {num_layers} layers, of"
+                f" which 0 to {num_layers - 2} can be read: choose the head that was trained for this model"
+            )
+        return tuple(index + 1 for index in self.outputs)
 
-def kept_layers(num_layers: int) -> tuple[int, ...]:
-    """Return the layers whose inputs the head reads: low, middle and high."""
-    return (2, num_layers // 2, num_layers - 3)
+
+def _read_own(reader: HFConfigReader) -> tuple[int, ...]:
+    """Read `eagle_config`, which ModelOpt and SpecForge write. Returns: `EagleConfig.outputs`."""
+    for name, value in _REQUIRED.items():
+        reader.require(name, value)
+    for name in ("next_layer_regular", "parallel_draft_heads_num_layers"):
+        reader.raw(name)  # of heads that guess several tokens at once
+    name = "eagle_aux_hidden_state_layer_ids"
+    found = reader.raw(name) or []
+    reader.finish()
+    are_indices = isinstance(found, list) and all(type(index) is int and index >= 0 for index in found)
+    if not are_indices or (found and len(found) != NUM_KEPT) or found != sorted(found):
+        raise ModelFileError(
+            f"the head's config has {name}={str(found)[:60]}, which is not {NUM_KEPT} ascending layers"
+        )
+    return tuple(found)
 
 
 class EagleLayer(nn.Module):

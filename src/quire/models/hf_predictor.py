@@ -14,7 +14,7 @@ from quire.kernels.elementwise import join
 from quire.layers.forward_batch import ForwardBatch
 from quire.layers.linear import Linear
 from quire.lazy_torch import Tensor
-from quire.models.hf_eagle import EagleConfig, EagleHead, kept_layers
+from quire.models.hf_eagle import EagleConfig, EagleHead
 from quire.weight_map import Layout
 
 if TYPE_CHECKING:
@@ -78,11 +78,11 @@ def with_stored_predictors(model: "LlamaForCausalLM", names: Collection[str]) ->
 
 
 def add_eagle(model: "LlamaForCausalLM", config: EagleConfig) -> None:
-    """Add an EAGLE head, whose directory has this config. Mutates: model."""
+    """Add an EAGLE head, whose directory has this config. Mutates: model. Raises: ModelFileError."""
     from quire.models.llama import LlamaAttention  # it imports this file
 
     model.eagle = EagleHead(model, LlamaAttention, config)
-    model.kept_layers = kept_layers(model.config.num_layers)
+    model.kept_layers = config.kept_layers(model.config.num_layers)
 
 
 def predict(model: "LlamaForCausalLM", index: int, token_ids: Tensor, batch: ForwardBatch, hidden: Tensor) -> Tensor:
