@@ -27,6 +27,8 @@ class LogprobWriter:
         self._num_top = num_top
         self._as_ids = as_ids
         self._offset = 0
+        self._known: dict[int, tuple[str, list[int]]] = {}
+        """Name and bytes of each token so far: the same few are among the likeliest again and again."""
 
     def chat(self, positions: Sequence[PositionLogprobs]) -> dict[str, Any]:
         """Return the chat API's format: one object per position."""
@@ -67,11 +69,11 @@ class LogprobWriter:
         return chosen, likeliest[: self._num_top]
 
     def _entry(self, token_id: int, value: Logprob) -> dict[str, Any]:
-        return {
-            "token": self._name(token_id, value.decoded_token),
-            "logprob": _finite(value.logprob),
-            "bytes": self._bytes(token_id, value),
-        }
+        known = self._known.get(token_id)
+        if known is None:
+            name = self._name(token_id, value.decoded_token)
+            known = self._known[token_id] = name, self._bytes(token_id, value)
+        return {"token": known[0], "logprob": _finite(value.logprob), "bytes": known[1]}
 
     def _bytes(self, token_id: int, value: Logprob) -> list[int]:
         if self._tokenizer.byte_decoding is None:
