@@ -7,7 +7,7 @@ some steps and leaves; a time is that of a step and of the lines that are taken 
 windows of steps without a reader: on a busy machine their longest steps are long too.
 With `--page` the reader is as the page: it stays, times a step at most every 500 ms, and takes the lines 20 times a
 second. The rows are throughput without it and with it, in windows of 1 s by turns, about half a minute in all; the
-ratio of each pair goes to stderr when it is known. CPU time per token says more on a busy machine.
+ratio of each pair goes to stderr when it is known.
 Next to read: `src/quire/engine/recorder.py`.
 """
 
@@ -83,7 +83,6 @@ def _page(arguments: argparse.Namespace) -> int:
     engine = _decoding(arguments, PAGE_LENGTH)
     running = [str(index) for index in range(arguments.streams)]
     rates: dict[str, list[float]] = {"no page": [], "a page looks": []}
-    cpu: dict[str, list[float]] = {name: [] for name in rates}
     num_pairs = arguments.attaches or PAGE_PAIRS
     for number in range(num_pairs):
         engine.abort_request(running)
@@ -92,26 +91,22 @@ def _page(arguments: argparse.Namespace) -> int:
             engine.step()
         # Contexts grow, and steps take longer: each goes first as often as the other.
         for name in sorted(rates, reverse=bool(number % 2)):
-            tokens_per_s, cpu_ms = _rate(engine, looks=name != "no page")
-            rates[name].append(tokens_per_s)
-            cpu[name].append(cpu_ms)
+            rates[name].append(_rate(engine, looks=name != "no page"))
         ratio = rates["a page looks"][-1] / rates["no page"][-1]
         print(f"pair {number + 1} of {num_pairs}: {ratio:.3f}", file=sys.stderr, flush=True)
     engine.shutdown()
-    columns = {"reader": "", "tokens/s": ".1f", "of no page": ".4f", "CPU ms/token": ".3f"}
-    table = Table(columns, as_json=arguments.json)
+    table = Table({"reader": "", "tokens/s": ".1f", "of no page": ".4f"}, as_json=arguments.json)
     # Neighbours share the machine's other load: their ratio has less of it than two medians.
     ratio = statistics.median(with_page / alone for alone, with_page in zip(*rates.values(), strict=True))
     for name, found in rates.items():
-        table.row(name, statistics.median(found), 1.0 if name == "no page" else ratio, statistics.median(cpu[name]))
+        table.row(name, statistics.median(found), 1.0 if name == "no page" else ratio)
     return 0 if ratio >= 1 - MOST_OF_PAGE else 6
 
 
-def _rate(engine: LLMEngine, *, looks: bool) -> tuple[float, float]:
-    """Return the tokens per second of a window of time, and the milliseconds of CPU time per token."""
+def _rate(engine: LLMEngine, *, looks: bool) -> float:
+    """Return the tokens per second of a window of time."""
     recorder = Recorder(engine, op_interval_s=PAGE_INTERVAL_S) if looks else None
     started = taken = time.perf_counter()
-    used_s = time.process_time()
     num_tokens = 0
     while (now := time.perf_counter()) < started + PAGE_WINDOW_S:
         num_tokens += len(engine.step())
@@ -120,7 +115,7 @@ def _rate(engine: LLMEngine, *, looks: bool) -> tuple[float, float]:
             recorder.take()
     if recorder is not None:
         recorder.close()
-    return num_tokens / (time.perf_counter() - started), 1e3 * (time.process_time() - used_s) / num_tokens
+    return num_tokens / (time.perf_counter() - started)
 
 
 def _window(engine: LLMEngine, *, attaches: bool) -> list[float]:
