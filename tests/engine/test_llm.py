@@ -103,6 +103,24 @@ def test_wrong_priorities(priority: Any) -> None:
         generate(llm, ["a"], priority=priority)
 
 
+def test_outputs_end_at_their_deadlines_as_they_are() -> None:
+    llm, executor = make()
+    engine, now_s = llm.llm_engine, [0.0]
+    engine._clock = engine.input_processor._clock = lambda: now_s[0]
+    executor.in_step = lambda step: now_s.__setitem__(0, float(step))
+    params = SamplingParams(max_tokens=9, ignore_eos=True)
+    outputs = generate(llm, ["a", "b", "c"], params, deadline_s=[3, None, 0.5])
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [3, 9, 1]
+    assert [output.outputs[0].finish_reason for output in outputs] == ["abort", "length", "abort"]
+    assert [output.outputs[0].error_code for output in outputs] == ["deadline_passed", None, "deadline_passed"]
+    assert "deadline_s" in str(outputs[0].outputs[0].error)
+    assert_all_home(engine)
+    assert generate(llm, "a", params, deadline_s=4)[0].outputs[0].finish_reason == "abort"
+    for wrong, says in ([1, 2, 3], "3 entries for 1 prompts"), ([-1], "above 0"), ("soon", "above 0"):
+        with pytest.raises(RequestError, match=says):
+            generate(llm, "a", params, deadline_s=wrong)
+
+
 # --- Chat -------------------------------------------------------------------------------------
 
 

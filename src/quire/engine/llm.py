@@ -68,12 +68,15 @@ class LLM(EngineHandle):
         use_tqdm: UseTqdm = True,
         priority: int | Sequence[int] | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        deadline_s: float | Sequence[float | None] | None = None,
     ) -> list[RequestOutput]:
         """Complete one prompt or a list of prompts, each as text, token ids or a dict (`quire.outputs.Prompt`).
 
         `sampling_params`: one for all, or one per prompt; None: the model's recommended ones.
         `priority`: one for all or one per prompt; lower runs first, with scheduling_policy="priority".
         `lora_request`: an adapter for all, or one per prompt, None for the base; it needs enable_lora=True.
+        `deadline_s`: seconds, one for all or one per prompt, None for no deadline. An output that is not complete when
+        they have passed ends as it is, with `finish_reason` "abort"; if KV blocks run out, the latest is preempted.
 
         Raises: RequestError, CapacityError, EngineDeadError, ModelFileError.
         """
@@ -81,13 +84,15 @@ class LLM(EngineHandle):
         params = _per_prompt("sampling_params", sampling_params, SamplingParams, len(items))
         priorities = _per_prompt("priority", 0 if priority is None else priority, object, len(items))
         adapters = _per_prompt("lora_request", lora_request, LoRARequest, len(items), takes_none=True)
+        deadlines_s = _per_prompt("deadline_s", deadline_s, object, len(items))
         prepare = self.llm_engine.input_processor.prepare
         prepared = [
             prepare(
-                str(next(self._ids)), item, params[i], priority=priorities[i], streams=False, lora_request=adapters[i]
+                str(next(self._ids)), item, params[i], streams=False,
+                priority=priorities[i], lora_request=adapters[i], deadline_s=deadlines_s[i],
             )
             for i, item in enumerate(items)
-        ]
+        ]  # fmt: skip
         return self._run(prepared, use_tqdm)
 
     def chat(
