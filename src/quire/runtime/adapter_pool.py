@@ -22,6 +22,7 @@ from quire.errors import CapacityError, ModelFileError, QuireError, UnsupportedM
 from quire.kernels.lora import MAX_PARTS
 from quire.layers.group import Group
 from quire.lazy_torch import on_meta
+from quire.runtime.adapter_layout import AdapterLayout
 from quire.runtime.adapter_pack import LANES, PackedAdapter, pack_adapter
 from quire.runtime.batch import RequestStates, StepLayout
 from quire.runtime.loader import make_model
@@ -52,7 +53,8 @@ class AdapterPool:
     def __init__(self, config: EngineConfig, group: Group) -> None:
         self._config = config
         with on_meta():
-            self._model = make_model(config.model.hf_config, group, config.scheduler.max_model_len)
+            model = make_model(config.model.hf_config, group, config.scheduler.max_model_len)
+        self._layout = AdapterLayout(model)
         self._num_slots, max_tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
         self._max_bytes = config.options.lora_bytes
         self._residents: dict[str, _Resident] = {}  # by digest, the least recently used first
@@ -94,7 +96,7 @@ class AdapterPool:
 
     def _read(self, adapter: Adapter) -> Future[PackedAdapter]:
         self._reads[adapter.digest] = self._reader.submit(
-            pack_adapter, adapter, self._model, self._config.model.hf_config, is_bf16=self._config.dtype != "float32"
+            pack_adapter, adapter, self._layout, self._config.model.hf_config, is_bf16=self._config.dtype != "float32"
         )
         return self._reads[adapter.digest]
 
