@@ -6,7 +6,6 @@ when others need their memory. The tables that native ops read (`native/ops/lora
 Next to read: `adapter_pack.py`, `kernels/lora.py`.
 """
 
-import itertools
 import logging
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -32,8 +31,6 @@ logger = logging.getLogger("quire.runtime")
 PART_WORDS, HEAD_WORDS = 5, 4
 ENTRY_WORDS = HEAD_WORDS + MAX_PARTS * PART_WORDS
 """8-byte words of a `LoraEntry`, and of a `LoraPart` in it."""
-MAX_READ_AHEAD = 2
-"""Adapters of waiting requests that are read at the same time, or were read: their memory is beside `lora_bytes`."""
 
 
 @dataclass(slots=True)
@@ -80,19 +77,19 @@ class AdapterPool:
     # --- Adapters are read beside the steps ------------------------------------------------------
 
     def prepare(self, wanted: Sequence[Adapter], wait_s: float = 0.0) -> set[str]:
-        """Read adapters of requests, the first `MAX_READ_AHEAD` that are not in memory; others are let go.
+        """Read those of these adapters that are not in memory; others that were read, and not used, are let go.
 
-        `wait_s`: longest time to wait until one has been read. Returns: digests that would still make a step wait.
+        `wait_s`: longest time to wait until one has been read. Returns: digests for which no step would wait.
         """
         missing = {adapter.digest: adapter for adapter in wanted if adapter.digest not in self._residents}
-        chosen = dict(itertools.islice(missing.items(), MAX_READ_AHEAD))
-        for digest in self._reads.keys() - chosen.keys():
+        for digest in self._reads.keys() - missing.keys():
             self._reads.pop(digest).cancel()
-        for digest in chosen.keys() - self._reads.keys():
-            self._read(chosen[digest])
+        for digest, adapter in missing.items():
+            if digest not in self._reads:
+                self._read(adapter)
         if wait_s and (running := [read for read in self._reads.values() if not read.done()]):
             wait(running, wait_s, FIRST_COMPLETED)
-        return {digest for digest in missing if digest not in self._reads or not self._reads[digest].done()}
+        return self._residents.keys() | {digest for digest, read in self._reads.items() if read.done()}
 
     def _read(self, adapter: Adapter) -> Future[PackedAdapter]:
         self._reads[adapter.digest] = self._reader.submit(

@@ -66,7 +66,7 @@ def is_idle(request: Request) -> bool:
 
 
 class RequestTable:
-    """Requests by id and by place. `unread_adapters`: digests of those for which waiting requests wait."""
+    """Requests by id and by place. `usable_adapters`: digests of those that make no step wait."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
@@ -75,7 +75,7 @@ class RequestTable:
         self.waiting = FairQueue() if config.policy == "fair" else WaitingQueue()
         self.running: list[Request] = []
         self.parked: dict[str, Request] = {}
-        self.unread_adapters: set[str] = set()
+        self.usable_adapters: set[str] = set()
         self._counter = itertools.count()
 
     def enter(self, request: Request) -> None:
@@ -138,7 +138,7 @@ class RequestTable:
 
     def lacks_adapter(self, request: Request) -> bool:
         """Return True if the request's adapter has not been read yet."""
-        return request.adapter is not None and request.adapter.digest in self.unread_adapters
+        return request.adapter is not None and request.adapter.digest not in self.usable_adapters
 
     def _register(self, request: Request, serial: int) -> None:
         self.by_id[request.request_id] = request
