@@ -63,7 +63,7 @@ class LayerPart:
         values = self.pair.b.to_numpy().reshape(self.pair.b.shape)
         order = self.pair.row_order
         rows = values[self.stored.start : self.stored.stop] if order is None else values[order[self.stored]]
-        return rows * np.float32(self.pair.scale)
+        return rows if self.pair.scale == 1 else rows * np.float32(self.pair.scale)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -103,10 +103,12 @@ def _fill(layer: PlacedLayer, matrices: list[NDArray[Any]]) -> list[int]:
     entry = [stacked.ctypes.data, len(a), len(layer.parts), int(stacked.dtype == np.uint16)]
     for part, packed in zip(layer.parts, others, strict=True):
         rank, (first_tile, end_tile) = part.pair.rank, _tiles(part)
-        padded = np.zeros(((end_tile - first_tile) * TILE, rank), packed.dtype)
-        start = part.first_row - first_tile * TILE
-        padded[start : start + len(part.stored)] = _stored(part.b(), packed)
-        packed.reshape(-1, rank, TILE)[:] = padded.reshape(-1, TILE, rank).transpose(0, 2, 1)
+        rows, start = _stored(part.b(), packed), part.first_row - first_tile * TILE
+        if len(rows) < (end_tile - first_tile) * TILE:
+            padded = np.zeros(((end_tile - first_tile) * TILE, rank), packed.dtype)
+            padded[start : start + len(rows)] = rows
+            rows = padded
+        packed.reshape(-1, rank, TILE)[:] = rows.reshape(-1, TILE, rank).transpose(0, 2, 1)
         entry += [first_tile, end_tile, packed.ctypes.data, firsts[part.pair], rank]
     return entry
 
