@@ -94,7 +94,9 @@ async def test_prompt_is_scored_without_generating() -> None:
 
 @in_loop
 async def test_tokens_as_ids_come_with_the_text_of_each() -> None:
-    answer = await ask({"prompt": "abc", "echo": True, "logprobs": 2, "max_tokens": 1, "return_tokens_as_token_ids": True})
+    answer = await ask(
+        {"prompt": "abc", "echo": True, "logprobs": 2, "max_tokens": 1, "return_tokens_as_token_ids": True}
+    )
     choice = answer["choices"][0]
     logprobs = choice["logprobs"]
     assert logprobs["tokens"][:3] == ["token_id:97", "token_id:98", "token_id:99"]
