@@ -72,7 +72,7 @@ def _open(browser: Browser, url: str) -> tuple[float, float]:
           .observe(document, { childList: true, subtree: true });"""
     )
     page.goto(url)
-    page.wait_for_function("window.boxAt")
+    page.locator(".chat > form textarea").wait_for()
     times = page.evaluate(PAINT), page.evaluate("window.boxAt")
     context.close()
     return times

@@ -267,11 +267,11 @@ export class Chat {
         ${siblings.length > 1 && !isSplit && html`<span class="branches"><button aria-label="Branch before" disabled=${!at} onClick=${() => move(-1)}>‹</button> ${at + 1} of ${siblings.length} <button aria-label="Branch behind" disabled=${at === siblings.length - 1} onClick=${() => move(1)}>›</button></span>`}</h3>
       ${isUser ? this.drawQuestion(node) : node.role === "tool" ? html`<${Code} language="result" text=${asJson(node.content) ?? node.content} />` : this.form === "tokens" ? this.tokens.draw(node) : this.drawText(node)}
       ${node.calls.length > 0 && html`<${Calls} calls=${node.calls} />`}
-      ${node.calls.length > 0 && !this.abort && (!this.children(node).length || this.editing?.node === node) && this.drawResults(node)}
       ${this.writing.includes(node) && !node.firstToken && html`<p class="hint" role="status">${waiting(this.host.status())}</p>`}
       ${node.error && html`<p class="error" role="alert">${node.error}</p>`}
       ${node.stats && html`<p class="stats">${statistics(node, model())}</p>`}
-      ${this.drawActions(node, siblings, isSplit)}</article>`;
+      ${this.drawActions(node, siblings, isSplit)}
+      ${node.calls.length > 0 && !this.abort && (!this.children(node).length || this.editing?.node === node) && this.drawResults(node)}</article>`;
   }
 
   drawActions(node, siblings, isSplit) {
@@ -307,7 +307,7 @@ export class Chat {
   /** Draw a box for the result of each call, since the page runs no tools. */
   drawResults(node) {
     const submit = (event) => { event.preventDefault(); this.sendResults(node); };
-    return html`<form class="results" onSubmit=${submit}>${node.calls.map(({ name }, i) => html`<label>Result of <code>${name}</code><textarea rows="2" placeholder="What the tool returned, as text or JSON" value=${node.results[i] ?? ""} onInput=${(e) => { node.results[i] = e.target.value; }}></textarea></label>`)}
+    return html`<form class="results" onSubmit=${submit}>${node.calls.map(({ name }, i) => html`<label><span>Result of <code>${name}</code></span><textarea rows="2" placeholder="What the tool returned, as text or JSON" value=${node.results[i] ?? ""} onInput=${(e) => { node.results[i] = e.target.value; }}></textarea></label>`)}
       <button class="main">Send ${node.calls.length > 1 ? "results" : "result"}</button></form>`;
   }
 
