@@ -18,7 +18,7 @@ from starlette.types import Receive
 
 from quire.engine.process.messages import RequestUpdate, Submit
 from quire.engine.process.stream import RequestStream
-from quire.errors import EngineDeadError
+from quire.errors import DeadlineError, EngineDeadError
 from quire.outputs import CompletionOutput
 from quire.server.errors import ApiError, ClientDisconnected
 from quire.server.request_record import RequestRecord
@@ -131,6 +131,8 @@ def _failure(choice: CompletionOutput) -> ApiError:
         )
     if choice.error_code == EngineDeadError.code:
         return ApiError.of(EngineDeadError(choice.error or "the engine stopped"))
+    if choice.error_code == DeadlineError.code:
+        return ApiError(504, choice.error or "", code="request_timeout", param="deadline_s")
     if choice.finish_reason == "error":
         return ApiError(500, choice.error or "the model failed on this request", code="generation_failed")
     return ApiError(503, "the server ended this request before it was complete", code="aborted", retry_after_s=2)

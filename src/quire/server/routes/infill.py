@@ -64,7 +64,7 @@ def prepare_infill(state: ServerState, body: InfillRequest, caller: Caller) -> J
             files=[(file.filename or "", file.text) for file in body.input_extra or []],
             max_len=min(max_len, front_end.max_prompt_len(body.truncate_prompt_tokens, num_free) or max_len),
         )  # fmt: skip
-        identity = caller.identity(body.priority, body.cache_salt)
+        identity = caller.identity(body.priority, body.cache_salt, body.deadline_s)
         made = front_end.prepare(caller.engine_id, prompt, params, **identity)
     return Job(
         body=completion,
