@@ -205,8 +205,8 @@ async def _computed(request: Request, answer: _Answer, *, streams: bool) -> Asyn
     """Compute the answer; yield its new texts. It ends early when it is late."""
     updates = generate(state_of(request), answer.job.requests, record_of(request), streams=streams)
     async with aclosing(updates) as received:
-        async for _, update in received:
-            yield answer.add(update)
+        async for batch in received:
+            yield "".join(answer.add(update) for _, update in batch)
             if answer.is_late:
                 return
 
