@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pytest
+from _pytest.runner import runtestprotocol
 from hypothesis import settings
 
 # Two test processes with two threads each would wait for each other; results do not depend on the number of threads.
@@ -40,6 +41,9 @@ LONGEST_FILES = (
     "runtime/test_tensor_parallel.py", "server/test_served_model.py", "server/test_conformance.py",
 )  # fmt: skip
 """From 100 s down to 8 s, 2026-11, on 2 cores; xdist's own order, by number of tests, has the first ones last."""
+
+MIN_REPORTED_S = 0.005
+"""Shorter setups and teardowns are not listed by `--durations=0` either."""
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -73,6 +77,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest, so that no test process waits for one at the end."""
     places = {name: place for place, name in enumerate(LONGEST_FILES)}
     items.sort(key=lambda item: places.get(item.path.relative_to(TESTS).as_posix(), len(places)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """In a test process of xdist, send only the reports that say something: sending takes longer than most tests."""
+    if not hasattr(item.config, "workerinput"):
+        return None
+    for report in runtestprotocol(item, nextitem=nextitem, log=False):
+        if report.when == "call" or not report.passed or report.sections or report.duration >= MIN_REPORTED_S:
+            item.ihook.pytest_runtest_logreport(report=report)
+    return True
+
+
+@pytest.fixture(scope="session", autouse=True)
+def brief_measurements() -> Iterator[None]:
+    """Measure this machine's limits in milliseconds instead of a second: no test asserts a speed."""
+    from quire.runtime import machine_limits
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine_limits, "MIN_MEASURE_S", 0.0)
+        patch.setattr(machine_limits, "READ_BYTES", 1 << 24)
+        yield
 
 
 @pytest.fixture(scope="session")
