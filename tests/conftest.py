@@ -41,7 +41,7 @@ LONGEST_FILES = (
     "kernels/test_older_processors.py", "parallel/test_ray_ranks.py", "text/tool_calls/test_parser.py",
     "server/test_run.py", "server/router/test_local_replicas.py", "runtime/test_tensor_parallel.py",
 )  # fmt: skip
-"""From 140 s down to 30 s, 2026-11, on 2 loaded cores; xdist's own order, by number of tests, has the first ones last."""
+"""From 140 s down to 30 s, 2026-11, on 2 loaded cores; xdist's own order, by number of tests, has the longest last."""
 
 MIN_REPORTED_S = 0.005
 """Shorter setups and teardowns are not listed by `--durations=0` either."""
