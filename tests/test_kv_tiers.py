@@ -155,7 +155,7 @@ while True:
         llm.generate({"prompt_token_ids": token_ids}, params, use_tqdm=False)
         print(number, flush=True)
 """
-"""A program of a user's: it imports no Transformers, which takes as long as all that it computes."""
+"""A program of a user's: it imports no Transformers, which takes as long as its own computation."""
 
 
 def test_engines_killed_while_they_write_change_no_token(llama: Path, tmp_path: Path) -> None:
