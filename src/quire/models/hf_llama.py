@@ -23,7 +23,7 @@ class LlamaConfig(DecoderConfig):
         score_scale: of attention scores, None for 1 / sqrt(head_size); score_cap: None for none.
         local_rope: angles of layers with a window, if they have others; `rope` is then that of the other layers.
         sparse_layers: of each layer whether its MLP is a mixture of experts; empty for none.
-        num_experts, top_k, expert_size, renormalise, scoring: see `layers.experts.SparseMLP`.
+        num_experts, top_k, expert_size, renormalise, scoring: see `hf_moe.MoE`.
         shared_size: MLP columns of what all tokens use beside the experts.
         recurrent_layers: of each layer whether it has recurrent state instead of attention; empty for none.
         num_predictors: layers behind the others that predict further tokens (`hf_predictor.py`).

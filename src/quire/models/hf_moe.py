@@ -1,14 +1,17 @@
 """`MoE`, and `read_experts` and `read_moe`: mixtures of experts of a config, and their fields in a `config.json`.
 
-Next to read: `qwen3_moe.py`; `layers/experts.py` for the layer.
+Next to read: `qwen3_moe.py`; `layers/experts.py` for its parts.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from quire import nn
 from quire.errors import ModelFileError
-from quire.layers.experts import SparseMLP
+from quire.kernels.experts import route
+from quire.layers.experts import Experts, Router
 from quire.layers.group import Group
+from quire.lazy_torch import Tensor
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_llama import LlamaConfig
 
@@ -18,17 +21,25 @@ MAX_EXPERTS = 10_000
 """A config with more is corrupted; building as many would look like a hang."""
 
 
-class MoE(SparseMLP):
-    """The experts of a config. A subclass may set another `activation`, and `bias` of all projections."""
+class MoE(nn.Module):
+    """The weighted sum of the `top_k` experts of each token that its router chooses. Shapes: x [T, E] -> [T, E].
+
+    With `renormalise` of the config, the weights of the chosen experts sum up to 1, before `scoring` multiplies them.
+    A subclass may set another `activation`, and `bias` of all projections.
+    """
 
     activation: ClassVar[str] = "silu"
     bias: ClassVar[bool] = False
 
     def __init__(self, config: LlamaConfig, group: Group) -> None:
-        super().__init__(
-            config.hidden_size, config.expert_size, config.num_experts, group, top_k=config.top_k,
-            renormalise=config.renormalise, activation=self.activation, bias=self.bias, scoring=config.scoring,
-        )  # fmt: skip
+        super().__init__()
+        width, num_experts = config.hidden_size, config.num_experts
+        self.gate = Router(width, num_experts, bias=self.bias, corrects=config.scoring.is_sigmoid)
+        self.experts = Experts(width, config.expert_size, num_experts, self.activation, group, bias=self.bias)
+        self.rule = config.top_k, config.renormalise, config.scoring
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.experts(x, route(self.gate(x), *self.rule, self.gate.e_score_correction_bias))
 
 
 def read_sparse_layers(reader: HFConfigReader, num_layers: int) -> tuple[bool, ...]:
