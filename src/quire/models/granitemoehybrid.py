@@ -15,7 +15,7 @@ from quire.lazy_torch import Tensor
 from quire.models.deepseek_v2 import SharedMoE
 from quire.models.granite import GraniteConfig, GraniteForCausalLM
 from quire.models.hf_config import HFConfigReader, check_divides
-from quire.models.hf_hybrid import HybridLayer, read_recurrent_layers
+from quire.models.hf_decoder import read_recurrent_layers
 from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_moe import MAX_EXPERTS, TRAINING_FIELDS
 from quire.models.hf_state_space import StateSpaceMixer, StateSpaceSizes, check_time_steps
@@ -89,7 +89,6 @@ class Granite4ForCausalLM(GraniteForCausalLM):
     config: Granite4Config
     recurrent_class = StateSpaceMixer
     moe_class = SharedMoE
-    layer_class = HybridLayer
 
     def layout(self) -> Layout:
         """Return Llama's, under other names. Gates and ups of the MLP are stored in one piece."""

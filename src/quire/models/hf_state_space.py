@@ -18,6 +18,7 @@ from quire.layers.group import SINGLE, Group, Partition, Share, share
 from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
 from quire.layers.norms import RMSNorm, SharedRMSNorm
 from quire.layers.recurrent import CausalConv, recur, state_bytes
+from quire.layers.rotary import Rotation
 from quire.lazy_torch import Tensor
 from quire.models.hf_config import HFConfigReader
 
@@ -103,7 +104,7 @@ class StateSpaceMixer(nn.Module):
         self.out_proj = RowParallelLinear(inner, sizes.hidden_size, group, bias=sizes.bias)
         self.partitions = dict.fromkeys(("dt_bias", "A_log", "D"), Partition(rows=(heads,)))
 
-    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation | None, batch: ForwardBatch) -> Tensor:
         """Shapes: x [T, E] -> [T, E]."""
         inner = self.widths[0]
         z, xbc, steps = self.in_proj(x).split((inner, sum(self.widths), self.num_heads), dim=1)

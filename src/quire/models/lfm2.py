@@ -1,6 +1,6 @@
 """LFM2: Llama with norms of heads, and short gated convolutions instead of attention in most layers.
 
-Next to read: `hf_hybrid.py`.
+Next to read: `layers/recurrent.py`.
 """
 
 from collections.abc import Mapping
@@ -15,9 +15,10 @@ from quire.layers.forward_batch import ForwardBatch
 from quire.layers.group import Group, share
 from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
 from quire.layers.recurrent import CausalConv, state_bytes
+from quire.layers.rotary import Rotation
 from quire.lazy_torch import Tensor
 from quire.models.hf_config import HFConfigReader, check_positive
-from quire.models.hf_hybrid import HybridLayer, read_recurrent_layers
+from quire.models.hf_decoder import read_recurrent_layers
 from quire.models.hf_llama import LlamaConfig
 from quire.models.llama import LlamaForCausalLM
 from quire.models.qwen3 import Qwen3Attention
@@ -93,7 +94,7 @@ class ShortConv(nn.Module):
         self.conv = CausalConv(layer_index, (channels,), config.num_taps, activation=None, bias=config.conv_bias)
         self.o_proj = RowParallelLinear(channels, config.hidden_size, group, bias=config.conv_bias)
 
-    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation | None, batch: ForwardBatch) -> Tensor:
         """Shapes: x [T, E] -> [T, E]."""
         b, c, x = self.in_proj(x).chunk(3, dim=1)  # [T, C] each
         return self.o_proj(c * self.conv(b * x, batch))
@@ -105,7 +106,6 @@ class LFM2ForCausalLM(LlamaForCausalLM):
     Config: ClassVar[type[LFM2Config]] = LFM2Config
     attention_class = Qwen3Attention
     recurrent_class = ShortConv
-    layer_class = HybridLayer
 
     def layout(self) -> Layout:
         """Return Llama's, under other names."""

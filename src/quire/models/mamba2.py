@@ -79,7 +79,7 @@ class Mamba2Layer(nn.Module):
 
     def forward(self, x: Tensor, rotation: Rotation | None, batch: ForwardBatch) -> Tensor:
         """Shapes: x [T, E] -> [T, E]."""
-        return x + self.mixer(self.norm(x), batch)
+        return x + self.mixer(self.norm(x), rotation, batch)
 
 
 class Mamba2ForCausalLM(LlamaForCausalLM):

@@ -23,7 +23,7 @@ from quire.layers.recurrent import CausalConv, recur, state_bytes
 from quire.layers.rotary import Rotation
 from quire.lazy_torch import Tensor
 from quire.models.hf_config import HFConfigReader, check_divides
-from quire.models.hf_hybrid import HybridLayer, read_recurrent_layers
+from quire.models.hf_decoder import read_recurrent_layers
 from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_moe import read_moe
 from quire.models.llama import QKV, LlamaForCausalLM
@@ -140,7 +140,7 @@ class GatedDeltaNet(nn.Module):
         self.out_proj = RowParallelLinear(values, config.hidden_size, group)
         self.partitions = dict.fromkeys(("dt_bias", "A_log"), Partition(rows=(heads,)))
 
-    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation | None, batch: ForwardBatch) -> Tensor:
         """Shapes: x [T, E] -> [T, E]."""
         qkv, z = self.in_proj_qkvz(x).split((sum(self.widths), self.widths[2]), dim=1)  # [T, 2KD + HV], [T, HV]
         q, k, v = self.conv1d(qkv, batch).split(self.widths, dim=1)
@@ -160,7 +160,6 @@ class DeltaNetForCausalLM(LlamaForCausalLM):
     Config: ClassVar[type[DeltaNetConfig]] = DeltaNetConfig
     attention_class = GatedAttention
     recurrent_class = GatedDeltaNet
-    layer_class = HybridLayer
     predictor_keeps_norm = True
     config: DeltaNetConfig
 
