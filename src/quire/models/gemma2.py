@@ -3,7 +3,7 @@
 Checkpoints store the weights of norms without their 1, which is added when they are loaded. Next to read: `llama.py`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -28,8 +28,8 @@ class Gemma2Config(LlamaConfig):
     """Llama's fields, with windows per layer. `logit_cap`: None for none."""
 
     logit_cap: float | None
-    defaults: ClassVar[Mapping[str, Any]] = {"head_dim": 256, "tie_word_embeddings": True}
-    required: ClassVar[Mapping[str, Any]] = {"use_bidirectional_attention": False, "mlp_bias": False}
+    defaults = {"head_dim": 256, "tie_word_embeddings": True}
+    required = {"use_bidirectional_attention": False, "mlp_bias": False}
     default_caps: ClassVar[tuple[float | None, float | None]] = (50.0, 30.0)
     """Of scores and logits, for a config without these fields; null means none."""
 

@@ -3,7 +3,6 @@
 Next to read: `gemma2.py`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -23,7 +22,7 @@ DEFAULT_THETA, DEFAULT_LOCAL_THETA = 1e6, 1e4
 class Gemma3Config(Gemma2Config):
     """Gemma 2's fields, with two bases of angles."""
 
-    required: ClassVar[Mapping[str, Any]] = {**Gemma2Config.required, "attn_logit_softcapping": None}
+    required = {**Gemma2Config.required, "attn_logit_softcapping": None}
     unused = ("_sliding_window_pattern",)
     default_caps = (None, None)
 
@@ -34,7 +33,6 @@ class Gemma3Config(Gemma2Config):
 
     @classmethod
     def read_pattern(cls, reader: HFConfigReader) -> Pattern:
-        """See `Gemma2Config.read_pattern`."""
         pattern = reader.integer("sliding_window_pattern", DEFAULT_PATTERN)
         return lambda index: (index + 1) % pattern != 0
 

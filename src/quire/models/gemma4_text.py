@@ -77,7 +77,6 @@ class Gemma4Router(nn.Module):
         self.epsilon, self.factor, self.top_k = config.rms_norm_epsilon, config.hidden_size**-0.5, config.top_k
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
         logits = self.proj(rms_norm(x, self.scale, self.epsilon) * self.factor)  # [T, X]
         return route(logits, self.top_k, True, SOFTMAX, None, self.per_expert_scale)
 

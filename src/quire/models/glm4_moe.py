@@ -3,9 +3,8 @@
 The layer that predicts further tokens is a `Predictor`. Next to read: `llama.py`; `deepseek_v2.py` for shared experts.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from quire import nn
 from quire.models.deepseek_v2 import SharedMoE
@@ -22,9 +21,9 @@ class GLM4MoeConfig(LlamaConfig):
     """Llama's fields, and whether queries and keys have norms."""
 
     has_head_norms: bool
-    defaults: ClassVar[Mapping[str, Any]] = {"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5}
-    rope_options: ClassVar[Mapping[str, Any]] = {"rotates_part": True}
-    required: ClassVar[Mapping[str, Any]] = {"mlp_bias": False}
+    defaults = {"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5}
+    rope_options = {"rotates_part": True}
+    required = {"mlp_bias": False}
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:

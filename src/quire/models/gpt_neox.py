@@ -3,7 +3,6 @@
 Next to read: `llama.py`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -29,7 +28,7 @@ class GPTNeoXConfig(LlamaConfig):
 
     activation: str
     parallel: bool
-    defaults: ClassVar[Mapping[str, Any]] = {"rotary_pct": 0.25}
+    defaults = {"rotary_pct": 0.25}
     unused = ("classifier_dropout",)
 
     @classmethod

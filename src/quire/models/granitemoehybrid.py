@@ -28,7 +28,7 @@ class Granite4Config(GraniteConfig):
 
     rotates: bool
     state_space: StateSpaceSizes
-    required: ClassVar[Mapping[str, Any]] = {"mlp_bias": False, "normalization_function": "rmsnorm"}
+    required = {"mlp_bias": False, "normalization_function": "rmsnorm"}
     unused = (*TRAINING_FIELDS, "mamba_chunk_size", "init_method", "rope_scaling")
 
     @classmethod
@@ -59,7 +59,6 @@ class Granite4Config(GraniteConfig):
         }  # fmt: skip
 
     def state_spec(self) -> CacheSpec:
-        """See `LlamaConfig.state_spec`."""
         return self.state_space.spec()
 
 

@@ -1,9 +1,8 @@
 """`DeepseekV2Config`: the fields of DeepSeek's models in a `config.json`. Next to read: `deepseek_v2.py`."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from quire.cache_spec import CacheSpec, LatentKV
 from quire.errors import ModelFileError
@@ -32,14 +31,14 @@ class DeepseekV2Config(LlamaConfig):
     nope_size: int
     value_size: int
     is_interleaved: bool = True
-    required: ClassVar[Mapping[str, Any]] = {"moe_layer_freq": 1}
+    required = {"moe_layer_freq": 1}
     unused = (
         "head_dim", "qk_head_dim", "ep_size", "seq_aux", "aux_loss_alpha", "quantization_config",
     )  # fmt: skip
     """Sums of other fields, of training, and what the tensors' formats tell."""
-    default_dense_layers: ClassVar[int] = 0
-    default_shared_experts: ClassVar[int] = 2
-    default_predictors: ClassVar[int] = 0
+    default_dense_layers = 0
+    default_shared_experts = 2
+    default_predictors = 0
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
@@ -86,7 +85,6 @@ class DeepseekV2Config(LlamaConfig):
         return {"renormalise": False, "scoring": replace(groups if is_limited else SOFTMAX, factor=factor)}
 
     def kv_specs(self) -> list[CacheSpec]:
-        """See `DecoderConfig.kv_specs`."""
         return [LatentKV(self.kv_rank, self.rotary_size, 1)] * self.num_layers
 
 

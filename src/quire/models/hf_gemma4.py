@@ -5,7 +5,7 @@ Next to read: `gemma4_text.py`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from quire.cache_spec import CacheSpec, PagedKV
 from quire.errors import ModelFileError, UnsupportedModelError
@@ -53,7 +53,7 @@ class Gemma4Config(LlamaConfig):
     per_layer_size: int
     per_layer_vocab: int
     logit_cap: float | None
-    required: ClassVar[Mapping[str, Any]] = {"mlp_bias": False}
+    required = {"mlp_bias": False}
 
     @classmethod
     def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
@@ -107,7 +107,6 @@ class Gemma4Config(LlamaConfig):
 
     @classmethod
     def check_activation(cls, reader: HFConfigReader) -> None:
-        """See `LlamaConfig.check_activation`."""
         reader.choice("hidden_activation", "gelu_pytorch_tanh", ["gelu_pytorch_tanh"])
 
     def of_layer(self, index: int) -> Self:

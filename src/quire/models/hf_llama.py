@@ -80,7 +80,6 @@ class LlamaConfig(DecoderConfig):
         reader.choice("hidden_act", "silu", ["silu", "swish"])
 
     def kv_specs(self) -> list[CacheSpec]:
-        """See `DecoderConfig.kv_specs`."""
         specs = super().kv_specs()
         return [self.state_spec() if self.is_recurrent(index) else attention for index, attention in enumerate(specs)]
 
@@ -102,5 +101,4 @@ class LlamaConfig(DecoderConfig):
         )  # fmt: skip
 
     def for_length(self, max_len: int) -> Self:
-        """See `DecoderConfig.for_length`."""
         return replace(self, rope=self.rope.for_length(max_len))

@@ -4,7 +4,7 @@ Next to read: `qwen3_moe.py`; `layers/experts.py` for its parts.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from quire import nn
 from quire.errors import ModelFileError
@@ -28,8 +28,8 @@ class MoE(nn.Module):
     A subclass may set another `activation`, and `bias` of all projections.
     """
 
-    activation: ClassVar[str] = "silu"
-    bias: ClassVar[bool] = False
+    activation = "silu"
+    bias = False
 
     def __init__(self, config: LlamaConfig, group: Group) -> None:
         super().__init__()

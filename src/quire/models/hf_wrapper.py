@@ -78,12 +78,10 @@ def without_images(model_class: Any, *model_types: str, refuses_head: bool = Fal
 
         @classmethod
         def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
-            """See `DecoderConfig.from_hf`."""
             return super().from_hf(cls.language_fields(hf_config))
 
         @staticmethod
         def language_fields(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-            """See `language_config`."""
             return language_config(hf_config, model_types, **defaults)
 
     class LanguageModel(model_class):  # type: ignore[misc]

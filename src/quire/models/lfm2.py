@@ -31,8 +31,8 @@ class LFM2Config(LlamaConfig):
 
     num_taps: int
     conv_bias: bool
-    defaults: ClassVar[Mapping[str, Any]] = {"rope_theta": 1000000.0}
-    required: ClassVar[Mapping[str, Any]] = {"attention_bias": False, "mlp_bias": False}
+    defaults = {"rope_theta": 1000000.0}
+    required = {"attention_bias": False, "mlp_bias": False}
     unused = (
         "block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_swiglu",
         "block_use_xavier_init", "conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "use_pos_enc",
@@ -65,7 +65,6 @@ class LFM2Config(LlamaConfig):
         }
 
     def state_spec(self) -> CacheSpec:
-        """See `LlamaConfig.state_spec`."""
         return RecurrentState(state_bytes(self.hidden_size, self.num_taps))
 
 

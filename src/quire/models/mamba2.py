@@ -3,7 +3,7 @@
 Next to read: `hf_state_space.py`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -29,7 +29,7 @@ class Mamba2Config(LlamaConfig):
     """Sizes of the decoder, of which those of attention have no use."""
 
     state_space: StateSpaceSizes
-    required: ClassVar[Mapping[str, Any]] = {"rms_norm": True, "hidden_act": "silu"}
+    required = {"rms_norm": True, "hidden_act": "silu"}
     unused = (
         "residual_in_fp32", "rescale_prenorm_residual", "time_step_rank", "time_step_min", "time_step_max",
         "time_step_floor", "time_step_init_scheme", "time_step_scale", "chunk_size", "norm_before_gate",
@@ -65,7 +65,6 @@ class Mamba2Config(LlamaConfig):
         }  # fmt: skip
 
     def state_spec(self) -> CacheSpec:
-        """See `LlamaConfig.state_spec`."""
         return self.state_space.spec()
 
 

@@ -4,7 +4,6 @@ A query at position t is multiplied by 1 + beta · ln(1 + floor(t / original con
 that have this factor, keys by plain ones. Next to read: `llama.py`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -31,9 +30,9 @@ class Ministral3Config(LlamaConfig):
 
     query_growth: float
     query_period: int
-    defaults: ClassVar[Mapping[str, Any]] = {"head_dim": 128, "rms_norm_eps": 1e-5}
-    required: ClassVar[Mapping[str, Any]] = {"attention_bias": False, "mlp_bias": False}
-    rope_options: ClassVar[Mapping[str, Any]] = {"ignored": (BETA, "max_position_embeddings")}
+    defaults = {"head_dim": 128, "rms_norm_eps": 1e-5}
+    required = {"attention_bias": False, "mlp_bias": False}
+    rope_options = {"ignored": (BETA, "max_position_embeddings")}
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
@@ -86,7 +85,6 @@ class Ministral3ForCausalLM(LlamaForCausalLM):
     attention_class = Ministral3Attention
 
     def build_rotary(self, config: LlamaConfig) -> nn.Module:
-        """See `LlamaForCausalLM.build_rotary`."""
         assert isinstance(config, Ministral3Config)
         return QueryAndKeyRotary(config)
 

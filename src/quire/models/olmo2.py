@@ -3,9 +3,8 @@
 Next to read: `llama.py`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from quire import nn
 from quire.kernels.rope import rope
@@ -22,8 +21,8 @@ from quire.models.llama import LlamaAttention, LlamaForCausalLM, LlamaLayer
 class OLMo2Config(LlamaConfig):
     """Llama's fields."""
 
-    defaults: ClassVar[Mapping[str, Any]] = {"rms_norm_eps": 1e-5}
-    required: ClassVar[Mapping[str, Any]] = {"mlp_bias": False}
+    defaults = {"rms_norm_eps": 1e-5}
+    required = {"mlp_bias": False}
 
 
 class OLMo2Attention(LlamaAttention):

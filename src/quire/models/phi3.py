@@ -3,9 +3,8 @@
 Next to read: `llama.py`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_llama import LlamaConfig
@@ -16,12 +15,12 @@ from quire.models.llama import LlamaForCausalLM
 class Phi3Config(LlamaConfig):
     """Llama's fields, with one window in all layers."""
 
-    required: ClassVar[Mapping[str, Any]] = {
+    required = {
         **dict.fromkeys(("attention_bias", "mlp_bias", "lm_head_bias"), False), "full_attn_mod": 1,
         "interpolate_factor": 1,
     }  # fmt: skip
     unused = ("resid_pdrop", "embd_pdrop")
-    rope_options: ClassVar[Mapping[str, Any]] = {
+    rope_options = {
         "rotates_part": True, "default_original": 4096, "renames": {"su": "longrope", "yarn": "longrope"},
     }  # fmt: skip
     """Early configs have other names of LongRoPE."""

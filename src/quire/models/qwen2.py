@@ -3,7 +3,6 @@
 Next to read: `llama.py`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,7 +20,7 @@ DEFAULT_MAX_WINDOW_LAYERS = 28
 class Qwen2Config(LlamaConfig):
     """Llama's fields, with the biases fixed and windows per layer."""
 
-    required: ClassVar[Mapping[str, Any]] = {"attention_bias": True, "mlp_bias": False, "use_mrope": False}
+    required = {"attention_bias": True, "mlp_bias": False, "use_mrope": False}
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:

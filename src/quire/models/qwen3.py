@@ -3,7 +3,6 @@
 Next to read: `llama.py`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,8 +21,8 @@ from quire.models.qwen2 import read_windows
 class Qwen3Config(LlamaConfig):
     """Llama's fields, with windows per layer. A head is not hidden size / heads."""
 
-    defaults: ClassVar[Mapping[str, Any]] = {"head_dim": 128}
-    required: ClassVar[Mapping[str, Any]] = {"mlp_bias": False}
+    defaults = {"head_dim": 128}
+    required = {"mlp_bias": False}
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:

@@ -4,7 +4,6 @@ Checkpoints store the weights of most norms without their 1, which is added when
 Next to read: `layers/recurrent.py`; `qwen2_moe.py` for the experts.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -43,12 +42,12 @@ class DeltaNetConfig(LlamaConfig):
     key_size: int
     value_size: int
     num_taps: int
-    defaults: ClassVar[Mapping[str, Any]] = {"head_dim": 256, "partial_rotary_factor": 0.25}
-    rope_options: ClassVar[Mapping[str, Any]] = {
+    defaults = {"head_dim": 256, "partial_rotary_factor": 0.25}
+    rope_options = {
         "rotates_part": True, "ignored": ("mrope_section", "mrope_interleaved"),
     }  # fmt: skip
     """Of text, all parts of a multimodal position are the same number."""
-    required: ClassVar[Mapping[str, Any]] = {"attn_output_gate": True, "use_sliding_window": False, "mlp_bias": False}
+    required = {"attn_output_gate": True, "use_sliding_window": False, "mlp_bias": False}
     unused = ("mamba_ssm_dtype", "mtp_use_dedicated_embeddings")
     """Of the state's type, which is fp32, and copies of the embeddings."""
 
@@ -70,7 +69,6 @@ class DeltaNetConfig(LlamaConfig):
         return fields | sizes | {"recurrent_layers": layers, "num_predictors": 1 if found is None else found}
 
     def state_spec(self) -> CacheSpec:
-        """See `LlamaConfig.state_spec`."""
         num_channels = 2 * self.num_key_heads * self.key_size + self.num_value_heads * self.value_size
         matrices = self.num_key_heads, self.num_value_heads, self.key_size, self.value_size
         return RecurrentState(state_bytes(num_channels, self.num_taps, *matrices))

@@ -3,9 +3,9 @@
 Next to read: `llama.py`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from quire.errors import ModelFileError
 from quire.layers.rotary import Rotation
@@ -23,7 +23,7 @@ class SmolLM3Config(LlamaConfig):
     """Llama's fields. `rotates`: for each layer whether it has positions."""
 
     rotates: tuple[bool, ...]
-    defaults: ClassVar[Mapping[str, Any]] = {"tie_word_embeddings": True, "rope_theta": 2000000.0}
+    defaults = {"tie_word_embeddings": True, "rope_theta": 2000000.0}
     unused = ("max_window_layers",)
 
     @classmethod

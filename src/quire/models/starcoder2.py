@@ -3,9 +3,8 @@
 Next to read: `llama.py`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from quire.layers.norms import LayerNorm
 from quire.models.gpt2 import PlainMLP
@@ -19,8 +18,8 @@ class StarCoder2Config(LlamaConfig):
     """Llama's fields, with one bias for all layers; `rms_norm_epsilon` is that of the layer norms."""
 
     activation: str
-    defaults: ClassVar[Mapping[str, Any]] = {"tie_word_embeddings": True}
-    required: ClassVar[Mapping[str, Any]] = {"mlp_type": "default", "norm_type": "layer_norm"}
+    defaults = {"tie_word_embeddings": True}
+    required = {"mlp_type": "default", "norm_type": "layer_norm"}
     unused = ("residual_dropout", "embedding_dropout", "layer_norm_epsilon", "activation_function")
     """Dropout, and names of StarCoder 1 beside those that count."""
 
