@@ -35,10 +35,8 @@ class Granite4Config(GraniteConfig):
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
         check_time_steps(reader)
         fields, shared_size = super().read(reader), reader.integer("shared_intermediate_size", 1024)
-        num_experts = reader.optional_integer("num_local_experts", minimum=0, maximum=MAX_EXPERTS)
-        num_experts = 8 if num_experts is None else num_experts
-        top_k = reader.optional_integer("num_experts_per_tok", minimum=0)
-        top_k = 2 if top_k is None else top_k
+        num_experts = reader.integer("num_local_experts", 8, minimum=0, maximum=MAX_EXPERTS)
+        top_k = reader.integer("num_experts_per_tok", 2, minimum=0)
         if num_experts and not 1 <= top_k <= num_experts:
             raise ModelFileError(
                 f"the model's config has num_experts_per_tok={top_k}, which is not from 1 to num_local_experts="

@@ -83,9 +83,9 @@ class HFConfigReader:
             )
         return value
 
-    def integer(self, name: str, default: int | None = None, *, maximum: int = MAX_SIZE) -> int:
-        """An integer from 1 to `maximum`; required unless there is a default."""
-        value = self.optional_integer(name, maximum=maximum)
+    def integer(self, name: str, default: int | None = None, *, minimum: int = 1, maximum: int = MAX_SIZE) -> int:
+        """An integer from `minimum` to `maximum`; required unless there is a default."""
+        value = self.optional_integer(name, minimum=minimum, maximum=maximum)
         value = default if value is None else value
         if value is None:
             raise ModelFileError(f"the model's config lacks {name}, which a {self.model_type} model needs")

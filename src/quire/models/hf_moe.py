@@ -54,12 +54,15 @@ def read_sparse_layers(reader: HFConfigReader, num_layers: int) -> tuple[bool, .
 
 
 def read_experts(
-    reader: HFConfigReader, fields: Mapping[str, Any], names: Sequence[str] = ("num_experts", "num_local_experts")
+    reader: HFConfigReader,
+    fields: Mapping[str, Any],
+    names: Sequence[str] = ("num_experts", "num_local_experts"),
+    chosen: str = "num_experts_per_tok",
 ) -> dict[str, Any]:
     """Read experts of every layer, which are as wide as `fields` say of the MLP: `num_experts`, and `top_k`.
 
-    `names`: of the number of experts. Raises: ModelFileError where the names disagree, or a token cannot use as many of
-    the experts.
+    `names`, `chosen`: of the number of experts, and of those of a token. Raises: ModelFileError where the names
+    disagree, or a token cannot use as many of the experts.
     """
     for name in TRAINING_FIELDS:
         reader.raw(name)
@@ -69,11 +72,11 @@ def read_experts(
         shown = " and ".join(f"{name}={value}" for name, value in counts.items())
         raise ModelFileError(f"the model's config has {shown}, two names of one number: remove the wrong one")
     count = next(iter(counts), names[0])
-    num_experts, top_k = reader.integer(count), reader.integer("num_experts_per_tok")
+    num_experts, top_k = reader.integer(count), reader.integer(chosen)
     if top_k > num_experts:
         raise ModelFileError(
-            f"the model's config has num_experts_per_tok={top_k}, more than {count}={num_experts}: "
-            f"set num_experts_per_tok to at most {num_experts}"
+            f"the model's config has {chosen}={top_k}, more than {count}={num_experts}: "
+            f"set {chosen} to at most {num_experts}"
         )
     return {
         "num_experts": num_experts, "top_k": top_k, "expert_size": fields["intermediate_size"],

@@ -149,12 +149,12 @@ def make_rope(reader: HFConfigReader, values: dict[str, Any]) -> RopeConfig:
     return rope.for_length(rope.stretched(context_len))
 
 
-def check_pairs(rope: RopeConfig, head_size: int) -> None:
+def check_pairs(rope: RopeConfig, head_size: int, share_name: str = "partial_rotary_factor") -> None:
     """Raises: ModelFileError unless an even number of each head's dimensions is rotated, with a factor per pair."""
     size = rope.rotated_size(head_size)
     if size % 2 or not size:
         raise ModelFileError(
-            f"the model's config has partial_rotary_factor={rope.rotated_share}, {size} of the {head_size} dimensions "
+            f"the model's config has {share_name}={rope.rotated_share}, {size} of the {head_size} dimensions "
             "of a head, which is not a positive even number: they are rotated in pairs"
         )
     for name, factors in (("short_factor", rope.short_factors), ("long_factor", rope.long_factors)):

@@ -36,8 +36,7 @@ def read_windows(reader: HFConfigReader, num_layers: int) -> tuple[int | None, .
     """The window of each layer: by `layer_types`, or else the layers from `max_window_layers` on have one."""
     uses_windows = reader.flag("use_sliding_window", False)
     window = reader.optional_integer("sliding_window", minimum=int(uses_windows)) or DEFAULT_WINDOW
-    first = reader.optional_integer("max_window_layers", minimum=0)
-    first = DEFAULT_MAX_WINDOW_LAYERS if first is None else first
+    first = reader.integer("max_window_layers", DEFAULT_MAX_WINDOW_LAYERS, minimum=0)
     return hf_decoder.read_windows(reader, num_layers, window if uses_windows else None, lambda index: index >= first)
 
 

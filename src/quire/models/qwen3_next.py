@@ -30,7 +30,7 @@ from quire.models.qwen2_moe import GatedSharedMoE
 from quire.models.qwen3 import Qwen3Attention
 from quire.weight_map import Layout, Offset, Rows, View
 
-DEFAULT_INTERVAL, MTP = 4, "mtp_num_hidden_layers"
+DEFAULT_INTERVAL = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,19 +65,22 @@ class DeltaNetConfig(LlamaConfig):
             "linear_num_key_heads", sizes["num_key_heads"], "linear_num_value_heads", sizes["num_value_heads"]
         )
         check_divides("2 at least", 1 if sizes["num_taps"] > 1 else 2, "linear_conv_kernel_dim", sizes["num_taps"])
-        layers, found = _read_layers(reader, fields["num_layers"]), reader.optional_integer(MTP, minimum=0, maximum=1)
-        return fields | sizes | {"recurrent_layers": layers, "num_predictors": 1 if found is None else found}
+        interval = reader.integer("full_attention_interval", DEFAULT_INTERVAL)
+        return (
+            fields
+            | sizes
+            | {
+                "recurrent_layers": read_recurrent_layers(
+                    reader, fields["num_layers"], lambda index: (index + 1) % interval > 0
+                ),
+                "num_predictors": reader.integer("mtp_num_hidden_layers", 1, minimum=0, maximum=1),
+            }
+        )
 
     def state_spec(self) -> CacheSpec:
         num_channels = 2 * self.num_key_heads * self.key_size + self.num_value_heads * self.value_size
         matrices = self.num_key_heads, self.num_value_heads, self.key_size, self.value_size
         return RecurrentState(state_bytes(num_channels, self.num_taps, *matrices))
-
-
-def _read_layers(reader: HFConfigReader, num_layers: int) -> tuple[bool, ...]:
-    """Read which layers are delta nets: all but every fourth, if `layer_types` does not say."""
-    interval = reader.integer("full_attention_interval", DEFAULT_INTERVAL)
-    return read_recurrent_layers(reader, num_layers, lambda index: (index + 1) % interval > 0)
 
 
 @dataclass(frozen=True, kw_only=True)
