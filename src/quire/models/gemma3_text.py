@@ -4,13 +4,12 @@ Next to read: `gemma2.py`.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from quire.layers.rotary import RopeConfig
 from quire.models.gemma2 import Gemma2Config, Gemma2ForCausalLM, Pattern
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_decoder import FULL, SLIDING
-from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_rope import read_rope_of_type
 from quire.models.qwen3 import Qwen3Attention
 
@@ -45,7 +44,7 @@ class Gemma3Config(Gemma2Config):
 class Gemma3ForCausalLM(Gemma2ForCausalLM):
     """Gemma 2 with norms of heads and two rotations."""
 
-    Config: ClassVar[type[LlamaConfig]] = Gemma3Config
+    Config = Gemma3Config
     attention_class = Qwen3Attention
 
 

@@ -4,7 +4,7 @@ Next to read: `llama.py`.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -64,7 +64,7 @@ class GPTNeoXLayer(LlamaLayer):
 class GPTNeoXForCausalLM(LlamaForCausalLM):
     """Llama with other layers."""
 
-    Config: ClassVar[type[LlamaConfig]] = GPTNeoXConfig
+    Config = GPTNeoXConfig
     mlp_class = PlainMLP
     layer_class = GPTNeoXLayer
     norm_class = LayerNorm

@@ -5,7 +5,7 @@ Next to read: `granite.py`; `hf_state_space.py`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from quire.cache_spec import CacheSpec
 from quire.errors import ModelFileError
@@ -16,7 +16,6 @@ from quire.models.deepseek_v2 import SharedMoE
 from quire.models.granite import GraniteConfig, GraniteForCausalLM
 from quire.models.hf_config import HFConfigReader, check_divides
 from quire.models.hf_decoder import read_recurrent_layers
-from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_moe import MAX_EXPERTS, TRAINING_FIELDS
 from quire.models.hf_state_space import StateSpaceMixer, StateSpaceSizes, check_time_steps
 from quire.weight_map import Layout
@@ -82,7 +81,7 @@ def _read_state_space(reader: HFConfigReader, fields: Mapping[str, Any]) -> Stat
 class Granite4ForCausalLM(GraniteForCausalLM):
     """Granite under other names, with state spaces and experts."""
 
-    Config: ClassVar[type[LlamaConfig]] = Granite4Config
+    Config = Granite4Config
     config: Granite4Config
     recurrent_class = StateSpaceMixer
     moe_class = SharedMoE

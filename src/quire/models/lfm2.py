@@ -5,7 +5,7 @@ Next to read: `layers/recurrent.py`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from quire import nn
 from quire.cache_spec import CacheSpec, RecurrentState
@@ -102,7 +102,7 @@ class ShortConv(nn.Module):
 class LFM2ForCausalLM(LlamaForCausalLM):
     """Llama with convolutions. Parameters have Llama's names."""
 
-    Config: ClassVar[type[LFM2Config]] = LFM2Config
+    Config = LFM2Config
     attention_class = Qwen3Attention
     recurrent_class = ShortConv
 

@@ -5,7 +5,7 @@ Next to read: `hf_state_space.py`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from quire import nn
 from quire.cache_spec import CacheSpec
@@ -84,7 +84,7 @@ class Mamba2Layer(nn.Module):
 class Mamba2ForCausalLM(LlamaForCausalLM):
     """Llama with state spaces alone."""
 
-    Config: ClassVar[type[LlamaConfig]] = Mamba2Config
+    Config = Mamba2Config
     recurrent_class = StateSpaceMixer
     layer_class = Mamba2Layer  # type: ignore[assignment]  # it has no MLP
 

@@ -5,7 +5,7 @@ that have this factor, keys by plain ones. Next to read: `llama.py`.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -81,7 +81,7 @@ class Ministral3Attention(LlamaAttention):
 class Ministral3ForCausalLM(LlamaForCausalLM):
     """Llama with scaled queries."""
 
-    Config: ClassVar[type[LlamaConfig]] = Ministral3Config
+    Config = Ministral3Config
     attention_class = Ministral3Attention
 
     def build_rotary(self, config: LlamaConfig) -> nn.Module:

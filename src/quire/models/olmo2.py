@@ -4,7 +4,6 @@ Next to read: `llama.py`.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from quire import nn
 from quire.kernels.rope import rope
@@ -60,7 +59,7 @@ class OLMo2Layer(LlamaLayer):
 class OLMo2ForCausalLM(LlamaForCausalLM):
     """Llama with other norms."""
 
-    Config: ClassVar[type[LlamaConfig]] = OLMo2Config
+    Config = OLMo2Config
     attention_class = OLMo2Attention
     layer_class = OLMo2Layer
 

@@ -4,7 +4,7 @@ Next to read: `llama.py`.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from quire.models import hf_decoder
 from quire.models.hf_config import HFConfigReader
@@ -43,7 +43,7 @@ def read_windows(reader: HFConfigReader, num_layers: int) -> tuple[int | None, .
 class Qwen2ForCausalLM(LlamaForCausalLM):
     """Llama with biases and windows."""
 
-    Config: ClassVar[type[Qwen2Config]] = Qwen2Config
+    Config = Qwen2Config
 
 
 ARCHITECTURES = {"Qwen2ForCausalLM": Qwen2ForCausalLM}

@@ -4,7 +4,7 @@ Next to read: `llama.py`.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from quire.kernels.rope import rope
 from quire.layers.group import SINGLE, Group
@@ -48,7 +48,7 @@ class Qwen3Attention(LlamaAttention):
 class Qwen3ForCausalLM(LlamaForCausalLM):
     """Llama with norms of heads."""
 
-    Config: ClassVar[type[Qwen3Config]] = Qwen3Config
+    Config = Qwen3Config
     attention_class = Qwen3Attention
 
 

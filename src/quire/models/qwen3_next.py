@@ -5,7 +5,7 @@ Next to read: `layers/recurrent.py`; `qwen2_moe.py` for the experts.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -158,7 +158,7 @@ class GatedDeltaNet(nn.Module):
 class DeltaNetForCausalLM(LlamaForCausalLM):
     """Delta nets beside attention, with Llama's MLP."""
 
-    Config: ClassVar[type[DeltaNetConfig]] = DeltaNetConfig
+    Config = DeltaNetConfig
     attention_class = GatedAttention
     recurrent_class = GatedDeltaNet
     predictor_keeps_norm = True
