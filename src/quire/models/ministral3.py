@@ -41,14 +41,10 @@ class Ministral3Config(LlamaConfig):
             raise ModelFileError(f"the model's config lacks {BETA} among its rope parameters")
         fields = super().read(reader)
         return fields | {
-            "query_growth": _check_growth(parameters[BETA]),
+            "query_growth": check_positive(BETA, beta) if (beta := parameters[BETA]) != 0 else 0.0,
             "query_period": int(check_positive(ORIGINAL, parameters.get(ORIGINAL, fields["context_len"]))),
             "windows": (reader.optional_integer("sliding_window"),) * fields["num_layers"],
         }
-
-
-def _check_growth(value: Any) -> float:
-    return 0.0 if value == 0 else check_positive(BETA, value)
 
 
 class QueryAndKeyRotary(nn.Module):

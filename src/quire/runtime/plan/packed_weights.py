@@ -238,7 +238,9 @@ class PackedWeights:
         def flush() -> None:
             for one in read:
                 report(one, total)
-            self._pack(batch)
+            pack_rows([piece.job for piece in batch], self._num_threads)
+            for piece in batch:
+                piece.tensor.release()
             read.clear()
             batch.clear()
 
@@ -333,11 +335,6 @@ class PackedWeights:
 
     def _part(self, name: str, row: int) -> PartPlan:
         return next(part for part in self._matrices[name] if row in part.rows)
-
-    def _pack(self, batch: Sequence[WeightPiece]) -> None:
-        pack_rows([piece.job for piece in batch], self._num_threads)
-        for piece in batch:
-            piece.tensor.release()
 
     def _job(self, part: PartPlan, stored: str, rows: NDArray[Any], first_row: int, order: int = 0) -> PackedRows:
         assert first_row + len(rows) <= part.rows.stop
