@@ -4,14 +4,15 @@ Next to read: `mamba2.py`; `layers/recurrent.py`.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from quire import nn
 from quire.cache_spec import RecurrentState
-from quire.errors import UnsupportedModelError
+from quire.errors import ModelFileError, UnsupportedModelError
 from quire.kernels.activations import silu
-from quire.kernels.recurrence import recurrent_state_bytes
+from quire.kernels.recurrence import MAX_TAPS, recurrent_state_bytes
 from quire.kernels.rms_norm import rms_norm
 from quire.layers.forward_batch import ForwardBatch
 from quire.layers.group import SINGLE, Group, Partition, Share, share
@@ -20,7 +21,7 @@ from quire.layers.norms import RMSNorm, SharedRMSNorm
 from quire.layers.recurrent import CausalConv, recur, state_bytes
 from quire.layers.rotary import Rotation
 from quire.lazy_torch import Tensor
-from quire.models.hf_config import HFConfigReader
+from quire.models.hf_config import HFConfigReader, check_divides
 
 NO_LIMITS = (None, [0.0, math.inf], (0.0, math.inf), [0.0, {"__float__": "Infinity"}])
 """Of time steps, as Python's JSON and Transformers 5 write them."""
@@ -50,13 +51,32 @@ class StateSpaceSizes:
         return RecurrentState(num_bytes, whole_bytes=whole_bytes)
 
 
-def check_time_steps(reader: HFConfigReader) -> None:
-    """Raises: UnsupportedModelError if time steps are limited."""
+def read_state_space(reader: HFConfigReader, hidden_size: int, epsilon: float, names: Sequence[str]) -> StateSpaceSizes:
+    """Read sizes. `names`: of heads, their size, groups, state size, taps, expansion, and biases of convolution and
+    projections; the config has their defaults.
+
+    Raises: ModelFileError for sizes that do not fit; UnsupportedModelError if time steps are limited.
+    """
+    heads, head_size, groups, state_size, taps, expand, conv_bias, bias = names
     limit = reader.raw("time_step_limit")
     if limit not in NO_LIMITS:
         raise UnsupportedModelError(
             f"the model's config has time_step_limit={limit}; Quire computes only [0, Infinity]"
         )
+    num_heads, num_groups, times = reader.integer(heads), reader.integer(groups), reader.integer(expand)
+    is_derived = reader.raw(head_size) in (None, "auto")
+    size = times * hidden_size // num_heads if is_derived else reader.integer(head_size)
+    if num_heads * size != times * hidden_size:
+        raise ModelFileError(
+            f"the model's config has {heads}={num_heads} of {head_size}={size}, which is not {expand}={times} times "
+            f"hidden_size={hidden_size}"
+        )
+    check_divides(groups, num_groups, heads, num_heads)
+    return StateSpaceSizes(
+        hidden_size=hidden_size, num_heads=num_heads, head_size=size, num_groups=num_groups,
+        state_size=reader.integer(state_size), num_taps=reader.integer(taps, maximum=MAX_TAPS),
+        conv_bias=reader.flag(conv_bias, True), bias=reader.flag(bias, False), epsilon=epsilon,
+    )  # fmt: skip
 
 
 class GroupRMSNorm(RMSNorm):
