@@ -14,7 +14,7 @@ from quire.layers.forward_batch import ForwardBatch
 from quire.layers.rotary import Rotation
 from quire.lazy_torch import Tensor
 from quire.models.hf_config import HFConfigReader
-from quire.models.hf_decoder import read_windows
+from quire.models.hf_decoder import read_window, read_windows
 from quire.models.hf_llama import LlamaConfig
 from quire.models.llama import LlamaForCausalLM, LlamaLayer, LlamaMLP
 from quire.weight_map import Layout, Offset
@@ -36,7 +36,7 @@ class Gemma2Config(LlamaConfig):
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
         fields = super().read(reader)
-        window = reader.optional_integer("sliding_window") if reader.has("sliding_window") else DEFAULT_WINDOW
+        window = read_window(reader, DEFAULT_WINDOW)
         scores, logits = cls.default_caps
         return fields | {
             "score_scale": reader.number("query_pre_attn_scalar", 256) ** -0.5,

@@ -99,6 +99,11 @@ def read_sizes(
     }
 
 
+def read_window(reader: HFConfigReader, default: int | None = None) -> int | None:
+    """Read `sliding_window`, null for none. `default`: of a config without the field."""
+    return reader.optional_integer("sliding_window") if reader.has("sliding_window") else default
+
+
 def read_layers(
     reader: HFConfigReader, num_layers: int, chosen: Sequence[str], others: Sequence[str],
     is_chosen: Callable[[int], bool], *names: str,

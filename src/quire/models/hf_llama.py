@@ -11,7 +11,7 @@ from quire.cache_spec import CacheSpec
 from quire.kernels.experts import SOFTMAX, ExpertScoring
 from quire.layers.rotary import RopeConfig
 from quire.models.hf_config import HFConfigReader, check_divides
-from quire.models.hf_decoder import DecoderConfig, read_sizes
+from quire.models.hf_decoder import DecoderConfig, read_sizes, read_window
 from quire.models.hf_rope import check_pairs, read_rope
 
 
@@ -48,6 +48,9 @@ class LlamaConfig(DecoderConfig):
     num_predictors: int = 0
     rope_options: ClassVar[Mapping[str, Any]] = {}
     """Of `hf_rope.read_rope`."""
+    has_window: ClassVar[bool] = False
+    """All layers have the window `sliding_window`, or `default_window` if the config does not say."""
+    default_window: ClassVar[int | None] = None
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
@@ -67,6 +70,7 @@ class LlamaConfig(DecoderConfig):
             "qkv_bias": reader.flag("attention_bias", False),
             "output_bias": reader.flag("attention_bias", False),
             "mlp_bias": reader.flag("mlp_bias", False),
+            "windows": (read_window(reader, cls.default_window) if cls.has_window else None,) * fields["num_layers"],
         }
 
     @classmethod

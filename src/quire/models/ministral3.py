@@ -30,6 +30,7 @@ class Ministral3Config(LlamaConfig):
 
     query_growth: float
     query_period: int
+    has_window = True
     defaults = {"head_dim": 128, "rms_norm_eps": 1e-5}
     required = {"attention_bias": False, "mlp_bias": False}
     rope_options = {"ignored": (BETA, "max_position_embeddings")}
@@ -43,7 +44,6 @@ class Ministral3Config(LlamaConfig):
         return fields | {
             "query_growth": check_positive(BETA, beta) if (beta := parameters[BETA]) != 0 else 0.0,
             "query_period": int(check_positive(ORIGINAL, parameters.get(ORIGINAL, fields["context_len"]))),
-            "windows": (reader.optional_integer("sliding_window"),) * fields["num_layers"],
         }
 
 

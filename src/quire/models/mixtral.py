@@ -17,14 +17,14 @@ from quire.weight_map import Layout
 class MixtralConfig(LlamaConfig):
     """Llama's fields, `intermediate_size` being an expert's, with windows and experts."""
 
+    has_window = True
     defaults = {"rms_norm_eps": 1e-5, "rope_theta": 1e6}
     required = {"attention_bias": False, "mlp_bias": False}
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
         fields = super().read(reader)
-        windows = (reader.optional_integer("sliding_window"),) * fields["num_layers"]
-        return fields | read_experts(reader, fields) | {"windows": windows}
+        return fields | read_experts(reader, fields)
 
 
 class MixtralForCausalLM(LlamaForCausalLM):
