@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.cache_spec import CacheSpec
-from quire.errors import ModelFileError
 from quire.layers.rotary import Rotation
 from quire.lazy_torch import Tensor
 from quire.models.deepseek_v2 import SharedMoE
 from quire.models.granite import GraniteConfig, GraniteForCausalLM
-from quire.models.hf_config import HFConfigReader
+from quire.models.hf_config import HFConfigReader, wrong
 from quire.models.hf_decoder import read_recurrent_layers
 from quire.models.hf_moe import MAX_EXPERTS, TRAINING_FIELDS
 from quire.models.hf_state_space import StateSpaceMixer, StateSpaceSizes, read_state_space
@@ -43,10 +42,7 @@ class Granite4Config(GraniteConfig):
         num_experts = reader.integer("num_local_experts", 8, minimum=0, maximum=MAX_EXPERTS)
         top_k = reader.integer("num_experts_per_tok", 2, minimum=0)
         if num_experts and not 1 <= top_k <= num_experts:
-            raise ModelFileError(
-                f"the model's config has num_experts_per_tok={top_k}, which is not from 1 to num_local_experts="
-                f"{num_experts}: correct it there"
-            )
+            raise wrong("num_experts_per_tok", top_k, f"from 1 to num_local_experts={num_experts}: correct it there")
         recurrent = read_recurrent_layers(reader, fields["num_layers"], lambda index: True, "layers_block_type")
         experts: dict[str, Any] = {}
         if num_experts:

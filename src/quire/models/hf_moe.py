@@ -12,7 +12,7 @@ from quire.kernels.experts import route
 from quire.layers.experts import Experts, Router
 from quire.layers.group import Group
 from quire.lazy_torch import Tensor
-from quire.models.hf_config import HFConfigReader
+from quire.models.hf_config import HFConfigReader, wrong
 from quire.models.hf_llama import LlamaConfig
 
 TRAINING_FIELDS = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
@@ -46,10 +46,7 @@ def read_sparse_layers(reader: HFConfigReader, num_layers: int) -> tuple[bool, .
     """Read which layers have experts instead of an MLP. Raises: ModelFileError for layers that are not there."""
     period, dense = reader.integer("decoder_sparse_step", 1), reader.raw("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(type(index) is int and 0 <= index < num_layers for index in dense):
-        raise ModelFileError(
-            f"the model's config has mlp_only_layers={str(dense)[:60]}, which is not a list of layers from 0 to "
-            f"{num_layers - 1}"
-        )
+        raise wrong("mlp_only_layers", dense, f"a list of layers from 0 to {num_layers - 1}")
     return tuple(index not in dense and (index + 1) % period == 0 for index in range(num_layers))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from quire import nn
 from quire.cache_spec import RecurrentState
-from quire.errors import ModelFileError, UnsupportedModelError
+from quire.errors import UnsupportedModelError
 from quire.kernels.activations import silu
 from quire.kernels.recurrence import MAX_TAPS, recurrent_state_bytes
 from quire.kernels.rms_norm import rms_norm
@@ -21,7 +21,7 @@ from quire.layers.norms import RMSNorm, SharedRMSNorm
 from quire.layers.recurrent import CausalConv, recur, state_bytes
 from quire.layers.rotary import Rotation
 from quire.lazy_torch import Tensor
-from quire.models.hf_config import HFConfigReader, check_divides
+from quire.models.hf_config import HFConfigReader, check_divides, wrong
 
 NO_LIMITS = (None, [0.0, math.inf], (0.0, math.inf), [0.0, {"__float__": "Infinity"}])
 """Of time steps, as Python's JSON and Transformers 5 write them."""
@@ -67,10 +67,7 @@ def read_state_space(reader: HFConfigReader, hidden_size: int, epsilon: float, n
     is_derived = reader.raw(head_size) in (None, "auto")
     size = times * hidden_size // num_heads if is_derived else reader.integer(head_size)
     if num_heads * size != times * hidden_size:
-        raise ModelFileError(
-            f"the model's config has {heads}={num_heads} of {head_size}={size}, which is not {expand}={times} times "
-            f"hidden_size={hidden_size}"
-        )
+        raise wrong(heads, f"{num_heads} of {head_size}={size}", f"{expand}={times} times hidden_size={hidden_size}")
     check_divides(groups, num_groups, heads, num_heads)
     return StateSpaceSizes(
         hidden_size=hidden_size, num_heads=num_heads, head_size=size, num_groups=num_groups,

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 
-from quire.errors import ModelFileError, UnsupportedModelError
-from quire.models.hf_config import HFConfigReader
+from quire.errors import UnsupportedModelError
+from quire.models.hf_config import HFConfigReader, wrong
 from quire.weight_map import Layout
 
 _T = TypeVar("_T")
@@ -51,7 +51,7 @@ def language_config(hf_config: Mapping[str, Any], model_types: tuple[str, ...], 
     """
     text_config = hf_config.get("text_config")
     if not isinstance(text_config, Mapping):
-        raise ModelFileError(f"the model's config has text_config={str(text_config)[:60]}, which is not a config")
+        raise wrong("text_config", text_config, "a config")
     reader = HFConfigReader(hf_config)
     for name in VISION_FIELDS:
         reader.raw(name)

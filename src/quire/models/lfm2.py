@@ -9,7 +9,6 @@ from typing import Any, Self
 
 from quire import nn
 from quire.cache_spec import CacheSpec, RecurrentState
-from quire.errors import ModelFileError
 from quire.kernels.recurrence import MAX_TAPS
 from quire.layers.forward_batch import ForwardBatch
 from quire.layers.group import Group, share
@@ -17,7 +16,7 @@ from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
 from quire.layers.recurrent import CausalConv, state_bytes
 from quire.layers.rotary import Rotation
 from quire.lazy_torch import Tensor
-from quire.models.hf_config import HFConfigReader, check_positive
+from quire.models.hf_config import HFConfigReader, check_positive, wrong
 from quire.models.hf_decoder import read_recurrent_layers
 from quire.models.hf_llama import LlamaConfig
 from quire.models.llama import LlamaForCausalLM
@@ -47,12 +46,10 @@ class LFM2Config(LlamaConfig):
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        fields, num_taps = super().read(reader), reader.integer("conv_L_cache", 3, maximum=MAX_TAPS)
-        if num_taps < 2:
-            raise ModelFileError("the model's config has conv_L_cache=1, which is less than 2 tokens")
+        fields = super().read(reader)
         attending = reader.raw("full_attn_idxs") if reader.has("full_attn_idxs") else None
         if attending is not None and not isinstance(attending, list):
-            raise ModelFileError(f"the model's config has full_attn_idxs={attending!r}, which is not a list of layers")
+            raise wrong("full_attn_idxs", repr(attending), "a list of layers")
         return fields | {
             "intermediate_size": _read_mlp_size(reader, fields["intermediate_size"]),
             "rms_norm_epsilon": reader.number("norm_eps", 1e-5),
@@ -60,7 +57,7 @@ class LFM2Config(LlamaConfig):
             "recurrent_layers": read_recurrent_layers(
                 reader, fields["num_layers"], lambda index: attending is not None and index not in attending
             ),
-            "num_taps": num_taps,
+            "num_taps": reader.integer("conv_L_cache", 3, minimum=2, maximum=MAX_TAPS),
             "conv_bias": reader.flag("conv_bias", False),
         }
 

@@ -59,12 +59,11 @@ class DeltaNetConfig(LlamaConfig):
             "num_value_heads": reader.integer("linear_num_value_heads", 32),
             "key_size": reader.integer("linear_key_head_dim", 128),
             "value_size": reader.integer("linear_value_head_dim", 128),
-            "num_taps": reader.integer("linear_conv_kernel_dim", 4, maximum=MAX_TAPS),
+            "num_taps": reader.integer("linear_conv_kernel_dim", 4, minimum=2, maximum=MAX_TAPS),
         }
         check_divides(
             "linear_num_key_heads", sizes["num_key_heads"], "linear_num_value_heads", sizes["num_value_heads"]
         )
-        check_divides("2 at least", 1 if sizes["num_taps"] > 1 else 2, "linear_conv_kernel_dim", sizes["num_taps"])
         interval = reader.integer("full_attention_interval", DEFAULT_INTERVAL)
         return (
             fields
