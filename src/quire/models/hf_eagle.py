@@ -5,9 +5,8 @@ for the likeliest tokens alone: `d2t` gives the distance of each to the model's 
 Next to read: `hf_predictor.py` for layers of the model itself; `runtime/head_drafter.py`, which runs both.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from quire import nn
 from quire.kernels.elementwise import join
@@ -33,7 +32,7 @@ class EagleConfig(LlamaConfig):
     """Llama's fields, and the number of tokens of the head."""
 
     draft_vocab_size: int
-    required: ClassVar[Mapping[str, Any]] = {"num_hidden_layers": 1}
+    required = {"num_hidden_layers": 1}
     unused = ("eagle_config", "target_hidden_size")
 
     @classmethod
