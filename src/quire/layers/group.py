@@ -32,24 +32,36 @@ class Group(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LocalGroup:
-    """A rank without a connection to other ranks: it can build and load its share, and run a group of size 1.
-
-    Its layers return their part of a sum: a model can add those of several layers before the ranks sum them.
-    """
+    """A rank without a connection to other ranks: it can build and load its share, and run a group of size 1."""
 
     rank: int = 0
     size: int = 1
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        return x
-
-    def all_gather(self, x: Tensor) -> Tensor:
         assert self.size == 1, "a local group cannot reach other ranks"
         return x
+
+    all_gather = all_reduce
 
 
 SINGLE = LocalGroup()
 """The group of one rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartOfSum:
+    """A rank for layers that return its part of a sum: the model adds those of several layers, then sums."""
+
+    rank: int
+    size: int
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Return `x`, which the caller sums."""
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """Not for layers that gather."""
+        raise NotImplementedError
 
 
 class UnevenSplitError(ConfigError):

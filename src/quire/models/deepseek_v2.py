@@ -12,7 +12,7 @@ from quire import nn
 from quire.kernels.latent_attention import latent_attention, write_latent
 from quire.kernels.rope import rope
 from quire.layers.forward_batch import ForwardBatch
-from quire.layers.group import SINGLE, Group, LocalGroup, Partition, Share, share
+from quire.layers.group import SINGLE, Group, Partition, PartOfSum, Share, share
 from quire.layers.linear import ColumnParallelLinear, Linear, RowParallelLinear
 from quire.layers.norms import RMSNorm
 from quire.layers.rotary import RotaryEmbedding, Rotation
@@ -75,7 +75,7 @@ class SharedMoE(MoE):
     """Experts, and shared ones that all tokens use, which are one MLP. Shapes: x [T, E] -> [T, E]."""
 
     def __init__(self, config: LlamaConfig, group: Group) -> None:
-        part = LocalGroup(group.rank, group.size)
+        part = PartOfSum(group.rank, group.size)
         super().__init__(config, part)
         self.shared_experts = LlamaMLP(replace(config, intermediate_size=config.shared_size), part)
         self.group = group

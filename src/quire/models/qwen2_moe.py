@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.kernels.elementwise import gate_rows
 from quire.layers.experts import Router
-from quire.layers.group import Group, LocalGroup
+from quire.layers.group import Group, PartOfSum
 from quire.lazy_torch import Tensor
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_llama import LlamaConfig
@@ -32,7 +32,7 @@ class GatedSharedMoE(MoE):
     """Experts, and an MLP for all tokens that is multiplied by the sigmoid of one value of the token."""
 
     def __init__(self, config: LlamaConfig, group: Group) -> None:
-        part = LocalGroup(group.rank, group.size)
+        part = PartOfSum(group.rank, group.size)
         super().__init__(config, part)
         self.shared_expert = LlamaMLP(replace(config, intermediate_size=config.shared_size), part)
         self.group = group
