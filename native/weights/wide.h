@@ -8,7 +8,7 @@
 
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #ifdef QUIRE_AVX2_ALONE
-#define QUIRE_WIDE __attribute__((target("avx2")))
+#define QUIRE_WIDE __attribute__((target("avx2"), section(".text.avx2")))
 #else
 #define QUIRE_WIDE __attribute__((target_clones("avx2", "default")))
 #endif
