@@ -6,12 +6,14 @@ All streams decode, one token a step. A reader attaches with `op_period` 8, as `
 some steps and leaves; a time is that of a step and of the lines that are taken after it. Beside it stand as many
 windows of steps without a reader: on a busy machine their longest steps are long too.
 With `--page` the reader is as the page: it stays, times a step at most every 500 ms, and takes the lines 20 times a
-second. The rows are throughput without it and with it, in windows of 2 s by turns.
+second. The rows are throughput without it and with it, in windows of 1 s by turns, about half a minute in all; the
+ratio of each pair goes to stderr when it is known.
 Next to read: `src/quire/engine/recorder.py`.
 """
 
 import argparse
 import statistics
+import sys
 import time
 
 from benchmarks.command_line import Table, make_parser
@@ -20,10 +22,10 @@ from quire.engine.recorder import Recorder
 from quire.sampling_params import SamplingParams
 
 PROMPT_LEN, WINDOW, OP_PERIOD = 64, 16, 8
-PAGE_LENGTH = 2048
+PAGE_LENGTH, PAGE_PAIRS = 2048, 12
 MOST = 1.5
 """Largest median, over the attaches, of the longest step by the median step."""
-PAGE_WINDOW_S, PAGE_INTERVAL_S, LINES_EVERY_S = 2.0, 0.5, 0.05
+PAGE_WINDOW_S, PAGE_INTERVAL_S, LINES_EVERY_S = 1.0, 0.5, 0.05
 MOST_OF_PAGE = 0.02
 """Largest share of throughput that a page may cost."""
 
@@ -32,15 +34,16 @@ def main() -> int:
     """Print a row without and one with a reader. Returns: 6 if the limit is exceeded."""
     parser = make_parser(__doc__, "model", "json")
     parser.add_argument("--streams", type=int, default=8, help="requests that decode  [%(default)s]")
-    parser.add_argument("--attaches", type=int, default=20, help="readers, one after the other  [%(default)s]")
+    parser.add_argument("--attaches", type=int, help=f"readers, one after the other  [20; with --page {PAGE_PAIRS}]")
     parser.add_argument("--page", action="store_true", help="cost of a page that looks, instead")
     arguments = parser.parse_args()
     if arguments.page:
         return _page(arguments)
-    length = PROMPT_LEN + 2 * WINDOW * (arguments.attaches + 1)
+    num_attaches = arguments.attaches or 20
+    length = PROMPT_LEN + 2 * WINDOW * (num_attaches + 1)
     engine = _decoding(arguments, length)
     windows: dict[str, list[list[float]]] = {"no reader": [], "a reader attaches": []}
-    for _ in range(arguments.attaches):
+    for _ in range(num_attaches):
         for name, found in windows.items():
             found.append(_window(engine, attaches=name != "no reader"))
     engine.shutdown()
@@ -80,13 +83,17 @@ def _page(arguments: argparse.Namespace) -> int:
     engine = _decoding(arguments, PAGE_LENGTH)
     running = [str(index) for index in range(arguments.streams)]
     rates: dict[str, list[float]] = {"no page": [], "a page looks": []}
-    for number in range(arguments.attaches):
-        for name, found in rates.items():
-            engine.abort_request(running)
-            running = _add_streams(engine, arguments.streams, PAGE_LENGTH, f"{number}-{name}-")
-            for _ in range(WINDOW):
-                engine.step()
-            found.append(_rate(engine, looks=name != "no page"))
+    num_pairs = arguments.attaches or PAGE_PAIRS
+    for number in range(num_pairs):
+        engine.abort_request(running)
+        running = _add_streams(engine, arguments.streams, PAGE_LENGTH, f"{number}-")
+        for _ in range(WINDOW):
+            engine.step()
+        # Contexts grow, and steps take longer: each goes first as often as the other.
+        for name in sorted(rates, reverse=bool(number % 2)):
+            rates[name].append(_rate(engine, looks=name != "no page"))
+        ratio = rates["a page looks"][-1] / rates["no page"][-1]
+        print(f"pair {number + 1} of {num_pairs}: {ratio:.3f}", file=sys.stderr, flush=True)
     engine.shutdown()
     table = Table({"reader": "", "tokens/s": ".1f", "of no page": ".4f"}, as_json=arguments.json)
     # Neighbours share the machine's other load: their ratio has less of it than two medians.

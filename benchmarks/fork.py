@@ -4,7 +4,8 @@
 
 A server answers once; then forks begin with some of its tokens and another one, as a click on an alternative does.
 Rows leave parts out: log probabilities, the prefix (a new system message, so that nothing is cached), the answer
-(a prompt alone). Milliseconds from the request to the first token's event, medians and 95th percentiles.
+(a prompt alone). Milliseconds from the request to the first token's event, medians and 95th percentiles. Tokens per
+second are those of each fork from its first token on.
 Next to read: `../src/quire/page/chat.js`.
 """
 
@@ -72,18 +73,31 @@ def _share_of_eight(client: "Client", answer: list[int], *, as_json: bool) -> fl
     for count in (1, NUM_FORKS):
         forks = [[*answer[: len(answer) // 2], 200 + index] for index in range(count)]
         found = client.stream({"messages": QUESTION, "answer_token_ids": forks, **LOGPROBS}, FORK_TOKENS)
-        speeds.append(FORK_TOKENS / found.seconds)
+        speeds.append(found.tokens_per_s)
         table.row(count, speeds[-1])
     return speeds[1] / speeds[0]
 
 
 class Answer:
-    """Tokens and times of a stream. `seconds`: from the first event with a token to the last."""
+    """Tokens and times of a stream. `token_ids`: of its first choice; `first_ms`: until the first event of any."""
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
-        self.first_ms = self.seconds = 0.0
+        self.first_ms = 0.0
         self.num_cached = 0
+        self._events: dict[int, list[tuple[float, int]]] = {}
+
+    def note(self, index: int, num_tokens: int) -> None:
+        """Take note of an event of a choice. Mutates: its times."""
+        self._events.setdefault(index, []).append((time.perf_counter(), num_tokens))
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Mean over the choices of the tokens behind the first event, by the time since it: prefill does not count."""
+        speeds = []
+        for (first_s, _), *later in self._events.values():
+            speeds.append(sum(count for _, count in later) / (later[-1][0] - first_s))
+        return statistics.mean(speeds)
 
 
 class Client:
@@ -106,13 +120,16 @@ class Client:
                 continue
             chunk = json.loads(row[6:])
             for choice in chunk.get("choices", ()):
-                if choice["delta"].get("content") or choice.get("token_ids"):
+                token_ids = choice.get("token_ids") or []
+                if choice["delta"].get("content") or token_ids:
                     first_s = first_s or time.perf_counter()
+                if token_ids:
+                    answer.note(choice["index"], len(token_ids))
                 if choice["index"] == 0:
-                    answer.token_ids += choice.get("token_ids") or []
+                    answer.token_ids += token_ids
             if usage := chunk.get("usage"):
                 answer.num_cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-        answer.first_ms, answer.seconds = 1e3 * (first_s - began_s), time.perf_counter() - first_s
+        answer.first_ms = 1e3 * (first_s - began_s)
         return answer
 
 

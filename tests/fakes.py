@@ -128,7 +128,7 @@ class FakeExecutor:
 
     def read_adapters(self, wanted: Sequence[Adapter], wait_s: float) -> set[str]:
         """See `Executor`. Reads end when a test takes them out of `unread`."""
-        return {adapter.digest for adapter in wanted} & self.unread
+        return {adapter.digest for adapter in wanted} - self.unread
 
     def submit(self, output: SchedulerOutput) -> None:
         """See `Executor`."""

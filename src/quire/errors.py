@@ -144,6 +144,18 @@ class QueueTimeoutError(CapacityError):
     code = "queue_timeout"
 
 
+class DeadlineError(CapacityError):
+    """A request was not complete when the seconds of its `deadline_s` had passed."""
+
+    code = "deadline_passed"
+    http_status = 504
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the answer was not complete within the request's deadline_s: ask for fewer tokens, or allow more seconds"
+        )
+
+
 class UnreadError(CapacityError):
     """A client left more log-probabilities of its answer unread than the server keeps."""
 

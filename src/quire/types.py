@@ -49,6 +49,7 @@ class Request:
         sampling: None for a pooling request, which finishes when its prompt is computed.
         siblings: the other n - 1 sequences of an `n > 1` request, forked in the step that completes the prompt.
         awaits_external_token: the next token is chosen outside the sampler (beam search): `update` does not append.
+        deadline_time_s: by which it must be complete; the engine then ends it. Of the same clock as `arrival_time_s`.
         hash_extras: prefix blocks are shared only among requests with the same extras: cache salt, adapter's content.
         checked_grammar: that of the structured output, as a `GrammarChecker` made it; None: it has not been checked.
         reads_prefix_cache: False if every prompt position must be computed (prompt_logprobs, mean pooling).
@@ -71,6 +72,7 @@ class Request:
     eos_token_ids: frozenset[int] = frozenset()
     seed: int = 0
     arrival_time_s: float = 0.0
+    deadline_time_s: float | None = None
     priority: int = 0
     client_id: str = ""
     hash_extras: tuple[str, ...] = ()

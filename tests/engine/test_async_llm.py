@@ -24,6 +24,23 @@ async def test_outputs_grow_and_the_last_one_is_finished(llm: AsyncLLM, executor
 
 
 @played()
+async def test_generator_ends_at_the_deadline_with_abort(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
+    engine = llm.llm_engine
+    real, late_s = engine._clock, [0.0]
+    engine._clock = lambda: real() + late_s[0]
+    executor.in_step = lambda step: late_s.__setitem__(0, 2000.0 if step >= 4 else 0.0)
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    outputs = await collect(llm, "p", params, deadline_s=1000)
+    assert (outputs[-1].finished, outputs[-1].outputs[0].finish_reason) == (True, "abort")
+    assert 4 <= len(outputs[-1].outputs[0].token_ids) < 60
+    messages = [{"role": "user", "content": "hi"}]
+    (output,) = [item async for item in llm.chat(messages, params, deadline_s=1000, streams=False)]
+    assert output.outputs[0].finish_reason == "abort"
+    with pytest.raises(RequestError, match="deadline_s"):
+        await collect(llm, "p", deadline_s=0)
+
+
+@played()
 async def test_score_is_the_cosine_of_vectors(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
     scores = [output.outputs.score for output in await llm.score("q", ["ab", "q"])]
     assert len(scores) == 2

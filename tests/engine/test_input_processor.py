@@ -164,13 +164,23 @@ def test_priority_needs_its_policy() -> None:
     [
         {"request_id": 3}, {"request_id": ""}, {"priority": 1.5}, {"priority": True}, {"client_id": None},
         {"cache_salt": 1}, {"params": {"temperature": 0}}, {"params": "greedy"}, {"arrival_time_s": "now"},
-        {"arrival_time_s": float("nan")}, {"arrival_time_s": True},
+        {"arrival_time_s": float("nan")}, {"arrival_time_s": True}, {"deadline_s": 0}, {"deadline_s": -1.5},
+        {"deadline_s": float("inf")}, {"deadline_s": float("nan")}, {"deadline_s": "soon"}, {"deadline_s": True},
     ],
 )  # fmt: skip
 def test_wrong_arguments(arguments: dict[str, Any]) -> None:
     arguments = {"request_id": "r", "prompt": "hi", "params": None} | arguments
     with pytest.raises(RequestError):
         make(policy="priority").prepare(**arguments)
+
+
+def test_deadline_counts_from_the_arrival() -> None:
+    times = {"arrival_time_s": 7.0, "deadline_s": 2.5}
+    prepared = make().prepare("r", "hi", SamplingParams(n=2, temperature=1), **times)
+    assert [item.deadline_time_s for item in (prepared.request, *prepared.request.siblings)] == [9.5, 9.5]
+    assert make().prepare("r", "hi", None).request.deadline_time_s is None
+    with pytest.raises(InvalidParameterError, match="deadline_s must be a finite number of seconds above 0"):
+        make().prepare("r", "hi", None, deadline_s=0)
 
 
 def test_salt_of_the_call_wins_over_the_prompts() -> None:

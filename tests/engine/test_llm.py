@@ -1,10 +1,12 @@
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
 
+from quire.engine.adapters import LoRARequest
 from quire.engine.llm import LLM, open_progress_bar
 from quire.errors import (
     ChatTemplateError,
@@ -59,14 +61,25 @@ def test_everything_is_checked_before_anything_runs(prompts: Any, params: Any, e
     assert_all_home(llm.llm_engine)
 
 
-def test_list_of_adapters_may_have_none_for_prompts_of_the_base() -> None:
+@pytest.mark.parametrize(
+    ("call", "options"),
+    [
+        ("generate", {"sampling_params": SamplingParams(max_tokens=1)}),
+        ("beam_search", {"params": BeamSearchParams(beam_width=1, max_tokens=1)}),
+        ("encode", {}),
+        ("embed", {}),
+    ],
+)
+def test_list_of_adapters_may_have_none_for_prompts_of_the_base(call: str, options: dict[str, Any]) -> None:
     llm, executor = make()
-    params = SamplingParams(max_tokens=1)
-    for given, says in ((["sql"], "LoRARequest or a list"), ([None, None], "2 entries for 1 prompts")):
+    run = partial(getattr(llm, call), use_tqdm=False, **options)
+    for wrong, says in ((["sql"], "LoRARequest or a list"), ([None, None], "2 entries for 1 prompts")):
         with pytest.raises(RequestError, match=says):
-            llm.generate(["a"], params, use_tqdm=False, lora_request=given)  # type: ignore[arg-type]
+            run(["a"], lora_request=wrong)
+    with pytest.raises(RequestError, match="start it with --enable-lora"):
+        run(["a", "b"], lora_request=[None, LoRARequest("sql", "nowhere")])
     assert executor.num_steps == 0
-    assert len(llm.generate(["a", "b"], params, use_tqdm=False, lora_request=[None, None])) == 2
+    assert len(run(["a", "b"], lora_request=[None, None])) == 2
 
 
 def test_prompt_that_can_never_fit_takes_the_others_along() -> None:
@@ -101,6 +114,24 @@ def test_wrong_priorities(priority: Any) -> None:
     llm, _ = make(policy="priority")
     with pytest.raises(RequestError, match="priority must be an integer"):
         generate(llm, ["a"], priority=priority)
+
+
+def test_outputs_end_at_their_deadlines_as_they_are() -> None:
+    llm, executor = make()
+    engine, now_s = llm.llm_engine, [0.0]
+    engine._clock = engine.input_processor._clock = lambda: now_s[0]
+    executor.in_step = lambda step: now_s.__setitem__(0, float(step))
+    params = SamplingParams(max_tokens=9, ignore_eos=True)
+    outputs = generate(llm, ["a", "b", "c"], params, deadline_s=[3, None, 0.5])
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [3, 9, 1]
+    assert [output.outputs[0].finish_reason for output in outputs] == ["abort", "length", "abort"]
+    assert [output.outputs[0].error_code for output in outputs] == ["deadline_passed", None, "deadline_passed"]
+    assert "deadline_s" in str(outputs[0].outputs[0].error)
+    assert_all_home(engine)
+    assert generate(llm, "a", params, deadline_s=4)[0].outputs[0].finish_reason == "abort"
+    for wrong, says in ([1, 2, 3], "3 entries for 1 prompts"), ([-1], "above 0"), ("soon", "above 0"):
+        with pytest.raises(RequestError, match=says):
+            generate(llm, "a", params, deadline_s=wrong)
 
 
 # --- Chat -------------------------------------------------------------------------------------

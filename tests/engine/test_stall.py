@@ -1,5 +1,7 @@
 """Requests whose adapters are read while others run, and a scheduler that is stuck."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from quire.adapter import Adapter
@@ -51,6 +53,32 @@ def test_request_waits_for_its_adapter_and_later_ones_overtake_it(
     executor.unread = set()
     assert ended(engine, 20) == ["first"]
     assert not engine.has_unfinished_requests()
+
+
+def test_adapters_of_the_next_requests_are_read_and_no_more(
+    engine: LLMEngine, executor: ScriptedExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+    read = executor.read_adapters
+
+    def noted(wanted: Sequence[Adapter], wait_s: float) -> set[str]:
+        asked.append([adapter.digest for adapter in wanted])
+        return read(wanted, wait_s)
+
+    monkeypatch.setattr(executor, "read_adapters", noted)
+    executor.unread = {f"adapter {number}" for number in range(5)}
+    for number in range(5):
+        submit(engine, f"request {number}", f"adapter {number}")
+    submit(engine, "again", "adapter 1")
+    engine.step()
+    assert asked[-1] == ["adapter 0", "adapter 1"]
+    executor.unread -= {"adapter 1"}
+    engine.step()
+    engine.step()
+    # Two requests run with one of them; the next two of those that wait are read.
+    assert asked[-1] == ["adapter 1", "adapter 0", "adapter 2"]
+    executor.unread = set()
+    assert len(ended(engine, 40)) == 6
 
 
 def test_waiting_for_an_adapter_is_no_stall(

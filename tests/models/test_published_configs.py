@@ -147,6 +147,16 @@ PUBLISHED: dict[str, tuple[float, dict[str, Any]]] = {
         "num_hidden_layers": 40, "num_key_value_heads": 2, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0, "tie_word_embeddings": False, "vocab_size": 151552,
     }),
+    "GLM-4.5-Air": (106.85, {
+        **SILU, "architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "attention_bias": True,
+        "eos_token_id": [151329, 151336, 151338], "first_k_dense_replace": 1, "head_dim": 128, "hidden_size": 4096,
+        "intermediate_size": 10944, "max_position_embeddings": 131072, "moe_intermediate_size": 1408, "n_group": 1,
+        "n_routed_experts": 128, "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 96,
+        "num_experts_per_tok": 8, "num_hidden_layers": 46, "num_key_value_heads": 8, "num_nextn_predict_layers": 1,
+        "pad_token_id": 151329, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "rope_scaling": None,
+        "rope_theta": 1000000, "routed_scaling_factor": 1.0, "tie_word_embeddings": False, "topk_group": 1,
+        "use_qk_norm": False, "vocab_size": 151552,
+    }),
     "starcoder2-3b": (3.03, {
         **COMMON, "architectures": ["Starcoder2ForCausalLM"], "model_type": "starcoder2", "embedding_dropout": 0.1,
         "activation_function": "gelu", "hidden_act": "gelu_pytorch_tanh", "hidden_size": 3072,

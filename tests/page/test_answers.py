@@ -121,6 +121,92 @@ def test_parameters_are_in_sight_and_an_unset_limit_is_not_sent(server: Serving,
     assert len(bodies) == 2
 
 
+def test_continued_text_forks_at_a_token(tmp_path: Path, open_page: OpenPage) -> None:
+    model = make_tiny_directory(tmp_path / "base", template=None, max_position_embeddings=512)
+    with serving(model) as server:
+        page = open_page(server.url)
+        page.get_by_role("button", name="Tokens", exact=True).click()
+        page.get_by_text("Parameters").click()
+        page.get_by_label("max_tokens").fill("12")
+        page.get_by_label("temperature").fill("0")
+        page.get_by_label("Text to continue").fill("Once upon")
+        page.get_by_role("button", name="Send", exact=True).click()
+        expect(page.locator(".stats")).to_contain_text("12 new")
+        expect(page.locator(".token")).to_have_count(12)  # the X-ray's steps may come a moment later
+        before = page.locator(".token").all_inner_texts()
+        bodies: list[dict[str, Any]] = []
+        page.on("request", lambda request: "completions" in request.url and bodies.append(request.post_data_json))
+        page.locator(".token").nth(5).click()
+        expect(page.locator(".alternatives li")).to_have_count(8)
+        page.locator(".alternatives button").first.click()
+        future = page.locator(".split article").nth(1).locator(".token")
+        expect(future).to_have_count(18)
+        after = future.all_inner_texts()
+        assert after[:5] == before[:5]
+        assert after[5] != before[5]
+
+        assert [len(prompt) for prompt in bodies[0]["prompt"]] == [9 + 6]
+        future.nth(8).click()
+        page.get_by_role("button", name="Fork into all 7").click()
+        expect(page.locator(".split article")).to_have_count(9)
+        expect(page.locator(".split .stats").nth(8)).to_contain_text("12 new")
+        page.close()
+
+
+def test_result_of_a_call_is_sent_as_a_message_of_the_tool(server: Serving, open_page: OpenPage) -> None:
+    page = open_page(server.url)
+    calls = [
+        {"index": i, "id": f"call_{i}", "function": {"name": name, "arguments": "{}"}}
+        for i, name in enumerate(("weather", "clock"))
+    ]
+    bodies = answer_with(page, {"tool_calls": calls})
+    send(page, "What is the weather?")
+    page.get_by_label("Result of weather").fill('{"sky": "<b>grey"}')
+    page.get_by_label("Result of clock").fill("noon")
+    page.unroute(CHAT)
+    bodies = answer_with(page, {"content": "It is grey."})
+    page.get_by_role("button", name="Send results").click()
+    expect(page.locator(".markdown").last).to_have_text("It is grey.")
+    assert [message["role"] for message in bodies[0]["messages"]] == ["user", "assistant", "tool", "tool"]
+    assert bodies[0]["messages"][2:] == [
+        {"role": "tool", "content": '{"sky": "<b>grey"}', "tool_call_id": "call_0"},
+        {"role": "tool", "content": "noon", "tool_call_id": "call_1"},
+    ]
+    results = page.locator("article.tool")
+    expect(results.first).to_contain_text("Result of weather")
+    expect(results.first.locator("pre")).to_have_text('{\n  "sky": "<b>grey"\n}')
+    expect(page.get_by_label("Result of clock")).to_have_count(0)
+    page.wait_for_timeout(1500)  # kept soon
+    page.reload()
+    expect(results.nth(1)).to_contain_text("Result of clock")
+    page.get_by_role("button", name="Other results").click()
+    page.get_by_label("Result of clock").fill("midnight")
+    page.get_by_role("button", name="Send results").click()
+    expect(results.first.locator(".branches")).to_contain_text("2 of 2")
+    expect(results.nth(1)).to_contain_text("midnight")
+
+
+def test_result_that_cannot_be_sent_stays_in_its_box(server: Serving, open_page: OpenPage) -> None:
+    page = open_page(server.url, allowed=("400",))
+    answer_with(page, {"tool_calls": [{"index": 0, "id": "call_1", "function": {"name": "clock", "arguments": "{}"}}]})
+    send(page, "What time is it?")
+    page.get_by_label("Message", exact=True).fill("a draft")
+    page.get_by_label("Result of clock").fill("noon")
+    page.unroute(CHAT)
+    refusal = json.dumps({"error": {"message": "no room", "code": None}})
+    page.route(CHAT, lambda route: route.fulfill(status=400, content_type="application/json", body=refusal))
+    page.get_by_role("button", name="Send result").click()
+    expect(page.get_by_role("alert")).to_contain_text("Not sent: no room")
+    expect(page.locator("article.tool")).to_have_count(0)
+    assert page.get_by_label("Result of clock").input_value() == "noon"
+    assert page.get_by_label("Message", exact=True).input_value() == "a draft"
+    page.unroute(CHAT)
+    answer_with(page, {"content": "It is noon."})
+    page.get_by_role("button", name="Retry").click()
+    expect(page.locator(".markdown").last).to_have_text("It is noon.")
+    expect(page.locator("article.tool")).to_contain_text("noon")
+
+
 @pytest.mark.model
 def test_special_tokens_are_hidden_unless_asked_for(smollm2_path: Path, open_page: OpenPage) -> None:
     with serving("smollm2", "--max-model-len", "512", name="smollm2") as server:

@@ -270,6 +270,8 @@ def test_phone_has_the_chat_first_and_the_xray_as_a_page_of_its_own(server: Serv
     whole = page.locator(".token").count()
     page.locator(".token").nth(20).tap()
     assert page.locator(".token").count() == whole  # the X-ray is out of sight: its step does not cut the answer
+    token, card = box(page.locator(".token").nth(20)), box(page.locator(".token-panel"))
+    assert 0 <= token["y"] <= token["y"] + token["height"] <= card["y"]
     page.get_by_role("button", name="made by step").tap()
     expect(page.locator(".chat")).to_be_hidden()
     expect(page.locator("section.xray")).to_be_visible()

@@ -55,6 +55,7 @@ class Job:
         self.max_tokens = min(self.max_tokens, MAX_MODEL_LEN - len(self.prompt))
         self._fields = {
             "arrival_time_s": float(self.arrival),
+            "deadline_time_s": (None, self.arrival + 5.0, self.arrival + 2.0)[self.index % 3],
             "priority": rng.randint(0, 2),
             "client_id": "abc"[self.index % 3],
             "hash_extras": (rng.choice(["", "", "salt"]),),

@@ -1,10 +1,12 @@
 """Requests are computed together, and none outlives its reader."""
 
+import asyncio
 from contextlib import aclosing
 from typing import Any
 
 import pytest
 
+from quire.errors import EngineDeadError
 from quire.sampling_params import SamplingParams
 from quire.server.errors import ApiError
 from quire.server.front_end import PromptTokens
@@ -13,7 +15,7 @@ from quire.server.state import ServerState
 from quire.structured_outputs import StructuredOutputsParams
 from quire.types import Request
 from tests.engine.builders import saying
-from tests.server.fake_engine import FakeEngine, in_loop, make_server, record_of
+from tests.server.fake_engine import FakeEngine, in_loop, make_server, record_of, until
 
 
 def make_state(**settings: Any) -> tuple[ServerState, FakeEngine]:
@@ -52,6 +54,37 @@ async def test_request_that_the_engine_aborts_is_an_error() -> None:
         with pytest.raises(ApiError) as caught:
             [update async for update in updates]
     assert (caught.value.status, caught.value.code) == (503, "aborted")
+
+
+@in_loop
+async def test_updates_of_one_step_come_together() -> None:
+    state, engine = make_state()
+    engine.gate.clear()
+    async with aclosing(generate(state, requests(state, 3), record_of(), streams=True)) as updates:
+        waiting = asyncio.ensure_future(anext(updates))
+        await until(lambda: len(engine.submitted) == 3)
+        engine.gate.set()
+        batches = [await waiting, *[batch async for batch in updates]]
+    assert [index for index, _ in batches[-1]] == [0, 1, 2]
+    tokens = [[token for batch in batches for at, update in batch if at == index for choice in update.choices
+               for token in choice.token_ids] for index in range(3)]  # fmt: skip
+    assert [len(found) for found in tokens] == [8, 8, 8]
+
+
+@in_loop
+async def test_error_behind_an_unread_update_reaches_the_reader() -> None:
+    state, engine = make_state()
+    engine.gate.clear()
+    async with aclosing(generate(state, requests(state, 2, max_tokens=100), record_of(), streams=True)) as updates:
+        waiting = asyncio.ensure_future(anext(updates))
+        await until(lambda: len(engine.submitted) == 2)
+        engine.num_ahead = 3
+        engine.gate.set()
+        await waiting
+        await until(lambda: engine.num_ahead == 0)
+        engine.die()
+        with pytest.raises(EngineDeadError):
+            [batch async for batch in updates]
 
 
 @in_loop

@@ -7,10 +7,14 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from quire.adapter import Adapter
 from quire.config import EngineConfig
 from quire.errors import InvalidParameterError, ModelFileError, RequestError, nearest, printable
+
+if TYPE_CHECKING:
+    from quire.runtime.adapter_layout import AdapterLayout
 
 MAX_NAME_LEN = 256
 
@@ -43,6 +47,7 @@ class Adapters:
         self._config = config
         self._model_names = tuple(model_names)
         self._by_name: dict[str, _Loaded] = {}
+        self._layout: AdapterLayout | None = None
         self._lock = threading.Lock()
         for item in config.options.lora:
             name, _, path = item.partition("=")
@@ -113,7 +118,7 @@ class Adapters:
     def _read(self, name: str, path: str) -> _Loaded:
         # Nothing of models and native code is needed where there are no adapters.
         from quire.lazy_torch import on_meta
-        from quire.runtime.adapter_layout import place_adapter
+        from quire.runtime.adapter_layout import AdapterLayout
         from quire.runtime.loader import make_model
         from quire.weights.adapter_files import read_adapter
 
@@ -122,9 +127,11 @@ class Adapters:
             raise ModelFileError(f"{absolute}: there is no such adapter; give PEFT's directory or a GGUF file")
         stamps = _stamps(absolute)
         files = read_adapter(absolute, config.model.hf_config)
-        with on_meta():
-            model = make_model(config.model.hf_config, max_model_len=config.scheduler.max_model_len)
-        place_adapter(model, files)
+        if self._layout is None:
+            with on_meta():
+                model = make_model(config.model.hf_config, max_model_len=config.scheduler.max_model_len)
+            self._layout = AdapterLayout(model)
+        self._layout.place(files)
         wrong = [token_id for token_id in files.invocation_token_ids if token_id >= config.model.vocab_size]
         if wrong:
             raise ModelFileError(

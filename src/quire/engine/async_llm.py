@@ -80,11 +80,13 @@ class AsyncLLM(EngineHandle):
         client_id: str = "",
         cache_salt: str = "",
         lora_request: LoRARequest | None = None,
+        deadline_s: float | None = None,
         streams: bool = True,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield all text so far, each time there is more; the last output has `finished`.
 
         With `streams=False` only the last one. Outputs that came while the caller was busy are merged.
+        `deadline_s`: seconds after which an answer that is not complete ends, with `finish_reason` "abort".
         Raises: RequestError, CapacityError, EngineDeadError.
         """
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
@@ -93,6 +95,7 @@ class AsyncLLM(EngineHandle):
             "client_id": client_id,
             "cache_salt": cache_salt,
             "lora_request": lora_request,
+            "deadline_s": deadline_s,
         }
         return self._follow(prompt, params, SamplingParams, request_id, streams=streams, **identity)
 
@@ -107,6 +110,7 @@ class AsyncLLM(EngineHandle):
         client_id: str = "",
         cache_salt: str = "",
         lora_request: LoRARequest | None = None,
+        deadline_s: float | None = None,
         streams: bool = True,
         **choices: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -118,7 +122,7 @@ class AsyncLLM(EngineHandle):
         dialogue, options = dialogue_of(self.llm_engine), chat_options(**choices)
         chat = await asyncio.to_thread(Conversation.prepare, dialogue, messages, tools, options, params)
         identity: dict[str, Any] = {"priority": priority, "client_id": client_id, "cache_salt": cache_salt}
-        identity["lora_request"] = lora_request
+        identity |= {"lora_request": lora_request, "deadline_s": deadline_s}
         async with aclosing(self.generate(chat.prompt, chat.params, request_id, streams=streams, **identity)) as found:
             async for output in found:
                 yield chat.read(output)

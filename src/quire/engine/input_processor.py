@@ -114,10 +114,12 @@ class InputProcessor:
         client_id: str = "",
         cache_salt: str = "",
         arrival_time_s: float | None = None,
+        deadline_s: float | None = None,
         lora_request: LoRARequest | str | None = None,
     ) -> tuple[str | None, Request]:
         """Return the prompt's text, if there is one, and the request, which `completed` completes.
 
+        `deadline_s`: seconds from its arrival after which the request ends, if it is not complete.
         Raises: RequestError of the matching kind.
         """
         if params is None:
@@ -125,13 +127,17 @@ class InputProcessor:
         self._check_identity(request_id, priority, client_id, cache_salt)
         if arrival_time_s is not None and not _is_time(arrival_time_s):
             raise RequestError(f"arrival_time_s must be a finite number of seconds, got {arrival_time_s!r}")
+        if deadline_s is not None and not (_is_time(deadline_s) and deadline_s > 0):
+            raise InvalidParameterError("deadline_s", deadline_s, "a finite number of seconds above 0, or None")
+        arrival_time_s = self._clock() if arrival_time_s is None else arrival_time_s
         text, token_ids, salt = self.tokenize(prompt)
         adapter, hash_extras = self.adapters.choose(lora_request, token_ids, (cache_salt or salt,))
         request = Request(
             request_id=request_id,
             prompt_token_ids=token_ids,
             sampling=None,
-            arrival_time_s=self._clock() if arrival_time_s is None else arrival_time_s,
+            arrival_time_s=arrival_time_s,
+            deadline_time_s=None if deadline_s is None else arrival_time_s + deadline_s,
             priority=priority,
             client_id=client_id,
             hash_extras=hash_extras,

@@ -39,6 +39,8 @@ from quire.sampling_params import BeamSearchParams, PoolingParams, SamplingParam
 UseTqdm = bool | Callable[..., Any]
 """True or False, or a function with tqdm's arguments that makes a progress bar."""
 ASLEEP = "the model is asleep: wake_up() loads it again"
+LoRARequests = LoRARequest | Sequence[LoRARequest | None] | None
+"""An adapter for all prompts, or one per prompt; None stands for the base model."""
 TokenCounts = tuple[int, int]
 """Prompt tokens and generated tokens of a finished request."""
 
@@ -67,27 +69,32 @@ class LLM(EngineHandle):
         *,
         use_tqdm: UseTqdm = True,
         priority: int | Sequence[int] | None = None,
-        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        lora_request: LoRARequests = None,
+        deadline_s: float | Sequence[float | None] | None = None,
     ) -> list[RequestOutput]:
         """Complete one prompt or a list of prompts, each as text, token ids or a dict (`quire.outputs.Prompt`).
 
         `sampling_params`: one for all, or one per prompt; None: the model's recommended ones.
         `priority`: one for all or one per prompt; lower runs first, with scheduling_policy="priority".
         `lora_request`: an adapter for all, or one per prompt, None for the base; it needs enable_lora=True.
+        `deadline_s`: seconds, one for all or one per prompt, None for no deadline. An output that is not complete when
+        they have passed ends as it is, with `finish_reason` "abort"; if KV blocks run out, the latest is preempted.
 
         Raises: RequestError, CapacityError, EngineDeadError, ModelFileError.
         """
         items = split_prompts(prompts)
         params = _per_prompt("sampling_params", sampling_params, SamplingParams, len(items))
         priorities = _per_prompt("priority", 0 if priority is None else priority, object, len(items))
-        adapters = _per_prompt("lora_request", lora_request, LoRARequest, len(items), takes_none=True)
+        adapters = _adapters(lora_request, len(items))
+        deadlines_s = _per_prompt("deadline_s", deadline_s, object, len(items))
         prepare = self.llm_engine.input_processor.prepare
         prepared = [
             prepare(
-                str(next(self._ids)), item, params[i], priority=priorities[i], streams=False, lora_request=adapters[i]
+                str(next(self._ids)), item, params[i], streams=False,
+                priority=priorities[i], lora_request=adapters[i], deadline_s=deadlines_s[i],
             )
             for i, item in enumerate(items)
-        ]
+        ]  # fmt: skip
         return self._run(prepared, use_tqdm)
 
     def chat(
@@ -96,7 +103,7 @@ class LLM(EngineHandle):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: UseTqdm = True,
-        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        lora_request: LoRARequests = None,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -145,7 +152,7 @@ class LLM(EngineHandle):
         params: BeamSearchParams,
         *,
         use_tqdm: UseTqdm = False,
-        lora_request: LoRARequest | Sequence[LoRARequest] | None = None,
+        lora_request: LoRARequests = None,
     ) -> list[BeamSearchOutput]:
         """Return the likeliest completions of each prompt, best first. `lora_request`: as of `generate`.
 
@@ -154,7 +161,7 @@ class LLM(EngineHandle):
         if not isinstance(params, BeamSearchParams):
             raise RequestError(f"params must be BeamSearchParams, got {type(params).__name__}")
         engine, items = self.llm_engine, split_prompts(prompts)
-        adapters = _per_prompt("lora_request", lora_request, LoRARequest, len(items))
+        adapters = _adapters(lora_request, len(items))
         searches = [
             BeamSearch(engine, f"beams-{next(self._ids)}", item, params, adapter)
             for item, adapter in zip(items, adapters, strict=True)
@@ -180,7 +187,7 @@ class LLM(EngineHandle):
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
         use_tqdm: UseTqdm = True,
-        lora_request: LoRARequest | Sequence[LoRARequest] | None = None,
+        lora_request: LoRARequests = None,
     ) -> list[PoolingRequestOutput]:
         """Return one vector per prompt from its final hidden states. `lora_request`: as of `generate`.
 
@@ -190,7 +197,7 @@ class LLM(EngineHandle):
         """
         items = split_prompts(prompts)
         given = _per_prompt("pooling_params", pooling_params, PoolingParams, len(items))
-        adapters = _per_prompt("lora_request", lora_request, LoRARequest, len(items))
+        adapters = _adapters(lora_request, len(items))
         processor, default = self.llm_engine.input_processor, self.llm_engine.input_processor.default_pooling_params
         prepared = [
             processor.prepare(str(next(self._ids)), item, params or default, streams=False, lora_request=adapter)
@@ -204,7 +211,7 @@ class LLM(EngineHandle):
         *,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         use_tqdm: UseTqdm = True,
-        lora_request: LoRARequest | Sequence[LoRARequest] | None = None,
+        lora_request: LoRARequests = None,
     ) -> list[PoolingRequestOutput]:
         """`encode` under vLLM's name for embeddings; see `outputs.embedding` of each result."""
         return self.encode(prompts, pooling_params, use_tqdm=use_tqdm, lora_request=lora_request)
@@ -341,8 +348,13 @@ class LLM(EngineHandle):
             self._is_driven.release()
 
 
+def _adapters(given: LoRARequests, num_prompts: int) -> list[LoRARequest | None]:
+    """Return the adapter of each prompt. Raises: RequestError."""
+    return _per_prompt("lora_request", given, LoRARequest, num_prompts, takes_none=True)
+
+
 def _per_prompt(name: str, given: Any, kind: type, num_prompts: int, *, takes_none: bool = False) -> list[Any]:
-    """Return one value per prompt; None stays None, and any other single value is repeated."""
+    """Return one value per prompt; None stays None, and any other single value is repeated. Raises: RequestError."""
     is_list = isinstance(given, Sequence) and not isinstance(given, (str, bytes))
     values = list(given) if is_list else [given] * num_prompts
     if len(values) != num_prompts:

@@ -16,7 +16,7 @@ from quire.engine.input_processor import InputProcessor, PreparedRequest
 from quire.engine.isolation import Isolation
 from quire.engine.output_processor import Output, OutputProcessor
 from quire.engine.stall import Stall
-from quire.errors import EngineDeadError, PromptError
+from quire.errors import DeadlineError, EngineDeadError, PromptError, QuireError
 from quire.events import EventKind, EventLog
 from quire.grammar.compiler import GrammarCompiler
 from quire.sampling_params import PoolingParams, SamplingParams
@@ -76,8 +76,7 @@ class LLMEngine:
         self._stall = Stall(executor, self.scheduler, reads_adapters=config.options.has_adapters)
         self._clock = clock
         self._in_flight: deque[SchedulerOutput] = deque()
-        self._pace = Pace()
-        self._drafting = Drafting(config)
+        self._pace, self._drafting = Pace(), Drafting(config)
         self._is_shut_down = False
 
     @classmethod
@@ -100,7 +99,7 @@ class LLMEngine:
         arrival_time_s: float | None = None,
         **choices: Any,
     ) -> None:
-        """Check and queue one request; `params` None means the model's recommended sampling. `choices`: `lora_request`.
+        """Check and queue one request; `params` None: the model's recommended. `choices`: `lora_request`, `deadline_s`.
 
         Raises: RequestError, CapacityError, EngineDeadError. After an error nothing of the request is left.
         """
@@ -118,15 +117,15 @@ class LLMEngine:
             self._output_processor.discard(prepared.request.request_id)
             raise
 
-    def abort_request(self, request_ids: str | Iterable[str]) -> None:
+    def abort_request(self, request_ids: str | Iterable[str], error: QuireError | None = None) -> None:
         """End requests now, free what they hold; unknown and finished ids are ignored.
 
-        The next `step` or `take_ended` returns their final outputs, with `finish_reason` "abort".
+        The next `step` or `take_ended` returns their final outputs, with `finish_reason` "abort" and the error.
         """
         for request_id in [request_ids] if isinstance(request_ids, str) else list(request_ids):
             if request_id in self._output_processor:
                 self.scheduler.abort(self._output_processor.sequence_ids(request_id))
-                self._ended.append(self._output_processor.end(request_id, "abort", self._clock()))
+                self._ended.append(self._output_processor.end(request_id, "abort", self._clock(), error))
 
     def take_ended(self) -> list[Output]:
         """Return the final outputs of aborted requests that no call has returned yet."""
@@ -150,11 +149,12 @@ class LLMEngine:
 
         Returns: for each request that got a token or ended, all of its text so far, or what is new (`tells_news`). A
         request ends alone, with `finish_reason` "error", if its result is an error, the executor raises on it alone, or
-        its text cannot be made. If the executor raises on any request, all end so. Raises: EngineDeadError afterwards.
+        its text cannot be made; "abort" at its deadline. If it raises on any, all end. Raises: EngineDeadError then.
         """
         self.check_health()
         started = self._clock()
         try:
+            self.abort_request(self._output_processor.overdue(started), DeadlineError())
             self._submit_steps()
             if not self._in_flight:
                 return self.take_ended()

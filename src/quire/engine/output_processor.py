@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from quire.engine.input_processor import PreparedRequest
-from quire.errors import DuplicateRequestError, EngineError
+from quire.errors import DuplicateRequestError, EngineError, QuireError
 from quire.outputs import (
     CompletionOutput,
     EmbeddingOutput,
@@ -167,6 +167,7 @@ class OutputProcessor:
         # At most one text per token of the vocabulary is kept.
         self._token_text: TokenText = (lambda _: "") if tokenizer is None else functools.cache(tokenizer.token_text)
         self._records: dict[str, _Record] = {}
+        self._deadlines_s: dict[str, float] = {}
         self._by_sequence: dict[str, tuple[_Record, SequenceOutput | None]] = {}
 
     def __contains__(self, request_id: str) -> bool:
@@ -181,6 +182,10 @@ class OutputProcessor:
         """Return the scheduler's names of a request's sequences that have not ended."""
         record = self._records[request_id]
         return [item.request.request_id for item in record.unfinished] if record.sequences else [request_id]
+
+    def overdue(self, now_s: float) -> list[str]:
+        """Return the requests whose deadline has passed."""
+        return [request_id for request_id, deadline_s in self._deadlines_s.items() if deadline_s <= now_s]
 
     def caller_of(self, sequence_id: str) -> str:
         """Return the caller's request that a sequence belongs to; a beam, which is unknown here, is its own."""
@@ -207,12 +212,15 @@ class OutputProcessor:
         record = self._records[request.request_id] = _Record(prepared, outputs)
         if request.sampling is None:
             self._by_sequence[request.request_id] = (record, None)
+        if request.deadline_time_s is not None:
+            self._deadlines_s[request.request_id] = request.deadline_time_s
         for output in outputs:
             self._by_sequence[output.request.request_id] = (record, output)
 
     def discard(self, request_id: str) -> None:
         """Forget a request that was not accepted after all, or has ended."""
         record = self._records.pop(request_id)
+        self._deadlines_s.pop(request_id, None)
         for name in [sequence.request.request_id for sequence in record.sequences] or [request_id]:
             del self._by_sequence[name]
 
@@ -278,7 +286,7 @@ class OutputProcessor:
             sequence.finish("error", error=result.error, error_code=result.error_code)
         return bool(update.new_token_ids) or result.error is not None
 
-    def end(self, request_id: str, reason: str, now_s: float, error: EngineError | None = None) -> Output:
+    def end(self, request_id: str, reason: str, now_s: float, error: QuireError | None = None) -> Output:
         """Return the terminal output of a request that was aborted or cannot go on (`error`)."""
         message, code = (None, None) if error is None else (error.message, error.code)
         record = self._records[request_id]

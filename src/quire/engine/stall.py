@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 
 MAX_IDLE_STEPS = 1000
 """Steps in a row that compute nothing while requests wait: more means that the scheduler is stuck."""
+MAX_READ_AHEAD = 2
+"""Adapters of waiting requests that are read, or were read, before a step needs them: their memory is beside
+`lora_bytes`."""
 MAX_LOOKED_AT = 64
-"""Waiting requests whose adapters are looked at in a step: bounds its cost when thousands wait."""
+"""Waiting requests that are looked at for them: bounds a step's cost when thousands wait."""
 WAIT_S = 0.005
 
 
@@ -29,16 +32,20 @@ class Stall:
         self.num_steps = 0
 
     def read_adapters(self, wait_s: float = 0.0) -> bool:
-        """Let the executor read adapters of waiting requests, and those requests wait until it has.
+        """Let the executor read the adapters of the next requests; a request waits until its own has been read.
 
         `wait_s`: time to wait until one has been read. Returns: True if the next request waits for its own.
         """
         requests = self._scheduler.requests
-        # The first one must be among them, wherever the queue keeps it. Steps in flight may still begin running ones.
+        # Steps in flight may still begin running requests, whose adapters were read.
+        wanted = {item.adapter.digest: item.adapter for item in requests.running if item.adapter is not None}
+        most = len(wanted) + MAX_READ_AHEAD
+        # The first one must be among them, wherever the queue keeps it.
         first = [requests.waiting.first()] if requests.waiting else []
-        looked_at = (*requests.running, *first, *islice(requests.waiting, MAX_LOOKED_AT))
-        wanted = [request.adapter for request in looked_at if request.adapter is not None]
-        requests.unread_adapters = self._executor.read_adapters(wanted, wait_s)
+        for request in (*first, *islice(requests.waiting, MAX_LOOKED_AT)):
+            if request.adapter is not None and len(wanted) < most:
+                wanted[request.adapter.digest] = request.adapter
+        requests.usable_adapters = self._executor.read_adapters(list(wanted.values()), wait_s)
         return any(map(requests.lacks_adapter, first))
 
     def note(self) -> None:

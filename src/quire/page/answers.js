@@ -5,6 +5,7 @@
 import { copy } from "./markdown.js";
 import { html } from "./xray.js";
 
+const idOf = (name) => Number(name.replace("token_id:", ""));
 const decode = (bytes) => new TextDecoder().decode(new Uint8Array(bytes ?? []));
 
 /** Append a chunk's part of a choice to its message. */
@@ -35,13 +36,17 @@ export function take(node, { text, delta = { content: text }, logprobs, token_id
 function entriesOf(node, content, ids) {
   return (content ?? []).map(({ bytes, logprob, top_logprobs }, i) => ({
     id: ids[i], text: node.decoder.decode(new Uint8Array(bytes ?? []), { stream: true }), logprob,
-    top: top_logprobs.map((item) => ({ id: Number(item.token.replace("token_id:", "")), text: decode(item.bytes), logprob: item.logprob })),
+    top: top_logprobs.map((item) => ({ id: idOf(item.token), text: decode(item.bytes), logprob: item.logprob })),
   }));
 }
 
-/** Return the tokens of a chunk of `/v1/completions`, whose alternatives have no ids. */
+/** Return the tokens of a chunk of `/v1/completions`. */
 function completionEntries(logprobs, ids) {
-  return (logprobs?.tokens ?? []).map((text, i) => ({ id: ids[i], text, logprob: logprobs.token_logprobs[i], top: [] }));
+  const text = (name) => logprobs.token_texts[name];
+  return (logprobs?.tokens ?? []).map((name, i) => ({
+    id: ids[i], text: text(name), logprob: logprobs.token_logprobs[i],
+    top: Object.entries(logprobs.top_logprobs[i] ?? {}).map(([other, logprob]) => ({ id: idOf(other), text: text(other), logprob })),
+  }));
 }
 
 export function statistics({ stats: { usage, timings }, tokens, numBegun, numTogether, firstToken, started, reason, model: name }, model) {

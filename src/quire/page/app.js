@@ -31,7 +31,9 @@ function changed() {
   requestAnimationFrame(() => {
     isDue = false;
     const log = document.getElementById("log");
-    const follows = log && log.scrollHeight - log.scrollTop - log.clientHeight < 60;
+    // Room for the card of a token makes the log longer: it must not move the token out of sight.
+    const follows = log && !chat.tokens.node && log.scrollHeight - log.scrollTop - log.clientHeight < 60;
+    document.getElementById("first")?.remove(); // the header that is shown before the first script
     render(html`<${App} />`, document.getElementById("app"));
     if (follows) log.scrollTop = log.scrollHeight;
   });

@@ -67,7 +67,7 @@ export class Chat {
 
   add(fields) {
     const model = fields.role === "assistant" ? this.host.model()?.id ?? null : null;
-    const node = { key: newKey(), content: "", reasoning: "", shown: "", tokens: [], calls: [], numBegun: 0, numTogether: 1, stats: null, error: "", reason: null, id: "", model, vocabulary: null, started: 0, firstToken: 0, ...fields };
+    const node = { key: newKey(), content: "", reasoning: "", shown: "", tokens: [], calls: [], callId: null, results: [], numBegun: 0, numTogether: 1, stats: null, error: "", reason: null, id: "", model, vocabulary: null, started: 0, firstToken: 0, ...fields };
     this.nodes.push(node);
     this.choose(node);
     return node;
@@ -101,16 +101,32 @@ export class Chat {
 
   async send(text, parent = this.path().at(-1) ?? null) {
     if (!text.trim() || this.abort) return;
-    const question = this.add({ role: "user", content: text, parent });
-    Object.assign(this, { draft: "", editing: null, failed: null, split: null, note: "" });
+    this.draft = "";
+    await this.deliver([{ role: "user", content: text }], parent, () => {
+      this.draft = [text, this.draft].filter(Boolean).join("\n\n");
+      return () => this.send(this.draft);
+    });
+  }
+
+  /** Send the results of an answer's calls of tools, which the reader has typed. */
+  async sendResults(node) {
+    if (this.abort) return;
+    const results = node.calls.map(({ id }, i) => ({ role: "tool", content: node.results[i] ?? "", callId: id }));
+    await this.deliver(results, node, () => () => this.sendResults(node));
+  }
+
+  /** Add messages behind `parent` and ask for the answer to them. A message that failed is taken out again, for it must
+   *  not be part of the next request; `putBack` then gives it back to the reader, and returns what sends it again. */
+  async deliver(messages, parent, putBack) {
+    Object.assign(this, { editing: null, failed: null, split: null, note: "" });
     this.tokens.node = null;
-    const answer = this.add({ role: "assistant", parent: question });
+    const added = [];
+    for (const fields of messages) added.push(this.add({ ...fields, parent: added.at(-1) ?? parent }));
+    const answer = this.add({ role: "assistant", parent: added.at(-1) });
     await this.write([answer]);
     if (!answer.error || answer.tokens.length) return;
-    // A message that failed must not be part of the next request.
-    this.remove(answer);
-    this.remove(question);
-    this.set({ draft: [text, this.draft].filter(Boolean).join("\n\n"), failed: answer.error });
+    for (const node of [answer, ...added]) this.remove(node);
+    this.set({ failed: { reason: answer.error, retry: putBack() } });
   }
 
   regenerate(node) {
@@ -143,7 +159,7 @@ export class Chat {
     for (const node of nodes) Object.assign(node, { numTogether: nodes.length, error: "", reason: null, stats: null, numBegun: node.tokens.length, started: performance.now(), firstToken: 0, decoder: new TextDecoder() });
     this.host.xray.set({ chosen: null }); // an answer that begins after the chosen step would not be drawn
     try {
-      const request = requestOf(this, this.path(nodes[0].parent), nodes);
+      const request = await requestOf(this, this.path(nodes[0].parent), nodes);
       for (const node of nodes) node.request = request;
       while (!(await this.read(nodes, request))) await pause(RETRY_MS, this.abort.signal);
     } catch (error) {
@@ -211,7 +227,7 @@ export class Chat {
         ${path.map((node) => this.split === node.parent && node.role === "assistant" ? this.drawSplit(node.parent) : this.drawMessage(node))}
       </div>
       ${this.note && html`<p class="hint" role="status">${this.note}</p>`}
-      ${this.failed && html`<p class="error" role="alert">Not sent: ${this.failed} <button onClick=${() => this.send(this.draft)}>Retry</button></p>`}
+      ${this.failed && html`<p class="error" role="alert">Not sent: ${this.failed.reason} <button onClick=${this.failed.retry}>Retry</button></p>`}
       <div class="under"><${Parameters} chat=${this} model=${model()} /><${Prompt} chat=${this} /><${RequestShown} path=${request?.route} body=${request?.body} apiKey=${key()} /></div>
       ${this.drawBox()}
     </section>`;
@@ -245,30 +261,32 @@ export class Chat {
     const at = siblings.indexOf(node);
     const move = (offset) => { this.choose(siblings[at + offset]); this.set({ split: null }); };
     const isUser = node.role === "user";
-    const isSplit = this.split === node.parent && !isUser;
+    const isSplit = this.split === node.parent && node.role === "assistant";
     const { recording, xray, model } = this.host;
-    return html`<article class=${node.role}><h3>${isUser ? "You" : html`${recording().known.has(node.id) && xray.badge(node.id)} ${node.model ?? "Model"}`}
+    return html`<article class=${node.role}><h3>${isUser ? "You" : node.role === "tool" ? html`Result of <code>${this.toolOf(node)}</code>` : html`${recording().known.has(node.id) && xray.badge(node.id)} ${node.model ?? "Model"}`}
         ${siblings.length > 1 && !isSplit && html`<span class="branches"><button aria-label="Branch before" disabled=${!at} onClick=${() => move(-1)}>‹</button> ${at + 1} of ${siblings.length} <button aria-label="Branch behind" disabled=${at === siblings.length - 1} onClick=${() => move(1)}>›</button></span>`}</h3>
-      ${isUser ? this.drawQuestion(node) : this.form === "tokens" ? this.tokens.draw(node) : this.drawText(node)}
+      ${isUser ? this.drawQuestion(node) : node.role === "tool" ? html`<${Code} language="result" text=${asJson(node.content) ?? node.content} />` : this.form === "tokens" ? this.tokens.draw(node) : this.drawText(node)}
       ${node.calls.length > 0 && html`<${Calls} calls=${node.calls} />`}
       ${this.writing.includes(node) && !node.firstToken && html`<p class="hint" role="status">${waiting(this.host.status())}</p>`}
       ${node.error && html`<p class="error" role="alert">${node.error}</p>`}
-      ${!isUser && node.stats && html`<p class="stats">${statistics(node, model())}</p>`}
-      ${this.drawActions(node, siblings, isSplit)}</article>`;
+      ${node.stats && html`<p class="stats">${statistics(node, model())}</p>`}
+      ${this.drawActions(node, siblings, isSplit)}
+      ${node.calls.length > 0 && !this.abort && (!this.children(node).length || this.editing?.node === node) && this.drawResults(node)}</article>`;
   }
 
   drawActions(node, siblings, isSplit) {
     const isBusy = Boolean(this.abort);
     if (this.editing?.node === node) return null;
-    const isUser = node.role === "user";
+    const [isUser, isAnswer] = [node.role === "user", node.role === "assistant"];
     const keep = () => { this.choose(node); this.set({ split: null }); };
     const why = this.whyForeign(node);
-    const isCut = !isUser && (["length", "stopped"].includes(node.reason) || node.error || (!node.reason && !this.writing.includes(node)));
+    const isCut = isAnswer && (["length", "stopped"].includes(node.reason) || node.error || (!node.reason && !this.writing.includes(node)));
     return html`<div class="actions"><button onClick=${(e) => copy(node.content, e.target)}>Copy</button>
       ${isUser && html`<button disabled=${isBusy} onClick=${() => this.set({ editing: { node, text: node.content } })}>Edit</button>`}
-      ${!isUser && html`<button disabled=${isBusy} onClick=${() => this.regenerate(node)}>Regenerate</button>`}
+      ${isAnswer && html`<button disabled=${isBusy} onClick=${() => this.regenerate(node)}>Regenerate</button>`}
+      ${node.calls.length > 0 && this.children(node).length > 0 && html`<button disabled=${isBusy} onClick=${() => this.set({ editing: { node } })}>Other results</button>`}
       ${isCut && node.tokens.length > 0 && html`<button disabled=${isBusy || why} title=${why} onClick=${() => this.write([node])}>Continue</button>`}
-      ${!isUser && siblings.length > 1 && (isSplit ? html`<button onClick=${keep}>Go on with this</button>` : html`<button onClick=${() => this.set({ split: node.parent })}>Side by side</button>`)}</div>
+      ${isAnswer && siblings.length > 1 && (isSplit ? html`<button onClick=${keep}>Go on with this</button>` : html`<button onClick=${() => this.set({ split: node.parent })}>Side by side</button>`)}</div>
       ${isCut && why && html`<p class="hint">${why}</p>`}`;
   }
 
@@ -278,6 +296,19 @@ export class Chat {
     const submit = (event) => { event.preventDefault(); this.send(editing.text, node.parent); };
     return html`<form onSubmit=${submit}><textarea aria-label="Edited message" rows="3" onKeyDown=${(e) => e.key === "Escape" && this.set({ editing: null })} value=${editing.text} onInput=${(e) => { editing.text = e.target.value; }}></textarea>
       <button class="main">Send</button><button type="button" onClick=${() => this.set({ editing: null })}>Cancel</button></form>`;
+  }
+
+  /** Return the name of the tool that gave a result. */
+  toolOf({ callId, parent }) {
+    const calls = this.path(parent).flatMap((node) => node.calls);
+    return calls.findLast(({ id }) => id === callId)?.name ?? "a tool";
+  }
+
+  /** Draw a box for the result of each call, since the page runs no tools. */
+  drawResults(node) {
+    const submit = (event) => { event.preventDefault(); this.sendResults(node); };
+    return html`<form class="results" onSubmit=${submit}>${node.calls.map(({ name }, i) => html`<label><span>Result of <code>${name}</code></span><textarea rows="2" placeholder="What the tool returned, as text or JSON" value=${node.results[i] ?? ""} onInput=${(e) => { node.results[i] = e.target.value; }}></textarea></label>`)}
+      <button class="main">Send ${node.calls.length > 1 ? "results" : "result"}</button></form>`;
   }
 
   /** Return how many tokens the step that the X-ray shows knows; the others are not drawn. */

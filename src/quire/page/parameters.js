@@ -13,8 +13,8 @@ const PLAIN_MAX_TOKENS = 256; // A model without a chat template ends no text by
 /** Return the messages of a path, or its text for a model without a chat template, as the server takes them. */
 export function promptOf(chat, path) {
   if (chat.isPlain()) return { prompt: path.map(({ content }) => content).join("") };
-  const messages = path.filter((turn) => turn.content || turn.calls.length || turn.role === "user").map(({ role, content, reasoning, calls }) => ({
-    role, content, ...(reasoning && { reasoning }), ...(calls.length && { tool_calls: calls.map(({ id, ...call }) => ({ id, type: "function", function: call })) }),
+  const messages = path.filter((turn) => turn.content || turn.calls.length || turn.role !== "assistant").map(({ role, content, reasoning, calls, callId }) => ({
+    role, content, ...(callId && { tool_call_id: callId }), ...(reasoning && { reasoning }), ...(calls.length && { tool_calls: calls.map(({ id, ...call }) => ({ id, type: "function", function: call })) }),
   }));
   if (chat.system.trim()) messages.unshift({ role: "system", content: chat.system });
   return { messages };
@@ -22,13 +22,17 @@ export function promptOf(chat, path) {
 
 /** Return the route and the body of a request for answers behind `path`; each of `nodes` goes on behind its tokens.
  *  Throws an Error if the further fields are no JSON object. */
-export function requestOf(chat, path, nodes) {
+export async function requestOf(chat, path, nodes) {
   const { messages, prompt } = promptOf(chat, path);
   const chosen = Object.fromEntries(Object.entries(chat.params).filter(([, value]) => value !== "").map(([name, value]) => [name, Number(value)]));
-  const common = { model: chat.host.model()?.id, stream: true, stream_options: { include_usage: true }, return_token_ids: true };
-  if (!messages) return { route: "/v1/completions", body: { ...common, prompt: nodes.map(({ content }) => prompt + content), logprobs: 0, max_tokens: PLAIN_MAX_TOKENS, ...chosen, ...furtherFields(chat.extra) } };
-  const begun = nodes.some((node) => node.tokens.length) && { answer_token_ids: nodes.map((node) => node.tokens.map(({ id }) => id)) };
-  return { route: "/v1/chat/completions", body: { ...common, messages, logprobs: true, top_logprobs: NUM_TOP, return_tokens_as_token_ids: true, ...chosen, ...furtherFields(chat.extra), ...begun } };
+  const model = chat.host.model()?.id;
+  const common = { model, stream: true, stream_options: { include_usage: true }, return_token_ids: true, return_tokens_as_token_ids: true };
+  const begun = nodes.some((node) => node.tokens.length) && nodes.map((node) => node.tokens.map(({ id }) => id));
+  const further = { ...chosen, ...furtherFields(chat.extra) };
+  if (messages) return { route: "/v1/chat/completions", body: { ...common, messages, logprobs: true, top_logprobs: NUM_TOP, ...further, ...(begun && { answer_token_ids: begun }) } };
+  // As text, the tokens of an answer might be cut into others.
+  const { tokens } = begun ? await (await chat.host.ask("/tokenize", { model, prompt }, chat.abort.signal)).json() : {};
+  return { route: "/v1/completions", body: { ...common, prompt: begun ? begun.map((ids) => [...tokens, ...ids]) : prompt, logprobs: NUM_TOP, max_tokens: PLAIN_MAX_TOKENS, ...further } };
 }
 
 function furtherFields(text) {

@@ -37,7 +37,8 @@ async function textsOf(chat, ask, model) {
   const found = new Map();
   for (const node of chat.nodes.filter((item) => item.id && item.request)) {
     const { messages, prompt: text } = node.request.body;
-    const { tokens } = await (await ask("/tokenize", { model: model?.id, ...(messages ? { messages } : { prompt: text }) })).json();
+    const isText = messages || typeof text === "string"; // else tokens, and those that the answer begins with behind them
+    const { tokens } = isText ? await (await ask("/tokenize", { model: model?.id, ...(messages ? { messages } : { prompt: text }) })).json() : { tokens: text[0].slice(0, text[0].length - node.numBegun) };
     const begun = node.tokens.slice(0, node.numBegun).map(({ text }) => text);
     const prompt = await Promise.all(tokens.slice(0, MAX_PIECES).map(pieceOf));
     const rest = Array(Math.max(0, tokens.length - MAX_PIECES)).fill("…");

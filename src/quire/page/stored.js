@@ -32,7 +32,7 @@ export function absorb(chat, { nodes, chosen, removed, draft }) {
 }
 
 function pack(node) {
-  const { key, role, content, reasoning, reason, error, id, model, vocabulary, numBegun, numTogether, calls, stats, tokens } = node;
+  const { key, role, content, reasoning, reason, error, id, model, vocabulary, numBegun, numTogether, calls, callId, stats, tokens } = node;
   const words = {};
   const top = tokens.map((token) => token.top.flatMap((item) => {
     words[item.id] = item.text;
@@ -41,7 +41,7 @@ function pack(node) {
   const { usage, timings } = stats ?? {};
   const wait = node.firstToken ? node.firstToken - node.started : 0;
   return {
-    key, parent: node.parent?.key ?? null, role, content, reasoning, reason, error, id, model, vocabulary, numBegun, numTogether, calls,
+    key, parent: node.parent?.key ?? null, role, content, reasoning, reason, error, id, model, vocabulary, numBegun, numTogether, calls, callId,
     tokens: { ids: tokens.map((token) => token.id), texts: tokens.map((token) => token.text), logprobs: tokens.map((token) => rounded(token.logprob)), ends: tokens.flatMap((token) => token.ends), top, words },
     figures: usage ? [usage.prompt_tokens, usage.prompt_tokens_details?.cached_tokens ?? 0, usage.total_tokens, timings?.predicted_per_second ?? 0, wait] : null,
   };
@@ -55,6 +55,7 @@ function unpack({ tokens, figures, ...node }) {
   return {
     ...node,
     shown: node.reasoning + node.content,
+    results: [],
     tokens: ids.map((id, i) => ({
       id, text: texts[i], logprob: logprobs[i] / THOUSANDTHS, ends: [ends[2 * i], ends[2 * i + 1]],
       top: Array.from({ length: top[i].length / 2 }, (_, k) => ({ id: top[i][2 * k], text: words[top[i][2 * k]], logprob: top[i][2 * k + 1] / THOUSANDTHS })),
@@ -148,9 +149,9 @@ function checked(record, place) {
 /** Return a message, checked. Mutates: `keys` of the messages before it gets its key. */
 function checkedNode(node, place, keys) {
   const fields = fieldsOf(node, place, {
-    key: "text", parent: "text?", role: "text", content: "text", reasoning: "text", reason: "text?", error: "text", id: "text", model: "text?", vocabulary: "text?", numBegun: "number", numTogether: "number", calls: "a list", figures: "a list of numbers?",
+    key: "text", parent: "text?", role: "text", content: "text", reasoning: "text", reason: "text?", error: "text", id: "text", model: "text?", vocabulary: "text?", numBegun: "number", numTogether: "number", calls: "a list", callId: "text?", figures: "a list of numbers?",
   });
-  must(["user", "assistant"].includes(fields.role), `${place}.role`, "user or assistant");
+  must(["user", "assistant", "tool"].includes(fields.role), `${place}.role`, "user, assistant or tool");
   must(keys.has(fields.parent), `${place}.parent`, "the key of an earlier message");
   must(!keys.has(fields.key), `${place}.key`, "a new one");
   keys.add(fields.key);

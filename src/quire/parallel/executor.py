@@ -40,9 +40,9 @@ class Executor(Protocol):
         """
 
     def read_adapters(self, wanted: Sequence[Adapter], wait_s: float) -> set[str]:
-        """Read adapters of requests beside the steps; wait until one has been read, at most `wait_s`.
+        """Read these adapters beside the steps, and no others; wait until one has been read, at most `wait_s`.
 
-        Returns: digests of those for which a step would still wait.
+        Returns: digests of all adapters for which a step would not wait.
         """
 
     def end_step_early(self) -> None:

@@ -1,4 +1,4 @@
-"""`place_adapter`: for each linear layer the matrices of an adapter, and the outputs that each of them changes.
+"""`AdapterLayout`: for each linear layer the matrices of an adapter, and the outputs that each of them changes.
 
 A layer that stacks stored tensors gets the matrices of each at its rows, by the model's `weight_map`; of a sliced layer
 a rank gets the rows of B or the columns of A that are its share. Next to read: `adapter_pool.py`.
@@ -25,7 +25,10 @@ from quire.weights.adapter_files import AdapterFiles, LowRankPair
 
 
 def linear_shapes(hf_config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """Return outputs and inputs of every stored linear layer that adapters may change, by the name of its module."""
+    """Return outputs and inputs of every stored linear layer that adapters may change, by the name of its module.
+
+    Those of a layer that stacks stored tensors of several parts are left out: the model does not say their sizes.
+    """
     with on_meta():
         model = make_model(hf_config)
     sources, shapes = weight_map(model, ()).sources, {}
@@ -37,7 +40,7 @@ def linear_shapes(hf_config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
         # A layer that stacks stored tensors says how many outputs each of them has.
         parts = getattr(module, "partitions", {}).get("weight") if len(stored) > 1 else None
         sizes = [num_outputs] if parts is None else [part.whole for part in parts.rows]
-        for source, size in zip(stored, sizes, strict=True):
+        for source, size in zip(stored, sizes, strict=True) if len(stored) == len(sizes) else ():
             shapes[source.name.removesuffix(".weight")] = size, num_inputs
     return shapes
 
@@ -60,7 +63,7 @@ class LayerPart:
         values = self.pair.b.to_numpy().reshape(self.pair.b.shape)
         order = self.pair.row_order
         rows = values[self.stored.start : self.stored.stop] if order is None else values[order[self.stored]]
-        return rows * np.float32(self.pair.scale)
+        return rows if self.pair.scale == 1 else rows * np.float32(self.pair.scale)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,36 +74,52 @@ class PlacedLayer:
     columns: slice
 
 
-def place_adapter(model: Any, files: AdapterFiles) -> dict[str, PlacedLayer]:
-    """Return the layers that an adapter changes, by the names of their weights.
+class AdapterLayout:
+    """The places of adapters in one model, which has shapes alone.
 
-    Raises: ModelFileError for a module that the model has not, or of another shape; UnsupportedModelError for one that
-    is no linear layer, by name.
+    The model's map is made for the weights' own names; an adapter that names others gets one for its own, which is kept
+    for the next. May be used by several threads.
     """
-    found_map = weight_map(model, files.pairs)
-    modules, partitions = dict(nn.named_modules(model)), partitions_of(model)
-    parameters = dict(nn.named_parameters(model))
-    left, layers = set(files.pairs), {}
-    for name, sources in found_map.sources.items():
-        changed = [source.name for source in sources if source.name in files.pairs]
-        if not changed:
-            continue
-        left.difference_update(changed)
-        path = name.rpartition(".")[0]
-        if not isinstance(modules.get(path), Linear) or path.rpartition(".")[2] == "lm_head":
-            raise UnsupportedModelError(
-                f"{files.path}: {changed[0].removesuffix('.weight')} is no linear layer between embeddings and head, "
-                "and adapters of experts, embeddings and heads are not computed: train without it"
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._modules, self._partitions = dict(nn.named_modules(model)), partitions_of(model)
+        self._parameters = dict(nn.named_parameters(model))
+        sources = weight_map(model, ()).sources
+        self._map = {source.name for found in sources.values() for source in found}, sources
+
+    def place(self, files: AdapterFiles) -> dict[str, PlacedLayer]:
+        """Return the layers that an adapter changes, by the names of their weights.
+
+        Raises: ModelFileError for a module that the model has not, or of another shape; UnsupportedModelError for one
+        that is no linear layer, by name.
+        """
+        names, found_map = self._map
+        if not files.pairs.keys() <= names:
+            found_map = weight_map(self._model, files.pairs).sources
+            self._map = set(files.pairs), found_map
+        left, layers = set(files.pairs), {}
+        for name, sources in found_map.items():
+            changed = [source.name for source in sources if source.name in files.pairs]
+            if not changed:
+                continue
+            left.difference_update(changed)
+            path = name.rpartition(".")[0]
+            if not isinstance(self._modules.get(path), Linear) or path.rpartition(".")[2] == "lm_head":
+                raise UnsupportedModelError(
+                    f"{files.path}: {changed[0].removesuffix('.weight')} is no linear layer between embeddings and "
+                    "head, and adapters of experts, embeddings and heads are not computed: train without it"
+                )
+            partition = self._partitions.get(name, Partition())
+            layers[name] = _place(files, name, sources, self._parameters[name], partition)
+        if left:
+            wrong = printable(min(left).removesuffix(".weight"))
+            known = [source.name.removesuffix(".weight") for sources in found_map.values() for source in sources]
+            raise ModelFileError(
+                f"{files.path}: the model has no module {wrong}{nearest(wrong, known)}: the adapter is of another"
+                " base model"
             )
-        layers[name] = _place(files, name, sources, parameters[name], partitions.get(name, Partition()))
-    if left:
-        wrong = printable(min(left).removesuffix(".weight"))
-        known = [source.name.removesuffix(".weight") for sources in found_map.sources.values() for source in sources]
-        raise ModelFileError(
-            f"{files.path}: the model has no module {wrong}{nearest(wrong, known)}: the adapter is of another"
-            " base model"
-        )
-    return layers
+        return layers
 
 
 def _place(files: AdapterFiles, name: str, sources: list[Any], parameter: Any, partition: Partition) -> PlacedLayer:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from quire.adapter import Adapter
 from quire.errors import ModelFileError
-from quire.runtime.adapter_layout import LayerPart, PlacedLayer, place_adapter
+from quire.runtime.adapter_layout import AdapterLayout, LayerPart, PlacedLayer
 from quire.weights.adapter_files import LowRankPair, read_adapter
 from quire.weights.weight_tensor import to_bf16
 
@@ -40,15 +40,17 @@ class PackedAdapter:
         return self.memory.nbytes
 
 
-def pack_adapter(adapter: Adapter, model: Any, hf_config: Mapping[str, Any], *, is_bf16: bool) -> PackedAdapter:
-    """Read an adapter's files and pack its matrices for `model`, which has shapes alone.
+def pack_adapter(
+    adapter: Adapter, layout: AdapterLayout, hf_config: Mapping[str, Any], *, is_bf16: bool
+) -> PackedAdapter:
+    """Read an adapter's files and pack its matrices for the model of `layout`.
 
     Raises: ModelFileError, also if the files have changed since the adapter was checked; UnsupportedModelError.
     """
     files = read_adapter(Path(adapter.path), hf_config)
     if files.digest != adapter.digest:
         raise ModelFileError(f"{adapter.path} has changed since adapter '{adapter.name}' was loaded: load it again")
-    layers = place_adapter(model, files)
+    layers = layout.place(files)
     dtype = np.dtype(np.uint16 if is_bf16 else np.float32)
     num_bytes = sum(-(-size * dtype.itemsize // LINE_BYTES) for layer in layers.values() for size in _sizes(layer))
     memory = np.empty(num_bytes * LINE_BYTES + LINE_BYTES, np.uint8)
@@ -101,10 +103,12 @@ def _fill(layer: PlacedLayer, matrices: list[NDArray[Any]]) -> list[int]:
     entry = [stacked.ctypes.data, len(a), len(layer.parts), int(stacked.dtype == np.uint16)]
     for part, packed in zip(layer.parts, others, strict=True):
         rank, (first_tile, end_tile) = part.pair.rank, _tiles(part)
-        padded = np.zeros(((end_tile - first_tile) * TILE, rank), packed.dtype)
-        start = part.first_row - first_tile * TILE
-        padded[start : start + len(part.stored)] = _stored(part.b(), packed)
-        packed.reshape(-1, rank, TILE)[:] = padded.reshape(-1, TILE, rank).transpose(0, 2, 1)
+        rows, start = _stored(part.b(), packed), part.first_row - first_tile * TILE
+        if len(rows) < (end_tile - first_tile) * TILE:
+            padded = np.zeros(((end_tile - first_tile) * TILE, rank), packed.dtype)
+            padded[start : start + len(rows)] = rows
+            rows = padded
+        packed.reshape(-1, rank, TILE)[:] = rows.reshape(-1, TILE, rank).transpose(0, 2, 1)
         entry += [first_tile, end_tile, packed.ctypes.data, firsts[part.pair], rank]
     return entry
 

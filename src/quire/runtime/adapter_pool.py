@@ -6,7 +6,6 @@ when others need their memory. The tables that native ops read (`native/ops/lora
 Next to read: `adapter_pack.py`, `kernels/lora.py`.
 """
 
-import itertools
 import logging
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -22,6 +21,7 @@ from quire.errors import CapacityError, ModelFileError, QuireError, UnsupportedM
 from quire.kernels.lora import MAX_PARTS
 from quire.layers.group import Group
 from quire.lazy_torch import on_meta
+from quire.runtime.adapter_layout import AdapterLayout
 from quire.runtime.adapter_pack import LANES, PackedAdapter, pack_adapter
 from quire.runtime.batch import RequestStates, StepLayout
 from quire.runtime.loader import make_model
@@ -31,8 +31,6 @@ logger = logging.getLogger("quire.runtime")
 PART_WORDS, HEAD_WORDS = 5, 4
 ENTRY_WORDS = HEAD_WORDS + MAX_PARTS * PART_WORDS
 """8-byte words of a `LoraEntry`, and of a `LoraPart` in it."""
-MAX_READ_AHEAD = 2
-"""Adapters of waiting requests that are read at the same time, or were read: their memory is beside `lora_bytes`."""
 
 
 @dataclass(slots=True)
@@ -52,7 +50,8 @@ class AdapterPool:
     def __init__(self, config: EngineConfig, group: Group) -> None:
         self._config = config
         with on_meta():
-            self._model = make_model(config.model.hf_config, group, config.scheduler.max_model_len)
+            model = make_model(config.model.hf_config, group, config.scheduler.max_model_len)
+        self._layout = AdapterLayout(model)
         self._num_slots, max_tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
         self._max_bytes = config.options.lora_bytes
         self._residents: dict[str, _Resident] = {}  # by digest, the least recently used first
@@ -78,23 +77,23 @@ class AdapterPool:
     # --- Adapters are read beside the steps ------------------------------------------------------
 
     def prepare(self, wanted: Sequence[Adapter], wait_s: float = 0.0) -> set[str]:
-        """Read adapters of requests, the first `MAX_READ_AHEAD` that are not in memory; others are let go.
+        """Read those of these adapters that are not in memory; others that were read, and not used, are let go.
 
-        `wait_s`: longest time to wait until one has been read. Returns: digests that would still make a step wait.
+        `wait_s`: longest time to wait until one has been read. Returns: digests for which no step would wait.
         """
         missing = {adapter.digest: adapter for adapter in wanted if adapter.digest not in self._residents}
-        chosen = dict(itertools.islice(missing.items(), MAX_READ_AHEAD))
-        for digest in self._reads.keys() - chosen.keys():
+        for digest in self._reads.keys() - missing.keys():
             self._reads.pop(digest).cancel()
-        for digest in chosen.keys() - self._reads.keys():
-            self._read(chosen[digest])
+        for digest, adapter in missing.items():
+            if digest not in self._reads:
+                self._read(adapter)
         if wait_s and (running := [read for read in self._reads.values() if not read.done()]):
             wait(running, wait_s, FIRST_COMPLETED)
-        return {digest for digest in missing if digest not in self._reads or not self._reads[digest].done()}
+        return self._residents.keys() | {digest for digest, read in self._reads.items() if read.done()}
 
     def _read(self, adapter: Adapter) -> Future[PackedAdapter]:
         self._reads[adapter.digest] = self._reader.submit(
-            pack_adapter, adapter, self._model, self._config.model.hf_config, is_bf16=self._config.dtype != "float32"
+            pack_adapter, adapter, self._layout, self._config.model.hf_config, is_bf16=self._config.dtype != "float32"
         )
         return self._reads[adapter.digest]
 

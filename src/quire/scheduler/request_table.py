@@ -43,6 +43,18 @@ SORT_KEYS: dict[str, Callable[[Request, SchedulerConfig], tuple[float, ...]]] = 
 returns to its old place. Keys are unique among live requests: they end with the serial numbers of arrival."""
 
 
+LATEST_DEADLINE_S = 600.0
+"""Seconds from its arrival in which a request counts as one that must end, if its own deadline is later or it has none.
+So requests that arrive later and have deadlines cannot preempt it for ever."""
+
+
+def _deadline_order(request: Request) -> tuple[float, ...]:
+    """Earliest deadline first, equals by arrival."""
+    latest_s = request.arrival_time_s + LATEST_DEADLINE_S
+    deadline_s = latest_s if request.deadline_time_s is None else min(request.deadline_time_s, latest_s)
+    return (deadline_s, request.arrival_time_s, *request.serial)
+
+
 def is_idle(request: Request) -> bool:
     """Return True if the request has sampled and waits for its next token, which is chosen outside."""
     return (
@@ -54,7 +66,7 @@ def is_idle(request: Request) -> bool:
 
 
 class RequestTable:
-    """Requests by id and by place. `unread_adapters`: digests of those for which waiting requests wait."""
+    """Requests by id and by place. `usable_adapters`: digests of those that make no step wait."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
@@ -63,7 +75,7 @@ class RequestTable:
         self.waiting = FairQueue() if config.policy == "fair" else WaitingQueue()
         self.running: list[Request] = []
         self.parked: dict[str, Request] = {}
-        self.unread_adapters: set[str] = set()
+        self.usable_adapters: set[str] = set()
         self._counter = itertools.count()
 
     def enter(self, request: Request) -> None:
@@ -109,12 +121,12 @@ class RequestTable:
     def victim(self, among: Sequence[Request]) -> Request:
         """Return the request to preempt when blocks run out: the one of the latest deadline, or by priority the worst.
 
-        All requests have the same time, so the latest deadline is that of the last arrival. So the first request always
-        finishes.
+        Each request has a place in this order from its arrival on, and later arrivals get places behind it at the
+        latest after `LATEST_DEADLINE_S`; the first in the order is never preempted, so every request finishes.
         """
         if self._config.policy == "priority":
             return max(among, key=lambda item: item.sort_key)
-        return max(among, key=lambda item: (item.arrival_time_s, item.serial))
+        return max(among, key=_deadline_order)
 
     def waiting_since_s(self) -> dict[str, float]:
         """Return the time of arrival of each request in the queue and of each parked one."""
@@ -126,7 +138,7 @@ class RequestTable:
 
     def lacks_adapter(self, request: Request) -> bool:
         """Return True if the request's adapter has not been read yet."""
-        return request.adapter is not None and request.adapter.digest in self.unread_adapters
+        return request.adapter is not None and request.adapter.digest not in self.usable_adapters
 
     def _register(self, request: Request, serial: int) -> None:
         self.by_id[request.request_id] = request

@@ -11,12 +11,14 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar, cast
+from itertools import islice
+from typing import Any, TypeVar
 
 from starlette.types import Receive
 
 from quire.engine.process.messages import RequestUpdate, Submit
-from quire.errors import EngineDeadError
+from quire.engine.process.stream import RequestStream
+from quire.errors import DeadlineError, EngineDeadError
 from quire.outputs import CompletionOutput
 from quire.server.errors import ApiError, ClientDisconnected
 from quire.server.request_record import RequestRecord
@@ -25,8 +27,6 @@ from quire.structured_outputs import STRUCTURED_OUTPUTS_FAILED
 from quire.types import Request
 
 _R = TypeVar("_R")
-UPDATES_AHEAD = 4
-"""Updates of several prompts in the queue to a slow reader; further ones wait in their `RequestStream`."""
 
 
 def new_id(prefix: str) -> str:
@@ -39,10 +39,14 @@ def timestamp() -> int:
     return int(time.time())
 
 
+Batch = list[tuple[int, RequestUpdate]]
+"""Updates that came together, each with its request's position."""
+
+
 async def generate(
     state: ServerState, requests: Sequence[Request], record: RequestRecord, *, streams: bool
-) -> AsyncGenerator[tuple[int, RequestUpdate], None]:
-    """Compute prepared requests; yield each update with its request's position in `requests`.
+) -> AsyncGenerator[Batch, None]:
+    """Compute prepared requests; yield their updates. Those of one engine step come together, to be sent together.
 
     As many requests run at a time as `Admission.num_at_once` allows; the next starts when one ends.
     Closing the generator aborts the unfinished ones. Raises: ApiError, QuireError, for the first request that fails.
@@ -52,16 +56,14 @@ async def generate(
     num_prompt_tokens = sum(request.num_prompt_tokens for request in requests)
     timeout_s = state.options.request_timeout_s
     with state.admission.enter(record, num_prompt_tokens, num_at_once * num_choices) as place:
-        if len(requests) > 1:
-            updates = _compute_all(state, requests, num_at_once, streams=streams)
-        else:
-            updates = _compute(state, 0, requests[0], record, streams=streams)
+        updates = _compute(state, requests, record, num_at_once, streams=streams)
         record.begin("compute")
         try:
             async with asyncio.timeout(timeout_s or None), aclosing(updates):
-                async for item in updates:
-                    place.note(item[1])
-                    yield item
+                async for batch in updates:
+                    for _, update in batch:
+                        place.note(update)
+                    yield batch
             record.begin("send")
         except TimeoutError:
             raise ApiError(504, f"the request took longer than {timeout_s:g} s, the most that this server allows: ask "
@@ -74,61 +76,48 @@ async def collect(state: ServerState, requests: Sequence[Request], record: Reque
     """Compute prepared requests and return their final updates, which have all choices. Raises: as `generate`."""
     last: dict[int, RequestUpdate] = {}
     async with aclosing(generate(state, requests, record, streams=False)) as updates:
-        async for index, update in updates:
-            last[index] = update
+        async for batch in updates:
+            last.update(batch)
     return [last[index] for index in range(len(requests))]
 
 
-async def _compute_all(
-    state: ServerState, requests: Sequence[Request], num_at_once: int, *, streams: bool
-) -> AsyncGenerator[tuple[int, RequestUpdate], None]:
-    queue: asyncio.Queue[tuple[int, RequestUpdate] | Exception] = asyncio.Queue(UPDATES_AHEAD)
-    slots = asyncio.Semaphore(num_at_once)
-
-    async def pump(index: int, request: Request) -> None:
-        try:
-            async with slots, aclosing(_compute(state, index, request, None, streams=streams)) as updates:
-                async for item in updates:
-                    await queue.put(item)
-        except Exception as error:
-            await queue.put(error)
-
-    tasks = [asyncio.create_task(pump(index, request)) for index, request in enumerate(requests)]
-    num_open = len(tasks)
-    try:
-        while num_open:
-            item = await queue.get()
-            if isinstance(item, Exception):
-                raise item
-            num_open -= item[1].finished
-            yield item
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
 async def _compute(
-    state: ServerState, index: int, request: Request, record: RequestRecord | None, *, streams: bool
-) -> AsyncGenerator[tuple[int, RequestUpdate], None]:
-    """Compute one request. `record`: that of its only prompt, which is compared with earlier ones."""
-    client = state.supervisor.client
-    if index:  # later requests of a large batch arrive when earlier ones end: the queue timeout begins then
-        request.arrival_time_s = time.monotonic()
-    stream = client.submit(Submit(request, streams, state.options.queue_timeout_s or None))
+    state: ServerState, requests: Sequence[Request], record: RequestRecord, num_at_once: int, *, streams: bool
+) -> AsyncGenerator[Batch, None]:
+    """Compute requests, `num_at_once` at a time. A slow reader finds several updates of a request merged."""
+    client, ready = state.supervisor.client, asyncio.Event()
+    waiting, running = iter(enumerate(requests)), dict[int, RequestStream]()
+
+    def start(num: int) -> None:
+        for index, request in islice(waiting, num):
+            if index:  # later requests of a large batch arrive when earlier ones end: the queue timeout begins then
+                request.arrival_time_s = time.monotonic()
+            message = Submit(request, streams, state.options.queue_timeout_s or None)
+            running[index] = client.submit(message, ready)
+
     try:
-        if record is not None and request.sampling is not None and _reads_prefixes(state, request):
+        start(num_at_once)
+        if len(requests) == 1 and requests[0].sampling is not None and _reads_prefixes(state, requests[0]):
             # The engine computes meanwhile.
-            caller = (request.client_id, *request.hash_extras)
-            record.prefix_broke_at = await state.prefix_breaks.note(caller, request.prompt_token_ids)
-        async with aclosing(cast(AsyncGenerator[RequestUpdate, None], aiter(stream))) as updates:
-            async for update in updates:
+            caller = (requests[0].client_id, *requests[0].hash_extras)
+            record.prefix_broke_at = await state.prefix_breaks.note(caller, requests[0].prompt_token_ids)
+        while running:
+            await ready.wait()
+            batch = [(index, update) for index, stream in running.items() if (update := stream.take()) is not None]
+            for index, update in batch:
                 for choice in update.choices:
                     if choice.finish_reason in ("error", "abort"):
                         raise _failure(choice)
-                yield index, update
+                if update.finished:
+                    del running[index]
+                    start(1)
+            if batch:
+                yield batch
+            else:  # only now: behind its last update a stream may have an error
+                ready.clear()
     finally:
-        client.abort(stream)
+        for stream in running.values():
+            client.abort(stream)
 
 
 def _reads_prefixes(state: ServerState, request: Request) -> bool:
@@ -142,6 +131,8 @@ def _failure(choice: CompletionOutput) -> ApiError:
         )
     if choice.error_code == EngineDeadError.code:
         return ApiError.of(EngineDeadError(choice.error or "the engine stopped"))
+    if choice.error_code == DeadlineError.code:
+        return ApiError(504, choice.error or "", code="request_timeout", param="deadline_s")
     if choice.finish_reason == "error":
         return ApiError(500, choice.error or "the model failed on this request", code="generation_failed")
     return ApiError(503, "the server ended this request before it was complete", code="aborted", retry_after_s=2)

@@ -27,6 +27,8 @@ class LogprobWriter:
         self._num_top = num_top
         self._as_ids = as_ids
         self._offset = 0
+        self._known: dict[int, tuple[str, list[int]]] = {}
+        """Name and bytes of each token so far: the same few are among the likeliest again and again."""
 
     def chat(self, positions: Sequence[PositionLogprobs]) -> dict[str, Any]:
         """Return the chat API's format: one object per position."""
@@ -39,12 +41,16 @@ class LogprobWriter:
     def legacy(self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs | None]) -> dict[str, Any]:
         """Return the completions API's format: parallel lists. Mutates: the offset of the next token's text.
 
-        A position without values (the prompt's first) has its token only.
+        A position without values (the prompt's first) has its token only. Where tokens are written as ids, a further
+        column `token_texts` has the text of each of them.
         """
-        columns: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        columns: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        texts: dict[str, str] = {}
         for token_id, position in zip(token_ids, positions, strict=True):
             text = self._tokenizer.token_text(token_id)
-            columns["tokens"].append(self._name(token_id, text))
+            name = self._name(token_id, text)
+            texts[name] = text
+            columns["tokens"].append(name)
             columns["text_offset"].append(self._offset)
             self._offset += len(text)
             if position is None:
@@ -56,10 +62,12 @@ class LogprobWriter:
             shown: dict[str, float] = {}
             for key, item in top:
                 # Of two tokens with the same text, keep the more likely one.
-                shown.setdefault(self._name(key, item.decoded_token), _finite(item.logprob))
-            shown.setdefault(self._name(token_id, text), _finite(chosen.logprob))
+                top_name = self._name(key, item.decoded_token)
+                shown.setdefault(top_name, _finite(item.logprob))
+                texts[top_name] = item.decoded_token
+            shown.setdefault(name, _finite(chosen.logprob))
             columns["top_logprobs"].append(shown)
-        return columns
+        return columns | ({"token_texts": texts} if self._as_ids else {})
 
     def _split(self, position: PositionLogprobs) -> tuple[tuple[int, Logprob], list[tuple[int, Logprob]]]:
         chosen = next(iter(position.items()))
@@ -67,11 +75,11 @@ class LogprobWriter:
         return chosen, likeliest[: self._num_top]
 
     def _entry(self, token_id: int, value: Logprob) -> dict[str, Any]:
-        return {
-            "token": self._name(token_id, value.decoded_token),
-            "logprob": _finite(value.logprob),
-            "bytes": self._bytes(token_id, value),
-        }
+        known = self._known.get(token_id)
+        if known is None:
+            name = self._name(token_id, value.decoded_token)
+            known = self._known[token_id] = name, self._bytes(token_id, value)
+        return {"token": known[0], "logprob": _finite(value.logprob), "bytes": known[1]}
 
     def _bytes(self, token_id: int, value: Logprob) -> list[int]:
         if self._tokenizer.byte_decoding is None:

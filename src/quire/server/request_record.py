@@ -39,13 +39,16 @@ class Caller:
     engine_id: str = "request"
     adapter: str | None = None
 
-    def identity(self, priority: int | None, cache_salt: str | None = None) -> dict[str, Any]:
+    def identity(
+        self, priority: int | None, cache_salt: str | None = None, deadline_s: float | None = None
+    ) -> dict[str, Any]:
         """Return the arguments of `InputProcessor.prepare` about the caller; `cache_salt` is the request's own."""
         return {
             "priority": priority or 0,
             "client_id": self.client_id,
             "cache_salt": self.cache_salt + (cache_salt or ""),
             "lora_request": self.adapter,
+            "deadline_s": deadline_s,
         }
 
 

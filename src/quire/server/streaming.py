@@ -1,7 +1,8 @@
 """Server-sent events, encoded without a framework.
 
 A chunk may cost the event loop a few microseconds only, because an engine makes over a thousand of them per second on
-the same cores that compute: one update of the engine is one `send`. Next to read: `routes/job.py`.
+the same cores that compute: all updates of an answer from one engine step are one `send`.
+Next to read: `routes/job.py`.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from quire.engine.process.messages import RequestUpdate
 from quire.server.errors import ApiError, ClientDisconnected
-from quire.server.generation import generate, until_disconnect
+from quire.server.generation import Batch, generate, until_disconnect
 from quire.server.request_record import record_of
 from quire.server.state import ServerState, state_of
 from quire.types import Request as EngineRequest
@@ -116,16 +117,18 @@ def stream_answer(request: Request, requests: Sequence[EngineRequest], writer: E
 
 
 async def _written(
-    state: ServerState, updates: AsyncGenerator[tuple[int, RequestUpdate], None], writer: EventWriter
+    state: ServerState, updates: AsyncGenerator[Batch, None], writer: EventWriter
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of updates. The opening waits for the first update: an error before it is an ordinary answer."""
     data = writer.opening()
     async with aclosing(updates) as received:
-        async for index, update in received:
-            if update.prompt_logprobs is None:
-                data += writer.of(index, update)
-            else:  # may be tens of thousands of numbers: other streams would wait
-                data += await state.supervisor.front_end.run(writer.of, index, update)
+        async for batch in received:
+            for index, update in batch:
+                if update.prompt_logprobs is None:
+                    data += writer.of(index, update)
+                else:  # may be tens of thousands of numbers: other streams would wait
+                    yield data + await state.supervisor.front_end.run(writer.of, index, update)
+                    data = b""
             if data:
                 yield data
             data = b""

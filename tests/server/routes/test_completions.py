@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from quire.server.front_end import FrontEnd
 from quire.server.protocol.prompts import Completion
 from quire.structured_outputs import STRUCTURED_OUTPUTS_FAILED
-from tests.engine.builders import EOS, mixing, saying
+from tests.engine.builders import EOS, byte_tokenizer, mixing, saying
 from tests.server.fake_engine import (
     MODEL,
     FakeEngine,
@@ -90,6 +90,19 @@ async def test_prompt_is_scored_without_generating() -> None:
     assert choice["logprobs"]["tokens"] == ["a", "b", "c"]
     assert answer["usage"]["completion_tokens"] == 0
     assert choice["prompt_token_ids"] == [97, 98, 99]
+
+
+@in_loop
+async def test_tokens_as_ids_come_with_the_text_of_each() -> None:
+    answer = await ask(
+        {"prompt": "abc", "echo": True, "logprobs": 2, "max_tokens": 1, "return_tokens_as_token_ids": True}
+    )
+    choice = answer["choices"][0]
+    logprobs = choice["logprobs"]
+    assert logprobs["tokens"][:3] == ["token_id:97", "token_id:98", "token_id:99"]
+    named = {*logprobs["tokens"], *(name for top in logprobs["top_logprobs"] for name in top or ())}
+    text_of = byte_tokenizer().token_text
+    assert logprobs["token_texts"] == {name: text_of(int(name.removeprefix("token_id:"))) for name in named}
 
 
 @in_loop

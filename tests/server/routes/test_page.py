@@ -54,6 +54,19 @@ async def test_only_files_of_the_page_are_served() -> None:
             assert (await server.answer("GET", path)).status == 404, path
 
 
+def test_every_module_of_the_page_is_fetched_at_once() -> None:
+    """A module that the first lines do not name is fetched only when another one that imports it has come."""
+    index = (FOLDER / "index.html").read_text()
+    named = re.findall(r'rel="modulepreload" href="/page/([^"]+)"', index)
+    imported = {found for path in FOLDER.glob("*.js") for found in re.findall(r'from "\./([^"]+)"', path.read_text())}
+    assert sorted(named) == sorted(imported)
+
+
+def test_page_shows_its_name_before_a_script_runs() -> None:
+    body = (FOLDER / "index.html").read_text().partition("<body>")[2]
+    assert "<h1>Quire</h1>" in body
+
+
 def test_page_names_no_address_of_another_machine() -> None:
     for path in FOLDER.glob("*.*"):
         addresses = re.findall(r"https?://[^\s\"'`)]+", path.read_text())

@@ -154,8 +154,8 @@ class EngineClient(asyncio.Protocol):
         """Number of requests that have not ended."""
         return len(self._streams)
 
-    def submit(self, message: Submit) -> RequestStream:
-        """Send a request and return the stream of its updates.
+    def submit(self, message: Submit, ready: asyncio.Event | None = None) -> RequestStream:
+        """Send a request and return the stream of its updates, which sets `ready` at each.
 
         Raises: EngineDeadError; DuplicateRequestError while another request has this id.
         """
@@ -165,7 +165,7 @@ class EngineClient(asyncio.Protocol):
             raise DuplicateRequestError(f"request id '{request_id}' is in use by a running request")
         if not self._streams:
             self.progress_s = asyncio.get_running_loop().time()
-        stream = self._streams[request_id] = RequestStream(request_id)
+        stream = self._streams[request_id] = RequestStream(request_id, ready)
         self._send(message)
         return stream
 

@@ -29,13 +29,14 @@ _Item = TypeVar("_Item", bound=Item)
 class Stream(Generic[_Item]):
     """Items for one reader in this event loop. Attributes: `has_ended`: the reader has seen the end."""
 
-    def __init__(self, merge: Callable[[_Item, _Item], _Item]) -> None:
-        """`merge`: an unread item and the next one to one item."""
+    def __init__(self, merge: Callable[[_Item, _Item], _Item], ready: asyncio.Event | None = None) -> None:
+        """`merge`: an unread item and the next one to one item. `ready`: set when `take` may have something; streams
+        of one reader may share it."""
         self.has_ended = False
         self._merge = merge
         self._waiting: _Item | None = None
         self._error: BaseException | None = None
-        self._ready = asyncio.Event()
+        self._ready = asyncio.Event() if ready is None else ready
 
     def put(self, item: _Item) -> None:
         """Offer an item to the reader."""
@@ -51,15 +52,21 @@ class Stream(Generic[_Item]):
         """Yield items up to the one with `finished`. Raises: the error that ended the request."""
         while not self.has_ended:
             await self._ready.wait()
-            item, self._waiting = self._waiting, None
-            if item is not None:
-                self.has_ended = item.finished
+            if (item := self.take()) is not None:
                 yield item
-            elif self._error is not None:
-                self.has_ended = True
-                raise self._error
             else:
                 self._ready.clear()
+
+    def take(self) -> _Item | None:
+        """Return what the reader has not read, merged; None if there is nothing. Raises: the error that ended the
+        request, after the last item. Mutates: `has_ended`."""
+        item, self._waiting = self._waiting, None
+        if item is not None:
+            self.has_ended = item.finished
+        elif self._error is not None:
+            self.has_ended = True
+            raise self._error
+        return item
 
 
 class RequestStream(Stream[RequestUpdate]):
@@ -69,8 +76,8 @@ class RequestStream(Stream[RequestUpdate]):
     unread gets those and then an error. `is_cut`: this has happened, so the engine need not go on.
     """
 
-    def __init__(self, request_id: str) -> None:
-        super().__init__(merge)
+    def __init__(self, request_id: str, ready: asyncio.Event | None = None) -> None:
+        super().__init__(merge, ready)
         self.request_id = request_id
         self.is_cut = False
         self._num_logprobs = 0

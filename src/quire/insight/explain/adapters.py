@@ -9,7 +9,7 @@ from quire.errors import ConfigError, ModelFileError
 from quire.insight.explain.rank_model import RankModel
 from quire.insight.explain.report import Quantity, Section
 from quire.lazy_torch import on_meta
-from quire.runtime.adapter_layout import linear_shapes, num_parameters, place_adapter
+from quire.runtime.adapter_layout import AdapterLayout, linear_shapes, num_parameters
 from quire.runtime.loader import make_model
 from quire.weights.adapter_files import MAX_RANK, read_adapter
 
@@ -54,7 +54,7 @@ def _measure(item: str, hf_config: Mapping[str, Any]) -> tuple[str, str, int, in
         raise ModelFileError(f"{path}: there is no such adapter; give PEFT's directory or a GGUF file")
     files = read_adapter(Path(path), hf_config)
     with on_meta():
-        place_adapter(make_model(hf_config), files)
+        AdapterLayout(make_model(hf_config)).place(files)
     pairs = files.pairs.values()
     ranks = sorted({pair.rank for pair in pairs})
     return name, ", ".join(map(str, ranks)), len(pairs), sum(prod(pair.a.shape) + prod(pair.b.shape) for pair in pairs)

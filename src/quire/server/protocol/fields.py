@@ -368,6 +368,8 @@ class SamplingFields(IgnoredFields):
     truncation_side: TruncationSide | None = None
     """Side on which tokens are cut off. Unset: "left", so that the end of the prompt is kept."""
     priority: int | None = Field(0, ge=-MAX_INTEGER, le=MAX_INTEGER)
+    deadline_s: float | None = Field(None, gt=0, le=MAX_INTEGER)
+    """Seconds in which the answer must be complete; then the request ends with an error."""
     cache_salt: str | None = Field(None, min_length=1, max_length=256)
     request_id: RequestId | None = None
     session_id: ShortText | None = None

@@ -85,7 +85,7 @@ def prepare_chat(state: ServerState, body: ChatRequest, caller: Caller) -> ChatJ
         if prepared.keeps_special_tokens:
             values["skip_special_tokens"] = False
         params = front_end.sampling_params(values)
-        identity = caller.identity(body.priority, body.cache_salt)
+        identity = caller.identity(body.priority, body.cache_salt, body.deadline_s)
         names = engine_ids(caller, len(prompts))
         requests = [
             front_end.prepare(name, prompt, params, **identity) for name, prompt in zip(names, prompts, strict=True)

@@ -57,7 +57,7 @@ def prepare_completion(state: ServerState, body: CompletionRequest, caller: Call
             else front_end.prompt(prompt, add_special_tokens=adds, max_len=max_len, keeps_start=body.keeps_start)
             for prompt in prompt_list(body.prompt)
         ]
-        identity = caller.identity(body.priority, body.cache_salt)
+        identity = caller.identity(body.priority, body.cache_salt, body.deadline_s)
         names = engine_ids(caller, len(prompts))
         requests = [
             front_end.prepare(name, prompt, params, **identity) for name, prompt in zip(names, prompts, strict=True)

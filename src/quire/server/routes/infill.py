@@ -64,7 +64,7 @@ def prepare_infill(state: ServerState, body: InfillRequest, caller: Caller) -> J
             files=[(file.filename or "", file.text) for file in body.input_extra or []],
             max_len=min(max_len, front_end.max_prompt_len(body.truncate_prompt_tokens, num_free) or max_len),
         )  # fmt: skip
-        identity = caller.identity(body.priority, body.cache_salt)
+        identity = caller.identity(body.priority, body.cache_salt, body.deadline_s)
         made = front_end.prepare(caller.engine_id, prompt, params, **identity)
     return Job(
         body=completion,
@@ -205,8 +205,8 @@ async def _computed(request: Request, answer: _Answer, *, streams: bool) -> Asyn
     """Compute the answer; yield its new texts. It ends early when it is late."""
     updates = generate(state_of(request), answer.job.requests, record_of(request), streams=streams)
     async with aclosing(updates) as received:
-        async for _, update in received:
-            yield answer.add(update)
+        async for batch in received:
+            yield "".join(answer.add(update) for _, update in batch)
             if answer.is_late:
                 return
 
