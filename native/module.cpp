@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "isa/choose.h"
+#include "isa/cpu.h"
 
 namespace nb = nanobind;
 
@@ -77,6 +78,11 @@ void bind_choice(nb::module_& m) {
 }  // namespace
 
 NB_MODULE(_native, m) {
+#ifdef QUIRE_AVX2_ALONE
+  if (!quire::processor_runs("avx2")) {
+    throw nb::import_error("Quire was compiled for processors with AVX2, which this one lacks: compile it again");
+  }
+#endif
   m.doc() = "Quire's native CPU ops. Addresses are `tensor.data_ptr()` of contiguous tensors.";
 #ifdef QUIRE_RELEASE
   nb::set_leak_warnings(false);  // of use to developers only

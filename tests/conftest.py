@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pytest
+from _pytest.runner import runtestprotocol
 from hypothesis import settings
 
 # Two test processes with two threads each would wait for each other; results do not depend on the number of threads.
@@ -34,12 +35,16 @@ atexit.register(gc.unfreeze)
 
 TESTS = Path(__file__).parent
 LONGEST_FILES = (
-    "guards/test_learn.py", "test_smollm2.py", "page/test_page.py", "kernels/native/test_attention.py",
-    "server/test_run.py", "models/test_conformance.py", "guards/test_docs.py", "parallel/test_rank_processes.py",
-    "server/test_faults.py", "kernels/native/test_pool.py", "test_structured_generation.py", "test_equivalence.py",
-    "runtime/test_tensor_parallel.py", "server/test_served_model.py", "server/test_conformance.py",
+    "guards/test_learn.py", "cli/test_stray_lines.py", "server/test_agent_clients.py", "server/test_conformance.py",
+    "parallel/test_tensor_parallel.py", "test_smollm2.py", "test_without_torch.py", "page/test_page.py",
+    "parallel/test_rank_processes.py", "models/test_conformance.py", "test_equivalence.py",
+    "kernels/test_older_processors.py", "parallel/test_ray_ranks.py", "text/tool_calls/test_parser.py",
+    "server/test_run.py", "server/router/test_local_replicas.py", "runtime/test_tensor_parallel.py",
 )  # fmt: skip
-"""From 100 s down to 8 s, 2026-11, on 2 cores; xdist's own order, by number of tests, has the first ones last."""
+"""From 140 s down to 30 s, 2026-11, on 2 loaded cores; xdist's own order, by number of tests, has the longest last."""
+
+MIN_REPORTED_S = 0.005
+"""Shorter setups and teardowns are not listed by `--durations=0` either."""
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -73,6 +78,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest, so that no test process waits for one at the end."""
     places = {name: place for place, name in enumerate(LONGEST_FILES)}
     items.sort(key=lambda item: places.get(item.path.relative_to(TESTS).as_posix(), len(places)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """In a test process of xdist, send only the reports that say something: sending takes longer than most tests."""
+    if not hasattr(item.config, "workerinput"):
+        return None
+    for report in runtestprotocol(item, nextitem=nextitem, log=False):
+        if report.when == "call" or not report.passed or report.sections or report.duration >= MIN_REPORTED_S:
+            item.ihook.pytest_runtest_logreport(report=report)
+    return True
+
+
+@pytest.fixture(scope="session", autouse=True)
+def brief_measurements() -> Iterator[None]:
+    """Measure this machine's limits in milliseconds instead of a second: no test asserts a speed."""
+    from quire.runtime import machine_limits
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine_limits, "MIN_MEASURE_S", 0.0)
+        patch.setattr(machine_limits, "READ_BYTES", 1 << 24)
+        yield
 
 
 @pytest.fixture(scope="session")

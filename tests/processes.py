@@ -1,6 +1,8 @@
-"""Waiting for processes that tests have ended: one may be gone, or be a zombie, between any two questions."""
+"""Waiting for processes: one that is to end may be gone, or be a zombie, between any two questions."""
 
+import functools
 import time
+from collections.abc import Callable
 
 import psutil
 
@@ -15,17 +17,20 @@ def has_ended(process: psutil.Process) -> bool:
         return True
 
 
+def wait_until(condition: Callable[[], object], explain: Callable[[], str] = str) -> None:
+    """Poll a condition until it holds. `explain`: returns what to say if it never does."""
+    deadline_s = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s, explain()
+        time.sleep(0.01)
+
+
 def wait_for_end(*processes: psutil.Process | int) -> None:
     """Wait until processes have ended, which may be given by their ids."""
-    deadline_s = time.monotonic() + LIMIT_S
     for process in processes:
         if isinstance(process, int):
-            if not psutil.pid_exists(process):
-                continue
             try:
                 process = psutil.Process(process)
             except psutil.NoSuchProcess:
                 continue
-        while not has_ended(process):
-            assert time.monotonic() < deadline_s, f"{process} is left over"
-            time.sleep(0.01)
+        wait_until(functools.partial(has_ended, process), lambda: f"{process} is left over")  # noqa: B023

@@ -1,5 +1,6 @@
 """KV blocks on disk and in host memory, with real engines: the same tokens, computed by reading instead."""
 
+import json
 import os
 import random
 import subprocess
@@ -143,29 +144,32 @@ def test_blocks_that_leave_the_memory_are_read_back(llama: Path, tmp_path: Path)
 
 
 GENERATOR = """
-import sys
-from pathlib import Path
-from tests.test_kv_tiers import BLOCK_SIZE, build, generate, prompt
+import json, sys
+from quire import LLM, SamplingParams
 
-engine = build(Path(sys.argv[1]), block_size=BLOCK_SIZE, num_blocks_override=15, kv_disk=sys.argv[2])
+model, prompts, options = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
+llm = LLM(model, **options)
+params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=2)
 while True:
-    for number in range(40):
-        generate(engine, [prompt(number, 97)])
+    for number, token_ids in enumerate(prompts):
+        llm.generate({"prompt_token_ids": token_ids}, params, use_tqdm=False)
         print(number, flush=True)
 """
+"""A program of a user's: it imports no Transformers, which takes as long as its own computation."""
 
 
 def test_engines_killed_while_they_write_change_no_token(llama: Path, tmp_path: Path) -> None:
     """Each request takes the memory of an earlier one, which is written meanwhile."""
-    rng = random.Random(9)
+    rng, prompts = random.Random(9), [prompt(number, 97) for number in range(40)]
+    options = {"dtype": "float32", "device": "cpu", "max_num_seqs": 16, "block_size": BLOCK_SIZE}
+    options |= {"num_blocks_override": 15, "kv_disk": str(tmp_path / "kv")}
+    command = [sys.executable, "-c", GENERATOR, str(llama), json.dumps(prompts), json.dumps(options)]
     for _ in range(4):
-        command = [sys.executable, "-c", GENERATOR, str(llama), str(tmp_path / "kv")]
-        with subprocess.Popen(command, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE) as engine:
+        with subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE) as engine:
             assert engine.stdout is not None
             for _ in range(rng.randrange(5, 40)):
                 assert engine.stdout.readline(), "the engine ended by itself"
             engine.kill()
-    prompts = [prompt(number, 97) for number in range(40)]
     expected, _ = one_by_one(build(llama, block_size=BLOCK_SIZE), prompts)
     found, num_cached = one_by_one(build(llama, block_size=BLOCK_SIZE, kv_disk=str(tmp_path / "kv")), prompts)
     assert found == expected

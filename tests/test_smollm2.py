@@ -113,13 +113,13 @@ def test_greedy_text_equals_transformers(llm: LLM, smollm2_reference: Any) -> No
     """32 tokens on 20 prompts, ours in one batch: given what came before, each is Transformers' argmax."""
     outputs = llm.generate(QUESTIONS, SamplingParams(temperature=0, max_tokens=32), use_tqdm=False)
     end = llm.get_tokenizer().eos_token_id
-    for question, output in zip(QUESTIONS, outputs, strict=True):
-        token_ids = output.outputs[0].token_ids
+    texts = [torch.tensor(output.prompt_token_ids + output.outputs[0].token_ids) for output in outputs]
+    with torch.inference_mode():  # attention is causal: what is padded behind a text does not change it
+        logits = smollm2_reference(torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)).logits
+    for question, output, rows in zip(QUESTIONS, outputs, logits, strict=True):
+        token_ids, first = output.outputs[0].token_ids, len(output.prompt_token_ids) - 1
         assert len(token_ids) == 32 or token_ids[-1] == end, question
-        with torch.inference_mode():
-            logits = smollm2_reference(torch.tensor([output.prompt_token_ids + token_ids])).logits[0]
-        first = len(output.prompt_token_ids) - 1
-        assert logits[first:-1].argmax(-1).tolist() == token_ids, question
+        assert rows[first : first + len(token_ids)].argmax(-1).tolist() == token_ids, question
 
 
 def test_prompt_logprobs_equal_transformers(llm: LLM, reference_logits: Any, text_ids: list[int]) -> None:

@@ -404,10 +404,11 @@ template <WeightFormat kFormat>
 using MultiplyTiles = void (*)(const std::byte* const*, const std::byte*, int64_t, QCut, Ahead,
                                Unpacked<QTile<kFormat>>*, float*, int64_t);
 
-// The kernel for 1 … kRowsAtOnce rows; of several groups each has at least half as many.
+// The kernel for 1 … kRowsAtOnce rows; of several groups the first has at least half as many, each other one more.
 template <WeightFormat kFormat, int kTiles, Source kSource, int kRows = kRowsAtOnce>
 inline MultiplyTiles<kFormat> multiply_tiles_for(int64_t num_rows) {
-  if constexpr (kRows > (kSource == Source::packed ? 1 : kRowsAtOnce / 2)) {
+  constexpr int kFewest = kSource == Source::packed ? 1 : kRowsAtOnce / 2 + (kSource == Source::kept ? 1 : 0);
+  if constexpr (kRows > kFewest) {
     if (num_rows < kRows) return multiply_tiles_for<kFormat, kTiles, kSource, kRows - 1>(num_rows);
   }
   return multiply_tiles<kFormat, kRows, kTiles, kSource>;

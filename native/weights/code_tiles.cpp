@@ -14,16 +14,30 @@ namespace {
 // Bytes of a row, and rows of words, that are fetched ahead: the processor does not foresee jumps from row to row.
 constexpr int64_t kBytesAhead = 256, kRowsAhead = 16;
 
-// What codes stand for, as this can be computed: themselves, as bytes with or without a sign, or entries of the table.
-enum class Meaning { unsigned_byte, signed_byte, entry };
+// What codes stand for, as this can be computed: themselves, as bytes with or without a sign, floats of 8 bits, or
+// entries of the table.
+enum class Meaning { unsigned_byte, signed_byte, e4m3, entry };
+
+// Below 2^-6, multiples of 2^-9; of 127 and 255, NaN.
+[[gnu::always_inline]] inline Floats from_e4m3(Words code) {
+  const Words sign = (code & 128) << 24, fraction = (code & 127) << 20, zero = {}, least = zero + 0x3c800000;
+  const Words small = same_bits<Words>(same_bits<Floats>(fraction | least) - same_bits<Floats>(least));
+  const Words magnitude = fraction < 0x00800000 ? small : fraction + 0x3c000000;
+  return same_bits<Floats>(sign | (fraction == 0x07f00000 ? zero + 0x7fc00000 : magnitude));
+}
 
 Meaning meaning_of(const float* table, int num_codes) {
-  bool is_unsigned = true, is_signed = true;
+  bool is_unsigned = true, is_signed = true, is_e4m3 = num_codes == 256;
   for (int code = 0; code < num_codes; ++code) {
+    const float value = from_e4m3(Words{} + code)[0];
+    is_e4m3 &= table[code] == value || (table[code] != table[code] && value != value);
     is_unsigned &= table[code] == static_cast<float>(code);
     is_signed &= table[code] == static_cast<float>(static_cast<int8_t>(code));
   }
-  return is_unsigned ? Meaning::unsigned_byte : is_signed ? Meaning::signed_byte : Meaning::entry;
+  return is_unsigned ? Meaning::unsigned_byte
+         : is_signed ? Meaning::signed_byte
+         : is_e4m3   ? Meaning::e4m3
+                     : Meaning::entry;
 }
 
 // Eight outputs of a tile.
@@ -121,6 +135,8 @@ template <bool kIsByte>
       values[k] = __builtin_convertvector(code, Floats);
     } else if (meaning == Meaning::signed_byte) {
       values[k] = __builtin_convertvector((code ^ 128) - 128, Floats);
+    } else if (meaning == Meaning::e4m3) {
+      values[k] = from_e4m3(code);
     } else {
       float entries[kParts];
       for (int64_t l = 0; l < kParts; ++l) entries[l] = table[code[l]];

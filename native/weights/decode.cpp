@@ -136,22 +136,32 @@ void decode_q6_k(const std::byte* block, const int8_t*, Integers& out) {
   for (int i = 0; i < 256; ++i) out.q[i] = static_cast<int8_t>((out.q[i] | upper[i] << 4) - 32);
 }
 
-// --- Codebooks ----------------------------------------------------------------------------------------------------
+[[gnu::always_inline]] inline void put_scales_of_32(Floats scales, Integers& out) {
+  const Floats first = __builtin_shufflevector(scales, scales, 0, 0, 1, 1, 2, 2, 3, 3),
+               second = __builtin_shufflevector(scales, scales, 4, 4, 5, 5, 6, 6, 7, 7);
+  std::memcpy(out.scales, &first, sizeof first);
+  std::memcpy(out.scales + 8, &second, sizeof second);
+}
 
-constexpr uint64_t kOnes = 0x0101010101010101u;
+// --- Codebooks ----------------------------------------------------------------------------------------------------
 
 // Entries are copied first, then all signs of the block are added: 32 weights at a time, not eight.
 void put_entry_of_8(const int8_t* codebook, int index, int8_t* q) { std::memcpy(q, codebook + 8 * index, 8); }
 void put_entry_of_4(const int8_t* codebook, int index, int8_t* q) { std::memcpy(q, codebook + 4 * index, 4); }
+
+// Each byte of a word eight times.
+[[gnu::always_inline]] inline Octets eight_each(uint32_t word) {
+  const auto four = same_bits<Octets>(Words{} + static_cast<int32_t>(word));
+  return __builtin_shufflevector(four, four, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 18, 18, 18, 18, 18, 18, 18,
+                                 18, 19, 19, 19, 19, 19, 19, 19, 19);
+}
 
 // Adds kMinus to the codes of magnitudes whose bit is set: bit i % 8 of byte i / 8.
 template <uint8_t kMinus>
 [[gnu::always_inline]] inline void add_signs(Bytes signs, int8_t* q) {
   const auto bits = same_bits<Octets>(Longs{} + 0x8040201008040201u);
   for (int64_t i = 0; i < 256; i += 32) {
-    const auto four = same_bits<Octets>(Words{} + static_cast<int32_t>(read_word(signs + i / 8)));
-    const Octets of_codes = __builtin_shufflevector(four, four, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 18, 18,
-                                                    18, 18, 18, 18, 18, 18, 19, 19, 19, 19, 19, 19, 19, 19);
+    const Octets of_codes = eight_each(read_word(signs + i / 8));
     const auto is_minus = same_bits<Octets>((of_codes & bits) == bits);
     const Octets codes = vector_at<Octets>(q + i) | (is_minus & kMinus);
     std::memcpy(q + i, &codes, sizeof codes);
@@ -252,28 +262,37 @@ void decode_iq3_s(const std::byte* block, const int8_t* codebook, Integers& out)
 }
 
 // Entries are -1, 0 and 1, and moved by an eighth: in eighths they are integers, and an eighth of a scale is exact.
-constexpr int8_t kEighths[16] = {-7, 1, 9, 0, -9, -1, 7};
-// Without a jump on `is_down`, 0 or 1, which no processor foresees.
-[[gnu::always_inline]] inline void put_eighths(const int8_t* codebook, int index, uint32_t is_down, int8_t* q) {
-  uint64_t codes;
-  std::memcpy(&codes, codebook + 8 * index, sizeof codes);
-  codes |= is_down * (4 * kOnes);
-  std::memcpy(q, &codes, sizeof codes);
+constexpr CodeTable kEighths = {-7, 1, 9, 0, -9, -1, 7};
+// Four entries for each of eight groups, from bytes of their indices and words with 3 upper bits for each: those of
+// entry k from bit `width` * k on. Byte k of a word of `down` is 1 where the entry is moved down, else 0.
+[[gnu::always_inline]] inline void put_eighths(Bytes lower, Words upper, Words down, int width, const int8_t* codebook,
+                                               int8_t* q) {
+  const auto four = vector_at<Words>(lower);
+  int32_t indices[4][8], moved[8];
+  for (int k = 0; k < 4; ++k) {
+    const Words index = (four >> (8 * k) & 255) | (upper >> (width * k) & 7) << 8;
+    std::memcpy(indices[k], &index, sizeof index);
+  }
+  std::memcpy(moved, &down, sizeof down);
+  for (int g = 0; g < 8; ++g) {
+    for (int k = 0; k < 4; ++k) put_entry_of_8(codebook, indices[k][g], q + 32 * g + 8 * k);
+  }
+  for (int g = 0; g < 8; ++g) {
+    const Octets codes = vector_at<Octets>(q + 32 * g) | eight_each(static_cast<uint32_t>(moved[g])) << 2;
+    std::memcpy(q + 32 * g, &codes, sizeof codes);
+  }
+}
+[[gnu::always_inline]] inline Words eight_halves(Bytes p) {
+  return __builtin_convertvector(vector_at<Halves>(p), Words);
 }
 
 QUIRE_WIDE
 void decode_iq1_s(const std::byte* block, const int8_t* codebook, Integers& out) {
   const auto* p = reinterpret_cast<Bytes>(block);
-  const float d = half_at(p);
+  const Words words = eight_halves(p + 34), down = (words >> 15) * 0x01010101;
+  put_scales_of_32(half_at(p) * __builtin_convertvector((words >> 12 & 7) * 2 + 1, Floats) * 0.125f, out);
   no_minima(out);
-  for (int g = 0; g < 8; ++g) {
-    const uint16_t word = half_word(p + 34 + 2 * g);
-    out.scales[2 * g] = out.scales[2 * g + 1] = d * static_cast<float>(2 * (word >> 12 & 7) + 1) * 0.125f;
-    for (int k = 0; k < 4; ++k) {
-      const int index = p[2 + 4 * g + k] | (word >> (3 * k) & 7) << 8;
-      put_eighths(codebook, index, word >> 15, out.q + 32 * g + 8 * k);
-    }
-  }
+  put_eighths(p + 2, words, down, 3, codebook, out.q);
 }
 
 QUIRE_WIDE
@@ -284,14 +303,17 @@ void decode_iq1_m(const std::byte* block, const int8_t* codebook, Integers& out)
   for (int i = 0; i < 4; ++i) bits = static_cast<uint16_t>(bits | word(i) >> 12 << (4 * i));
   const float d = from_f16(bits);
   no_minima(out);
-  for (int g = 0; g < 16; ++g) {
-    out.scales[g] = d * static_cast<float>(2 * (word(g / 4) >> (g % 4 * 3) & 7) + 1) * 0.125f;
+  const auto words = vector_at<Halves>(p + 40);  // the upper half of these
+  const Halves both[2] = {__builtin_shufflevector(words, words, 4, 4, 4, 4, 5, 5, 5, 5),
+                          __builtin_shufflevector(words, words, 6, 6, 6, 6, 7, 7, 7, 7)};
+  for (int i = 0; i < 2; ++i) {
+    const Words scales = __builtin_convertvector(both[i], Words) >> Words{0, 3, 6, 9, 0, 3, 6, 9} & 7;
+    const Floats scaled = d * __builtin_convertvector(2 * scales + 1, Floats) * 0.125f;
+    std::memcpy(out.scales + 8 * i, &scaled, sizeof scaled);
   }
-  for (int k = 0; k < 32; k += 2) {
-    const int upper = p[32 + k / 2];
-    put_eighths(codebook, p[k] | (upper << 8 & 0x700), upper >> 3 & 1, out.q + 8 * k);
-    put_eighths(codebook, p[k + 1] | (upper << 4 & 0x700), upper >> 7, out.q + 8 * k + 8);
-  }
+  const Words upper = eight_halves(p + 32);
+  const Words down = (upper >> 3 & 1) | (upper << 1 & 0x100) | (upper << 5 & 0x10000) | (upper << 9 & 0x1000000);
+  put_eighths(p, upper, down, 4, codebook, out.q);
 }
 
 void decode_iq4_xs(const std::byte* block, const int8_t*, Integers& out) {
@@ -312,25 +334,27 @@ void whole_scale(Integers& out, float d) {
   no_minima(out);
 }
 
+// `count` digits of each byte, which is a fraction of 256: its digits are the whole thirds, one after the other.
+template <typename Fractions>
+[[gnu::always_inline]] inline void put_digits(Fractions rest, int count, int8_t* q) {
+  for (int k = 0; k < count; ++k, q += sizeof rest) {
+    const auto digits = -(same_bits<Fractions>(rest > 85) + same_bits<Fractions>(rest > 170));
+    std::memcpy(q, &digits, sizeof digits);
+    rest = rest + rest + rest;
+  }
+}
+
 QUIRE_WIDE
 void decode_tq1_0(const std::byte* block, const int8_t*, Integers& out) {
   const auto* p = reinterpret_cast<Bytes>(block);
   whole_scale(out, half_at(p + 52));
-  int8_t* q = out.q;
-  // A byte is a fraction of 256: its digits are the whole thirds, one after the other.
-  const auto digits = [&q](Bytes from, int count, int powers) {
-    uint8_t rest[32];
-    std::memcpy(rest, from, count);
-    for (int k = 0; k < powers; ++k, q += count) {
-      for (int i = 0; i < count; ++i) {
-        q[i] = static_cast<int8_t>((rest[i] > 85) + (rest[i] > 170));
-        rest[i] = static_cast<uint8_t>(rest[i] * 3);
-      }
-    }
-  };
-  digits(p, 32, 5);
-  digits(p + 32, 16, 5);
-  digits(p + 48, 4, 4);
+  put_digits<Octets>(vector_at<Octets>(p), 5, out.q);
+  put_digits<Sixteen>(vector_at<Sixteen>(p + 32), 5, out.q + 160);
+  // The last four bytes times 1, 3, 9 and 27: four digits of four bytes.
+  Sixteen powers;
+  for (int i = 0; i < 16; ++i) powers[i] = static_cast<uint8_t>(i < 4 ? 1 : i < 8 ? 3 : i < 12 ? 9 : 27);
+  const int32_t last = static_cast<int32_t>(read_word(p + 48));
+  put_digits<Sixteen>(powers * same_bits<Sixteen>(Fours{last, last, last, last}), 1, out.q + 240);
 }
 
 QUIRE_WIDE
@@ -340,11 +364,11 @@ void decode_tq2_0(const std::byte* block, const int8_t*, Integers& out) {
   for (int part = 0; part < 2; ++part) crumbs(p + 32 * part, out.q + 128 * part);
 }
 
-constexpr int8_t kCrumbs[16] = {0, 1, 2, 3}, kSignedThree[16] = {-4, -3, -2, -1, 0, 1, 2, 3};
-constexpr int8_t kTernary[16] = {-1, 0, 1, 2};
-constexpr int8_t kIq2[16] = {8, 25, 43, 0, -8, -25, -43};
-constexpr int8_t kIq3Xxs[16] = {4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62};
-constexpr int8_t kIq3S[16] = {1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15};
+constexpr CodeTable kCrumbs = {0, 1, 2, 3}, kSignedThree = {-4, -3, -2, -1, 0, 1, 2, 3};
+constexpr CodeTable kTernary = {-1, 0, 1, 2};
+constexpr CodeTable kIq2 = {8, 25, 43, 0, -8, -25, -43};
+constexpr CodeTable kIq3Xxs = {4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62};
+constexpr CodeTable kIq3S = {1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15};
 
 constexpr BlockDecoder kDecoders[] = {
     {"Q4_0", 32, 18, decode_45<false, false>},
@@ -352,29 +376,29 @@ constexpr BlockDecoder kDecoders[] = {
     {"Q5_0", 32, 22, decode_45<false, true>},
     {"Q5_1", 32, 24, decode_45<true, true>},
     {"Q8_0", 32, 34, decode_q8_0},
-    {"Q2_K", 256, 84, decode_q2_k, Codes::of_16_with_minima, kCrumbs},
-    {"Q3_K", 256, 110, decode_q3_k, Codes::of_16, kSignedThree},
+    {"Q2_K", 256, 84, decode_q2_k, Codes::of_16_with_minima, &kCrumbs},
+    {"Q3_K", 256, 110, decode_q3_k, Codes::of_16, &kSignedThree},
     {"Q4_K", 256, 144, decode_q45_k<false>},
     {"Q5_K", 256, 176, decode_q45_k<true>},
     {"Q6_K", 256, 210, decode_q6_k},
-    {"IQ2_XXS", 256, 66, decode_iq2_xxs, Codes::of_32, kIq2},
-    {"IQ2_XS", 256, 74, decode_iq2_xs, Codes::of_16, kIq2},
-    {"IQ2_S", 256, 82, decode_iq2_s, Codes::of_16, kIq2},
-    {"IQ3_XXS", 256, 98, decode_iq3_xxs, Codes::signed_of_32, kIq3Xxs},
-    {"IQ3_S", 256, 110, decode_iq3_s, Codes::signed_of_32, kIq3S},
-    {"IQ1_S", 256, 50, decode_iq1_s, Codes::of_32, kEighths},
-    {"IQ1_M", 256, 56, decode_iq1_m, Codes::of_16, kEighths},
+    {"IQ2_XXS", 256, 66, decode_iq2_xxs, Codes::of_32, &kIq2},
+    {"IQ2_XS", 256, 74, decode_iq2_xs, Codes::of_16, &kIq2},
+    {"IQ2_S", 256, 82, decode_iq2_s, Codes::of_16, &kIq2},
+    {"IQ3_XXS", 256, 98, decode_iq3_xxs, Codes::signed_of_32, &kIq3Xxs},
+    {"IQ3_S", 256, 110, decode_iq3_s, Codes::signed_of_32, &kIq3S},
+    {"IQ1_S", 256, 50, decode_iq1_s, Codes::of_32, &kEighths},
+    {"IQ1_M", 256, 56, decode_iq1_m, Codes::of_16, &kEighths},
     {"IQ4_NL", 32, 18, decode_iq4_nl},
     {"IQ4_XS", 256, 136, decode_iq4_xs},
-    {"TQ1_0", 256, 54, decode_tq1_0, Codes::of_32, kTernary},
-    {"TQ2_0", 256, 66, decode_tq2_0, Codes::of_32, kTernary},
+    {"TQ1_0", 256, 54, decode_tq1_0, Codes::of_32, &kTernary},
+    {"TQ2_0", 256, 66, decode_tq2_0, Codes::of_32, &kTernary},
     {"MXFP4", 32, 17, decode_mxfp4},
 };
 
 QUIRE_WIDE
-void scale_integers(const Integers& from, const int8_t* table, int64_t count, float* out) {
+void scale_integers(const Integers& from, const CodeTable* table, int64_t count, float* out) {
   // Two loops: the compiler widens bytes well in a plain one, and scales groups well in vectors.
-  for (int64_t i = 0; i < count; ++i) out[i] = static_cast<float>(table == nullptr ? from.q[i] : table[from.q[i]]);
+  for (int64_t i = 0; i < count; ++i) out[i] = table == nullptr ? from.q[i] : table->values[from.q[i]];
   for (int64_t i = 0; i < count; i += 8) {
     Floats values;
     std::memcpy(&values, out + i, sizeof values);

@@ -33,11 +33,12 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 
 namespace quire {
 
 // A block as small integers: value i is float(q[i]) * scales[i / 16] - minima[i / 16], rounded twice. Where its decoder
-// has a table, q[i] stands for table[q[i]].
+// has a table, q[i] stands for table->values[q[i]].
 struct Integers {
   int8_t q[256];
   float scales[16];
@@ -50,12 +51,26 @@ using DecodeBlock = void (*)(const std::byte* block, const int8_t* codebook, Int
 // With minima: a table of the codes themselves.
 enum class Codes { none, of_16, of_16_with_minima, of_32, signed_of_32 };
 
+// What 16 codes stand for, and their magnitudes.
+struct CodeTable {
+  float values[16] = {};
+  uint8_t magnitudes[16] = {};
+
+  constexpr CodeTable(std::initializer_list<int> entries) {
+    int code = 0;
+    for (int entry : entries) {
+      values[code] = static_cast<float>(entry);
+      magnitudes[code++] = static_cast<uint8_t>(entry < 0 ? -entry : entry);
+    }
+  }
+};
+
 struct BlockDecoder {
   const char* name;
   int64_t inputs, bytes;  // of a block
   DecodeBlock decode;
   Codes codes = Codes::none;
-  const int8_t* table = nullptr;  // [16]
+  const CodeTable* table = nullptr;
 };
 
 // Of formats of blocks; null for others.

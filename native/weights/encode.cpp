@@ -117,15 +117,22 @@ template <typename T>
   return lower > upper ? lower : upper;
 }
 
+// The eight bytes of `octets`, which has them four times.
+[[gnu::always_inline]] inline Floats floats_of(Longs octets) {
+  const auto all = same_bits<Octets>(octets);
+  const Octets fours = __builtin_shufflevector(all, all, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 20, 20, 20, 20,
+                                               21, 21, 21, 21, 22, 22, 22, 22, 23, 23, 23, 23);
+  return __builtin_convertvector(same_bits<Words>(fours) & 255, Floats);
+}
+
 // Of eight blocks, the largest byte of `entry` (16 codes) for the first 16 weights, and that for the others.
 template <typename Entry>
 [[gnu::always_inline]] inline void largest_entries(const uint8_t* codes, Entry entry, Floats* largest) {
   Octets all[kBlocksAtOnce];
   for (int64_t b = 0; b < kBlocksAtOnce; ++b) {
-    const Sixteen first = entry(vector_at<Sixteen>(codes + b * kBlock)),
-                  second = entry(vector_at<Sixteen>(codes + b * kBlock + 16));
-    std::memcpy(&all[b], &first, sizeof first);
-    std::memcpy(reinterpret_cast<uint8_t*>(&all[b]) + sizeof first, &second, sizeof second);
+    const auto first = same_bits<Two>(entry(vector_at<Sixteen>(codes + b * kBlock))),
+               second = same_bits<Two>(entry(vector_at<Sixteen>(codes + b * kBlock + 16)));
+    all[b] = same_bits<Octets>(__builtin_shufflevector(first, second, 0, 1, 2, 3));
   }
   // Bytes of neighbouring blocks become neighbours.
   for (int i = 0; i < 4; ++i) all[i] = larger<uint8_t>(all[2 * i], all[2 * i + 1]);
@@ -134,12 +141,9 @@ template <typename Entry>
   const auto halves = same_bits<Longs>(all[0]);
   const auto turned = same_bits<Octets>(__builtin_shufflevector(halves, halves, 1, 0, 3, 2));
   all[0] = all[0] > turned ? all[0] : turned;
-  uint8_t found[32];
-  std::memcpy(found, &all[0], sizeof found);
-  float values[32];  // by a plain loop: the compiler widens bytes well there
-  for (int i = 0; i < 32; ++i) values[i] = static_cast<float>(found[i]);
-  largest[0] = floats_at(values);
-  largest[1] = floats_at(values + 16);
+  const auto found = same_bits<Longs>(all[0]);
+  largest[0] = floats_of(__builtin_shufflevector(found, found, 0, 0, 0, 0));
+  largest[1] = floats_of(__builtin_shufflevector(found, found, 2, 2, 2, 2));
 }
 
 // Of the groups of 16 weights of eight blocks: values of the first groups, and of the second ones.
@@ -156,12 +160,11 @@ struct OfGroups {
 
 // The largest magnitude of each of eight blocks, NaN where one is not finite.
 template <bool kHasMinima>
-[[gnu::always_inline]] inline Floats largest_magnitudes(const Integers& from, const int8_t* table) {
+[[gnu::always_inline]] inline Floats largest_magnitudes(const Integers& from, const CodeTable& table) {
   const auto* codes = reinterpret_cast<const uint8_t*>(from.q);
   const OfGroups scales(from.scales), minima(from.minima);
   Floats largest[2];
-  Sixteen magnitudes;
-  for (int i = 0; i < 16; ++i) magnitudes[i] = static_cast<uint8_t>(table[i] < 0 ? -table[i] : table[i]);
+  const auto magnitudes = vector_at<Sixteen>(table.magnitudes);
   largest_entries(codes, [&](Sixteen some) { return kHasMinima ? some : entries_at(magnitudes, some); }, largest);
   Floats first = magnitude(largest[0] * scales.first - minima.first),
          second = magnitude(largest[1] * scales.second - minima.second);
@@ -176,34 +179,64 @@ template <bool kHasMinima>
   return (first > second ? first : second) + check;
 }
 
-// A block's entries are in kVectors vectors: those of the first 16 weights and those of the others, which have a scale
-// of their own, or all 8 or 16 where the block has one scale.
-template <int kVectors, bool kHasOneScale, bool kHasMinima>
-[[gnu::always_inline]] inline void quantise_codes(const Integers& from, const int8_t* table, Quantised& to) {
-  const auto* codes = reinterpret_cast<const uint8_t*>(from.q);
-  float inverses[kBlocksAtOnce];
-  put_steps(largest_magnitudes<kHasMinima>(from, table) / 127.0f, to.d, inverses);
-  Floats entries[2];
-  for (int i = 0; i < 16; ++i) entries[i / 8][i % 8] = table[kHasOneScale ? i : i % 8];
-  constexpr int kTogether = 4 / kVectors;
-  for (int64_t b = 0; b < kBlocksAtOnce; b += kTogether) {
-    Words of_blocks = {};
-    for (int k = 0; k < 4; ++k) {
-      const int64_t block = b + k / kVectors, part = k % kVectors, group = 2 * block + (kHasOneScale ? 0 : part);
-      Floats value = entries[kHasOneScale ? part : 0] * from.scales[group];
-      if constexpr (kHasMinima) value -= from.minima[group];
-      of_blocks |= rounded_to_byte(value * inverses[block] + 128.0f) << (8 * k);
+// Word b has byte k = entry k of block b as q8.
+template <bool kHasMinima>
+[[gnu::always_inline]] inline Words four_entries(const float* entries, Floats scale, Floats minimum, Floats inverse) {
+  Words bytes = {};
+  for (int k = 0; k < 4; ++k) {
+    Floats value = scale * entries[k];
+    if constexpr (kHasMinima) value -= minimum;
+    bytes |= rounded_to_byte(value * inverse + 128.0f) << (8 * k);
+  }
+  return bytes;
+}
+
+// A block's bytes by its codes; of two tables the second one, from byte 8 on, is that of the last 16 weights.
+template <bool kHasOneTable>
+[[gnu::always_inline]] inline void look_up(Two table, const uint8_t* codes, uint8_t* to) {
+  const auto bytes = same_bits<Sixteen>(table);
+  const Sixteen first = entries_at(bytes, vector_at<Sixteen>(codes));
+  auto last = vector_at<Sixteen>(codes + 16);
+  if constexpr (!kHasOneTable) last |= 8;
+  const Sixteen second = entries_at(bytes, last);
+  std::memcpy(to, &first, sizeof first);
+  std::memcpy(to + 16, &second, sizeof second);
+}
+
+// Tables of kWords * 4 entries: two of a block, for its first 16 weights and for the others, which have a scale of
+// their own, or one where the block has one scale. Steps of all rows come first: each waits long for the one before.
+template <int kWords, bool kHasOneScale, bool kHasMinima>
+[[gnu::always_inline]] inline void quantise_codes(const Integers* rows, int64_t num_rows, const CodeTable& table,
+                                                  Quantised* to) {
+  float inverses[kTile][kBlocksAtOnce];
+  for (int64_t r = 0; r < num_rows; ++r) {
+    put_steps(largest_magnitudes<kHasMinima>(rows[r], table) / 127.0f, to[r].d, inverses[r]);
+  }
+  for (int64_t r = 0; r < num_rows; ++r) {
+    const auto* codes = reinterpret_cast<const uint8_t*>(rows[r].q);
+    const OfGroups scales(rows[r].scales), minima(rows[r].minima);
+    const Floats inverse = floats_at(inverses[r]);
+    Words words[4] = {};  // of eight blocks each
+    for (int i = 0; i < kWords; ++i) {
+      words[i] = four_entries<kHasMinima>(table.values + 4 * i, scales.first, minima.first, inverse);
+      if constexpr (!kHasOneScale) {
+        words[2 + i] = four_entries<kHasMinima>(table.values + 4 * i, scales.second, minima.second, inverse);
+      }
     }
-    const auto ordered = same_bits<Longs>(by_bytes(of_blocks));
-    const Two alone[4] = {
-        __builtin_shufflevector(ordered, ordered, 0, 0), __builtin_shufflevector(ordered, ordered, 1, 1),
-        __builtin_shufflevector(ordered, ordered, 2, 2), __builtin_shufflevector(ordered, ordered, 3, 3)};
-    const Two both[2] = {__builtin_shufflevector(ordered, ordered, 0, 1),
-                         __builtin_shufflevector(ordered, ordered, 2, 3)};
-    for (int64_t i = 0; i < kTogether * kBlock; i += 16) {
-      const Two of_weights = !kHasOneScale ? alone[i / 16] : kVectors == 1 ? alone[i / kBlock] : both[i / kBlock];
-      const Sixteen u = entries_at(same_bits<Sixteen>(of_weights), vector_at<Sixteen>(codes + b * kBlock + i));
-      std::memcpy(to.u + b * kBlock + i, &u, sizeof u);
+    // Of all blocks the words i become 16 bytes: of blocks 0 and 4, 1 and 5, ...
+    const Words low[2] = {__builtin_shufflevector(words[0], words[1], 0, 8, 1, 9, 4, 12, 5, 13),
+                          __builtin_shufflevector(words[2], words[3], 0, 8, 1, 9, 4, 12, 5, 13)};
+    const Words high[2] = {__builtin_shufflevector(words[0], words[1], 2, 10, 3, 11, 6, 14, 7, 15),
+                           __builtin_shufflevector(words[2], words[3], 2, 10, 3, 11, 6, 14, 7, 15)};
+    const Words tables[4] = {__builtin_shufflevector(low[0], low[1], 0, 1, 8, 9, 4, 5, 12, 13),
+                             __builtin_shufflevector(low[0], low[1], 2, 3, 10, 11, 6, 7, 14, 15),
+                             __builtin_shufflevector(high[0], high[1], 0, 1, 8, 9, 4, 5, 12, 13),
+                             __builtin_shufflevector(high[0], high[1], 2, 3, 10, 11, 6, 7, 14, 15)};
+    for (int64_t b = 0; b < kBlocksAtOnce / 2; ++b) {
+      const auto both = same_bits<Longs>(tables[b]);
+      look_up<kHasOneScale>(__builtin_shufflevector(both, both, 0, 1), codes + b * kBlock, to[r].u + b * kBlock);
+      const int64_t second = (b + kBlocksAtOnce / 2) * kBlock;
+      look_up<kHasOneScale>(__builtin_shufflevector(both, both, 2, 3), codes + second, to[r].u + second);
     }
   }
 }
@@ -286,15 +319,15 @@ void round_to_e4m3(float* values, int64_t count, float scale) {
 }
 
 QUIRE_WIDE
-void quantise_codes_q8(const Integers& from, const BlockDecoder& decoder, Quantised& to) {
+void quantise_codes_q8(const Integers* rows, int64_t num_rows, const BlockDecoder& decoder, Quantised* to) {
   if (decoder.codes == Codes::of_16_with_minima) {
-    quantise_codes<2, false, true>(from, decoder.table, to);
+    quantise_codes<1, false, true>(rows, num_rows, *decoder.table, to);
   } else if (decoder.codes == Codes::of_16) {
-    quantise_codes<2, false, false>(from, decoder.table, to);
+    quantise_codes<2, false, false>(rows, num_rows, *decoder.table, to);
   } else if (decoder.codes == Codes::of_32) {
-    quantise_codes<1, true, false>(from, decoder.table, to);
+    quantise_codes<2, true, false>(rows, num_rows, *decoder.table, to);
   } else {
-    quantise_codes<2, true, false>(from, decoder.table, to);
+    quantise_codes<4, true, false>(rows, num_rows, *decoder.table, to);
   }
 }
 

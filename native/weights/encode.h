@@ -22,9 +22,9 @@ float largest_magnitude(const float* values, int64_t count, float before);
 void round_to_e4m3(float* values, int64_t count, float scale);
 void quantise_q8(const float* values, int64_t num_blocks, Quantised& to);
 void quantise_q4m(const float* values, int64_t num_blocks, Quantised& to);
-// kInputsAtOnce values of a decoder with a table: the bytes of quantise_q8 of the values that they stand for. A block
-// has few values, so that these are quantised, and weights look them up.
-void quantise_codes_q8(const Integers& from, const BlockDecoder& decoder, Quantised& to);
+// kInputsAtOnce values of each of at most 16 rows, from a decoder with a table: the bytes of quantise_q8 of the values
+// that they stand for. A block has few values, so that these are quantised, and weights look them up.
+void quantise_codes_q8(const Integers* rows, int64_t num_rows, const BlockDecoder& decoder, Quantised* to);
 
 // Puts rows first_lane to 15 of a tile of num_blocks blocks at its blocks `first` to `first + count - 1`. Whole lines
 // are written: with the words of a row apart this took a third of the time of packing.

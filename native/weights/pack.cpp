@@ -321,10 +321,6 @@ void quantise(const PackedRows& job, const Stored& stored, const Chunk& chunk, i
   if (lane >= chunk.end_lane) {
     to = {};
     std::memset(to.u, is_q8 ? 128 : 0, sizeof to.u);
-  } else if (is_q8 && stored.decoder != nullptr && stored.decoder->codes != Codes::none) {
-    Integers integers;
-    stored.decoder->decode(stored_at(job, chunk, lane), job.codebook, integers);
-    quantise_codes_q8(integers, *stored.decoder, to);
   } else {
     float values[kInputsAtOnce];
     decode(job, stored, chunk, lane, output, values);
@@ -375,6 +371,8 @@ void check(const PackedRows& job, const Stored& stored) {
 void pack_piece(const PackedRows& job, const Stored& stored) {
   const int64_t bytes = tile_bytes(job.target, job.num_inputs), end = job.first_output + job.num_rows;
   const bool is_quantised = !stored.copies_to(job.target) && wanted_rows(job.target) == RowType::q8;
+  const bool has_codes =
+      job.target == WeightFormat::q8 && stored.decoder != nullptr && stored.decoder->codes != Codes::none;
   const bool is_by_lanes = stored.is_coded() && (job.codes.is_direct || job.target == WeightFormat::q8);
   Chunk chunk;
   chunk.blocks = job.num_inputs / kBlock;
@@ -403,15 +401,22 @@ void pack_piece(const PackedRows& job, const Stored& stored) {
                      job.codes.first_column + chunk.first, chunk.count, chunk.codes[chunk.first_lane], kInputsAtOnce);
       }
       Quantised rows[kTile];
+      Integers integers[kTile];
       for (int64_t lane = chunk.first_lane; lane < kTile; ++lane) {
         // The processor does not foresee the jumps from row to row: without this, packing took twice the time (Zen 3).
         const std::byte* next = stored_at(job, chunk, lane) + chunk.num_bytes;
         for (int64_t i = 0; lane < chunk.end_lane && i < chunk.num_bytes; i += 64) __builtin_prefetch(next + i);
-        if (is_quantised) {
+        if (has_codes && lane < chunk.end_lane) {
+          stored.decoder->decode(stored_at(job, chunk, lane), job.codebook, integers[lane]);
+        } else if (is_quantised) {
           quantise(job, stored, chunk, lane, before + lane, rows[lane]);
         } else {
           pack_lane(job, stored, chunk, lane, before + lane);
         }
+      }
+      if (has_codes) {
+        quantise_codes_q8(integers + chunk.first_lane, chunk.end_lane - chunk.first_lane, *stored.decoder,
+                          rows + chunk.first_lane);
       }
       if (is_quantised) {
         put_rows(rows, chunk.first_lane, job.target, chunk.first / kBlock, chunk.count / kBlock, chunk.blocks,

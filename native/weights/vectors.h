@@ -18,6 +18,7 @@ namespace quire {
 using Floats = float __attribute__((vector_size(32)));
 using Words = int32_t __attribute__((vector_size(32)));
 using Octets = uint8_t __attribute__((vector_size(32)));
+using Fours = int32_t __attribute__((vector_size(16)));
 using Halves = uint16_t __attribute__((vector_size(16)));
 using Shorts = uint16_t __attribute__((vector_size(32)));
 using Two = uint64_t __attribute__((vector_size(16)));

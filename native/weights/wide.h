@@ -1,11 +1,17 @@
 // QUIRE_WIDE before a function: it is compiled for AVX2 too, and the program chooses when it is loaded. For loops over
-// bytes and floats outside of isa/; as there, contraction is off, so that both give the same bits.
+// bytes and floats outside of isa/; as there, contraction is off, so that both give the same bits. With
+// QUIRE_AVX2_ALONE it is compiled for nothing else: vectors without AVX2 took a tenth of the time to compile
+// everything.
 #pragma once
 #include <cstdint>  // defines __GLIBC__
 #include <cstring>
 
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#ifdef QUIRE_AVX2_ALONE
+#define QUIRE_WIDE __attribute__((target("avx2"), section(".text.avx2")))
+#else
 #define QUIRE_WIDE __attribute__((target_clones("avx2", "default")))
+#endif
 #else
 #define QUIRE_WIDE
 #endif

@@ -234,8 +234,10 @@ async def test_abort_of_an_engine_that_ends_meanwhile_does_nothing(
     llm: AsyncLLM, executor: ScriptedExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await asyncio.to_thread(llm.shutdown)
+    num_steps = executor.num_steps
     monkeypatch.setattr(AsyncLLM, "is_running", True)  # as it was a moment ago
     await llm.abort("anything")
+    assert executor.num_steps == num_steps
 
 
 @played()

@@ -64,6 +64,14 @@ def test_scores_and_positions_of_a_step_with_and_without_a_window() -> None:
     assert STEP.of_logit_rows().num_tokens == 2
 
 
+@pytest.mark.parametrize("start", [0, 2, 3, 9])
+@pytest.mark.parametrize("window", [0, 1, 5, 40])
+def test_scores_of_a_chunk_are_those_of_its_tokens(start: int, window: int) -> None:
+    for count in range(9):
+        ends = range(start + 1, start + count + 1)
+        assert StepShape(((start, count),)).num_scores(window) == sum(min(end, window or end) for end in ends)
+
+
 WEIGHT = torch.empty(960, 576, device="meta")
 Q4M = Packing.whole(960, WeightFormat.q4m)
 Q4M_Q8 = Packing(((768, WeightFormat.q4m), (192, WeightFormat.q8)))

@@ -13,7 +13,7 @@ from benchmarks.server_process import ServerProcess, quire_serve
 from tests.cli.tiny_directory import make_tiny_directory
 from tests.page.conftest import LIMIT_MS, OpenPage
 from tests.page.test_conversations import ask
-from tests.server.serving import serving
+from tests.server.serving import Serving, serving
 
 expect.set_options(timeout=LIMIT_MS)
 SLOW = {"QUIRE_FAULTS": "slow-step:ms=30"}
@@ -39,14 +39,18 @@ def servers() -> Iterator[contextlib.ExitStack]:
         yield stack
 
 
-def begin(page: Page, text: str) -> None:
-    """Send a message, and wait for the first tokens of a long answer."""
+@pytest.fixture
+def answering(model: Path, open_page: OpenPage, servers: contextlib.ExitStack) -> tuple[Serving, Page]:
+    """Return a slow server and its page, which shows the first tokens of a long answer."""
+    server = servers.enter_context(serving(model, **SLOW))
+    page = open_page(server.url, allowed=NOISE)
     page.get_by_role("button", name="Tokens", exact=True).click()
     page.get_by_text("Parameters").click()
     page.get_by_label("temperature").fill("0")
-    page.get_by_label("Message", exact=True).fill(text)
+    page.get_by_label("Message", exact=True).fill("Hello")
     page.get_by_role("button", name="Send", exact=True).click()
     wait_for_tokens(page, 4)
+    return server, page
 
 
 def wait_for_tokens(page: Page, number: int) -> None:
@@ -75,12 +79,8 @@ def test_overlong_message_says_by_how_much_and_comes_back(
     expect(page.locator("#log article")).to_have_count(4)
 
 
-def test_chat_goes_on_after_the_engine_was_replaced(
-    model: Path, open_page: OpenPage, servers: contextlib.ExitStack
-) -> None:
-    server = servers.enter_context(serving(model, **SLOW))
-    page = open_page(server.url, allowed=NOISE)
-    begin(page, "Hello")
+def test_chat_goes_on_after_the_engine_was_replaced(answering: tuple[Serving, Page]) -> None:
+    server, page = answering
     server.engine().kill()
     expect(page.locator("header .status")).to_contain_text("restarting")
     expect(page.locator("article.assistant [role=alert]")).to_contain_text("the engine process")
@@ -171,15 +171,12 @@ def test_server_that_needs_a_key_keeps_the_conversation(
     expect(page.locator("#log article")).to_have_count(4)
 
 
-def test_reload_within_an_answer_keeps_its_beginning(
-    model: Path, open_page: OpenPage, servers: contextlib.ExitStack
-) -> None:
-    server = servers.enter_context(serving(model, **SLOW))
-    page = open_page(server.url, allowed=NOISE)
-    begin(page, "Hello")
+def test_reload_within_an_answer_keeps_its_beginning(answering: tuple[Serving, Page]) -> None:
+    _, page = answering
     page.wait_for_timeout(1500)
     page.reload()
     wait_for_tokens(page, 4)
+    expect(page.locator("article.user .text")).to_have_text("Hello")
     num_kept = page.locator(".token").count()
     page.get_by_role("button", name="Continue").click()
     wait_for_tokens(page, num_kept + 3)

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from quire import _native
 from quire.layers.group import LocalGroup, share_vocabulary
-from quire.runtime.ranks import MAX_BEST, Shares
+from quire.runtime.links import Links
+from quire.runtime.ranks import MAX_BEST, RankSampler
 from quire.sampling.native import NativeRowSampler
 from quire.sampling.state import SamplingState
 from tests.parallel.thread_ranks import exchanges, on_ranks
@@ -31,6 +32,11 @@ def states(sampler: NativeRowSampler, items: list[dict[str, Any]], vocab_size: i
     return found
 
 
+def rank_sampler(vocab_size: int, exchange: _native.Exchange, num_threads: int = 1) -> tuple[RankSampler, Any]:
+    sampler = RankSampler(vocab_size, "cpu", _native.ThreadPool(num_threads), Links(exchange=exchange))
+    return sampler, sampler.rows
+
+
 def merged(
     logits: NDArray[np.float32], items: list[dict[str, Any]], num_ranks: int, num_threads: int = 1
 ) -> tuple[list[int | None], list[int]]:
@@ -39,8 +45,8 @@ def merged(
     joined, tokens = exchanges(num_ranks), []
 
     def run(rank: int) -> None:
-        sampler = NativeRowSampler(vocab_size, _native.ThreadPool(num_threads))
-        shares, rows = Shares(vocab_size, sampler, joined[rank]), states(sampler, items, vocab_size)
+        shares, sampler = rank_sampler(vocab_size, joined[rank], num_threads)
+        rows = states(sampler, items, vocab_size)
         mine, width = share_vocabulary(vocab_size, LocalGroup(rank, num_ranks))
         share = np.full((len(logits), width), math.nan, np.float32)  # of which padding must not be read
         share[:, : mine.size] = logits[:, mine.start : mine.stop]
@@ -105,18 +111,19 @@ def test_many_rows_take_several_pieces_and_eight_bytes_per_candidate() -> None:
     ],
 )
 def test_best_logits_suffice_for_top_k_of_unchanged_logits(fields: dict[str, Any], suffices: bool) -> None:
-    sampler, (exchange, _) = NativeRowSampler(8192), exchanges(2)
-    shares = Shares(8192, sampler, exchange)
+    exchange, _ = exchanges(2)
+    shares, sampler = rank_sampler(8192, exchange)
     (state,) = states(sampler, [fields], 8192)
-    assert shares.suffice([state]) is suffices
+    assert shares.takes_shares([state]) is suffices
     for _ in range(fields.get("min_tokens", 0)):
-        assert not shares.suffice([state])
+        assert not shares.takes_shares([state])
         state.append(5)
-    assert shares.suffice([state]) is (suffices or "min_tokens" in fields)
+    assert shares.takes_shares([state]) is (suffices or "min_tokens" in fields)
 
 
 def test_ranks_that_gave_up_merge_nothing() -> None:
-    sampler, (exchange, _) = NativeRowSampler(40), exchanges(2)
+    exchange, _ = exchanges(2)
+    shares, sampler = rank_sampler(40, exchange)
     exchange.give_up()
     with pytest.raises(Exception, match="a rank of the model is lost"):
-        Shares(40, sampler, exchange).merge(np.zeros((1, 20), np.float32), states(sampler, [{"temperature": 0.0}], 40))
+        shares.merge(np.zeros((1, 20), np.float32), states(sampler, [{"temperature": 0.0}], 40))

@@ -77,12 +77,13 @@ def test_nothing_starves_among_equal_priorities() -> None:
 @pytest.mark.parametrize("policy", ["fcfs", "sjf", "priority", "fair"])
 def test_big_request_gets_its_blocks_in_spite_of_small_ones(policy: str) -> None:
     config = make_config(policy=policy, num_blocks=21, max_num_batched_tokens=16, long_prefill_token_threshold=8)
-    steps_until_done(
+    steps = steps_until_done(
         config,
         make_request("big", 70, 8),
         lambda step: make_request(f"s{step}", 6, 6, arrival_time_s=1.0 + step / 10),
         limit=600,
     )
+    assert steps < 600
 
 
 @pytest.mark.parametrize(("num_blocks", "is_beside"), [(195, True), (196, False)])

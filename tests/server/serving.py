@@ -4,7 +4,6 @@ import contextlib
 import http.client
 import json
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Collection, Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.server_process import ServerProcess, children_of, quire_serve
+from tests.processes import wait_until
 
 LIMIT_S = 60
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "ignore_eos": True}
@@ -46,17 +46,13 @@ class Serving(ServerProcess):
 
     def wait_until(self, path: str, status: int) -> None:
         """Poll until a GET has this status."""
-        deadline = time.monotonic() + LIMIT_S
-        while self.get(path) != status:
-            assert time.monotonic() < deadline, self.stderr
-            time.sleep(0.02)
+        wait_until(lambda: self.get(path) == status, lambda: self.stderr)
 
     def wait_for_other_engine(self, *former_pids: int) -> None:
         """Wait until another engine is ready: a poll may miss the moment in which none is."""
-        deadline = time.monotonic() + LIMIT_S
-        while not self._has_other_engine(former_pids) or self.get("/health/ready") != 200:
-            assert time.monotonic() < deadline, self.stderr
-            time.sleep(0.02)
+        wait_until(
+            lambda: self._has_other_engine(former_pids) and self.get("/health/ready") == 200, lambda: self.stderr
+        )
 
     def _has_other_engine(self, former_pids: Collection[int]) -> bool:
         engines = children_of(self.process.pid, "quire.engine.process.child")

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 from benchmarks.server_process import children_of
 from tests.adapters.builders import random_matrices, write_peft
 from tests.cli.tiny_directory import make_tiny_directory
-from tests.processes import wait_for_end
+from tests.processes import wait_for_end, wait_until
 from tests.server.serving import Serving, serving
 
 COMPLETIONS = "/v1/completions"
@@ -129,8 +128,8 @@ def test_adapter_is_loaded_on_all_replicas_and_on_one_that_is_started_again(dire
         first, _ = children_of(server.process.pid, "quire.server.router.child")
         first.kill()
         wait_for_end(first)
-        while "starting another" not in server.stderr or any(item["state"] != "ready" for item in workers(server)):
-            time.sleep(0.02)
+        wait_until(lambda: "starting another" in server.stderr)
+        wait_until(lambda: all(item["state"] == "ready" for item in workers(server)))
         assert names(server) == {"two"}
         assert [text(server, "two")[1] for _ in range(4)] == [wanted] * 4
         for _ in range(2):

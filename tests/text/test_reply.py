@@ -132,9 +132,9 @@ def test_long_hostile_messages_are_read_in_linear_time() -> None:
         MESSAGE + "{",
     ):
         text = part * (40_000 // len(part))
-        for size in (len(text), 7):
-            pieces = [text[start : start + size] for start in range(0, len(text), size)]
-            read(ReplyReader(GPT_OSS, reading("harmony")), pieces)
+        pieces = [text[start : start + 7] for start in range(0, len(text), 7)]
+        whole, cut = (read(ReplyReader(GPT_OSS, reading("harmony")), given) for given in ([text], pieces))
+        assert cut == whole
 
 
 REPLIES: list[tuple[str, ReasoningFormat | None, str, Reply]] = [

@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from quire.errors import ModelFileError, UnsupportedModelError
-from quire.runtime.loader import make_model, plan_share
+from quire.runtime.loader import ModelShare, make_model, plan_share
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.gguf_config import translate_config, translate_generation_config
 from quire.weights.gguf_file import read_gguf
@@ -130,17 +130,18 @@ MISFITS = {
 }
 
 
-def place(path: Path, model: TinyModel) -> None:
-    """Compare the tensors of the file with the model that its metadata make."""
+def place(path: Path, model: TinyModel) -> ModelShare:
+    """Plan the places of the file's tensors in the model that its metadata make."""
     model.write(path / "model.gguf")
     checkpoint = open_checkpoint(ModelFiles("tiny", path / "model.gguf", "gguf", "local"))
     with torch.device("meta"):
         built = make_model(checkpoint.hf_config)
-    plan_share(built, checkpoint.tensors)
+    return plan_share(built, checkpoint.tensors)
 
 
 def test_tensors_of_the_model_have_their_places(tmp_path: Path) -> None:
-    place(tmp_path, TinyModel(bias=True))
+    share = place(tmp_path, TinyModel(bias=True))
+    assert {placement.parameter_name for placement in share.placements} == set(share.parameters)
 
 
 @pytest.mark.parametrize(("changes", "message"), MISFITS.values(), ids=list(MISFITS))

@@ -67,14 +67,13 @@ class LLMEngine:
         self.op_period = 0
         self.dead_error: EngineDeadError | None = None
         self.tokenizer = tokenizer
-        self._executor = executor
+        self._executor, self._clock = executor, clock
         self.watch_executor: Callable[[Any], None] = getattr(executor, "watch", lambda tell: None)
         self._output_processor = OutputProcessor(tokenizer)
         self._isolation = Isolation(self.scheduler, self.events, self._output_processor.caller_of)
         self.observers: dict[str, Observer] = {}
         self._ended: list[Output] = []
         self._stall = Stall(executor, self.scheduler, reads_adapters=config.options.has_adapters)
-        self._clock = clock
         self._in_flight: deque[SchedulerOutput] = deque()
         self._pace, self._drafting = Pace(), Drafting(config)
         self._is_shut_down = False
@@ -154,7 +153,8 @@ class LLMEngine:
         self.check_health()
         started = self._clock()
         try:
-            self.abort_request(self._output_processor.overdue(started), DeadlineError())
+            if overdue := self._output_processor.overdue(started):
+                self.abort_request(overdue, DeadlineError())
             self._submit_steps()
             if not self._in_flight:
                 return self.take_ended()

@@ -146,8 +146,11 @@ class StepShape:
 
     def num_scores(self, window: int) -> int:
         """Positions attended to, added up over the new tokens. `window` 0: all earlier positions."""
-        ends = (range(start + 1, start + count + 1) for start, count in self.requests)
-        return sum(min(end, window or end) for tokens in ends for end in tokens)
+        total = 0
+        for start, count in self.requests:
+            num_whole = min(count, max(0, window - start)) if window else count
+            total += num_whole * (2 * start + num_whole + 1) // 2 + (count - num_whole) * window
+        return total
 
     def num_positions(self, window: int) -> int:
         """Positions whose keys and values are read, added up over the requests."""

@@ -258,7 +258,9 @@ def _prepared_in_place(to: Lowering, symbols: Sequence[Symbol], users: set[Call]
     values = _Heads(to.columns(symbols[2]))
     queries, keys = (_unprepared(to, symbol) for symbol in symbols[:2])
     parts = [queries, keys, values]
-    if not _match(queries.rotation, keys.rotation):
+    # Both must rotate the same dimensions, perhaps by other values, or neither.
+    widths = [None if part.rotation is None else part.rotation[0].width for part in (queries, keys)]
+    if widths[0] != widths[1]:
         return None
     if (queries.norm is None) != (keys.norm is None) or queries.epsilon != keys.epsilon:
         return None
@@ -270,11 +272,6 @@ def _prepared_in_place(to: Lowering, symbols: Sequence[Symbol], users: set[Call]
     if any(a[0] == b[0] and a[1] + a[2] > b[1] for a, b in itertools.pairwise(spans)):
         return None
     return parts
-
-
-def _match(a: tuple[Buffer, Buffer] | None, b: tuple[Buffer, Buffer] | None) -> bool:
-    """True if both rotate the same dimensions, perhaps by other values, or neither rotates."""
-    return a is b if a is None or b is None else a[0].width == b[0].width
 
 
 def _unprepared(to: Lowering, symbol: Symbol) -> _Heads:

@@ -55,7 +55,6 @@ class VocabParallelEmbedding(Embedding):
         return self.group.all_reduce(found.masked_fill(is_absent[:, None], 0))
 
     def as_head(self, hidden: Tensor) -> Tensor:
-        """See `Embedding.as_head`."""
         return _gather_logits(super().as_head(hidden), self.rows.whole, self.group)
 
 

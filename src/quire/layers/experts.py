@@ -1,7 +1,7 @@
-"""`SparseMLP`: a router and its experts, of which each token uses a few. Next to read: `kernels/experts.py`."""
+"""`Router` and `Experts`, the parts of `models.hf_moe.MoE`. Next to read: `kernels/experts.py`."""
 
 from quire import nn
-from quire.kernels.experts import SOFTMAX, ExpertScoring, experts, route
+from quire.kernels.experts import experts
 from quire.layers.group import Group, Partition, Share, share
 from quire.layers.linear import Linear
 from quire.lazy_torch import Tensor
@@ -58,34 +58,3 @@ class Experts(nn.Module):
         weights_and_biases = (self.gate_up_proj, self.down_proj, self.activation, self.gate_up_proj_bias, down_bias)
         results = experts(x, weights, *weights_and_biases)
         return self.group.all_reduce(results)
-
-
-class SparseMLP(nn.Module):
-    """The weighted sum of the `top_k` experts of each token that its router chooses. Shapes: x [T, E] -> [T, E].
-
-    `inner_size`: MLP columns of an expert. `renormalise`: the weights of the chosen experts sum up to 1, before
-    `scoring` multiplies them.
-    """
-
-    def __init__(
-        self,
-        hidden_size: int,
-        inner_size: int,
-        num_experts: int,
-        group: Group,
-        *,
-        top_k: int,
-        renormalise: bool,
-        activation: str = "silu",
-        bias: bool = False,
-        scoring: ExpertScoring = SOFTMAX,
-    ) -> None:
-        super().__init__()
-        self.gate = Router(hidden_size, num_experts, bias=bias, corrects=scoring.is_sigmoid)
-        self.experts = Experts(hidden_size, inner_size, num_experts, activation, group, bias=bias)
-        self.rule = top_k, renormalise, scoring
-
-    def forward(self, x: Tensor) -> Tensor:
-        weights = route(self.gate(x), *self.rule, self.gate.e_score_correction_bias)
-        results: Tensor = self.experts(x, weights)
-        return results

@@ -81,7 +81,6 @@ class SharedMoE(MoE):
         self.group = group
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
         return self.group.all_reduce(super().forward(x) + self.shared_experts(x))
 
 

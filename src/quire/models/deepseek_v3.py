@@ -3,9 +3,8 @@
 The layer that predicts further tokens is a `Predictor`. Next to read: `deepseek_v2.py`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from quire.models.deepseek_v2 import DeepseekV2ForCausalLM
 from quire.models.hf_config import HFConfigReader
@@ -16,10 +15,10 @@ from quire.models.hf_deepseek import DeepseekV2Config, read_groups
 class DeepseekV3Config(DeepseekV2Config):
     """DeepSeek-V2's fields."""
 
-    required: ClassVar[Mapping[str, Any]] = {**DeepseekV2Config.required, "mlp_bias": False}
-    default_dense_layers: ClassVar[int] = 3
-    default_shared_experts: ClassVar[int] = 1
-    default_predictors: ClassVar[int] = 1
+    required = {**DeepseekV2Config.required, "mlp_bias": False}
+    default_dense_layers = 3
+    default_shared_experts = 1
+    default_predictors = 1
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
@@ -28,7 +27,6 @@ class DeepseekV3Config(DeepseekV2Config):
 
     @classmethod
     def read_routing(cls, reader: HFConfigReader, experts: dict[str, Any]) -> dict[str, Any]:
-        """See `DeepseekV2Config.read_routing`."""
         reader.choice("scoring_func", "sigmoid", ["sigmoid"])
         reader.choice("topk_method", "noaux_tc", ["noaux_tc"])
         factor, groups = reader.number("routed_scaling_factor", 2.5), read_groups(reader, experts, 8, 4)

@@ -3,7 +3,7 @@
 Checkpoints store the weights of norms without their 1, which is added when they are loaded. Next to read: `llama.py`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,7 +14,7 @@ from quire.layers.forward_batch import ForwardBatch
 from quire.layers.rotary import Rotation
 from quire.lazy_torch import Tensor
 from quire.models.hf_config import HFConfigReader
-from quire.models.hf_decoder import read_windows
+from quire.models.hf_decoder import read_window, read_windows
 from quire.models.hf_llama import LlamaConfig
 from quire.models.llama import LlamaForCausalLM, LlamaLayer, LlamaMLP
 from quire.weight_map import Layout, Offset
@@ -28,15 +28,15 @@ class Gemma2Config(LlamaConfig):
     """Llama's fields, with windows per layer. `logit_cap`: None for none."""
 
     logit_cap: float | None
-    defaults: ClassVar[Mapping[str, Any]] = {"head_dim": 256, "tie_word_embeddings": True}
-    required: ClassVar[Mapping[str, Any]] = {"use_bidirectional_attention": False, "mlp_bias": False}
+    defaults = {"head_dim": 256, "tie_word_embeddings": True}
+    required = {"use_bidirectional_attention": False, "mlp_bias": False}
     default_caps: ClassVar[tuple[float | None, float | None]] = (50.0, 30.0)
     """Of scores and logits, for a config without these fields; null means none."""
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
         fields = super().read(reader)
-        window = reader.optional_integer("sliding_window") if reader.has("sliding_window") else DEFAULT_WINDOW
+        window = read_window(reader, DEFAULT_WINDOW)
         scores, logits = cls.default_caps
         return fields | {
             "score_scale": reader.number("query_pre_attn_scalar", 256) ** -0.5,

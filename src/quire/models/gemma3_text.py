@@ -3,15 +3,13 @@
 Next to read: `gemma2.py`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from quire.layers.rotary import RopeConfig
 from quire.models.gemma2 import Gemma2Config, Gemma2ForCausalLM, Pattern
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_decoder import FULL, SLIDING
-from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_rope import read_rope_of_type
 from quire.models.qwen3 import Qwen3Attention
 
@@ -23,7 +21,7 @@ DEFAULT_THETA, DEFAULT_LOCAL_THETA = 1e6, 1e4
 class Gemma3Config(Gemma2Config):
     """Gemma 2's fields, with two bases of angles."""
 
-    required: ClassVar[Mapping[str, Any]] = {**Gemma2Config.required, "attn_logit_softcapping": None}
+    required = {**Gemma2Config.required, "attn_logit_softcapping": None}
     unused = ("_sliding_window_pattern",)
     default_caps = (None, None)
 
@@ -34,7 +32,6 @@ class Gemma3Config(Gemma2Config):
 
     @classmethod
     def read_pattern(cls, reader: HFConfigReader) -> Pattern:
-        """See `Gemma2Config.read_pattern`."""
         pattern = reader.integer("sliding_window_pattern", DEFAULT_PATTERN)
         return lambda index: (index + 1) % pattern != 0
 
@@ -47,7 +44,7 @@ class Gemma3Config(Gemma2Config):
 class Gemma3ForCausalLM(Gemma2ForCausalLM):
     """Gemma 2 with norms of heads and two rotations."""
 
-    Config: ClassVar[type[LlamaConfig]] = Gemma3Config
+    Config = Gemma3Config
     attention_class = Qwen3Attention
 
 

@@ -4,7 +4,7 @@ Next to read: `hf_gemma4.py` for the fields; `gemma2.py`.
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from quire import nn
 from quire.kernels.activations import gelu_tanh
@@ -77,7 +77,6 @@ class Gemma4Router(nn.Module):
         self.epsilon, self.factor, self.top_k = config.rms_norm_epsilon, config.hidden_size**-0.5, config.top_k
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
         logits = self.proj(rms_norm(x, self.scale, self.epsilon) * self.factor)  # [T, X]
         return route(logits, self.top_k, True, SOFTMAX, None, self.per_expert_scale)
 
@@ -125,7 +124,7 @@ class Gemma4Layer(Gemma2Layer):
 class Gemma4ForCausalLM(Gemma2ForCausalLM):
     """Gemma 2 with other attention, and norms whose weights are stored as they are."""
 
-    Config: ClassVar[type[LlamaConfig]] = Gemma4Config
+    Config = Gemma4Config
     attention_class = Gemma4Attention
     mlp_class = Gemma2MLP
     layer_class = Gemma4Layer  # type: ignore[assignment]  # which takes this model's config

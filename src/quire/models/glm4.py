@@ -4,9 +4,8 @@ Pairs (2j, 2j + 1) are brought to (j, j + C/2), which `rope` rotates, by the ord
 are loaded: their scalar products stay the same. Next to read: `llama.py`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -21,11 +20,11 @@ from quire.weight_map import Layout, Rows
 class GLM4Config(LlamaConfig):
     """Llama's fields."""
 
-    defaults: ClassVar[Mapping[str, Any]] = {
+    defaults = {
         "head_dim": 128, "rms_norm_eps": 1.5625e-7, "attention_bias": True, "partial_rotary_factor": 0.5,
     }  # fmt: skip
-    rope_options: ClassVar[Mapping[str, Any]] = {"rotates_part": True}
-    required: ClassVar[Mapping[str, Any]] = {"mlp_bias": False}
+    rope_options = {"rotates_part": True}
+    required = {"mlp_bias": False}
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:

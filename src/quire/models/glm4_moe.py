@@ -3,16 +3,14 @@
 The layer that predicts further tokens is a `Predictor`. Next to read: `llama.py`; `deepseek_v2.py` for shared experts.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from quire import nn
 from quire.models.deepseek_v2 import SharedMoE
 from quire.models.hf_config import HFConfigReader
-from quire.models.hf_deepseek import read_groups, read_predictors
+from quire.models.hf_deepseek import read_groups, read_routed_experts
 from quire.models.hf_llama import LlamaConfig
-from quire.models.hf_moe import read_experts
 from quire.models.llama import LlamaAttention, LlamaForCausalLM
 from quire.models.qwen3 import Qwen3Attention
 
@@ -22,26 +20,20 @@ class GLM4MoeConfig(LlamaConfig):
     """Llama's fields, and whether queries and keys have norms."""
 
     has_head_norms: bool
-    defaults: ClassVar[Mapping[str, Any]] = {"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5}
-    rope_options: ClassVar[Mapping[str, Any]] = {"rotates_part": True}
-    required: ClassVar[Mapping[str, Any]] = {"mlp_bias": False}
+    defaults = {"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5}
+    rope_options = {"rotates_part": True}
+    required = {"mlp_bias": False}
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
         fields = super().read(reader)
-        size = reader.integer("moe_intermediate_size")
-        experts = read_experts(reader, {**fields, "intermediate_size": size}, ("n_routed_experts", "num_local_experts"))
-        dense = reader.optional_integer("first_k_dense_replace", minimum=0)
-        dense = 1 if dense is None else dense
+        experts = read_routed_experts(reader, fields, 1, 1, 1, "num_local_experts")
         factor = reader.number("routed_scaling_factor", 1.0)
         return fields | experts | {
             "output_bias": False,
             "has_head_norms": reader.flag("use_qk_norm", False),
-            "shared_size": size * reader.integer("n_shared_experts", 1),
-            "sparse_layers": tuple(index >= dense for index in range(fields["num_layers"])),
             "renormalise": reader.flag("norm_topk_prob", True),
             "scoring": replace(read_groups(reader, experts, 1, 1), is_sigmoid=True, factor=factor, group_best=2),
-            "num_predictors": read_predictors(reader, 1),
         }  # fmt: skip
 
 

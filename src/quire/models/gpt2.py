@@ -4,7 +4,7 @@ Checkpoints store the matrices of all linear layers transposed. Next to read: `l
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from quire import nn
 from quire.kernels.activations import activate
@@ -74,7 +74,7 @@ class PlainMLP(nn.Module):
 class GPT2LMHeadModel(LlamaForCausalLM):
     """Llama with learned positions."""
 
-    Config: ClassVar[type[LlamaConfig]] = GPT2Config
+    Config = GPT2Config
     attention_class = GPT2Attention
     mlp_class = PlainMLP
     norm_class = LayerNorm

@@ -3,13 +3,11 @@
 Next to read: `llama.py`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from quire.errors import ModelFileError
 from quire.layers.forward_batch import ForwardBatch
 from quire.layers.norms import LayerNorm
 from quire.layers.rotary import Rotation
@@ -18,7 +16,7 @@ from quire.models.gpt2 import PlainMLP
 from quire.models.hf_config import ACTIVATIONS, HFConfigReader
 from quire.models.hf_decoder import read_sizes
 from quire.models.hf_llama import LlamaConfig
-from quire.models.hf_rope import read_rope
+from quire.models.hf_rope import check_pairs, read_rope
 from quire.models.llama import LlamaForCausalLM, LlamaLayer
 from quire.weight_map import Layout, Rows
 
@@ -29,19 +27,14 @@ class GPTNeoXConfig(LlamaConfig):
 
     activation: str
     parallel: bool
-    defaults: ClassVar[Mapping[str, Any]] = {"rotary_pct": 0.25}
+    defaults = {"rotary_pct": 0.25}
     unused = ("classifier_dropout",)
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
         fields, bias = read_sizes(reader), reader.flag("attention_bias", True)
         rope_config = read_rope(reader, theta_name="rotary_emb_base", share_name="rotary_pct", rotates_part=True)
-        head_size = fields["head_size"]
-        if int(head_size * rope_config.rotated_share) % 2:
-            raise ModelFileError(
-                f"the model's config has rotary_pct={rope_config.rotated_share}, an odd number of the {head_size} "
-                "dimensions of a head: they are rotated in pairs"
-            )
+        check_pairs(rope_config, fields["head_size"], share_name="rotary_pct")
         return fields | {
             "intermediate_size": reader.integer("intermediate_size"),
             "activation": ACTIVATIONS[reader.choice("hidden_act", "gelu", tuple(ACTIVATIONS))],
@@ -71,7 +64,7 @@ class GPTNeoXLayer(LlamaLayer):
 class GPTNeoXForCausalLM(LlamaForCausalLM):
     """Llama with other layers."""
 
-    Config: ClassVar[type[LlamaConfig]] = GPTNeoXConfig
+    Config = GPTNeoXConfig
     mlp_class = PlainMLP
     layer_class = GPTNeoXLayer
     norm_class = LayerNorm

@@ -3,9 +3,8 @@
 Next to read: `llama.py`; `layers/experts.py`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -24,8 +23,8 @@ from quire.weight_map import Layout, Rows, Transpose
 class GptOssConfig(LlamaConfig):
     """Llama's fields, `intermediate_size` being an expert's, with windows and experts."""
 
-    defaults: ClassVar[Mapping[str, Any]] = {"rms_norm_eps": 1e-5, "rope_theta": 150000.0, "attention_bias": True}
-    required: ClassVar[Mapping[str, Any]] = {"mlp_bias": False, "swiglu_alpha": ALPHA, "swiglu_limit": LIMIT}
+    defaults = {"rms_norm_eps": 1e-5, "rope_theta": 150000.0, "attention_bias": True}
+    required = {"mlp_bias": False, "swiglu_alpha": ALPHA, "swiglu_limit": LIMIT}
     unused = ("quantization_config", "initial_context_length", "experts_per_token")
     """The tensors' formats tell of quantisation."""
 

@@ -3,23 +3,25 @@
 Next to read: `granite.py`; `hf_state_space.py`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from quire.cache_spec import CacheSpec
-from quire.errors import ModelFileError
-from quire.kernels.recurrence import MAX_TAPS
 from quire.layers.rotary import Rotation
 from quire.lazy_torch import Tensor
 from quire.models.deepseek_v2 import SharedMoE
 from quire.models.granite import GraniteConfig, GraniteForCausalLM
-from quire.models.hf_config import HFConfigReader, check_divides
-from quire.models.hf_hybrid import HybridLayer, read_recurrent_layers
-from quire.models.hf_llama import LlamaConfig
+from quire.models.hf_config import HFConfigReader, wrong
+from quire.models.hf_decoder import read_recurrent_layers
 from quire.models.hf_moe import MAX_EXPERTS, TRAINING_FIELDS
-from quire.models.hf_state_space import StateSpaceMixer, StateSpaceSizes, check_time_steps
+from quire.models.hf_state_space import StateSpaceMixer, StateSpaceSizes, read_state_space
 from quire.weight_map import Layout
+
+STATES = (
+    "mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv", "mamba_expand",
+    "mamba_conv_bias", "mamba_proj_bias",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,22 +30,19 @@ class Granite4Config(GraniteConfig):
 
     rotates: bool
     state_space: StateSpaceSizes
-    required: ClassVar[Mapping[str, Any]] = {"mlp_bias": False, "normalization_function": "rmsnorm"}
+    required = {"mlp_bias": False, "normalization_function": "rmsnorm"}
+    defaults = {
+        "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4, "mamba_expand": 2,
+    }  # fmt: skip
     unused = (*TRAINING_FIELDS, "mamba_chunk_size", "init_method", "rope_scaling")
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        check_time_steps(reader)
         fields, shared_size = super().read(reader), reader.integer("shared_intermediate_size", 1024)
-        num_experts = reader.optional_integer("num_local_experts", minimum=0, maximum=MAX_EXPERTS)
-        num_experts = 8 if num_experts is None else num_experts
-        top_k = reader.optional_integer("num_experts_per_tok", minimum=0)
-        top_k = 2 if top_k is None else top_k
+        num_experts = reader.integer("num_local_experts", 8, minimum=0, maximum=MAX_EXPERTS)
+        top_k = reader.integer("num_experts_per_tok", 2, minimum=0)
         if num_experts and not 1 <= top_k <= num_experts:
-            raise ModelFileError(
-                f"the model's config has num_experts_per_tok={top_k}, which is not from 1 to num_local_experts="
-                f"{num_experts}: correct it there"
-            )
+            raise wrong("num_experts_per_tok", top_k, f"from 1 to num_local_experts={num_experts}: correct it there")
         recurrent = read_recurrent_layers(reader, fields["num_layers"], lambda index: True, "layers_block_type")
         experts: dict[str, Any] = {}
         if num_experts:
@@ -55,41 +54,20 @@ class Granite4Config(GraniteConfig):
             "intermediate_size": shared_size,
             "rotates": reader.choice("position_embedding_type", "nope", ("rope", "nope")) == "rope",
             "recurrent_layers": recurrent if any(recurrent) else (),
-            "state_space": _read_state_space(reader, fields),
+            "state_space": read_state_space(reader, fields["hidden_size"], fields["rms_norm_epsilon"], STATES),
         }  # fmt: skip
 
     def state_spec(self) -> CacheSpec:
-        """See `LlamaConfig.state_spec`."""
         return self.state_space.spec()
-
-
-def _read_state_space(reader: HFConfigReader, fields: Mapping[str, Any]) -> StateSpaceSizes:
-    """Read the fields that begin with `mamba_`."""
-    inner = reader.integer("mamba_expand", 2) * fields["hidden_size"]
-    num_heads, num_groups = reader.integer("mamba_n_heads", 128), reader.integer("mamba_n_groups", 1)
-    check_divides("mamba_n_heads", num_heads, "mamba_expand * hidden_size", inner)
-    check_divides("mamba_n_groups", num_groups, "mamba_n_heads", num_heads)
-    if reader.raw("mamba_d_head") != "auto" and reader.integer("mamba_d_head", inner // num_heads) * num_heads != inner:
-        raise ModelFileError(
-            f"the model's config has mamba_d_head={reader.raw('mamba_d_head')}, which times mamba_n_heads={num_heads} "
-            f"is not mamba_expand * hidden_size, {inner}"
-        )
-    return StateSpaceSizes(
-        hidden_size=fields["hidden_size"], num_heads=num_heads, head_size=inner // num_heads, num_groups=num_groups,
-        state_size=reader.integer("mamba_d_state", 256), num_taps=reader.integer("mamba_d_conv", 4, maximum=MAX_TAPS),
-        conv_bias=reader.flag("mamba_conv_bias", True), bias=reader.flag("mamba_proj_bias", False),
-        epsilon=fields["rms_norm_epsilon"],
-    )  # fmt: skip
 
 
 class Granite4ForCausalLM(GraniteForCausalLM):
     """Granite under other names, with state spaces and experts."""
 
-    Config: ClassVar[type[LlamaConfig]] = Granite4Config
+    Config = Granite4Config
     config: Granite4Config
     recurrent_class = StateSpaceMixer
     moe_class = SharedMoE
-    layer_class = HybridLayer
 
     def layout(self) -> Layout:
         """Return Llama's, under other names. Gates and ups of the MLP are stored in one piece."""

@@ -78,14 +78,12 @@ class HFConfigReader:
         if value is None:
             return None
         if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
-            raise ModelFileError(
-                f"the model's config has {name}={value!r}, which is not an integer from {minimum} to {maximum}"
-            )
+            raise wrong(name, repr(value), f"an integer from {minimum} to {maximum}")
         return value
 
-    def integer(self, name: str, default: int | None = None, *, maximum: int = MAX_SIZE) -> int:
-        """An integer from 1 to `maximum`; required unless there is a default."""
-        value = self.optional_integer(name, maximum=maximum)
+    def integer(self, name: str, default: int | None = None, *, minimum: int = 1, maximum: int = MAX_SIZE) -> int:
+        """An integer from `minimum` to `maximum`; required unless there is a default."""
+        value = self.optional_integer(name, minimum=minimum, maximum=maximum)
         value = default if value is None else value
         if value is None:
             raise ModelFileError(f"the model's config lacks {name}, which a {self.model_type} model needs")
@@ -100,7 +98,7 @@ class HFConfigReader:
         """true or false."""
         value = self.raw(name)
         if value is not None and not isinstance(value, bool):
-            raise ModelFileError(f"the model's config has {name}={value!r}, which is not true or false")
+            raise wrong(name, repr(value), "true or false")
         return default if value is None else value
 
     def choice(self, name: str, default: str, supported: Sequence[str]) -> str:
@@ -127,7 +125,7 @@ class HFConfigReader:
         if value is None:
             return None
         if not isinstance(value, list) or len(value) != length or not all(isinstance(item, str) for item in value):
-            raise ModelFileError(f"the model's config has {name}={str(value)[:60]}, which is not {length} strings")
+            raise wrong(name, value, f"{length} strings")
         return value
 
     def finish(self) -> None:
@@ -141,6 +139,11 @@ class HFConfigReader:
                 )
 
 
+def wrong(name: str, value: Any, expected: str) -> ModelFileError:
+    """Return the error for a value that is not what was expected."""
+    return ModelFileError(f"the model's config has {name}={str(value)[:60]}, which is not {expected}")
+
+
 def is_harmless(name: str, value: Any) -> bool:
     """Return whether a field cannot change a decoder's hidden states or logits.
 
@@ -152,13 +155,11 @@ def is_harmless(name: str, value: Any) -> bool:
 def check_divides(divisor_name: str, divisor: int, name: str, value: int) -> None:
     """Raises: ModelFileError unless `value` is a multiple of `divisor`."""
     if value % divisor:
-        raise ModelFileError(
-            f"the model's config has {name}={value}, which is not a multiple of {divisor_name}={divisor}"
-        )
+        raise wrong(name, value, f"a multiple of {divisor_name}={divisor}")
 
 
 def check_positive(name: str, value: Any) -> float:
     """The value as a number. Raises: ModelFileError unless it is finite and above 0."""
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
-        raise ModelFileError(f"the model's config has {name}={value!r}, which is not a number above 0")
+        raise wrong(name, repr(value), "a number above 0")
     return float(value)

@@ -3,7 +3,7 @@
 Next to read: `LlamaConfig` in `llama.py`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -13,6 +13,8 @@ from quire.models.hf_config import MAX_LAYERS, HFConfigReader, check_divides
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 """Hugging Face's names of layers without and with a window."""
+RECURRENT = ("linear_attention", "mamba", "conv")
+"""Names of layers with recurrent state."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,14 +99,41 @@ def read_sizes(
     }
 
 
+def read_window(reader: HFConfigReader, default: int | None = None) -> int | None:
+    """Read `sliding_window`, null for none. `default`: of a config without the field."""
+    return reader.optional_integer("sliding_window") if reader.has("sliding_window") else default
+
+
+def read_layers(
+    reader: HFConfigReader, num_layers: int, chosen: Sequence[str], others: Sequence[str],
+    is_chosen: Callable[[int], bool], *names: str,
+) -> list[bool]:  # fmt: skip
+    """Read of each layer whether `layer_types`, or a field of another of the `names`, has one of the `chosen` types.
+
+    Without such a field `is_chosen` tells, by index. Raises: UnsupportedModelError for types that are not `others`.
+    """
+    lists = [reader.strings(name, num_layers) for name in ("layer_types", *names)]
+    found = next((types for types in lists if types is not None), None)
+    if found is None:
+        return [is_chosen(index) for index in range(num_layers)]
+    for layer_type in found:
+        if layer_type not in (*chosen, *others):
+            raise UnsupportedModelError(
+                f"layer type {layer_type!r} is not supported; supported are {', '.join((*others, *chosen))}"
+            )
+    return [layer_type in chosen for layer_type in found]
+
+
 def read_windows(
     reader: HFConfigReader, num_layers: int, window: int | None, is_sliding: Callable[[int], bool]
 ) -> tuple[int | None, ...]:
     """The window of each layer: `window` in those that `layer_types`, or else `is_sliding`, makes sliding."""
-    types = reader.strings("layer_types", num_layers)
-    if types is None:
-        types = [SLIDING if is_sliding(index) else FULL for index in range(num_layers)]
-    for layer_type in types:
-        if layer_type not in (FULL, SLIDING):
-            raise UnsupportedModelError(f"layer type {layer_type!r} is not supported; supported are {FULL}, {SLIDING}")
-    return tuple(window if layer_type == SLIDING else None for layer_type in types)
+    slides = read_layers(reader, num_layers, (SLIDING,), (FULL,), is_sliding)
+    return tuple(window if slide else None for slide in slides)
+
+
+def read_recurrent_layers(
+    reader: HFConfigReader, num_layers: int, is_recurrent: Callable[[int], bool], *names: str
+) -> tuple[bool, ...]:
+    """Read which layers have recurrent state instead of attention. `names`: see `read_layers`."""
+    return tuple(read_layers(reader, num_layers, RECURRENT, (FULL, "attention"), is_recurrent, *names))

@@ -1,9 +1,8 @@
 """`DeepseekV2Config`: the fields of DeepSeek's models in a `config.json`. Next to read: `deepseek_v2.py`."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from quire.cache_spec import CacheSpec, LatentKV
 from quire.errors import ModelFileError
@@ -14,6 +13,7 @@ from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_moe import read_experts
 from quire.models.hf_rope import check_pairs, parameters_of, read_rope
 
+PREDICTORS = ("num_nextn_predict_layers", "num_mtp_layers")
 MAX_PREDICTORS = 8
 """Layers that predict further tokens: as many as the tokens of a draft."""
 
@@ -32,14 +32,14 @@ class DeepseekV2Config(LlamaConfig):
     nope_size: int
     value_size: int
     is_interleaved: bool = True
-    required: ClassVar[Mapping[str, Any]] = {"moe_layer_freq": 1}
+    required = {"moe_layer_freq": 1}
     unused = (
         "head_dim", "qk_head_dim", "ep_size", "seq_aux", "aux_loss_alpha", "quantization_config",
     )  # fmt: skip
     """Sums of other fields, of training, and what the tensors' formats tell."""
-    default_dense_layers: ClassVar[int] = 0
-    default_shared_experts: ClassVar[int] = 2
-    default_predictors: ClassVar[int] = 0
+    default_dense_layers = 0
+    default_shared_experts = 2
+    default_predictors = 0
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
@@ -52,10 +52,9 @@ class DeepseekV2Config(LlamaConfig):
         nope, value = reader.integer("qk_nope_head_dim"), reader.integer("v_head_dim")
         rope_config = read_rope(reader)
         check_pairs(rope_config, rotary)
-        expert_size, has_bias = reader.integer("moe_intermediate_size"), reader.flag("attention_bias", False)
-        experts = read_experts(reader, {**fields, "intermediate_size": expert_size}, ("n_routed_experts",))
-        dense = reader.optional_integer("first_k_dense_replace", minimum=0)
-        dense = cls.default_dense_layers if dense is None else dense
+        has_bias = reader.flag("attention_bias", False)
+        counts = cls.default_dense_layers, cls.default_shared_experts, cls.default_predictors
+        experts = read_routed_experts(reader, fields, *counts)
         return fields | experts | {
             "context_len": rope_config.stretched(fields["context_len"]),
             "intermediate_size": reader.integer("intermediate_size"),
@@ -68,9 +67,6 @@ class DeepseekV2Config(LlamaConfig):
             "score_scale": (nope + rotary) ** -0.5 * read_score_factor(reader),
             "query_rank": reader.optional_integer("q_lora_rank"),
             "kv_rank": rank, "rotary_size": rotary, "nope_size": nope, "value_size": value,
-            "shared_size": expert_size * reader.integer("n_shared_experts", cls.default_shared_experts),
-            "sparse_layers": tuple(index >= dense for index in range(fields["num_layers"])),
-            "num_predictors": read_predictors(reader, cls.default_predictors),
             **cls.read_routing(reader, experts),
         }  # fmt: skip
 
@@ -86,15 +82,26 @@ class DeepseekV2Config(LlamaConfig):
         return {"renormalise": False, "scoring": replace(groups if is_limited else SOFTMAX, factor=factor)}
 
     def kv_specs(self) -> list[CacheSpec]:
-        """See `DecoderConfig.kv_specs`."""
         return [LatentKV(self.kv_rank, self.rotary_size, 1)] * self.num_layers
 
 
-def read_predictors(reader: HFConfigReader, default: int) -> int:
-    """Read the number of layers that predict further tokens, by the names of checkpoints and of Transformers."""
-    names = ("num_nextn_predict_layers", "num_mtp_layers")
-    found = [reader.optional_integer(name, minimum=0, maximum=MAX_PREDICTORS) for name in names]
-    return next((count for count in found if count is not None), default)
+def read_routed_experts(
+    reader: HFConfigReader, fields: dict[str, Any], dense: int, shared: int, predictors: int, *names: str
+) -> dict[str, Any]:
+    """Read experts in all but the first layers, those that all tokens use, and layers that predict further tokens.
+
+    `dense`, `shared`, `predictors`: defaults of the numbers of layers without experts, of shared experts, and of layers
+    that predict, which checkpoints and Transformers name differently. `names`: further ones of the number of experts.
+    """
+    size = reader.integer("moe_intermediate_size")
+    experts = read_experts(reader, {**fields, "intermediate_size": size}, ("n_routed_experts", *names))
+    first = reader.integer("first_k_dense_replace", dense, minimum=0)
+    found = [reader.optional_integer(name, minimum=0, maximum=MAX_PREDICTORS) for name in PREDICTORS]
+    return experts | {
+        "shared_size": size * reader.integer("n_shared_experts", shared),
+        "sparse_layers": tuple(index >= first for index in range(fields["num_layers"])),
+        "num_predictors": next((count for count in found if count is not None), predictors),
+    }
 
 
 def read_groups(reader: HFConfigReader, experts: dict[str, Any], count: int, chosen: int) -> ExpertScoring:

@@ -7,7 +7,7 @@ Next to read: `hf_predictor.py` for layers of the model itself; `runtime/head_dr
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from quire import nn
 from quire.errors import ModelFileError
@@ -40,7 +40,7 @@ class EagleConfig(LlamaConfig):
 
     draft_vocab_size: int
     outputs: tuple[int, ...]
-    required: ClassVar[Mapping[str, Any]] = {"num_hidden_layers": 1, "use_sliding_window": False}
+    required = {"num_hidden_layers": 1, "use_sliding_window": False}
     unused = ("target_hidden_size", "max_window_layers")  # its matrices show the first; there is no window
 
     @classmethod

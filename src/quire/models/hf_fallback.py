@@ -53,7 +53,6 @@ class FallbackConfig(DecoderConfig):
             raise refused(hf_config.get("model_type"), f"running it fails: {type(error).__name__}: {text}") from error
 
     def kv_specs(self) -> list[CacheSpec]:
-        """See `DecoderConfig.kv_specs`."""
         return [PagedKV(layer.num_kv_heads, layer.head_size, 1, layer.window) for layer in self.layers]
 
 

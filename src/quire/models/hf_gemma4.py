@@ -5,7 +5,7 @@ Next to read: `gemma4_text.py`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from quire.cache_spec import CacheSpec, PagedKV
 from quire.errors import ModelFileError, UnsupportedModelError
@@ -13,7 +13,7 @@ from quire.layers.rotary import RopeConfig
 from quire.models.hf_config import HFConfigReader, check_divides
 from quire.models.hf_decoder import FULL, SLIDING, read_windows
 from quire.models.hf_llama import LlamaConfig
-from quire.models.hf_moe import MAX_EXPERTS
+from quire.models.hf_moe import read_experts
 from quire.models.hf_rope import check_pairs, make_rope, parameters_of
 
 DEFAULTS = {
@@ -53,7 +53,7 @@ class Gemma4Config(LlamaConfig):
     per_layer_size: int
     per_layer_vocab: int
     logit_cap: float | None
-    required: ClassVar[Mapping[str, Any]] = {"mlp_bias": False}
+    required = {"mlp_bias": False}
 
     @classmethod
     def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
@@ -86,7 +86,7 @@ class Gemma4Config(LlamaConfig):
                 f"the model's config has vocab_size_per_layer_input={per_layer_vocab}, less than vocab_size="
                 f"{fields['vocab_size']}: tokens without an input of each layer are not supported"
             )
-        return fields | _read_experts(reader) | {
+        return fields | _read_experts(reader, fields) | {
             "windows": windows,
             "local_rope": local,
             "score_scale": 1.0,
@@ -107,7 +107,6 @@ class Gemma4Config(LlamaConfig):
 
     @classmethod
     def check_activation(cls, reader: HFConfigReader) -> None:
-        """See `LlamaConfig.check_activation`."""
         reader.choice("hidden_activation", "gelu_pytorch_tanh", ["gelu_pytorch_tanh"])
 
     def of_layer(self, index: int) -> Self:
@@ -173,12 +172,10 @@ def _read_rope(reader: HFConfigReader, layer_type: str) -> RopeConfig:
     return make_rope(reader, {"rope_theta": DEFAULT_ROPE[layer_type]["rope_theta"], **values})
 
 
-def _read_experts(reader: HFConfigReader) -> dict[str, int]:
+def _read_experts(reader: HFConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     if not reader.flag("enable_moe_block", False):
         for name in EXPERT_FIELDS:
             reader.raw(name)
-        return {"num_experts": 0, "top_k": 0, "expert_size": 0}
-    num_experts, top_k = reader.integer("num_experts", maximum=MAX_EXPERTS), reader.integer("top_k_experts")
-    if top_k > num_experts:
-        raise ModelFileError(f"the model's config has top_k_experts={top_k}, more than num_experts={num_experts}")
-    return {"num_experts": num_experts, "top_k": top_k, "expert_size": reader.integer("moe_intermediate_size")}
+        return {"top_k": 0}
+    experts = read_experts(reader, fields, EXPERT_FIELDS[:1], EXPERT_FIELDS[1])
+    return experts | {"expert_size": reader.integer("moe_intermediate_size"), "sparse_layers": ()}

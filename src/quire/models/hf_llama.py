@@ -11,7 +11,7 @@ from quire.cache_spec import CacheSpec
 from quire.kernels.experts import SOFTMAX, ExpertScoring
 from quire.layers.rotary import RopeConfig
 from quire.models.hf_config import HFConfigReader, check_divides
-from quire.models.hf_decoder import DecoderConfig, read_sizes
+from quire.models.hf_decoder import DecoderConfig, read_sizes, read_window
 from quire.models.hf_rope import check_pairs, read_rope
 
 
@@ -23,7 +23,7 @@ class LlamaConfig(DecoderConfig):
         score_scale: of attention scores, None for 1 / sqrt(head_size); score_cap: None for none.
         local_rope: angles of layers with a window, if they have others; `rope` is then that of the other layers.
         sparse_layers: of each layer whether its MLP is a mixture of experts; empty for none.
-        num_experts, top_k, expert_size, renormalise, scoring: see `layers.experts.SparseMLP`.
+        num_experts, top_k, expert_size, renormalise, scoring: see `hf_moe.MoE`.
         shared_size: MLP columns of what all tokens use beside the experts.
         recurrent_layers: of each layer whether it has recurrent state instead of attention; empty for none.
         num_predictors: layers behind the others that predict further tokens (`hf_predictor.py`).
@@ -48,6 +48,9 @@ class LlamaConfig(DecoderConfig):
     num_predictors: int = 0
     rope_options: ClassVar[Mapping[str, Any]] = {}
     """Of `hf_rope.read_rope`."""
+    has_window: ClassVar[bool] = False
+    """All layers have the window `sliding_window`, or `default_window` if the config does not say."""
+    default_window: ClassVar[int | None] = None
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
@@ -67,6 +70,7 @@ class LlamaConfig(DecoderConfig):
             "qkv_bias": reader.flag("attention_bias", False),
             "output_bias": reader.flag("attention_bias", False),
             "mlp_bias": reader.flag("mlp_bias", False),
+            "windows": (read_window(reader, cls.default_window) if cls.has_window else None,) * fields["num_layers"],
         }
 
     @classmethod
@@ -80,7 +84,6 @@ class LlamaConfig(DecoderConfig):
         reader.choice("hidden_act", "silu", ["silu", "swish"])
 
     def kv_specs(self) -> list[CacheSpec]:
-        """See `DecoderConfig.kv_specs`."""
         specs = super().kv_specs()
         return [self.state_spec() if self.is_recurrent(index) else attention for index, attention in enumerate(specs)]
 
@@ -102,5 +105,4 @@ class LlamaConfig(DecoderConfig):
         )  # fmt: skip
 
     def for_length(self, max_len: int) -> Self:
-        """See `DecoderConfig.for_length`."""
         return replace(self, rope=self.rope.for_length(max_len))

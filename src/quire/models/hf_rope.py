@@ -9,7 +9,7 @@ from typing import Any
 
 from quire.errors import ModelFileError, UnsupportedModelError, nearest
 from quire.layers.rotary import RopeConfig
-from quire.models.hf_config import HFConfigReader, check_positive
+from quire.models.hf_config import HFConfigReader, check_positive, wrong
 from quire.models.hf_decoder import FULL, SLIDING
 
 PARAMETERS: dict[str, dict[str, str]] = {
@@ -118,7 +118,7 @@ def make_rope(reader: HFConfigReader, values: dict[str, Any]) -> RopeConfig:
     theta = check_positive("rope_theta", values.pop("rope_theta"))
     share = check_positive("partial_rotary_factor", values.pop("partial_rotary_factor", 1.0))
     if share > 1:
-        raise ModelFileError(f"the model's config has partial_rotary_factor={share}, which is not a number up to 1")
+        raise wrong("partial_rotary_factor", share, "a number up to 1")
     context_len = reader.optional_integer("max_position_embeddings") or 0
     # Some models have the field beside the parameters; it then takes precedence, as in Transformers.
     original = reader.optional_integer(ORIGINAL) or values.get(ORIGINAL)
@@ -149,14 +149,12 @@ def make_rope(reader: HFConfigReader, values: dict[str, Any]) -> RopeConfig:
     return rope.for_length(rope.stretched(context_len))
 
 
-def check_pairs(rope: RopeConfig, head_size: int) -> None:
+def check_pairs(rope: RopeConfig, head_size: int, share_name: str = "partial_rotary_factor") -> None:
     """Raises: ModelFileError unless an even number of each head's dimensions is rotated, with a factor per pair."""
     size = rope.rotated_size(head_size)
     if size % 2 or not size:
-        raise ModelFileError(
-            f"the model's config has partial_rotary_factor={rope.rotated_share}, {size} of the {head_size} dimensions "
-            "of a head, which is not a positive even number: they are rotated in pairs"
-        )
+        shown = f"{rope.rotated_share}, {size} of the {head_size} dimensions of a head"
+        raise wrong(share_name, shown, "a positive even number: they are rotated in pairs")
     for name, factors in (("short_factor", rope.short_factors), ("long_factor", rope.long_factors)):
         if rope.kind == "longrope" and len(factors) != size // 2:
             raise ModelFileError(
@@ -166,7 +164,7 @@ def check_pairs(rope: RopeConfig, head_size: int) -> None:
 
 def _factors(name: str, value: Any) -> tuple[float, ...]:
     if not isinstance(value, list):
-        raise ModelFileError(f"the model's config has {name}={str(value)[:60]}, which is not a list of numbers")
+        raise wrong(name, value, "a list of numbers")
     return tuple(check_positive(name, item) for item in value)
 
 
@@ -175,7 +173,7 @@ def _yarn(values: dict[str, Any], numbers: Mapping[str, Any], theta: float) -> d
     scales = [values.pop(name, None) for name in ("mscale", "mscale_all_dim")]
     truncates = values.pop("truncate", True)
     if not isinstance(truncates, bool):
-        raise ModelFileError(f"the model's config has truncate={truncates!r}, which is not true or false")
+        raise wrong("truncate", repr(truncates), "true or false")
     if theta <= 1:
         raise ModelFileError(f"the model's config has rope_theta={theta}, which must be above 1 with yarn")
     found = {"truncates": truncates}
@@ -195,5 +193,5 @@ def _longrope(values: dict[str, Any], numbers: Mapping[str, Any], context_len: i
     if "attention_factor" in numbers or factor <= 1:
         return {}
     if original <= 1:
-        raise ModelFileError(f"the model's config has {ORIGINAL}={original:g}, which is not above 1")
+        raise wrong(ORIGINAL, f"{original:g}", "above 1")
     return {"attention_factor": math.sqrt(1 + math.log(factor) / math.log(original))}

@@ -4,6 +4,7 @@ Next to read: `mamba2.py`; `layers/recurrent.py`.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,15 +12,16 @@ from quire import nn
 from quire.cache_spec import RecurrentState
 from quire.errors import UnsupportedModelError
 from quire.kernels.activations import silu
-from quire.kernels.recurrence import recurrent_state_bytes
+from quire.kernels.recurrence import MAX_TAPS, recurrent_state_bytes
 from quire.kernels.rms_norm import rms_norm
 from quire.layers.forward_batch import ForwardBatch
 from quire.layers.group import SINGLE, Group, Partition, Share, share
 from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
 from quire.layers.norms import RMSNorm, SharedRMSNorm
 from quire.layers.recurrent import CausalConv, recur, state_bytes
+from quire.layers.rotary import Rotation
 from quire.lazy_torch import Tensor
-from quire.models.hf_config import HFConfigReader
+from quire.models.hf_config import HFConfigReader, check_divides, wrong
 
 NO_LIMITS = (None, [0.0, math.inf], (0.0, math.inf), [0.0, {"__float__": "Infinity"}])
 """Of time steps, as Python's JSON and Transformers 5 write them."""
@@ -49,13 +51,29 @@ class StateSpaceSizes:
         return RecurrentState(num_bytes, whole_bytes=whole_bytes)
 
 
-def check_time_steps(reader: HFConfigReader) -> None:
-    """Raises: UnsupportedModelError if time steps are limited."""
+def read_state_space(reader: HFConfigReader, hidden_size: int, epsilon: float, names: Sequence[str]) -> StateSpaceSizes:
+    """Read sizes. `names`: of heads, their size, groups, state size, taps, expansion, and biases of convolution and
+    projections; the config has their defaults.
+
+    Raises: ModelFileError for sizes that do not fit; UnsupportedModelError if time steps are limited.
+    """
+    heads, head_size, groups, state_size, taps, expand, conv_bias, bias = names
     limit = reader.raw("time_step_limit")
     if limit not in NO_LIMITS:
         raise UnsupportedModelError(
             f"the model's config has time_step_limit={limit}; Quire computes only [0, Infinity]"
         )
+    num_heads, num_groups, times = reader.integer(heads), reader.integer(groups), reader.integer(expand)
+    is_derived = reader.raw(head_size) in (None, "auto")
+    size = times * hidden_size // num_heads if is_derived else reader.integer(head_size)
+    if num_heads * size != times * hidden_size:
+        raise wrong(heads, f"{num_heads} of {head_size}={size}", f"{expand}={times} times hidden_size={hidden_size}")
+    check_divides(groups, num_groups, heads, num_heads)
+    return StateSpaceSizes(
+        hidden_size=hidden_size, num_heads=num_heads, head_size=size, num_groups=num_groups,
+        state_size=reader.integer(state_size), num_taps=reader.integer(taps, maximum=MAX_TAPS),
+        conv_bias=reader.flag(conv_bias, True), bias=reader.flag(bias, False), epsilon=epsilon,
+    )  # fmt: skip
 
 
 class GroupRMSNorm(RMSNorm):
@@ -103,7 +121,7 @@ class StateSpaceMixer(nn.Module):
         self.out_proj = RowParallelLinear(inner, sizes.hidden_size, group, bias=sizes.bias)
         self.partitions = dict.fromkeys(("dt_bias", "A_log", "D"), Partition(rows=(heads,)))
 
-    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation | None, batch: ForwardBatch) -> Tensor:
         """Shapes: x [T, E] -> [T, E]."""
         inner = self.widths[0]
         z, xbc, steps = self.in_proj(x).split((inner, sum(self.widths), self.num_heads), dim=1)

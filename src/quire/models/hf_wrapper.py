@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 
-from quire.errors import ModelFileError, UnsupportedModelError
-from quire.models.hf_config import HFConfigReader
+from quire.errors import UnsupportedModelError
+from quire.models.hf_config import HFConfigReader, wrong
 from quire.weight_map import Layout
 
 _T = TypeVar("_T")
@@ -51,7 +51,7 @@ def language_config(hf_config: Mapping[str, Any], model_types: tuple[str, ...], 
     """
     text_config = hf_config.get("text_config")
     if not isinstance(text_config, Mapping):
-        raise ModelFileError(f"the model's config has text_config={str(text_config)[:60]}, which is not a config")
+        raise wrong("text_config", text_config, "a config")
     reader = HFConfigReader(hf_config)
     for name in VISION_FIELDS:
         reader.raw(name)
@@ -78,12 +78,10 @@ def without_images(model_class: Any, *model_types: str, refuses_head: bool = Fal
 
         @classmethod
         def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
-            """See `DecoderConfig.from_hf`."""
             return super().from_hf(cls.language_fields(hf_config))
 
         @staticmethod
         def language_fields(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-            """See `language_config`."""
             return language_config(hf_config, model_types, **defaults)
 
     class LanguageModel(model_class):  # type: ignore[misc]

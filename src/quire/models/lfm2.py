@@ -1,23 +1,23 @@
 """LFM2: Llama with norms of heads, and short gated convolutions instead of attention in most layers.
 
-Next to read: `hf_hybrid.py`.
+Next to read: `layers/recurrent.py`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from quire import nn
 from quire.cache_spec import CacheSpec, RecurrentState
-from quire.errors import ModelFileError
 from quire.kernels.recurrence import MAX_TAPS
 from quire.layers.forward_batch import ForwardBatch
 from quire.layers.group import Group, share
 from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
 from quire.layers.recurrent import CausalConv, state_bytes
+from quire.layers.rotary import Rotation
 from quire.lazy_torch import Tensor
-from quire.models.hf_config import HFConfigReader, check_positive
-from quire.models.hf_hybrid import HybridLayer, read_recurrent_layers
+from quire.models.hf_config import HFConfigReader, check_positive, wrong
+from quire.models.hf_decoder import read_recurrent_layers
 from quire.models.hf_llama import LlamaConfig
 from quire.models.llama import LlamaForCausalLM
 from quire.models.qwen3 import Qwen3Attention
@@ -30,8 +30,8 @@ class LFM2Config(LlamaConfig):
 
     num_taps: int
     conv_bias: bool
-    defaults: ClassVar[Mapping[str, Any]] = {"rope_theta": 1000000.0}
-    required: ClassVar[Mapping[str, Any]] = {"attention_bias": False, "mlp_bias": False}
+    defaults = {"rope_theta": 1000000.0}
+    required = {"attention_bias": False, "mlp_bias": False}
     unused = (
         "block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_swiglu",
         "block_use_xavier_init", "conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "use_pos_enc",
@@ -46,12 +46,10 @@ class LFM2Config(LlamaConfig):
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        fields, num_taps = super().read(reader), reader.integer("conv_L_cache", 3, maximum=MAX_TAPS)
-        if num_taps < 2:
-            raise ModelFileError("the model's config has conv_L_cache=1, which is less than 2 tokens")
+        fields = super().read(reader)
         attending = reader.raw("full_attn_idxs") if reader.has("full_attn_idxs") else None
         if attending is not None and not isinstance(attending, list):
-            raise ModelFileError(f"the model's config has full_attn_idxs={attending!r}, which is not a list of layers")
+            raise wrong("full_attn_idxs", repr(attending), "a list of layers")
         return fields | {
             "intermediate_size": _read_mlp_size(reader, fields["intermediate_size"]),
             "rms_norm_epsilon": reader.number("norm_eps", 1e-5),
@@ -59,12 +57,11 @@ class LFM2Config(LlamaConfig):
             "recurrent_layers": read_recurrent_layers(
                 reader, fields["num_layers"], lambda index: attending is not None and index not in attending
             ),
-            "num_taps": num_taps,
+            "num_taps": reader.integer("conv_L_cache", 3, minimum=2, maximum=MAX_TAPS),
             "conv_bias": reader.flag("conv_bias", False),
         }
 
     def state_spec(self) -> CacheSpec:
-        """See `LlamaConfig.state_spec`."""
         return RecurrentState(state_bytes(self.hidden_size, self.num_taps))
 
 
@@ -93,7 +90,7 @@ class ShortConv(nn.Module):
         self.conv = CausalConv(layer_index, (channels,), config.num_taps, activation=None, bias=config.conv_bias)
         self.o_proj = RowParallelLinear(channels, config.hidden_size, group, bias=config.conv_bias)
 
-    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation | None, batch: ForwardBatch) -> Tensor:
         """Shapes: x [T, E] -> [T, E]."""
         b, c, x = self.in_proj(x).chunk(3, dim=1)  # [T, C] each
         return self.o_proj(c * self.conv(b * x, batch))
@@ -102,10 +99,9 @@ class ShortConv(nn.Module):
 class LFM2ForCausalLM(LlamaForCausalLM):
     """Llama with convolutions. Parameters have Llama's names."""
 
-    Config: ClassVar[type[LFM2Config]] = LFM2Config
+    Config = LFM2Config
     attention_class = Qwen3Attention
     recurrent_class = ShortConv
-    layer_class = HybridLayer
 
     def layout(self) -> Layout:
         """Return Llama's, under other names."""

@@ -89,13 +89,16 @@ class LlamaLayer(nn.Module):
     norm_names: ClassVar[tuple[str, ...]] = ("input_layernorm", "post_attention_layernorm")
     input_layernorm: nn.Module
     post_attention_layernorm: nn.Module
+    self_attn: nn.Module
 
     def __init__(self, model: "LlamaForCausalLM", config: LlamaConfig, layer_index: int) -> None:
         super().__init__()
         half = len(self.norm_names) // 2  # in the order of computation, which lists of weights show
         for name in self.norm_names[:half]:
             self.add_module(name, model.build_norm(config))
-        self.self_attn = model.build_attention(config, layer_index)
+        mixer = model.build_attention(config, layer_index)
+        self.mixer_name: str = getattr(mixer, "name_in_layer", "self_attn")
+        self.add_module(self.mixer_name, mixer)
         for name in self.norm_names[half:]:
             self.add_module(name, model.build_norm(config))
         self.mlp = model.build_mlp(config, layer_index)
@@ -107,7 +110,7 @@ class LlamaLayer(nn.Module):
 
     def attend(self, x: Tensor, rotation: Rotation | None, batch: ForwardBatch) -> Tensor:
         """Attention and its norms. Shapes: x [T, E]; rotation: cos, sin [T, D] -> [T, E]."""
-        return self.self_attn(self.input_layernorm(x), rotation, batch)
+        return self.get_submodule(self.mixer_name)(self.input_layernorm(x), rotation, batch)
 
     def transform(self, x: Tensor) -> Tensor:
         """The MLP and its norms. Shapes: x [T, E] -> [T, E]."""
@@ -125,8 +128,8 @@ class LlamaForCausalLM(nn.Module):
     layer_class: ClassVar[type[LlamaLayer]] = LlamaLayer
     norm_class: ClassVar[type[nn.Module]] = RMSNorm
     predictor_keeps_norm: ClassVar[bool] = False
-    mtp: nn.ModuleList | None
-    eagle: EagleHead | None
+    mtp: nn.ModuleList | None = None
+    eagle: EagleHead | None = None
 
     def __init__(self, config: LlamaConfig, group: Group = SINGLE) -> None:
         super().__init__()
@@ -139,7 +142,6 @@ class LlamaForCausalLM(nn.Module):
         self.layers = nn.ModuleList(self.layer_class(self, config, index) for index in range(config.num_layers))
         self.norm = self.build_norm(config)
         self.lm_head = None if config.tie_word_embeddings else VocabParallelHead(*table_size, group)
-        self.mtp = self.eagle = None
         self.kept_layers: tuple[int, ...] = ()
         self.kept: list[Symbol] = []
 
@@ -157,7 +159,7 @@ class LlamaForCausalLM(nn.Module):
         return RotaryEmbedding.of(config.rope, config.head_size)
 
     def build_attention(self, config: LlamaConfig, layer_index: int) -> nn.Module:
-        """The attention of one layer, or what it has instead, with recurrent state."""
+        """The attention of a layer, or what it has instead: recurrent state, by the checkpoint's `name_in_layer`."""
         kind = self.recurrent_class if config.is_recurrent(layer_index) else self.attention_class
         return kind(config, layer_index, self.group)
 

@@ -4,9 +4,8 @@ A query at position t is multiplied by 1 + beta · ln(1 + floor(t / original con
 that have this factor, keys by plain ones. Next to read: `llama.py`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -31,9 +30,10 @@ class Ministral3Config(LlamaConfig):
 
     query_growth: float
     query_period: int
-    defaults: ClassVar[Mapping[str, Any]] = {"head_dim": 128, "rms_norm_eps": 1e-5}
-    required: ClassVar[Mapping[str, Any]] = {"attention_bias": False, "mlp_bias": False}
-    rope_options: ClassVar[Mapping[str, Any]] = {"ignored": (BETA, "max_position_embeddings")}
+    has_window = True
+    defaults = {"head_dim": 128, "rms_norm_eps": 1e-5}
+    required = {"attention_bias": False, "mlp_bias": False}
+    rope_options = {"ignored": (BETA, "max_position_embeddings")}
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
@@ -42,14 +42,9 @@ class Ministral3Config(LlamaConfig):
             raise ModelFileError(f"the model's config lacks {BETA} among its rope parameters")
         fields = super().read(reader)
         return fields | {
-            "query_growth": _check_growth(parameters[BETA]),
+            "query_growth": check_positive(BETA, beta) if (beta := parameters[BETA]) != 0 else 0.0,
             "query_period": int(check_positive(ORIGINAL, parameters.get(ORIGINAL, fields["context_len"]))),
-            "windows": (reader.optional_integer("sliding_window"),) * fields["num_layers"],
         }
-
-
-def _check_growth(value: Any) -> float:
-    return 0.0 if value == 0 else check_positive(BETA, value)
 
 
 class QueryAndKeyRotary(nn.Module):
@@ -82,11 +77,10 @@ class Ministral3Attention(LlamaAttention):
 class Ministral3ForCausalLM(LlamaForCausalLM):
     """Llama with scaled queries."""
 
-    Config: ClassVar[type[LlamaConfig]] = Ministral3Config
+    Config = Ministral3Config
     attention_class = Ministral3Attention
 
     def build_rotary(self, config: LlamaConfig) -> nn.Module:
-        """See `LlamaForCausalLM.build_rotary`."""
         assert isinstance(config, Ministral3Config)
         return QueryAndKeyRotary(config)
 

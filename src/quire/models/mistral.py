@@ -4,27 +4,17 @@ Next to read: `llama.py`.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
-from quire.models.hf_config import HFConfigReader
 from quire.models.hf_llama import LlamaConfig
 from quire.models.llama import LlamaForCausalLM
-
-DEFAULT_WINDOW = 4096
-"""The window of a config without `sliding_window`; null, as in later releases, means none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MistralConfig(LlamaConfig):
-    """Llama's fields, with windows."""
+    """Llama's fields, with windows; `sliding_window` is null, for none, in later releases."""
 
-    @classmethod
-    def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        fields = super().read(reader)
-        window = reader.optional_integer("sliding_window")
-        if not reader.has("sliding_window"):
-            window = DEFAULT_WINDOW
-        return fields | {"windows": (window,) * fields["num_layers"]}
+    has_window = True
+    default_window = 4096
 
 
 class MistralForCausalLM(LlamaForCausalLM):

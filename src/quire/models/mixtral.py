@@ -3,9 +3,8 @@
 Next to read: `mistral.py`; `layers/experts.py`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_llama import LlamaConfig
@@ -18,14 +17,14 @@ from quire.weight_map import Layout
 class MixtralConfig(LlamaConfig):
     """Llama's fields, `intermediate_size` being an expert's, with windows and experts."""
 
-    defaults: ClassVar[Mapping[str, Any]] = {"rms_norm_eps": 1e-5, "rope_theta": 1e6}
-    required: ClassVar[Mapping[str, Any]] = {"attention_bias": False, "mlp_bias": False}
+    has_window = True
+    defaults = {"rms_norm_eps": 1e-5, "rope_theta": 1e6}
+    required = {"attention_bias": False, "mlp_bias": False}
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
         fields = super().read(reader)
-        windows = (reader.optional_integer("sliding_window"),) * fields["num_layers"]
-        return fields | read_experts(reader, fields) | {"windows": windows}
+        return fields | read_experts(reader, fields)
 
 
 class MixtralForCausalLM(LlamaForCausalLM):

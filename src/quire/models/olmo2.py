@@ -3,9 +3,7 @@
 Next to read: `llama.py`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 from quire import nn
 from quire.kernels.rope import rope
@@ -22,8 +20,8 @@ from quire.models.llama import LlamaAttention, LlamaForCausalLM, LlamaLayer
 class OLMo2Config(LlamaConfig):
     """Llama's fields."""
 
-    defaults: ClassVar[Mapping[str, Any]] = {"rms_norm_eps": 1e-5}
-    required: ClassVar[Mapping[str, Any]] = {"mlp_bias": False}
+    defaults = {"rms_norm_eps": 1e-5}
+    required = {"mlp_bias": False}
 
 
 class OLMo2Attention(LlamaAttention):
@@ -61,7 +59,7 @@ class OLMo2Layer(LlamaLayer):
 class OLMo2ForCausalLM(LlamaForCausalLM):
     """Llama with other norms."""
 
-    Config: ClassVar[type[LlamaConfig]] = OLMo2Config
+    Config = OLMo2Config
     attention_class = OLMo2Attention
     layer_class = OLMo2Layer
 

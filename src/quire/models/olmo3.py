@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.layers.rotary import RopeConfig
 from quire.models.hf_config import HFConfigReader
-from quire.models.hf_decoder import FULL, SLIDING, read_windows
+from quire.models.hf_decoder import FULL, SLIDING, read_window, read_windows
 from quire.models.hf_rope import read_rope_of_type
 from quire.models.olmo2 import OLMo2Config, OLMo2ForCausalLM
 
@@ -23,8 +23,7 @@ class OLMo3Config(OLMo2Config):
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
         fields = super().read(reader)
-        window = reader.optional_integer("sliding_window")
-        window = window if reader.has("sliding_window") else DEFAULT_WINDOW
+        window = read_window(reader, DEFAULT_WINDOW)
         return fields | {
             "local_rope": read_rope_of_type(reader, SLIDING, theta=DEFAULT_THETA),
             "windows": read_windows(reader, fields["num_layers"], window, lambda index: (index + 1) % 4 != 0),

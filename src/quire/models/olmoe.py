@@ -3,9 +3,8 @@
 Next to read: `olmo2.py`; `layers/experts.py`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_llama import LlamaConfig
@@ -18,8 +17,8 @@ from quire.models.olmo2 import OLMo2Attention
 class OLMoEConfig(LlamaConfig):
     """Llama's fields, `intermediate_size` being an expert's, and experts."""
 
-    defaults: ClassVar[Mapping[str, Any]] = {"rms_norm_eps": 1e-5}
-    required: ClassVar[Mapping[str, Any]] = {"mlp_bias": False, "clip_qkv": None}
+    defaults = {"rms_norm_eps": 1e-5}
+    required = {"mlp_bias": False, "clip_qkv": None}
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Next to read: `gpt2.py`.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from quire import nn
 from quire.layers.embedding import Embedding, VocabParallelEmbedding, VocabParallelHead
@@ -76,7 +76,7 @@ class OPTLayer(LlamaLayer):
 class OPTForCausalLM(LlamaForCausalLM):
     """Llama with learned positions, under the checkpoint's names of norms."""
 
-    Config: ClassVar[type[LlamaConfig]] = OPTConfig
+    Config = OPTConfig
     mlp_class = PlainMLP
     layer_class = OPTLayer
 

@@ -3,11 +3,8 @@
 Next to read: `llama.py`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
-from quire.models.hf_config import HFConfigReader
 from quire.models.hf_llama import LlamaConfig
 from quire.models.llama import LlamaForCausalLM
 
@@ -16,20 +13,16 @@ from quire.models.llama import LlamaForCausalLM
 class Phi3Config(LlamaConfig):
     """Llama's fields, with one window in all layers."""
 
-    required: ClassVar[Mapping[str, Any]] = {
+    has_window = True
+    required = {
         **dict.fromkeys(("attention_bias", "mlp_bias", "lm_head_bias"), False), "full_attn_mod": 1,
         "interpolate_factor": 1,
     }  # fmt: skip
     unused = ("resid_pdrop", "embd_pdrop")
-    rope_options: ClassVar[Mapping[str, Any]] = {
+    rope_options = {
         "rotates_part": True, "default_original": 4096, "renames": {"su": "longrope", "yarn": "longrope"},
     }  # fmt: skip
     """Early configs have other names of LongRoPE."""
-
-    @classmethod
-    def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        fields = super().read(reader)
-        return fields | {"windows": (reader.optional_integer("sliding_window"),) * fields["num_layers"]}
 
 
 class Phi3ForCausalLM(LlamaForCausalLM):

@@ -3,9 +3,8 @@
 Next to read: `llama.py`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from quire.models import hf_decoder
 from quire.models.hf_config import HFConfigReader
@@ -21,7 +20,7 @@ DEFAULT_MAX_WINDOW_LAYERS = 28
 class Qwen2Config(LlamaConfig):
     """Llama's fields, with the biases fixed and windows per layer."""
 
-    required: ClassVar[Mapping[str, Any]] = {"attention_bias": True, "mlp_bias": False, "use_mrope": False}
+    required = {"attention_bias": True, "mlp_bias": False, "use_mrope": False}
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
@@ -37,15 +36,14 @@ def read_windows(reader: HFConfigReader, num_layers: int) -> tuple[int | None, .
     """The window of each layer: by `layer_types`, or else the layers from `max_window_layers` on have one."""
     uses_windows = reader.flag("use_sliding_window", False)
     window = reader.optional_integer("sliding_window", minimum=int(uses_windows)) or DEFAULT_WINDOW
-    first = reader.optional_integer("max_window_layers", minimum=0)
-    first = DEFAULT_MAX_WINDOW_LAYERS if first is None else first
+    first = reader.integer("max_window_layers", DEFAULT_MAX_WINDOW_LAYERS, minimum=0)
     return hf_decoder.read_windows(reader, num_layers, window if uses_windows else None, lambda index: index >= first)
 
 
 class Qwen2ForCausalLM(LlamaForCausalLM):
     """Llama with biases and windows."""
 
-    Config: ClassVar[type[Qwen2Config]] = Qwen2Config
+    Config = Qwen2Config
 
 
 ARCHITECTURES = {"Qwen2ForCausalLM": Qwen2ForCausalLM}

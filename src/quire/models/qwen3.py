@@ -3,9 +3,8 @@
 Next to read: `llama.py`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from quire.kernels.rope import rope
 from quire.layers.group import SINGLE, Group
@@ -22,8 +21,8 @@ from quire.models.qwen2 import read_windows
 class Qwen3Config(LlamaConfig):
     """Llama's fields, with windows per layer. A head is not hidden size / heads."""
 
-    defaults: ClassVar[Mapping[str, Any]] = {"head_dim": 128}
-    required: ClassVar[Mapping[str, Any]] = {"mlp_bias": False}
+    defaults = {"head_dim": 128}
+    required = {"mlp_bias": False}
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
@@ -49,7 +48,7 @@ class Qwen3Attention(LlamaAttention):
 class Qwen3ForCausalLM(LlamaForCausalLM):
     """Llama with norms of heads."""
 
-    Config: ClassVar[type[Qwen3Config]] = Qwen3Config
+    Config = Qwen3Config
     attention_class = Qwen3Attention
 
 

@@ -5,7 +5,7 @@ Next to read: `qwen3_5_text.py`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from quire.models.qwen3_next import Qwen3NextConfig, Qwen3NextForCausalLM
 
@@ -14,13 +14,12 @@ from quire.models.qwen3_next import Qwen3NextConfig, Qwen3NextForCausalLM
 class Qwen35MoeConfig(Qwen3NextConfig):
     """Qwen3-Next's fields; `intermediate_size`, of MLPs that no layer has, is an expert's."""
 
-    required: ClassVar[Mapping[str, Any]] = {
+    required = {
         **Qwen3NextConfig.required, "norm_topk_prob": True, "mlp_only_layers": [], "decoder_sparse_step": 1,
     }  # fmt: skip
 
     @classmethod
     def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
-        """See `DecoderConfig.from_hf`."""
         return super().from_hf({"intermediate_size": hf_config.get("moe_intermediate_size", 512), **hf_config})
 
 

@@ -4,9 +4,8 @@ Checkpoints store the weights of most norms without their 1, which is added when
 Next to read: `layers/recurrent.py`; `qwen2_moe.py` for the experts.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from quire.layers.recurrent import CausalConv, recur, state_bytes
 from quire.layers.rotary import Rotation
 from quire.lazy_torch import Tensor
 from quire.models.hf_config import HFConfigReader, check_divides
-from quire.models.hf_hybrid import HybridLayer, read_recurrent_layers
+from quire.models.hf_decoder import read_recurrent_layers
 from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_moe import read_moe
 from quire.models.llama import QKV, LlamaForCausalLM
@@ -31,7 +30,7 @@ from quire.models.qwen2_moe import GatedSharedMoE
 from quire.models.qwen3 import Qwen3Attention
 from quire.weight_map import Layout, Offset, Rows, View
 
-DEFAULT_INTERVAL, MTP = 4, "mtp_num_hidden_layers"
+DEFAULT_INTERVAL = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +42,12 @@ class DeltaNetConfig(LlamaConfig):
     key_size: int
     value_size: int
     num_taps: int
-    defaults: ClassVar[Mapping[str, Any]] = {"head_dim": 256, "partial_rotary_factor": 0.25}
-    rope_options: ClassVar[Mapping[str, Any]] = {
+    defaults = {"head_dim": 256, "partial_rotary_factor": 0.25}
+    rope_options = {
         "rotates_part": True, "ignored": ("mrope_section", "mrope_interleaved"),
     }  # fmt: skip
     """Of text, all parts of a multimodal position are the same number."""
-    required: ClassVar[Mapping[str, Any]] = {"attn_output_gate": True, "use_sliding_window": False, "mlp_bias": False}
+    required = {"attn_output_gate": True, "use_sliding_window": False, "mlp_bias": False}
     unused = ("mamba_ssm_dtype", "mtp_use_dedicated_embeddings")
     """Of the state's type, which is fp32, and copies of the embeddings."""
 
@@ -60,26 +59,27 @@ class DeltaNetConfig(LlamaConfig):
             "num_value_heads": reader.integer("linear_num_value_heads", 32),
             "key_size": reader.integer("linear_key_head_dim", 128),
             "value_size": reader.integer("linear_value_head_dim", 128),
-            "num_taps": reader.integer("linear_conv_kernel_dim", 4, maximum=MAX_TAPS),
+            "num_taps": reader.integer("linear_conv_kernel_dim", 4, minimum=2, maximum=MAX_TAPS),
         }
         check_divides(
             "linear_num_key_heads", sizes["num_key_heads"], "linear_num_value_heads", sizes["num_value_heads"]
         )
-        check_divides("2 at least", 1 if sizes["num_taps"] > 1 else 2, "linear_conv_kernel_dim", sizes["num_taps"])
-        layers, found = _read_layers(reader, fields["num_layers"]), reader.optional_integer(MTP, minimum=0, maximum=1)
-        return fields | sizes | {"recurrent_layers": layers, "num_predictors": 1 if found is None else found}
+        interval = reader.integer("full_attention_interval", DEFAULT_INTERVAL)
+        return (
+            fields
+            | sizes
+            | {
+                "recurrent_layers": read_recurrent_layers(
+                    reader, fields["num_layers"], lambda index: (index + 1) % interval > 0
+                ),
+                "num_predictors": reader.integer("mtp_num_hidden_layers", 1, minimum=0, maximum=1),
+            }
+        )
 
     def state_spec(self) -> CacheSpec:
-        """See `LlamaConfig.state_spec`."""
         num_channels = 2 * self.num_key_heads * self.key_size + self.num_value_heads * self.value_size
         matrices = self.num_key_heads, self.num_value_heads, self.key_size, self.value_size
         return RecurrentState(state_bytes(num_channels, self.num_taps, *matrices))
-
-
-def _read_layers(reader: HFConfigReader, num_layers: int) -> tuple[bool, ...]:
-    """Read which layers are delta nets: all but every fourth, if `layer_types` does not say."""
-    interval = reader.integer("full_attention_interval", DEFAULT_INTERVAL)
-    return read_recurrent_layers(reader, num_layers, lambda index: (index + 1) % interval > 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +140,7 @@ class GatedDeltaNet(nn.Module):
         self.out_proj = RowParallelLinear(values, config.hidden_size, group)
         self.partitions = dict.fromkeys(("dt_bias", "A_log"), Partition(rows=(heads,)))
 
-    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation | None, batch: ForwardBatch) -> Tensor:
         """Shapes: x [T, E] -> [T, E]."""
         qkv, z = self.in_proj_qkvz(x).split((sum(self.widths), self.widths[2]), dim=1)  # [T, 2KD + HV], [T, HV]
         q, k, v = self.conv1d(qkv, batch).split(self.widths, dim=1)
@@ -157,10 +157,9 @@ class GatedDeltaNet(nn.Module):
 class DeltaNetForCausalLM(LlamaForCausalLM):
     """Delta nets beside attention, with Llama's MLP."""
 
-    Config: ClassVar[type[DeltaNetConfig]] = DeltaNetConfig
+    Config = DeltaNetConfig
     attention_class = GatedAttention
     recurrent_class = GatedDeltaNet
-    layer_class = HybridLayer
     predictor_keeps_norm = True
     config: DeltaNetConfig
 

@@ -86,7 +86,11 @@ class ModelRegistry:
         for name in names:
             for point in external_models().select(name=name):
                 return _load(name, point.value)
-        if _is_in_transformers(hf_config, names):
+        model_type = str(hf_config.get("model_type"))
+        known = _architecture_in_transformers(model_type)
+        # Some types share a class with another: InternLM3 is Llama to Transformers.
+        of_type = model_type.replace("_", "") + "forcausallm"
+        if known and all(name in known or name.lower() == of_type for name in names):
             return _fallback()
         supported = cls.supported()
         advice = _ADVICE.format(install_command("hf")) if find_spec("transformers") is None else ""
@@ -220,15 +224,6 @@ def _architecture_in_transformers(model_type: str) -> list[str]:
     auto = importlib.import_module("transformers.models.auto.modeling_auto")
     name = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
     return [] if name is None else [name]
-
-
-def _is_in_transformers(hf_config: Mapping[str, Any], names: list[str]) -> bool:
-    """Return whether Transformers is installed and has a causal language model of this kind."""
-    model_type = str(hf_config.get("model_type"))
-    known = _architecture_in_transformers(model_type)
-    # Some types share a class with another: InternLM3 is Llama to Transformers.
-    of_type = model_type.replace("_", "") + "forcausallm"
-    return bool(known) and all(name in known or name.lower() == of_type for name in names)
 
 
 def _load(architecture: str, model_class: ModelClass | str) -> ModelClass:

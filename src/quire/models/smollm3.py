@@ -3,14 +3,13 @@
 Next to read: `llama.py`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from quire.errors import ModelFileError
 from quire.layers.rotary import Rotation
 from quire.lazy_torch import Tensor
-from quire.models.hf_config import HFConfigReader
+from quire.models.hf_config import HFConfigReader, wrong
 from quire.models.hf_decoder import read_windows
 from quire.models.hf_llama import LlamaConfig
 from quire.models.llama import LlamaForCausalLM
@@ -23,7 +22,7 @@ class SmolLM3Config(LlamaConfig):
     """Llama's fields. `rotates`: for each layer whether it has positions."""
 
     rotates: tuple[bool, ...]
-    defaults: ClassVar[Mapping[str, Any]] = {"tie_word_embeddings": True, "rope_theta": 2000000.0}
+    defaults = {"tie_word_embeddings": True, "rope_theta": 2000000.0}
     unused = ("max_window_layers",)
 
     @classmethod
@@ -45,10 +44,7 @@ def _read_rotates(reader: HFConfigReader, num_layers: int) -> tuple[bool, ...]:
     if given is None:
         return tuple((index + 1) % interval != 0 for index in range(num_layers))
     if not isinstance(given, list) or len(given) < num_layers or any(item not in (0, 1) for item in given):
-        raise ModelFileError(
-            f"the model's config has no_rope_layers={str(given)[:60]}, which is not a list of {num_layers} numbers,"
-            " each 0 or 1"
-        )
+        raise wrong("no_rope_layers", given, f"a list of {num_layers} numbers, each 0 or 1")
     return tuple(item == 1 for item in given[:num_layers])
 
 

@@ -3,9 +3,8 @@
 Next to read: `llama.py`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from quire.layers.norms import LayerNorm
 from quire.models.gpt2 import PlainMLP
@@ -19,8 +18,9 @@ class StarCoder2Config(LlamaConfig):
     """Llama's fields, with one bias for all layers; `rms_norm_epsilon` is that of the layer norms."""
 
     activation: str
-    defaults: ClassVar[Mapping[str, Any]] = {"tie_word_embeddings": True}
-    required: ClassVar[Mapping[str, Any]] = {"mlp_type": "default", "norm_type": "layer_norm"}
+    has_window = True
+    defaults = {"tie_word_embeddings": True}
+    required = {"mlp_type": "default", "norm_type": "layer_norm"}
     unused = ("residual_dropout", "embedding_dropout", "layer_norm_epsilon", "activation_function")
     """Dropout, and names of StarCoder 1 beside those that count."""
 
@@ -33,7 +33,6 @@ class StarCoder2Config(LlamaConfig):
         return fields | {
             "activation": ACTIVATIONS[reader.choice("hidden_act", "gelu_pytorch_tanh", tuple(ACTIVATIONS))],
             "rms_norm_epsilon": reader.number("norm_epsilon", 1e-5),
-            "windows": (reader.optional_integer("sliding_window"),) * fields["num_layers"],
             "qkv_bias": bias, "output_bias": bias, "mlp_bias": bias,
         }  # fmt: skip
 

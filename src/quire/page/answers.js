@@ -22,7 +22,7 @@ export function take(node, { text, delta = { content: text }, logprobs, token_id
     known.name += call.function?.name ?? "";
     known.arguments += call.function?.arguments ?? "";
   }
-  const entries = text === undefined ? entriesOf(node, logprobs?.content, token_ids) : completionEntries(logprobs, token_ids);
+  const entries = text === undefined ? entriesOf(node, logprobs?.content, token_ids) : completionEntries(node, logprobs, token_ids);
   // Where the tokens are the text, each one's end is known; else all end with their chunk.
   const isPlain = !reasoning && entries.map((entry) => entry.text).join("") === content;
   let length = before;
@@ -41,11 +41,11 @@ function entriesOf(node, content, ids) {
 }
 
 /** Return the tokens of a chunk of `/v1/completions`. */
-function completionEntries(logprobs, ids) {
-  const text = (name) => logprobs.token_texts[name];
+function completionEntries(node, logprobs, ids) {
+  const bytes = (name) => logprobs.token_bytes[name];
   return (logprobs?.tokens ?? []).map((name, i) => ({
-    id: ids[i], text: text(name), logprob: logprobs.token_logprobs[i],
-    top: Object.entries(logprobs.top_logprobs[i] ?? {}).map(([other, logprob]) => ({ id: idOf(other), text: text(other), logprob })),
+    id: ids[i], text: node.decoder.decode(new Uint8Array(bytes(name)), { stream: true }), logprob: logprobs.token_logprobs[i],
+    top: Object.entries(logprobs.top_logprobs[i] ?? {}).map(([other, logprob]) => ({ id: idOf(other), text: decode(bytes(other)), logprob })),
   }));
 }
 

@@ -109,7 +109,7 @@ class BlockFiles:
             num_read = os.readv(file.fileno(), [header, target])
             if num_read != HEADER_BYTES + len(target) or os.fstat(file.fileno()).st_size != num_read:
                 raise BlockFileError("has another length")
-        if header != self._header(group_index, digest, target):
+        if header != make_header(self._fingerprint, group_index, digest, target):
             raise BlockFileError("is damaged")
         with contextlib.suppress(OSError):
             used_ns = time.time_ns() - age_ns
@@ -118,15 +118,12 @@ class BlockFiles:
     def write(self, group_index: int, digest: bytes, values: memoryview, *, age_ns: int = 0) -> None:
         """Write a block; if the limit is exceeded, delete those used longest ago. Raises: OSError."""
         path = self.path(group_index, digest)
-        self._replace(path, [self._header(group_index, digest, values), values])
+        self._replace(path, [make_header(self._fingerprint, group_index, digest, values), values])
         if age_ns:
             used_ns = time.time_ns() - age_ns
             os.utime(path, ns=(used_ns, used_ns))
         self._num_bytes += self._num_ranks * (HEADER_BYTES + len(values))
         self._trim()
-
-    def _header(self, group_index: int, digest: bytes, values: memoryview) -> bytes:
-        return make_header(self._fingerprint, group_index, digest, values)
 
     def _replace(self, path: Path, parts: list[Any]) -> None:
         unfinished = path.with_name(f"{path.name}.{os.getpid()}.{next(_COUNTER)}")

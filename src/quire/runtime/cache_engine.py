@@ -113,7 +113,10 @@ class CacheEngine:
         started, host_bytes = time.monotonic(), 0
         moved: list[tuple[Any, list[int], Any]] = []
         reads: list[Transfer] = []
-        for (group_index, source, target), items in _by_places(transfers).items():
+        places: dict[tuple[int, Tier, Tier], list[Transfer]] = {}
+        for item in transfers:
+            places.setdefault((item.group_index, item.source_tier, item.target_tier), []).append(item)
+        for (group_index, source, target), items in places.items():
             sources, targets = (
                 [block_id for item in items for block_id in getattr(item, name)]
                 for name in ("source_ids", "target_ids")
@@ -190,10 +193,3 @@ class CacheEngine:
         if self.disk is None:
             raise EngineError("a transfer from or to the disk was scheduled, but there is no disk tier")
         return self.disk
-
-
-def _by_places(transfers: Sequence[Transfer]) -> dict[tuple[int, Tier, Tier], list[Transfer]]:
-    places: dict[tuple[int, Tier, Tier], list[Transfer]] = {}
-    for item in transfers:
-        places.setdefault((item.group_index, item.source_tier, item.target_tier), []).append(item)
-    return places

@@ -13,7 +13,6 @@ from quire.kernels.tracing import NotTraceableError
 from quire.layers.group import Group
 from quire.memory_plan import all_cache_specs
 from quire.runtime.batch import RequestStates
-from quire.runtime.drafted_blocks import DraftedBlocks, draft_group
 from quire.runtime.drafter import Drafter, ModelDrafter
 from quire.runtime.forward import Forward, PlannedForward
 from quire.runtime.head_drafter import EagleDrafter, HeadDrafter
@@ -67,8 +66,7 @@ def load_drafter(
     program, weights = _load_model(config, draft, group, links, progress)
     planned = PlannedModel(program, weights, kv_layers[config.model.num_layers :], limits, pool, links.exchange)
     layers = range(config.model.num_layers, len(all_cache_specs(config.model)))
-    blocks = DraftedBlocks(scheduler, draft_group(scheduler, layers))
-    return ModelDrafter(planned, states, blocks, draft.model.context_len, links)
+    return ModelDrafter(planned, states, draft.model.context_len, links, scheduler, layers)
 
 
 def _config_of(config: EngineConfig, draft: DraftModel) -> EngineConfig:

@@ -2,27 +2,28 @@
 
 `ModelDrafter` has a draft model. Its layers' keys and values lie in the same blocks as the model's, as further layers,
 so that prefix hits, forks, preemption and tiers hold for both. It follows lazily: only when a step asks for guesses
-does it compute the tokens that it has not seen, so that it costs nothing while guesses do not pay. `DraftedBlocks`
-tells it which blocks of a prefix hit it has seen. A wrong key would make guesses worse, and outputs the same as ever:
-`ModelRunner` verifies them.
-Next to read: `drafted_blocks.py`, `head_drafter.py`, then `drafts/executor_drafts.py`, which decides how many tokens
+does it compute the tokens that it has not seen, so that it costs nothing while guesses do not pay. It keeps account of
+the full blocks that it has computed, to know what to compute of a prefix hit. A wrong key would make guesses worse, and
+outputs the same as ever: `ModelRunner` verifies them.
+Next to read: `head_drafter.py`, then `drafts/executor_drafts.py`, which decides how many tokens
 are asked for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.config import SchedulerConfig
 from quire.runtime.batch import RequestState, RequestStates, StepLayout
 from quire.runtime.links import Links
 from quire.runtime.plan.emit import BODY, LOGITS, PlannedModel
-from quire.types import Draft, SchedulerOutput
+from quire.transfers import Tier
+from quire.types import NULL_BLOCK_ID, Draft, SchedulerOutput
 
 if TYPE_CHECKING:
-    from quire.runtime.drafted_blocks import DraftedBlocks
     from quire.runtime.forward import Forward
 
 NO_TOKEN = -1
@@ -134,17 +135,50 @@ class Drafter:
 
 
 class ModelDrafter(Drafter):
-    """Guesses with a draft model. A request's `RequestState` keeps how many of its tokens the model has computed."""
+    """Guesses with a draft model. A request's `RequestState` keeps how many of its tokens the model has computed.
+
+    Of each block of the device and of the host it keeps whether the model has computed all of it. Blocks from the disk
+    count as computed: most prefixes are kept there after requests that were given guesses.
+    """
 
     def __init__(
-        self, planned: PlannedModel, states: RequestStates, blocks: "DraftedBlocks", context_len: int, links: Links
-    ) -> None:
+        self, planned: PlannedModel, states: RequestStates, context_len: int, links: Links, config: SchedulerConfig,
+        layer_indices: Collection[int],
+    ) -> None:  # fmt: skip
+        """`layer_indices`: of the draft model."""
         super().__init__(planned, states, context_len, links)
-        self._blocks = blocks
+        self._block_size = config.block_size
+        # A cache group with layers of the draft model, without a window if there is one.
+        groups = enumerate(config.kv_cache_groups)
+        of_draft = [(group.spec.window is not None, index) for index, group in groups
+                    if not set(group.layer_indices).isdisjoint(layer_indices)]  # fmt: skip
+        self._group = min(of_draft)[1]
+        sizes = {Tier.DEVICE: config.num_blocks, Tier.HOST: config.num_host_blocks}
+        self._is_whole = {tier: np.zeros(size, np.bool_) for tier, size in sizes.items()}
+        self._is_whole[Tier.DEVICE][NULL_BLOCK_ID] = True
 
     def begin_step(self, output: SchedulerOutput) -> None:
-        """See `Drafter`."""
-        self._blocks.begin_step(output, self._states)
+        """Note the blocks that a step fills anew or copies, and what new requests find. Mutates: states."""
+        size, tables = self._block_size, self._states.block_tables[self._group]
+        on_device = self._is_whole[Tier.DEVICE]
+        for move in output.transfers:
+            if move.group_index == self._group and move.target_tier is not Tier.DISK:
+                known = move.source_tier is not Tier.DISK
+                values = self._is_whole[move.source_tier][list(move.source_ids)] if known else True
+                self._is_whole[move.target_tier][list(move.target_ids)] = values
+        new_ids = {new.request_id for new in output.new_requests}
+        for item in output.scheduled:
+            state, start = self._states[item.request_id], item.num_computed_tokens
+            first, end = -(-start // size), -(-(start + item.num_tokens + item.max_new_tokens) // size)
+            on_device[tables[state.row, first:end]] = False
+            on_device[NULL_BLOCK_ID] = True
+            if item.request_id not in new_ids:
+                continue
+            if item.logits_from is not None:
+                state.num_drafted = self._states[item.logits_from].num_drafted
+                continue
+            missing = np.flatnonzero(~on_device[tables[state.row, : start // size]])
+            state.num_drafted = start if not len(missing) else int(missing[0]) * size
 
     def _first_pass(self, wanted: list[Guesses]) -> tuple[list[Guesses], NDArray[np.int32]]:
         """See `Drafter`. Requests whose tokens are too many for one pass get no draft until all are computed."""
@@ -178,5 +212,8 @@ class ModelDrafter(Drafter):
         self._note(state, min(num_drafted, state.num_tokens - 1))
 
     def _note(self, state: RequestState, num_drafted: int) -> None:
-        start, state.num_drafted = state.num_drafted, num_drafted
-        self._blocks.note(state, start, self._states)
+        """Note that the model has computed a request's tokens up to `num_drafted`."""
+        first, end = state.num_drafted // self._block_size, num_drafted // self._block_size
+        state.num_drafted = num_drafted
+        if end > first:
+            self._is_whole[Tier.DEVICE][self._states.block_tables[self._group, state.row, first:end]] = True

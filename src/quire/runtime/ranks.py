@@ -90,70 +90,65 @@ def agree(links: Links, is_wanted: bool) -> bool:
     return bool(values[0])
 
 
-class Shares:
-    """This rank's share of the vocabulary, and the merging of all ranks' best logits on rank 0.
+class RankSampler(Sampler):
+    """The sampler of one of several ranks.
 
-    The best `top_k` logits of a row are among the best `top_k` of the ranks' shares. Rank 0 draws the same token from
-    these as from the whole row: `RowSampler::sample_best`.
+    The best `top_k` logits of a row are among the best `top_k` of the ranks' shares of the vocabulary. Rank 0 draws the
+    same token from these as from the whole row: `RowSampler::sample_best`.
     """
 
-    def __init__(self, vocab_size: int, rows: NativeRowSampler, exchange: _native.Exchange) -> None:
-        self._exchange, self._sampler = exchange, rows
-        self._rows, num_rows = share_vocabulary(vocab_size, LocalGroup(exchange.rank, exchange.num_ranks))
-        self._max_best = max_best(num_rows)
+    def __init__(self, vocab_size: int, device: str, pool: _native.ThreadPool, links: Links) -> None:
+        super().__init__(vocab_size, device, pool)
+        self._links = links
+        self._max_best: int | None = None
+        if links.exchange is not None and isinstance(self.rows, NativeRowSampler):
+            group = LocalGroup(links.exchange.rank, links.exchange.num_ranks)
+            self._share, num_rows = share_vocabulary(vocab_size, group)
+            self._max_best = max_best(num_rows)
 
-    def suffice(self, states: Sequence[SamplingState]) -> bool:
-        """Return whether these rows need no other logits than their best, and these are fewer than all."""
-        return all(state.num_tokens >= state.best_from and state.num_best <= self._max_best for state in states)
+    def takes_shares(self, states: Sequence[SamplingState]) -> bool:
+        """See `Sampler`: if these rows need no other logits than their best, and these are fewer than all."""
+        most = self._max_best
+        return most is not None and all(
+            state.num_tokens >= state.best_from and state.num_best <= most for state in states
+        )
 
     def merge(self, logits: Any, states: Sequence[SamplingState]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
         """Send this rank's largest logits of each row; on rank 0 return those of all ranks, as keys, and their number.
 
         Shapes: logits [S, columns of a rank]. Raises: EngineDeadError if a rank is lost.
         """
+        exchange = self._links.exchange
+        assert exchange is not None
+        assert isinstance(self.rows, NativeRowSampler)
         sizes = np.array([state.num_best for state in states], np.int64)
-        num_keys = sizes * self._exchange.num_ranks
-        keys = np.empty(num_keys.sum() if self._exchange.rank == 0 else 0, np.uint64)
-        if not self._sampler.native.merge_best(
-            logits.ctypes.data, logits.strides[0] // logits.itemsize, self._rows.size, self._rows.start,
-            sizes.ctypes.data, len(sizes), self._exchange, keys.ctypes.data,
+        num_keys = sizes * exchange.num_ranks
+        keys = np.empty(num_keys.sum() if exchange.rank == 0 else 0, np.uint64)
+        if not self.rows.native.merge_best(
+            logits.ctypes.data, logits.strides[0] // logits.itemsize, self._share.size, self._share.start,
+            sizes.ctypes.data, len(sizes), exchange, keys.ctypes.data,
         ):  # fmt: skip
             raise EngineDeadError(RANK_LOST)
         return keys, num_keys
 
 
-def _shares(sampler: Sampler, links: Links) -> Shares | None:
-    if links.exchange is None or not isinstance(sampler.rows, NativeRowSampler):
-        return None
-    return Shares(sampler.vocab_size, sampler.rows, links.exchange)
-
-
-class LeadingSampler(Sampler):
+class LeadingSampler(RankSampler):
     """The sampler of rank 0, which tells the tokens to all ranks of its stage, if there are others.
 
     An exception ends the request that it belongs to, with `NO_TOKEN` for the other ranks: they wait for this rank, so a
     step cannot be lost and repeated as with one worker.
     """
 
-    def __init__(self, vocab_size: int, device: str, pool: _native.ThreadPool, links: Links) -> None:
-        super().__init__(vocab_size, device, pool)
-        self._links, self._shares = links, _shares(self, links)
-
     def sample(self, logits: Any, states: Sequence[SamplingState]) -> list[Sampled]:
         """See `Sampler`. Raises: EngineDeadError if a rank is lost."""
         # The native sampler leaves logits as they were, so that rows can be sampled again.
         return self._tell(states, lambda first, end: self.choose(logits[first:end], states[first:end]))
 
-    def takes_shares(self, states: Sequence[SamplingState]) -> bool:
-        """See `Sampler`."""
-        return self._shares is not None and self._shares.suffice(states)
-
     def sample_shares(self, logits: Any, states: Sequence[SamplingState]) -> list[Sampled]:
         """See `Sampler`. Raises: EngineDeadError if a rank is lost."""
-        assert self._shares is not None
         assert isinstance(self.rows, NativeRowSampler)
         rows = self.rows
-        keys, num_keys = self._shares.merge(logits, states)
+        keys, num_keys = self.merge(logits, states)
         starts = [0, *num_keys.cumsum().tolist()]
 
         def choose(first: int, end: int) -> list[Sampled]:
@@ -189,12 +184,8 @@ class LeadingSampler(Sampler):
             return []
 
 
-class FollowingSampler(Sampler):
+class FollowingSampler(RankSampler):
     """The sampler of another rank: it has rank 0's tokens, and no log-probabilities, which only rank 0 returns."""
-
-    def __init__(self, vocab_size: int, device: str, pool: _native.ThreadPool, links: Links) -> None:
-        super().__init__(vocab_size, device, pool)
-        self._links, self._shares = links, _shares(self, links)
 
     def start(self, new: NewRequest) -> SamplingState | None:
         """See `Sampler`. The state only counts tokens."""
@@ -204,14 +195,9 @@ class FollowingSampler(Sampler):
         """See `Sampler`. Raises: EngineDeadError if a rank is lost."""
         return self._take(len(states))
 
-    def takes_shares(self, states: Sequence[SamplingState]) -> bool:
-        """See `Sampler`."""
-        return self._shares is not None and self._shares.suffice(states)
-
     def sample_shares(self, logits: Any, states: Sequence[SamplingState]) -> list[Sampled]:
         """See `Sampler`. Raises: EngineDeadError if a rank is lost."""
-        assert self._shares is not None
-        self._shares.merge(logits, states)
+        self.merge(logits, states)
         return self._take(len(states))
 
     def _take(self, num_rows: int) -> list[Sampled]:

@@ -41,15 +41,15 @@ class LogprobWriter:
     def legacy(self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs | None]) -> dict[str, Any]:
         """Return the completions API's format: parallel lists. Mutates: the offset of the next token's text.
 
-        A position without values (the prompt's first) has its token only. Where tokens are written as ids, a further
-        column `token_texts` has the text of each of them.
+        A position without values (the prompt's first) has its token only. `token_bytes` has the bytes of
+        tokens that are written as ids.
         """
         columns: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        texts: dict[str, str] = {}
+        token_bytes: dict[str, list[int]] = {}
         for token_id, position in zip(token_ids, positions, strict=True):
             text = self._tokenizer.token_text(token_id)
             name = self._name(token_id, text)
-            texts[name] = text
+            token_bytes[name] = self._bytes(token_id, text)
             columns["tokens"].append(name)
             columns["text_offset"].append(self._offset)
             self._offset += len(text)
@@ -64,10 +64,10 @@ class LogprobWriter:
                 # Of two tokens with the same text, keep the more likely one.
                 top_name = self._name(key, item.decoded_token)
                 shown.setdefault(top_name, _finite(item.logprob))
-                texts[top_name] = item.decoded_token
+                token_bytes[top_name] = self._bytes(key, item.decoded_token)
             shown.setdefault(name, _finite(chosen.logprob))
             columns["top_logprobs"].append(shown)
-        return columns | ({"token_texts": texts} if self._as_ids else {})
+        return columns | ({"token_bytes": token_bytes} if self._as_ids else {})
 
     def _split(self, position: PositionLogprobs) -> tuple[tuple[int, Logprob], list[tuple[int, Logprob]]]:
         chosen = next(iter(position.items()))
@@ -78,12 +78,12 @@ class LogprobWriter:
         known = self._known.get(token_id)
         if known is None:
             name = self._name(token_id, value.decoded_token)
-            known = self._known[token_id] = name, self._bytes(token_id, value)
+            known = self._known[token_id] = name, self._bytes(token_id, value.decoded_token)
         return {"token": known[0], "logprob": _finite(value.logprob), "bytes": known[1]}
 
-    def _bytes(self, token_id: int, value: Logprob) -> list[int]:
+    def _bytes(self, token_id: int, text: str) -> list[int]:
         if self._tokenizer.byte_decoding is None:
-            return list(value.decoded_token.encode())
+            return list(text.encode())
         return list(self._tokenizer.token_bytes(token_id))
 
     def _name(self, token_id: int, text: str) -> str:

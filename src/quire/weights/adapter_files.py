@@ -17,7 +17,7 @@ import numpy as np
 from quire.errors import ModelFileError, UnsupportedModelError, printable
 from quire.weight_map import Rows
 from quire.weights.gguf_architectures import ARCHITECTURES, architecture_of
-from quire.weights.gguf_file import GGUFFile, read_gguf
+from quire.weights.gguf_file import read_gguf
 from quire.weights.gguf_layout import file_views
 from quire.weights.model_files import read_json_object
 from quire.weights.safetensors_file import read_safetensors
@@ -177,7 +177,9 @@ def _read_gguf_adapter(path: Path, hf_config: Mapping[str, Any]) -> AdapterFiles
         match = _GGUF_NAME.fullmatch(stored)
         if match is None:
             raise UnsupportedModelError(f"{path}: tensor '{printable(stored)}' is no lora_a or lora_b")
-        matrices.setdefault(match[1], {})[match[2]] = _gguf_tensor(file, stored)
+        info = file.tensors[stored]
+        tensor = WeightTensor(stored, info.shape, info.format.name, file.rows(info))
+        matrices.setdefault(match[1], {})[match[2]] = tensor
     pairs = {}
     architecture = architecture_of(file.metadata)
     for stored, found in matrices.items():
@@ -190,11 +192,6 @@ def _read_gguf_adapter(path: Path, hf_config: Mapping[str, Any]) -> AdapterFiles
         pairs[own] = LowRankPair(pair.a, pair.b, alpha / pair.rank if alpha else 1.0, order)
     tokens = file.metadata.get("adapter.alora.invocation_tokens", ())
     return AdapterFiles(path, pairs, _digest(path), _tokens(path, tokens))
-
-
-def _gguf_tensor(file: GGUFFile, name: str) -> WeightTensor:
-    stored = file.tensors[name]
-    return WeightTensor(name, stored.shape, stored.format.name, file.rows(stored))
 
 
 def _tokens(path: Path, values: Any) -> tuple[int, ...]:

@@ -234,33 +234,28 @@ class _HeaderReader:
         )
         self.position += num_bytes
         while len(strings) < count:
-            strings.append(self._repaired_string(what, len(strings)))
+            strings.append(self._read_doubtful_string(what, len(strings)))
         return strings
 
-    def _repaired_string(self, what: str, index: int) -> str:
-        """Read a string that may not be UTF-8. Raises: ModelFileError unless it is there and may be repaired."""
-        start = self.position
-        length = self.read_integer(what) if start + 8 <= self.size else self.size
-        if not self._repairs or length > min(MAX_STRING_BYTES, self.size - self.position):
-            self.position = start
-            self._fail_at_string(what, index)
+    def _read_doubtful_string(self, what: str, index: int) -> str:
+        """Read a string that native code refused. Raises: ModelFileError unless only its UTF-8 is wrong, and may be."""
+        shown = f"{what}, string {index},"
+        if self.position + 8 > self.size:
+            self.fail(f"{shown} is cut off by the end of the file")
+        length = self.read_integer(what)
+        if self.position + length > self.size:
+            self.fail(f"{shown} has {length:,} bytes, more than are left in the file")
+        if length > MAX_STRING_BYTES:
+            self.fail(f"{shown} has {length:,} bytes, more than {MAX_STRING_BYTES:,}")
         stored = bytes(self.mapping[self.position : self.position + length])
         self.position += length
         try:
             return stored.decode()
         except UnicodeDecodeError:
+            if not self._repairs:
+                self.fail(f"{shown} is not UTF-8")
             _log.warning("%s: %s is not UTF-8: its wrong bytes are replaced", self.path, printable(what))
             return stored.decode(errors="replace")
-
-    def _fail_at_string(self, what: str, index: int) -> NoReturn:
-        if self.position + 8 > self.size:
-            self.fail(f"{what}, string {index}, is cut off by the end of the file")
-        length = self.read_integer(what)
-        if self.position + length > self.size:
-            self.fail(f"{what}, string {index}, has {length:,} bytes, more than are left in the file")
-        if length > MAX_STRING_BYTES:
-            self.fail(f"{what}, string {index}, has {length:,} bytes, more than {MAX_STRING_BYTES:,}")
-        self.fail(f"{what}, string {index}, is not UTF-8")
 
     def read_tensor_infos(self, count: int, alignment: Any) -> dict[str, GGUFTensor]:
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):

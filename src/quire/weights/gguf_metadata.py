@@ -64,6 +64,9 @@ class Metadata:
             raise ModelFileError(f"{self.path}: the metadata key {self.key(name)} is missing")
         return value
 
+    def _wrong(self, name: str, value: Any, expected: str) -> ModelFileError:
+        return ModelFileError(f"{self.path}: {self.key(name)} is {printable(repr(value), limit=80)}, not {expected}")
+
     def unread(self) -> list[str]:
         """The names of the architecture's keys that were not read and are not 0 or False."""
         prefix = self.key("")
@@ -80,7 +83,7 @@ class Metadata:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if type(value) is not int or value < 1:
-            raise ModelFileError(f"{self.path}: {self.key(name)} is {printable(repr(value))}, not a positive integer")
+            raise self._wrong(name, value, "a positive integer")
         return value
 
     def counts(self, name: str) -> list[int]:
@@ -88,24 +91,21 @@ class Metadata:
         value, num_layers = self.value(name, None), self.num_layers
         values = value if isinstance(value, list) else [value] * num_layers
         if len(values) != num_layers or any(type(item) is not int or item < 0 for item in values) or not any(values):
-            shown = printable(repr(value), limit=80)
-            raise ModelFileError(
-                f"{self.path}: {self.key(name)} is {shown}, not a count for each of {num_layers} layers"
-            )
+            raise self._wrong(name, value, f"a count for each of {num_layers} layers")
         return values
 
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number above 0. float32 values get their shortest decimal form: 1e-05, not 9.99999974e-06."""
         value = self.value(name, default)
         if type(value) not in (int, float) or not 0 < value < math.inf:
-            raise ModelFileError(f"{self.path}: {self.key(name)} is {printable(repr(value))}, not a positive number")
+            raise self._wrong(name, value, "a positive number")
         return float(str(np.float32(value)))
 
     def flag(self, name: str, default: bool) -> bool:
         """True or False, which some files have as 1 or 0."""
         value = self.value(name, default)
         if value not in (False, True):
-            raise ModelFileError(f"{self.path}: {self.key(name)} is {printable(repr(value))}, not true or false")
+            raise self._wrong(name, value, "true or false")
         return bool(value)
 
     def pattern(self, name: str, default_period: int, num_layers: int) -> list[bool]:
@@ -115,9 +115,7 @@ class Metadata:
             return [(index + 1) % value != 0 for index in range(num_layers)]
         if isinstance(value, list) and len(value) == num_layers and all(item in (False, True) for item in value):
             return [bool(item) for item in value]
-        raise ModelFileError(
-            f"{self.path}: {self.key(name)} is {printable(repr(value), limit=80)}, not a number or {num_layers} flags"
-        )
+        raise self._wrong(name, value, f"a number or {num_layers} flags")
 
     def token_id(self, name: str, vocab_size: int) -> int | None:
         """A token id of the tokenizer, or None when the model has no such token.

@@ -148,7 +148,9 @@ def find_hub_snapshot(repository: str, revision: str) -> Path | None:
 
 def list_cached() -> list[CachedModel]:
     """Every model on this disk that needs no download, Quire's first, each group by name."""
-    return [*_own_models(), *_hub_models()]
+    manifests = sorted((cache_directory() / "pypi").glob(f"*/{MANIFEST}"))
+    own = [CachePlace(path.parent.name).find() for path in manifests]
+    return [*filter(None, own), *_hub_models()]
 
 
 def find_cached(name: str) -> CachedModel:
@@ -178,12 +180,6 @@ def remove_cached(name: str) -> CachedModel:
     except OSError as error:
         raise DownloadError(f"cannot delete {repository}: {error.strerror}") from error
     return model
-
-
-def _own_models() -> Iterator[CachedModel]:
-    for manifest_path in sorted((cache_directory() / "pypi").glob(f"*/{MANIFEST}")):
-        if model := CachePlace(manifest_path.parent.name).find():
-            yield model
 
 
 def _hub_models() -> Iterator[CachedModel]:

@@ -1,13 +1,10 @@
 """`QuantizedTensor`: a weight that a Hugging Face directory stores as codes, scales and zero points.
 
 value[n, k] = (code[n, k] - zero[n, group of k]) * scale[n, group of k], in fp32. Must not know names of files or
-configurations: `quantized_names.py` makes these tensors. What they are packed as (`runtime/plan/packed_weights.py`):
-
-    4 bits, a zero of 8         as Q4_0: the same values
-    4 bits, other zeros         as Q4_1: minimum -zero * scale in fp16, within 1/136 of a step
-    8 bits, a zero of 128       as Q8_0: the same values
-    NVFP4                       4-bit floats with the file's scales: the same values
-    FP8, act-order, other zeros, groups that are not whole blocks of 32: 8 bit per 32, from the decoded values
+configurations: `quantized_names.py` makes these tensors. `runtime/plan/packed_weights.py` packs 4 bits with a zero of 8
+as Q4_0, with other zeros as Q4_1 (minimum -zero * scale in fp16, within 1/136 of a step), 8 bits with a zero of 128 as
+Q8_0, NVFP4 as it is; FP8, act-order, other zeros and groups that are not whole blocks of 32 as 8 bit per 32, from the
+decoded values.
 
 Blocks of integers have scales in fp16: those of F16 files are the same, F32's are rounded to 11 bits. FP8 becomes 8 bit
 per 32 and not BF16: of normal weights the error (root mean square) with FP8's own grows from 2.65 to 2.70 %, in half

@@ -21,6 +21,7 @@ from quire.weights.quantized import (
     NVFP4_GROUP,
     Quantized,
     QuantizedTensor,
+    Rows,
     StoredCodes,
     e4m3_values,
     e5m2_values,
@@ -33,16 +34,13 @@ ADVICE = "use a GGUF file or the original model"
 FLOAT8 = {"F8_E4M3": e4m3_values, "F8_E5M2": e5m2_values}
 SCALES = ("weight_scale_inv", "weight_scale")
 UNUSED = (
-    *SCALES,
-    "input_scale",
-    "activation_scale",
-    "input_zero_point",
-    "weight_zero_point",
-    "weight_shape",
-    "weight_g_idx",
-    "input_global_scale",
-)
+    *SCALES, "input_scale", "activation_scale", "input_zero_point", "weight_zero_point", "weight_shape",
+    "weight_g_idx", "input_global_scale",
+)  # fmt: skip
 CACHE_SCALES = ("k_scale", "v_scale")
+COMPRESSED_FORMATS = (
+    "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision", "nvfp4-pack-quantized",
+)  # fmt: skip
 
 
 def joined_quantized(path: str, fields: Any, tensors: Tensors) -> dict[str, WeightTensor]:
@@ -61,7 +59,7 @@ def joined_quantized(path: str, fields: Any, tensors: Tensors) -> dict[str, Weig
         layer, _, last = name.rpartition(".")
         is_codes = last in ("qweight", "weight_packed") or (last == "weight" and tensor.format in (*FLOAT8, "I8", "U8"))
         if is_codes:
-            found[f"{layer}.weight"] = make(f"{layer}.weight", tensor, _Parts(layer, tensors, used))
+            found[f"{layer}.weight"] = make(_Layer(layer, tensor, tensors, used))
         else:
             found[name] = tensor
     layers = {name.rpartition(".")[0] for name, tensor in found.items() if isinstance(tensor, QuantizedTensor)}
@@ -72,14 +70,15 @@ def joined_quantized(path: str, fields: Any, tensors: Tensors) -> dict[str, Weig
     }  # fmt: skip
 
 
-class _Parts:
-    """The other tensors of a layer, and a note of those that were read."""
+class _Layer:
+    """The tensors of a quantised layer, and a note of those that were read. `name`: of its weight, without them."""
 
-    def __init__(self, layer: str, tensors: Tensors, used: set[str]) -> None:
-        self.layer, self._tensors, self._used = layer, tensors, used
+    def __init__(self, layer: str, codes: WeightTensor, tensors: Tensors, used: set[str]) -> None:
+        self.name, self.codes = f"{layer}.weight", codes
+        self._layer, self._tensors, self._used = layer, tensors, used
 
     def find(self, *names: str) -> WeightTensor | None:
-        for name in (f"{self.layer}.{name}" for name in names):
+        for name in (f"{self._layer}.{name}" for name in names):
             if name in self._tensors:
                 self._used.add(name)
                 return self._tensors[name]
@@ -88,11 +87,11 @@ class _Parts:
     def get(self, *names: str) -> WeightTensor:
         found = self.find(*names)
         if found is None:
-            raise ModelFileError(f"'{printable(self.layer)}' is quantised but lacks {names[0]}; fetch the model again")
+            raise ModelFileError(f"'{printable(self._layer)}' is quantised but lacks {names[0]}; fetch the model again")
         return found
 
 
-Make = Callable[[str, WeightTensor, _Parts], WeightTensor]
+Make = Callable[[_Layer], WeightTensor]
 
 
 def _choose(path: str, fields: Mapping[str, Any], name: str, known: Sequence[Any], default: Any = None) -> Any:
@@ -136,25 +135,48 @@ def _check(name: str, tensor: WeightTensor, shape: tuple[int, ...], *formats: st
     return tensor
 
 
-def _words(tensor: WeightTensor) -> np.ndarray:
-    """int32 as stored; a copy where the file's header leaves them unaligned."""
-    stored = tensor.stored if tensor.stored.ctypes.data % 4 == 0 else tensor.stored.copy()
-    return stored.view("<u4")
-
-
 ACROSS = {4: CodeLayout.across4, 8: CodeLayout.across8}
 DOWN = {4: CodeLayout.down4, 8: CodeLayout.down8}
 
 
 def _integers(
-    name: str, stored: np.ndarray, shape: tuple[int, int], bits: int, zero: int | None, quantized: Quantized
-) -> QuantizedTensor:
-    """Choose the format. `zero`: of all groups, or None if they differ."""
-    columns = quantized.groups[: shape[1] // BLOCK * BLOCK].reshape(-1, BLOCK)
+    layer: _Layer, layout: CodeLayout, shape: tuple[int, int], bits: int, scales: WeightTensor, zeros: Rows | float,
+    groups: np.ndarray, zero: int | None, *, zeros_bytes: int = 0, **options: Any,
+) -> QuantizedTensor:  # fmt: skip
+    """Make the tensor of integers, in the format that holds them. `zero`: of all groups, or None if they differ.
+
+    `zeros_bytes`: of stored zeros. `options`: of `Quantized`.
+    """
+    columns = groups[: shape[1] // BLOCK * BLOCK].reshape(-1, BLOCK)
     has_blocks = shape[1] % BLOCK == 0 and bool((columns == columns[:, :1]).all())
     direct = {(4, True): "Q4_0", (4, False): "Q4_1", (8, True): "Q8_0"}.get((bits, zero is not None))
     format_name = direct if has_blocks and direct else f"INT{bits}"
-    return QuantizedTensor(name, shape, format_name, stored, quantized=quantized)
+    bytes_per_value = (layer.codes.num_bytes + scales.num_bytes + zeros_bytes) / (shape[0] * shape[1])
+    stored = layer.codes.stored
+    quantized = Quantized(StoredCodes(layout, stored), scales, zeros, groups, bytes_per_value, **options)
+    return QuantizedTensor(layer.name, shape, format_name, stored, quantized=quantized)
+
+
+def _read_groups(layer: _Layer, order: WeightTensor, num_inputs: int) -> np.ndarray:
+    """Return the stored group of each column. A copy: a file's header may leave int32 unaligned."""
+    stored = _check(layer.name, order, (num_inputs,), "I32").stored
+    return stored.copy().view("<i4").reshape(-1).astype(np.int64)
+
+
+def _check_groups(order: WeightTensor, groups: np.ndarray, num_groups: int) -> np.ndarray:
+    if groups.min() < 0 or groups.max() >= num_groups:
+        raise ModelFileError(f"'{printable(order.name)}' names groups beyond {num_groups}; fetch the model again")
+    return groups
+
+
+def _zeros_across(codes: StoredCodes, num_groups: int, per_word: int) -> Rows:
+    """Return a reader of zeros that are stored with outputs as columns; it reads whole words, which a part may cut."""
+
+    def read(first: int, last: int) -> np.ndarray:
+        left, right = first // per_word * per_word, -(-last // per_word) * per_word
+        return codes.read(np.arange(num_groups), left, right)[:, first - left : last - left].T
+
+    return read
 
 
 def _gptq(path: str, fields: Mapping[str, Any]) -> Make:
@@ -163,17 +185,18 @@ def _gptq(path: str, fields: Mapping[str, Any]) -> Make:
     version = _choose(path, fields, "checkpoint_format", ["gptq", "gptq_v2"], "gptq")
     has_order = _choose(path, fields, "desc_act", [False, True], False)
     is_symmetric = _choose(path, fields, "sym", [False, True], False)
-    size, per_word, middle = _group_size(path, fields, "group_size"), 32 // bits, 1 << (bits - 1)
-    added = 1 if version == "gptq" else 0
+    size, per_word = _group_size(path, fields, "group_size"), 32 // bits
+    added, mask = np.uint8(version == "gptq"), np.uint8((1 << bits) - 1)
 
-    def make(name: str, codes: WeightTensor, parts: _Parts) -> WeightTensor:
+    def make(layer: _Layer) -> WeightTensor:
+        name, codes = layer.name, layer.codes
         num_inputs, num_outputs = codes.shape[0] * per_word, codes.shape[-1]
         _check(name, codes, (num_inputs // per_word, num_outputs), "I32")
         groups = _groups(name, num_inputs, size)
         num_groups = int(groups[-1]) + 1
-        order = parts.find("g_idx")
+        order = layer.get("g_idx") if has_order else layer.find("g_idx")
         if order is not None:
-            stored_groups = _words(_check(name, order, (num_inputs,), "I32")).reshape(-1).astype(np.int64)
+            stored_groups = _read_groups(layer, order, num_inputs)
             if not has_order and (np.diff(stored_groups) < 0).any():
                 raise ModelFileError(
                     f"'{printable(name)}' has columns in another order, but desc_act is not true; set it"
@@ -184,66 +207,40 @@ def _gptq(path: str, fields: Mapping[str, Any]) -> Make:
                     f"'{printable(name)}' has groups of {found} columns, but quantization_config has group_size={size};"
                     " correct the field"
                 )
-            if stored_groups.max() >= num_groups:
-                raise ModelFileError(
-                    f"'{printable(order.name)}' names groups beyond {num_groups}; fetch the model again"
-                )
-            groups = stored_groups
-        elif has_order:
-            parts.get("g_idx")
-        zeros = _check(name, parts.get("qzeros"), (num_groups, num_outputs // per_word), "I32")
-        scales = _check(name, parts.get("scales"), (num_groups, num_outputs), *FLOATS).transposed()
-        by_output, all_groups = StoredCodes(ACROSS[bits], zeros.stored), np.arange(num_groups)
-
-        def read_zeros(first: int, last: int) -> np.ndarray:
-            # Whole words, which a part may cut.
-            left, right = first // per_word * per_word, -(-last // per_word) * per_word
-            stored = by_output.read(all_groups, left, right)[:, first - left : last - left].T
-            return (stored + np.uint8(added)) & np.uint8((1 << bits) - 1)
-
-        zero = middle if is_symmetric else None
-        size_bytes = codes.num_bytes + zeros.num_bytes + scales.num_bytes
-        quantized = Quantized(
-            StoredCodes(DOWN[bits], codes.stored),
-            scales,
-            read_zeros,
-            groups,
-            size_bytes / (num_outputs * num_inputs),
-            expected_zero=zero,
-        )
-        return _integers(name, codes.stored, (num_outputs, num_inputs), bits, zero, quantized)
+            groups = _check_groups(order, stored_groups, num_groups)
+        zeros = _check(name, layer.get("qzeros"), (num_groups, num_outputs // per_word), "I32")
+        scales = _check(name, layer.get("scales"), (num_groups, num_outputs), *FLOATS).transposed()
+        stored_zeros = _zeros_across(StoredCodes(ACROSS[bits], zeros.stored), num_groups, per_word)
+        zero = 1 << (bits - 1) if is_symmetric else None
+        return _integers(
+            layer, DOWN[bits], (num_outputs, num_inputs), bits, scales,
+            lambda first, last: (stored_zeros(first, last) + added) & mask, groups, zero,
+            zeros_bytes=zeros.num_bytes, expected_zero=zero,
+        )  # fmt: skip
 
     return make
 
 
 def _awq(path: str, fields: Mapping[str, Any]) -> Make:
     """qweight [I, N / 8] and qzeros [G, N / 8] int32, scales [G, N]."""
-    names = {
-        "bits": "bits" if "bits" in fields else "w_bit",
-        "size": "group_size" if "group_size" in fields else "q_group_size",
-    }
-    _choose(path, fields, names["bits"], [4])
+    _choose(path, fields, "bits" if "bits" in fields else "w_bit", [4])
     _choose(path, fields, "version", ["gemm"], "gemm")
     _choose(path, fields, "zero_point", [True], True)
-    size = _group_size(path, fields, names["size"])
+    size = _group_size(path, fields, "group_size" if "group_size" in fields else "q_group_size")
 
-    def make(name: str, codes: WeightTensor, parts: _Parts) -> WeightTensor:
-        num_inputs, num_outputs = codes.shape[0], codes.shape[-1] * 8
-        _check(name, codes, (num_inputs, num_outputs // 8), "I32")
-        groups = _groups(name, num_inputs, size)
+    def make(layer: _Layer) -> WeightTensor:
+        num_inputs, num_outputs = layer.codes.shape[0], layer.codes.shape[-1] * 8
+        _check(layer.name, layer.codes, (num_inputs, num_outputs // 8), "I32")
+        groups = _groups(layer.name, num_inputs, size)
         num_groups = int(groups[-1]) + 1
-        zeros = _check(name, parts.get("qzeros"), (num_groups, num_outputs // 8), "I32")
-        scales = _check(name, parts.get("scales"), (num_groups, num_outputs), *FLOATS).transposed()
-        size_bytes = codes.num_bytes + zeros.num_bytes + scales.num_bytes
+        zeros = _check(layer.name, layer.get("qzeros"), (num_groups, num_outputs // 8), "I32")
+        scales = _check(layer.name, layer.get("scales"), (num_groups, num_outputs), *FLOATS).transposed()
         of_zeros = StoredCodes(CodeLayout.awq, zeros.stored)
-        quantized = Quantized(
-            StoredCodes(CodeLayout.awq, codes.stored),
-            scales,
-            lambda first, last: of_zeros.read(np.arange(first, last), 0, num_groups),
-            groups,
-            size_bytes / (num_outputs * num_inputs),
-        )
-        return _integers(name, codes.stored, (num_outputs, num_inputs), 4, None, quantized)
+        return _integers(
+            layer, CodeLayout.awq, (num_outputs, num_inputs), 4, scales,
+            lambda first, last: of_zeros.read(np.arange(first, last), 0, num_groups), groups, None,
+            zeros_bytes=zeros.num_bytes,
+        )  # fmt: skip
 
     return make
 
@@ -262,15 +259,16 @@ def _block_size(path: str, fields: Mapping[str, Any], name: str) -> tuple[int, i
 def _fp8(path: str, fields: Mapping[str, Any]) -> Make:
     """weight [N, I] in 8-bit floats; weight_scale_inv or weight_scale per block of N and I, per row, or one."""
     block = _block_size(path, fields, "weight_block_size")
-    return lambda name, codes, parts: _scaled(name, codes, parts, block)
+    return lambda layer: _scaled(layer, block)
 
 
-def _scaled(name: str, codes: WeightTensor, parts: _Parts, block: tuple[int, int] | None) -> WeightTensor:
+def _scaled(layer: _Layer, block: tuple[int, int] | None) -> WeightTensor:
     """8-bit floats or integers with a scale per block, per row, or one."""
+    name, codes = layer.name, layer.codes
     if len(codes.shape) != 2:
         raise UnsupportedModelError(f"'{printable(name)}' {list(codes.shape)} is quantised, but no matrix; {ADVICE}")
     num_outputs, num_inputs = codes.shape
-    scales = parts.get(*SCALES)
+    scales = layer.get(*SCALES)
     if block is not None and len(scales.shape) == 2 and scales.shape[1] == -(-num_inputs // block[1]):
         shape: tuple[int, ...] = (-(-num_outputs // block[0]), scales.shape[1])
         rows_per_scale, columns_per_scale = block
@@ -284,41 +282,35 @@ def _scaled(name: str, codes: WeightTensor, parts: _Parts, block: tuple[int, int
                         scales.stored.reshape(num_scales, -1))  # fmt: skip
     if flat.shape[1] != (num_inputs - 1) // columns_per_scale + 1:
         _check(name, scales, (num_outputs, 1), *FLOATS)
-    groups, size_bytes = np.arange(num_inputs) // columns_per_scale, codes.num_bytes + scales.num_bytes
+    groups = np.arange(num_inputs) // columns_per_scale
     if codes.format in FLOAT8:
-        table = FLOAT8[codes.format]()
+        bytes_per_value = (codes.num_bytes + scales.num_bytes) / (num_outputs * num_inputs)
         quantized = Quantized(
-            StoredCodes(CodeLayout.across8, codes.stored), flat, 0.0, groups, size_bytes / (num_outputs * num_inputs),
-            rows_per_scale, table=table,
+            StoredCodes(CodeLayout.across8, codes.stored), flat, 0.0, groups, bytes_per_value, rows_per_scale,
+            table=FLOAT8[codes.format](),
         )  # fmt: skip
         return QuantizedTensor(name, (num_outputs, num_inputs), "FP8", codes.stored, quantized=quantized)
-    zero_points = parts.find("weight_zero_point")
+    zero_points = layer.find("weight_zero_point")
     if zero_points is not None and zero_points.stored.any():
         raise UnsupportedModelError(f"'{printable(zero_points.name)}' has zero points of 8-bit integers; {ADVICE}")
-    quantized = Quantized(
-        StoredCodes(CodeLayout.across8, codes.stored),
-        flat,
-        0.0,
-        groups,
-        size_bytes / (num_outputs * num_inputs),
-        rows_per_scale,
+    return _integers(
+        layer, CodeLayout.across8, (num_outputs, num_inputs), 8, flat, 0.0, groups, 0, rows_per_scale=rows_per_scale,
         is_signed=True,
-    )
-    return _integers(name, codes.stored, (num_outputs, num_inputs), 8, 0, quantized)
+    )  # fmt: skip
 
 
-def _nvfp4(name: str, codes: WeightTensor, parts: _Parts) -> WeightTensor:
+def _nvfp4(layer: _Layer) -> WeightTensor:
     """Two 4-bit floats per byte [N, I / 2], the lower bits first, and E4M3 weight_scale [N, I / 16].
 
     The scales are multiplied with weight_scale_2 (ModelOpt), or with 1 / weight_global_scale (compressed-tensors).
     """
+    name, codes = layer.name, layer.codes
     num_outputs, num_inputs = codes.shape[0], 2 * codes.shape[-1]
     _check(name, codes, (num_outputs, num_inputs // 2), "U8")
     _groups(name, num_inputs, NVFP4_GROUP)
-    scales = _check(name, parts.get("weight_scale"), (num_outputs, num_inputs // NVFP4_GROUP), "F8_E4M3")
-    factor = parts.find("weight_scale_2")
-    stored = factor or parts.get("weight_global_scale")
-    unit = stored.to_numpy().reshape(-1)[0]
+    scales = _check(name, layer.get("weight_scale"), (num_outputs, num_inputs // NVFP4_GROUP), "F8_E4M3")
+    factor = layer.find("weight_scale_2")
+    unit = (factor or layer.get("weight_global_scale")).to_numpy().reshape(-1)[0]
     return nvfp4(
         name, (num_outputs, num_inputs), StoredCodes(CodeLayout.across4, codes.stored),
         StoredCodes(CodeLayout.across8, scales.stored), unit if factor is not None else np.float32(1) / unit,
@@ -328,24 +320,57 @@ def _nvfp4(name: str, codes: WeightTensor, parts: _Parts) -> WeightTensor:
 def _modelopt(path: str, fields: Mapping[str, Any]) -> Make:
     """NVFP4, or weight [N, I] in E4M3 with one weight_scale."""
     _choose(path, fields, "quant_algo", ["nvfp4", "fp8"])
-    return lambda name, codes, parts: (
-        _nvfp4(name, codes, parts) if codes.format == "U8" else _scaled(name, codes, parts, None)
-    )
+    return lambda layer: _nvfp4(layer) if layer.codes.format == "U8" else _scaled(layer, None)
 
 
 def _compressed(path: str, fields: Mapping[str, Any]) -> Make:
     """weight_packed [N, I / 8] int32 of values plus 8, weight_scale [N, G], zero points packed down; or those of
     `_scaled` and `_nvfp4`.
     """
-    known = ["pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision"]
-    known.append("nvfp4-pack-quantized")
-    _choose(path, fields, "format", known)
+    _choose(path, fields, "format", COMPRESSED_FORMATS)
     sparsity = fields.get("sparsity_config")
     _choose(path, sparsity if isinstance(sparsity, dict) else {}, "format", ["dense"], "dense")
     if fields.get("transform_config"):
         raise UnsupportedModelError(
             f"{path}: quantization_config has transform_config, which is not supported: {ADVICE}"
         )
+    block = _compressed_block(path, fields)
+
+    def make(layer: _Layer) -> WeightTensor:
+        name, codes = layer.name, layer.codes
+        if codes.format == "U8":
+            return _nvfp4(layer)
+        if codes.format != "I32":
+            return _scaled(layer, block)
+        num_outputs, num_inputs = (int(size) for size in layer.get("weight_shape").stored.view("<i8").reshape(-1))
+        bits = 8 if codes.shape[-1] * 4 == num_inputs else 4
+        per_word = 32 // bits
+        _check(name, codes, (num_outputs, -(-num_inputs // per_word)), "I32")
+        scales = layer.get("weight_scale")
+        num_groups = scales.shape[-1] if scales.shape else 1
+        _check(name, scales, (num_outputs, num_groups), *FLOATS)
+        if num_inputs % num_groups:
+            raise ModelFileError(
+                f"'{printable(scales.name)}' has {num_groups} groups, which do not divide the {num_inputs} columns of "
+                f"'{printable(name)}'; fetch the model again"
+            )
+        groups = np.arange(num_inputs) // (num_inputs // num_groups)
+        if (order := layer.find("weight_g_idx")) is not None:
+            stored_groups = _read_groups(layer, order, num_inputs)
+            # -1 stands for columns in order.
+            groups = groups if (stored_groups < 0).all() else _check_groups(order, stored_groups, num_groups)
+        zero: int | None = 1 << (bits - 1)
+        zeros: Rows | float = float(1 << (bits - 1))
+        if (stored_zeros := layer.find("weight_zero_point")) is not None:
+            _check(name, stored_zeros, (-(-num_outputs // per_word), num_groups), "I32")
+            zero, zeros = None, _zeros_across(StoredCodes(DOWN[bits], stored_zeros.stored), num_groups, per_word)
+        return _integers(layer, ACROSS[bits], (num_outputs, num_inputs), bits, scales, zeros, groups, zero)
+
+    return make
+
+
+def _compressed_block(path: str, fields: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Check the schemes, and return the rows and columns that share a scale of 8-bit floats; None for no blocks."""
     schemes = fields.get("config_groups")
     if not isinstance(schemes, dict) or not schemes:
         raise ModelFileError(f"{path}: quantization_config lacks config_groups; fetch the model again")
@@ -361,51 +386,7 @@ def _compressed(path: str, fields: Mapping[str, Any]) -> Make:
             blocks.add(_block_size(path, weights, "block_structure"))
     if len(blocks) > 1:
         raise UnsupportedModelError(f"{path}: quantization_config has different block_structures; {ADVICE}")
-    block = next(iter(blocks), None)
-
-    def make(name: str, codes: WeightTensor, parts: _Parts) -> WeightTensor:
-        if codes.format == "U8":
-            return _nvfp4(name, codes, parts)
-        if codes.format != "I32":
-            return _scaled(name, codes, parts, block)
-        num_outputs, num_inputs = (int(size) for size in parts.get("weight_shape").stored.view("<i8").reshape(-1))
-        bits = 8 if codes.shape[-1] * 4 == num_inputs else 4
-        _check(name, codes, (num_outputs, -(-num_inputs // (32 // bits))), "I32")
-        scales = parts.get("weight_scale")
-        num_groups = scales.shape[-1] if scales.shape else 1
-        _check(name, scales, (num_outputs, num_groups), *FLOATS)
-        if num_inputs % num_groups:
-            raise ModelFileError(
-                f"'{printable(scales.name)}' has {num_groups} groups, which do not divide the {num_inputs} columns of "
-                f"'{printable(name)}'; fetch the model again"
-            )
-        groups = np.arange(num_inputs) // (num_inputs // num_groups)
-        if (order := parts.find("weight_g_idx")) is not None:
-            stored_groups = _words(_check(name, order, (num_inputs,), "I32")).reshape(-1).view("<i4").astype(np.int64)
-            # -1 stands for columns in order.
-            groups = groups if (stored_groups < 0).all() else stored_groups
-            if groups.min() < 0 or groups.max() >= num_groups:
-                raise ModelFileError(
-                    f"'{printable(order.name)}' names groups beyond {num_groups}; fetch the model again"
-                )
-        zero_tensor, middle = parts.find("weight_zero_point"), 1 << (bits - 1)
-        size_bytes = codes.num_bytes + scales.num_bytes
-        zeros: Any = middle
-        if zero_tensor is not None:
-            _check(name, zero_tensor, (-(-num_outputs // (32 // bits)), num_groups), "I32")
-            down, per_word, all_groups = StoredCodes(DOWN[bits], zero_tensor.stored), 32 // bits, np.arange(num_groups)
-
-            def zeros(first: int, last: int) -> np.ndarray:
-                left, right = first // per_word * per_word, -(-last // per_word) * per_word
-                return down.read(all_groups, left, right)[:, first - left : last - left].T
-
-        quantized = Quantized(
-            StoredCodes(ACROSS[bits], codes.stored), scales, zeros, groups, size_bytes / (num_outputs * num_inputs)
-        )
-        zero = middle if zero_tensor is None else None
-        return _integers(name, codes.stored, (num_outputs, num_inputs), bits, zero, quantized)
-
-    return make
+    return next(iter(blocks), None)
 
 
 _METHODS: dict[str, Callable[[str, Mapping[str, Any]], Make]] = {

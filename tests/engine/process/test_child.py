@@ -96,7 +96,7 @@ def test_what_loading_made_is_no_part_of_later_collections(directory: Path) -> N
     assert float(subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S).stdout) > 0.95
 
 
-def test_it_ends_with_its_server(directory: Path) -> None:
+def test_killed_server_leaves_no_engine_behind(directory: Path) -> None:
     # The server is killed without a chance to say anything; its engine must not stay behind.
     code = (
         "import asyncio, os, sys\n"
@@ -110,5 +110,6 @@ def test_it_ends_with_its_server(directory: Path) -> None:
         "asyncio.run(main())\n"
     )
     command = [sys.executable, "-c", code, str(directory)]
-    pid = int(subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S).stdout)
-    wait_for_end(pid)
+    killed = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    wait_for_end(int(killed.stdout))

@@ -43,8 +43,11 @@ def vector_instructions(path: Path) -> list[str]:
     """Return the instructions of AVX and later: their names start with v, whatever the width of their registers.
 
     Functions named `.avx2` are left out: the compiler made them beside plain ones, and the processor chooses at load.
+    So is the section of that name: builds for one machine alone have it, and refuse to be imported without AVX2.
     """
     text = subprocess.run(["objdump", "-d", str(path)], capture_output=True, text=True, check=True).stdout
+    sections = re.split(r"^Disassembly of section ", text, flags=re.MULTILINE)
+    text = "".join(each for each in sections if not each.startswith(".text.avx2:"))
     functions = re.split(r"^(?=[0-9a-f]{16} <)", text, flags=re.MULTILINE)
     plain = "".join(each for each in functions if not re.match(r"[0-9a-f]{16} <[^>]*\.avx2[^>]*>", each))
     return re.findall(r"\tv[a-z0-9]+ .*%[xyz]mm.*", plain)

@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 from pathlib import Path
 
 import psutil
@@ -12,7 +11,7 @@ from benchmarks.server_process import children_of
 from quire.runtime.hardware import cpus_of_ranks
 from tests.cli.command_line import call, call_process
 from tests.cli.tiny_directory import make_tiny_directory
-from tests.processes import wait_for_end
+from tests.processes import wait_for_end, wait_until
 from tests.server.serving import LIMIT_S, RunningChat, Serving, serving
 
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two replicas need two cores")
@@ -32,13 +31,6 @@ def replicas(server: Serving) -> list[psutil.Process]:
     return children_of(server.process.pid, "quire.server.router.child")
 
 
-def wait_for(condition) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_killed_replica_loses_no_request_that_had_got_nothing_and_is_started_again(directory: Path) -> None:
     options = ("--data-parallel-size", "2", "--router-policy", "round-robin")
     with serving(directory, *options, **SLOW) as server:
@@ -53,7 +45,7 @@ def test_killed_replica_loses_no_request_that_had_got_nothing_and_is_started_aga
         clients = [threading.Thread(target=work) for _ in range(NUM_CLIENTS)]
         for client in clients:
             client.start()
-        wait_for(lambda: len(statuses) >= NUM_CLIENTS)
+        wait_until(lambda: len(statuses) >= NUM_CLIENTS)
         first, second = replicas(server)
         engines = [process for item in (first, second) for process in item.children(recursive=True)]
         first.kill()
@@ -64,10 +56,10 @@ def test_killed_replica_loses_no_request_that_had_got_nothing_and_is_started_aga
         lost = [end for end in ends if "error" in end]
         assert {end["error"]["code"] for end in lost} == {"replica_lost"}, "their first events had been sent"
         assert all(end["usage"]["completion_tokens"] == NUM_LONG for end in ends if end not in lost)
-        wait_for(lambda: len(server.request("/list_workers")[1]["workers"]) == 2 and
+        wait_until(lambda: len(server.request("/list_workers")[1]["workers"]) == 2 and
                  all(item["state"] == "ready" for item in server.request("/list_workers")[1]["workers"]))  # fmt: skip
-        wait_for(lambda: "replica-0" in server.stderr)
-        wait_for(lambda: "killed by SIGKILL (9) (out of memory?); starting another" in server.stderr)
+        wait_until(lambda: "replica-0" in server.stderr)
+        wait_until(lambda: "killed by SIGKILL (9) (out of memory?); starting another" in server.stderr)
         everything = [*engines, *replicas(server), *(child for item in replicas(server) for child in item.children())]
         assert {tuple(process.cpu_affinity()) for process in engines_of(server)} == set(shares())
         server.process.kill()

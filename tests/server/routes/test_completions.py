@@ -93,7 +93,7 @@ async def test_prompt_is_scored_without_generating() -> None:
 
 
 @in_loop
-async def test_tokens_as_ids_come_with_the_text_of_each() -> None:
+async def test_tokens_as_ids_come_with_the_bytes_of_each() -> None:
     answer = await ask(
         {"prompt": "abc", "echo": True, "logprobs": 2, "max_tokens": 1, "return_tokens_as_token_ids": True}
     )
@@ -101,8 +101,8 @@ async def test_tokens_as_ids_come_with_the_text_of_each() -> None:
     logprobs = choice["logprobs"]
     assert logprobs["tokens"][:3] == ["token_id:97", "token_id:98", "token_id:99"]
     named = {*logprobs["tokens"], *(name for top in logprobs["top_logprobs"] for name in top or ())}
-    text_of = byte_tokenizer().token_text
-    assert logprobs["token_texts"] == {name: text_of(int(name.removeprefix("token_id:"))) for name in named}
+    bytes_of = byte_tokenizer().token_bytes
+    assert logprobs["token_bytes"] == {name: list(bytes_of(int(name.removeprefix("token_id:")))) for name in named}
 
 
 @in_loop

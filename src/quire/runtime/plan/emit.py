@@ -115,6 +115,7 @@ class PlannedModel:
         shares: fp32 [max_logit_rows, columns of a rank]; None if `SHARES` is no part.
         best_ids: int32 [max_logit_rows]; -1 where logits leave no choice.
         gives_likeliest: `GREEDY` is a part.
+        kv_layers, exchange: as given.
         inputs, outputs: of a stage, fp32 [max_tokens, width] each: written before it runs, and read then.
     """
 
@@ -140,8 +141,8 @@ class PlannedModel:
             self.native.set_ahead_bytes(limits.kv_ahead_bytes)
         if limits.fetches_experts:
             self.native.fetch_experts()
-        self._kv_layers, self._exchange = kv_layers, exchange
-        to = self._emitter = _Emitter(self.native, program, weights, kv_layers, exchange, adapter_sites)
+        self.kv_layers, self.exchange = kv_layers, exchange
+        to = self._emitter = _Emitter(self, adapter_sites)
         body = program.body if adapter_sites is None else with_adapters(program.body)
         self.ops = to.instructions
         to.allocate(place_buffers(body, program.hidden), limits.max_tokens)
@@ -179,9 +180,9 @@ class PlannedModel:
         values, ids = (to.add_memory(4 * max_rows * self.native.num_threads).ctypes.data for _ in range(2))
         best = {"best_values": values, "best_ids": ids, "max_rows": max_rows}
         num_padding, of_ranks = 0, {}
-        if self._exchange is not None:
+        if self.exchange is not None:
             num_rows = likeliest.weight.shape[0]
-            first_id = self._exchange.rank * num_rows
+            first_id = self.exchange.rank * num_rows
             num_padding = num_rows - min(max(program.logits.width - first_id, 0), num_rows)
             of_ranks = {"exchange": to.exchange(), "first_id": first_id}
         to.emit([likeliest], GREEDY, **best, num_padding=num_padding)
@@ -211,7 +212,7 @@ class PlannedModel:
             logit_rows.ctypes.data, tokens.ctypes.data, tokens.strides[0] // 4, block_tables.ctypes.data,
             table_stride, group_stride, 0 if nanoseconds is None else nanoseconds.ctypes.data,
         )  # fmt: skip
-        if self._exchange is not None and self._exchange.has_given_up:
+        if self.exchange is not None and self.exchange.has_given_up:
             raise EngineDeadError(RANK_LOST)
 
     def run_timed(self, parts: int, *arrays: NDArray[np.int32]) -> list[OpTime]:
@@ -220,7 +221,7 @@ class PlannedModel:
         self.run(parts, *arrays, nanoseconds=nanoseconds)
         _, starts, counts, logit_rows, *_ = arrays
         requests = tuple(zip(starts.tolist(), counts.tolist(), strict=True))
-        kv_format = self._kv_layers[0].format if self._kv_layers else KvFormat.f32
+        kv_format = self.kv_layers[0].format if self.kv_layers else KvFormat.f32
         whole = StepShape(requests, len(logit_rows), kv_format, self.limits.tile_rows)
         times = []
         costs: dict[tuple[int, bool], Cost] = {}
@@ -249,19 +250,11 @@ class _Emitter:
     Attributes: `instructions`: of each op; `counts`: the counters of each counting instruction.
     """
 
-    def __init__(
-        self,
-        native: _native.Plan,
-        program: Program,
-        weights: PackedWeights,
-        kv_layers: Sequence[_native.KvLayer],
-        exchange: _native.Exchange | None,
-        adapter_sites: Callable[[str], int] | None,
-    ) -> None:
+    def __init__(self, planned: PlannedModel, adapter_sites: Callable[[str], int] | None) -> None:
+        program, self._native, self._weights = planned.program, planned.native, planned.weights
         self.instructions: list[Instruction] = []
         self.counts: dict[Instruction, NDArray[np.int32]] = {}
-        self._native, self._weights, self._kv_layers, self._exchange = native, weights, kv_layers, exchange
-        self._adapter_sites = adapter_sites
+        self._kv_layers, self._exchange, self._adapter_sites = planned.kv_layers, planned.exchange, adapter_sites
         self._ahead = plan_ahead(program.body)
         self._first_layer = 0 if program.layers is None else program.layers.start
         self._rows: dict[Buffer, NDArray[np.uint8]] = {}

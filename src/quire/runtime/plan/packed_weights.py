@@ -1,15 +1,7 @@
 """Weights in the layout of the native kernels: packed once at load, weights of 4 to 8 bits staying so.
 
-What a stored format becomes (layouts: `native/plan/types.h`):
-
-    Q4_0 … Q5_1, Q8_0  the same values, in another order, in the file's bytes
-    Q4_K, Q5_K, Q6_K   the same values, in another order, of at most 1.03 times the file's bytes
-    IQ4_NL, IQ4_XS     the same, of at most 1.03 times the file's bytes
-    MXFP4, NVFP4       the same, in the file's bytes; MXFP4's blocks of scales up to 2^-126 become 0
-    all others         8 bit per 32, from the decoded values: within 0.45 % of the largest of the 32
-    F32, F16, BF16     the compute dtype, or as `quantization` says: fp8 are 8 bit per 32 of values rounded to E4M3
-
-GPTQ, AWQ and compressed-tensors are packed as Q4_0, Q4_1 or Q8_0 where these can hold them (`weights/quantized.py`).
+What a stored format becomes says the table under Numerics in `docs/architecture.md`; layouts: `native/plan/types.h`.
+Formats that stay take the file's bytes, those of 256 weights per block and IQ4_NL at most 1.03 times as many.
 Parts stacked into one matrix keep a format each (`Packing`) if all but the last have a multiple of 32 rows; otherwise
 parts that differ become 8 bit. Next to read: `emit.py`.
 """
@@ -238,7 +230,9 @@ class PackedWeights:
         def flush() -> None:
             for one in read:
                 report(one, total)
-            self._pack(batch)
+            pack_rows([piece.job for piece in batch], self._num_threads)
+            for piece in batch:
+                piece.tensor.release()
             read.clear()
             batch.clear()
 
@@ -333,11 +327,6 @@ class PackedWeights:
 
     def _part(self, name: str, row: int) -> PartPlan:
         return next(part for part in self._matrices[name] if row in part.rows)
-
-    def _pack(self, batch: Sequence[WeightPiece]) -> None:
-        pack_rows([piece.job for piece in batch], self._num_threads)
-        for piece in batch:
-            piece.tensor.release()
 
     def _job(self, part: PartPlan, stored: str, rows: NDArray[Any], first_row: int, order: int = 0) -> PackedRows:
         assert first_row + len(rows) <= part.rows.stop

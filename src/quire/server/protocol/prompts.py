@@ -81,8 +81,8 @@ class CompletionLogprobs(Answer):
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
-    token_texts: dict[str, str] | None = None
-    """With `return_tokens_as_token_ids`: the text of each "token_id:N"."""
+    token_bytes: dict[str, list[int]] | None = None
+    """With `return_tokens_as_token_ids`: the bytes of each "token_id:N"."""
 
 
 class CompletionChoice(Answer):
