@@ -28,6 +28,7 @@ def test_codes_and_statuses_are_stable() -> None:
         "MemoryCapacityError": ("out_of_memory", 503, 4),
         "QueueFullError": ("queue_full", 429, 4),
         "QueueTimeoutError": ("queue_timeout", 503, 4),
+        "DeadlineError": ("deadline_passed", 504, 4),
         "UnreadError": ("reader_too_slow", 503, 4),
         "ComparisonError": ("outputs_differ", 500, 6),
         "EngineError": ("engine_error", 500, 1),

@@ -229,7 +229,9 @@ def make_cases(path: Path) -> dict[str, Any]:
     for model_type in model_types():
         directory = write_config(path / model_type, model_type, next(iter(TINY_CONFIGS[model_type].values())))
         cases[model_type] = [directory, random]
-    wide = write_config(path / "wide", "qwen3_moe", {**TINY_CONFIGS["qwen3_moe"].popitem()[1], "hidden_size": 64})
+    wide = write_config(
+        path / "wide", "qwen3_moe", {**next(reversed(TINY_CONFIGS["qwen3_moe"].values())), "hidden_size": 64}
+    )
     cases |= {str(options): [wide, {**random, **options}] for options in OPTIONS}
     cases |= {dtype: [str(write_wide(path / dtype, dtype)), {}] for dtype in DTYPES}
     labelled = {**LLAMA, "architectures": ["LlamaForSequenceClassification"], "num_labels": 3, "pad_token_id": 0}
