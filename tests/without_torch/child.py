@@ -1,4 +1,4 @@
-"""What Quire does in a process of its own, as JSON: `python -m tests.without_torch.child KIND`, and a list on stdin.
+"""Run Quire in a process of its own and print JSON: `python -m tests.without_torch.child KIND`, with a list on stdin.
 
 KIND is "verbs", for command lines, or "models", for [directory, options]; "models torch" imports PyTorch first.
 """
