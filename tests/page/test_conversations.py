@@ -197,6 +197,7 @@ def test_conversations_stay_in_memory_where_storage_is_forbidden(server: Serving
     assert listed(page) == ["Again", "Hello"]
     page.locator(".conversations .open").last.click()
     expect(page.locator("article.user .text")).to_have_text("Hello")
+    page.close()  # with the script
 
 
 def test_conversation_goes_on_while_storage_is_full(server: Serving, open_page: OpenPage) -> None:
@@ -212,3 +213,4 @@ def test_conversation_goes_on_while_storage_is_full(server: Serving, open_page: 
     expect(page.get_by_role("alert")).to_have_count(0)
     page.reload()
     expect(page.locator("article.user")).to_have_count(3)
+    page.close()  # with the quota
