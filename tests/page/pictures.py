@@ -4,7 +4,6 @@
 """
 
 import re
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page, expect, sync_playwright
 
-from tests.page.conftest import FLAGS, LIMIT_MS
+from tests.page.conftest import FLAGS, LIMIT_MS, chromium
 from tests.server.serving import serving
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
@@ -30,7 +29,7 @@ BOLD = re.compile(r"\x1b\[1m(.*)\x1b\[0m")
 def draw_page(file: Path) -> None:
     """Chat with SmolLM2 on the page of a server, and take a picture of chat and KV blocks."""
     with serving("smollm2", "--xray-text", name="smollm2") as server, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=[*FLAGS])
+        browser = playwright.chromium.launch(executable_path=chromium(), args=[*FLAGS])
         page = browser.new_context(viewport={"width": WIDTH, "height": HEIGHT}).new_page()
         page.set_default_timeout(LIMIT_MS)
         page.goto(server.url)

@@ -176,6 +176,7 @@ def test_two_tabs_on_one_conversation_lose_nothing(server: Serving, open_page: O
     first.evaluate("BroadcastChannel.prototype.postMessage = () => {}")
     second.evaluate("BroadcastChannel.prototype.postMessage = () => {}")
     ask(second, "Three, of the second tab")
+    first.bring_to_front()  # a tab behind another one draws once a second
     first.locator("article.user").last.get_by_role("button", name="Edit").click()
     first.get_by_label("Edited message").fill("Three, of the first tab")
     first.locator("article.user form").get_by_role("button", name="Send").click()
