@@ -101,7 +101,7 @@ def check_box_is_in_sight(page: Page, state: str) -> None:
 
 
 def check_axe(page: Page, axe: str, state: str) -> None:
-    """Check a state with all rules in the light theme, and with those of colours in the dark one: its DOM is the same."""
+    """Check a state by all rules in the light theme, and by those of colours in the dark one, whose DOM is the same."""
     page.evaluate(f"window.axe || (0, eval)({json.dumps(axe)})")
     for scheme, only in (("light", None), ("dark", {"type": "rule", "values": COLOUR_RULES})):
         page.emulate_media(color_scheme=scheme)
