@@ -35,13 +35,15 @@ atexit.register(gc.unfreeze)
 
 TESTS = Path(__file__).parent
 LONGEST_FILES = (
-    "guards/test_learn.py", "cli/test_stray_lines.py", "server/test_agent_clients.py", "server/test_conformance.py",
-    "parallel/test_tensor_parallel.py", "test_smollm2.py", "test_without_torch.py", "page/test_page.py",
-    "parallel/test_rank_processes.py", "models/test_conformance.py", "test_equivalence.py",
-    "kernels/test_older_processors.py", "parallel/test_ray_ranks.py", "text/tool_calls/test_parser.py",
-    "server/test_run.py", "server/router/test_local_replicas.py", "runtime/test_tensor_parallel.py",
+    "guards/test_learn.py", "page/test_layout.py", "server/test_agent_clients.py", "server/test_conformance.py",
+    "page/test_page.py", "parallel/test_tensor_parallel.py", "page/test_server_states.py",
+    "page/test_conversations.py", "models/test_conformance.py", "test_equivalence.py", "test_smollm2.py",
+    "parallel/test_rank_processes.py", "cli/test_stray_lines.py", "test_forced_tokens.py", "page/test_answers.py",
+    "page/test_markdown.py", "kernels/test_older_processors.py", "test_without_torch.py", "server/test_run.py",
+    "page/test_story.py", "parallel/test_ray_ranks.py", "page/test_chat.py", "runtime/test_tensor_parallel.py",
+    "page/test_time.py", "text/tool_calls/test_parser.py", "server/router/test_local_replicas.py",
 )  # fmt: skip
-"""From 140 s down to 30 s, 2026-11, on 2 loaded cores; xdist's own order, by number of tests, has the longest last."""
+"""From 180 s down to 25 s, 2026-11, on 2 cores; xdist's own order, by number of tests, has the longest last."""
 
 MIN_REPORTED_S = 0.005
 """Shorter setups and teardowns are not listed by `--durations=0` either."""
