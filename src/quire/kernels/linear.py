@@ -9,7 +9,7 @@ from quire.kernels.likeliest import Likeliest
 from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.registry import kernel
 from quire.kernels.tracing import SIZES, Call, NotTraceableError, Symbol
-from quire.lazy_torch import Tensor, functional, torch
+from quire.lazy_torch import Tensor, functional
 
 TILE = 16
 
@@ -18,37 +18,10 @@ TILE = 16
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """out = x @ weight.T + bias.
 
-    Shapes: x [T, I]; weight [O, I], plain or from `pack_weight`; bias [O] or None -> [T, O].
+    Shapes: x [T, I]; weight [O, I]; bias [O] or None -> [T, O].
     Dtypes: all bf16, fp16 or fp32; sums in fp32; returns x.dtype.
     """
     return functional.linear(x, weight, bias)
-
-
-@linear.version("packed", "cpu")
-def _packed(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Multiply with a weight in oneDNN's blocked layout, by the operator that `torch.compile` uses for frozen weights.
-
-    PyTorch's own `linear` reorders the weight inside every call. The linear layers of a 135M model, 30 layers, two
-    threads, in ms per step (plain -> packed): bf16 15.4 -> 9.8 at 1 token, 31 -> 23 at 32, 276 -> 259 at 512; fp32
-    36 -> 19, 69 -> 43, 632 -> 508.
-    """
-    if not weight.is_mkldnn:
-        return functional.linear(x, weight, bias)
-    out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
-    return out
-
-
-def pack_weight(weight: Tensor) -> Tensor:
-    """Return the weight in the layout that `linear` reads fastest on its device, or the same tensor if it has none.
-
-    Values are moved, not changed. Only `linear` can read the result.
-    Shapes: weight [O, I]. Dtypes: any; bf16 and fp32 are packed on CPU.
-    """
-    is_chosen = linear.version_on(weight.device.type) == "packed" and torch.backends.mkldnn.is_available()
-    if not is_chosen or weight.is_mkldnn or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
-        return weight
-    is_bfloat16 = weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return torch.ops.mkldnn._reorder_linear_weight(weight) if is_bfloat16 or weight.dtype == torch.float32 else weight
 
 
 @dataclass(eq=False, frozen=True, slots=True)
