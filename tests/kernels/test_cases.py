@@ -21,7 +21,7 @@ def checks_of(operation: str) -> tuple[Check, ...]:
 
 
 import_operations()
-OPERATIONS = sorted({kernel.operation for kernel in KERNELS.values()})
+OPERATIONS = sorted({kernel.__module__.rpartition(".")[2] for kernel in KERNELS.values()})
 CHECKS = [check for operation in OPERATIONS for check in checks_of(operation)]
 ALL = [pytest.param(check, case, id=f"{check.kernel.function}-{case}") for check in CHECKS for case in check.cases]
 

@@ -49,7 +49,7 @@ class Kernel(Generic[P, T]):
         functools.update_wrapper(self, reference)
         self.weight_index = None if weight is None else list(inspect.signature(reference).parameters).index(weight)
         self.writes_cache, self.takes_in = writes_cache, takes_in
-        self.function, self.operation = reference.__name__, reference.__module__.rpartition(".")[2]
+        self.function = reference.__name__
         self.reference, self.record = reference, recorder(reference)
         KERNELS[self.function] = self
 

@@ -24,8 +24,7 @@ from quire.models.hf_eagle import EagleConfig
 from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_predictor import add_eagle, add_predictors, with_stored_predictors
 from quire.models.registry import ModelRegistry
-from quire.runtime.placement import Placement
-from quire.runtime.plan.packed_weights import kept_bytes
+from quire.runtime.plan.packed_weights import Placement, kept_bytes
 from quire.weight_map import weight_map
 from quire.weights.block_formats import BLOCK_FORMATS, FLOATS
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
