@@ -13,7 +13,6 @@ the bytes.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,9 +20,6 @@ from quire._native import CodeLayout, unpack_codes
 from quire.errors import ModelFileError, UnsupportedModelError
 from quire.weights.dequantize import DOUBLED_FLOATS
 from quire.weights.weight_tensor import WeightTensor
-
-if TYPE_CHECKING:
-    import torch
 
 BLOCK, NVFP4_GROUP, NVFP4_BYTES_PER_VALUE = 32, 16, 9 / 16
 WEIGHTS_PER_PIECE = 1 << 16
@@ -155,12 +151,6 @@ class QuantizedTensor(WeightTensor):
         assert isinstance(scales, QuantizedTensor)
         assert scales.quantized.table is not None
         return scales.quantized.codes, float(scales.quantized.table[E4M3_ONE] / 2)
-
-    def to_torch(self, dtype: "torch.dtype") -> "torch.Tensor":
-        """Decode to fp32, then round to `dtype`."""
-        import torch
-
-        return torch.from_numpy(self.to_numpy()).to(dtype)
 
     def to_numpy(self) -> np.ndarray:
         """Decode to fp32."""
