@@ -11,7 +11,7 @@ from tests.kernels.cases.activations import FORMULAS
 
 def _is_among(values: Tensor, count: int) -> Tensor:
     """Values before which fewer than `count` others come, which are larger or equal and of lower index."""
-    index = torch.arange(values.shape[1])
+    index = torch.arange(values.shape[1], device=values.device)
     other, this = values[:, None, :], values[:, :, None]
     is_before = (other > this) | ((other == this) & (index[None, None] < index[None, :, None]))
     return is_before.sum(-1) < count
