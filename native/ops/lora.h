@@ -253,9 +253,9 @@ inline void compute_lora(const LoraSite& site, const LoraSums& sums, bool adds) 
   });
 }
 
-// B (A x) of the columns that a thread computes in this op, if they were computed before its products. B is then read in
-// one stream per adapter: 8 adapters of rank 16 for one row each add a third less time to products than piece by piece
-// (Zen 3, 2 threads).
+// B (A x) of the columns that a thread computes in this op, if they were computed before its products. B is then read
+// in one stream per adapter: 8 adapters of rank 16 for one row each add a third less time to products than piece by
+// piece (Zen 3, 2 threads).
 struct LoraAhead {
   const LoraSite* site;   // null: the engine has no adapters, or no row of the step has one
   LoraSums sums[2] = {};  // gated products have two ranges of columns
