@@ -99,8 +99,8 @@ class Tour:
         budget, most = config.scheduler.max_num_batched_tokens, len(prompt_token_ids) + num_tokens
         if most > budget:
             raise PromptError(
-                f"prompt and answer have {most} tokens, one step takes {budget}: shorten them, or raise"
-                f" max_num_batched_tokens to {most}"
+                f"prompt and answer have {most} tokens, one step takes {budget}: shorten them, or give"
+                f" --max-num-batched-tokens {most}"
             )
         self._config, self._executor, self._tokenizer = config, executor, tokenizer
         self._prompt, self._work = list(prompt_token_ids), work

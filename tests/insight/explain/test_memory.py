@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from quire.config import KV_SCALE_BYTES
 from quire.errors import ConfigError
 from quire.insight.explain.device import DATA_SHEETS, EXAMPLE_SHEET, find_device
 from quire.insight.explain.explanation import Explained
@@ -108,6 +109,17 @@ def test_utilization_on_a_cpu_is_said_to_have_no_effect() -> None:
     notes = section(found, "Memory plan").notes
     assert any("no effect on a CPU" in note and "kv_cache_memory_bytes" in note for note in notes)
     assert {row["memory share"] for row in rows(found)} == {"-"}
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_a_context_beyond_a_cpus_default_kv_cache_is_explained_with_the_refusal_as_a_note(kv_dtype: str) -> None:
+    found = explain("Llama-2-7B", device="Graviton3", ctx=20_000, kv_dtype=(kv_dtype,), batches=(1,))
+    per_token = 32 * 2 * 32 * (128 * 2 if kv_dtype == "auto" else 128 + KV_SCALE_BYTES["int8"])
+    assert found.report.quantity("KV cache", "1 request of 20000 tokens").value == 20_000 * per_token
+    plan = section(found, "Memory plan")
+    assert found.report.quantity(plan.title, "requests of 20000 tokens that fit").value >= 1
+    (note,) = [note for note in plan.notes if "refused" in note]
+    assert "--kv-cache-memory-bytes" in note and not any("does not fit:" in other for other in plan.notes)
 
 
 def test_lengths_that_contradict_each_other_name_what_fits() -> None:

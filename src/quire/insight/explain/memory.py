@@ -52,14 +52,20 @@ def is_foreign(options: EngineOptions, hardware: Hardware) -> bool:
 def resolve_unlimited(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> EngineConfig:
     """Resolve options with memory for everything, and with any KV type on any device. Raises: ConfigError."""
     unlimited = replace(hardware, total_memory_bytes=UNLIMITED_BYTES, available_memory_bytes=UNLIMITED_BYTES)
-    if not is_foreign(options, hardware):
-        return resolve(options, unlimited, model)
-    config = resolve(replace(options, kv_cache_dtype="auto"), unlimited, model)
+    is_known = not is_foreign(options, hardware)
+    # The engine's own default on a CPU is a few GiB, and would refuse long contexts.
+    kv_bytes = UNLIMITED_BYTES // 2 if hardware.device == "cpu" else None
+    roomy = replace(
+        options, kv_cache_memory_bytes=kv_bytes, kv_cache_dtype=options.kv_cache_dtype if is_known else "auto"
+    )
+    config = replace(resolve(roomy, unlimited, model), options=options)
+    if is_known:
+        return config
     kv_dtype = canonical_kv_dtype(options)
     specs = [spec.stored_as(KV_DTYPES[kv_dtype], KV_SCALE_BYTES[kv_dtype]) for spec in model.cache_specs]
     groups = make_groups(specs, config.scheduler.block_size)
     scheduler = replace(config.scheduler, kv_cache_groups=groups)
-    return replace(config, options=options, kv_dtype=kv_dtype, scheduler=scheduler)
+    return replace(config, kv_dtype=kv_dtype, scheduler=scheduler)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +195,7 @@ def memory_section(plan: MemoryPlan, settings: Settings) -> Section:
             f"{hardware.name or hardware.device}"
         )
     else:
-        section.notes.append(_default_note(section, options, hardware, config.model))
+        section.notes.append(_default_note(section, plan))
     if is_cpu and options.gpu_memory_utilization != DEFAULT_UTILIZATION:
         section.notes.append(
             f"gpu_memory_utilization={options.gpu_memory_utilization} has no effect on a CPU: the engine's "
@@ -207,12 +213,13 @@ def memory_section(plan: MemoryPlan, settings: Settings) -> Section:
     return section
 
 
-def _default_note(section: Section, options: EngineOptions, hardware: Hardware, model: ModelConfig) -> str:
+def _default_note(section: Section, plan: MemoryPlan) -> str:
     """Return what the engine would do. Mutates: section, if it would leave weights on disk."""
+    options = plan.config.options
     try:
-        decided = resolve(options, hardware, model)
+        decided = resolve(options, plan.memory.hardware, plan.config.model)
     except CapacityError as error:
-        return f"does not fit: {error}"
+        return f"the engine's default is refused: {error}" if plan.num_fitting else f"does not fit: {error}"
     if decided.weights_on_disk:
         section.quantities += _on_disk(decided)
     reason = next(item.reason for item in decided.decisions if item.name == "num_blocks")
