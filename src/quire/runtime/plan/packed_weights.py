@@ -38,7 +38,7 @@ BY_DTYPE = {"float32": WeightFormat.f32, "float16": WeightFormat.f16, "bfloat16"
 BY_QUANTIZATION = {"int8": WeightFormat.q8, "int4": WeightFormat.q4m, "fp8": WeightFormat.q8}
 ALIGNMENT = 64
 PART_VALUES = 8 << 20
-"""Weights of a piece: decoded, where that must be, they are 32 MB. Smaller pieces take more of the interpreter's time."""
+"""Weights of a piece: decoded, where that must be, they are 32 MB. Each piece takes time of the interpreter."""
 BATCH_BYTES = 32 << 20
 """Rows that one native call packs: decoded or read, they take memory beside the packed weights until it ends."""
 
