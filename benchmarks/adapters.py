@@ -59,7 +59,9 @@ def main() -> None:
     parser.add_argument("--adapters", type=int, default=8)
     parser.add_argument("--rank", type=int, default=16)
     args = parser.parse_args()
-    engine = LLMEngine.from_options(generated(args.model), enable_lora=True, speculative="off", max_num_seqs=64)
+    engine = LLMEngine.from_options(
+        generated(args.model), device="cpu", enable_lora=True, speculative="off", max_num_seqs=64
+    )
     table = Table(TITLES, as_json=args.json)
     with tempfile.TemporaryDirectory() as folder:
         shapes = linear_shapes(engine.config.model.hf_config)

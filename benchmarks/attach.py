@@ -61,7 +61,7 @@ def main() -> int:
 def _decoding(arguments: argparse.Namespace, length: int) -> LLMEngine:
     """Return an engine whose streams decode up to `length` tokens each."""
     engine = LLMEngine.from_options(
-        arguments.model, max_model_len=length + 1, max_num_seqs=arguments.streams, multi_step_decode=1
+        arguments.model, device="cpu", max_model_len=length + 1, max_num_seqs=arguments.streams, multi_step_decode=1
     )
     _add_streams(engine, arguments.streams, length)
     for _ in range(WINDOW):

@@ -76,7 +76,12 @@ def collect(directory: Path, model: str, minutes: float) -> None:
     """Let the model answer prompts, and append the answers to the directory's files."""
     head = Head(model, np.arange(64)).write(directory / "start")
     engine = LLMEngine.from_options(
-        model, max_num_seqs=NUM_STREAMS, max_model_len=1024, enable_prefix_caching=False, draft_model=str(head)
+        model,
+        device="cpu",
+        max_num_seqs=NUM_STREAMS,
+        max_model_len=1024,
+        enable_prefix_caching=False,
+        draft_model=str(head),
     )
     runner = engine._executor._worker.runner  # type: ignore[attr-defined]
     engine._drafting.proposer, runner._gives_drafts = None, False

@@ -144,7 +144,7 @@ def main() -> None:
     engine = LLMEngine.from_options(
         arguments.model, max_num_seqs=max(arguments.streams), max_model_len=2048, enable_prefix_caching=False,
         speculative="auto" if arguments.draft_model else "suffix", draft_model=arguments.draft_model,
-        dtype=arguments.dtype, batch_invariant=True,
+        dtype=arguments.dtype, device="cpu", batch_invariant=True,
     )  # fmt: skip
     drafter = engine._executor._worker.runner.drafter  # type: ignore[attr-defined]
     table = Table(TITLES, as_json=arguments.json)

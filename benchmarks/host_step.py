@@ -125,6 +125,7 @@ def measure_with_model(model: str, num_streams: int, num_steps: int) -> dict[str
     """Median µs of a server's step: of what is around the native calls, and of these."""
     engine = LLMEngine.from_options(
         model,
+        device="cpu",
         max_model_len=1024,
         multi_step_decode=1,
         enable_prefix_caching=False,

@@ -19,8 +19,7 @@ import numpy as np
 
 from quire._native import CodeLayout, WeightFormat
 from quire.kernels.instruction import Packing
-from quire.runtime.placement import Placement
-from quire.runtime.plan.packed_weights import PACKED_DIRECTLY, PackedWeights
+from quire.runtime.plan.packed_weights import PACKED_DIRECTLY, PackedWeights, Placement
 from quire.weights.block_formats import BLOCK_FORMATS, row_bytes
 from quire.weights.quantized import (
     Quantized,

@@ -51,7 +51,12 @@ sys.exit(lib.llama_model_quantize(source.encode(), target.encode(), ctypes.byref
 def logits_of(path: Path, windows: list[list[int]], num_threads: int) -> list[np.ndarray]:
     """Logits in float32 of the weights of a file. Shapes: [T, V] each."""
     engine = LLMEngine.from_options(
-        str(path), dtype="float32", max_num_seqs=1, max_model_len=WINDOW_LEN + 1, enable_prefix_caching=False
+        str(path),
+        device="cpu",
+        dtype="float32",
+        max_num_seqs=1,
+        max_model_len=WINDOW_LEN + 1,
+        enable_prefix_caching=False,
     )
     found = [prompt_logits(engine, window) for window in windows]
     engine.shutdown()

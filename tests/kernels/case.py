@@ -1,4 +1,4 @@
-"""`Check`: the inputs on which all versions of a kernel are tested, and the formula that they must equal.
+"""`Check`: the inputs on which a kernel's reference is tested, and the formula that they must equal.
 
 The file of an operation in `cases/` has its `CHECKS`. Next to read: `cases/rms_norm.py`.
 """
@@ -18,7 +18,7 @@ class Check:
     """A kernel, its formula and its cases.
 
     Fields:
-        formula: the definition of correct, when computed in fp64. A version may err twice as much as the formula errs
+        formula: the definition of correct, when computed in fp64. The reference may err twice as much as it errs
             in the dtype under test; a kernel that moves values must agree exactly.
         cases: per name a function that makes the arguments in fp32 on the CPU, the first one first; floating tensors
             are cast to the dtype under test.

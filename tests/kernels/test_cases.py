@@ -1,4 +1,4 @@
-"""Every version of every kernel on every case in `cases/`: the one test that a new kernel must pass."""
+"""Every kernel's reference on every case in `cases/`: the one test that a new kernel must pass."""
 
 import importlib
 import re
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from quire.kernels.registry import KERNELS, available_versions
+from quire.kernels.registry import KERNELS, import_operations
 from tests.kernels.case import Arguments, Check
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -20,13 +20,10 @@ def checks_of(operation: str) -> tuple[Check, ...]:
     return checks
 
 
-CHECKS = [check for operation in available_versions() for check in checks_of(operation)]
-ALL = [
-    pytest.param(check, version, case, id=f"{check.kernel.function}-{version}-{case}")
-    for check in CHECKS
-    for version in check.kernel.versions
-    for case in check.cases
-]
+import_operations()
+OPERATIONS = sorted({kernel.__module__.rpartition(".")[2] for kernel in KERNELS.values()})
+CHECKS = [check for operation in OPERATIONS for check in checks_of(operation)]
+ALL = [pytest.param(check, case, id=f"{check.kernel.function}-{case}") for check in CHECKS for case in check.cases]
 
 
 def cast(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -53,38 +50,35 @@ def prepare(check: Check, case: str, dtype: torch.dtype, device: torch.device) -
 
 
 def outcome(check: Check, run: Any, arguments: Arguments) -> torch.Tensor:
-    """Return a version's result, or the argument that it mutates."""
+    """Return the result of a function, or the argument that it mutates."""
     with torch.inference_mode():
         returned = run(**arguments)
     return returned if check.mutated is None else arguments[check.mutated].clone()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
-@pytest.mark.parametrize(("check", "version", "case"), ALL)
-def test_version_errs_at_most_twice_as_much_as_its_formula(
-    check: Check, version: str, case: str, dtype: torch.dtype
-) -> None:
+@pytest.mark.parametrize(("check", "case"), ALL)
+def test_reference_errs_at_most_twice_as_much_as_its_formula(check: Check, case: str, dtype: torch.dtype) -> None:
     """A second run gives the same bits."""
-    found = verify(check, version, case, dtype, torch.device("cpu"))
-    again = outcome(check, check.kernel.versions[version], prepare(check, case, dtype, torch.device("cpu")))
+    found = verify(check, case, dtype, torch.device("cpu"))
+    again = outcome(check, check.kernel.reference, prepare(check, case, dtype, torch.device("cpu")))
     assert torch.equal(again.nan_to_num(), found.nan_to_num())
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("operation", sorted(available_versions()))
-def test_versions_on_gpu(operation: str) -> None:
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_references_on_gpu(operation: str) -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     for check in checks_of(operation):
-        for version in check.kernel.versions:
-            for case in check.cases:
-                for dtype in DTYPES:
-                    verify(check, version, case, dtype, torch.device("cuda"))
+        for case in check.cases:
+            for dtype in DTYPES:
+                verify(check, case, dtype, torch.device("cuda"))
 
 
-def verify(check: Check, version: str, case: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Compare one version with the formula in fp64, or exactly where values are only moved; returns its result."""
-    found = outcome(check, check.kernel.versions[version], prepare(check, case, dtype, device))
+def verify(check: Check, case: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Compare the reference with the formula in fp64, or exactly where values are only moved; returns its result."""
+    found = outcome(check, check.kernel.reference, prepare(check, case, dtype, device))
     rounded = prepare(check, case, dtype, device)
     plain = outcome(check, check.formula, prepare(check, case, dtype, device))
     if check.mutated is not None:

@@ -287,10 +287,7 @@ def test_options_that_need_a_plan_are_refused_where_there_is_none(directory: Pat
 
 
 def test_debugging_variables_run_op_by_op(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QUIRE_KERNELS", "rms_norm:reference")
+    monkeypatch.setenv("QUIRE_KERNELS", "reference")
     assert isinstance(forward_of(engine_of(directory, LlamaForCausalLM)), EagerForward)
-    with pytest.raises(UnsupportedModelError, match="QUIRE_KERNELS=rms_norm:reference"):
+    with pytest.raises(UnsupportedModelError, match="QUIRE_KERNELS=reference"):
         engine_of(directory, LlamaForCausalLM, kv_cache_dtype="int8")
-
-
-# --- Versions of kernels ------------------------------------------------------------------------

@@ -331,11 +331,8 @@ def layer_of(model: Any) -> Any:
     return model.layers[0]
 
 
-def test_ranks_hold_rows_and_columns_of_the_whole(
-    case: tuple[Pair, Checkpoint, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_hold_rows_and_columns_of_the_whole(case: tuple[Pair, Checkpoint, str]) -> None:
     _, checkpoint, _ = case
-    monkeypatch.setattr("quire.runtime.eager.pack_weights", lambda model: None)
     config = make_config(checkpoint.hf_config)
     whole = layer_of(load_model(config, checkpoint))
     for rank in range(2):

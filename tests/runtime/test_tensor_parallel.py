@@ -14,7 +14,6 @@ import torch
 from quire.errors import ConfigError
 from quire.layers.group import SINGLE, Group, LocalGroup
 from quire.models.registry import model_types
-from quire.runtime import eager
 from quire.runtime.eager import load_model
 from quire.runtime.loader import make_model, make_share, partitions_of
 from quire.runtime.plan.load import load_plan, plan_weights
@@ -135,10 +134,7 @@ def test_ranks_compute_the_logits_of_the_whole_model(model_type: str, name: str,
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("model_type", model_types())
-def test_random_weights_of_a_rank_are_its_slice_of_the_whole(
-    monkeypatch: pytest.MonkeyPatch, model_type: str, size: int
-) -> None:
-    monkeypatch.setattr(eager, "pack_weights", lambda model: None)
+def test_random_weights_of_a_rank_are_its_slice_of_the_whole(model_type: str, size: int) -> None:
     hf_config = full_config(model_type, next(iter(TINY_CONFIGS[model_type].values())))
     config, empty = make_config(hf_config, load_format="dummy"), make_checkpoint(hf_config, {})
     whole = dict(load_model(config, empty).named_parameters())
@@ -216,10 +212,7 @@ RANKS = [(0, 2), (1, 2), (0, 4), (2, 4), (3, 4)]
 
 
 @pytest.mark.parametrize("stored_format", FORMATS)
-def test_weights_of_a_rank_are_its_slices_of_the_stored_ones(
-    monkeypatch: pytest.MonkeyPatch, stored_format: str
-) -> None:
-    monkeypatch.setattr(eager, "pack_weights", lambda model: None)
+def test_weights_of_a_rank_are_its_slices_of_the_stored_ones(stored_format: str) -> None:
     checkpoint = wide_checkpoint(stored_format)
     config = make_config(checkpoint.hf_config)
     whole = {name: tensor.to_torch(torch.float32) for name, tensor in checkpoint.tensors.items()}

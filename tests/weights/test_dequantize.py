@@ -6,7 +6,8 @@ from gguf import quants
 
 from quire.weights import dequantize as dequantize_module
 from quire.weights.block_formats import BLOCK_FORMATS, GGUF_FORMATS, UNSUPPORTED_GGUF_FORMATS, BlockFormat
-from quire.weights.dequantize import dequantize
+from quire.weights.dequantize import decode
+from quire.weights.weight_tensor import WeightTensor
 from tests.weights.gguf_builder import random_rows
 
 FORMATS = list(BLOCK_FORMATS)
@@ -17,10 +18,14 @@ def reference(raw: np.ndarray, format_name: str) -> np.ndarray:
         return quants.dequantize(raw, gguf.GGMLQuantizationType[format_name])
 
 
-def assert_same_bits(ours: torch.Tensor, expected: np.ndarray) -> None:
+def to_torch(raw: np.ndarray, format_name: str, dtype: torch.dtype) -> torch.Tensor:
+    """Decode rows of blocks as a model that runs op by op gets them."""
+    return WeightTensor("weight", decode(raw, format_name).shape, format_name, raw).to_torch(dtype)
+
+
+def assert_same_bits(values: np.ndarray, expected: np.ndarray) -> None:
     """Equal bit for bit, signs of zeros included; a NaN may have any payload."""
-    assert tuple(ours.shape) == expected.shape
-    values = ours.numpy()
+    assert values.shape == expected.shape
     is_nan = np.isnan(expected)
     assert np.array_equal(np.isnan(values), is_nan)
     assert np.array_equal(values.view(np.uint32)[~is_nan], expected.view(np.uint32)[~is_nan])
@@ -30,7 +35,7 @@ def assert_same_bits(ours: torch.Tensor, expected: np.ndarray) -> None:
 @pytest.mark.parametrize("shape", [(1, 1), (7, 3), (64, 2)])
 def test_random_bytes_decode_to_the_bits_of_gguf(format_name: str, shape: tuple[int, int]) -> None:
     raw = random_rows(format_name, *shape, seed=shape[0])
-    assert_same_bits(dequantize(raw, format_name, torch.float32), reference(raw, format_name))
+    assert_same_bits(decode(raw, format_name), reference(raw, format_name))
 
 
 @pytest.mark.parametrize("num_threads", [2, 3])
@@ -38,26 +43,26 @@ def test_threads_share_the_rows(num_threads: int, monkeypatch: pytest.MonkeyPatc
     raw = random_rows("Q4_K", 37, 5)
     monkeypatch.setattr(dequantize_module, "WEIGHTS_PER_THREAD", 1024)
     monkeypatch.setattr(dequantize_module, "allowed_cpus", lambda: range(num_threads))
-    assert_same_bits(dequantize(raw, "Q4_K", torch.float32), reference(raw, "Q4_K"))
+    assert_same_bits(decode(raw, "Q4_K"), reference(raw, "Q4_K"))
 
 
 @pytest.mark.parametrize("format_name", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_other_dtypes_are_the_rounded_fp32_values(format_name: str, dtype: torch.dtype) -> None:
     raw = random_rows(format_name, 9, 4)
-    expected = dequantize(raw, format_name, torch.float32).to(dtype)
-    assert torch.equal(dequantize(raw, format_name, dtype).nan_to_num(7), expected.nan_to_num(7))
+    expected = torch.from_numpy(decode(raw, format_name)).to(dtype)
+    assert torch.equal(to_torch(raw, format_name, dtype).nan_to_num(7), expected.nan_to_num(7))
 
 
 def test_halfway_values_round_to_even() -> None:
     # Between 1 and the next bf16 value 1 + 2^-7, and between that and 1 + 2^-6.
     raw = np.array([[1 + 2**-8, 1 + 2**-7 + 2**-8]], dtype=np.float32).view(np.uint8)
-    assert dequantize(raw, "F32", torch.bfloat16).tolist() == [[1.0, 1 + 2**-6]]
+    assert to_torch(raw, "F32", torch.bfloat16).tolist() == [[1.0, 1 + 2**-6]]
 
 
 def test_plain_values_of_the_same_dtype_share_the_memory() -> None:
     raw = random_rows("F32", 3, 8)
-    decoded = dequantize(raw, "F32", torch.float32)
+    decoded = to_torch(raw, "F32", torch.float32)
     raw[:] = 0
     assert decoded.count_nonzero() == 0
 
@@ -65,7 +70,7 @@ def test_plain_values_of_the_same_dtype_share_the_memory() -> None:
 def test_unaligned_plain_values_are_copied() -> None:
     values = np.arange(6, dtype=np.float32)
     buffer = np.frombuffer(bytearray(b"\0" + values.tobytes()), dtype=np.uint8)
-    assert torch.equal(dequantize(buffer[1:].reshape(2, 12), "F32", torch.float32), torch.arange(6.0).view(2, 3))
+    assert torch.equal(to_torch(buffer[1:].reshape(2, 12), "F32", torch.float32), torch.arange(6.0).view(2, 3))
 
 
 @pytest.mark.parametrize("item", GGUF_FORMATS.values(), ids=lambda item: item.name)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, StepShape
-from quire.kernels.likeliest import Likeliest
+from quire.kernels.linear import Likeliest
 from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.registry import kernel
 from quire.kernels.tracing import SIZES, Call, NotTraceableError, Symbol, same_sizes

@@ -25,7 +25,7 @@ from quire._native import (
 from quire.nn import is_parameter
 
 if TYPE_CHECKING:
-    from quire.kernels.likeliest import Likeliest
+    from quire.kernels.linear import Likeliest
 
 ROW_ALIGNMENT = 64
 ROW_ARITHMETIC = {RowType.f32: "fp32", RowType.bf16: "bf16", RowType.q8: "int8"}

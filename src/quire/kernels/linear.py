@@ -1,15 +1,14 @@
-"""Dense linear layer, and in plans what follows it. Next to read: `lowering.py`."""
+"""Dense linear layer, and in plans what follows it: of a head, the likeliest tokens. Next to read: `lowering.py`."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from quire._native import Activation
 from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, Packing, Product, StepShape
-from quire.kernels.likeliest import Likeliest
 from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.registry import kernel
 from quire.kernels.tracing import SIZES, Call, NotTraceableError, Symbol
-from quire.lazy_torch import Tensor, functional, torch
+from quire.lazy_torch import Tensor, functional
 
 TILE = 16
 
@@ -18,37 +17,46 @@ TILE = 16
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """out = x @ weight.T + bias.
 
-    Shapes: x [T, I]; weight [O, I], plain or from `pack_weight`; bias [O] or None -> [T, O].
+    Shapes: x [T, I]; weight [O, I]; bias [O] or None -> [T, O].
     Dtypes: all bf16, fp16 or fp32; sums in fp32; returns x.dtype.
     """
     return functional.linear(x, weight, bias)
 
 
-@linear.version("packed", "cpu")
-def _packed(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Multiply with a weight in oneDNN's blocked layout, by the operator that `torch.compile` uses for frozen weights.
+@dataclass(eq=False, frozen=True, slots=True)
+class Likeliest(Instruction):
+    """The column of the largest logit of each row: a head's product, whose results are compared and not written.
 
-    PyTorch's own `linear` reorders the weight inside every call. The linear layers of a 135M model, 30 layers, two
-    threads, in ms per step (plain -> packed): bf16 15.4 -> 9.8 at 1 token, 31 -> 23 at 32, 276 -> 259 at 512; fp32
-    36 -> 19, 69 -> 43, 632 -> 508.
+    `soft_cap` 0: logits are compared as they are. Next to read: `native/ops/head.h`.
     """
-    if not weight.is_mkldnn:
-        return functional.linear(x, weight, bias)
-    out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
-    return out
+
+    weight: Any
+    bias: Any
+    packing: Packing
+    x: Columns
+    soft_cap: float = 0.0
+
+    def emit(self, to: Emitter) -> None:
+        """See `Instruction`. Needs the memory that `PlannedModel` gives it."""
+        to.push("head", weight=self.weight, bias=self.bias, x=self.x, soft_cap=self.soft_cap)
+
+    def cost(self, step: StepShape) -> Cost:
+        return self.product.cost(step, self.bias)
+
+    @property
+    def product(self) -> Product:
+        return Product(self.weight, self.packing)
 
 
-def pack_weight(weight: Tensor) -> Tensor:
-    """Return the weight in the layout that `linear` reads fastest on its device, or the same tensor if it has none.
+@dataclass(eq=False, frozen=True, slots=True)
+class Argmax(Instruction):
+    """The likeliest tokens of all threads from those of each, which `Likeliest` left."""
 
-    Values are moved, not changed. Only `linear` can read the result.
-    Shapes: weight [O, I]. Dtypes: any; bf16 and fp32 are packed on CPU.
-    """
-    is_chosen = linear.version_on(weight.device.type) == "packed" and torch.backends.mkldnn.is_available()
-    if not is_chosen or weight.is_mkldnn or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
-        return weight
-    is_bfloat16 = weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return torch.ops.mkldnn._reorder_linear_weight(weight) if is_bfloat16 or weight.dtype == torch.float32 else weight
+    def emit(self, to: Emitter) -> None:
+        to.push("argmax")
+
+    def cost(self, step: StepShape) -> Cost:
+        return Cost()
 
 
 @dataclass(eq=False, frozen=True, slots=True)

@@ -1,10 +1,9 @@
-"""`@kernel`: the function of an operation, and which of its versions runs.
+"""`@kernel`: the function of an operation, which runs its reference, or records the call if it gets a symbol.
 
-An operation is a module here, or a folder if it is long. Its public function is the contract and the version
-"reference"; a faster version is added by `@function.version("name", "cpu")` and runs on the device types named. Two
-debugging variables are read once per kernel and device type: `QUIRE_KERNELS=reference` (all operations) or
-`linear:packed`, and `QUIRE_TRACE=1`, which logs name, shapes and dtypes before each kernel runs; a plan logs its
-instructions with their times instead. This module must not know what an operation computes.
+An operation is a module here. Its public function is the contract, and its body the reference; faster versions are the
+native ops of plans. Two debugging variables: `QUIRE_KERNELS=reference` runs all models op by op, and `QUIRE_TRACE=1`
+logs name, shapes and dtypes before each kernel runs; a plan logs its instructions with their times instead. This module
+must not know what an operation computes.
 Next to read: `rms_norm.py`, a small operation.
 """
 
@@ -14,12 +13,12 @@ import inspect
 import logging
 import os
 import pkgutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from quire.errors import ConfigError, nearest
-from quire.kernels.tracing import PLAN_DEVICE, recorder
+from quire.errors import ConfigError
+from quire.kernels.tracing import Symbol, recorder
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,10 +29,7 @@ logger = logging.getLogger("quire.kernels")
 
 
 class Kernel(Generic[P, T]):
-    """A public function, which runs the version chosen for the device of its first argument, a tensor.
-
-    All versions have the same arguments and results.
-    """
+    """A public function, which runs the reference if its first argument is a tensor, and records a symbol's call."""
 
     def __init__(
         self,
@@ -53,46 +49,23 @@ class Kernel(Generic[P, T]):
         functools.update_wrapper(self, reference)
         self.weight_index = None if weight is None else list(inspect.signature(reference).parameters).index(weight)
         self.writes_cache, self.takes_in = writes_cache, takes_in
-        self.function, self.operation = reference.__name__, reference.__module__.rpartition(".")[2]
-        self.versions = {"reference": reference}
-        self._preferred: dict[str, str] = {}
-        self.chosen: dict[str, Callable[P, T]] = {}
+        self.function = reference.__name__
+        self.reference, self.record = reference, recorder(reference)
         KERNELS[self.function] = self
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         first: Any = args[0] if args else next(iter(kwargs.values()))
-        device_type: str = first.device.type
-        return (self.chosen.get(device_type) or self._choose(device_type))(*args, **kwargs)
+        return (self.record if isinstance(first, Symbol) else self.run)(*args, **kwargs)
+
+    @functools.cached_property
+    def run(self) -> Callable[P, T]:
+        """The reference; with `QUIRE_TRACE=1`, which is read once, it is logged. Raises: ConfigError."""
+        return _traced(self.function, self.reference) if trace_setting() == "1" else self.reference
 
     @staticmethod
     def with_traits(**traits: Any) -> Callable[[Callable[Q, U]], "Kernel[Q, U]"]:
         """Decorate a reference that has traits: see `Kernel.__init__`."""
         return lambda reference: Kernel(reference, **traits)
-
-    def version(self, name: str, *device_types: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-        """Add a version, which is preferred on devices of these types ("cpu", "cuda")."""
-
-        def add(run: Callable[P, T]) -> Callable[P, T]:
-            self.versions[name] = run
-            self._preferred |= dict.fromkeys(device_types, name)
-            return run
-
-        return add
-
-    def version_on(self, device_type: str) -> str:
-        """The name of the version that runs. Raises: ConfigError if the environment names an unknown one."""
-        requested = requested_versions(os.environ.get("QUIRE_KERNELS", ""))
-        return requested.get(self.operation, self._preferred.get(device_type, "reference"))
-
-    def _choose(self, device_type: str) -> Callable[P, T]:
-        name = self.version_on(device_type)
-        chosen = self.versions[name]
-        if device_type == PLAN_DEVICE:
-            chosen = recorder(self.versions["reference"])
-        elif trace_setting() == "1":
-            chosen = _traced(f"{self.function} ({name})", chosen)
-        self.chosen[device_type] = chosen
-        return chosen
 
 
 kernel = Kernel
@@ -105,42 +78,6 @@ def import_operations() -> None:
     """Import all operations, so that plans know how to lower them."""
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         importlib.import_module(f"quire.kernels.{module.name}")
-
-
-def available_versions() -> dict[str, list[str]]:
-    """Per operation the names of its versions, both sorted."""
-    import_operations()
-    return dict(sorted((kernel.operation, sorted(kernel.versions)) for kernel in KERNELS.values()))
-
-
-@functools.cache
-def requested_versions(setting: str) -> Mapping[str, str]:
-    """Parse a value of `QUIRE_KERNELS`: operation to version. Later parts win.
-
-    Raises: ConfigError naming an unknown operation or version, and the nearest known one.
-    """
-    chosen: dict[str, str] = {}
-    for part in filter(None, (item.strip() for item in setting.split(","))):
-        available = available_versions()
-        operation, separator, version = part.partition(":")
-        if not separator:
-            version, known = operation, sorted({name for names in available.values() for name in names})
-            if version not in known:
-                raise ConfigError(f"QUIRE_KERNELS: no kernel has a version '{version}'{nearest(version, known)}")
-            chosen |= {name: version for name, versions in available.items() if version in versions}
-        elif operation not in available:
-            raise ConfigError(
-                f"QUIRE_KERNELS: unknown operation '{operation}'{nearest(operation, available)}; "
-                f"there are {', '.join(available)}"
-            )
-        elif version not in available[operation]:
-            raise ConfigError(
-                f"QUIRE_KERNELS: {operation} has no version '{version}'{nearest(version, available[operation])}; "
-                f"it has {', '.join(available[operation])}"
-            )
-        else:
-            chosen[operation] = version
-    return chosen
 
 
 def trace_setting() -> str:
@@ -164,7 +101,8 @@ def trace_logger() -> logging.Logger:
 
 def check_environment() -> None:
     """Check both variables now, before a model is loaded. Raises: ConfigError."""
-    requested_versions(os.environ.get("QUIRE_KERNELS", ""))
+    if (setting := os.environ.get("QUIRE_KERNELS", "")) not in ("", "reference"):
+        raise ConfigError(f"QUIRE_KERNELS={setting!r} is not reference")
     trace_setting()
 
 
@@ -173,8 +111,7 @@ def describe(value: Any) -> str:
     import torch
 
     if isinstance(value, torch.Tensor):
-        layout = "" if value.layout == torch.strided else " packed"
-        return f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}{layout}"
+        return f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
     return repr(value) if isinstance(value, (int, float, str, bool, type(None))) else type(value).__name__
 
 

@@ -10,11 +10,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
-
-PLAN_DEVICE = "plan"
-"""The device type of symbols."""
 
 
 class NotTraceableError(Exception):
@@ -72,11 +68,6 @@ class Symbol:
     call: Call
     start: int
     sizes: tuple[int, ...]
-
-    @property
-    def device(self) -> SimpleNamespace:
-        """A device by which kernels find the version that records."""
-        return SimpleNamespace(type=PLAN_DEVICE)
 
     @property
     def shape(self) -> tuple[Any, ...]:
@@ -216,7 +207,7 @@ TORCH_FUNCTIONS: dict[str, Callable[..., Any]] = {}
 
 
 def recorder(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The version of a kernel that records calls, with all arguments of `function` in its order."""
+    """Return what records calls of a kernel's function, with all arguments in its order."""
     name, signature = function.__name__, inspect.signature(function)
 
     def record(*args: Any, **kwargs: Any) -> Any:

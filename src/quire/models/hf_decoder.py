@@ -1,13 +1,11 @@
-"""`DecoderConfig`: the sizes that every decoder has, and how they are read from a `config.json`.
+"""`read_sizes`: the sizes that every decoder has, from a `config.json`; windows and types of layers.
 
-Next to read: `LlamaConfig` in `llama.py`.
+Next to read: `hf_llama.py`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from quire.cache_spec import CacheSpec, PagedKV
 from quire.errors import UnsupportedModelError
 from quire.models.hf_config import MAX_LAYERS, HFConfigReader, check_divides
 
@@ -15,55 +13,6 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 """Hugging Face's names of layers without and with a window."""
 RECURRENT = ("linear_attention", "mamba", "conv")
 """Names of layers with recurrent state."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecoderConfig:
-    """Sizes. `windows`: tokens that each layer attends to, the query's own included; None: all.
-
-    A model's config declares `defaults` of fields that a `config.json` may leave out, the value of fields that must
-    have this one (`required`), and fields that do not matter (`unused`).
-    """
-
-    defaults: ClassVar[Mapping[str, Any]] = {}
-    required: ClassVar[Mapping[str, Any]] = {}
-    unused: ClassVar[tuple[str, ...]] = ()
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    context_len: int
-    tie_word_embeddings: bool
-    windows: tuple[int | None, ...]
-
-    @classmethod
-    def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
-        """Read a `config.json`. Raises: ModelFileError, UnsupportedModelError."""
-        reader = HFConfigReader(hf_config, cls.defaults)
-        for name in cls.unused:
-            reader.raw(name)
-        for name, value in cls.required.items():
-            reader.require(name, value)
-        config = cls(**cls.read(reader))
-        reader.finish()
-        return config
-
-    @classmethod
-    def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """Read the fields; a variant of a model changes or adds some."""
-        raise NotImplementedError
-
-    def for_length(self, max_len: int) -> Self:
-        """Return the config for sequences of at most `max_len` tokens; some models choose rotary frequencies by it."""
-        return self
-
-    def kv_specs(self) -> list[CacheSpec]:
-        """The KV cache of each layer. `dtype_bytes` is 1: `resolve` fills in the real one."""
-        return [PagedKV(self.num_kv_heads, self.head_size, 1, window) for window in self.windows]
 
 
 def read_sizes(

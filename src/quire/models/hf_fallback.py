@@ -17,7 +17,6 @@ from quire.errors import UnsupportedModelError
 from quire.layers.attention import Attention
 from quire.layers.forward_batch import ForwardBatch
 from quire.layers.group import SINGLE, Group
-from quire.models.hf_decoder import DecoderConfig
 from quire.models.hf_probe import ProbedLayer, make_module, probe, read_config, refused, take_decoder
 from quire.weight_map import Layout
 
@@ -26,9 +25,16 @@ RUN = "quire"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FallbackConfig(DecoderConfig):
+class FallbackConfig:
     """Sizes that the probe found; heads and head size are the largest of any layer. `hf`: Transformers' config."""
 
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    context_len: int
     hf: Any
     layers: tuple[ProbedLayer, ...]
 
@@ -40,11 +46,9 @@ class FallbackConfig(DecoderConfig):
             layers, text = probe(hf), hf.get_text_config()  # of a model that also sees or hears, which it does not here
             return cls(
                 vocab_size=text.vocab_size, hidden_size=text.hidden_size, num_layers=len(layers), hf=hf, layers=layers,
-                intermediate_size=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
                 num_heads=max(layer.num_heads for layer in layers),
                 num_kv_heads=max(layer.num_kv_heads for layer in layers),
                 head_size=max(layer.head_size for layer in layers), context_len=text.max_position_embeddings,
-                tie_word_embeddings=bool(text.tie_word_embeddings), windows=tuple(layer.window for layer in layers),
             )  # fmt: skip
         except UnsupportedModelError:
             raise

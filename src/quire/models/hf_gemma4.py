@@ -57,7 +57,7 @@ class Gemma4Config(LlamaConfig):
 
     @classmethod
     def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
-        """See `DecoderConfig.from_hf`. A field that is null has no default."""
+        """See `LlamaConfig.from_hf`. A field that is null has no default."""
         return super().from_hf({**DEFAULTS, **hf_config})
 
     @classmethod
@@ -118,7 +118,7 @@ class Gemma4Config(LlamaConfig):
         return replace(self, intermediate_size=width, head_size=self.full_head_size, num_kv_heads=self.full_kv_heads)
 
     def kv_specs(self) -> list[CacheSpec]:
-        """See `DecoderConfig.kv_specs`: only of layers with keys of their own, which come first."""
+        """See `LlamaConfig.kv_specs`: only of layers with keys of their own, which come first."""
         layers = [self.of_layer(index) for index, source in enumerate(self.sources) if index == source]
         sizes = [(layer.num_kv_heads, layer.head_size) for layer in layers]
         return [PagedKV(*size, 1, window) for size, window in zip(sizes, self.windows[: len(sizes)], strict=True)]

@@ -7,19 +7,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
-from quire.cache_spec import CacheSpec
+from quire.cache_spec import CacheSpec, PagedKV
 from quire.kernels.experts import SOFTMAX, ExpertScoring
 from quire.layers.rotary import RopeConfig
 from quire.models.hf_config import HFConfigReader, check_divides
-from quire.models.hf_decoder import DecoderConfig, read_sizes, read_window
+from quire.models.hf_decoder import read_sizes, read_window
 from quire.models.hf_rope import check_pairs, read_rope
 
 
 @dataclass(frozen=True, kw_only=True)
-class LlamaConfig(DecoderConfig):
+class LlamaConfig:
     """Llama's variants. A variant of Llama overrides `read`, `read_rope` or `check_activation`.
 
+    It declares `defaults` of fields that a `config.json` may leave out, the value of fields that must have this one
+    (`required`), and fields that do not matter (`unused`).
+
     Fields:
+        windows: tokens that each layer attends to, the query's own included; None: all.
         score_scale: of attention scores, None for 1 / sqrt(head_size); score_cap: None for none.
         local_rope: angles of layers with a window, if they have others; `rope` is then that of the other layers.
         sparse_layers: of each layer whether its MLP is a mixture of experts; empty for none.
@@ -29,6 +33,20 @@ class LlamaConfig(DecoderConfig):
         num_predictors: layers behind the others that predict further tokens (`hf_predictor.py`).
     """
 
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    required: ClassVar[Mapping[str, Any]] = {}
+    unused: ClassVar[tuple[str, ...]] = ()
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    context_len: int
+    tie_word_embeddings: bool
+    windows: tuple[int | None, ...]
     rms_norm_epsilon: float
     rope: RopeConfig
     qkv_bias: bool
@@ -53,7 +71,20 @@ class LlamaConfig(DecoderConfig):
     default_window: ClassVar[int | None] = None
 
     @classmethod
+    def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
+        """Read a `config.json`. Raises: ModelFileError, UnsupportedModelError."""
+        reader = HFConfigReader(hf_config, cls.defaults)
+        for name in cls.unused:
+            reader.raw(name)
+        for name, value in cls.required.items():
+            reader.require(name, value)
+        config = cls(**cls.read(reader))
+        reader.finish()
+        return config
+
+    @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
+        """Read the fields; a variant of a model changes or adds some."""
         fields = read_sizes(reader, head_size=reader.optional_integer("head_dim"))
         num_kv_heads = reader.integer("num_key_value_heads", fields["num_heads"])
         check_divides("num_key_value_heads", num_kv_heads, "num_attention_heads", fields["num_heads"])
@@ -84,8 +115,11 @@ class LlamaConfig(DecoderConfig):
         reader.choice("hidden_act", "silu", ["silu", "swish"])
 
     def kv_specs(self) -> list[CacheSpec]:
-        specs = super().kv_specs()
-        return [self.state_spec() if self.is_recurrent(index) else attention for index, attention in enumerate(specs)]
+        """The cache of each layer. `dtype_bytes` of keys is 1: `resolve` fills in the real one."""
+        return [
+            self.state_spec() if self.is_recurrent(index) else PagedKV(self.num_kv_heads, self.head_size, 1, window)
+            for index, window in enumerate(self.windows)
+        ]
 
     def is_recurrent(self, layer_index: int) -> bool:
         """Return whether a layer has recurrent state instead of attention."""
@@ -105,4 +139,5 @@ class LlamaConfig(DecoderConfig):
         )  # fmt: skip
 
     def for_length(self, max_len: int) -> Self:
+        """Return the config for sequences of at most `max_len` tokens; some models choose rotary frequencies by it."""
         return replace(self, rope=self.rope.for_length(max_len))

@@ -41,7 +41,7 @@ class LFM2Config(LlamaConfig):
 
     @classmethod
     def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
-        """See `DecoderConfig.from_hf`. Some configs name the MLP's width `block_ff_dim` only."""
+        """See `LlamaConfig.from_hf`. Some configs name the MLP's width `block_ff_dim` only."""
         return super().from_hf({"intermediate_size": hf_config.get("block_ff_dim", 12288), **hf_config})
 
     @classmethod

@@ -12,10 +12,8 @@ import torch
 
 from quire import nn
 from quire.config import EngineConfig
-from quire.kernels.linear import pack_weight
 from quire.kernels.registry import check_environment
 from quire.layers.group import SINGLE, Group
-from quire.layers.linear import Linear
 from quire.runtime.fallback import load_fallback
 from quire.runtime.loader import make_share, random_weights
 from quire.weights.checkpoint import Checkpoint
@@ -49,7 +47,6 @@ def load_model(
         parameters[item.parameter_name].data[rows] = item.tensor.to_torch(dtype)
         done += item.tensor.num_bytes
         (progress or ignore_progress)("loading weights", done, total)
-    pack_weights(model)
     return model
 
 
@@ -67,15 +64,3 @@ def give_memory(model: Any, dtype: torch.dtype, device: torch.device, allocate: 
         if isinstance(module, torch.nn.Module):
             module.to(device).eval()
     return model
-
-
-def pack_weights(model: Any) -> None:
-    """Bring the weights of all `Linear` layers into the layout that is fastest on their device. Values do not change.
-
-    Call it once, after the weights are loaded: packed weights can no longer be read or written as tensors.
-    Mutates: model.
-    """
-    for _, module in nn.named_modules(model):
-        if isinstance(module, Linear):
-            weight: Any = module.weight
-            module.weight = torch.nn.Parameter(pack_weight(weight.data), requires_grad=False)  # type: ignore[assignment]

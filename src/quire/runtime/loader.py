@@ -20,12 +20,11 @@ from quire.config import EngineConfig, ModelConfig
 from quire.errors import ConfigError, ModelFileError
 from quire.layers.group import SINGLE, Group, LocalGroup, Partition, UnevenSplitError
 from quire.lazy_torch import on_meta
-from quire.models.hf_decoder import DecoderConfig
 from quire.models.hf_eagle import EagleConfig
+from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_predictor import add_eagle, add_predictors, with_stored_predictors
 from quire.models.registry import ModelRegistry
-from quire.runtime.placement import Placement
-from quire.runtime.plan.packed_weights import kept_bytes
+from quire.runtime.plan.packed_weights import Placement, kept_bytes
 from quire.weight_map import weight_map
 from quire.weights.block_formats import BLOCK_FORMATS, FLOATS
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
@@ -67,7 +66,7 @@ def make_model(hf_config: Mapping[str, Any], group: Group = SINGLE, max_model_le
     """
     model_class = ModelRegistry.resolve(hf_config)
     config = model_class.Config.from_hf(hf_config)
-    if max_model_len is not None and isinstance(config, DecoderConfig):
+    if max_model_len is not None and isinstance(config, LlamaConfig):
         config = config.for_length(max_model_len)
     return model_class(config, group)
 

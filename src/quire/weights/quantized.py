@@ -13,7 +13,6 @@ the bytes.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,9 +20,6 @@ from quire._native import CodeLayout, unpack_codes
 from quire.errors import ModelFileError, UnsupportedModelError
 from quire.weights.dequantize import DOUBLED_FLOATS
 from quire.weights.weight_tensor import WeightTensor
-
-if TYPE_CHECKING:
-    import torch
 
 BLOCK, NVFP4_GROUP, NVFP4_BYTES_PER_VALUE = 32, 16, 9 / 16
 WEIGHTS_PER_PIECE = 1 << 16
@@ -131,21 +127,25 @@ class QuantizedTensor(WeightTensor):
         """Raises: UnsupportedModelError."""
         raise UnsupportedModelError(f"'{self.name}' is quantised as a whole stack of matrices; use the original model")
 
-    def in_groups(self, *, in_halves: bool) -> tuple[np.ndarray, ...]:
+    def in_groups(self, *, in_halves: bool = False) -> tuple[np.ndarray, ...]:
         """Return the values of codes 0 to 255, scales, zeros, and the group of each column.
 
         Shapes: fp32 `[256]`, fp32 `[rows, G]`, fp32 `[rows, G]`, int32 `[I]`.
         Raises: UnsupportedModelError for scales beyond fp16 if they become halves, `in_halves`.
         """
-        scales, zeros, groups = self._groups()
-        table = self.quantized.table
+        table, rows, left = self.quantized.table, self._rows(), self.corner[1]
         if table is None:
             codes = np.arange(256, dtype=np.uint8)
             table = (codes.view(np.int8) if self.quantized.is_signed else codes).astype(np.float32)
-        scales, zeros = np.ascontiguousarray(scales), np.ascontiguousarray(np.broadcast_to(zeros, scales.shape))
+        first, last = int(rows.min()), int(rows.max()) + 1
+        scales, zeros = self.quantized.scales_zeros(self.name, first, last)
+        zeros = np.broadcast_to(zeros, scales.shape)
+        if self.row_order is not None:
+            scales, zeros = scales[rows - first], zeros[rows - first]
         if in_halves and not self._are_halves(scales, zeros):
             raise UnsupportedModelError(f"'{self.name}' has scales that fp16 cannot hold; use the original model")
-        return table, scales, zeros, groups.astype(np.int32)
+        groups = self.quantized.groups[left : left + self.shape[1]].astype(np.int32)
+        return table, np.ascontiguousarray(scales), np.ascontiguousarray(zeros), groups
 
     def _are_halves(self, scales: np.ndarray, zeros: np.ndarray) -> bool:
         """Tell whether scales, and of Q4_1 the minima too, are finite in fp16. Shapes: `[rows, G]` each."""
@@ -163,47 +163,25 @@ class QuantizedTensor(WeightTensor):
         assert scales.quantized.table is not None
         return scales.quantized.codes, float(scales.quantized.table[E4M3_ONE] / 2)
 
-    def to_torch(self, dtype: "torch.dtype") -> "torch.Tensor":
-        """Decode to fp32, then round to `dtype`."""
-        import torch
-
-        return torch.from_numpy(self.to_numpy()).to(dtype)
-
     def to_numpy(self) -> np.ndarray:
         """Decode to fp32."""
         return self._values() + np.float32(self.offset) if self.offset else self._values()
 
     def _values(self) -> np.ndarray:
-        order, left = self._rows(), self.corner[1]
-        codes = self.quantized.codes.read(order, left, left + self.shape[1])
-        codes = codes.view(np.int8) if self.quantized.is_signed else codes
-        scales, zeros, groups = self._groups()
+        table, scales, zeros, groups = self.in_groups()
+        left = self.corner[1]
+        codes = self.quantized.codes.read(self._rows(), left, left + self.shape[1])
         out = np.empty(codes.shape, np.float32)
         num_rows = max(1, WEIGHTS_PER_PIECE // codes.shape[1])
         for first in range(0, len(codes), num_rows):
             piece = slice(first, first + num_rows)
-            table = self.quantized.table
-            out[piece] = codes[piece] if table is None else np.take(table, codes[piece])
-            if isinstance(zeros, np.ndarray):
-                out[piece] -= np.take(zeros[piece], groups, axis=1)
-            elif zeros:
-                out[piece] -= zeros
-            out[piece] *= scales[piece] if scales.shape[1] == 1 else np.take(scales[piece], groups, axis=1)
+            np.subtract(table[codes[piece]], zeros[piece][:, groups], out=out[piece])
+            out[piece] *= scales[piece][:, groups]
         return out
 
     def _rows(self) -> np.ndarray:
         """Rows of the file."""
         return self.corner[0] + (np.arange(self.shape[0]) if self.row_order is None else self.row_order)
-
-    def _groups(self) -> tuple[np.ndarray, np.ndarray | np.float32, np.ndarray]:
-        """Scales and zeros [rows, G] (or the one value of all) of the part, and the columns' groups."""
-        rows, left = self._rows(), self.corner[1]
-        first, last = int(rows.min()), int(rows.max()) + 1
-        scales, zeros = self.quantized.scales_zeros(self.name, first, last)
-        if self.row_order is not None:
-            scales = scales[rows - first]
-            zeros = zeros[rows - first] if isinstance(zeros, np.ndarray) else zeros
-        return scales, zeros, self.quantized.groups[left : left + self.shape[1]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from quire.weights.block_formats import BLOCK_FORMATS, FLOATS, BlockFormat
 if TYPE_CHECKING:
     import torch
 
+_TORCH_NAMES = {"F32": "torch.float32", "F16": "torch.float16", "BF16": "torch.bfloat16"}
 _WHOLE = {2: np.uint16, 4: np.uint32}
 MXFP4_NIBBLES = 16
 """Bytes of a block of MXFP4 without its scale."""
@@ -183,15 +184,14 @@ class WeightTensor:
 
         Raises: UnsupportedModelError for a format that no supported model has as weights.
         """
-        self._block_format()
         import torch
 
-        from quire.weights.dequantize import dequantize
-
-        if self.offset:
-            values = dequantize(self.raw, self.format, torch.float32) + self.offset
-            return values.to(dtype).view(self.shape)
-        return dequantize(self.raw, self.format, dtype).view(self.shape)
+        if _TORCH_NAMES.get(self.format) != str(dtype) or self.offset:
+            return torch.from_numpy(self.to_numpy()).to(dtype)
+        raw = self.raw
+        # torch's kernels expect a pointer aligned to the element; a safetensors header may have any length.
+        aligned = raw if raw.ctypes.data % dtype.itemsize == 0 else raw.copy()
+        return torch.from_numpy(aligned).view(dtype).view(self.shape)
 
     def to_numpy(self) -> np.ndarray:
         """Decode to fp32. Copy before writing. Raises: as `to_torch`."""

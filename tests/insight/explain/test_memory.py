@@ -119,7 +119,8 @@ def test_a_context_beyond_a_cpus_default_kv_cache_is_explained_with_the_refusal_
     plan = section(found, "Memory plan")
     assert found.report.quantity(plan.title, "requests of 20000 tokens that fit").value >= 1
     (note,) = [note for note in plan.notes if "refused" in note]
-    assert "--kv-cache-memory-bytes" in note and not any("does not fit:" in other for other in plan.notes)
+    assert "--kv-cache-memory-bytes" in note
+    assert not any("does not fit:" in other for other in plan.notes)
 
 
 def test_lengths_that_contradict_each_other_name_what_fits() -> None:

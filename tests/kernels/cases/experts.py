@@ -11,7 +11,7 @@ from tests.kernels.cases.activations import FORMULAS
 
 def _is_among(values: Tensor, count: int) -> Tensor:
     """Values before which fewer than `count` others come, which are larger or equal and of lower index."""
-    index = torch.arange(values.shape[1])
+    index = torch.arange(values.shape[1], device=values.device)
     other, this = values[:, None, :], values[:, :, None]
     is_before = (other > this) | ((other == this) & (index[None, None] < index[None, :, None]))
     return is_before.sum(-1) < count
@@ -64,7 +64,7 @@ def _make_logits(
 
 
 def _make(num_tokens: int, width: int, inner: int, num_experts: int, top_k: int, name: str = "silu") -> Arguments:
-    weights = route.versions["reference"](random(num_tokens, num_experts, seed=3), top_k, True)
+    weights = route.reference(random(num_tokens, num_experts, seed=3), top_k, True)
     gate_up = random(num_experts * 2 * inner, width, seed=1, scale=width**-0.5)
     down = random(num_experts * width, inner, seed=2, scale=inner**-0.5)
     given = {"x": random(num_tokens, width), "weights": weights, "gate_up": gate_up, "down": down, "name": name}

@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-import torch
 
 from quire import _native
-from quire.weights.dequantize import dequantize
+from quire.weights.dequantize import decode
 from tests.kernels.native.packed_weights import (
     FLOATS_STORED,
     FORMATS,
@@ -28,7 +27,7 @@ def table(format_name: str, num_rows: int, width: int) -> tuple[Packed, np.ndarr
     packed = Packed(format_name, num_rows, width).add_rows(STORED_AS[format_name], raw)
     if format_name == "nvfp4":
         return packed, np.concatenate([table_row(format_name, raw[row : row + 1], width) for row in range(num_rows)])
-    return packed, dequantize(raw, STORED_AS[format_name], torch.float32).numpy()
+    return packed, decode(raw, STORED_AS[format_name])
 
 
 def table_row(format_name: str, raw: np.ndarray, width: int) -> np.ndarray:

@@ -16,11 +16,10 @@ from quire.kernels.instruction import Packing
 from quire.models.registry import ModelRegistry
 from quire.resolve import resolve
 from quire.runtime.cache_engine import CacheEngine
-from quire.runtime.placement import Placement
 from quire.runtime.plan.emit import BODY, GREEDY, LOGITS, PlanLimits, PlannedModel
 from quire.runtime.plan.load import load_plan
 from quire.runtime.plan.lower import Program
-from quire.runtime.plan.packed_weights import PackedWeights
+from quire.runtime.plan.packed_weights import PackedWeights, Placement
 from quire.runtime.worker import kv_layers
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.checkpoint import Checkpoint

@@ -14,8 +14,7 @@ from torch import nn
 from quire._native import CodeLayout, WeightFormat
 from quire.errors import UnsupportedModelError
 from quire.kernels.instruction import Packing
-from quire.runtime.placement import Placement
-from quire.runtime.plan.packed_weights import PackedWeights, choose_formats, kept_bytes, stacked
+from quire.runtime.plan.packed_weights import PackedWeights, Placement, choose_formats, kept_bytes, stacked
 from quire.weight_map import Offset
 from quire.weights.model_files import map_file
 from quire.weights.quantized import Quantized, QuantizedTensor, RoundedTensor, StoredCodes

@@ -15,10 +15,9 @@ from safetensors.numpy import load_file, save_file
 
 from quire.config import EngineConfig, EngineOptions
 from quire.runtime import shared_file
-from quire.runtime.placement import Placement
 from quire.runtime.plan import weight_file
 from quire.runtime.plan.load import trace_program
-from quire.runtime.plan.packed_weights import PackedWeights
+from quire.runtime.plan.packed_weights import PackedWeights, Placement
 from quire.runtime.plan.weight_file import LAYOUT_VERSION, fill_weights, place_of, weight_directory
 from quire.weight_map import Offset
 from quire.weights.checkpoint import Checkpoint, open_checkpoint, source_state

@@ -17,7 +17,7 @@ from quire._native import KvFormat
 from quire.errors import EngineDeadError
 from quire.events import OpTime
 from quire.kernels.instruction import Buffer, Columns, Cost, Instruction, StepShape
-from quire.kernels.likeliest import Argmax
+from quire.kernels.linear import Argmax
 from quire.kernels.lora import with_adapters
 from quire.kernels.tracing import NotTraceableError
 from quire.nn import is_parameter

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.kernels.instruction import Buffer, Columns, Convert, Instruction, Packing
-from quire.kernels.likeliest import Likeliest
+from quire.kernels.linear import Likeliest
 from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.tracing import Call, NotTraceableError, Symbol, Trace
 from quire.runtime.plan.trace import TracedModel

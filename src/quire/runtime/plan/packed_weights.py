@@ -20,7 +20,6 @@ from quire._native import CodeLayout, PackedRows, Weight, WeightFormat, pack_row
 from quire.config import EngineConfig
 from quire.kernels.instruction import Packing
 from quire.runtime.huge_pages import allocate
-from quire.runtime.placement import Placement
 from quire.weights.block_formats import BLOCK_FORMATS, FLOATS
 from quire.weights.codebooks import packed_codebook
 from quire.weights.progress import Progress, ignore_progress
@@ -41,6 +40,15 @@ PART_VALUES = 8 << 20
 """Weights of a piece: decoded, where that must be, they are 32 MB. Each piece takes time of the interpreter."""
 BATCH_BYTES = 32 << 20
 """Rows that one native call packs: decoded or read, they take memory beside the packed weights until it ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A stored tensor, or a part of one, becomes rows `first_row` … of a parameter: `loader.py` plans that."""
+
+    tensor: WeightTensor
+    parameter_name: str
+    first_row: int
 
 
 @dataclass(frozen=True, slots=True)
