@@ -43,11 +43,11 @@ PROMPT_SEED = 20240229
 
 def parse_case(name: str) -> BenchCase:
     """The case of a name. Raises: ValueError."""
-    if found := re.fullmatch(r"pp(\d+)", name):
-        return BenchCase(int(found[1]), 0)
+    if found := re.fullmatch(r"pp(\d+)(?:@(\d+))?", name):
+        return BenchCase(int(found[1]), 0, int(found[2] or 1))
     if found := re.fullmatch(r"tg(\d+)(?:@(\d+))?(?:\+d(\d+))?", name):
         return BenchCase(int(found[3] or 1), int(found[1]), int(found[2] or 1))
-    raise ValueError(f"{name!r} is no case: ppN, or tgN@STREAMS+dDEPTH as tg64@8+d128")
+    raise ValueError(f"{name!r} is no case: ppN@STREAMS as pp2048@8, or tgN@STREAMS+dDEPTH as tg64@8+d128")
 
 
 def measure_turn(side: SideProcess, case: BenchCase, prompts: list[list[int]], settings: Mapping[str, Any]) -> Turn:

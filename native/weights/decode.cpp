@@ -148,6 +148,11 @@ void decode_q6_k(const std::byte* block, const int8_t*, Integers& out) {
 // Entries are copied first, then all signs of the block are added: 32 weights at a time, not eight.
 void put_entry_of_8(const int8_t* codebook, int index, int8_t* q) { std::memcpy(q, codebook + 8 * index, 8); }
 void put_entry_of_4(const int8_t* codebook, int index, int8_t* q) { std::memcpy(q, codebook + 4 * index, 4); }
+uint64_t entry_of_8(const int8_t* codebook, uint32_t index) {
+  uint64_t entry;
+  std::memcpy(&entry, codebook + 8 * uint64_t{index}, sizeof entry);
+  return entry;
+}
 
 // Each byte of a word eight times.
 [[gnu::always_inline]] inline Octets eight_each(uint32_t word) {
@@ -268,17 +273,17 @@ constexpr CodeTable kEighths = {-7, 1, 9, 0, -9, -1, 7};
 [[gnu::always_inline]] inline void put_eighths(Bytes lower, Words upper, Words down, int width, const int8_t* codebook,
                                                int8_t* q) {
   const auto four = vector_at<Words>(lower);
-  int32_t indices[4][8], moved[8];
+  uint32_t indices[4][8], moved[8];
   for (int k = 0; k < 4; ++k) {
     const Words index = (four >> (8 * k) & 255) | (upper >> (width * k) & 7) << 8;
     std::memcpy(indices[k], &index, sizeof index);
   }
   std::memcpy(moved, &down, sizeof down);
   for (int g = 0; g < 8; ++g) {
-    for (int k = 0; k < 4; ++k) put_entry_of_8(codebook, indices[k][g], q + 32 * g + 8 * k);
-  }
-  for (int g = 0; g < 8; ++g) {
-    const Octets codes = vector_at<Octets>(q + 32 * g) | eight_each(static_cast<uint32_t>(moved[g])) << 2;
+    // In a register: to read 32 codes that were just copied, eight at a time, waits for the copies.
+    const Longs entries = {entry_of_8(codebook, indices[0][g]), entry_of_8(codebook, indices[1][g]),
+                           entry_of_8(codebook, indices[2][g]), entry_of_8(codebook, indices[3][g])};
+    const Octets codes = same_bits<Octets>(entries) | eight_each(moved[g]) << 2;
     std::memcpy(q + 32 * g, &codes, sizeof codes);
   }
 }
@@ -390,8 +395,8 @@ constexpr BlockDecoder kDecoders[] = {
     {"IQ1_M", 256, 56, decode_iq1_m, Codes::of_16, &kEighths},
     {"IQ4_NL", 32, 18, decode_iq4_nl},
     {"IQ4_XS", 256, 136, decode_iq4_xs},
-    {"TQ1_0", 256, 54, decode_tq1_0, Codes::of_32, &kTernary},
-    {"TQ2_0", 256, 66, decode_tq2_0, Codes::of_32, &kTernary},
+    {"TQ1_0", 256, 54, decode_tq1_0, Codes::four_of_32, &kTernary},
+    {"TQ2_0", 256, 66, decode_tq2_0, Codes::four_of_32, &kTernary},
     {"MXFP4", 32, 17, decode_mxfp4},
 };
 

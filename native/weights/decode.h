@@ -47,9 +47,9 @@ struct Integers {
 using DecodeBlock = void (*)(const std::byte* block, const int8_t* codebook, Integers& out);
 
 // How integers are stored in Integers::q: as they are, or as indices of a table: below 8 with a scale for each 16 or
-// for each 32; or below 16 with a scale for each 32, entries 8 to 15 being the negative ones of 0 to 7.
-// With minima: a table of the codes themselves.
-enum class Codes { none, of_16, of_16_with_minima, of_32, signed_of_32 };
+// for each 32; or below 4 with a scale for each 32; or below 16 with a scale for each 32, entries 8 to 15 being the
+// negative ones of 0 to 7. With minima: a table of the codes themselves.
+enum class Codes { none, of_16, of_16_with_minima, of_32, four_of_32, signed_of_32 };
 
 // What 16 codes stand for, and their magnitudes.
 struct CodeTable {

@@ -179,14 +179,15 @@ template <bool kHasMinima>
   return (first > second ? first : second) + check;
 }
 
-// Word b has byte k = entry k of block b as q8.
-template <bool kHasMinima>
+// Word b has byte k = entry k of block b as q8. Without kIsKept, entries beyond the largest used one may be any byte.
+template <bool kHasMinima, bool kIsKept>
 [[gnu::always_inline]] inline Words four_entries(const float* entries, Floats scale, Floats minimum, Floats inverse) {
   Words bytes = {};
   for (int k = 0; k < 4; ++k) {
     Floats value = scale * entries[k];
     if constexpr (kHasMinima) value -= minimum;
-    bytes |= rounded_to_byte(value * inverse + 128.0f) << (8 * k);
+    value = value * inverse + 128.0f;
+    bytes |= (kIsKept ? rounded_to_byte(value) : same_bits<Words>(value + 12582912.0f) & 255) << (8 * k);
   }
   return bytes;
 }
@@ -209,20 +210,24 @@ template <int kWords, bool kHasOneScale, bool kHasMinima>
 [[gnu::always_inline]] inline void quantise_codes(const Integers* rows, int64_t num_rows, const CodeTable& table,
                                                   Quantised* to) {
   float inverses[kTile][kBlocksAtOnce];
+  bool is_kept[kTile];
   for (int64_t r = 0; r < num_rows; ++r) {
-    put_steps(largest_magnitudes<kHasMinima>(rows[r], table) / 127.0f, to[r].d, inverses[r]);
+    const Floats largest = largest_magnitudes<kHasMinima>(rows[r], table);
+    put_steps(largest / 127.0f, to[r].d, inverses[r]);
+    is_kept[r] = !are_bytes(largest, floats_at(inverses[r]));
   }
   for (int64_t r = 0; r < num_rows; ++r) {
     const auto* codes = reinterpret_cast<const uint8_t*>(rows[r].q);
     const OfGroups scales(rows[r].scales), minima(rows[r].minima);
     const Floats inverse = floats_at(inverses[r]);
     Words words[4] = {};  // of eight blocks each
-    for (int i = 0; i < kWords; ++i) {
-      words[i] = four_entries<kHasMinima>(table.values + 4 * i, scales.first, minima.first, inverse);
-      if constexpr (!kHasOneScale) {
-        words[2 + i] = four_entries<kHasMinima>(table.values + 4 * i, scales.second, minima.second, inverse);
+    const auto put_words = [&](auto four) {
+      for (int i = 0; i < kWords; ++i) {
+        words[i] = four(table.values + 4 * i, scales.first, minima.first, inverse);
+        if constexpr (!kHasOneScale) words[2 + i] = four(table.values + 4 * i, scales.second, minima.second, inverse);
       }
-    }
+    };
+    is_kept[r] ? put_words(four_entries<kHasMinima, true>) : put_words(four_entries<kHasMinima, false>);
     // Of all blocks the words i become 16 bytes: of blocks 0 and 4, 1 and 5, ...
     const Words low[2] = {__builtin_shufflevector(words[0], words[1], 0, 8, 1, 9, 4, 12, 5, 13),
                           __builtin_shufflevector(words[2], words[3], 0, 8, 1, 9, 4, 12, 5, 13)};
@@ -324,6 +329,8 @@ void quantise_codes_q8(const Integers* rows, int64_t num_rows, const BlockDecode
     quantise_codes<1, false, true>(rows, num_rows, *decoder.table, to);
   } else if (decoder.codes == Codes::of_16) {
     quantise_codes<2, false, false>(rows, num_rows, *decoder.table, to);
+  } else if (decoder.codes == Codes::four_of_32) {
+    quantise_codes<1, true, false>(rows, num_rows, *decoder.table, to);
   } else if (decoder.codes == Codes::of_32) {
     quantise_codes<2, true, false>(rows, num_rows, *decoder.table, to);
   } else {

@@ -17,6 +17,7 @@ namespace quire {
 // loops that choose between values: such code took ten times as long.
 using Floats = float __attribute__((vector_size(32)));
 using Words = int32_t __attribute__((vector_size(32)));
+using Unsigned = uint32_t __attribute__((vector_size(32)));
 using Octets = uint8_t __attribute__((vector_size(32)));
 using Fours = int32_t __attribute__((vector_size(16)));
 using Halves = uint16_t __attribute__((vector_size(16)));
@@ -45,6 +46,24 @@ template <typename To>
   Words rounded = same_bits<Words>(value + 12582912.0f) - 0x4b400000;
   rounded = rounded > none ? rounded : none;
   return rounded < most ? rounded : most;
+}
+
+// Whether values of at most these magnitudes, times `inverse` and plus 128, round to 0 … 255.
+[[gnu::always_inline]] static inline bool are_bytes(Floats magnitudes, Floats inverse) {
+  const auto within = same_bits<Longs>(magnitudes * inverse < 127.25f);
+  return (within[0] & within[1] & within[2] & within[3]) == ~uint64_t{0};
+}
+// Byte k of each word is round(values[k] * inverse) + 128, kept within 0 … 255 if kIsKept, which only are_bytes spares.
+template <bool kIsKept>
+[[gnu::always_inline]] static inline Words four_bytes(const Floats* values, Floats inverse) {
+  Unsigned bytes = {};
+#pragma GCC unroll 4
+  for (int32_t k = 0; k < 4; ++k) {
+    const Floats value = values[k] * inverse + 128.0f;
+    bytes += same_bits<Unsigned>(kIsKept ? rounded_to_byte(value) : same_bits<Words>(value + 12582912.0f)) << (8 * k);
+  }
+  // 1.5 * 2^23 is 0x4b400000, and moved by 8 bits 0x40000000.
+  return same_bits<Words>(kIsKept ? bytes : bytes - (0x4b400000u + 0x40000000u));
 }
 
 // round_to_f16 and from_f16 of eight values that are not negative (a NaN may have a sign); `bits` becomes fp16's.

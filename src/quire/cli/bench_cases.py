@@ -33,10 +33,10 @@ class BenchCase:
 
     @property
     def name(self) -> str:
-        """The name in llama-bench's manner: pp512, tg128, tg128@32, tg128@32+d1024."""
-        if self.num_generated == 0:
-            return f"pp{self.num_prompt}"
+        """The name in llama-bench's manner: pp512, pp2048@8, tg128, tg128@32, tg128@32+d1024."""
         streams = f"@{self.num_streams}" if self.num_streams > 1 else ""
+        if self.num_generated == 0:
+            return f"pp{self.num_prompt}{streams}"
         depth = f"+d{self.num_prompt}" if self.num_prompt > 1 else ""
         return f"tg{self.num_generated}{streams}{depth}"
 

@@ -36,8 +36,8 @@ PACKED_DIRECTLY = {
 BY_DTYPE = {"float32": WeightFormat.f32, "float16": WeightFormat.f16, "bfloat16": WeightFormat.bf16}
 BY_QUANTIZATION = {"int8": WeightFormat.q8, "int4": WeightFormat.q4m, "fp8": WeightFormat.q8}
 ALIGNMENT = 64
-PART_VALUES = 4 << 20
-"""Weights of a piece: decoded, where that must be, they are 16 MB."""
+PART_VALUES = 8 << 20
+"""Weights of a piece: decoded, where that must be, they are 32 MB. Each piece takes time of the interpreter."""
 BATCH_BYTES = 32 << 20
 """Rows that one native call packs: decoded or read, they take memory beside the packed weights until it ends."""
 
