@@ -77,7 +77,9 @@ def main() -> None:
             cold, warm = (first_token_s(engine, f"first-{number}-{again}", adapter) for again in range(2))
             firsts.append(cold - warm)
             started = time.perf_counter()
-            for pair in read_adapter(Path(adapter.lora_path), engine.config.model.hf_config).pairs.values():
+            files = read_adapter(Path(adapter.lora_path), engine.config.model.hf_config)
+            files.digest()
+            for pair in files.pairs.values():
                 pair.a.to_numpy(), pair.b.to_numpy()
             reads.append(time.perf_counter() - started)
         turn = 0

@@ -142,7 +142,7 @@ def main() -> None:
     if arguments.beside:
         return run_beside(arguments)
     engine = LLMEngine.from_options(
-        arguments.model, device="cpu", max_num_seqs=max(arguments.streams), max_model_len=2048, enable_prefix_caching=False,
+        arguments.model, max_num_seqs=max(arguments.streams), max_model_len=2048, enable_prefix_caching=False,
         speculative="auto" if arguments.draft_model else "suffix", draft_model=arguments.draft_model,
         dtype=arguments.dtype, device="cpu", batch_invariant=True,
     )  # fmt: skip

@@ -138,7 +138,7 @@ class Adapters:
                 f"{absolute}: invocation token {wrong[0]} is not in the vocabulary of {config.model.vocab_size}: the "
                 "adapter is of another base model"
             )
-        return _Loaded(Adapter(name, str(absolute), files.digest), files.invocation_token_ids, stamps)
+        return _Loaded(Adapter(name, str(absolute), files.digest()), files.invocation_token_ids, stamps)
 
 
 def _stamps(path: Path) -> tuple[tuple[int, int], ...]:

@@ -5,6 +5,7 @@ Next to read: `adapter_pool.py`.
 """
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,10 +49,15 @@ def pack_adapter(
     Raises: ModelFileError, also if the files have changed since the adapter was checked; UnsupportedModelError.
     """
     files = read_adapter(Path(adapter.path), hf_config)
-    if files.digest != adapter.digest:
+    with ThreadPoolExecutor(1) as beside:
+        digest = beside.submit(files.digest)
+        packed = _pack(layout.place(files), np.dtype(np.uint16 if is_bf16 else np.float32))
+    if digest.result() != adapter.digest:
         raise ModelFileError(f"{adapter.path} has changed since adapter '{adapter.name}' was loaded: load it again")
-    layers = layout.place(files)
-    dtype = np.dtype(np.uint16 if is_bf16 else np.float32)
+    return packed
+
+
+def _pack(layers: Mapping[str, PlacedLayer], dtype: np.dtype[Any]) -> PackedAdapter:
     num_bytes = sum(-(-size * dtype.itemsize // LINE_BYTES) for layer in layers.values() for size in _sizes(layer))
     memory = np.empty(num_bytes * LINE_BYTES + LINE_BYTES, np.uint8)
     memory = memory[-memory.ctypes.data % LINE_BYTES :][: num_bytes * LINE_BYTES]

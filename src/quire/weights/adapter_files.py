@@ -52,14 +52,22 @@ class AdapterFiles:
 
     Fields:
         pairs: by the name of the weight.
-        digest: SHA-256 of the files.
+        files: those that were read.
         invocation_token_ids: of an activated adapter, the tokens from which on it computes; else empty.
     """
 
     path: Path
     pairs: Mapping[str, LowRankPair]
-    digest: str
+    files: tuple[Path, ...]
     invocation_token_ids: tuple[int, ...] = ()
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the files, which takes as long as decoding them."""
+        digest = hashlib.sha256()
+        for path in self.files:
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        return digest.hexdigest()
 
 
 def read_adapter(path: Path, hf_config: Mapping[str, Any]) -> AdapterFiles:
@@ -102,8 +110,7 @@ def _read_peft(directory: Path) -> AdapterFiles:
         scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
         pairs[f"{module}.weight"] = _pair(weights_path, module, found.get("A"), found.get("B"), scale, rank)
     tokens = config.get("alora_invocation_tokens") or ()
-    digest = _digest(config_path, weights_path)
-    return AdapterFiles(directory, pairs, digest, _tokens(config_path, tokens))
+    return AdapterFiles(directory, pairs, (config_path, weights_path), _tokens(config_path, tokens))
 
 
 def _check_peft(config: Mapping[str, Any], path: Path) -> None:
@@ -191,18 +198,10 @@ def _read_gguf_adapter(path: Path, hf_config: Mapping[str, Any]) -> AdapterFiles
         order = next((view.order for view in views if isinstance(view, Rows)), None)
         pairs[own] = LowRankPair(pair.a, pair.b, alpha / pair.rank if alpha else 1.0, order)
     tokens = file.metadata.get("adapter.alora.invocation_tokens", ())
-    return AdapterFiles(path, pairs, _digest(path), _tokens(path, tokens))
+    return AdapterFiles(path, pairs, (path,), _tokens(path, tokens))
 
 
 def _tokens(path: Path, values: Any) -> tuple[int, ...]:
     if not isinstance(values, list | tuple) or not all(type(value) is int and value >= 0 for value in values):
         raise ModelFileError(f"{path}: invocation tokens {json.dumps(values, default=str)[:100]} are no token ids")
     return tuple(values)
-
-
-def _digest(*paths: Path) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
