@@ -1,3 +1,7 @@
+import math
+
+import pytest
+
 from quire.drafts import drafting
 from quire.drafts.drafting import Drafting, StepTimes
 from quire.sampling_params import SamplingParams
@@ -87,12 +91,30 @@ def test_time_of_a_step_is_taken_between_measured_rows_and_assumed_beyond() -> N
     assert times.seconds(4) == 0
     times.note(4, 2.0)
     assert times.seconds(2) == 2.0
-    assert times.seconds(8) == 2.0 * (1 + 4 * drafting.ASSUMED_ROW_COST)
+    assert times.seconds(8) == 3.0, "twice the rows: half as much time again"
+    assert times.seconds(8 + drafting.UNTRIED_ROWS + 1) == math.inf
     times.note(8, 4.0)
     assert times.seconds(6) == 3.0
     assert times.seconds(8) == 4.0
     times.note(8, 400.0)
     assert times.seconds(8) < 5.0, "one slow step is no measurement"
+
+
+@pytest.mark.parametrize(("row_cost", "pays"), [(0.02, True), (0.125, False)])
+def test_what_more_rows_cost_is_tried_with_many_requests_too(row_cost: float, pays: bool) -> None:
+    made, requests = drafting_with(0.9, {8: 1.0}), [request(name) for name in "abcdefgh"]
+    tried = [8]
+    for _ in range(20):
+        tried.append(8 + sum(lengths(made, *requests)))
+        assert tried[-1] <= 2 * max(tried[:-1]) + drafting.UNTRIED_ROWS, "no step is much longer than those before"
+        for _ in range(20):
+            made._times.note(tried[-1], 1 + (tried[-1] - 8) * row_cost)
+        for item in requests:
+            item.draft_token_ids = ()
+            item.output_token_ids.append(5)
+            item.num_computed_tokens += 1
+    assert tried[1] > 8
+    assert any(rows > 8 for rows in tried[-drafting.COLD_TOKENS :]) == pays
 
 
 def test_request_whose_drafts_are_right_gets_one_token_a_step_until_they_are_wrong() -> None:

@@ -7,6 +7,7 @@ wrong draft costs time only: verification leaves every output as it is without d
 Next to read: `suffix.py` for the drafts, `scheduler/step_plan.py` for the step that verifies them.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +23,10 @@ MAX_DRAFT_TOKENS = 24
 MIN_GAIN = 1.03
 """Expected tokens per second, relative to those without drafts, below which a step verifies none."""
 ASSUMED_ROW_COST = 0.15
-"""Time of a further row as a share of a step with one row, until steps with more rows were measured."""
+"""Time of a further row as a share of a step with one row, until steps with more rows were measured; a step with many
+rows is assumed to grow half as fast as its rows. To be wrong costs a few steps, a higher price would never be tested."""
+UNTRIED_ROWS = 16
+"""Rows by which a step may have more than twice the most rows that were measured."""
 HOT_SHARE = 0.25
 """Share of a request's last tokens that were right drafts, from which on it is asked after each token."""
 COLD_TOKENS = 8
@@ -42,7 +46,8 @@ class StepTimes:
         self._seconds[num_rows] = moving_average(self._seconds.get(num_rows), seconds)
 
     def seconds(self, num_rows: int) -> float:
-        """Return the expected time, from the nearest measured numbers of rows; 0 if there is none.
+        """Return the expected time, from the nearest measured numbers of rows; 0 if there is none, infinity for far
+        more rows than were measured.
 
         More rows never take less time: on a busy machine they seem to, and each draft would pay.
         """
@@ -52,7 +57,8 @@ class StepTimes:
             return 0.0 if above is None else self._seconds[above]
         at_below = max(seconds for rows, seconds in self._seconds.items() if rows <= below)
         if above is None:
-            return at_below * (1 + (num_rows - below) * min(ASSUMED_ROW_COST, 1 / below))
+            is_tried = num_rows <= 2 * below + UNTRIED_ROWS
+            return at_below * (1 + (num_rows - below) * min(ASSUMED_ROW_COST, 0.5 / below)) if is_tried else math.inf
         if above == below:
             return at_below
         return at_below + max(0.0, self._seconds[above] - at_below) * (num_rows - below) / (above - below)
