@@ -43,7 +43,6 @@ constexpr int64_t kPanelTiles = 2;  // 32 outputs: one int8 block
 constexpr int64_t kPanelWidth = kPanelTiles * kTile;
 constexpr int64_t kPanelRows = 64;  // at most, so that a panel's results stay in L1
 constexpr int64_t kMostPieceRows = 512;
-constexpr int64_t kPieceFloats = 2 * kMostPieceRows * kPanelWidth;  // of a piece's sums
 
 // Whether a product dequantises its weights (gemm_amx.h).
 inline bool dequantises(const Weight& weight, const Rows& x) {
@@ -128,22 +127,24 @@ inline void fetch_to_write(const Rows& out, Range rows, int64_t column, int64_t 
 // One piece of a GemmOp: at most kMostPieceRows rows by 32 outputs (64 products if gated), from product to written
 // result.
 inline void gemm_piece(const GemmOp& op, Range rows, int64_t column, int64_t count, int64_t num_outputs, KvFetch& fetch,
-                       const LoraAhead& lora, float* scratch) {
+                       float* scratch) {
   const int64_t num_tiles = (count + kTile - 1) / kTile, num_rows = rows.end - rows.begin;
   float* factors = scratch + kMostPieceRows * kPanelWidth;
   fetch_to_write(op.out, rows, column, count);
+  fetch_lora(op.lora, column / kTile, num_tiles);
+  if (op.gated) fetch_lora(op.lora, (num_outputs + column) / kTile, num_tiles);
   const bool is_plain = !op.gated && !op.add && op.bias == nullptr && op.activation == Activation::none;
   if (is_plain && op.out.type == RowType::f32 && count == kPanelWidth && op.out.stride_bytes % 4 == 0) {
     float* out = row<float>(op.out, rows.begin) + column;
     multiply(op.weight, op.x, rows.begin, num_rows, column / kTile, num_tiles, fetch, out, op.out.stride_bytes / 4);
-    return lora.add({rows.begin, num_rows, column / kTile, num_tiles, out, op.out.stride_bytes / 4}, 0);
+    return add_lora(op.lora, rows.begin, num_rows, column / kTile, num_tiles, out, op.out.stride_bytes / 4);
   }
   multiply(op.weight, op.x, rows.begin, num_rows, column / kTile, num_tiles, fetch, scratch, kPanelWidth);
-  lora.add({rows.begin, num_rows, column / kTile, num_tiles, scratch, kPanelWidth}, 0);
+  add_lora(op.lora, rows.begin, num_rows, column / kTile, num_tiles, scratch, kPanelWidth);
   if (op.gated) {
     const int64_t tile = (num_outputs + column) / kTile;
     multiply(op.weight, op.x, rows.begin, num_rows, tile, num_tiles, fetch, factors, kPanelWidth);
-    lora.add({rows.begin, num_rows, tile, num_tiles, factors, kPanelWidth}, 1);
+    add_lora(op.lora, rows.begin, num_rows, tile, num_tiles, factors, kPanelWidth);
   }
   for (int64_t r = 0; r < num_rows && op.bias != nullptr; ++r) {
     add_values(op.bias + column, count, scratch + r * kPanelWidth);
@@ -175,16 +176,9 @@ inline void gemm(const GemmOp& op, const Context& context) {
   const auto multiply_columns = [&](int64_t first, int64_t width, int64_t num_outputs) {
     const Pieces pieces(count, width, context.num_threads, dequantises(op.weight, op.x));
     const Range mine = share(pieces.count, context);
-    auto* scratch = reinterpret_cast<float*>(context.scratch);
-    LoraAhead lora(op.lora);
-    if (lora.site != nullptr && pieces.row_blocks == 1 && mine.begin < mine.end) {
-      const int64_t column = pieces.column(mine.begin), last = mine.end - 1;
-      lora.compute(count, first + column, op.gated ? num_outputs + column : -1,
-                   pieces.column(last) + pieces.columns(last) - column, scratch + kPieceFloats,
-                   kScratchBytes / 4 - kPieceFloats);
-    }
     for (int64_t i = mine.begin; i < mine.end; ++i) {
-      gemm_piece(op, pieces.rows(i), first + pieces.column(i), pieces.columns(i), num_outputs, fetch, lora, scratch);
+      gemm_piece(op, pieces.rows(i), first + pieces.column(i), pieces.columns(i), num_outputs, fetch,
+                 reinterpret_cast<float*>(context.scratch));
     }
   };
   const int64_t num_outputs = op.weight.num_outputs;

@@ -3,8 +3,9 @@
 // what follows a product stays in one op with it.
 //
 // Rows are grouped by adapter: up to four of them share each value of A and B that is read. With one row per adapter
-// memory binds, so both are read in long streams and fetched ahead. The sums of a row depend on nothing but the row: A
-// x per output of A in 16 lanes, then over the lanes; B (A x) in the order of the rank, from zero on.
+// memory binds, so both are fetched ahead: A four outputs ahead of those that are computed, and B of a piece before the
+// piece's own product is. The sums of a row depend on nothing but the row: A x per output of A in 16 lanes, then over
+// the lanes; B (A x) in the order of the rank, even and odd columns apart.
 #pragma once
 #include <algorithm>
 
@@ -51,7 +52,6 @@ struct LoraOp {
 
 namespace {
 
-constexpr int64_t kLoraAheadBytes = 4096;           // of B in a stream
 constexpr int64_t kLoraRows = 4, kLoraOutputs = 4;  // together at most; R rows take K = 4 / R outputs or tiles at once:
                                                     // their sums fill half of AVX2's registers
 
@@ -160,136 +160,96 @@ inline void lora(const LoraOp& op, const Context& context) {
   }
 }
 
-// values[r][16 C] of R rows and C tiles side by side: B (A x), which `adds` to them or takes their place. B is fetched
-// ahead.
+// values[r][16] += B (A x) of R rows and C tiles side by side.
 template <bool kIsBf16, int R, int C>
-void lora_tiles(const std::byte* b, const float* const* products, int64_t rank, float* const* values, int64_t at,
-                bool adds) {
-  F32x16 y[R][C];
-  QUIRE_UNROLL for (int r = 0; r < R; ++r) { QUIRE_UNROLL for (int c = 0; c < C; ++c) y[r][c] = zero(); }
-  for (int64_t k = 0; k < rank; ++k) {
-    F32x16 weights[C];
-    QUIRE_UNROLL for (int c = 0; c < C; ++c) {
-      const int64_t index = (c * rank + k) * kLanes;
-      prefetch_l1(b + kLoraAheadBytes + index * lora_item(kIsBf16));
-      weights[c] = load_lora<kIsBf16>(b, index);
+void add_lora_tiles(const std::byte* b, const float* const* products, int64_t rank, float* const* values, int64_t at) {
+  for (int64_t parity = 0; parity < 2; ++parity) {
+    F32x16 y[R][C];
+    QUIRE_UNROLL for (int r = 0; r < R; ++r) {
+      QUIRE_UNROLL for (int c = 0; c < C; ++c) y[r][c] = parity == 0 ? load(values[r] + at + c * kTile) : zero();
+    }
+    for (int64_t k = parity; k < rank; k += 2) {
+      F32x16 weights[C];
+      QUIRE_UNROLL for (int c = 0; c < C; ++c) weights[c] = load_lora<kIsBf16>(b, (c * rank + k) * kLanes);
+      QUIRE_UNROLL for (int r = 0; r < R; ++r) {
+        const F32x16 product = broadcast(products[r][k]);
+        QUIRE_UNROLL for (int c = 0; c < C; ++c) y[r][c] = fma(weights[c], product, y[r][c]);
+      }
     }
     QUIRE_UNROLL for (int r = 0; r < R; ++r) {
-      const F32x16 product = broadcast(products[r][k]);
-      QUIRE_UNROLL for (int c = 0; c < C; ++c) y[r][c] = fma(weights[c], product, y[r][c]);
-    }
-  }
-  QUIRE_UNROLL for (int r = 0; r < R; ++r) {
-    QUIRE_UNROLL for (int c = 0; c < C; ++c) {
-      float* to = values[r] + at + c * kTile;
-      store(to, adds ? load(to) + y[r][c] : y[r][c]);
-    }
-  }
-}
-
-// Rows of a step, and columns of a layer from `tile` on: a row's values are at values[(row - first) * stride].
-struct LoraSums {
-  int64_t first, num_rows, tile, num_tiles;
-  float* values;
-  int64_t stride;
-};
-
-// Tiles begin … end - 1 of an adapter's part, and its rows. `shares`: the first of them is the last of the part before.
-struct LoraWork {
-  const LoraEntry& entry;
-  const LoraPart& part;
-  int64_t begin, end;
-  const int32_t *row, *last;
-  bool shares;
-};
-
-// Calls visit(work) for each part of an adapter with tiles and rows among these.
-template <typename Visit>
-inline void for_parts(const LoraSite& site, const LoraSums& sums, Visit visit) {
-  const LoraStep& step = *site.step;
-  for (int64_t g = 0; g < step.num_groups; ++g) {
-    const LoraEntry& entry = site.entries[step.slots[g]];
-    if (entry.a == nullptr) continue;
-    const int32_t *row = step.rows + step.starts[g], *last = step.rows + step.starts[g + 1];
-    if (*row < sums.first || last[-1] >= sums.first + sums.num_rows) {  // a decode's piece has all rows
-      row = std::lower_bound(row, last, static_cast<int32_t>(sums.first));
-      last = std::lower_bound(row, last, static_cast<int32_t>(sums.first + sums.num_rows));
-    }
-    for (int64_t p = 0; p < entry.num_parts && row < last; ++p) {
-      const LoraPart& part = entry.parts[p];
-      const int64_t begin = part.first_tile > sums.tile ? part.first_tile : sums.tile;
-      const int64_t end = part.end_tile < sums.tile + sums.num_tiles ? part.end_tile : sums.tile + sums.num_tiles;
-      const bool shares = p > 0 && part.first_tile < entry.parts[p - 1].end_tile && begin == part.first_tile;
-      if (begin < end) visit(LoraWork{entry, part, begin, end, row, last, shares});
-    }
-  }
-}
-
-// B (A x), which `adds` to the sums or, where a part of an adapter has outputs, takes their place.
-inline void compute_lora(const LoraSite& site, const LoraSums& sums, bool adds) {
-  const LoraStep& step = *site.step;
-  for_parts(site, sums, [&](const LoraWork& work) {
-    const LoraPart& part = work.part;
-    const bool is_bf16 = work.entry.is_bf16 != 0;
-    for (const int32_t* at = work.row; at < work.last;) {
-      at += for_rows(work.last - at, [&]<int R>() {
-        const float* products[R];
-        float* to[R];
-        for (int r = 0; r < R; ++r) {
-          products[r] = step.products + at[r] * step.products_stride + part.first_product;
-          to[r] = sums.values + (at[r] - sums.first) * sums.stride;
-        }
-        constexpr int64_t kAtOnce = kLoraOutputs / R;
-        for (int64_t c = work.begin; c < work.end;) {
-          const bool is_shared = work.shares && c == work.begin, is_full = !is_shared && c + kAtOnce <= work.end;
-          const auto compute = is_full ? (is_bf16 ? lora_tiles<true, R, kAtOnce> : lora_tiles<false, R, kAtOnce>)
-                                       : (is_bf16 ? lora_tiles<true, R, 1> : lora_tiles<false, R, 1>);
-          const std::byte* b = part.b + (c - part.first_tile) * part.rank * kLanes * lora_item(is_bf16);
-          compute(b, products, part.rank, to, (c - sums.tile) * kTile, adds || is_shared);
-          c += is_full ? kAtOnce : 1;
-        }
-      });
-    }
-  });
-}
-
-// B (A x) of the columns that a thread computes in this op, if they were computed before its products. B is then read
-// in one stream per adapter: 8 adapters of rank 16 for one row each add a third less time to products than piece by
-// piece (Zen 3, 2 threads).
-struct LoraAhead {
-  const LoraSite* site;   // null: the engine has no adapters, or no row of the step has one
-  LoraSums sums[2] = {};  // gated products have two ranges of columns
-  bool is_computed = false;
-
-  explicit LoraAhead(const LoraSite* adapters)
-      : site(adapters != nullptr && adapters->step->num_groups > 0 ? adapters : nullptr) {}
-
-  // Columns column … column + count - 1, and as many from `second` on unless it is negative. They are computed if
-  // `memory` holds them.
-  void compute(int64_t num_rows, int64_t column, int64_t second, int64_t count, float* memory, int64_t num_floats) {
-    const int64_t num_tiles = (count + kTile - 1) / kTile, stride = num_tiles * kTile, num_ranges = second < 0 ? 1 : 2;
-    is_computed = num_rows * num_ranges * stride <= num_floats;
-    for (int64_t i = 0; is_computed && i < num_ranges; ++i) {
-      sums[i] = {0, num_rows, (i == 0 ? column : second) / kTile, num_tiles, memory + i * num_rows * stride, stride};
-      compute_lora(*site, sums[i], false);
-    }
-  }
-
-  // Adds B (A x) to a piece's sums.
-  void add(const LoraSums& piece, int64_t range) const {
-    if (site == nullptr) return;
-    if (!is_computed) return compute_lora(*site, piece, true);
-    const LoraSums& from = sums[range];
-    for_parts(*site, piece, [&](const LoraWork& work) {
-      const int64_t begin = work.begin + (work.shares ? 1 : 0);
-      for (const int32_t* at = work.row; at < work.last; ++at) {
-        const float* values = from.values + *at * from.stride + (begin - from.tile) * kTile;
-        float* to = piece.values + (*at - piece.first) * piece.stride + (begin - piece.tile) * kTile;
-        add_values(values, (work.end - begin) * kTile, to);
+      QUIRE_UNROLL for (int c = 0; c < C; ++c) {
+        float* to = values[r] + at + c * kTile;
+        store(to, parity == 0 ? y[r][c] : load(to) + y[r][c]);
       }
-    });
+    }
   }
+}
+
+// The tiles of a piece that a part of an adapter changes.
+struct LoraTiles {
+  int64_t begin, end;
+  LoraTiles(const LoraPart& part, int64_t tile, int64_t num_tiles)
+      : begin(part.first_tile > tile ? part.first_tile : tile),
+        end(part.end_tile < tile + num_tiles ? part.end_tile : tile + num_tiles) {}
 };
+
+inline const std::byte* b_of(const LoraEntry& entry, const LoraPart& part, int64_t tile) {
+  return part.b + (tile - part.first_tile) * part.rank * kLanes * lora_item(entry.is_bf16 != 0);
+}
+
+// Fetches what `add_lora` will read of these tiles.
+inline void fetch_lora(const LoraSite* site, int64_t tile, int64_t num_tiles) {
+  if (site == nullptr) return;
+  for (int64_t g = 0; g < site->step->num_groups; ++g) {
+    const LoraEntry& entry = site->entries[site->step->slots[g]];
+    for (int64_t p = 0; entry.a != nullptr && p < entry.num_parts; ++p) {
+      const LoraTiles tiles(entry.parts[p], tile, num_tiles);
+      if (tiles.begin >= tiles.end) continue;
+      const std::byte* end = b_of(entry, entry.parts[p], tiles.end);
+      for (const std::byte* at = b_of(entry, entry.parts[p], tiles.begin); at < end; at += 64) prefetch_l1(at);
+    }
+  }
+}
+
+// Adds to the sums of rows first … first + num_rows - 1 and of num_tiles tiles from `tile` on, at values[row][16 *
+// tiles]. `site` null: the engine has no adapters.
+inline void add_lora(const LoraSite* site, int64_t first, int64_t num_rows, int64_t tile, int64_t num_tiles,
+                     float* values, int64_t stride) {
+  if (site == nullptr) return;
+  const LoraStep& step = *site->step;
+  for (int64_t g = 0; g < step.num_groups; ++g) {
+    const LoraEntry& entry = site->entries[step.slots[g]];
+    if (entry.a == nullptr) continue;
+    const int32_t *row = step.rows + step.starts[g], *end = step.rows + step.starts[g + 1];
+    if (*row < first || end[-1] >= first + num_rows) {  // a decode's piece has all rows
+      row = std::lower_bound(row, end, static_cast<int32_t>(first));
+      end = std::lower_bound(row, end, static_cast<int32_t>(first + num_rows));
+    }
+    for (int64_t p = 0; p < entry.num_parts; ++p) {
+      const LoraPart& part = entry.parts[p];
+      const LoraTiles tiles(part, tile, num_tiles);
+      if (tiles.begin >= tiles.end) continue;
+      for (const int32_t* at = row; at < end;) {
+        at += for_rows(end - at, [&]<int R>() {
+          const float* products[R];
+          float* to[R];
+          for (int r = 0; r < R; ++r) {
+            products[r] = step.products + at[r] * step.products_stride + part.first_product;
+            to[r] = values + (at[r] - first) * stride;
+          }
+          constexpr int64_t kAtOnce = R == 4 ? 1 : 2;
+          for (int64_t c = tiles.begin; c < tiles.end;) {
+            const bool is_full = c + kAtOnce <= tiles.end, is_bf16 = entry.is_bf16 != 0;
+            const auto add = is_full ? (is_bf16 ? add_lora_tiles<true, R, kAtOnce> : add_lora_tiles<false, R, kAtOnce>)
+                                     : (is_bf16 ? add_lora_tiles<true, R, 1> : add_lora_tiles<false, R, 1>);
+            add(b_of(entry, part, c), products, part.rank, to, (c - tile) * kTile);
+            c += is_full ? kAtOnce : 1;
+          }
+        });
+      }
+    }
+  }
+}
 
 QUIRE_OP(lora, LoraOp, x, width, site)
 
