@@ -43,7 +43,9 @@ def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 
 def start(base: Path, adapters: dict[str, Path], **options: Any) -> LLMEngine:
-    return build(base, lora={name: str(path) for name, path in adapters.items()}, block_size=16, **options)
+    return build(
+        base, lora={name: str(path) for name, path in adapters.items()}, block_size=16, batch_invariant=True, **options
+    )
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +141,7 @@ def test_requests_of_several_adapters_get_bits_of_each_alone(
     assert run(engine, PROMPTS, NAMES) == wanted
     assert run(engine, PROMPTS, NAMES) == wanted, "with cached prefixes"
     engine.shutdown()
-    plain = build(base, block_size=16, **options)
+    plain = build(base, block_size=16, batch_invariant=True, **options)
     assert run(plain, [PROMPTS[1]], [None]) == [wanted[1]], "a base request's bits are those of an engine without"
     plain.shutdown()
 
@@ -275,9 +277,9 @@ def test_beams_and_embeddings_are_those_of_the_merged_model(
         BeamSearchParams(beam_width=2, max_tokens=4, ignore_eos=True),
         LoRARequest("one", str(adapters["one"])),
     )
-    merged = LLM(str(write_merged(tmp_path / "merged", base, random_matrices(base, 1))), dtype="float32")
+    merged = LLM(str(write_merged(tmp_path / "merged", base, random_matrices(base, 1))), device="cpu", dtype="float32")
     beams, vectors = merged.beam_search(prompts, params), merged.encode(prompts)
-    llm = LLM(str(base), dtype="float32", enable_lora=True)
+    llm = LLM(str(base), device="cpu", dtype="float32", enable_lora=True)
     for wanted, found, plain in zip(
         beams, llm.beam_search(prompts, params, lora_request=one), llm.beam_search(prompts, params), strict=True
     ):
