@@ -23,8 +23,8 @@ MAX_DRAFT_TOKENS = 24
 MIN_GAIN = 1.03
 """Expected tokens per second, relative to those without drafts, below which a step verifies none."""
 ASSUMED_ROW_COST = 0.15
-"""Time of a further row as a share of a step with one row, until steps with more rows were measured; a step with many
-rows is assumed to grow half as fast as its rows. To be wrong costs a few steps, a higher price would never be tested."""
+"""Time of a further row as a share of a step with one row, until steps with more rows were measured; steps of many rows
+are assumed to grow half as fast as their rows. To be wrong costs a few steps; a higher price would never be tested."""
 UNTRIED_ROWS = 16
 """Rows by which a step may have more than twice the most rows that were measured."""
 HOT_SHARE = 0.25
