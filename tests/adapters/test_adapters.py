@@ -217,8 +217,8 @@ def test_least_recently_used_adapters_leave_and_are_read_again(base: Path, adapt
     assert alone(engine) == wanted
     # So long that the first one still runs when the second one's adapter has been read.
     params = dataclasses.replace(PARAMS, max_tokens=150)
-    (token_ids, _), failed = run(engine, [PROMPTS[0], PROMPTS[2]], ["one", "two"], params)
-    assert token_ids[:12] == wanted[0][0]
+    (token_ids, scores), failed = run(engine, [PROMPTS[0], PROMPTS[2]], ["one", "two"], params)
+    assert (token_ids[:12], scores[:12]) == wanted[0]
     assert "--lora-bytes" in failed[0]
     engine.shutdown()
 

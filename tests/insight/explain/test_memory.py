@@ -1,4 +1,4 @@
-"""What fits with which settings: the figures of known models and devices, against arithmetic by hand."""
+"""Compare what fits with which settings, of known models and devices, with arithmetic by hand."""
 
 import json
 from pathlib import Path
