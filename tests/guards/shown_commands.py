@@ -29,7 +29,7 @@ from click.testing import CliRunner
 
 from quire import _native
 from quire.cli.main import cli
-from quire.insight.compare import speculation
+from quire.insight.compare import draft_texts, speculation
 
 FENCE = re.compile(r"^```(\w+)( measured)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -37,7 +37,7 @@ FIGURES = "figures"
 TIME_UNITS = re.compile(r"# ?(?:ns|µs|ms|s)\b")
 PREFIXES = re.compile(r"# [kMGT](?=FLOP|B/s)")
 BRIEF_OPTIONS = {
-    "bench": ("--repetitions", "1", "--no-warm-up", "--n-gen", "4"),
+    "bench": ("--repetitions", "1", "--no-warm-up"),
     "compare": ("--output-len", "8"),
     "explain": ("--ctx", "16"),
 }
@@ -141,7 +141,7 @@ def _commands(body: str, offset: int, is_measured: bool) -> list[Shown]:
 def run_command(line: str, *, brief: bool = False) -> str:
     """Run a command line. `quire …` runs in this process, which has torch loaded, and may be piped to a command.
 
-    `brief`: add the options of `BRIEF_OPTIONS`, and compare drafts in one round.
+    `brief`: add the options of `BRIEF_OPTIONS`, and compare drafts in one round of short texts.
     """
     command, _, rest = line.partition(" | ")
     if not command.startswith("quire "):
@@ -151,6 +151,8 @@ def run_command(line: str, *, brief: bool = False) -> str:
         if brief:
             words += BRIEF_OPTIONS.get(words[0], ())
             patch.setattr(speculation, "NUM_ROUNDS", 1)
+            patch.setattr(draft_texts, "EDIT_CHARACTERS", 800)
+            patch.setattr(draft_texts, "SUMMARY_CHARACTERS", 800)
         result = CliRunner().invoke(cli, words)
     assert result.exit_code == 0, f"{command}: {result.stderr or result.exception!r}"
     return _shell(rest, result.stdout) if rest else result.stdout
