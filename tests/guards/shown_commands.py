@@ -13,6 +13,7 @@ their numbers, which are not compared, come from less work.
 
 import contextlib
 import io
+import itertools
 import os
 import re
 import shlex
@@ -38,10 +39,10 @@ TIME_UNITS = re.compile(r"# ?(?:ns|µs|ms|s)\b")
 PREFIXES = re.compile(r"# [kMGT](?=FLOP|B/s)")
 BRIEF_OPTIONS = {
     "bench": ("--repetitions", "1", "--no-warm-up"),
-    "compare": ("--output-len", "8"),
+    "compare cache": ("--output-len", "16"),
     "explain": ("--ctx", "16"),
 }
-"""Verb → options behind those of a measured command when it runs briefly: the last of two values counts."""
+"""Beginning of a measured command → options behind its own when it runs briefly: the last of two values counts."""
 
 
 @dataclass
@@ -149,7 +150,8 @@ def run_command(line: str, *, brief: bool = False) -> str:
     words = shlex.split(command)[1:]
     with pytest.MonkeyPatch.context() as patch:
         if brief:
-            words += BRIEF_OPTIONS.get(words[0], ())
+            added = [more for verb, more in BRIEF_OPTIONS.items() if f"{command} ".startswith(f"quire {verb} ")]
+            words += itertools.chain.from_iterable(added)
             patch.setattr(speculation, "NUM_ROUNDS", 1)
             patch.setattr(draft_texts, "EDIT_CHARACTERS", 800)
             patch.setattr(draft_texts, "SUMMARY_CHARACTERS", 800)
