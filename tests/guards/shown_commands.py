@@ -30,7 +30,7 @@ from click.testing import CliRunner
 
 from quire import _native
 from quire.cli.main import cli
-from quire.insight.compare import draft_texts, speculation
+from quire.insight.compare import adapters, draft_texts, speculation
 
 FENCE = re.compile(r"^```(\w+)( measured)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -142,7 +142,7 @@ def _commands(body: str, offset: int, is_measured: bool) -> list[Shown]:
 def run_command(line: str, *, brief: bool = False) -> str:
     """Run a command line. `quire …` runs in this process, which has torch loaded, and may be piped to a command.
 
-    `brief`: add the options of `BRIEF_OPTIONS`, and compare drafts in one round of short texts.
+    `brief`: add the options of `BRIEF_OPTIONS`, and measure fewer rounds, and drafts on short texts.
     """
     command, _, rest = line.partition(" | ")
     if not command.startswith("quire "):
@@ -152,6 +152,7 @@ def run_command(line: str, *, brief: bool = False) -> str:
         if brief:
             added = [more for verb, more in BRIEF_OPTIONS.items() if f"{command} ".startswith(f"quire {verb} ")]
             words += itertools.chain.from_iterable(added)
+            patch.setattr(adapters, "NUM_ROUNDS", 1)
             patch.setattr(speculation, "NUM_ROUNDS", 1)
             patch.setattr(draft_texts, "EDIT_CHARACTERS", 800)
             patch.setattr(draft_texts, "SUMMARY_CHARACTERS", 800)
