@@ -32,12 +32,13 @@ pytestmark = [
 ]
 
 
-def output(*command: str, isa: str = "") -> str:
+def run(*command: str, isa: str = "") -> tuple[str, list[str]]:
+    """Return the output of a command, and its warnings."""
     environment = {name: value for name, value in os.environ.items() if name != "QUIRE_ISA"}
     environment |= {"QUIRE_ISA": isa} if isa else {}
     result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900, check=False)
     assert result.returncode == 0, result.stderr
-    return result.stdout
+    return result.stdout, [line for line in result.stderr.splitlines() if line.startswith("WARNING")]
 
 
 @pytest.fixture(scope="module")
@@ -48,15 +49,19 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def wanted(words: list[str]) -> str:
-    return output(sys.executable, "-m", "quire", *words, isa="scalar")
+    return run(sys.executable, "-m", "quire", *words, isa="scalar")[0]
 
 
 @pytest.mark.parametrize("processor", PROCESSORS)
 def test_older_processor_runs_what_it_has_and_gives_same_tokens(processor: str, words: list[str], wanted: str) -> None:
-    printed = output(str(EMULATOR), "-cpu", processor, sys.executable, "-c", START, *words)
+    printed, warnings = run(str(EMULATOR), "-cpu", processor, sys.executable, "-c", START, *words)
     line, answer = printed.split("\n", 1)
     report = json.loads(line)
     assert report["isa"] in report["sets"]
     assert set(report["sets"]) <= ({"scalar"} if processor == "Nehalem" else {"scalar", "avx2"})
     assert report["failing"] == [""] * len(report["sets"])
     assert answer == wanted
+    assert len(warnings) == (processor == "Nehalem")
+    for warning in warnings:
+        assert "the portable kernels are used, many times slower than those for AVX2" in warning
+        assert "choose a small model, or a newer processor" in warning
