@@ -39,6 +39,7 @@ TIME_UNITS = re.compile(r"# ?(?:ns|µs|ms|s)\b")
 PREFIXES = re.compile(r"# [kMGT](?=FLOP|B/s)")
 BRIEF_OPTIONS = {
     "bench": ("--repetitions", "1", "--no-warm-up"),
+    "compare adapters": ("--prompt-len", "8", "--output-len", "8"),
     "compare cache": ("--output-len", "16"),
     "explain": ("--ctx", "16"),
 }
