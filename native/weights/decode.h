@@ -46,10 +46,9 @@ struct Integers {
 };
 using DecodeBlock = void (*)(const std::byte* block, const int8_t* codebook, Integers& out);
 
-// How integers are stored in Integers::q: as they are, or as indices of a table: below 8 with a scale for each 16 or
-// for each 32; or below 4 with a scale for each 32; or below 16 with a scale for each 32, entries 8 to 15 being the
-// negative ones of 0 to 7. With minima: a table of the codes themselves.
-enum class Codes { none, of_16, of_16_with_minima, of_32, four_of_32, signed_of_32 };
+// How integers are stored in Integers::q: as they are, or as indices of a table, with a scale for each 16 or for each 32.
+// Larger codes have no smaller magnitudes, but of Q3_K, and of Q2_K, which has minima.
+enum class Codes { none, q2_k, q3_k, iq1_of_16, iq1_of_32, iq2_of_16, iq2_of_32, iq3_of_32, ternary };
 
 // What 16 codes stand for, and their magnitudes.
 struct CodeTable {
