@@ -153,12 +153,6 @@ void decode_q6_k(const std::byte* block, const int8_t*, Integers& out) {
 
 // Codes are ordered by magnitudes. Signs are added to 32 weights at a time, not eight.
 void put_entry_of_4(const int8_t* codebook, int index, int8_t* q) { std::memcpy(q, codebook + 4 * index, 4); }
-uint64_t entry_of_8(const int8_t* codebook, uint32_t index) {
-  uint64_t entry;
-  std::memcpy(&entry, codebook + 8 * uint64_t{index}, sizeof entry);
-  return entry;
-}
-
 // Each byte of a word eight times.
 [[gnu::always_inline]] inline Octets eight_each(uint32_t word) {
   const auto four = same_bits<Octets>(Words{} + static_cast<int32_t>(word));
@@ -187,25 +181,42 @@ template <typename Signs>
   return sevens | same_bits<Signs>((parity & 0x01010101u) << 7);
 }
 
-// Entries index(g, k), k = 0 to 3, of 32 weights each, as finish(entries, g) makes them. In a register: to read 32 codes
-// that were just copied, eight at a time, waits for the copies.
-template <typename Index, typename Finish>
-[[gnu::always_inline]] inline void put_entries_of_8(const int8_t* codebook, Index index, Finish finish, int8_t* q) {
+// The bytes of a vector. To take element after element out of its register costs more than to store it.
+template <typename Vector>
+[[gnu::always_inline]] inline Bytes in_memory(Vector& vector) {
+  asm("" : "+m"(vector));
+  return reinterpret_cast<Bytes>(&vector);
+}
+
+// Puts the 32 entries of a block at q, four in a register, as finish(codes, i) makes them: to read 32 codes that were
+// just copied, eight at a time, waits for the copies. place(i) is where `indices` have the index of entry i.
+template <typename Place, typename Finish>
+[[gnu::always_inline]] inline void put_entries(const int8_t* codebook, Shorts* indices, Place place, Finish finish,
+                                               int8_t* q) {
+  const Bytes places[2] = {in_memory(indices[0]), in_memory(indices[1])};
 #pragma GCC unroll 8
-  for (int g = 0; g < 8; ++g) {
-    const Longs entries = {entry_of_8(codebook, index(g, 0)), entry_of_8(codebook, index(g, 1)),
-                           entry_of_8(codebook, index(g, 2)), entry_of_8(codebook, index(g, 3))};
-    const Octets codes = finish(same_bits<Octets>(entries), g);
-    std::memcpy(q + 32 * g, &codes, sizeof codes);
+  for (int i = 0; i < 8; ++i) {
+    const auto entry = [&](int k) {
+      const int at = place(4 * i + k);
+      // Loads of doubles fill half a register.
+      return vector_at<double>(codebook + 8 * int64_t{half_word(places[at / 16] + at % 16 * 2)});
+    };
+    const Doubles entries = {entry(0), entry(1), entry(2), entry(3)};
+    const Octets codes = finish(same_bits<Octets>(entries), i);
+    std::memcpy(q + 32 * i, &codes, sizeof codes);
   }
 }
-// Indices of eight groups: byte k of `lower`, and what upper(k) puts above it.
-template <typename Upper>
-[[gnu::always_inline]] inline void put_indices(Words lower, Upper upper, uint32_t (*indices)[8]) {
-  for (int k = 0; k < 4; ++k) {
-    const Words index = (lower >> (8 * k) & 255) | upper(k);
-    std::memcpy(indices[k], &index, sizeof index);
-  }
+// The same for indices of two bytes each.
+template <typename Finish>
+[[gnu::always_inline]] inline void put_entries(const int8_t* codebook, Octets lower, Octets upper, Finish finish,
+                                               int8_t* q) {
+  Shorts indices[2] = {same_bits<Shorts>(__builtin_shufflevector(
+                           lower, upper, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 16, 48, 17, 49, 18, 50,
+                           19, 51, 20, 52, 21, 53, 22, 54, 23, 55)),
+                       same_bits<Shorts>(__builtin_shufflevector(
+                           lower, upper, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47, 24, 56, 25, 57, 26,
+                           58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63))};
+  put_entries(codebook, indices, [](int i) { return i / 8 % 2 * 16 + i / 16 * 8 + i % 8; }, finish, q);
 }
 
 // Words of four times 7 signs and 4 bits of a scale: gives the signs, and puts the scales.
@@ -221,13 +232,11 @@ void decode_iq2_xxs(const std::byte* block, const int8_t* codebook, Integers& ou
   const auto first = vector_at<Words>(p + 2), second = vector_at<Words>(p + 34);
   const Words lower = __builtin_shufflevector(first, second, 0, 2, 4, 6, 8, 10, 12, 14),
               words = __builtin_shufflevector(first, second, 1, 3, 5, 7, 9, 11, 13, 15);
-  uint32_t indices[4][8], signs[8];
-  const Unsigned found = signs_of_words(same_bits<Unsigned>(words), half_at(p), 0.25f, out);
-  std::memcpy(signs, &found, sizeof found);
-  put_indices(lower, [](int) { return Words{}; }, indices);
-  put_entries_of_8(
-      codebook, [&](int g, int k) { return indices[k][g]; },
-      [&](Octets codes, int g) { return with_signs(codes, signs[g]); }, out.q);
+  Unsigned found = signs_of_words(same_bits<Unsigned>(words), half_at(p), 0.25f, out);
+  const Bytes signs = in_memory(found);
+  put_entries(
+      codebook, same_bits<Octets>(lower), Octets{}, [&](Octets codes, int i) { return with_signs(codes, read_word(signs + 4 * i)); },
+      out.q);
 }
 
 QUIRE_WIDE
@@ -253,33 +262,32 @@ QUIRE_WIDE
 void decode_iq2_xs(const std::byte* block, const int8_t* codebook, Integers& out) {
   const auto* p = reinterpret_cast<Bytes>(block);
   quarter_scales(half_at(p), p + 66, out);
-  uint16_t indices[32];
+  Shorts indices[2];
   Octets sevens[2];
   for (int i = 0; i < 2; ++i) {
     const auto words = vector_at<Shorts>(p + 2 + 32 * i);
-    const Shorts lower = words & 511;
-    std::memcpy(indices + 16 * i, &lower, sizeof lower);
+    indices[i] = words & 511;
     sevens[i] = same_bits<Octets>(words >> 9);
   }
-  const Octets signs = with_parities(__builtin_shufflevector(
+  Octets found = with_parities(__builtin_shufflevector(
       sevens[0], sevens[1], 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36, 38, 40, 42, 44, 46,
       48, 50, 52, 54, 56, 58, 60, 62));
-  const auto* bytes = reinterpret_cast<Bytes>(&signs);
-  put_entries_of_8(
-      codebook, [&](int g, int k) { return indices[4 * g + k]; },
-      [&](Octets codes, int g) { return with_signs(codes, read_word(bytes + 4 * g)); }, out.q);
+  const Bytes signs = in_memory(found);
+  put_entries(
+      codebook, indices, [](int i) { return i; },
+      [&](Octets codes, int i) { return with_signs(codes, read_word(signs + 4 * i)); }, out.q);
 }
 
 QUIRE_WIDE
 void decode_iq2_s(const std::byte* block, const int8_t* codebook, Integers& out) {
   const auto* p = reinterpret_cast<Bytes>(block);
   quarter_scales(half_at(p), p + 74, out);
-  const Words upper = eight_bytes(p + 66);
-  uint32_t indices[4][8];
-  put_indices(vector_at<Words>(p + 2), [&](int k) { return (upper << (8 - 2 * k)) & 0x300; }, indices);
-  put_entries_of_8(
-      codebook, [&](int g, int k) { return indices[k][g]; },
-      [&](Octets codes, int g) { return with_signs(codes, read_word(p + 34 + 4 * g)); }, out.q);
+  Words upper = eight_bytes(p + 66);
+  upper = (upper | upper << 12) & 0x000f000f;
+  upper = (upper | upper << 6) & 0x03030303;
+  put_entries(
+      codebook, vector_at<Octets>(p + 2), same_bits<Octets>(upper),
+      [&](Octets codes, int i) { return with_signs(codes, read_word(p + 34 + 4 * i)); }, out.q);
 }
 
 QUIRE_WIDE
@@ -301,17 +309,6 @@ void decode_iq3_s(const std::byte* block, const int8_t* codebook, Integers& out)
 // Entries are -1, 0 and 1, as codes 4, 0 and 6, and moved by an eighth: in eighths they are integers, and an eighth of a
 // scale is exact. Of an entry that is moved down the code is the other one XOR 3.
 constexpr CodeTable kEighths = {1, 0, 0, -1, -7, 7, 9, -9};
-// Four entries for each of eight groups, from bytes of their indices and words with 3 upper bits for each: those of
-// entry k from bit `width` * k on. Byte k of a word of `down` is 3 where the entry is moved down, else 0.
-[[gnu::always_inline]] inline void put_eighths(Bytes lower, Words upper, Words down, int width, const int8_t* codebook,
-                                               int8_t* q) {
-  uint32_t indices[4][8], moved[8];
-  put_indices(vector_at<Words>(lower), [&](int k) { return (upper >> (width * k) & 7) << 8; }, indices);
-  std::memcpy(moved, &down, sizeof down);
-  put_entries_of_8(
-      codebook, [&](int g, int k) { return indices[k][g]; },
-      [&](Octets codes, int g) { return codes ^ eight_each(moved[g]); }, q);
-}
 [[gnu::always_inline]] inline Words eight_halves(Bytes p) {
   return __builtin_convertvector(vector_at<Halves>(p), Words);
 }
@@ -319,10 +316,16 @@ constexpr CodeTable kEighths = {1, 0, 0, -1, -7, 7, 9, -9};
 QUIRE_WIDE
 void decode_iq1_s(const std::byte* block, const int8_t* codebook, Integers& out) {
   const auto* p = reinterpret_cast<Bytes>(block);
-  const Words words = eight_halves(p + 34), down = (words >> 15) * 0x03030303;
+  const Words words = eight_halves(p + 34);
+  Words upper = (words | words << 10) & 0x003f003f;
+  upper = (upper | upper << 5) & 0x07070707;
+  Words down = (words << 16 >> 31) & 0x03030303;
+  const Bytes moved = in_memory(down);
   put_scales_of_32(half_at(p) * __builtin_convertvector((words >> 12 & 7) * 2 + 1, Floats) * 0.125f, out);
   no_minima(out);
-  put_eighths(p + 2, words, down, 3, codebook, out.q);
+  put_entries(
+      codebook, vector_at<Octets>(p + 2), same_bits<Octets>(upper),
+      [&](Octets codes, int i) { return codes ^ same_bits<Octets>(Unsigned{} + read_word(moved + 4 * i)); }, out.q);
 }
 
 QUIRE_WIDE
@@ -341,9 +344,14 @@ void decode_iq1_m(const std::byte* block, const int8_t* codebook, Integers& out)
     const Floats scaled = d * __builtin_convertvector(2 * scales + 1, Floats) * 0.125f;
     std::memcpy(out.scales + 8 * i, &scaled, sizeof scaled);
   }
-  const Words upper = eight_halves(p + 32);
-  const Words down = (upper >> 3 & 1) | (upper << 1 & 0x100) | (upper << 5 & 0x10000) | (upper << 9 & 0x1000000);
-  put_eighths(p, upper, down | down << 1, 4, codebook, out.q);
+  // Of each byte with two times 3 bits and a sign of the shift, two bytes.
+  Shorts upper = __builtin_convertvector(vector_at<Sixteen>(p + 32), Shorts);
+  upper |= upper << 4;
+  Shorts down = (upper >> 3 & 0x0101) | (upper >> 2 & 0x0202);
+  const Bytes moved = in_memory(down);
+  put_entries(
+      codebook, vector_at<Octets>(p), same_bits<Octets>(upper & 0x0707),
+      [&](Octets codes, int i) { return codes ^ eight_each(read_word(moved + 4 * i)); }, out.q);
 }
 
 void decode_iq4_xs(const std::byte* block, const int8_t*, Integers& out) {

@@ -267,10 +267,13 @@ template <typename Kind>
                                                   Quantised* to) {
   float inverses[kTile][kBlocksAtOnce];
   bool is_kept[kTile];
+  Floats largest[kTile];
   for (int64_t r = 0; r < num_rows; ++r) {
-    const Floats largest = largest_magnitudes<Kind>(rows[r], table);
-    put_steps(largest / 127.0f, to[r].d, inverses[r]);
-    is_kept[r] = !are_bytes(largest, floats_at(inverses[r]));
+    largest[r] = largest_magnitudes<Kind>(rows[r], table);
+  }
+  for (int64_t r = 0; r < num_rows; ++r) {
+    put_steps(largest[r] / 127.0f, to[r].d, inverses[r]);
+    is_kept[r] = !are_bytes(largest[r], floats_at(inverses[r]));
   }
   for (int64_t r = 0; r < num_rows; ++r) {
     const auto* codes = reinterpret_cast<const uint8_t*>(rows[r].q);

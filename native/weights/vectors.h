@@ -25,6 +25,7 @@ using Halves = uint16_t __attribute__((vector_size(16)));
 using Shorts = uint16_t __attribute__((vector_size(32)));
 using Two = uint64_t __attribute__((vector_size(16)));
 using Longs = uint64_t __attribute__((vector_size(32)));
+using Doubles = double __attribute__((vector_size(32)));
 constexpr int64_t kParts = 8;
 
 template <typename To, typename From>
