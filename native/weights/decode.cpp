@@ -32,7 +32,6 @@ void add_to_all(int8_t* q, int count, int added) {
 void one_scale(Integers& out, float scale, float minimum = 0.0f) {
   for (int g = 0; g < 2; ++g) out.scales[g] = scale, out.minima[g] = minimum;
 }
-void no_minima(Integers& out) { std::memset(out.minima, 0, sizeof out.minima); }
 
 // --- Blocks of 32 -------------------------------------------------------------------------------------------------
 
@@ -95,7 +94,6 @@ void decode_q3_k(const std::byte* block, const int8_t*, Integers& out) {
     const int low = p[96 + g % 8] >> (g / 8 * 4) & 15, high = p[104 + g % 4] >> (g / 4 * 2) & 3;
     out.scales[g] = static_cast<float>((low | high << 4) - 32) * d;
   }
-  no_minima(out);
   for (int part = 0; part < 2; ++part) crumbs(p + 32 + 32 * part, out.q + 128 * part);
   for (int g = 0; g < 8; ++g) {
     int8_t* q = out.q + 32 * g;
@@ -127,7 +125,6 @@ void decode_q6_k(const std::byte* block, const int8_t*, Integers& out) {
   const auto* p = reinterpret_cast<Bytes>(block);
   const float d = half_at(p + 208);
   for (int g = 0; g < 16; ++g) out.scales[g] = d * static_cast<float>(static_cast<int8_t>(p[192 + g]));
-  no_minima(out);
   int8_t upper[256];
   for (int part = 0; part < 2; ++part) {
     nibbles(p + 64 * part, 64, out.q + 128 * part);
@@ -222,7 +219,6 @@ template <typename Finish>
 // Words of four times 7 signs and 4 bits of a scale: gives the signs, and puts the scales.
 [[gnu::always_inline]] inline Unsigned signs_of_words(Unsigned words, float d, float factor, Integers& out) {
   put_scales_of_32(d * (0.5f + __builtin_convertvector(same_bits<Words>(words >> 28), Floats)) * factor, out);
-  no_minima(out);
   return with_parities((words & 0x7fu) | (words & 0x3f80u) << 1 | (words & 0x1fc000u) << 2 | (words & 0xfe00000u) << 3);
 }
 
@@ -255,7 +251,6 @@ void decode_iq3_xxs(const std::byte* block, const int8_t* codebook, Integers& ou
     const Floats scaled = d * (0.5f + __builtin_convertvector(nibbles, Floats)) * 0.25f;
     std::memcpy(out.scales + 8 * i, &scaled, sizeof scaled);
   }
-  no_minima(out);
 }
 
 QUIRE_WIDE
@@ -295,7 +290,6 @@ void decode_iq3_s(const std::byte* block, const int8_t* codebook, Integers& out)
   const auto* p = reinterpret_cast<Bytes>(block);
   const float d = half_at(p);
   for (int g = 0; g < 16; ++g) out.scales[g] = d * static_cast<float>(1 + 2 * nibble(p + 106, g / 2));
-  no_minima(out);
   for (int g = 0; g < 8; ++g) {
     const Bytes lower = p + 2 + 8 * g;
     const int upper = p[66 + g];
@@ -322,7 +316,6 @@ void decode_iq1_s(const std::byte* block, const int8_t* codebook, Integers& out)
   Words down = (words << 16 >> 31) & 0x03030303;
   const Bytes moved = in_memory(down);
   put_scales_of_32(half_at(p) * __builtin_convertvector((words >> 12 & 7) * 2 + 1, Floats) * 0.125f, out);
-  no_minima(out);
   put_entries(
       codebook, vector_at<Octets>(p + 2), same_bits<Octets>(upper),
       [&](Octets codes, int i) { return codes ^ same_bits<Octets>(Unsigned{} + read_word(moved + 4 * i)); }, out.q);
@@ -335,7 +328,6 @@ void decode_iq1_m(const std::byte* block, const int8_t* codebook, Integers& out)
   uint16_t bits = 0;
   for (int i = 0; i < 4; ++i) bits = static_cast<uint16_t>(bits | word(i) >> 12 << (4 * i));
   const float d = from_f16(bits);
-  no_minima(out);
   const auto words = vector_at<Halves>(p + 40);  // the upper half of these
   const Halves both[2] = {__builtin_shufflevector(words, words, 4, 4, 4, 4, 5, 5, 5, 5),
                           __builtin_shufflevector(words, words, 6, 6, 6, 6, 7, 7, 7, 7)};
@@ -357,7 +349,6 @@ void decode_iq1_m(const std::byte* block, const int8_t* codebook, Integers& out)
 void decode_iq4_xs(const std::byte* block, const int8_t*, Integers& out) {
   const auto* p = reinterpret_cast<Bytes>(block);
   const float d = half_at(p);
-  no_minima(out);
   for (int g = 0; g < 8; ++g) {
     const int scale = (nibble(p + 4, g) | (half_word(p + 2) >> (2 * g) & 3) << 4) - 32;
     out.scales[2 * g] = out.scales[2 * g + 1] = d * static_cast<float>(scale);
@@ -369,7 +360,6 @@ void decode_iq4_xs(const std::byte* block, const int8_t*, Integers& out) {
 
 void whole_scale(Integers& out, float d) {
   for (float& scale : out.scales) scale = d;
-  no_minima(out);
 }
 
 // `count` digits of each byte, which is a fraction of 256: its digits are the whole thirds, one after the other. Their
@@ -452,6 +442,15 @@ void scale_integers(const Integers& from, const CodeTable* table, int64_t count,
 
 }  // namespace
 
+QUIRE_WIDE
+void decode_f16(const std::byte* from, int64_t count, float* out) {
+  for (int64_t i = 0; i < count; ++i) {
+    uint16_t half;
+    std::memcpy(&half, from + 2 * i, sizeof half);
+    out[i] = from_f16(half);
+  }
+}
+
 const BlockDecoder* find_decoder(const char* name) {
   for (const BlockDecoder& decoder : kDecoders) {
     if (std::strcmp(decoder.name, name) == 0) return &decoder;
@@ -461,7 +460,7 @@ const BlockDecoder* find_decoder(const char* name) {
 
 void decode_blocks(const BlockDecoder& decoder, const std::byte* from, int64_t count, const int8_t* codebook,
                    float* out) {
-  Integers integers;
+  Integers integers = {};
   for (int64_t i = 0; i < count; i += decoder.inputs, from += decoder.bytes) {
     decoder.decode(from, codebook, integers);
     scale_integers(integers, decoder.table, decoder.inputs, out + i);

@@ -42,7 +42,7 @@ namespace quire {
 struct Integers {
   int8_t q[256];
   float scales[16];
-  float minima[16];
+  float minima[16];  // decoders of formats without leave them alone: zeros
 };
 using DecodeBlock = void (*)(const std::byte* block, const int8_t* codebook, Integers& out);
 
@@ -78,5 +78,8 @@ const BlockDecoder* find_decoder(const char* name);
 // Whole blocks of `count` inputs in all. codebook: of IQ formats with one, the entries of codebooks.py as indices.
 void decode_blocks(const BlockDecoder& decoder, const std::byte* from, int64_t count, const int8_t* codebook,
                    float* out);
+
+// Halves, of which no decoder makes integers.
+void decode_f16(const std::byte* from, int64_t count, float* out);
 
 }  // namespace quire

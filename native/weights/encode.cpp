@@ -173,9 +173,15 @@ template <bool kHasOneScale, typename Entry, typename Found>
 // Of the groups of 16 weights of eight blocks: values of the first groups, and of the second ones.
 struct OfGroups {
   Floats first, second;
-  [[gnu::always_inline]] explicit OfGroups(const float* values)
-      : first(__builtin_shufflevector(floats_at(values), floats_at(values + 8), 0, 2, 4, 6, 8, 10, 12, 14)),
-        second(__builtin_shufflevector(floats_at(values), floats_at(values + 8), 1, 3, 5, 7, 9, 11, 13, 15)) {}
+  [[gnu::always_inline]] explicit OfGroups(const float* values) {
+    const Floats a = floats_at(values), b = floats_at(values + 8);
+    first = in_order(__builtin_shufflevector(a, b, 0, 2, 8, 10, 4, 6, 12, 14));
+    second = in_order(__builtin_shufflevector(a, b, 1, 3, 9, 11, 5, 7, 13, 15));
+  }
+  [[gnu::always_inline]] static Floats in_order(Floats pairs) {
+    const auto longs = same_bits<Longs>(pairs);
+    return same_bits<Floats>(__builtin_shufflevector(longs, longs, 0, 2, 1, 3));
+  }
 };
 
 [[gnu::always_inline]] inline Floats magnitude(Floats value) {
