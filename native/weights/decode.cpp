@@ -207,12 +207,11 @@ template <typename Place, typename Finish>
 template <typename Finish>
 [[gnu::always_inline]] inline void put_entries(const int8_t* codebook, Octets lower, Octets upper, Finish finish,
                                                int8_t* q) {
-  Shorts indices[2] = {same_bits<Shorts>(__builtin_shufflevector(
-                           lower, upper, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 16, 48, 17, 49, 18, 50,
-                           19, 51, 20, 52, 21, 53, 22, 54, 23, 55)),
-                       same_bits<Shorts>(__builtin_shufflevector(
-                           lower, upper, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47, 24, 56, 25, 57, 26,
-                           58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63))};
+  Shorts indices[2] = {
+      same_bits<Shorts>(__builtin_shufflevector(lower, upper, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39,
+                                                16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55)),
+      same_bits<Shorts>(__builtin_shufflevector(lower, upper, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15,
+                                                47, 24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63))};
   put_entries(codebook, indices, [](int i) { return i / 8 % 2 * 16 + i / 16 * 8 + i % 8; }, finish, q);
 }
 
@@ -231,8 +230,8 @@ void decode_iq2_xxs(const std::byte* block, const int8_t* codebook, Integers& ou
   Unsigned found = signs_of_words(same_bits<Unsigned>(words), half_at(p), 0.25f, out);
   const Bytes signs = in_memory(found);
   put_entries(
-      codebook, same_bits<Octets>(lower), Octets{}, [&](Octets codes, int i) { return with_signs(codes, read_word(signs + 4 * i)); },
-      out.q);
+      codebook, same_bits<Octets>(lower), Octets{},
+      [&](Octets codes, int i) { return with_signs(codes, read_word(signs + 4 * i)); }, out.q);
 }
 
 QUIRE_WIDE
@@ -264,9 +263,9 @@ void decode_iq2_xs(const std::byte* block, const int8_t* codebook, Integers& out
     indices[i] = words & 511;
     sevens[i] = same_bits<Octets>(words >> 9);
   }
-  Octets found = with_parities(__builtin_shufflevector(
-      sevens[0], sevens[1], 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36, 38, 40, 42, 44, 46,
-      48, 50, 52, 54, 56, 58, 60, 62));
+  Octets found =
+      with_parities(__builtin_shufflevector(sevens[0], sevens[1], 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28,
+                                            30, 32, 34, 36, 38, 40, 42, 44, 46, 48, 50, 52, 54, 56, 58, 60, 62));
   const Bytes signs = in_memory(found);
   put_entries(
       codebook, indices, [](int i) { return i; },
@@ -300,8 +299,8 @@ void decode_iq3_s(const std::byte* block, const int8_t* codebook, Integers& out)
   add_signs(p + 74, out.q);
 }
 
-// Entries are -1, 0 and 1, as codes 4, 0 and 6, and moved by an eighth: in eighths they are integers, and an eighth of a
-// scale is exact. Of an entry that is moved down the code is the other one XOR 3.
+// Entries are -1, 0 and 1, as codes 4, 0 and 6, and moved by an eighth: in eighths they are integers, and an eighth of
+// a scale is exact. Of an entry that is moved down the code is the other one XOR 3.
 constexpr CodeTable kEighths = {1, 0, 0, -1, -7, 7, 9, -9};
 [[gnu::always_inline]] inline Words eight_halves(Bytes p) {
   return __builtin_convertvector(vector_at<Halves>(p), Words);

@@ -46,8 +46,8 @@ struct Integers {
 };
 using DecodeBlock = void (*)(const std::byte* block, const int8_t* codebook, Integers& out);
 
-// How integers are stored in Integers::q: as they are, or as indices of a table, with a scale for each 16 or for each 32.
-// Larger codes have no smaller magnitudes, but of Q3_K, and of Q2_K, which has minima.
+// How integers are stored in Integers::q: as they are, or as indices of a table, with a scale for each 16 or for
+// each 32. Larger codes have no smaller magnitudes, but of Q3_K, and of Q2_K, which has minima.
 enum class Codes { none, q2_k, q3_k, iq1_of_16, iq1_of_32, iq2_of_16, iq2_of_32, iq3_of_32, ternary };
 
 // What 16 codes stand for, and their magnitudes.

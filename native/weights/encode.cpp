@@ -248,8 +248,8 @@ template <typename Kind, bool kIsKept, int kFirst>
   }
   Shorts pairs[2];
   for (int k = 0; k < 2; ++k) {
-    pairs[k] = __builtin_shufflevector(rounded[k], rounded[k + 2], 0, 17, 2, 19, 4, 21, 6, 23, 8, 25, 10, 27, 12, 29, 14,
-                                       31);
+    pairs[k] =
+        __builtin_shufflevector(rounded[k], rounded[k + 2], 0, 17, 2, 19, 4, 21, 6, 23, 8, 25, 10, 27, 12, 29, 14, 31);
   }
   return same_bits<Words>((pairs[0] & 255) | pairs[1] << 8);
 }

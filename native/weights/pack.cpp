@@ -404,7 +404,10 @@ void pack_piece(const PackedRows& job, const Stored& stored) {
       Quantised rows[kTile];
       for (int64_t lane = chunk.first_lane; lane < kTile; ++lane) {
         // The processor does not foresee the jumps from row to row: without this, packing took twice the time (Zen 3).
-        const std::byte* next = stored_at(job, chunk, lane) + chunk.num_bytes;
+        // Behind the end of a row comes that of the next tile.
+        const bool is_last = chunk.first + chunk.count == job.num_inputs;
+        const std::byte* next =
+            stored_at(job, chunk, lane) + (is_last ? kTile * job.row_stride_bytes - chunk.first_byte : chunk.num_bytes);
         for (int64_t i = 0; lane < chunk.end_lane && i < chunk.num_bytes; i += 64) __builtin_prefetch(next + i);
         if (has_codes && lane < chunk.end_lane) {
           stored.decoder->decode(stored_at(job, chunk, lane), job.codebook, integers[lane]);
