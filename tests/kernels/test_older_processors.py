@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from quire import _native
 from tests.cli.tiny_directory import make_tiny_directory
 
 # Emulation lacks AVX-512: the names Skylake and Ice Lake promise it, and what the processor says counts.
 PROCESSORS = ("Nehalem", "Haswell", "EPYC", "Skylake-Server", "Icelake-Server")
 EMULATOR = shutil.which("qemu-x86_64")
+REFUSAL = "Quire was compiled for processors with AVX2, which this one lacks: compile it again"
+"""Of a build for this machine's processor alone, as a checkout has it."""
+IS_FOR_AVX2_ALONE = REFUSAL.encode() in Path(str(_native.__file__)).read_bytes()
 START = """
 import json
 from quire import _native
@@ -54,6 +58,10 @@ def wanted(words: list[str]) -> str:
 
 @pytest.mark.parametrize("processor", PROCESSORS)
 def test_older_processor_runs_what_it_has_and_gives_same_tokens(processor: str, words: list[str], wanted: str) -> None:
+    if processor == "Nehalem" and IS_FOR_AVX2_ALONE:
+        with pytest.raises(AssertionError, match=REFUSAL):
+            run(str(EMULATOR), "-cpu", processor, sys.executable, "-c", START, *words)
+        return
     printed, warnings = run(str(EMULATOR), "-cpu", processor, sys.executable, "-c", START, *words)
     line, answer = printed.split("\n", 1)
     report = json.loads(line)
