@@ -21,7 +21,7 @@ let recording = new Recording();
 const xray = new Xray(recording, { isLive: true, changed, save, opened, share: () => { app.isSharing = true; changed(); }, explain: () => app.explained, measureAgain: () => explain("&again=1"), ranks: () => app.ranks,
   futures: () => (chat.split ? chat.children(chat.split).map(({ id }) => id) : []),
   textOf: (id, token) => chat.nodes.find((node) => node.id === id)?.tokens.find((item) => item.id === token)?.text });
-const chat = new Chat({ ask, events, changed, key: () => app.key, model: () => app.model, status: () => app.status, recording: () => recording, xray, welcome, show, forked });
+export const chat = new Chat({ ask, events, changed, key: () => app.key, model: () => app.model, status: () => app.status, recording: () => recording, xray, welcome, show, forked });
 const lab = new Lab({ ask, changed, models: () => app.models });
 
 let isDue = false;
