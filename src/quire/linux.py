@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 _PR_SET_PDEATHSIG = 1
-_WRITE = 2
 _WAIT_WRITE_WAIT = 1 | 2 | 4
-"""Flags of `sync_file_range`: begin to write dirty pages; or wait for earlier writes, write others, wait for them."""
+"""Flags of `sync_file_range`: wait for earlier writes of dirty pages, write others, wait for them."""
+_MAP_FIXED = 16
 
 
 def allowed_cpus() -> set[int]:
@@ -64,15 +64,19 @@ def reserve_blocks(descriptor: int, offset: int, num_bytes: int) -> None:
 
 def write_back(descriptor: int, offset: int, num_bytes: int) -> None:
     """Write a file's dirty pages to disk and wait for them, where the C library can."""
-    _sync_file_range(descriptor, offset, num_bytes, _WAIT_WRITE_WAIT)
-
-
-def begin_write_back(descriptor: int) -> None:
-    """Begin to write all dirty pages of a file to disk; waits only while the disk takes no more requests."""
-    _sync_file_range(descriptor, 0, 0, _WRITE)
-
-
-def _sync_file_range(descriptor: int, offset: int, num_bytes: int, flags: int) -> None:
     function = getattr(ctypes.CDLL(None), "sync_file_range", None)
     if function is not None:
-        function(descriptor, ctypes.c_int64(offset), ctypes.c_int64(num_bytes), ctypes.c_uint(flags))
+        function(descriptor, ctypes.c_int64(offset), ctypes.c_int64(num_bytes), ctypes.c_uint(_WAIT_WRITE_WAIT))
+
+
+def map_over(address: int, descriptor: int, offset: int, num_bytes: int) -> None:
+    """Map bytes of a file, to be read only, at the address of other memory, which others may read meanwhile.
+
+    The address and the offset are multiples of the page size. Raises: OSError.
+    """
+    function = ctypes.CDLL(None, use_errno=True).mmap
+    function.restype = ctypes.c_void_p
+    flags = mmap.MAP_SHARED | _MAP_FIXED
+    sizes = ctypes.c_void_p(address), ctypes.c_size_t(num_bytes)
+    if function(*sizes, mmap.PROT_READ, flags, descriptor, ctypes.c_int64(offset)) != address:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

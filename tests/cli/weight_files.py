@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from quire.runtime.shared_file import Header, SharedFile, Unfinished, boot_id, find_or_begin, settle
+from quire.runtime.shared_file import Header, SharedFile, Unfinished, find_or_begin, finish
 from quire.weights.model_cache import cache_directory
 from quire.weights.progress import ignore_progress
 
@@ -12,11 +12,10 @@ NUM_BYTES = 5000
 def make_weights(name: str, source: str) -> Path:
     """Return the path of a new file for the model of this name, packed from `source`."""
     path = cache_directory() / "weights" / f"{name}.weights"
-    place = SharedFile(path, Header("key", name, source, 0, NUM_BYTES, "quire 1", boot_id()))
+    place = SharedFile(path, Header("key", name, source, 0, NUM_BYTES, "quire 1"))
     unfinished = find_or_begin(place, None, ignore_progress)
     assert isinstance(unfinished, Unfinished)
     unfinished.memory[:] = 7
     unfinished.publish()
-    unfinished.close()
-    settle(path)
+    finish()
     return path

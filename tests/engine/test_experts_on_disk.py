@@ -20,7 +20,7 @@ from quire.insight.explain.settings import Settings
 from quire.insight.explain.subject import open_subject
 from quire.memory_plan import engine_bytes
 from quire.runtime.hardware import detect_hardware
-from quire.runtime.shared_file import DATA_OFFSET
+from quire.runtime.shared_file import DATA_OFFSET, finish
 from quire.sampling_params import SamplingParams
 from tests.tiny_engine import VOCAB_SIZE, prompt, transformers, write_tiny
 
@@ -66,6 +66,7 @@ def test_model_larger_than_memory_gives_the_tokens_that_it_gives_in_memory(model
     for _ in range(2):
         engine = build(model, 1 << 20, weight_cache=str(tmp_path))
         assert engine.config.weights_on_disk
+        finish()
         (path,) = tmp_path.iterdir()
         meter, before = Meter(engine), Meter(engine).take([])
         found = tokens(engine)

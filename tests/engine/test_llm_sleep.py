@@ -13,7 +13,9 @@ import pytest
 
 from quire import LLM
 from quire.errors import EngineDeadError, RequestError
+from quire.runtime import shared_file
 from quire.runtime.plan import weight_file
+from quire.runtime.shared_file import finish
 from quire.sampling_params import SamplingParams
 from tests.cli.tiny_directory import make_tiny_directory
 
@@ -66,7 +68,9 @@ def test_model_that_slept_gives_the_same_tokens(
 
 SHARER = """
 import sys
+from quire.runtime import shared_file
 from quire.runtime.plan import weight_file
+from quire.runtime.shared_file import finish
 weight_file.MIN_BYTES = 1
 from quire import LLM
 from tests.engine.test_llm_sleep import mapped_weights
@@ -85,8 +89,10 @@ def test_sleep_unmaps_packed_weights_that_other_processes_share(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weight_file, "MIN_BYTES", 1)
+    monkeypatch.setattr(shared_file, "COPIED_BYTES", 0)
     directory, cache = make_tiny_directory(tmp_path / "model"), str(tmp_path / "weights")
     with LLM(str(directory), dtype="float32", num_blocks_override=64, weight_cache=cache) as llm:
+        finish()
         (mapped,) = mapped_weights(cache)
         command = [sys.executable, "-c", SHARER, str(directory), cache]
         assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == [mapped]

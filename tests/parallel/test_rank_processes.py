@@ -25,6 +25,7 @@ from quire.parallel import rank_processes
 from quire.parallel.rank_messages import Step
 from quire.parallel.tensor_parallel import RankExecutor, create_executor
 from quire.runtime import torch_group
+from quire.runtime.shared_file import finish
 from quire.runtime.torch_group import TorchGroup
 from quire.sampling_params import SamplingParams
 from quire.scheduler.scheduler import Scheduler
@@ -279,17 +280,20 @@ def test_idle_engine_dies_with_a_rank(executor: RankExecutor) -> None:
 
 
 @pytest.mark.model
-def test_ranks_write_smollm2s_text(smollm2_path: Path) -> None:
+def test_ranks_write_smollm2s_text_and_their_files_of_packed_weights(smollm2_path: Path, tmp_path: Path) -> None:
     """Nine query heads and three KV heads: three ranks fit and two do not. In bf16 the last bits may differ."""
     params = SamplingParams(temperature=0, max_tokens=24)
     texts = []
     for sizes in ({}, {"tensor_parallel_size": 3}, PIPELINE):
-        options = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 4}
+        cache = tmp_path / str(len(texts))
+        options = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 4, "weight_cache": str(cache)}
         with LLM(str(smollm2_path), **options, **sizes) as llm:
             results = llm.generate(["The capital of France is", "1, 2, 3, 5,"], params, use_tqdm=False)
             form = StructuredOutputsParams(regex="(red|green|blue), [0-9]{3}")
             shaped = SamplingParams(temperature=1, seed=3, max_tokens=16, structured_outputs=form)
             results += llm.generate(["A colour and a number:"], shaped, use_tqdm=False)
+        finish()
+        assert len(list(cache.glob("*.weights"))) == llm.llm_engine.config.num_ranks
         texts.append([result.outputs[0].text for result in results])
     assert texts[0] == texts[1] == texts[2]
     assert re.fullmatch("(red|green|blue), [0-9]{3}", texts[1][-1])

@@ -2,14 +2,14 @@
 
 import errno
 import logging
+import mmap
 import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -19,12 +19,10 @@ from quire.runtime.shared_file import (
     Header,
     SharedFile,
     Unfinished,
-    boot_id,
     find_or_begin,
+    finish,
     list_files,
     partial_path,
-    read_header,
-    settle,
 )
 from quire.weights.progress import ignore_progress
 
@@ -32,14 +30,8 @@ NUM_BYTES = 100_000
 VALUES = np.random.default_rng(0).integers(0, 256, NUM_BYTES, np.uint8)
 
 
-@pytest.fixture(autouse=True)
-def settles_never(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests bring files to disk by themselves."""
-    monkeypatch.setattr(shared_file, "settle_later", lambda path: None)
-
-
 def place(directory: Path, name: str = "a", key: str = "k", num_bytes: int = NUM_BYTES) -> SharedFile:
-    return SharedFile(directory / f"{name}.weights", Header(key, name, "/m", 0, num_bytes, "quire 1", boot_id()))
+    return SharedFile(directory / f"{name}.weights", Header(key, name, "/m", 0, num_bytes, "quire 1"))
 
 
 def begin(item: SharedFile, max_bytes: int | None = None) -> Unfinished:
@@ -48,19 +40,13 @@ def begin(item: SharedFile, max_bytes: int | None = None) -> Unfinished:
     return found
 
 
-def make(item: SharedFile, max_bytes: int | None = None) -> None:
-    unfinished = begin(item, max_bytes)
+def make(item: SharedFile, max_bytes: int | None = None, *, fits_memory: bool = True) -> Unfinished:
+    unfinished = find_or_begin(item, max_bytes, ignore_progress, fits_memory=fits_memory)
+    assert isinstance(unfinished, Unfinished)
     unfinished.memory[:] = VALUES[: len(unfinished.memory)]
     unfinished.publish()
-    unfinished.close()
-
-
-def header_of(item: SharedFile) -> Header | None:
-    descriptor = os.open(item.path, os.O_RDONLY)
-    try:
-        return read_header(descriptor)
-    finally:
-        os.close(descriptor)
+    finish()
+    return unfinished
 
 
 def test_second_process_maps_the_same_bytes_and_cannot_write_them(tmp_path: Path) -> None:
@@ -73,38 +59,37 @@ def test_second_process_maps_the_same_bytes_and_cannot_write_them(tmp_path: Path
     assert [path.name for path in (tmp_path / "below" / "directory").iterdir()] == ["a.weights"]
 
 
-def test_published_bytes_are_those_of_the_file(tmp_path: Path) -> None:
-    unfinished = begin(place(tmp_path))
-    assert not unfinished.memory.any()
-    unfinished.memory[:] = VALUES
-    assert unfinished.publish().tobytes() == VALUES.tobytes()
-    unfinished.close()
+@pytest.mark.parametrize("fits_memory", [True, False])
+def test_memory_is_a_mapping_of_the_file_once_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fits_memory: bool
+) -> None:
+    monkeypatch.setattr(shared_file, "COPIED_BYTES", 0)
+    monkeypatch.setattr(shared_file, "PIECE_BYTES", 4 * mmap.PAGESIZE)
+    unfinished = make(place(tmp_path), fits_memory=fits_memory)
+    assert unfinished.memory.tobytes() == VALUES.tobytes()
+    assert place(tmp_path).path.read_bytes()[DATA_OFFSET:] == VALUES.tobytes()
+    start = f"{unfinished.memory.ctypes.data:x}-"
+    (mapping,) = (line for line in Path("/proc/self/maps").read_text().splitlines() if line.startswith(start))
+    assert mapping.split()[1] == "r--s"
+    assert mapping.endswith(str(place(tmp_path).path))
+
+
+def test_small_memory_stays_on_its_huge_pages(tmp_path: Path) -> None:
+    unfinished = make(place(tmp_path))
+    unfinished.memory[0] += 1  # a mapping of the file could not be written
     assert place(tmp_path).path.read_bytes()[DATA_OFFSET:] == VALUES.tobytes()
 
 
-def test_settled_file_is_valid_after_a_restart_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make(place(tmp_path))
-    settle(place(tmp_path).path)
-    monkeypatch.setattr(shared_file, "boot_id", lambda: "another")
-    assert place(tmp_path).find() is not None
-    make(place(tmp_path, "b"))
-    settle(place(tmp_path, "b").path)
-    settle(place(tmp_path, "b").path)
-    assert place(tmp_path, "b").find() is not None
-
-
-def test_file_settles_while_another_process_maps_it(tmp_path: Path) -> None:
-    make(place(tmp_path))
-    found = place(tmp_path).find()
-    thread = threading.Thread(target=settle, args=[place(tmp_path).path], daemon=True)
-    thread.start()
-    thread.join(60)
-    assert not thread.is_alive()
-    header = header_of(place(tmp_path))
-    assert header is not None
-    assert header.boot_id is None
-    assert found is not None
-    assert found.tobytes() == VALUES.tobytes()
+def test_memory_is_read_while_the_file_takes_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_file, "COPIED_BYTES", 0)
+    monkeypatch.setattr(shared_file, "PIECE_BYTES", mmap.PAGESIZE)
+    unfinished = begin(place(tmp_path))
+    unfinished.memory[:] = VALUES
+    unfinished.publish()
+    while place(tmp_path).find() is None:
+        assert np.array_equal(unfinished.memory, VALUES)
+    assert np.array_equal(unfinished.memory, VALUES)
+    finish()
 
 
 def truncate(path: Path) -> None:
@@ -119,20 +104,11 @@ def damage_header(path: Path) -> None:
 
 
 def change_bytes(path: Path) -> None:
-    settle(path)
     with path.open("r+b") as file:
         file.seek(DATA_OFFSET + 7)
         file.write(b"~~")
     # The system's clock ticks every few milliseconds.
     os.utime(path, ns=(time.time_ns(), time.time_ns() + 5 * 10**9))
-
-
-def stop_machine(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDWR)
-    header = read_header(descriptor)
-    assert header is not None
-    shared_file.write_header(descriptor, msgspec.structs.replace(header, boot_id="earlier"))
-    os.close(descriptor)
 
 
 def hold_other_contents(path: Path) -> None:
@@ -147,7 +123,6 @@ def hold_other_contents(path: Path) -> None:
         (hold_other_contents, "is damaged"),
         (lambda path: path.write_bytes(b""), "is damaged"),
         (change_bytes, "was changed after it was written"),
-        (stop_machine, "was perhaps not on disk when the machine stopped"),
     ],
 )
 def test_spoilt_file_is_made_anew_with_a_note(
@@ -201,7 +176,6 @@ def test_second_process_waits_for_the_first_and_maps_its_file(tmp_path: Path) ->
     assert thread.is_alive()
     first.memory[:] = VALUES
     first.publish()
-    first.close()
     thread.join(60)
     assert isinstance(found[0], np.ndarray)
     assert found[0].tobytes() == VALUES.tobytes()
@@ -215,49 +189,98 @@ def test_second_process_packs_if_the_first_gives_up(tmp_path: Path) -> None:
     thread.start()
     assert waits.wait(60)
     first.memory[:] = 1
-    first.close()
+    first.discard()
     thread.join(60)
     assert isinstance(found[0], Unfinished)
     assert not found[0].memory.any()
-    found[0].close()
+    found[0].discard()
     assert not list(tmp_path.iterdir())
 
 
-def test_rest_of_a_killed_process_is_overwritten(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fits_memory", [True, False])
+def test_rest_of_a_killed_process_is_overwritten(tmp_path: Path, fits_memory: bool) -> None:
     partial_path(place(tmp_path).path).write_bytes(bytes([7]) * (DATA_OFFSET + 2 * NUM_BYTES))
-    unfinished = begin(place(tmp_path))
+    unfinished = find_or_begin(place(tmp_path), None, ignore_progress, fits_memory=fits_memory)
+    assert isinstance(unfinished, Unfinished)
     assert not unfinished.memory.any()
     unfinished.memory[:] = VALUES
     unfinished.publish()
-    unfinished.close()
+    finish()
+    assert place(tmp_path).find() is not None
+
+
+# --- The end of a process -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Let the disk wait for an event, and `finish` say so at once."""
+    goes_on = threading.Event()
+    monkeypatch.setattr(shared_file, "write_back", lambda *piece: goes_on.wait(60))
+    monkeypatch.setattr(shared_file, "SILENT_S", 0.001)
+    yield goes_on
+    goes_on.set()
+    finish()
+
+
+def test_file_has_its_name_when_all_of_it_is_on_disk(
+    tmp_path: Path, disk: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    unfinished = begin(place(tmp_path))
+    unfinished.publish()
+    assert place(tmp_path).find() is None
+    end = threading.Thread(target=finish, daemon=True)
+    end.start()
+    end.join(0.1)
+    assert end.is_alive()
+    disk.set()
+    end.join(60)
+    assert not end.is_alive()
+    assert place(tmp_path).find() is not None
+    assert [record.message for record in caplog.records] == [
+        "the packed weights are written to disk for the next start; Ctrl-C gives them up"
+    ]
+
+
+def test_interrupt_ends_the_wait_for_the_disk(
+    tmp_path: Path, disk: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(thread: threading.Thread, timeout: float | None = None) -> None:
+        raise KeyboardInterrupt
+
+    begin(place(tmp_path)).publish()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "join", interrupt)
+        finish()
+    assert place(tmp_path).find() is None
+
+
+def test_disk_that_fails_leaves_the_memory_and_no_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(descriptor: int, *rest: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    caplog.set_level(logging.INFO, "quire.runtime")
+    monkeypatch.setattr(os, "pwrite", fail)
+    unfinished = make(place(tmp_path))
+    assert unfinished.memory.tobytes() == VALUES.tobytes()
+    assert not list(tmp_path.iterdir())
+    assert f"the packed weights of a are not kept in {tmp_path}" in caplog.text
+    assert "Input/output error" in caplog.text
+    monkeypatch.undo()
+    make(place(tmp_path))
     assert place(tmp_path).find() is not None
 
 
 # --- Space ----------------------------------------------------------------------------------------
 
 
-def test_large_file_is_written_to_disk_while_it_is_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = threading.Semaphore(0)
-    monkeypatch.setattr(shared_file, "WRITTEN_BEHIND_BYTES", NUM_BYTES)
-    monkeypatch.setattr(shared_file, "WRITE_INTERVAL_S", 0.001)
-    monkeypatch.setattr(shared_file, "begin_write_back", lambda descriptor: (os.fstat(descriptor), written.release()))
-    threads = threading.active_count()
-    small = begin(place(tmp_path, "small", num_bytes=NUM_BYTES - 1))
-    assert threading.active_count() == threads
-    small.close()
-    large = begin(place(tmp_path, "large"))
-    assert written.acquire(timeout=10)
-    large.memory[:] = VALUES
-    assert written.acquire(timeout=10)
-    assert np.array_equal(large.publish(), VALUES)
-    large.close()
-    assert threading.active_count() == threads  # no write meets the closed descriptor
-
-
 def test_files_used_longest_ago_are_deleted_for_a_new_one(tmp_path: Path) -> None:
     for age, name in enumerate("abc"):
         make(place(tmp_path, name))
-        os.utime(place(tmp_path, name).path, ns=(time.time_ns() - (100 + age) * 10**9, 10**9))
+        path = place(tmp_path, name).path
+        os.utime(path, ns=(time.time_ns() - (100 + age) * 10**9, path.stat().st_mtime_ns))
     assert place(tmp_path, "c").find() is not None
     sizes = {file.path.stem: file.num_bytes for file in list_files(tmp_path)}
     make(place(tmp_path, "d"), max_bytes=NUM_BYTES + sizes["a"] + sizes["c"])

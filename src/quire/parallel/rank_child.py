@@ -77,6 +77,7 @@ def _serve(start: StartRank, memory_fd: int, is_stopping: threading.Event, conne
     if start.cpus:
         keep_to_cpus(start.cpus)  # before any thread of the libraries
     from quire.runtime.links import RankMemory
+    from quire.runtime.shared_file import finish
     from quire.runtime.worker import Worker
 
     config, memory = start.config, RankMemory.of(start.config, memory_fd)
@@ -94,7 +95,8 @@ def _serve(start: StartRank, memory_fd: int, is_stopping: threading.Event, conne
             message = decoder.decode(messages.receive())
         except EngineDeadError:
             is_stopping.wait()  # without `STOP` rank 0 closes the socket, and `_watch` ends this process
-            return worker.cache.close()
+            worker.cache.close()
+            return finish()
         result = worker.follow(message.output, message.yielded, message.wanted)
         if result.transfers is not None:
             _send(connection, BlocksMoved(result.step_id, result.transfers))

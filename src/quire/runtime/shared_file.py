@@ -1,15 +1,16 @@
 """`SharedFile`: bytes in a file that one process fills and many processes map, with the key of what they were made of.
 
-A header, then from `DATA_OFFSET` on the bytes. The process that holds the lock on `….partial` fills that file in mapped
-memory; others wait, and map the result. Where files have huge pages (ext4, XFS, Btrfs) this is as fast as anonymous
-memory (elsewhere `huge_pages.on_huge_pages` copies small files), and the system writes the pages to disk by itself. A
-renamed file is valid until the machine restarts, because all processes see the same page cache. A thread then brings it
-to disk (`settle`), and from there on it is valid as long as its time of modification is the one in its header: no start
-reads the bytes to check them. `check` does, on demand.
+A header, then from `DATA_OFFSET` on the bytes. The process that holds the lock on `….partial` fills memory and goes on
+with it, while a thread writes the file: packing and the first answer do not wait for the disk. What is on disk
+is mapped in the place of that memory, so that processes share it. The whole file gets its name when all of it is on
+disk, and is valid as long as its time of modification is the one in its header: no start reads the bytes to
+check them (`check` does, on demand). Other processes wait for the file. What does not fit in memory is filled in the
+mapped file itself.
 Must not know models.
 Next to read: `plan/weight_file.py`, which keeps packed weights so.
 """
 
+import atexit
 import errno
 import fcntl
 import hashlib
@@ -29,8 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.byte_sizes import format_bytes
-from quire.linux import begin_write_back, reserve_blocks, write_back
-from quire.runtime.huge_pages import HUGE_PAGE_BYTES, map_file
+from quire.linux import map_over, reserve_blocks, write_back
+from quire.runtime.huge_pages import COPIED_BYTES, HUGE_PAGE_BYTES, allocate, map_file
 from quire.weights.progress import Progress
 
 logger = logging.getLogger("quire.runtime")
@@ -38,16 +39,12 @@ MAGIC = b"quirewt1"
 SUFFIX, PARTIAL = ".weights", ".partial"
 DATA_OFFSET = HUGE_PAGE_BYTES
 """Offset of the bytes in the file: that of a huge page."""
-SETTLE_S = 10.0
-"""Time after which a new file is brought to disk: short runs do not wait for the disk when they end."""
-SETTLE_BYTES = 64 << 20
-"""Bytes that are brought to disk in one call, which delays the end of the process."""
-WRITTEN_BEHIND_BYTES = 1 << 30
-"""Least size of a file that is written to disk while it is packed.
-
-The system itself begins when a tenth of the memory is dirty, and holds up the threads that pack from about 15 % on.
-"""
-WRITE_INTERVAL_S = 0.25
+PIECE_BYTES = 64 << 20
+"""Bytes that are written and brought to disk in one go; the system holds up a process that ends meanwhile."""
+SILENT_S = 2.0
+"""Time that the end of a process waits for the disk without a word."""
+WRITER = "writes packed weights"
+"""Name of the threads that write."""
 SHARE_OF_DISK = 0.5
 """Default limit of all files: this share of the disk's free space, with what the files take already."""
 _PREFIX = struct.Struct("<8s32sI")  # magic, SHA-256 of the header, its length
@@ -60,9 +57,8 @@ class Header(msgspec.Struct, frozen=True):
 
     Fields:
         source: path of the model's file or directory.
-        boot_id: of the system that packed the file; None when it is known to be on disk.
-        modified_s: the time of modification that the file then has, seconds.
-        sha256: of the bytes, when they were brought to disk.
+        modified_s: the time of modification of the file, seconds.
+        sha256: of the bytes.
     """
 
     key: str
@@ -71,9 +67,8 @@ class Header(msgspec.Struct, frozen=True):
     rank: int
     num_bytes: int
     made_by: str
-    boot_id: str | None
-    modified_s: int | None = None
-    sha256: str | None = None
+    modified_s: int = 0
+    sha256: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,21 +85,16 @@ class SharedFile:
         except FileNotFoundError:
             return None
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH)  # `settle` rewrites the header
-            status, header = os.fstat(descriptor), read_header(descriptor)
-            problem = self._problem(header, status)
+            status = os.fstat(descriptor)
+            problem = self._problem(read_header(descriptor), status)
             if problem is not None:
                 logger.info("%s %s: the weights are packed anew", self.path, problem)
                 return None
             with suppress(OSError):  # a directory that can only be read
                 os.utime(self.path, ns=(time.time_ns(), status.st_mtime_ns))
-            memory = map_file(descriptor, self.header.num_bytes, DATA_OFFSET)
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # the mapping holds the file open
+            return map_file(descriptor, self.header.num_bytes, DATA_OFFSET)
         finally:
             os.close(descriptor)
-        if header is not None and header.boot_id is not None:
-            settle_later(self.path)
-        return memory
 
     def _problem(self, header: Header | None, status: os.stat_result) -> str | None:
         if header is None:
@@ -113,62 +103,92 @@ class SharedFile:
             return f"was packed from another state of the model, or by another version ({header.made_by})"
         if status.st_size != DATA_OFFSET + header.num_bytes:
             return f"has {status.st_size:,} bytes, not {DATA_OFFSET + header.num_bytes:,}"
-        if header.boot_id is None:
-            return None if int(status.st_mtime) == header.modified_s else "was changed after it was written"
-        return None if header.boot_id == boot_id() else "was perhaps not on disk when the machine stopped"
+        return None if int(status.st_mtime) == header.modified_s else "was changed after it was written"
 
 
 class Unfinished:
-    """A file that this process alone packs. Attributes: `memory`: its bytes, zeros at first."""
+    """A file that this process alone makes. Attributes: `memory`: its bytes, zeros at first."""
 
-    def __init__(self, place: SharedFile, descriptor: int, max_bytes: int | None) -> None:
+    def __init__(self, place: SharedFile, descriptor: int, max_bytes: int | None, *, fits_memory: bool) -> None:
         """Reserve the disk space. `descriptor`: of the locked file, which this object closes. Raises: OSError."""
-        self._place, self._descriptor, self._path = place, descriptor, partial_path(place.path)
-        self._is_packed = threading.Event()
-        self._writer: threading.Thread | None = None
+        self._place, self._descriptor, self._fits_memory = place, descriptor, fits_memory
+        num_bytes = place.header.num_bytes
         try:
             os.ftruncate(descriptor, 0)
             make_room(place, max_bytes)
             # Without reserved blocks, writing to the mapped pages of a full disk would end the process.
-            reserve_blocks(descriptor, DATA_OFFSET, place.header.num_bytes)
-            self.memory = map_file(descriptor, place.header.num_bytes, DATA_OFFSET, is_writable=True)
-        except OSError:
-            self.close()
+            reserve_blocks(descriptor, DATA_OFFSET, num_bytes)
+            mapped = None if fits_memory else map_file(descriptor, num_bytes, DATA_OFFSET, is_writable=True)
+            self.memory = allocate(num_bytes) if mapped is None else mapped
+        except BaseException:
+            self.discard()
             raise
-        if place.header.num_bytes >= WRITTEN_BEHIND_BYTES:
-            self._writer = threading.Thread(target=self._write_behind, daemon=True)
-            self._writer.start()
 
-    def _write_behind(self) -> None:
-        """Write to disk what is packed by now, again and again."""
-        while not self._is_packed.wait(WRITE_INTERVAL_S):
-            begin_write_back(self._descriptor)
+    def discard(self) -> None:
+        """Delete the file and let other processes go on; the memory stays."""
+        with suppress(OSError):
+            partial_path(self._place.path).unlink()
+        os.close(self._descriptor)  # a mapping holds the file open, not its lock
 
-    def publish(self) -> NDArray[np.uint8]:
-        """Give the file its name. Return its bytes, which can no longer be written. Raises: OSError."""
-        write_header(self._descriptor, self._place.header)
-        memory = map_file(self._descriptor, self._place.header.num_bytes, DATA_OFFSET)
-        os.replace(self._path, self._place.path)
-        self._path = self._place.path
-        settle_later(self._path)
-        return memory
+    def publish(self) -> None:
+        """Write the file in a thread of low priority, then give it its name. `memory` must no longer change.
 
-    def close(self) -> None:
-        """Let other processes go on; delete the file unless it was published."""
-        self._is_packed.set()
-        if self._writer is not None:
-            self._writer.join()
-        if self._path != self._place.path:
+        The end of the process waits for it (`finish`); a note says why a file is not kept.
+        """
+        threading.Thread(target=self._publish, name=WRITER, daemon=True).start()
+
+    def _publish(self) -> None:
+        path = self._place.path
+        try:
             with suppress(OSError):
-                self._path.unlink()
-        fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # the mapping holds the file open
-        os.close(self._descriptor)
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # of this thread: steps do not wait
+            self._write(hashlib.sha256())
+            os.replace(partial_path(path), path)
+            os.close(self._descriptor)
+        except OSError as error:
+            logger.info("the packed weights of %s are not kept in %s: %s", self._place.header.model, path, error)
+            self.discard()
+
+    def _write(self, digest: "hashlib._Hash") -> None:
+        """Bring the bytes to disk, then the header. Memory above `COPIED_BYTES` becomes a mapping of the file.
+
+        Mutates: digest. Raises: OSError.
+        """
+        is_mapped = not self._fits_memory or len(self.memory) > COPIED_BYTES
+        for first in range(0, len(self.memory), PIECE_BYTES):
+            piece, offset = self.memory[first : first + PIECE_BYTES], DATA_OFFSET + first
+            data = piece.data
+            digest.update(data)
+            while self._fits_memory and data:
+                data = data[os.pwrite(self._descriptor, data, offset + len(piece) - len(data)) :]
+            write_back(self._descriptor, offset, len(piece))
+            if is_mapped:
+                map_over(piece.ctypes.data, self._descriptor, offset, len(piece))
+        modified_s = int(time.time())
+        header = msgspec.structs.replace(self._place.header, modified_s=modified_s, sha256=digest.hexdigest())
+        write_header(self._descriptor, header)
+        os.utime(self._descriptor, ns=(time.time_ns(), modified_s * 10**9))
+        os.fsync(self._descriptor)
 
 
-def find_or_begin(place: SharedFile, max_bytes: int | None, report: Progress) -> NDArray[np.uint8] | Unfinished:
-    """Map a file, or become the process that packs it, after waiting for another one that does. Raises: OSError.
+@atexit.register
+def finish() -> None:
+    """Wait until all files of this process are on disk; an interrupt gives them up."""
+    writers = [thread for thread in threading.enumerate() if thread.name == WRITER]
+    with suppress(BaseException):  # an interrupt, or the signal to end
+        for timeout in (SILENT_S, None):
+            for writer in writers:
+                writer.join(timeout)
+            if timeout is not None and any(writer.is_alive() for writer in writers):
+                logger.warning("the packed weights are written to disk for the next start; Ctrl-C gives them up")
 
-    `max_bytes`: limit of the directory; None: `SHARE_OF_DISK`.
+
+def find_or_begin(
+    place: SharedFile, max_bytes: int | None, report: Progress, *, fits_memory: bool = True
+) -> NDArray[np.uint8] | Unfinished:
+    """Map a file, or become the process that makes it, after waiting for another one that does. Raises: OSError.
+
+    `max_bytes`: limit of the directory; None: `SHARE_OF_DISK`. `fits_memory`: its bytes are made in memory.
     """
     place.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = partial_path(place.path)
@@ -185,7 +205,7 @@ def find_or_begin(place: SharedFile, max_bytes: int | None, report: Progress) ->
             os.close(descriptor)
             raise
         if is_alone:
-            return Unfinished(place, descriptor, max_bytes)
+            return Unfinished(place, descriptor, max_bytes, fits_memory=fits_memory)
         os.close(descriptor)  # the other process has renamed or deleted it
     return memory
 
@@ -258,7 +278,7 @@ def check(file: FoundFile) -> str | None:
         num_bytes = os.fstat(descriptor).st_size - DATA_OFFSET
         if num_bytes != header.num_bytes:
             return f"has {num_bytes:,} bytes of weights, not {header.num_bytes:,}"
-        if header.sha256 is not None and header.sha256 != _sha256(descriptor):
+        if header.sha256 != _sha256(descriptor):
             return "does not have the bytes that were written"
         return None
     finally:
@@ -297,46 +317,3 @@ def write_header(descriptor: int, header: Header) -> None:
     """Write the header of a file. Raises: OSError."""
     body = msgspec.json.encode(header)
     os.pwrite(descriptor, _PREFIX.pack(MAGIC, hashlib.sha256(body).digest(), len(body)) + body, 0)
-
-
-def boot_id() -> str | None:
-    """Return the identity of the running system since it started."""
-    with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return None
-
-
-def settle_later(path: Path) -> None:
-    """Bring a file to disk in `SETTLE_S` seconds, if this process still runs."""
-    timer = threading.Timer(SETTLE_S, _settle, [path])
-    timer.daemon = True
-    timer.start()
-
-
-def _settle(path: Path) -> None:
-    with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # of this thread: steps do not wait for it
-        settle(path)
-
-
-def settle(path: Path) -> None:
-    """Bring a file to disk, then say so in its header. Raises: OSError.
-
-    Pages that are being written to disk hold up a process that ends, so they are written some at a time.
-    """
-    descriptor = os.open(path, os.O_RDWR)
-    try:
-        for start in range(0, os.fstat(descriptor).st_size, SETTLE_BYTES):
-            write_back(descriptor, start, SETTLE_BYTES)
-        os.fsync(descriptor)
-        sha256 = _sha256(descriptor)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        header = read_header(descriptor)
-        if header is not None and header.boot_id is not None:
-            modified_s = int(time.time())
-            settled = msgspec.structs.replace(header, boot_id=None, modified_s=modified_s, sha256=sha256)
-            write_header(descriptor, settled)
-            os.fsync(descriptor)
-            os.utime(descriptor, ns=(os.fstat(descriptor).st_atime_ns, modified_s * 10**9))
-    finally:
-        os.close(descriptor)

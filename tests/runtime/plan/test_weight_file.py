@@ -19,6 +19,7 @@ from quire.runtime.plan import weight_file
 from quire.runtime.plan.load import trace_program
 from quire.runtime.plan.packed_weights import PackedWeights, Placement
 from quire.runtime.plan.weight_file import LAYOUT_VERSION, fill_weights, place_of, weight_directory
+from quire.runtime.shared_file import finish
 from quire.weight_map import Offset
 from quire.weights.checkpoint import Checkpoint, open_checkpoint, source_state
 from quire.weights.progress import Progress
@@ -48,7 +49,6 @@ GOLDEN = {
 @pytest.fixture(autouse=True)
 def small_weights_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_file, "MIN_BYTES", 1)
-    monkeypatch.setattr(shared_file, "settle_later", lambda path: None)
 
 
 @pytest.fixture
@@ -81,6 +81,7 @@ def filled(
     config = make_config(checkpoint, cache, **options)
     weights = trace(checkpoint, config)
     fill_weights(config, checkpoint, weights, progress, rank)
+    finish()
     return weights
 
 
@@ -120,7 +121,6 @@ def test_second_start_maps_what_the_first_packed(
     second = filled(model, cache, progress=lambda *item: news.append(item), **options)
     assert len(packs) == 1
     assert first.memory.tobytes() == second.memory.tobytes() == expected
-    assert not first.memory.flags.writeable
     assert not second.memory.flags.writeable
     assert news, "the tokenizer begins with the first report"
 
@@ -131,6 +131,7 @@ def test_mapped_model_computes_the_same_logits(model: Path, cache: Path) -> None
     for where in ("off", cache, cache):
         runner = PlanRunner(make_config(checkpoint, where), checkpoint)
         found.append(runner.run(runner.add([3, 1, 4, 1, 5, 9, 2, 6])))
+        finish()
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
     assert len(list(cache.iterdir())) == 1
@@ -354,10 +355,11 @@ def test_disk_that_fails_means_packing_in_memory(
 def test_file_system_without_mapped_files_means_packing_in_memory(
     model: Path, cache: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*arguments: Any, **options: Any) -> None:
+    def fail(*arguments: Any) -> None:
         raise OSError(19, "No such device")
 
-    monkeypatch.setattr(shared_file, "map_file", fail)
+    monkeypatch.setattr(shared_file, "COPIED_BYTES", 0)
+    monkeypatch.setattr(shared_file, "map_over", fail)
     caplog.set_level(logging.INFO, "quire.runtime")
     assert filled(model, cache).memory.tobytes() == in_memory(model)
     assert "No such device" in caplog.text

@@ -29,7 +29,7 @@ from quire.errors import MemoryCapacityError
 from quire.runtime.huge_pages import on_huge_pages
 from quire.runtime.loader import draft_files
 from quire.runtime.plan.packed_weights import PackedWeights
-from quire.runtime.shared_file import SUFFIX, Header, SharedFile, Unfinished, boot_id, find_or_begin
+from quire.runtime.shared_file import SUFFIX, Header, SharedFile, Unfinished, find_or_begin
 from quire.weights.checkpoint import Checkpoint, SourceState, source_state
 from quire.weights.model_cache import cache_directory
 from quire.weights.progress import Progress, ignore_progress
@@ -60,7 +60,8 @@ def fill_weights(
     try:
         place = place_of(directory, checkpoint, weights, rank)
         report("loading weights", 0, None)
-        begun = find_or_begin(place, config.options.weight_cache_bytes, report)
+        limit = config.options.weight_cache_bytes
+        begun = find_or_begin(place, limit, report, fits_memory=not config.weights_on_disk)
     except OSError as error:
         problem = f"{directory}: {error.strerror or error}"
         logger.info("the packed weights of %s are not kept in %s", name, problem)
@@ -73,15 +74,14 @@ def fill_weights(
     try:
         weights.use(begun.memory)
         weights.fill(weights.placements, progress)
-        if source_state(checkpoint.files) + _state_of_head(config) == checkpoint.state:
-            packed = begun.publish()
-            weights.use(packed if config.weights_on_disk else on_huge_pages(packed))
-        else:
-            logger.info("the packed weights of %s are not kept: its files changed while they were read", name)
-    except OSError as error:
-        logger.info("the packed weights of %s are not kept in %s: %s", name, directory, error.strerror or error)
-    finally:
-        begun.close()
+    except BaseException:
+        begun.discard()
+        raise
+    if source_state(checkpoint.files) + _state_of_head(config) == checkpoint.state:
+        begun.publish()
+    else:
+        begun.discard()
+        logger.info("the packed weights of %s are not kept: its files changed while they were read", name)
 
 
 def _state_of_head(config: EngineConfig) -> SourceState:
@@ -126,7 +126,7 @@ def place_of(directory: Path, checkpoint: Checkpoint, weights: PackedWeights, ra
     versions = (LAYOUT_VERSION, __version__, platform.machine(), sys.byteorder)
     key = _digest(*versions, checkpoint.state, rank, packings, sources)
     stem = re.sub(r"[^\w.-]+", "_", files.path.name, flags=re.ASCII)[:80]
-    header = Header(key, files.name, source, rank, weights.num_bytes, f"quire {__version__}", boot_id())
+    header = Header(key, files.name, source, rank, weights.num_bytes, f"quire {__version__}")
     return SharedFile(directory / f"{stem}-{identity[:16]}{SUFFIX}", header)
 
 
