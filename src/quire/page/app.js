@@ -205,12 +205,12 @@ function welcome() {
   const hint = isNarrow() ? "Ask something; X-ray shows what the engine does for it." : "Ask something. Beside it you see what the engine does for it.";
   if (app.story === null) {
     app.story = "fetched";
-    fetch("/page/story.jsonl").then(async (answer) => {
-      const told = readRecording(await answer.text());
+    fetch("/page/story.jsonl").then((answer) => answer.text()).then((text) => {
+      const told = readRecording(text);
       app.story = new Story(told, { changed: () => { if (chat.path().length) app.story.pause?.(); changed(); } });
       app.demo = Object.assign(new Xray(told, { changed, opened: (pane) => xray.open(pane) }), { told: null, second: null });
       changed();
-    });
+    }, () => { app.story = null; }); // the server is gone: the next drawing asks again
   }
   if (!(app.story instanceof Story)) return html`<p class="hint">${hint}</p>`;
   return html`<p class="hint">Ask something. Until then: what an engine does for a prompt, as it was recorded.</p>${app.story.draw()}`;
