@@ -50,7 +50,7 @@ NUM_OPTIONAL = 2
 
 
 def with_few_fields(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the description with bodies of so few fields: drawing others that are left out takes longer than the rest."""
+    """Return the description with as few fields in a body: to draw others and leave them out takes longest of all."""
     document = copy.deepcopy(document)
     for path, required in REQUIRED.items():
         content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]

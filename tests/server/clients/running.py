@@ -94,7 +94,8 @@ def use(environment: str, script: str, reply: Callable[[str], str] = weather_age
         app, engine = make_server(next_token=scripted(reply), **LONG)
         use_template(app, TEMPLATE)
         async with listening(app) as url:
-            command = [str(python), "-I", "-c", START, str(SCRIPTS / script), json.dumps({"url": url, "model": MODEL, **given})]
+            asked = json.dumps({"url": url, "model": MODEL, **given})
+            command = [str(python), "-I", "-c", START, str(SCRIPTS / script), asked]
             settings: Any = {"capture_output": True, "text": True, "check": False, "env": {**os.environ, **OFFLINE}}
             done = await asyncio.to_thread(subprocess.run, command, timeout=LIMIT_S, **settings)
         assert done.returncode == 0, done.stderr
