@@ -74,7 +74,7 @@ VERBS: dict[str, tuple[list[str], str]] = {
     "trace": (["trace", "hi", "--model", "{tiny}", "-o", "{out}/t.jsonl", "--op-period", "1"], "steps"),
     "timeline": (["trace", "{out}/t.jsonl", "-o", "{out}/t.json"], "steps"),
     "view": (["view", "ops", "{out}/t.jsonl"], "Gemm"),
-    "compare": (["compare", "batching"], "tokens/step"),
+    "compare": (["compare", "batching", "--requests", "32"], "tokens/step"),
     "learn program": (["learn", "check", "mask", "{out}/mask.py"], "Right."),
     "learn number": (["learn", "check", "bits", "5"], "Right."),
     "show": (["show", "{tiny}"], "on CPUs as a plan"),

@@ -131,13 +131,15 @@ void bind_weights(nb::module_& m) {
   m.def(
       "decode_blocks",
       [](const std::string& format, uintptr_t blocks, int64_t num_values, uintptr_t codebook, uintptr_t out) {
+        const auto* from = reinterpret_cast<const std::byte*>(blocks);
+        if (format == "F16") return decode_f16(from, num_values, reinterpret_cast<float*>(out));
         const BlockDecoder* decoder = find_decoder(format.c_str());
         if (decoder == nullptr) throw std::invalid_argument("no format of blocks: " + format);
-        decode_blocks(*decoder, reinterpret_cast<const std::byte*>(blocks), num_values,
-                      reinterpret_cast<const int8_t*>(codebook), reinterpret_cast<float*>(out));
+        decode_blocks(*decoder, from, num_values, reinterpret_cast<const int8_t*>(codebook),
+                      reinterpret_cast<float*>(out));
       },
       "format"_a, "blocks"_a, "num_values"_a, "codebook"_a, "out"_a, nb::call_guard<nb::gil_scoped_release>(),
-      "Decode whole blocks of a GGUF format to fp32. codebook: as of PackedRows.");
+      "Decode whole blocks of a GGUF format, or F16, to fp32. codebook: as of PackedRows.");
   m.def(
       "quantize_rows",
       [](const std::string& format, uintptr_t rows, int64_t num_rows, int64_t num_inputs, uintptr_t out,

@@ -42,14 +42,13 @@ namespace quire {
 struct Integers {
   int8_t q[256];
   float scales[16];
-  float minima[16];
+  float minima[16];  // decoders of formats without leave them alone: zeros
 };
 using DecodeBlock = void (*)(const std::byte* block, const int8_t* codebook, Integers& out);
 
-// How integers are stored in Integers::q: as they are, or as indices of a table: below 8 with a scale for each 16 or
-// for each 32; or below 4 with a scale for each 32; or below 16 with a scale for each 32, entries 8 to 15 being the
-// negative ones of 0 to 7. With minima: a table of the codes themselves.
-enum class Codes { none, of_16, of_16_with_minima, of_32, four_of_32, signed_of_32 };
+// How integers are stored in Integers::q: as they are, or as indices of a table, with a scale for each 16 or for
+// each 32. Larger codes have no smaller magnitudes, but of Q3_K, and of Q2_K, which has minima.
+enum class Codes { none, q2_k, q3_k, iq1_of_16, iq1_of_32, iq2_of_16, iq2_of_32, iq3_of_32, ternary };
 
 // What 16 codes stand for, and their magnitudes.
 struct CodeTable {
@@ -79,5 +78,8 @@ const BlockDecoder* find_decoder(const char* name);
 // Whole blocks of `count` inputs in all. codebook: of IQ formats with one, the entries of codebooks.py as indices.
 void decode_blocks(const BlockDecoder& decoder, const std::byte* from, int64_t count, const int8_t* codebook,
                    float* out);
+
+// Halves, of which no decoder makes integers.
+void decode_f16(const std::byte* from, int64_t count, float* out);
 
 }  // namespace quire

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "weights/half.h"
 #include "weights/vectors.h"
@@ -117,7 +118,7 @@ template <typename T>
   return lower > upper ? lower : upper;
 }
 
-// The eight bytes of `octets`, which has them four times.
+// Bytes 0 to 3 of the lower half of `octets`, and bytes 4 to 7 of the upper one.
 [[gnu::always_inline]] inline Floats floats_of(Longs octets) {
   const auto all = same_bits<Octets>(octets);
   const Octets fours = __builtin_shufflevector(all, all, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 20, 20, 20, 20,
@@ -125,71 +126,132 @@ template <typename T>
   return __builtin_convertvector(same_bits<Words>(fours) & 255, Floats);
 }
 
-// Of eight blocks, the largest byte of `entry` (16 codes) for the first 16 weights, and that for the others.
-template <typename Entry>
-[[gnu::always_inline]] inline void largest_entries(const uint8_t* codes, Entry entry, Floats* largest) {
+[[gnu::always_inline]] inline Octets joined(Sixteen first, Sixteen second) {
+  return same_bits<Octets>(__builtin_shufflevector(same_bits<Two>(first), same_bits<Two>(second), 0, 1, 2, 3));
+}
+[[gnu::always_inline]] inline Sixteen larger_of(Sixteen a, Sixteen b) { return a > b ? a : b; }
+
+// Of eight blocks, found(the largest bytes of entry(16 codes)): for the first 16 weights and for the others, or, where
+// they have one scale, for all 32 in largest[0].
+template <bool kHasOneScale, typename Entry, typename Found>
+[[gnu::always_inline]] inline void largest_entries(const uint8_t* codes, Entry entry, Found found, Floats* largest) {
+  const auto half = [&](int64_t i) { return entry(vector_at<Sixteen>(codes + 16 * i)); };
   Octets all[kBlocksAtOnce];
-  for (int64_t b = 0; b < kBlocksAtOnce; ++b) {
-    const auto first = same_bits<Two>(entry(vector_at<Sixteen>(codes + b * kBlock))),
-               second = same_bits<Two>(entry(vector_at<Sixteen>(codes + b * kBlock + 16)));
-    all[b] = same_bits<Octets>(__builtin_shufflevector(first, second, 0, 1, 2, 3));
+  if constexpr (kHasOneScale) {
+    for (int64_t b = 0; b < kBlocksAtOnce / 2; ++b) {
+      all[b] = joined(larger_of(half(2 * b), half(2 * b + 1)), larger_of(half(2 * b + 8), half(2 * b + 9)));
+    }
+  } else {
+    for (int64_t b = 0; b < kBlocksAtOnce; ++b) all[b] = joined(half(2 * b), half(2 * b + 1));
+    for (int i = 0; i < 4; ++i) all[i] = larger<uint8_t>(all[2 * i], all[2 * i + 1]);
   }
   // Bytes of neighbouring blocks become neighbours.
-  for (int i = 0; i < 4; ++i) all[i] = larger<uint8_t>(all[2 * i], all[2 * i + 1]);
-  for (int i = 0; i < 2; ++i) all[i] = larger<uint16_t>(all[2 * i], all[2 * i + 1]);
-  all[0] = larger<uint32_t>(all[0], all[1]);
+  using Next = std::conditional_t<kHasOneScale, uint8_t, uint16_t>;
+  using Last = std::conditional_t<kHasOneScale, uint16_t, uint32_t>;
+  for (int i = 0; i < 2; ++i) all[i] = larger<Next>(all[2 * i], all[2 * i + 1]);
+  all[0] = larger<Last>(all[0], all[1]);
+  const auto turn = [&](auto turned) {
+    const auto other = same_bits<Octets>(turned);
+    all[0] = all[0] > other ? all[0] : other;
+  };
   const auto halves = same_bits<Longs>(all[0]);
-  const auto turned = same_bits<Octets>(__builtin_shufflevector(halves, halves, 1, 0, 3, 2));
-  all[0] = all[0] > turned ? all[0] : turned;
-  const auto found = same_bits<Longs>(all[0]);
-  largest[0] = floats_of(__builtin_shufflevector(found, found, 0, 0, 0, 0));
-  largest[1] = floats_of(__builtin_shufflevector(found, found, 2, 2, 2, 2));
+  turn(__builtin_shufflevector(halves, halves, 1, 0, 3, 2));
+  if constexpr (kHasOneScale) {
+    const auto words = same_bits<Words>(all[0]);
+    turn(__builtin_shufflevector(words, words, 1, 0, 3, 2, 5, 4, 7, 6));
+  }
+  const auto both = same_bits<Longs>(all[0]);
+  const auto values = same_bits<Two>(found(same_bits<Sixteen>(__builtin_shufflevector(both, both, 0, 2))));
+  if constexpr (kHasOneScale) {
+    largest[0] = floats_of(__builtin_shufflevector(values, values, 0, 0, 1, 1));
+  } else {
+    largest[0] = floats_of(__builtin_shufflevector(values, values, 0, 0, 0, 0));
+    largest[1] = floats_of(__builtin_shufflevector(values, values, 1, 1, 1, 1));
+  }
 }
 
 // Of the groups of 16 weights of eight blocks: values of the first groups, and of the second ones.
 struct OfGroups {
   Floats first, second;
-  [[gnu::always_inline]] explicit OfGroups(const float* values)
-      : first(__builtin_shufflevector(floats_at(values), floats_at(values + 8), 0, 2, 4, 6, 8, 10, 12, 14)),
-        second(__builtin_shufflevector(floats_at(values), floats_at(values + 8), 1, 3, 5, 7, 9, 11, 13, 15)) {}
+  [[gnu::always_inline]] explicit OfGroups(const float* values) {
+    const Floats a = floats_at(values), b = floats_at(values + 8);
+    first = in_order(__builtin_shufflevector(a, b, 0, 2, 8, 10, 4, 6, 12, 14));
+    second = in_order(__builtin_shufflevector(a, b, 1, 3, 9, 11, 5, 7, 13, 15));
+  }
+  [[gnu::always_inline]] static Floats in_order(Floats pairs) {
+    const auto longs = same_bits<Longs>(pairs);
+    return same_bits<Floats>(__builtin_shufflevector(longs, longs, 0, 2, 1, 3));
+  }
 };
 
 [[gnu::always_inline]] inline Floats magnitude(Floats value) {
   return same_bits<Floats>(same_bits<Words>(value) & 0x7fffffff);
 }
 
+// How the weights of a format are quantised. kUsed: bits of the table's codes that occur, in a block of 16 or of 32.
+template <uint32_t kCodes, bool kIsOrderedByMagnitude, bool kHasOneScalePerBlock, bool kHasMinimumPerGroup = false>
+struct Coded {
+  static constexpr uint32_t kUsed = kCodes;
+  static constexpr bool kIsOrdered = kIsOrderedByMagnitude, kHasOneScale = kHasOneScalePerBlock,
+                        kHasMinima = kHasMinimumPerGroup;
+  static constexpr int kWords = kUsed >> 8 ? 4 : kUsed >> 4 ? 2 : 1;  // of a table
+};
+
 // The largest magnitude of each of eight blocks, NaN where one is not finite.
-template <bool kHasMinima>
+template <typename Kind>
 [[gnu::always_inline]] inline Floats largest_magnitudes(const Integers& from, const CodeTable& table) {
   const auto* codes = reinterpret_cast<const uint8_t*>(from.q);
-  const OfGroups scales(from.scales), minima(from.minima);
+  const OfGroups scales(from.scales);
   Floats largest[2];
   const auto magnitudes = vector_at<Sixteen>(table.magnitudes);
-  largest_entries(codes, [&](Sixteen some) { return kHasMinima ? some : entries_at(magnitudes, some); }, largest);
-  Floats first = magnitude(largest[0] * scales.first - minima.first),
-         second = magnitude(largest[1] * scales.second - minima.second);
-  if constexpr (kHasMinima) {  // values lie between those of the largest code and of the least one
-    largest_entries(codes, [](Sixteen some) { return 255 - some; }, largest);
+  const auto same = [](Sixteen some) { return some; };
+  const auto magnitudes_of = [&](Sixteen some) { return entries_at(magnitudes, some); };
+  if constexpr (Kind::kHasMinima) {  // values lie between those of the largest code and of the least one
+    const OfGroups minima(from.minima);
+    largest_entries<false>(codes, same, same, largest);
+    Floats first = magnitude(largest[0] * scales.first - minima.first),
+           second = magnitude(largest[1] * scales.second - minima.second);
+    largest_entries<false>(codes, [](Sixteen some) { return 255 - some; }, same, largest);
     const Floats other_first = magnitude((255.0f - largest[0]) * scales.first - minima.first),
                  other_second = magnitude((255.0f - largest[1]) * scales.second - minima.second);
     first = other_first > first ? other_first : first;
     second = other_second > second ? other_second : second;
+    const Floats check = scales.first * 0.0f + scales.second * 0.0f + (minima.first * 0.0f + minima.second * 0.0f);
+    return (first > second ? first : second) + check;
+  } else if constexpr (Kind::kHasOneScale) {
+    largest_entries<true>(codes, same, magnitudes_of, largest);
+    return magnitude(largest[0] * scales.first) + scales.first * 0.0f;
+  } else {
+    if constexpr (Kind::kIsOrdered) {
+      largest_entries<false>(codes, same, magnitudes_of, largest);
+    } else {
+      largest_entries<false>(codes, magnitudes_of, same, largest);
+    }
+    const Floats first = magnitude(largest[0] * scales.first), second = magnitude(largest[1] * scales.second);
+    return (first > second ? first : second) + (scales.first * 0.0f + scales.second * 0.0f);
   }
-  const Floats check = scales.first * 0.0f + scales.second * 0.0f + (minima.first * 0.0f + minima.second * 0.0f);
-  return (first > second ? first : second) + check;
 }
 
-// Word b has byte k = entry k of block b as q8. Without kIsKept, entries beyond the largest used one may be any byte.
-template <bool kHasMinima, bool kIsKept>
+// Word b has byte k = entry `kFirst` + k of block b as q8. Without kIsKept, entries beyond the largest used one may be
+// any byte, as may those that no code means.
+template <typename Kind, bool kIsKept, int kFirst>
 [[gnu::always_inline]] inline Words four_entries(const float* entries, Floats scale, Floats minimum, Floats inverse) {
-  Words bytes = {};
+  Shorts rounded[4] = {};
+#pragma GCC unroll 4
   for (int k = 0; k < 4; ++k) {
-    Floats value = scale * entries[k];
-    if constexpr (kHasMinima) value -= minimum;
+    if ((Kind::kUsed >> (kFirst + k) & 1) == 0) continue;
+    Floats value = scale * entries[kFirst + k];
+    if constexpr (Kind::kHasMinima) value -= minimum;
     value = value * inverse + 128.0f;
-    bytes |= (kIsKept ? rounded_to_byte(value) : same_bits<Words>(value + 12582912.0f) & 255) << (8 * k);
+    const Words bits = kIsKept ? rounded_to_byte(value) : same_bits<Words>(value + 12582912.0f);
+    rounded[k] = same_bits<Shorts>(k < 2 ? bits : bits << 16);
   }
-  return bytes;
+  Shorts pairs[2];
+  for (int k = 0; k < 2; ++k) {
+    pairs[k] =
+        __builtin_shufflevector(rounded[k], rounded[k + 2], 0, 17, 2, 19, 4, 21, 6, 23, 8, 25, 10, 27, 12, 29, 14, 31);
+  }
+  return same_bits<Words>((pairs[0] & 255) | pairs[1] << 8);
 }
 
 // A block's bytes by its codes; of two tables the second one, from byte 8 on, is that of the last 16 weights.
@@ -204,30 +266,42 @@ template <bool kHasOneTable>
   std::memcpy(to + 16, &second, sizeof second);
 }
 
-// Tables of kWords * 4 entries: two of a block, for its first 16 weights and for the others, which have a scale of
-// their own, or one where the block has one scale. Steps of all rows come first: each waits long for the one before.
-template <int kWords, bool kHasOneScale, bool kHasMinima>
+// Two tables of a block, for its first 16 weights and for the others, which have a scale of their own, or one where the
+// block has one scale. Steps of all rows come first: each waits long for the one before.
+template <typename Kind>
 [[gnu::always_inline]] inline void quantise_codes(const Integers* rows, int64_t num_rows, const CodeTable& table,
                                                   Quantised* to) {
   float inverses[kTile][kBlocksAtOnce];
   bool is_kept[kTile];
+  Floats largest[kTile];
   for (int64_t r = 0; r < num_rows; ++r) {
-    const Floats largest = largest_magnitudes<kHasMinima>(rows[r], table);
-    put_steps(largest / 127.0f, to[r].d, inverses[r]);
-    is_kept[r] = !are_bytes(largest, floats_at(inverses[r]));
+    largest[r] = largest_magnitudes<Kind>(rows[r], table);
+  }
+  for (int64_t r = 0; r < num_rows; ++r) {
+    put_steps(largest[r] / 127.0f, to[r].d, inverses[r]);
+    is_kept[r] = !are_bytes(largest[r], floats_at(inverses[r]));
   }
   for (int64_t r = 0; r < num_rows; ++r) {
     const auto* codes = reinterpret_cast<const uint8_t*>(rows[r].q);
     const OfGroups scales(rows[r].scales), minima(rows[r].minima);
     const Floats inverse = floats_at(inverses[r]);
     Words words[4] = {};  // of eight blocks each
-    const auto put_words = [&](auto four) {
-      for (int i = 0; i < kWords; ++i) {
-        words[i] = four(table.values + 4 * i, scales.first, minima.first, inverse);
-        if constexpr (!kHasOneScale) words[2 + i] = four(table.values + 4 * i, scales.second, minima.second, inverse);
-      }
+    const auto put_words = [&]<bool kIsKept>() {
+      const auto put = [&]<int kWord>() {
+        if constexpr (kWord < Kind::kWords) {
+          words[kWord] = four_entries<Kind, kIsKept, 4 * kWord>(table.values, scales.first, minima.first, inverse);
+        }
+        if constexpr (kWord < Kind::kWords && !Kind::kHasOneScale) {
+          words[2 + kWord] =
+              four_entries<Kind, kIsKept, 4 * kWord>(table.values, scales.second, minima.second, inverse);
+        }
+      };
+      put.template operator()<0>();
+      put.template operator()<1>();
+      put.template operator()<2>();
+      put.template operator()<3>();
     };
-    is_kept[r] ? put_words(four_entries<kHasMinima, true>) : put_words(four_entries<kHasMinima, false>);
+    is_kept[r] ? put_words.template operator()<true>() : put_words.template operator()<false>();
     // Of all blocks the words i become 16 bytes: of blocks 0 and 4, 1 and 5, ...
     const Words low[2] = {__builtin_shufflevector(words[0], words[1], 0, 8, 1, 9, 4, 12, 5, 13),
                           __builtin_shufflevector(words[2], words[3], 0, 8, 1, 9, 4, 12, 5, 13)};
@@ -239,9 +313,9 @@ template <int kWords, bool kHasOneScale, bool kHasMinima>
                              __builtin_shufflevector(high[0], high[1], 2, 3, 10, 11, 6, 7, 14, 15)};
     for (int64_t b = 0; b < kBlocksAtOnce / 2; ++b) {
       const auto both = same_bits<Longs>(tables[b]);
-      look_up<kHasOneScale>(__builtin_shufflevector(both, both, 0, 1), codes + b * kBlock, to[r].u + b * kBlock);
+      look_up<Kind::kHasOneScale>(__builtin_shufflevector(both, both, 0, 1), codes + b * kBlock, to[r].u + b * kBlock);
       const int64_t second = (b + kBlocksAtOnce / 2) * kBlock;
-      look_up<kHasOneScale>(__builtin_shufflevector(both, both, 2, 3), codes + second, to[r].u + second);
+      look_up<Kind::kHasOneScale>(__builtin_shufflevector(both, both, 2, 3), codes + second, to[r].u + second);
     }
   }
 }
@@ -325,16 +399,24 @@ void round_to_e4m3(float* values, int64_t count, float scale) {
 
 QUIRE_WIDE
 void quantise_codes_q8(const Integers* rows, int64_t num_rows, const BlockDecoder& decoder, Quantised* to) {
-  if (decoder.codes == Codes::of_16_with_minima) {
-    quantise_codes<1, false, true>(rows, num_rows, *decoder.table, to);
-  } else if (decoder.codes == Codes::of_16) {
-    quantise_codes<2, false, false>(rows, num_rows, *decoder.table, to);
-  } else if (decoder.codes == Codes::four_of_32) {
-    quantise_codes<1, true, false>(rows, num_rows, *decoder.table, to);
-  } else if (decoder.codes == Codes::of_32) {
-    quantise_codes<2, true, false>(rows, num_rows, *decoder.table, to);
-  } else {
-    quantise_codes<4, true, false>(rows, num_rows, *decoder.table, to);
+  constexpr uint32_t kIq1 = 0xf9, kIq2 = 0x3f;
+  switch (decoder.codes) {
+    case Codes::q2_k:
+      return quantise_codes<Coded<0xf, true, false, true>>(rows, num_rows, *decoder.table, to);
+    case Codes::q3_k:
+      return quantise_codes<Coded<0xff, false, false>>(rows, num_rows, *decoder.table, to);
+    case Codes::iq1_of_16:
+      return quantise_codes<Coded<kIq1, true, false>>(rows, num_rows, *decoder.table, to);
+    case Codes::iq1_of_32:
+      return quantise_codes<Coded<kIq1, true, true>>(rows, num_rows, *decoder.table, to);
+    case Codes::iq2_of_16:
+      return quantise_codes<Coded<kIq2, true, false>>(rows, num_rows, *decoder.table, to);
+    case Codes::iq2_of_32:
+      return quantise_codes<Coded<kIq2, true, true>>(rows, num_rows, *decoder.table, to);
+    case Codes::iq3_of_32:
+      return quantise_codes<Coded<0xffff, true, true>>(rows, num_rows, *decoder.table, to);
+    default:
+      return quantise_codes<Coded<0xf, true, true>>(rows, num_rows, *decoder.table, to);
   }
 }
 

@@ -191,7 +191,7 @@ void decode_floats(WeightFormat stored, const std::byte* from, int64_t count, fl
   } else if (stored == WeightFormat::bf16) {
     for (int64_t i = 0; i < count; ++i) out[i] = from_bf16(half(from + 2 * i));
   } else {
-    for (int64_t i = 0; i < count; ++i) out[i] = from_f16(half(from + 2 * i));
+    decode_f16(from, count, out);
   }
 }
 
@@ -374,6 +374,7 @@ void pack_piece(const PackedRows& job, const Stored& stored) {
   const bool has_codes =
       job.target == WeightFormat::q8 && stored.decoder != nullptr && stored.decoder->codes != Codes::none;
   const bool is_by_lanes = stored.is_coded() && (job.codes.is_direct || job.target == WeightFormat::q8);
+  Integers integers[kTile] = {};
   Chunk chunk;
   chunk.blocks = job.num_inputs / kBlock;
   for (int64_t output = job.first_output; output < end; output = (output / kTile + 1) * kTile) {
@@ -401,10 +402,12 @@ void pack_piece(const PackedRows& job, const Stored& stored) {
                      job.codes.first_column + chunk.first, chunk.count, chunk.codes[chunk.first_lane], kInputsAtOnce);
       }
       Quantised rows[kTile];
-      Integers integers[kTile];
       for (int64_t lane = chunk.first_lane; lane < kTile; ++lane) {
         // The processor does not foresee the jumps from row to row: without this, packing took twice the time (Zen 3).
-        const std::byte* next = stored_at(job, chunk, lane) + chunk.num_bytes;
+        // Behind the end of a row comes that of the next tile.
+        const bool is_last = chunk.first + chunk.count == job.num_inputs;
+        const std::byte* next =
+            stored_at(job, chunk, lane) + (is_last ? kTile * job.row_stride_bytes - chunk.first_byte : chunk.num_bytes);
         for (int64_t i = 0; lane < chunk.end_lane && i < chunk.num_bytes; i += 64) __builtin_prefetch(next + i);
         if (has_codes && lane < chunk.end_lane) {
           stored.decoder->decode(stored_at(job, chunk, lane), job.codebook, integers[lane]);

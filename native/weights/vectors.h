@@ -19,11 +19,13 @@ using Floats = float __attribute__((vector_size(32)));
 using Words = int32_t __attribute__((vector_size(32)));
 using Unsigned = uint32_t __attribute__((vector_size(32)));
 using Octets = uint8_t __attribute__((vector_size(32)));
+using Eight = uint8_t __attribute__((vector_size(8)));
 using Fours = int32_t __attribute__((vector_size(16)));
 using Halves = uint16_t __attribute__((vector_size(16)));
 using Shorts = uint16_t __attribute__((vector_size(32)));
 using Two = uint64_t __attribute__((vector_size(16)));
 using Longs = uint64_t __attribute__((vector_size(32)));
+using Doubles = double __attribute__((vector_size(32)));
 constexpr int64_t kParts = 8;
 
 template <typename To, typename From>

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -130,7 +131,8 @@ def test_ctrl_c_leaves_a_file_that_the_next_run_completes(tmp_path: Path) -> Non
         os.kill(process.pid, signal.SIGINT)
         _, stderr = process.communicate(timeout=60)
         is_over.set()
-        assert (process.returncode, stderr) == (130, "")
+        assert process.returncode == 130
+        assert re.fullmatch(r"(\d+/200 · .*\n)*", stderr)  # a slow machine has progress to report
         num_before = len(read_lines(target))
         assert 0 < num_before < 200
         result = call("batch", str(source), "-o", str(target), "--url", server.url)

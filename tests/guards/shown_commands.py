@@ -7,11 +7,13 @@
 - The word `measured` after either name: numbers depend on the machine and the run, so all else is compared.
 - A line `...` in an output stands for any lines.
 
-A page runs in an empty folder. Files under `figures/` are the page's figures.
+A page runs in an empty folder. Files under `figures/` are the page's figures. A test runs measured commands briefly:
+their numbers, which are not compared, come from less work.
 """
 
 import contextlib
 import io
+import itertools
 import os
 import re
 import shlex
@@ -28,12 +30,20 @@ from click.testing import CliRunner
 
 from quire import _native
 from quire.cli.main import cli
+from quire.insight.compare import adapters, draft_texts, speculation
 
 FENCE = re.compile(r"^```(\w+)( measured)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 FIGURES = "figures"
 TIME_UNITS = re.compile(r"# ?(?:ns|µs|ms|s)\b")
 PREFIXES = re.compile(r"# [kMGT](?=FLOP|B/s)")
+BRIEF_OPTIONS = {
+    "bench": ("--repetitions", "1", "--no-warm-up"),
+    "compare adapters": ("--prompt-len", "8", "--output-len", "8"),
+    "compare cache": ("--output-len", "16"),
+    "explain": ("--ctx", "16"),
+}
+"""Beginning of a measured command → options behind its own when it runs briefly: the last of two values counts."""
 
 
 @dataclass
@@ -100,10 +110,13 @@ class Page:
         """Return the marks of headings, and the tags of folded answers, in order."""
         return re.findall(r"^#+ |^</?details>", self.text, re.MULTILINE)
 
-    def run(self, shown: Shown) -> str:
-        """Run a command or block in the current folder. Returns: stdout. Raises: AssertionError if it fails."""
+    def run(self, shown: Shown, *, brief: bool = False) -> str:
+        """Run a command or block in the current folder. Returns: stdout. Raises: AssertionError if it fails.
+
+        `brief`: a measured command may do less than its options say.
+        """
         if not shown.is_python:
-            return run_command(shown.source)
+            return run_command(shown.source, brief=brief and shown.is_measured)
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             exec(compile(shown.source, self.path.name, "exec"), self.scope)
@@ -127,12 +140,24 @@ def _commands(body: str, offset: int, is_measured: bool) -> list[Shown]:
     return found
 
 
-def run_command(line: str) -> str:
-    """Run a command line. `quire …` runs in this process, which has torch loaded, and may be piped to a command."""
+def run_command(line: str, *, brief: bool = False) -> str:
+    """Run a command line. `quire …` runs in this process, which has torch loaded, and may be piped to a command.
+
+    `brief`: add the options of `BRIEF_OPTIONS`, and measure fewer rounds, and drafts on short texts.
+    """
     command, _, rest = line.partition(" | ")
     if not command.startswith("quire "):
         return _shell(line, "")
-    result = CliRunner().invoke(cli, shlex.split(command)[1:])
+    words = shlex.split(command)[1:]
+    with pytest.MonkeyPatch.context() as patch:
+        if brief:
+            added = [more for verb, more in BRIEF_OPTIONS.items() if f"{command} ".startswith(f"quire {verb} ")]
+            words += itertools.chain.from_iterable(added)
+            patch.setattr(adapters, "NUM_ROUNDS", 1)
+            patch.setattr(speculation, "NUM_ROUNDS", 1)
+            patch.setattr(draft_texts, "EDIT_CHARACTERS", 800)
+            patch.setattr(draft_texts, "SUMMARY_CHARACTERS", 800)
+        result = CliRunner().invoke(cli, words)
     assert result.exit_code == 0, f"{command}: {result.stderr or result.exception!r}"
     return _shell(rest, result.stdout) if rest else result.stdout
 
@@ -169,7 +194,7 @@ def without_tiles() -> Iterator[None]:
         _native.set_isa(before)
 
 
-def run_page(page: Page) -> tuple[list[tuple[Shown, str]], dict[str, Figure]]:
+def run_page(page: Page, *, brief: bool = False) -> tuple[list[tuple[Shown, str]], dict[str, Figure]]:
     """Run a page in an empty folder. Returns: what each command and block printed, and the figures by name."""
     printed, figures = [], dict[str, Figure]()
     with (
@@ -182,7 +207,7 @@ def run_page(page: Page) -> tuple[list[tuple[Shown, str]], dict[str, Figure]]:
         patch.setenv("LC_ALL", "C.UTF-8")  # commands speak English
         Path(FIGURES).mkdir()
         for shown in page.shown():
-            printed.append((shown, page.run(shown)))
+            printed.append((shown, page.run(shown, brief=brief)))
             for file in Path(FIGURES).iterdir():
                 figures.setdefault(file.name, Figure(file.read_bytes(), shown.is_measured))
     return printed, figures

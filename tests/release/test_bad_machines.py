@@ -1,7 +1,6 @@
 """Machines that Quire cannot be compiled for, or runs slowly on: one line says what is missing, and both ways out."""
 
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -145,22 +144,3 @@ def test_missing_kernels_are_one_error_that_says_how_to_get_them(monkeypatch: py
     assert "`make run`" in result.stderr
     assert "pip" in result.stderr
     assert len(result.stderr.splitlines()) == 1
-
-
-EMULATOR = shutil.which("qemu-x86_64")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(platform.machine() != "x86_64" or EMULATOR is None, reason="needs qemu-x86_64 on x86-64")
-def test_processor_without_avx2_answers_after_one_warning(tmp_path: Path) -> None:
-    from tests.cli.tiny_directory import make_tiny_directory
-
-    command = [str(EMULATOR), "-cpu", "Nehalem", sys.executable, "-m", "quire", "run"]
-    arguments = [str(make_tiny_directory(tmp_path)), "--raw", "--max-tokens", "2", "hi"]
-    environment = {name: value for name, value in os.environ.items() if name != "QUIRE_ISA"}
-    run = subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    warnings = [line for line in run.stderr.splitlines() if line.startswith("WARNING")]
-    assert len(warnings) == 1, run.stderr
-    assert "the portable kernels are used, many times slower than those for AVX2" in warnings[0]
-    assert "choose a small model, or a newer processor" in warnings[0]

@@ -23,7 +23,7 @@ def _tables() -> dict[str, Any]:
 
 @functools.cache
 def packed_codebook(format_name: str) -> np.ndarray | None:
-    """Return the entries as int8 indices of their values (`native/weights/decode.cpp`); None for other formats.
+    """Return the entries as int8 codes of their values (`native/weights/decode.cpp`); None for other formats.
 
     Shapes: `[entries, 4 or 8]`.
     """
@@ -33,4 +33,5 @@ def packed_codebook(format_name: str) -> np.ndarray | None:
     packed = np.frombuffer(base64.b85decode("".join(table["indices"])), np.uint8)
     bits = (len(table["values"]) - 1).bit_length()
     indices = np.unpackbits(packed, bitorder="little").reshape(-1, bits) @ (1 << np.arange(bits))
-    return indices.reshape(-1, table["width"]).astype(np.int8)
+    codes = np.array([4, 0, 6] if format_name.startswith("IQ1") else range(0, 16, 2), np.int8)
+    return codes[indices.reshape(-1, table["width"])]

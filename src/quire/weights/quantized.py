@@ -149,10 +149,12 @@ class QuantizedTensor(WeightTensor):
 
     def _are_halves(self, scales: np.ndarray, zeros: np.ndarray) -> bool:
         """Tell whether scales, and of Q4_1 the minima too, are finite in fp16. Shapes: `[rows, G]` each."""
-        factors = np.maximum(np.abs(zeros), 1) if self.format == "Q4_1" else np.float32(1)
-        # The two extremes mostly suffice: a product for each group took longer than packing it.
-        if max(scales.max(), -scales.min()) * factors.max() < HALF_OVERFLOW:
+        has_minima = self.format == "Q4_1"
+        # The extremes mostly suffice: a product for each group took longer than packing it.
+        factor = max(zeros.max(), -zeros.min(), np.float32(1)) if has_minima else np.float32(1)
+        if max(scales.max(), -scales.min()) * factor < HALF_OVERFLOW:
             return True
+        factors = np.maximum(np.abs(zeros), 1) if has_minima else factor
         return bool((np.abs(scales) * factors < HALF_OVERFLOW).all())
 
     @property

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from quire.errors import ConfigError
-from quire.insight.compare import run
+from quire.insight.compare import draft_texts, run
 from quire.insight.compare.draft_texts import WORKLOADS, json_tasks, prompt_of
 from quire.insight.compare.results import RunSettings
 from quire.insight.compare.speculation import NUM_ROUNDS, Record
@@ -22,6 +22,11 @@ def test_model_that_repeats_nothing_is_refused() -> None:
         run("speculation", RunSettings(model="fake"))
 
 
+def test_one_token_is_refused() -> None:
+    with pytest.raises(ConfigError, match="2 or more fit"):
+        run("speculation", RunSettings(output_lens=(1,)))
+
+
 def test_each_workload_has_prompts_of_its_own_and_json_has_schemas() -> None:
     for name in WORKLOADS:
         prompts = [prompt_of(name, number) for number in range(4)]
@@ -31,7 +36,11 @@ def test_each_workload_has_prompts_of_its_own_and_json_has_schemas() -> None:
 
 
 @pytest.mark.model
-def test_comparison_has_a_row_per_workload_and_forced_tokens_of_json_are_right(smollm2_path: Path) -> None:
+def test_comparison_has_a_row_per_workload_and_forced_tokens_of_json_are_right(
+    smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("EDIT_CHARACTERS", "SUMMARY_CHARACTERS"):  # a long one is in `test_ladder.py`
+        monkeypatch.setattr(draft_texts, name, 800)
     comparison = run("speculation", RunSettings(output_lens=(24,)))
     assert [row[0] for row in comparison.rows] == list(WORKLOADS)
     assert comparison.outputs_equal == NUM_ROUNDS * len(WORKLOADS)

@@ -42,8 +42,10 @@ class BatchTable(RequestTable):
 
     def num_free_places(self) -> int:
         """Sequences that may start: all slots or none."""
+        if self.running:
+            return 0
         is_due = len(self.waiting) >= self._slots or not self.more_come or self._clock() >= self.starts_at()
-        return self._slots if is_due and not self.running else 0
+        return self._slots if is_due else 0
 
 
 def num_pads(counts: Sequence[int], num_rows: int = 0) -> int:
@@ -134,7 +136,7 @@ def _drive_batches(rig: Rig, mode: str, jobs: Sequence[TimedRequest], timer: flo
 
     def wakes_at(more_come: bool) -> float:
         tables[0].more_come = more_come
-        return tables[0].starts_at()
+        return math.inf if tables[0].running else tables[0].starts_at()
 
     return rig.drive(mode, jobs, make_scheduler, wakes_at=wakes_at)
 

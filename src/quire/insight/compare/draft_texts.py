@@ -13,6 +13,8 @@ WORKLOADS = {
     "JSON": "a record by a schema with long keys, most tokens of which its grammar forces",
 }
 """Name → its description."""
+EDIT_CHARACTERS, SUMMARY_CHARACTERS = 1500, 4000
+"""Most of a source file that is edited, and of one that is summarised."""
 TOPICS = ("a dragon", "the sea", "an old clock", "bread", "a lighthouse", "trains", "a garden", "chess")
 RECORDS = """
 hospital admission: patient_full_name:text patient_date_of_birth:text attending_physician_name:text \
@@ -89,6 +91,6 @@ def prompt_of(workload: str, number: int) -> tuple[str, dict[str, Any] | None]:
     sources = sorted(Path(__file__).parents[2].glob("engine/*.py"))
     text = sources[number % len(sources)].read_text()
     if workload == "edit":
-        text = text[:1500]
+        text = text[:EDIT_CHARACTERS]
         return f"{text}\n\n# The same file, with another name:\n{text.replace('self', 'this')}\n\n{text[:80]}", None
-    return f"{text[:4000]}\n\nThe most important sentences of this text are:\n", None
+    return f"{text[:SUMMARY_CHARACTERS]}\n\nThe most important sentences of this text are:\n", None

@@ -121,8 +121,10 @@ class FakeExecutor:
         table, update = self._tables[share.request_id], share.block_table_updates[0]
         table[update.start :] = update.block_ids
         start, end = share.num_computed_tokens, share.num_computed_tokens + share.num_tokens
-        blocks, offsets = np.divmod(np.arange(start, end), self._block_size)
-        self._memory[np.array(table)[blocks], offsets] = self._tokens[share.request_id][start:end]
+        tokens, size = self._tokens[share.request_id], self._block_size
+        for index in range(start // size, -(-end // size)):
+            low, high = max(start, index * size), min(end, index * size + size)
+            self._memory[table[index], low - index * size : high - index * size] = tokens[low:high]
 
     def _sample(self, share: ScheduledRequest) -> RequestResult:
         known = self._memory[self._tables[share.request_id]].ravel()

@@ -65,6 +65,10 @@ def compare(settings: RunSettings, progress: Progress) -> Comparison:
     if model == FAKE_MODEL:
         raise ConfigError("compare speculation measures what a model repeats: model='fake' repeats nothing")
     num_tokens = settings.output_lens[0] if settings.output_lens else NUM_TOKENS
+    if num_tokens < 2:
+        raise ConfigError(
+            f"output_lens={num_tokens}: compare speculation counts tokens behind the first: 2 or more fit"
+        )
     engines = load_engines(model, settings, progress)
     try:
         if engines["drafts"].config.speculative == "off":
