@@ -10,7 +10,7 @@ from playwright.sync_api import Page, Route, expect
 
 from tests.cli.tiny_directory import make_tiny_directory
 from tests.page.conftest import LIMIT_MS, OpenPage
-from tests.page.test_conversations import ask
+from tests.page.test_conversations import ask, save
 from tests.server.serving import Serving, serving
 
 expect.set_options(timeout=LIMIT_MS)
@@ -174,7 +174,7 @@ def test_result_of_a_call_is_sent_as_a_message_of_the_tool(server: Serving, open
     expect(results.first).to_contain_text("Result of weather")
     expect(results.first.locator("pre")).to_have_text('{\n  "sky": "<b>grey"\n}')
     expect(page.get_by_label("Result of clock")).to_have_count(0)
-    page.wait_for_timeout(1500)  # kept soon
+    save(page)
     page.reload()
     expect(results.nth(1)).to_contain_text("Result of clock")
     page.get_by_role("button", name="Other results").click()

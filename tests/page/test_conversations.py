@@ -24,7 +24,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 
 def ask(page: Page, text: str, *, max_tokens: int = 6) -> None:
-    """Send a message and wait for the whole answer, and until it is saved."""
+    """Send a message, wait for the whole answer, and save it."""
     if not page.get_by_label("max_tokens").is_visible():
         page.get_by_text("Parameters").click()
     page.get_by_label("max_tokens").fill(str(max_tokens))
@@ -32,7 +32,23 @@ def ask(page: Page, text: str, *, max_tokens: int = 6) -> None:
     page.get_by_label("Message", exact=True).fill(text)
     page.get_by_role("button", name="Send", exact=True).click()
     expect(page.locator(".stats").last).to_contain_text("[")
-    page.wait_for_timeout(900)
+    save(page)
+
+
+def save(page: Page) -> None:
+    """Save the conversation now, as a page does that is hidden, and wait until it is saved."""
+    page.evaluate("import('/page/app.js').then(({ chat }) => chat.conversations.flush())")
+
+
+def wait_until_saved(page: Page) -> None:
+    """Wait until the page has saved its conversation by itself, which it does soon after a change."""
+    page.evaluate(
+        """async () => {
+          const { conversations } = (await import("/page/app.js")).chat;
+          while (conversations.timer || !conversations.current.revision) await new Promise(requestAnimationFrame);
+          await conversations.queue;
+        }"""
+    )
 
 
 def listed(page: Page) -> list[str]:
@@ -54,7 +70,7 @@ def test_reload_keeps_tree_branch_parameters_and_draft(server: Serving, open_pag
     page.get_by_role("button", name="Branch before").click()
     page.get_by_label("system message").fill("Be brief")
     page.get_by_label("Message", exact=True).fill("half a thou")
-    page.wait_for_timeout(900)
+    wait_until_saved(page)
     before = shown(page)
     page.reload()
     expect(page.locator(".branches")).to_contain_text("1 of 2")

@@ -173,7 +173,12 @@ def test_server_that_needs_a_key_keeps_the_conversation(
 
 def test_reload_within_an_answer_keeps_its_beginning(answering: tuple[Serving, Page]) -> None:
     _, page = answering
-    page.wait_for_timeout(1500)
+    page.evaluate(
+        """async () => {
+          const { conversations } = (await import("/page/app.js")).chat;
+          while (!conversations.current.revision) await new Promise(requestAnimationFrame);
+        }"""
+    )  # it is saved while it is written
     page.reload()
     wait_for_tokens(page, 4)
     expect(page.locator("article.user .text")).to_have_text("Hello")

@@ -131,6 +131,18 @@ def test_empty_page_plays_the_story_until_a_message_is_sent(server: Serving, ope
 
 
 @pytest.mark.model
+def test_story_that_could_not_be_fetched_is_fetched_again(server: Serving, open_page: OpenPage) -> None:
+    page = open_page(server.url, allowed=("ERR_FAILED",))
+    page.route("**/page/story.jsonl", lambda route: route.abort())
+    page.reload()
+    expect(page.locator(".status")).to_contain_text("ready")
+    expect(page.locator(".story")).to_have_count(0)
+    page.unroute_all()
+    page.get_by_role("button", name="Tokens", exact=True).click()
+    expect(page.locator(".story .caption")).to_be_visible()
+
+
+@pytest.mark.model
 @pytest.mark.parametrize("with_text", [True, False])
 def test_shared_file_opens_on_its_prompt_and_has_text_only_if_allowed(
     server: Serving, open_page: OpenPage, tmp_path: Path, with_text: bool

@@ -21,7 +21,7 @@ let recording = new Recording();
 const xray = new Xray(recording, { isLive: true, changed, save, opened, share: () => { app.isSharing = true; changed(); }, explain: () => app.explained, measureAgain: () => explain("&again=1"), ranks: () => app.ranks,
   futures: () => (chat.split ? chat.children(chat.split).map(({ id }) => id) : []),
   textOf: (id, token) => chat.nodes.find((node) => node.id === id)?.tokens.find((item) => item.id === token)?.text });
-const chat = new Chat({ ask, events, changed, key: () => app.key, model: () => app.model, status: () => app.status, recording: () => recording, xray, welcome, show, forked });
+export const chat = new Chat({ ask, events, changed, key: () => app.key, model: () => app.model, status: () => app.status, recording: () => recording, xray, welcome, show, forked });
 const lab = new Lab({ ask, changed, models: () => app.models });
 
 let isDue = false;
@@ -205,12 +205,12 @@ function welcome() {
   const hint = isNarrow() ? "Ask something; X-ray shows what the engine does for it." : "Ask something. Beside it you see what the engine does for it.";
   if (app.story === null) {
     app.story = "fetched";
-    fetch("/page/story.jsonl").then(async (answer) => {
-      const told = readRecording(await answer.text());
+    fetch("/page/story.jsonl").then((answer) => answer.text()).then((text) => {
+      const told = readRecording(text);
       app.story = new Story(told, { changed: () => { if (chat.path().length) app.story.pause?.(); changed(); } });
       app.demo = Object.assign(new Xray(told, { changed, opened: (pane) => xray.open(pane) }), { told: null, second: null });
       changed();
-    });
+    }, () => { app.story = null; }); // the server is gone: the next drawing asks again
   }
   if (!(app.story instanceof Story)) return html`<p class="hint">${hint}</p>`;
   return html`<p class="hint">Ask something. Until then: what an engine does for a prompt, as it was recorded.</p>${app.story.draw()}`;

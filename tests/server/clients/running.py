@@ -26,6 +26,8 @@ OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_HUB_OFFLINE": "1"}
 """Else LiteLLM's table of prices and its tokenizer are fetched."""
 LIMIT_S = 300.0
 """A client's imports take seconds, and more beside other tests."""
+START = "import gc, runpy, sys; gc.disable(); runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+"""Runs a script: looking for garbage would be a sixth of the time of a client's imports, which make none."""
 LONG = {"num_blocks": 4000, "max_model_len": 8192, "max_num_batched_tokens": 8192}
 TEMPLATE = (
     "{% if tools %}Call <tool_call></tool_call> with one of {{ tools|tojson }}{% endif %}"
@@ -92,7 +94,8 @@ def use(environment: str, script: str, reply: Callable[[str], str] = weather_age
         app, engine = make_server(next_token=scripted(reply), **LONG)
         use_template(app, TEMPLATE)
         async with listening(app) as url:
-            command = [str(python), str(SCRIPTS / script), json.dumps({"url": url, "model": MODEL, **given})]
+            asked = json.dumps({"url": url, "model": MODEL, **given})
+            command = [str(python), "-I", "-c", START, str(SCRIPTS / script), asked]
             settings: Any = {"capture_output": True, "text": True, "check": False, "env": {**os.environ, **OFFLINE}}
             done = await asyncio.to_thread(subprocess.run, command, timeout=LIMIT_S, **settings)
         assert done.returncode == 0, done.stderr
