@@ -116,7 +116,7 @@ export class Story {
         <button aria-label="Next scene" disabled=${index === this.scenes.length - 1 && share >= 1} onClick=${() => this.goTo(this.endOf(this.second < this.endOf(index) - 0.5 ? index : Math.min(index + 1, this.scenes.length - 1)))}>▶</button>
         <input type="range" aria-label="Second of the story" min="0" max=${this.length} step="0.1" value=${this.second} onInput=${(event) => this.goTo(Number(event.target.value))} />
         ${this.options.leave && html`<button onClick=${() => { this.pause(); this.options.leave(); }}>All steps and panes</button>`}</div>
-      <div class="pieces" aria-label="Tokens of the prompt">${Array.from({ length: numShown }, (_, i) => html`<span class=${`piece ${prompt?.[i] === "" ? "special" : ""}`}>${prompt ? visible(prompt[i] ?? "…") : i + 1}</span>`)}</div>
+      <div class="pieces" role="group" aria-label="Tokens of the prompt">${Array.from({ length: numShown }, (_, i) => html`<span class=${`piece ${prompt?.[i] === "" ? "special" : ""}`}>${prompt ? visible(prompt[i] ?? "…") : i + 1}</span>`)}</div>
       ${index > 0 && this.drawRows(ids, now, isPast)}
       ${scene.name === "prefill" && this.drawMask(num_prompt_tokens, share)}
       ${index >= 3 && html`<div class="futures">${ids.map((id) => html`<p>${this.badge(id)} ${id === this.id ? from.join("") : html`<span class="old">${this.begun(id)}</span><mark>${this.forkToken(id)}</mark>${this.written(id, step).join("")}`}</p>`)}</div>`}</section>`;

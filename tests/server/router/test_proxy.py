@@ -9,6 +9,7 @@ import pytest
 
 from quire.cli.top_metrics import MetricsPage, replicas_between
 from quire.server.keys import ADMIN, ROUTER, KeyRing
+from quire.server.router import replica
 from tests.server.fake_engine import LIMIT_S, in_loop, record_of, until
 from tests.server.router.routing import Routed, Script, failing, response, routing, url_of
 from tests.server.served import CHAT, Served, chat_body, serving
@@ -126,7 +127,10 @@ async def test_prefix_is_that_of_every_route_and_of_the_callers_key() -> None:
     ids=["closed", "status 503", "status 401", "head only", "head with a length"],
 )
 @in_loop
-async def test_request_that_got_nothing_goes_to_another_replica(script: Script) -> None:
+async def test_request_that_got_nothing_goes_to_another_replica(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica, "CHECK_EVERY_S", 2 * LIMIT_S)  # none while the requests run
     async with (
         serving() as served,
         failing(script) as url,
