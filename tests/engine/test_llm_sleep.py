@@ -68,9 +68,7 @@ def test_model_that_slept_gives_the_same_tokens(
 
 SHARER = """
 import sys
-from quire.runtime import shared_file
 from quire.runtime.plan import weight_file
-from quire.runtime.shared_file import finish
 weight_file.MIN_BYTES = 1
 from quire import LLM
 from tests.engine.test_llm_sleep import mapped_weights

@@ -83,11 +83,10 @@ class BlockFiles:
                 f"--kv-disk {self.root} cannot hold KV blocks ({error.strerror or error}): name a directory that this"
                 " user may write to, or leave --kv-disk out"
             ) from error
-        with os.scandir(self.directory) as entries:
-            for entry in entries:
-                with contextlib.suppress(OSError):
-                    if _UNFINISHED.fullmatch(entry.name) and entry.stat().st_mtime < time.time() - _OLD_S:
-                        os.unlink(entry)
+        for path in self.directory.iterdir():
+            with contextlib.suppress(OSError):
+                if _UNFINISHED.fullmatch(path.name) and path.stat().st_mtime < time.time() - _OLD_S:
+                    path.unlink()
         self._num_bytes = sum(file.num_bytes for file in list_files(self.root))
         self._trim()
 

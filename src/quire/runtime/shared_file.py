@@ -116,10 +116,12 @@ class Unfinished:
         try:
             os.ftruncate(descriptor, 0)
             make_room(place, max_bytes)
-            # Without reserved blocks, writing to the mapped pages of a full disk would end the process.
+            # A full disk is noticed now: writing to mapped pages without a place there would end the process.
             reserve_blocks(descriptor, DATA_OFFSET, num_bytes)
-            mapped = None if fits_memory else map_file(descriptor, num_bytes, DATA_OFFSET, is_writable=True)
-            self.memory = allocate(num_bytes) if mapped is None else mapped
+            if fits_memory:
+                self.memory = allocate(num_bytes)
+            else:
+                self.memory = map_file(descriptor, num_bytes, DATA_OFFSET, is_writable=True)
         except BaseException:
             self.discard()
             raise
@@ -131,10 +133,11 @@ class Unfinished:
         os.close(self._descriptor)  # a mapping holds the file open, not its lock
 
     def publish(self) -> None:
-        """Write the file in a thread of low priority, then give it its name. `memory` must no longer change.
+        """Write the file in a thread of low priority, then give it its name. `memory` can no longer be written.
 
         The end of the process waits for it (`finish`); a note says why a file is not kept.
         """
+        self.memory.flags.writeable = False
         threading.Thread(target=self._publish, name=WRITER, daemon=True).start()
 
     def _publish(self) -> None:
@@ -142,18 +145,19 @@ class Unfinished:
         try:
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # of this thread: steps do not wait
-            self._write(hashlib.sha256())
+            self._write()
             os.replace(partial_path(path), path)
             os.close(self._descriptor)
         except OSError as error:
             logger.info("the packed weights of %s are not kept in %s: %s", self._place.header.model, path, error)
             self.discard()
 
-    def _write(self, digest: "hashlib._Hash") -> None:
+    def _write(self) -> None:
         """Bring the bytes to disk, then the header. Memory above `COPIED_BYTES` becomes a mapping of the file.
 
-        Mutates: digest. Raises: OSError.
+        Raises: OSError.
         """
+        digest = hashlib.sha256()
         is_mapped = not self._fits_memory or len(self.memory) > COPIED_BYTES
         for first in range(0, len(self.memory), PIECE_BYTES):
             piece, offset = self.memory[first : first + PIECE_BYTES], DATA_OFFSET + first

@@ -121,6 +121,7 @@ def test_second_start_maps_what_the_first_packed(
     second = filled(model, cache, progress=lambda *item: news.append(item), **options)
     assert len(packs) == 1
     assert first.memory.tobytes() == second.memory.tobytes() == expected
+    assert not first.memory.flags.writeable
     assert not second.memory.flags.writeable
     assert news, "the tokenizer begins with the first report"
 
