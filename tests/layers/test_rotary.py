@@ -38,6 +38,12 @@ def test_angles_are_those_of_transformers(ours: RopeConfig, theirs: dict[str, An
     torch.testing.assert_close(our_sin[:, :32], -sin[0][:, :32], atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("theta", [1e4, 5e5, 1e7])
+def test_frequencies_have_the_same_bits_on_every_processor(theta: float) -> None:
+    expected = [1 / np.float32(theta ** float(np.float32(i) / np.float32(128))) for i in range(0, 128, 2)]
+    np.testing.assert_array_equal(RopeConfig(theta).frequencies(128), expected)
+
+
 def test_llama3_keeps_short_waves_and_stretches_long_ones() -> None:
     scaled = RopeConfig(5e5, "llama3", 8.0, 1.0, 4.0, 8192.0).frequencies(128)
     plain = RopeConfig(5e5).frequencies(128)

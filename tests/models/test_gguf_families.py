@@ -4,6 +4,7 @@ Transformations are those of llama.cpp's converter: pairs of rotated rows side b
 those of layers with state in `with_state`.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -546,6 +547,12 @@ def test_columns_of_value_heads_stored_in_turns_are_put_in_order(kind: str, size
 def test_rates_of_decay_that_are_none_are_refused() -> None:
     with pytest.raises(ModelFileError, match="a rate of decay is not below 0"):
         as_huggingface(stored("model.layers.0.linear_attn.A_log", torch.tensor([-1.0, 0.0])), None)
+
+
+def test_rates_of_decay_have_the_same_bits_on_every_processor() -> None:
+    rates = -torch.rand(1000, generator=torch.Generator().manual_seed(0)) - 0.01
+    found = as_huggingface(stored("model.layers.0.linear_attn.A_log", rates), None).to_numpy()
+    assert found.tolist() == [np.float32(math.log(-rate)) for rate in rates.tolist()]
 
 
 def test_every_gguf_architecture_is_written_here() -> None:

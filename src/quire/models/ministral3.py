@@ -53,7 +53,7 @@ class QueryAndKeyRotary(nn.Module):
     def __init__(self, config: Ministral3Config) -> None:
         super().__init__()
         num_periods = -(-config.context_len // config.query_period)
-        periods = np.arange(num_periods, dtype=np.float32)
+        periods = np.arange(num_periods, dtype=np.float64)
         scales = config.rope.attention_factor * (1 + config.query_growth * np.log(1 + periods))
         frequencies = config.rope.frequencies(config.head_size)
         self.of_queries = RotaryEmbedding(frequencies, scales, config.query_period)

@@ -138,7 +138,7 @@ def _delta_net(name: str, tensor: WeightTensor, read: Any) -> Named:
 def _of_states(name: str, tensor: WeightTensor, architecture: Architecture, sizes: StateSizes) -> WeightTensor:
     """Rates are stored instead of their logarithms, and vectors of state spaces as columns."""
     if name.endswith("A_log"):
-        rates = -np.exp(tensor.to_numpy(), dtype=np.float32)
+        rates = -np.exp(tensor.to_numpy(), dtype=np.float64).astype(np.float32)
         tensor = replace(tensor, format="F32", stored=rates.view(np.uint8).reshape(1, -1))
     if "linear_attn." not in name and name.endswith((".A_log", ".D", "mixer.norm.weight", "mamba.norm.weight")):
         num_rows = sizes.num_groups if name.endswith("weight") else tensor.shape[0]

@@ -191,7 +191,8 @@ def as_huggingface(tensor: WeightTensor, sizes: StateSizes | None) -> WeightTens
         rates = -tensor.to_numpy()
         if not (rates > 0).all():
             raise ModelFileError(f"tensor '{tensor.name}': a rate of decay is not below 0; fetch the model again")
-        tensor = replace(tensor, format="F32", stored=np.log(rates, dtype=np.float32).view(np.uint8).reshape(1, -1))
+        logarithms = np.log(rates, dtype=np.float64).astype(np.float32)
+        tensor = replace(tensor, format="F32", stored=logarithms.view(np.uint8).reshape(1, -1))
     return tensor if sizes is None else _with_value_heads(tensor, sizes, _turns)
 
 
