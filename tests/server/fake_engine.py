@@ -15,7 +15,7 @@ from typing import Any
 import httpx2
 import msgspec
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.config import EngineOptions
@@ -131,7 +131,7 @@ class ReadySupervisor(Supervisor):
         """Do nothing: the engine has gone on."""
 
 
-def make_server(engine: FakeEngine | None = None, **settings: Any) -> tuple[FastAPI, FakeEngine]:
+def make_server(engine: FakeEngine | None = None, **settings: Any) -> tuple[Starlette, FakeEngine]:
     """Return the application and its engine; `settings` are `FakeEngine`'s."""
     engine = engine or FakeEngine(**settings)
     app = make_app(ServerState(ServerOptions(), MODEL, ReadySupervisor(engine)))
@@ -139,7 +139,7 @@ def make_server(engine: FakeEngine | None = None, **settings: Any) -> tuple[Fast
     return app, engine
 
 
-def use_template(app: FastAPI, template: str) -> None:
+def use_template(app: Starlette, template: str) -> None:
     """Give the application's model another chat template."""
     front_end = app.state.quire.supervisor.front_end
     front_end.dialogue = Dialogue({"default": template}, front_end.tokenizer)
@@ -155,13 +155,13 @@ class Recorded:
         await self._app({**scope, RECORD_KEY: record_of()}, receive, send)
 
 
-def requests_to(app: FastAPI, **headers: str) -> httpx2.AsyncClient:
+def requests_to(app: Starlette, **headers: str) -> httpx2.AsyncClient:
     """Return a client of the application, without a socket. A stream's body comes as a whole."""
     transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
     return httpx2.AsyncClient(transport=transport, base_url="http://quire", headers=headers, timeout=60)
 
 
-async def post(app: FastAPI, path: str, body: Any) -> httpx2.Response:
+async def post(app: Starlette, path: str, body: Any) -> httpx2.Response:
     """Send one request to the application."""
     async with requests_to(app) as client:
         return await client.post(path, json=body)
@@ -191,7 +191,7 @@ async def running(server: uvicorn.Server, sockets: list[socket.socket] | None = 
 
 
 @contextlib.asynccontextmanager
-async def listening(app: FastAPI) -> AsyncIterator[str]:
+async def listening(app: Starlette) -> AsyncIterator[str]:
     """Serve the application on a free port; yields its base URL."""
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off", ws="none"))
     async with running(server):

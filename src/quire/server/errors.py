@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI, Request, Response
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.errors import CapacityError, ContextLengthError, InvalidParameterError, QuireError, RequestError, nearest
@@ -162,7 +163,7 @@ def shown(value: Any) -> str:
     return text[:80]
 
 
-def install_error_handlers(app: FastAPI, paths: Sequence[str] = ()) -> None:
+def install_error_handlers(app: Starlette, paths: Sequence[str] = ()) -> None:
     """Give every error of the app OpenAI's shape, those of the framework included.
 
     `paths`: known routes, for the hint in a 404.

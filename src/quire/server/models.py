@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
-from fastapi import Request
+from starlette.requests import Request
 
 from quire.byte_sizes import format_bytes
 from quire.config import EngineOptions

@@ -4,7 +4,7 @@ import asyncio
 import os
 from dataclasses import dataclass, field
 
-from fastapi import Request
+from starlette.requests import Request
 
 from quire.server.admission import Admission
 from quire.server.announcements import Announcer

@@ -6,7 +6,7 @@ from typing import Any
 
 import openai
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from quire.server.front_end import FrontEnd
 from quire.server.protocol.prompts import Completion
@@ -223,7 +223,7 @@ async def test_failed_prompt_aborts_the_other_prompts() -> None:
 # --- Fill in the middle -------------------------------------------------------------------------
 
 
-def filling(text: str = "fill", **settings: Any) -> tuple[FastAPI, FakeEngine]:
+def filling(text: str = "fill", **settings: Any) -> tuple[Starlette, FakeEngine]:
     """Return a server of a model with fill-in-the-middle tokens, whose answer is `text`."""
     tokenizer = fim_tokenizer(*QWEN)
     app, engine = make_server(**({"next_token": saying(text)} | settings), tokenizer=tokenizer)

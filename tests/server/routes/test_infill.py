@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from quire.server.front_end import FrontEnd
 from quire.server.protocol.prompts import InfillAnswer
@@ -32,7 +32,7 @@ WARM_UP = {
 
 def filling(
     text: str = "return 1", *, tokenizer: Tokenizer | None = None, **settings: Any
-) -> tuple[FastAPI, FakeEngine]:
+) -> tuple[Starlette, FakeEngine]:
     """Return a server of a model with fill-in-the-middle tokens, whose answer is `text`."""
     tokenizer = tokenizer or fim_tokenizer(*QWEN)
     app, engine = make_server(**({"next_token": saying(text)} | settings), tokenizer=tokenizer)

@@ -6,7 +6,7 @@ Next to read: `replica.py`, `../routes/adapters.py`.
 import asyncio
 
 import msgspec
-from fastapi import Response
+from starlette.responses import Response
 
 from quire.server.errors import ApiError
 from quire.server.router.fleet import Fleet

@@ -6,9 +6,10 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
 
-from quire import __version__
 from quire.errors import ConfigError, nearest
 from quire.server.errors import ApiError, JsonResponse, install_error_handlers
 from quire.server.keys import ADMIN
@@ -20,6 +21,7 @@ from quire.server.router.fleet import Fleet, check_url, unknown_model
 from quire.server.router.metrics import RouterMetrics
 from quire.server.router.proxy import Forwarding, RouterAdmission
 from quire.server.router.replica import LOAD_PATH, UNLOAD_PATH
+from quire.server.routing import RouteTable, make_application
 
 if TYPE_CHECKING:
     from quire.server.router.processes import LocalReplicas
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 PROBE_METHODS = ["GET", "HEAD"]
 ALL_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
-router = APIRouter()
+router = RouteTable()
 
 
 @dataclass(slots=True)
@@ -57,14 +59,11 @@ class RouterState:
         return self.admission.num_requests
 
 
-def make_router_app(state: RouterState) -> FastAPI:
+def make_router_app(state: RouterState) -> Starlette:
     """Make the application of a router."""
-    app = FastAPI(
-        title="Quire", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
-    )
+    app = make_application(router.routes)
     app.state.quire = state
     install_error_handlers(app)
-    app.include_router(router)
     return app
 
 
@@ -74,15 +73,15 @@ def _state(request: Request) -> RouterState:
     return state
 
 
-@router.api_route("/health/live", methods=PROBE_METHODS)
-async def live() -> Response:
+@router.route("/health/live", PROBE_METHODS)
+async def live(request: Request) -> Response:
     """Answer 200 while the router runs."""
     return JsonResponse({"status": "live"})
 
 
-@router.api_route("/health/ready", methods=PROBE_METHODS)
-@router.api_route("/health", methods=PROBE_METHODS)
-@router.api_route("/ping", methods=PROBE_METHODS)
+@router.route("/health/ready", PROBE_METHODS)
+@router.route("/health", PROBE_METHODS)
+@router.route("/ping", PROBE_METHODS)
 async def ready(request: Request) -> Response:
     """Answer 200 while a replica takes requests."""
     state = _state(request)
@@ -187,15 +186,15 @@ def _url(request: Request) -> str:
     return url
 
 
-@router.api_route("/replica/{path:path}", methods=ALL_METHODS)
+@router.route("/replica/{path:path}", ALL_METHODS)
 async def replica_route(request: Request) -> Response:
     """Refuse: what replicas tell a router is about all callers."""
     raise ApiError(404, "a router has no /replica routes: ask its replicas", code="route_not_found")
 
 
-@router.api_route("/sleep", methods=ALL_METHODS)
-@router.api_route("/wake_up", methods=ALL_METHODS)
-@router.api_route("/is_sleeping", methods=ALL_METHODS)
+@router.route("/sleep", ALL_METHODS)
+@router.route("/wake_up", ALL_METHODS)
+@router.route("/is_sleeping", ALL_METHODS)
 async def sleep_routes(request: Request) -> Response:
     """Refuse: one of the replicas would sleep, and requests would still be sent to it."""
     raise ApiError(404, "a router does not sleep: ask each of its replicas", code="route_not_found")
@@ -208,7 +207,7 @@ async def adapter_routes(request: Request) -> Response:
     return await change_adapters(_state(request).fleet, request.scope["path"], await request.body())
 
 
-@router.api_route("/{path:path}", methods=ALL_METHODS)
+@router.route("/{path:path}", ALL_METHODS)
 async def forward(request: Request) -> Response:
     """Pass the request on to a replica."""
     state = _state(request)

@@ -3,10 +3,8 @@
 One request's way: a route → `front_end.py` (template, tokens, checks) → `generation.py` (engine) → `streaming.py`.
 """
 
-from fastapi import FastAPI
-from fastapi.routing import APIRoute
+from starlette.applications import Starlette
 
-from quire import __version__
 from quire.server.errors import install_error_handlers
 from quire.server.models import Models
 from quire.server.routes import (
@@ -25,6 +23,7 @@ from quire.server.routes import (
     tokens,
     xray,
 )
+from quire.server.routing import make_application
 from quire.server.state import ServerState
 
 MODULES = (
@@ -45,18 +44,14 @@ MODULES = (
 )
 
 
-def make_app(state: ServerState, models: Models | None = None) -> FastAPI:
+def make_app(state: ServerState, models: Models | None = None) -> Starlette:
     """Make the application of a server. `models`: of several, `state` being the first's.
 
     The caller starts and stops the engines.
     """
-    app = FastAPI(
-        title="Quire", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
-    )
+    routes = [route for module in MODULES for route in module.router.routes]
+    app = make_application(routes)
     app.state.quire = state
     app.state.models = Models([state]) if models is None else models
-    routes = (route for module in MODULES for route in module.router.routes if isinstance(route, APIRoute))
     install_error_handlers(app, [route.path for route in routes if "{" not in route.path])
-    for module in MODULES:
-        app.include_router(module.router)
     return app

@@ -3,16 +3,18 @@
 Adapters come and go while the server runs; requests name one as their `model`. Next to read: `engine/adapters.py`.
 """
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from quire.errors import ModelError
 from quire.server.errors import ApiError, JsonResponse, shown
 from quire.server.models import models_of
 from quire.server.protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from quire.server.routes.exchange import read_body
+from quire.server.routing import RouteTable
 from quire.server.state import state_of
 
-router = APIRouter()
+router = RouteTable()
 
 
 @router.post("/v1/load_lora_adapter")

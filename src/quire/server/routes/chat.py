@@ -6,7 +6,8 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from quire.engine.process.messages import RequestUpdate
 from quire.errors import InvalidParameterError
@@ -17,13 +18,14 @@ from quire.server.protocol.fields import renaming
 from quire.server.request_record import Caller
 from quire.server.routes.exchange import answer, engine_ids, prepare, read_body
 from quire.server.routes.job import Chunks, Job
+from quire.server.routing import RouteTable
 from quire.server.state import ServerState
 from quire.server.streaming import stream_answer
 from quire.structured_outputs import StructuredOutputsParams
 from quire.text.dialogue import DialogueOptions, PreparedPrompt
 from quire.text.reply import ReplyReader
 
-router = APIRouter()
+router = RouteTable()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,8 @@ Next to read: `job.py`, `infill.py`, `../generation.py`, `../logprobs.py`.
 
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from quire.engine.process.messages import RequestUpdate
 from quire.outputs import CompletionOutput, PositionLogprobs
@@ -18,10 +19,11 @@ from quire.server.request_record import Caller
 from quire.server.routes.exchange import answer, engine_ids, prepare, read_body
 from quire.server.routes.infill import fim_prompt, fim_tokens, with_endings
 from quire.server.routes.job import Chunks, Job
+from quire.server.routing import RouteTable
 from quire.server.state import ServerState
 from quire.server.streaming import stream_answer
 
-router = APIRouter()
+router = RouteTable()
 KIND = "text_completion"
 
 

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from quire.engine.process.messages import RequestUpdate
 from quire.server.errors import ApiError
@@ -19,10 +20,11 @@ from quire.server.protocol.fields import prompt_list
 from quire.server.protocol.prompts import EmbeddingRequest
 from quire.server.request_record import Caller
 from quire.server.routes.exchange import answer, engine_ids, prepare, prompt_usage, read_body, served_name
+from quire.server.routing import RouteTable
 from quire.server.state import ServerState
 from quire.types import Request as EngineRequest
 
-router = APIRouter()
+router = RouteTable()
 
 
 @router.post("/v1/embeddings")

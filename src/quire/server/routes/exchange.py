@@ -1,6 +1,6 @@
 """Steps of every POST route: read and check the body, prepare it in a thread, compute and write the answer.
 
-FastAPI's own parsing answers in another shape, and accepts what `protocol/validation.py` refuses.
+Pydantic's own errors have another shape, and it accepts what `protocol/validation.py` refuses.
 Next to read: `../protocol/validation.py`, `../generation.py`.
 """
 
@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from fastapi import Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from quire.engine.process.messages import RequestUpdate
 from quire.server.errors import ApiError, JsonResponse

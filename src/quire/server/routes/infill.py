@@ -8,7 +8,8 @@ from contextlib import aclosing
 from time import monotonic
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from quire.engine.process.messages import RequestUpdate
 from quire.server.errors import ApiError, JsonResponse
@@ -19,12 +20,13 @@ from quire.server.protocol.prompts import InfillRequest
 from quire.server.request_record import Caller, record_of
 from quire.server.routes.exchange import prepare, read_body
 from quire.server.routes.job import Job
+from quire.server.routing import RouteTable
 from quire.server.state import ServerState, state_of
 from quire.server.streaming import EventStream, event
 from quire.text.fim_tokens import LOOKED_FOR, FimTokens
 from quire.text.infill import infill_prompt
 
-router = APIRouter()
+router = RouteTable()
 USUAL_TOKENS = 256
 """Tokens of the context that a long prompt leaves free for an answer without `n_predict`."""
 

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from quire.engine.process.messages import RequestUpdate
 from quire.outputs import CompletionOutput
@@ -23,12 +24,13 @@ from quire.server.protocol.messages import CountTokensRequest, MessagesRequest
 from quire.server.request_record import Caller, record_of
 from quire.server.routes.chat import ChatJob, dialogue_options, message_dicts, prepare_chat
 from quire.server.routes.exchange import answer, prepare, read_body
+from quire.server.routing import RouteTable
 from quire.server.state import ServerState, state_of
 from quire.server.streaming import EventWriter, event, stream_answer
 from quire.text.reply import ContentDelta, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
 from quire.types import Request as EngineRequest
 
-router = APIRouter()
+router = RouteTable()
 NAMES = {"stop": "stop_sequences", "response_format": "output_config.format.schema"}
 """Fields of the chat request → fields of this API, for errors."""
 

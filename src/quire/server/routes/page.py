@@ -14,8 +14,9 @@ import sys
 import time
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request, Response
 from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
 from quire.insight.trace_page import template
@@ -25,9 +26,10 @@ from quire.server.keys import VARIABLE as KEY_VARIABLE
 from quire.server.models import models_of
 from quire.server.protocol.fields import Body
 from quire.server.routes.exchange import read_body
+from quire.server.routing import RouteTable
 from quire.server.state import state_of
 
-router = APIRouter()
+router = RouteTable()
 FILES = StaticFiles(packages=[("quire", "page")])
 HEADERS = {
     "cache-control": "no-cache",
@@ -66,19 +68,19 @@ class ComparisonRequest(Body):
 # --- Files ------------------------------------------------------------------------------------
 
 
-@router.api_route("/", methods=["GET", "HEAD"])
+@router.route("/", ["GET", "HEAD"])
 async def index(request: Request) -> Response:
     """Return the page."""
     return await _file("index.html", request)
 
 
-@router.api_route("/page/trace.html", methods=["GET", "HEAD"])
-async def saved_trace() -> Response:
+@router.route("/page/trace.html", ["GET", "HEAD"])
+async def saved_trace(request: Request) -> Response:
     """Return a saved trace without its lines."""
     return Response(template(), media_type="text/html", headers=HEADERS)
 
 
-@router.api_route("/page/{name:path}", methods=["GET", "HEAD"])
+@router.route("/page/{name:path}", ["GET", "HEAD"])
 async def file(request: Request) -> Response:
     """Return a file of the page."""
     return await _file(request.path_params["name"], request)

@@ -7,7 +7,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from quire.engine.process.prefixes import prompt_digests
 from quire.server.announcements import PromptPrefix
@@ -24,10 +25,11 @@ from quire.server.routes.exchange import read_body
 from quire.server.routes.job import Job
 from quire.server.routes.messages import MessageJob, prepare_message
 from quire.server.routes.responses import ResponseJob, prepare_response
+from quire.server.routing import RouteTable
 from quire.server.state import ServerState, state_of
 from quire.server.streaming import EventStream, EventWriter, event
 
-router = APIRouter()
+router = RouteTable()
 
 
 @router.get("/replica/events")

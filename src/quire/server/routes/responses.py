@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from quire.engine.process.messages import RequestUpdate
 from quire.outputs import CompletionOutput
@@ -23,13 +24,14 @@ from quire.server.protocol.responses import ResponsesRequest
 from quire.server.request_record import Caller
 from quire.server.routes.chat import ChatJob, prepare_chat
 from quire.server.routes.exchange import answer, prepare, read_body
+from quire.server.routing import RouteTable
 from quire.server.state import ServerState
 from quire.server.streaming import EventWriter, event, stream_answer
 from quire.text.detokenizer import IncrementalDetokenizer
 from quire.text.reply import ContentDelta, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
 from quire.types import Request as EngineRequest
 
-router = APIRouter()
+router = RouteTable()
 
 
 @router.post("/v1/responses")

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from quire.engine.process.messages import RequestUpdate
 from quire.engine.scoring import Scoring, make_pairs, probabilities
@@ -17,10 +18,11 @@ from quire.server.protocol.fields import prompt_list
 from quire.server.protocol.scores import ClassifyRequest, PairFields, RerankRequest, ScoreRequest
 from quire.server.request_record import Caller
 from quire.server.routes.exchange import answer, engine_ids, prepare, prompt_usage, read_body, served_name
+from quire.server.routing import RouteTable
 from quire.server.state import ServerState, state_of
 from quire.types import Request as EngineRequest
 
-router = APIRouter()
+router = RouteTable()
 Prepared = tuple[Scoring, list[EngineRequest]]
 
 

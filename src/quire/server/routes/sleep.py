@@ -3,13 +3,15 @@
 Both end with an answer once it is done. Next to read: `../models.py`.
 """
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from quire.server.errors import ApiError, JsonResponse, shown
 from quire.server.models import models_of
+from quire.server.routing import RouteTable
 from quire.server.state import ServerState
 
-router = APIRouter()
+router = RouteTable()
 
 
 @router.post("/sleep")

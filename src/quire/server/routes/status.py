@@ -7,7 +7,8 @@ import functools
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from quire import __version__
 from quire.server import supervisor
@@ -16,15 +17,16 @@ from quire.server.generation import timestamp
 from quire.server.metrics import CONTENT_TYPE
 from quire.server.models import models_of
 from quire.server.openapi import build_document
+from quire.server.routing import RouteTable
 from quire.server.state import ServerState, state_of
 
-router = APIRouter()
+router = RouteTable()
 PROBE_METHODS = ["GET", "HEAD"]
 RETRY_AFTER_S = 2
 STARTED = timestamp()
 
 
-@router.api_route("/health/live", methods=PROBE_METHODS)
+@router.route("/health/live", PROBE_METHODS)
 async def live(request: Request) -> Response:
     """Answer 200 while the server makes progress, also while it starts or drains. A platform restarts it otherwise."""
     stall_s = max(model.supervisor.stall_s() for model in models_of(request).by_name.values())
@@ -34,9 +36,9 @@ async def live(request: Request) -> Response:
     return JsonResponse({"status": "live"})
 
 
-@router.api_route("/health/ready", methods=PROBE_METHODS)
-@router.api_route("/health", methods=PROBE_METHODS)
-@router.api_route("/ping", methods=PROBE_METHODS)
+@router.route("/health/ready", PROBE_METHODS)
+@router.route("/health", PROBE_METHODS)
+@router.route("/ping", PROBE_METHODS)
 async def ready(request: Request) -> Response:
     """Answer 200 while the server takes requests; with `?model=NAME` while that model is loaded and answers."""
     state, models = state_of(request), models_of(request)
@@ -58,7 +60,7 @@ async def ready(request: Request) -> Response:
 
 
 @router.get("/version")
-async def version() -> Response:
+async def version(request: Request) -> Response:
     """Return the server's version."""
     return JsonResponse({"version": __version__})
 
@@ -84,7 +86,7 @@ async def get_model(request: Request) -> Response:
 
 
 @router.get("/openapi.json")
-async def openapi() -> Response:
+async def openapi(request: Request) -> Response:
     """Return the description of the API."""
     return Response(_document(), media_type="application/json")
 

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from quire.server.errors import ApiError, JsonResponse
 from quire.server.front_end import FrontEnd
@@ -10,10 +11,11 @@ from quire.server.protocol.prompts import DetokenizeRequest, TokenizeRequest
 from quire.server.protocol.tools import tool_dicts
 from quire.server.routes.chat import adds_generation_prompt, message_dicts
 from quire.server.routes.exchange import read_body
+from quire.server.routing import RouteTable
 from quire.server.state import state_of
 from quire.text.dialogue import DialogueOptions
 
-router = APIRouter()
+router = RouteTable()
 
 
 @router.post("/tokenize")

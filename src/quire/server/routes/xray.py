@@ -6,14 +6,16 @@ Next to read: `../../engine/recorder.py` for the lines, `../streaming.py`.
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from quire.server.errors import ApiError
 from quire.server.models import models_of
+from quire.server.routing import RouteTable
 from quire.server.state import ServerState
 from quire.server.streaming import EventStream, EventWriter
 
-router = APIRouter()
+router = RouteTable()
 MAX_OP_PERIOD = 1 << 20
 
 
