@@ -17,7 +17,7 @@ FINGERPRINT = f"quire-{__version__}"
 class Answer(BaseModel):
     """A JSON object with known fields only."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=(), defer_build=True)
 
 
 class ErrorContent(Answer):

@@ -115,7 +115,7 @@ OTHER_NAMES = {
 class Body(BaseModel):
     """A JSON object with known fields only; numbers are not parsed from strings."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
 
 
 class LenientBody(Body):
@@ -123,7 +123,7 @@ class LenientBody(Body):
     servers with keys of their own: an agent must not fail at its second turn.
     """
 
-    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, defer_build=True)
 
 
 class FieldError(ValueError):
