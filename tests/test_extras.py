@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from quire import extras
 from quire.extras import install_command
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
@@ -31,5 +30,5 @@ def test_quire_that_is_not_installed_names_its_extra(monkeypatch: pytest.MonkeyP
     def fail(name: str) -> list[str]:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(extras, "requires", fail)
+    monkeypatch.setattr("importlib.metadata.requires", fail)
     assert install_command.__wrapped__("torch") == "pip install 'quire[torch]'"

@@ -1,7 +1,6 @@
 """`install_command`: how to install what an extra of Quire adds, wherever Quire itself came from."""
 
 import functools
-from importlib.metadata import PackageNotFoundError, requires
 
 
 @functools.cache
@@ -14,6 +13,8 @@ def install_command(extra: str) -> str:
 
 
 def _requirements(extra: str) -> list[str]:
+    from importlib.metadata import PackageNotFoundError, requires  # 8 ms that few processes need
+
     try:
         known = requires("quire") or []
     except PackageNotFoundError:  # run from its source

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from quire.cli.command import output_of, verb
+from quire.cli.command import output_of, verb, without_collections
 from quire.cli.options import chosen_options, option_flags
 from quire.server.options import ServerOptions
 
@@ -30,8 +30,9 @@ def route_command(urls: tuple[str, ...], **values: Any) -> None:
     server that does not answer gets no requests until it does. Servers that need a key get that of
     QUIRE_UPSTREAM_API_KEY.
     """
-    from quire.server.logs import use_format
-    from quire.server.router.run import route
+    with without_collections():
+        from quire.server.logs import use_format
+        from quire.server.router.run import route
 
     output = output_of()
     options = ServerOptions(**chosen_options(values, ServerOptions))

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from quire.cli.command import output_of, verb
+from quire.cli.command import output_of, verb, without_collections
 from quire.cli.options import chosen_options, option_flags
 from quire.cli.progress import show_progress
 from quire.config import EngineOptions
@@ -60,15 +60,17 @@ def serve_command(models: tuple[str, ...], **values: Any) -> None:
     shape = f" · {engine.describe_ranks()}" if engine.num_ranks > 1 else ""
     serve: Callable[..., None]
     if engine.data_parallel_size > 1:
-        from quire.runtime.hardware import check_shares
-        from quire.server.router.run import serve_replicas as serve
+        with without_collections():
+            from quire.runtime.hardware import check_shares
+            from quire.server.router.run import serve_replicas as serve
 
         if others or options.keep_alive is not None:
             raise click.UsageError("--data-parallel-size is for one model that stays loaded: give one, no --keep-alive")
         check_shares(engine.data_parallel_size)
         shape += f" · DP {engine.data_parallel_size}"
     else:
-        from quire.server.run import serve as serve_models
+        with without_collections():
+            from quire.server.run import serve as serve_models
 
         serve = partial(serve_models, others=dict(others))
     serve(engine, options, on_ready=lambda url: output.note(f"serving {', '.join(engines)} at {url}{shape}"))

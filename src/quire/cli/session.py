@@ -5,7 +5,6 @@ Next to read: `run.py`, `chat.py`.
 """
 
 import contextlib
-import gc
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 from quire.byte_sizes import format_bytes
 from quire.cli.chat import DEFAULT_MAX_TOKENS, Message, Reply, statistics_line
+from quire.cli.command import without_collections
 from quire.cli.output import Output, format_seconds
 from quire.cli.progress import show_progress
 from quire.config import EngineOptions
@@ -79,21 +79,14 @@ def open_engine(options: EngineOptions, output: Output, *, chat_for: str | None 
     `chat_for`: what the caller needs a chat template for. Raises: ConfigError before weights load if there is none.
     """
     start = time.perf_counter()
-    # Little that loading makes becomes garbage: looking for it now, at the first steps and at the end would take a
-    # twelfth of the time each.
-    gc.disable()
-    try:
-        with show_progress(output) as progress:
-            # A missing model is reported before the engine is imported.
-            files = resolve_source(options.model, revision=options.revision, progress=progress)
-            if chat_for is not None:
-                require_template(options, files, chat_for)
-            from quire.engine.build import build_engine
+    with without_collections(), show_progress(output) as progress:
+        # A missing model is reported before the engine is imported.
+        files = resolve_source(options.model, revision=options.revision, progress=progress)
+        if chat_for is not None:
+            require_template(options, files, chat_for)
+        from quire.engine.build import build_engine
 
-            engine = build_engine(options, progress=progress)
-        gc.freeze()  # reference cycles in it are never collected: after an error they would hold what was loaded
-    finally:
-        gc.enable()
+        engine = build_engine(options, progress=progress)
     try:
         config, num_ranks = engine.config, options.num_ranks
         num_threads = max(1, config.hardware.num_threads // num_ranks)

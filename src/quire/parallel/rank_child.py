@@ -7,6 +7,7 @@ Next to read: `rank_processes.py`, the other end.
 """
 
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -76,6 +77,7 @@ def _watch(connection: socket.socket, is_stopping: threading.Event) -> None:
 def _serve(start: StartRank, memory_fd: int, is_stopping: threading.Event, connection: socket.socket) -> None:
     if start.cpus:
         keep_to_cpus(start.cpus)  # before any thread of the libraries
+    gc.disable()  # little of what imports and loading make becomes garbage
     from quire.runtime.links import RankMemory
     from quire.runtime.shared_file import finish
     from quire.runtime.worker import Worker
@@ -88,6 +90,8 @@ def _serve(start: StartRank, memory_fd: int, is_stopping: threading.Event, conne
     else:
         links = memory.links(start.rank, start.num_spins)
     worker = Worker(config, start.open_checkpoint(), links=links)
+    gc.freeze()
+    gc.enable()
     _send(connection, RankLoaded(worker.cache.stored_blocks))
     messages, decoder = memory.messages(start.num_spins)[start.rank - 1], msgspec.msgpack.Decoder(Step)
     while True:

@@ -250,6 +250,7 @@ def serve(channel: EngineChannel, build: Callable[[Start], "LLMEngine"]) -> int:
 
 
 def _build(start: Start) -> "LLMEngine":
+    gc.disable()  # little of what imports and loading make becomes garbage
     from quire.runtime.hardware import device_of_share, take_share
 
     options = start.options
@@ -263,6 +264,7 @@ def _build(start: Start) -> "LLMEngine":
     _warm_up(engine)
     # What loading made stays: each full collection would look through it, for 20 ms.
     gc.freeze()
+    gc.enable()
     return engine
 
 
