@@ -24,7 +24,8 @@ ENDED = r"\[length\] prompt .*\n"
 LACKS = r"error\[model_file_invalid\]: the checkpoint lacks tensor norm.weight: .*\n"
 SIZES = "--max-tokens 3 --ignore-eos"
 TRACED = (
-    "trace hi --model {tiny} -o {out}/t.jsonl -q && trace {out}/t.jsonl -o {out}/t.json -q && view ops {out}/t.jsonl -q"
+    "trace hi --model {tiny} --max-tokens 2 -o {out}/t.jsonl -q && trace {out}/t.jsonl -o {out}/t.json -q"
+    " && view ops {out}/t.jsonl -q"
 )
 LINES: dict[str, tuple[int, str]] = {
     f"run {{tiny}} hi {SIZES}": (0, STARTED + ENDED),
@@ -55,7 +56,7 @@ LINES: dict[str, tuple[int, str]] = {
     "tokenize {tiny} hi -q": (0, ""),
     "tour hi --model {tiny} -q": (0, ""),
     TRACED: (0, ""),
-    "trace hi --model {tiny} -o {out}/p.json --torch-profiler --enforce-eager -q": (0, ""),
+    "trace hi --model {tiny} --max-tokens 2 -o {out}/p.json --torch-profiler --enforce-eager -q": (0, ""),
     "tune {tiny} -q": (2, r"error\[invalid_option\]: a context of 128 tokens is too short .*\n"),
     "version": (0, ""),
 }
@@ -73,8 +74,10 @@ INTERRUPTED = (
 INTERRUPTS = """
 import os, signal
 from quire.__main__ import main
+from quire.runtime import machine_limits
 from quire.scheduler.scheduler import Scheduler
 
+machine_limits.MIN_MEASURE_S, machine_limits.READ_BYTES = 0.0, 1 << 24
 schedule = Scheduler.schedule
 
 def interrupt(*arguments, **options):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quire.cli.batch_files import STDIN, AnswerFile, read_requests
-from quire.cli.command import option, output_of, verb
+from quire.cli.command import option, output_of, verb, without_collections
 from quire.cli.exit_codes import ExitCode
 from quire.cli.options import OF_REPLICAS, chosen_options, option_flags
 from quire.cli.output import Output, format_seconds
@@ -130,8 +130,9 @@ async def own_server(options: EngineOptions) -> AsyncIterator[str]:
 
     Raises: ConfigError, ModelError, CapacityError, EngineDeadError.
     """
-    from quire.server.registration import registered
-    from quire.server.run import Service, bind, model_server, prepare_process, url_of
+    with without_collections():
+        from quire.server.registration import registered
+        from quire.server.run import Service, bind, model_server, prepare_process, url_of
 
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     server_options = ServerOptions(port=0, drain_timeout_s=0)

@@ -17,7 +17,7 @@ from tests.server.serving import LIMIT_S, RunningChat, Serving, serving
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two replicas need two cores")
 SLOW = {"QUIRE_FAULTS": "slow-step:ms=10"}
 NUM_CLIENTS, NUM_EACH = 6, 5
-NUM_LONG = 1000
+NUM_LONG = 500
 """Tokens of streams that must not end before a replica is killed, also on a busy machine."""
 
 
