@@ -15,7 +15,7 @@ FINGERPRINT = f"quire-{__version__}"
 
 
 class Answer(BaseModel):
-    """A JSON object with known fields only."""
+    """A JSON object with known fields only. Servers build no checks of them."""
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=(), defer_build=True)
 

@@ -230,7 +230,7 @@ class ThinkingOptions(Body):
     display: ShortText | None = None
 
 
-class ChatRequest(ChoiceFields):
+class ChatRequest(ChoiceFields, defer_build=False):  # a server's first chat need not wait for it
     """OpenAI's fields and vLLM's."""
 
     messages: Messages

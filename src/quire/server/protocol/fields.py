@@ -113,7 +113,7 @@ OTHER_NAMES = {
 
 
 class Body(BaseModel):
-    """A JSON object with known fields only; numbers are not parsed from strings."""
+    """A JSON object with known fields only; numbers are not parsed from strings. Built by the first request with it."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
 
