@@ -19,8 +19,8 @@ from quire.config import EngineOptions
 from quire.errors import ConfigError
 from quire.runtime import shared_file
 from quire.runtime.block_files import BlockFile, check, files_in, list_models, read_description
-from quire.runtime.plan.weight_file import weight_directory
 from quire.runtime.shared_file import FoundFile
+from quire.weights.model_cache import weight_directory
 
 _directory: Callable[[Callable[..., Any]], Callable[..., Any]] = click.argument(
     "directory", required=False, envvar=environment_name("kv_disk"), type=click.Path(path_type=Path)

@@ -206,8 +206,8 @@ def check_cache() -> Finding:
 
 def check_weights() -> Finding:
     """Report the files of packed weights."""
-    from quire.runtime.plan.weight_file import weight_directory
     from quire.runtime.shared_file import list_files
+    from quire.weights.model_cache import weight_directory
 
     directory = weight_directory(EngineOptions())
     if directory is None:

@@ -86,8 +86,8 @@ def rm_command(model: str, yes: bool) -> None:
 
 def _packed_weights(models: Sequence["CachedModel"]) -> list[list["FoundFile"]]:
     """Return the files of packed weights of each model, of all its versions."""
-    from quire.runtime.plan.weight_file import weight_directory
     from quire.runtime.shared_file import list_files
+    from quire.weights.model_cache import weight_directory
 
     directory = weight_directory(EngineOptions())
     files: list[FoundFile] = []

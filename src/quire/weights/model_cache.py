@@ -21,6 +21,8 @@ from quire.weights.progress import Progress, ignore_progress
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo
 
+    from quire.config import EngineOptions
+
 MANIFEST = "manifest.json"
 
 
@@ -41,6 +43,16 @@ def cache_directory() -> Path:
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("quire", appauthor=False))
+
+
+def weight_directory(options: "EngineOptions") -> Path | None:
+    """Return the directory of the files of packed weights; None where none are kept."""
+    chosen = options.weight_cache
+    if chosen == "auto":
+        chosen = os.environ.get("QUIRE_WEIGHT_CACHE", chosen)  # of programs, too
+    if chosen == "off" or options.load_format == "dummy":
+        return None
+    return cache_directory() / "weights" if chosen == "auto" else Path(chosen).expanduser().absolute()
 
 
 def hub_cache_directory() -> Path:

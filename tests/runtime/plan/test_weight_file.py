@@ -18,10 +18,11 @@ from quire.runtime import shared_file
 from quire.runtime.plan import weight_file
 from quire.runtime.plan.load import trace_program
 from quire.runtime.plan.packed_weights import PackedWeights, Placement
-from quire.runtime.plan.weight_file import LAYOUT_VERSION, fill_weights, place_of, weight_directory
+from quire.runtime.plan.weight_file import LAYOUT_VERSION, fill_weights, place_of
 from quire.runtime.shared_file import finish
 from quire.weight_map import Offset
 from quire.weights.checkpoint import Checkpoint, open_checkpoint, source_state
+from quire.weights.model_cache import weight_directory
 from quire.weights.progress import Progress
 from quire.weights.quantized import RoundedTensor
 from quire.weights.sources import ModelFiles, resolve_source

@@ -10,7 +10,6 @@ import functools
 import hashlib
 import logging
 import mmap
-import os
 import platform
 import re
 import sys
@@ -24,14 +23,14 @@ from numpy.typing import NDArray
 
 from quire import __version__
 from quire.byte_sizes import format_bytes
-from quire.config import EngineConfig, EngineOptions
+from quire.config import EngineConfig
 from quire.errors import MemoryCapacityError
 from quire.runtime.huge_pages import on_huge_pages
 from quire.runtime.loader import draft_files
 from quire.runtime.plan.packed_weights import PackedWeights
 from quire.runtime.shared_file import SUFFIX, Header, SharedFile, Unfinished, find_or_begin
 from quire.weights.checkpoint import Checkpoint, SourceState, source_state
-from quire.weights.model_cache import cache_directory
+from quire.weights.model_cache import weight_directory
 from quire.weights.progress import Progress, ignore_progress
 
 logger = logging.getLogger("quire.runtime")
@@ -97,16 +96,6 @@ def _fill(config: EngineConfig, weights: PackedWeights, progress: Progress | Non
             f"({problem}): name a directory with so much space with --weight-cache DIR"
         )
     weights.fill(weights.placements, progress)
-
-
-def weight_directory(options: EngineOptions) -> Path | None:
-    """Return the directory of the files; None where none are kept."""
-    chosen = options.weight_cache
-    if chosen == "auto":
-        chosen = os.environ.get("QUIRE_WEIGHT_CACHE", chosen)  # of programs, too
-    if chosen == "off" or options.load_format == "dummy":
-        return None
-    return cache_directory() / "weights" if chosen == "auto" else Path(chosen).expanduser().absolute()
 
 
 def place_of(directory: Path, checkpoint: Checkpoint, weights: PackedWeights, rank: int) -> SharedFile:
