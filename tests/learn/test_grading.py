@@ -34,8 +34,12 @@ def test_wrong_program_is_told_through_the_process_in_both_languages(tmp_path: P
 
 def test_endless_loop_is_stopped_and_placed(tmp_path: Path) -> None:
     source = "def block_hashes(tokens, block_size, salt):\n    while True:\n        pass\n"
-    with pytest.raises(Wrong, match=r"Stopped after 4 s, in block_hashes\(\[11, 12, 13\], 4, ''\)"):
-        run_program("hash", written(tmp_path, source), 4.0)
+    for limit_s in (1.0, 10.0):  # a busy machine may not come to the program within a second
+        with pytest.raises(Wrong, match=f"Stopped after {limit_s:g} s, in ") as found:
+            run_program("hash", written(tmp_path, source), limit_s)
+        if "in block_hashes" in str(found.value):
+            break
+    assert "in block_hashes([11, 12, 13], 4, '')" in str(found.value)
 
 
 def test_program_that_ends_its_process_is_told_so(tmp_path: Path) -> None:
