@@ -38,7 +38,7 @@ _KINDS: dict[Any, tuple[Any, str]] = {
 
 def check_options(options: Any) -> None:
     """Check a dataclass of `option` fields. Raises: ConfigError on a wrong type, or outside a field's limits."""
-    hints = _type_hints(type(options))
+    hints = _type_hints(type(options))  # type: ignore[arg-type]  # a class can be hashed
     for item in fields(options):
         value, (low, high), choices = getattr(options, item.name), item.metadata["limits"], item.metadata["choices"]
         kinds = get_args(hints[item.name]) if isinstance(hints[item.name], UnionType) else (hints[item.name],)
