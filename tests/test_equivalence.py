@@ -45,37 +45,29 @@ def blocks(engine: LLMEngine, num_tokens: int) -> int:
     return -(-num_tokens // engine.config.scheduler.block_size)
 
 
-Job = tuple[list[int], SamplingParams]
-
-
-def tokens_of(engine: LLMEngine, prompts: list[list[int]], params: SamplingParams) -> list[Any]:
-    """`results_of` prompts with the same parameters."""
-    return results_of(engine, [(token_ids, params) for token_ids in prompts])
-
-
-def results_of(engine: LLMEngine, jobs: list[Job], *, every: int = 1) -> list[Any]:
+def tokens_of(engine: LLMEngine, prompts: list[list[int]], params: SamplingParams, *, every: int = 1) -> list[Any]:
     """All tokens of all completions; one prompt joins every `every` steps; blocks are checked after each step.
 
-    With logprobs, if parameters ask for them: then each completion is its tokens and per token the likeliest ones.
+    With logprobs, if `params` ask for them: then each completion is its tokens and per token the likeliest ones.
     """
     run = next(RUNS)
-    waiting = list(enumerate(jobs))
+    waiting = list(enumerate(prompts))
     found: dict[str, list[list[int]]] = {}
     num_steps = 0
     while waiting or engine.has_unfinished_requests():
         if waiting and num_steps % every == 0:
-            index, (token_ids, params) = waiting.pop(0)
+            index, token_ids = waiting.pop(0)
             engine.add_request(f"{run}-{index}", {"prompt_token_ids": token_ids}, params)
         for output in engine.step():
             if output.finished:
                 assert not engine.errored, engine.dead_error
                 found[output.request_id] = [
-                    completion.token_ids if completion.logprobs is None else (completion.token_ids, completion.logprobs)
+                    completion.token_ids if params.logprobs is None else (completion.token_ids, completion.logprobs)
                     for completion in output.outputs
                 ]
         check_integrity(engine.scheduler)
         num_steps += 1
-    return [found[f"{run}-{index}"] for index in range(len(jobs))]
+    return [found[f"{run}-{index}"] for index in range(len(prompts))]
 
 
 LENGTHS = (1, 3, 8, 9, 40, 77)
@@ -108,13 +100,13 @@ FORMATS: dict[str, dict[str, Any]] = {
     "int4, KV int8": {"dtype": "bfloat16", "quantization": "int4", "kv_cache_dtype": "int8"},
     "eager": {"dtype": "float32", "enforce_eager": True, "block_size": 8},
 }
-Alone = tuple[LLMEngine, LLMEngine, list[Job], list[Any]]
+Alone = tuple[LLMEngine, LLMEngine, list[tuple[SamplingParams, list[Any]]]]
 
 
 @pytest.fixture(scope="module", params=FORMATS)
 def alone(request: pytest.FixtureRequest, directory: Path) -> Alone:
-    """Engines on one thread and on two, jobs, the greedy ones first, and what each gives alone, whole, on one thread:
-    tokens and, of a plan, logprobs."""
+    """Engines on one thread and on two, and what each prompt gives alone, whole, on one thread: per parameters, tokens
+    and, of a plan, logprobs."""
     options = {"block_size": 16, "batch_invariant": True, **FORMATS[request.param]}
     engines = [build(directory, num_threads=n, **options) for n in (1, 2)]
     assert [engine.config.hardware.num_threads for engine in engines] == [1, 2]
@@ -122,32 +114,32 @@ def alone(request: pytest.FixtureRequest, directory: Path) -> Alone:
     assert is_plan == ("enforce_eager" not in options)
     engine = engine_with(engines[0], enable_prefix_caching=False)
     wanted = [dataclasses.replace(params, logprobs=3 if is_plan else None) for params in (GREEDY, DRAWN)]
-    jobs = [(token_ids, params) for params in wanted for token_ids in PROMPTS]
-    expected = [results_of(engine, [job])[0] for job in jobs]
-    assert len(set(map(str, expected[: len(PROMPTS)]))) == len(PROMPTS), "the model tells the prompts apart"
-    return engines[0], engines[1], jobs, expected
+    expected = [(params, [tokens_of(engine, [p], params)[0] for p in PROMPTS]) for params in wanted]
+    assert len({str(found) for found in expected[0][1]}) == len(PROMPTS), "the model tells the prompts apart"
+    return engines[0], engines[1], expected
 
 
 def test_requests_have_the_tokens_and_bits_they_have_alone(alone: Alone) -> None:
     """They run in batches that requests join and leave, in chunks, with cached prefixes and after preemption."""
-    single, planned, jobs, expected = alone
+    single, planned, all_expected = alone
     settings: list[tuple[LLMEngine, dict[str, Any], int]] = [
         (single, {"max_num_batched_tokens": 48}, 2),
         (planned, {"max_num_batched_tokens": 48}, 1),
         (planned, {"max_num_batched_tokens": 7, "max_num_seqs": 7}, 1),
         (planned, {"max_num_batched_tokens": 17}, 5),
     ]
-    for base, changes, every in settings:
-        engine = engine_with(base, **{"enable_prefix_caching": False, **changes})
-        assert results_of(engine, jobs, every=every) == expected, (changes, every)
-    cached = engine_with(planned, enable_prefix_caching=True)
-    for _ in range(2):
-        assert results_of(cached, jobs) == expected
-    # Room for the prompts of the four longest, but not for their answers.
-    num_blocks = 1 + sum(blocks(planned, length) for length in LENGTHS[-4:])
-    crowded = engine_with(planned, enable_prefix_caching=False, num_blocks=num_blocks)
-    assert results_of(crowded, jobs[::-1]) == expected[::-1]
-    assert crowded.events.of(EventKind.PREEMPT)
+    for params, expected in all_expected:
+        for base, changes, every in settings:
+            engine = engine_with(base, **{"enable_prefix_caching": False, **changes})
+            assert tokens_of(engine, PROMPTS, params, every=every) == expected, (changes, every)
+        cached = engine_with(planned, enable_prefix_caching=True)
+        for _ in range(2):
+            assert tokens_of(cached, PROMPTS, params) == expected
+        # Room for the prompts of the four longest, but not for their answers.
+        num_blocks = 1 + sum(blocks(planned, length) for length in LENGTHS[-4:])
+        crowded = engine_with(planned, enable_prefix_caching=False, num_blocks=num_blocks)
+        assert tokens_of(crowded, PROMPTS[::-1], params) == expected[::-1]
+        assert crowded.events.of(EventKind.PREEMPT)
 
 
 @pytest.mark.parametrize(
@@ -174,10 +166,9 @@ def test_samplers_with_state_give_the_tokens_they_give_alone(base: LLMEngine, fi
 
 def test_likeliest_token_without_its_logprob_is_the_same(alone: Alone) -> None:
     """The head compares logits without writing them in steps of greedy requests alone."""
-    _, planned, _, expected = alone
-    is_plan = planned.config.uses_plan
-    tokens = [[item[0] if is_plan else item for item in completions] for completions in expected[: len(PROMPTS)]]
-    assert tokens_of(engine_with(planned, max_num_batched_tokens=48), PROMPTS, GREEDY) == tokens
+    params, expected = alone[2][0]
+    tokens = [[item if params.logprobs is None else item[0] for item in completions] for completions in expected]
+    assert tokens_of(engine_with(alone[1], max_num_batched_tokens=48), PROMPTS, GREEDY) == tokens
 
 
 @pytest.mark.skipif(not TILE_ISAS, reason="AMX's tiles, and their emulation, need AVX-512")
