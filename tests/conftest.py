@@ -116,10 +116,12 @@ def smollm2_path() -> Path:
 def transformers_reads_once() -> Iterator[None]:
     """Transformers parses a GGUF file twice and maps its names once per module, 4 and 8 s for SmolLM2: keep both.
 
-    The file is read as a plain array: each of the reader's million slices of a `memmap` costs three times as much.
+    Values of the reader's fields, too, 1 s. The file is read as a plain array: each of the reader's million slices of
+    a `memmap` costs three times as much.
     """
     gguf = pytest.importorskip("gguf")
-    mapped = np.memmap
+    of_transformers = pytest.importorskip("transformers.modeling_gguf_pytorch_utils")
+    mapped, convert, values = np.memmap, of_transformers._gguf_parse_value, dict[int, Any]()
 
     @functools.cache
     def read(path: Path, mode: Literal["r"] = "r") -> Any:
@@ -127,10 +129,16 @@ def transformers_reads_once() -> Iterator[None]:
             reading.setattr(np, "memmap", lambda *arguments, **options: np.asarray(mapped(*arguments, **options)))
             return reader(path, mode)
 
+    def parse_value(part: Any, kinds: Any) -> Any:
+        if (key := id(part)) not in values:  # parts live as long as their reader
+            values[key] = convert(part, kinds)
+        return values[key]
+
     reader = gguf.GGUFReader
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gguf, "GGUFReader", read)
         patch.setattr(gguf, "get_tensor_name_map", functools.cache(gguf.get_tensor_name_map))
+        patch.setattr(of_transformers, "_gguf_parse_value", parse_value)
         yield
 
 

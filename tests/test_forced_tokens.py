@@ -1,7 +1,8 @@
 """Tokens that a grammar forces, taken several at once: the real SmolLM2 gives the same bits with drafts and without."""
 
 import dataclasses
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ CASES: dict[str, tuple[SamplingParams, dict[str, Any]]] = {
     "compact": (PLAIN, {"disable_any_whitespace": True}),
     "penalties": (dataclasses.replace(DRAWN, repetition_penalty=1.2, frequency_penalty=0.4, presence_penalty=0.3), {}),
     "logprobs": (dataclasses.replace(PLAIN, logprobs=2), {}),
-    "several answers": (dataclasses.replace(DRAWN, n=3), {}),
+    "several answers": (dataclasses.replace(DRAWN, n=2), {}),
     "stop string in a key": (dataclasses.replace(PLAIN, stop=["_of"]), {}),
     "tokens end in a key": (dataclasses.replace(PLAIN, max_tokens=8), {}),
     "no token of a key": (dataclasses.replace(PLAIN, bad_words=["_", "name"]), {}),
@@ -36,30 +37,37 @@ CASES: dict[str, tuple[SamplingParams, dict[str, Any]]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def all_expected(smollm2_path: Path) -> dict[str, list[Any]]:
+    """The answers of all cases without drafts, computed in one batch."""
+    with LLM("smollm2", speculative="off", **OPTIONS | {"max_num_seqs": 64}) as llm:
+        found = iter(answers(llm, CASES.values()))
+    return {name: list(itertools.islice(found, len(TASKS))) for name in CASES}
+
+
 @pytest.fixture(scope="module", params=[512, 8], ids=["enough blocks", "preempted"])
-def engines(request: pytest.FixtureRequest, smollm2_path: Path) -> Iterator[tuple[LLM, LLM]]:
-    """Without drafts, and with; in few blocks requests preempt one another."""
+def llm(request: pytest.FixtureRequest, smollm2_path: Path) -> Iterator[LLM]:
+    """An engine with drafts; in few blocks requests preempt one another."""
     options = OPTIONS | {"num_blocks_override": request.param, "max_model_len": min(512, 32 * request.param - 64)}
-    made = [LLM("smollm2", speculative=speculative, **options) for speculative in ("off", "suffix")]
-    # No matter what this machine makes of a row: forced tokens are to be verified.
-    made[1].llm_engine._drafting._times.note(1, 1.0)
-    made[1].llm_engine._drafting._times.note(100, 1.0)
-    made[1].llm_engine._drafting._times.note = lambda num_rows, seconds: None  # type: ignore[method-assign]
-    yield made[0], made[1]
-    for llm in made:
-        llm.llm_engine.shutdown()
+    with LLM("smollm2", speculative="suffix", **options) as llm:
+        # No matter what this machine makes of a row: forced tokens are to be verified.
+        times = llm.llm_engine._drafting._times
+        times.note(1, 1.0)
+        times.note(100, 1.0)
+        times.note = lambda num_rows, seconds: None  # type: ignore[method-assign]
+        yield llm
 
 
-def answers(llm: LLM, params: SamplingParams, fields: dict[str, Any]) -> list[Any]:
+def answers(llm: LLM, cases: Iterable[tuple[SamplingParams, dict[str, Any]]]) -> list[Any]:
+    """Return the completions of each task, of one case after the other."""
     jobs = [
-        dataclasses.replace(params, structured_outputs=StructuredOutputsParams(json=schema, **fields))
-        for _, schema in TASKS
+        (asked + "\n", dataclasses.replace(params, structured_outputs=StructuredOutputsParams(json=schema, **fields)))
+        for params, fields in cases
+        for asked, schema in TASKS
     ]
-    outputs = llm.generate([asked + "\n" for asked, _ in TASKS], jobs, use_tqdm=False)
     return [
-        (item.token_ids, item.text, item.finish_reason, item.stop_reason, item.logprobs)
-        for output in outputs
-        for item in output.outputs
+        [(item.token_ids, item.text, item.finish_reason, item.stop_reason, item.logprobs) for item in output.outputs]
+        for output in llm.generate(*map(list, zip(*jobs, strict=True)), use_tqdm=False)
     ]
 
 
@@ -67,24 +75,23 @@ CROWDED = {"greedy", "several answers", "reasoning"}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_answers_are_the_same_with_forced_tokens_and_without(engines: tuple[LLM, LLM], name: str) -> None:
-    without, with_drafts = engines
-    is_crowded = with_drafts.llm_engine.scheduler.config.num_blocks == 8
+def test_answers_are_the_same_with_forced_tokens_and_without(
+    llm: LLM, all_expected: dict[str, list[Any]], name: str
+) -> None:
+    is_crowded = llm.llm_engine.scheduler.config.num_blocks == 8
     if is_crowded and name not in CROWDED:
         pytest.skip("three cases are enough to preempt")
-    events = with_drafts.llm_engine.events
+    events, expected = llm.llm_engine.events, all_expected[name]
     seen = events.num_recorded
-    expected = answers(without, *CASES[name])
-    assert answers(with_drafts, *CASES[name]) == expected
+    assert answers(llm, [CASES[name]]) == expected
     kinds = [event.kind for event in events.since(seen)]
     assert (EventKind.PREEMPT in kinds) == is_crowded
     steps = [event.data for event in events.since(seen) if event.kind is EventKind.STEP]
     assert sum(step["num_accepted"] for step in steps) >= 3
-    assert all(finish_reason != "error" for _, _, finish_reason, *_ in expected)
+    assert all(finish_reason != "error" for items in expected for _, _, finish_reason, *_ in items)
 
 
-def test_forced_key_takes_one_step(engines: tuple[LLM, LLM]) -> None:
-    _, llm = engines
+def test_forced_key_takes_one_step(llm: LLM) -> None:
     seen = llm.llm_engine.events.num_recorded
     spec = StructuredOutputsParams(choice=["the quick brown fox jumps over the lazy dog", "yes"])
     params = SamplingParams(temperature=0, max_tokens=40, structured_outputs=spec, logit_bias={1195: 100.0})

@@ -5,6 +5,7 @@ Pure arithmetic on integers: `memory_plan.py` sizes the pool with it, `scheduler
 knows how many planes or blocks a layer has. Next to read: `memory_plan.py`, then `scheduler/blocks.py`.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Sequence
@@ -239,6 +240,11 @@ def make_groups(layer_specs: Sequence[CacheSpec], block_size: int) -> tuple[Cach
 
     Chooses the checkpoint interval of states too. Groups are in the order of their first layers.
     """
+    return _make_groups(tuple(layer_specs), block_size)
+
+
+@functools.lru_cache(64)
+def _make_groups(layer_specs: tuple[CacheSpec, ...], block_size: int) -> tuple[CacheGroup, ...]:
     interval = _checkpoint_interval(layer_specs, block_size)
     layers: dict[CacheSpec, list[int]] = {}
     for index, spec in enumerate(layer_specs):

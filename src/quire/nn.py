@@ -5,13 +5,13 @@ no values: a plan reads weights of its own, and where a model runs op by op the 
 places. Modules of `torch.nn` may be parts of these and these parts of them: the functions here walk both.
 """
 
+import functools
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from quire.lazy_torch import Tensor as Tensor
-from quire.lazy_torch import is_loaded
 
 
 class Parameter(Tensor):
@@ -126,38 +126,58 @@ class Hook:
         self._hooks.remove(self._run)
 
 
+@functools.lru_cache(1024)
+def _kind(of: type) -> str:
+    """Return what values of a class are: "module", "parameter", "tensor" (of PyTorch, maybe a parameter) or "other".
+
+    Kept, because models are walked several times at each start, and PyTorch's own checks are Python code.
+    """
+    torch = sys.modules.get("torch")  # None where a test forbids it
+    if issubclass(of, Module) or (torch is not None and issubclass(of, torch.nn.Module)):
+        return "module"
+    if issubclass(of, Parameter):
+        return "parameter"
+    return "tensor" if torch is not None and issubclass(of, torch.Tensor) else "other"
+
+
 def is_module(value: Any) -> bool:
     """Return whether a value is a part of a model, of this file or of `torch.nn`."""
-    return isinstance(value, Module) or (is_loaded() and isinstance(value, sys.modules["torch"].nn.Module))
+    return _kind(type(value)) == "module"  # type: ignore[arg-type]  # a class can be hashed
 
 
 def is_parameter(value: Any) -> bool:
     """Return whether a value is a parameter, of this file or of `torch.nn`."""
-    return isinstance(value, Parameter) or (is_loaded() and isinstance(value, sys.modules["torch"].nn.Parameter))
+    kind = _kind(type(value))  # type: ignore[arg-type]  # a class can be hashed
+    return kind == "parameter" or (kind == "tensor" and isinstance(value, sys.modules["torch"].nn.Parameter))
 
 
-def attributes(module: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the names and values of what a module holds, in the order in which it was added."""
+def attributes(module: Any) -> Iterable[tuple[str, Any]]:
+    """Return the names and values of what a module holds, in the order in which it was added."""
     if isinstance(module, ModuleList):
-        yield from ((str(index), part) for index, part in enumerate(module))
-        return
+        return [(str(index), part) for index, part in enumerate(module)]
+    if isinstance(module, Module):
+        return vars(module).items()
+    found: list[tuple[str, Any]] = []
     for name, value in vars(module).items():
-        if name in ("_parameters", "_modules") and not isinstance(module, Module):  # where torch.nn keeps them
-            yield from value.items()
-        else:
-            yield name, value
+        found += value.items() if name in ("_parameters", "_modules") else [(name, value)]  # where torch.nn keeps them
+    return found
 
 
-def named_modules(module: Any, prefix: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
-    """Yield a module, named `prefix`, and all its parts by their paths, each once, the outer before the inner."""
-    seen = set() if seen is None else seen
-    if id(module) in seen:
+def named_modules(module: Any) -> Iterator[tuple[str, Any]]:
+    """Return a module, named "", and all its parts by their paths, each once, the outer before the inner."""
+    found = dict[int, tuple[str, Any]]()
+    _find_modules(module, "", found)
+    return iter(found.values())
+
+
+def _find_modules(module: Any, path: str, found: dict[int, tuple[str, Any]]) -> None:
+    """Find a module and its parts. Mutates: found, by identity."""
+    if id(module) in found:
         return
-    seen.add(id(module))
-    yield prefix, module
+    found[id(module)] = (path, module)
     for name, value in attributes(module):
         if is_module(value):
-            yield from named_modules(value, f"{prefix}.{name}" if prefix else name, seen)
+            _find_modules(value, f"{path}.{name}" if path else name, found)
 
 
 def named_parameters(module: Any, *, repeats: bool = False) -> Iterator[tuple[str, Any]]:

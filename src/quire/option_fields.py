@@ -3,6 +3,7 @@
 Next to read: `config.py`.
 """
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import field, fields
@@ -37,7 +38,7 @@ _KINDS: dict[Any, tuple[Any, str]] = {
 
 def check_options(options: Any) -> None:
     """Check a dataclass of `option` fields. Raises: ConfigError on a wrong type, or outside a field's limits."""
-    hints = get_type_hints(type(options))
+    hints = _type_hints(type(options))  # type: ignore[arg-type]  # a class can be hashed
     for item in fields(options):
         value, (low, high), choices = getattr(options, item.name), item.metadata["limits"], item.metadata["choices"]
         kinds = get_args(hints[item.name]) if isinstance(hints[item.name], UnionType) else (hints[item.name],)
@@ -56,3 +57,6 @@ def check_options(options: Any) -> None:
             raise ConfigError(f"{item.name}={value!r} is not {wanted}")
         if choices and value not in choices:
             raise ConfigError(f"{item.name}={value!r} is not one of {', '.join(choices)}")
+
+
+_type_hints = functools.cache(get_type_hints)

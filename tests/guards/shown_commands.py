@@ -41,6 +41,7 @@ BRIEF_OPTIONS = {
     "bench": ("--repetitions", "1", "--no-warm-up"),
     "compare adapters": ("--prompt-len", "8", "--output-len", "8"),
     "compare cache": ("--output-len", "16"),
+    "compare speculation": ("--output-len", "12"),
     "explain": ("--ctx", "16"),
 }
 """Beginning of a measured command → options behind its own when it runs briefly: the last of two values counts."""

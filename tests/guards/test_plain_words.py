@@ -9,6 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 OPENING = re.compile(r"(What|Whether|Who|Whoever|How|Where|So|One|Until|Nobody|To be|All that|The one)\b")
+QUOTED_OPENING = re.compile(rf"[\"'][\\\s]*{OPENING.pattern}")
 WORDS = re.compile(
     r"\b(who|whoever|nobody|somebody|anybody|everybody|so many|all that|the one that|in vain|seats?|a stranger)\b",
     re.IGNORECASE,
@@ -79,10 +80,13 @@ def test_python_says_it_plainly() -> None:
         if path == Path(__file__):
             continue
         source = path.read_text()
+        is_test = "tests" in path.relative_to(ROOT).parts
+        has_words, has_openings = WORDS.search(source), not is_test and QUOTED_OPENING.search(source)
+        if not has_words and not has_openings:
+            continue  # parsing all files takes 5 s
         tree = ast.parse(source)
         texts = docstrings(tree)
-        said = texts + help_texts(tree) + comments(source) if WORDS.search(source) else []
-        is_test = "tests" in path.relative_to(ROOT).parts
+        said = texts + help_texts(tree) + comments(source) if has_words else []
         found += riddles(path, said, [] if is_test else texts)
     assert not found, "\n".join(found)
 

@@ -7,7 +7,7 @@ Next to read: `lowering.py`, which makes instructions, then `runtime/plan/emit.p
 """
 
 import functools
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -371,22 +371,24 @@ class Instruction:
             shown.append(f"weight {list(weight.shape)}{f' {packing.name}' if packing else ''}")
         return f"{type(self).__name__}: {', '.join(shown)}"
 
-    def _values(self) -> Iterator[tuple[str, Buffer | Columns]]:
-        return ((name, value) for name, value in self._fields() if isinstance(value, Buffer | Columns))
+    def _values(self) -> list[tuple[str, Buffer | Columns]]:
+        return [(name, value) for name, value in self._fields() if isinstance(value, _VALUES)]
 
-    def _fields(self) -> Iterator[tuple[str, Any]]:
-        """Yield each field's name and value, of a tuple each item."""
+    def _fields(self) -> list[tuple[str, Any]]:
+        """Return each field's name and value, of a tuple each item."""
+        found: list[tuple[str, Any]] = []
         for name in _names_of_fields(type(self)):  # type: ignore[arg-type]  # a class can be hashed
             value = getattr(self, name)
-            if isinstance(value, tuple):
-                yield from ((name, item) for item in value)
-            else:
-                yield name, value
+            found += [(name, item) for item in value] if isinstance(value, tuple) else [(name, value)]
+        return found
+
+
+_VALUES = (Buffer, Columns)
 
 
 def _size_of(value: Any) -> Hashable:
     """Return what a cost may depend on: of a buffer or a parameter its size, else the value, which may be itself."""
-    if isinstance(value, Buffer | Columns):
+    if isinstance(value, _VALUES):
         return value.width
     if is_parameter(value):
         return tuple(value.shape)
