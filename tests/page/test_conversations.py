@@ -104,6 +104,7 @@ def test_list_names_searches_renames_and_deletes_after_asking(server: Serving, o
     expect(page.locator(".conversations .open")).to_have_count(2)
     page.get_by_role("button", name="Delete How is").click()
     page.get_by_role("button", name="Delete for good").click()
+    expect(page.get_by_role("button", name="Delete for good")).to_have_count(0)  # its row counts for none until then
     expect(page.locator(".conversations .open")).to_have_count(1)
     page.reload()
     expect(page.locator(".conversation .name")).to_have_text("<b>Towers</b>")
