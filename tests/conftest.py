@@ -35,13 +35,16 @@ atexit.register(gc.unfreeze)
 
 TESTS = Path(__file__).parent
 LONGEST_FILES = (
-    "guards/test_learn.py", "page/test_layout.py", "server/test_agent_clients.py", "server/test_conformance.py",
-    "page/test_page.py", "parallel/test_tensor_parallel.py", "page/test_server_states.py",
-    "page/test_conversations.py", "models/test_conformance.py", "test_equivalence.py", "test_smollm2.py",
-    "parallel/test_rank_processes.py", "cli/test_stray_lines.py", "test_forced_tokens.py", "page/test_answers.py",
-    "page/test_markdown.py", "kernels/test_older_processors.py", "test_without_torch.py", "server/test_run.py",
-    "page/test_story.py", "parallel/test_ray_ranks.py", "page/test_chat.py", "runtime/test_tensor_parallel.py",
-    "page/test_time.py", "text/tool_calls/test_parser.py", "server/router/test_local_replicas.py",
+    "guards/test_learn.py",
+    # One after the other, since they share a browser and servers.
+    "page/test_layout.py", "page/test_page.py", "page/test_server_states.py", "page/test_conversations.py",
+    "page/test_chat.py", "page/test_answers.py", "page/test_story.py", "page/test_time.py", "page/test_markdown.py",
+    "page/test_saved_trace.py",
+    "server/test_agent_clients.py", "server/test_conformance.py", "parallel/test_tensor_parallel.py",
+    "models/test_conformance.py", "test_equivalence.py", "test_smollm2.py", "parallel/test_rank_processes.py",
+    "cli/test_stray_lines.py", "test_forced_tokens.py", "kernels/test_older_processors.py", "test_without_torch.py",
+    "server/test_run.py", "parallel/test_ray_ranks.py", "runtime/test_tensor_parallel.py",
+    "text/tool_calls/test_parser.py", "server/router/test_local_replicas.py",
 )  # fmt: skip
 """From 180 s down to 25 s, 2026-11, on 2 cores; xdist's own order, by number of tests, has the longest last."""
 

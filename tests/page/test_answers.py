@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +16,16 @@ expect.set_options(timeout=LIMIT_MS)
 CHAT = "**/v1/chat/completions"
 
 
+@pytest.fixture
+def server(tiny_server: Serving) -> Serving:
+    return tiny_server
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    with serving(make_tiny_directory(tmp_path_factory.mktemp("model"), max_position_embeddings=512)) as server:
+def base_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """Serve a model without a chat template."""
+    model = make_tiny_directory(tmp_path_factory.mktemp("model"), template=None, max_position_embeddings=512)
+    with serving(model) as server:
         yield server
 
 
@@ -44,25 +50,22 @@ def send(page: Page, text: str) -> None:
     page.get_by_role("button", name="Send", exact=True).click()
 
 
-def test_model_without_a_chat_template_continues_texts(tmp_path: Path, open_page: OpenPage) -> None:
-    model = make_tiny_directory(tmp_path / "base", template=None, max_position_embeddings=512)
-    with serving(model) as server:
-        page = open_page(server.url)
-        expect(page.locator("#log")).to_contain_text("tiny has no chat template: it continues texts")
-        page.get_by_text("Parameters").click()
-        assert page.get_by_label("system message").count() == 0
-        page.get_by_label("max_tokens").fill("5")
-        page.get_by_label("temperature").fill("0")
-        page.get_by_label("Text to continue").fill("Once upon")
-        page.get_by_role("button", name="Send", exact=True).click()
-        expect(page.locator(".stats")).to_contain_text("[length]")
-        expect(page.locator(".stats")).to_contain_text("5 new")
-        expect(page.locator(".stats")).to_contain_text("prompt 9 tokens")
-        page.get_by_role("button", name="Continue").click()
-        expect(page.locator(".stats")).not_to_contain_text("prompt 9 tokens")
-        page.get_by_text("Rendered prompt").click()
-        expect(page.locator("pre").first).to_contain_text("Once upon")
-        page.close()
+def test_model_without_a_chat_template_continues_texts(base_server: Serving, open_page: OpenPage) -> None:
+    page = open_page(base_server.url)
+    expect(page.locator("#log")).to_contain_text("tiny has no chat template: it continues texts")
+    page.get_by_text("Parameters").click()
+    assert page.get_by_label("system message").count() == 0
+    page.get_by_label("max_tokens").fill("5")
+    page.get_by_label("temperature").fill("0")
+    page.get_by_label("Text to continue").fill("Once upon")
+    page.get_by_role("button", name="Send", exact=True).click()
+    expect(page.locator(".stats")).to_contain_text("[length]")
+    expect(page.locator(".stats")).to_contain_text("5 new")
+    expect(page.locator(".stats")).to_contain_text("prompt 9 tokens")
+    page.get_by_role("button", name="Continue").click()
+    expect(page.locator(".stats")).not_to_contain_text("prompt 9 tokens")
+    page.get_by_text("Rendered prompt").click()
+    expect(page.locator("pre").first).to_contain_text("Once upon")
 
 
 def test_json_is_shown_on_lines_and_calls_with_their_arguments(server: Serving, open_page: OpenPage) -> None:
@@ -121,34 +124,31 @@ def test_parameters_are_in_sight_and_an_unset_limit_is_not_sent(server: Serving,
     assert len(bodies) == 2
 
 
-def test_continued_text_forks_at_a_token(tmp_path: Path, open_page: OpenPage) -> None:
-    model = make_tiny_directory(tmp_path / "base", template=None, max_position_embeddings=512)
-    with serving(model) as server:
-        page = open_page(server.url)
-        page.get_by_role("button", name="Tokens", exact=True).click()
-        page.get_by_text("Parameters").click()
-        page.get_by_label("max_tokens").fill("12")
-        page.get_by_label("temperature").fill("0")
-        page.get_by_label("Text to continue").fill("Once upon")
-        page.get_by_role("button", name="Send", exact=True).click()
-        expect(page.locator(".stats")).to_contain_text("12 new")
-        page.get_by_label("special tokens").check()  # a random model's tokens may be parts of characters
-        expect(page.locator(".token")).to_have_count(12)  # the X-ray's steps may come a moment later
-        bodies: list[dict[str, Any]] = []
-        page.on("request", lambda request: "completions" in request.url and bodies.append(request.post_data_json))
-        page.locator(".token").nth(5).press("Enter")
-        expect(page.locator(".alternatives li")).to_have_count(8)
-        page.locator(".alternatives button").first.click()
-        future = page.locator(".split article").nth(1).locator(".token")
-        expect(future).to_have_count(6 + 12)
-        assert [len(prompt) for prompt in bodies[0]["prompt"]] == [9 + 6]
-        future.nth(8).press("Enter")
-        page.get_by_role("button", name="Fork into all 7").click()
-        expect(page.locator(".split article").nth(8).locator(".token")).to_have_count(9 + 12)
-        assert {tuple(prompt[:-1]) for prompt in bodies[1]["prompt"]} == {tuple(bodies[1]["prompt"][0][:-1])}
-        assert bodies[1]["prompt"][0][:15] == bodies[0]["prompt"][0]
-        assert len({prompt[-1] for prompt in bodies[1]["prompt"]}) == 7
-        page.close()
+def test_continued_text_forks_at_a_token(base_server: Serving, open_page: OpenPage) -> None:
+    page = open_page(base_server.url)
+    page.get_by_role("button", name="Tokens", exact=True).click()
+    page.get_by_text("Parameters").click()
+    page.get_by_label("max_tokens").fill("12")
+    page.get_by_label("temperature").fill("0")
+    page.get_by_label("Text to continue").fill("Once upon")
+    page.get_by_role("button", name="Send", exact=True).click()
+    expect(page.locator(".stats")).to_contain_text("12 new")
+    page.get_by_label("special tokens").check()  # a random model's tokens may be parts of characters
+    expect(page.locator(".token")).to_have_count(12)  # the X-ray's steps may come a moment later
+    bodies: list[dict[str, Any]] = []
+    page.on("request", lambda request: "completions" in request.url and bodies.append(request.post_data_json))
+    page.locator(".token").nth(5).press("Enter")
+    expect(page.locator(".alternatives li")).to_have_count(8)
+    page.locator(".alternatives button").first.click()
+    future = page.locator(".split article").nth(1).locator(".token")
+    expect(future).to_have_count(6 + 12)
+    assert [len(prompt) for prompt in bodies[0]["prompt"]] == [9 + 6]
+    future.nth(8).press("Enter")
+    page.get_by_role("button", name="Fork into all 7").click()
+    expect(page.locator(".split article").nth(8).locator(".token")).to_have_count(9 + 12)
+    assert {tuple(prompt[:-1]) for prompt in bodies[1]["prompt"]} == {tuple(bodies[1]["prompt"][0][:-1])}
+    assert bodies[1]["prompt"][0][:15] == bodies[0]["prompt"][0]
+    assert len({prompt[-1] for prompt in bodies[1]["prompt"]}) == 7
 
 
 def test_result_of_a_call_is_sent_as_a_message_of_the_tool(server: Serving, open_page: OpenPage) -> None:
@@ -206,17 +206,15 @@ def test_result_that_cannot_be_sent_stays_in_its_box(server: Serving, open_page:
 
 
 @pytest.mark.model
-def test_special_tokens_are_hidden_unless_asked_for(smollm2_path: Path, open_page: OpenPage) -> None:
-    with serving("smollm2", "--max-model-len", "512", name="smollm2") as server:
-        page = open_page(server.url)
-        page.get_by_role("button", name="Tokens", exact=True).click()
-        ask(page, "Say: Hello", max_tokens=200)
-        expect(page.locator(".stats")).to_contain_text("[stop]")
-        num_text = page.locator(".token").count()
-        assert "<|im_end|>" not in page.locator("article.assistant").inner_text()
-        page.get_by_label("special tokens").check()
-        expect(page.locator(".token")).to_have_count(num_text + 1)
-        special = page.locator(".token.special")
-        assert "<|im_end|>" in special.inner_text()
-        assert special.evaluate("token => getComputedStyle(token).userSelect") == "none"
-        page.close()
+def test_special_tokens_are_hidden_unless_asked_for(smollm2_server: Serving, open_page: OpenPage) -> None:
+    page = open_page(smollm2_server.url)
+    page.get_by_role("button", name="Tokens", exact=True).click()
+    ask(page, "Say: Hello", max_tokens=200)
+    expect(page.locator(".stats")).to_contain_text("[stop]")
+    num_text = page.locator(".token").count()
+    assert "<|im_end|>" not in page.locator("article.assistant").inner_text()
+    page.get_by_label("special tokens").check()
+    expect(page.locator(".token")).to_have_count(num_text + 1)
+    special = page.locator(".token.special")
+    assert "<|im_end|>" in special.inner_text()
+    assert special.evaluate("token => getComputedStyle(token).userSelect") == "none"

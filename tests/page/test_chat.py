@@ -1,24 +1,21 @@
 """The page's chat in a real browser, on the real SmolLM2: branches, forks, Markdown, messages that fail."""
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
 
 from tests.page.conftest import LIMIT_MS, OpenPage
 from tests.page.test_page import send, show_tokens
-from tests.server.serving import Serving, serving
+from tests.server.serving import Serving
 
 pytestmark = pytest.mark.model
 expect.set_options(timeout=LIMIT_MS)
 
 
-@pytest.fixture(scope="module")
-def server(smollm2_path: Path) -> Iterator[Serving]:
-    with serving("smollm2", "--max-model-len", "1024", name="smollm2") as server:
-        yield server
+@pytest.fixture
+def server(smollm2_server: Serving) -> Serving:
+    return smollm2_server
 
 
 def answer_greedily(page: Page, text: str, *, max_tokens: int) -> None:
@@ -99,7 +96,7 @@ def test_answer_goes_on_after_its_limit(server: Serving, open_page: OpenPage) ->
 
 def test_message_that_fails_comes_back_and_is_no_part_of_the_next_request(server: Serving, open_page: OpenPage) -> None:
     page = open_page(server.url, allowed=("400",))
-    send(page, "word " * 2000, max_tokens=8)
+    send(page, "word " * 9000, max_tokens=8)
     expect(page.get_by_role("alert")).to_contain_text("Not sent")
     assert page.locator("#log article").count() == 0
     assert page.get_by_label("Message", exact=True).input_value().startswith("word word")

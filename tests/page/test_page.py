@@ -1,28 +1,23 @@
 """The page in a real browser, on the real SmolLM2: chat, X-ray, Lab, saved traces."""
 
-import contextlib
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from benchmarks.server_process import ServerProcess, quire_serve
 from tests.cli.tiny_directory import make_tiny_directory
-from tests.page.conftest import LIMIT_MS, OpenPage
+from tests.page.conftest import LIMIT_MS, OpenPage, check_axe
 from tests.server.serving import Serving, serving
 
 pytestmark = pytest.mark.model
 expect.set_options(timeout=LIMIT_MS)
 PANES = ("Steps", "KV", "Mask", "Requests", "Roofline", "Ops", "Log")
-KEY = "a-key-of-the-tests"
 
 
-@pytest.fixture(scope="module")
-def server(smollm2_path: Path) -> Iterator[Serving]:
-    with serving("smollm2", "--xray-text", name="smollm2") as server:
-        yield server
+@pytest.fixture
+def server(smollm2_server: Serving) -> Serving:
+    return smollm2_server
 
 
 def send(page: Page, text: str, *, max_tokens: int) -> None:
@@ -72,24 +67,6 @@ def test_tokens_of_an_answer_lead_to_their_steps(server: Serving, open_page: Ope
     expect(page.locator(".steps output")).to_have_text(re.compile(rf"step {made_by}\b"))
     page.get_by_role("tab", name="Steps").click()
     expect(page.locator("#pane h3").first).to_have_text(f"Step {made_by}")
-
-
-def test_model_is_chosen_and_then_shown(tmp_path: Path, open_page: OpenPage) -> None:
-    model = make_tiny_directory(tmp_path, max_position_embeddings=2048)
-    command = quire_serve(f"a={model}", f"b={model}", "--kv-cache-memory-bytes", "1MiB", name=None)
-    server = ServerProcess(command)
-    with contextlib.ExitStack() as stack:
-        stack.callback(server.kill)
-        page = open_page(server.url, allowed=("503",))
-        for name in ("a", "b"):
-            page.get_by_role("combobox", name="Model", exact=True).select_option(name)
-            send(page, "Hi", max_tokens=3)
-            expect(page.locator(".stats").last).to_contain_text("3 new")
-            expect(page.locator("header .status")).to_contain_text(f"{name} ready")
-            page.get_by_text("Request as JSON and curl").click()
-            expect(page.locator("pre").first).to_contain_text(f'"model": "{name}"')
-            page.get_by_text("Request as JSON and curl").click()
-        page.close()
 
 
 def test_answer_streams_until_it_is_stopped_and_a_second_turn_knows_its_text(
@@ -218,59 +195,20 @@ def test_saved_trace_opens_offline_and_steps(server: Serving, open_page: OpenPag
         expect(saved.locator(content).first).to_be_visible()
 
 
-def test_key_is_asked_for_and_used(open_page: OpenPage, tmp_path: Path) -> None:
-    with serving(make_tiny_directory(tmp_path), QUIRE_API_KEY=KEY) as server:
-        page = open_page(server.url, allowed=("401",))
-        page.get_by_label("API key").fill("wrong")
-        page.get_by_role("button", name="Use the key").click()
-        expect(page.get_by_role("alert")).to_contain_text("does not know this key")
-        page.get_by_label("API key").fill(KEY)
-        page.get_by_role("button", name="Use the key").click()
-        expect(page.locator(".status")).to_contain_text("ready")
-        send(page, "hello", max_tokens=4)
-        expect(page.locator(".stats")).to_contain_text("4 new")
-        page.reload()
-        expect(page.locator(".status")).to_contain_text("ready")
-        page.close()
-
-
-def test_server_that_goes_away_is_named_and_found_again(open_page: OpenPage, tmp_path: Path) -> None:
-    directory = make_tiny_directory(tmp_path)
-    with serving(directory) as server:
-        page = open_page(server.url, allowed=("ERR_", "503"))
-        expect(page.locator(".status")).to_contain_text("ready")
-        port = server.url.rsplit(":", 1)[1]
-    expect(page.get_by_role("alert")).to_contain_text("trying again")
-    with serving(directory, "--port", port):
-        expect(page.locator(".status")).to_contain_text("ready")
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious(server: Serving, open_page: OpenPage, axe: str, scheme: str) -> None:
-    page = open_page(server.url, allowed=("501",), color_scheme=scheme)
-    page.evaluate(axe)
-
-    def check(shown: str) -> None:
-        found = page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
-        serious = [
-            (item["id"], item["nodes"][0]["html"], item["nodes"][0]["failureSummary"])
-            for item in found
-            if item["impact"] in ("serious", "critical")
-        ]
-        assert serious == [], shown
-
+def test_axe_finds_nothing(server: Serving, open_page: OpenPage) -> None:
+    page = open_page(server.url, allowed=("501",))
     page.get_by_role("tab", name="Ops").click()
     page.get_by_label("Load").fill("8")
     page.get_by_role("button", name="Send requests").click()  # badges of all eight colours
     send(page, "Why is the sky blue?", max_tokens=30)
     expect(page.locator(".stats")).to_contain_text("tokens/s")
     page.get_by_role("button", name="Pause").click()
-    check("the answer as text")
+    check_axe(page, "the answer as text")
     show_tokens(page)
     page.locator(".token").nth(3).hover()
-    for pane in PANES:
+    for index, pane in enumerate(PANES):
         page.get_by_role("tab", name=pane).click()
-        check(pane)
+        check_axe(page, pane, without="#log" if index else "template")
 
 
 def test_panes_are_reached_with_the_keyboard(server: Serving, open_page: OpenPage) -> None:

@@ -39,18 +39,23 @@ def servers() -> Iterator[contextlib.ExitStack]:
         yield stack
 
 
+@pytest.fixture(scope="module")
+def slow_server(model: Path) -> Iterator[Serving]:
+    with serving(model, **SLOW) as server:
+        yield server
+
+
 @pytest.fixture
-def answering(model: Path, open_page: OpenPage, servers: contextlib.ExitStack) -> tuple[Serving, Page]:
+def answering(slow_server: Serving, open_page: OpenPage) -> tuple[Serving, Page]:
     """Return a slow server and its page, which shows the first tokens of a long answer."""
-    server = servers.enter_context(serving(model, **SLOW))
-    page = open_page(server.url, allowed=NOISE)
+    page = open_page(slow_server.url, allowed=NOISE)
     page.get_by_role("button", name="Tokens", exact=True).click()
     page.get_by_text("Parameters").click()
     page.get_by_label("temperature").fill("0")
     page.get_by_label("Message", exact=True).fill("Hello")
     page.get_by_role("button", name="Send", exact=True).click()
     wait_for_tokens(page, 4)
-    return server, page
+    return slow_server, page
 
 
 def wait_for_tokens(page: Page, number: int) -> None:
@@ -63,16 +68,13 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def test_overlong_message_says_by_how_much_and_comes_back(
-    model: Path, open_page: OpenPage, servers: contextlib.ExitStack
-) -> None:
-    server = servers.enter_context(serving(model))
-    page = open_page(server.url, allowed=NOISE)
+def test_overlong_message_says_by_how_much_and_comes_back(tiny_server: Serving, open_page: OpenPage) -> None:
+    page = open_page(tiny_server.url, allowed=NOISE)
     ask(page, "Hi")
-    page.get_by_label("Message", exact=True).fill("a" * 600)
+    page.get_by_label("Message", exact=True).fill("a" * 4184)
     page.get_by_role("button", name="Send", exact=True).click()
     expect(page.get_by_role("alert")).to_contain_text(re.compile(r"Not sent: .* shorten the prompt by 1\d\d tokens"))
-    assert page.get_by_label("Message", exact=True).input_value() == "a" * 600
+    assert page.get_by_label("Message", exact=True).input_value() == "a" * 4184
     expect(page.locator("#log article")).to_have_count(2)
     ask(page, "Hello")
     expect(page.get_by_role("alert")).to_have_count(0)
@@ -110,10 +112,12 @@ def test_server_that_is_replaced_by_another_model(
     page.get_by_role("button", name="Send", exact=True).click()
     expect(page.locator(".chat > .error")).to_contain_text("the server does not answer")
     assert page.get_by_label("Message", exact=True).input_value() == "Nobody is there"
+    expect(page.locator(".banner")).to_contain_text("trying again")
     other = make_tiny_directory(tmp_path / "other", vocab_size=260, max_position_embeddings=512)
     add_token(other)
     servers.enter_context(serving(other, "--port", port, name="second"))
     expect(page.get_by_text("This server now has second instead of first")).to_be_visible()
+    expect(page.locator("header .status")).to_contain_text("second ready")
     expect(page.locator("article.assistant h3").first).to_contain_text("first")
     cut = page.locator("article.assistant").first
     expect(cut.get_by_role("button", name="Continue")).to_be_disabled()
@@ -141,20 +145,27 @@ def add_token(directory: Path) -> None:
     save_file(weights, directory / "model.safetensors")
 
 
-def test_model_on_demand_is_loaded_by_its_first_message(model: Path, open_page: OpenPage) -> None:
+def test_model_on_demand_is_loaded_by_its_first_message_and_then_shown(model: Path, open_page: OpenPage) -> None:
     server = ServerProcess(quire_serve(f"a={model}", f"b={model}", "--kv-cache-memory-bytes", "1MiB", name=None))
     with contextlib.ExitStack() as stack:
         stack.callback(server.kill)
         page = open_page(server.url, allowed=NOISE)
-        page.get_by_role("combobox", name="Model", exact=True).select_option("b")
+        choice = page.get_by_role("combobox", name="Model", exact=True)
+        choice.select_option("b")
         expect(page.locator("header .status")).to_contain_text("not loaded: the next message loads it")
         expect(page.locator(".banner")).to_have_count(0)
-        ask(page, "Hi")
-        expect(page.locator("header .status")).to_contain_text("b ready")
+        for name in ("a", "b"):
+            choice.select_option(name)
+            ask(page, "Hi", max_tokens=3)
+            expect(page.locator(".stats").last).to_contain_text("3 new")
+            expect(page.locator("header .status")).to_contain_text(f"{name} ready")
+            page.get_by_text("Request as JSON and curl").click()
+            expect(page.locator("pre").first).to_contain_text(f'"model": "{name}"')
+            page.get_by_text("Request as JSON and curl").click()
         page.close()
 
 
-def test_server_that_needs_a_key_keeps_the_conversation(
+def test_server_that_needs_a_key_asks_for_it_and_keeps_the_conversation(
     model: Path, open_page: OpenPage, servers: contextlib.ExitStack
 ) -> None:
     port = str(free_port())
@@ -169,6 +180,17 @@ def test_server_that_needs_a_key_keeps_the_conversation(
     expect(page.locator("header .status")).to_contain_text("ready")
     ask(page, "Again")
     expect(page.locator("#log article")).to_have_count(4)
+    page = open_page(first.url, allowed=NOISE)
+    page.get_by_label("API key").fill("wrong")
+    page.get_by_role("button", name="Use the key").click()
+    expect(page.get_by_role("alert")).to_contain_text("does not know this key")
+    page.get_by_label("API key").fill("secret")
+    page.get_by_role("button", name="Use the key").click()
+    expect(page.locator("header .status")).to_contain_text("ready")
+    ask(page, "Hello", max_tokens=4)
+    expect(page.locator(".stats")).to_contain_text("4 new")
+    page.reload()
+    expect(page.locator("header .status")).to_contain_text("ready")
 
 
 def test_reload_within_an_answer_keeps_its_beginning(answering: tuple[Serving, Page]) -> None:
