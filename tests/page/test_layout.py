@@ -1,6 +1,7 @@
 """The page's layout on a desktop, a laptop and a phone, in both themes: sizes, places, keyboard, names of controls."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ pytestmark = pytest.mark.model
 expect.set_options(timeout=LIMIT_MS)
 DESKTOP, LAPTOP, PHONE = (1440, 900), (1280, 720), (390, 844)
 SIZES = [DESKTOP, LAPTOP, PHONE]
+PAGE = Path(__file__).parents[2] / "src" / "quire" / "page"
 TARGET = 40
 """Least height of what a finger must hit, in CSS pixels."""
 
@@ -93,6 +95,13 @@ def check_box_is_in_sight(page: Page, state: str) -> None:
     place = box(page.get_by_label("Message", exact=True))
     assert place["y"] >= 0, state
     assert place["y"] + place["height"] <= page.evaluate("innerHeight"), state
+
+
+def test_themes_differ_in_colours_alone() -> None:
+    """In the dark one `check_axe` therefore looks at colours only."""
+    sources = {path.name: path.read_text() for path in (*PAGE.glob("*.[chj]*"), PAGE / "icon.svg")}
+    assert "light-dark(" in sources["style.css"]
+    assert [name for name, text in sources.items() if "prefers-color-scheme" in text] == []
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: "x".join(map(str, size)))
