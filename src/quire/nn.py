@@ -8,10 +8,11 @@ places. Modules of `torch.nn` may be parts of these and these parts of them: the
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from typing import Any
 
 from quire.lazy_torch import Tensor as Tensor
-from quire.lazy_torch import is_loaded
+from quire.lazy_torch import is_loaded, is_tensor
 
 
 class Parameter(Tensor):
@@ -128,12 +129,17 @@ class Hook:
 
 def is_module(value: Any) -> bool:
     """Return whether a value is a part of a model, of this file or of `torch.nn`."""
-    return isinstance(value, Module) or (is_loaded() and isinstance(value, sys.modules["torch"].nn.Module))
+    return _is_module_type(type(value))
+
+
+@cache  # a model is walked often, and has few types of values; none becomes a module when PyTorch is imported later
+def _is_module_type(kind: type) -> bool:
+    return issubclass(kind, Module) or (is_loaded() and issubclass(kind, sys.modules["torch"].nn.Module))
 
 
 def is_parameter(value: Any) -> bool:
     """Return whether a value is a parameter, of this file or of `torch.nn`."""
-    return isinstance(value, Parameter) or (is_loaded() and isinstance(value, sys.modules["torch"].nn.Parameter))
+    return isinstance(value, Parameter) or (is_tensor(value) and isinstance(value, sys.modules["torch"].nn.Parameter))
 
 
 def attributes(module: Any) -> Iterator[tuple[str, Any]]:

@@ -62,12 +62,13 @@ def place_buffers(body: Sequence[Instruction], result: Buffer, given: Collection
 
     An instruction's inputs and outputs never share one: its threads read and write at the same time.
     """
-    last_use = {buffer: index for index, instruction in enumerate(body) for buffer in instruction.buffers}
+    used = [dict.fromkeys(instruction.buffers) for instruction in body]
+    last_use = {buffer: index for index, buffers in enumerate(used) for buffer in buffers}
     last_use[result] = len(body)
     found = BufferPlaces({}, [])
     free: set[int] = set()
-    for index, instruction in enumerate(body):
-        buffers = [buffer for buffer in dict.fromkeys(instruction.buffers) if buffer not in given]
+    for index, of_one in enumerate(used):
+        buffers = [buffer for buffer in of_one if buffer not in given]
         for buffer in buffers:
             if buffer not in found.places:
                 found.places[buffer] = _take_place(found.row_bytes, free, buffer.row_bytes)
