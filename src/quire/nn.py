@@ -129,7 +129,7 @@ class Hook:
 
 def is_module(value: Any) -> bool:
     """Return whether a value is a part of a model, of this file or of `torch.nn`."""
-    return _is_module_type(type(value))
+    return _is_module_type(type(value))  # type: ignore[arg-type]  # a class can be hashed
 
 
 @cache  # a model is walked often, and has few types of values; none becomes a module when PyTorch is imported later
