@@ -5,13 +5,14 @@ no values: a plan reads weights of its own, and where a model runs op by op the 
 places. Modules of `torch.nn` may be parts of these and these parts of them: the functions here walk both.
 """
 
-import functools
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from typing import Any
 
 from quire.lazy_torch import Tensor as Tensor
+from quire.lazy_torch import is_loaded, is_tensor
 
 
 class Parameter(Tensor):
@@ -126,29 +127,19 @@ class Hook:
         self._hooks.remove(self._run)
 
 
-@functools.lru_cache(1024)
-def _kind(of: type) -> str:
-    """Return what values of a class are: "module", "parameter", "tensor" (of PyTorch, maybe a parameter) or "other".
-
-    Kept, because models are walked several times at each start, and PyTorch's own checks are Python code.
-    """
-    torch = sys.modules.get("torch")  # None where a test forbids it
-    if issubclass(of, Module) or (torch is not None and issubclass(of, torch.nn.Module)):
-        return "module"
-    if issubclass(of, Parameter):
-        return "parameter"
-    return "tensor" if torch is not None and issubclass(of, torch.Tensor) else "other"
-
-
 def is_module(value: Any) -> bool:
     """Return whether a value is a part of a model, of this file or of `torch.nn`."""
-    return _kind(type(value)) == "module"  # type: ignore[arg-type]  # a class can be hashed
+    return _is_module_type(type(value))  # type: ignore[arg-type]  # a class can be hashed
+
+
+@cache  # a model is walked often, and has few types of values; none becomes a module when PyTorch is imported later
+def _is_module_type(kind: type) -> bool:
+    return issubclass(kind, Module) or (is_loaded() and issubclass(kind, sys.modules["torch"].nn.Module))
 
 
 def is_parameter(value: Any) -> bool:
     """Return whether a value is a parameter, of this file or of `torch.nn`."""
-    kind = _kind(type(value))  # type: ignore[arg-type]  # a class can be hashed
-    return kind == "parameter" or (kind == "tensor" and isinstance(value, sys.modules["torch"].nn.Parameter))
+    return isinstance(value, Parameter) or (is_tensor(value) and isinstance(value, sys.modules["torch"].nn.Parameter))
 
 
 def attributes(module: Any) -> Iterable[tuple[str, Any]]:

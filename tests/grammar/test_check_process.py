@@ -30,7 +30,7 @@ def ask(process: CheckProcess, spec: StructuredOutputsParams) -> str | RefusedGr
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[CheckProcess]:
-    process = CheckProcess(deadline_s=5)
+    process = CheckProcess(deadline_s=2)
     yield process
     process.close()
 

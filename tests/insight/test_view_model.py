@@ -1,6 +1,7 @@
 """Pictures of a layer and of its ranks, against the models' own shapes."""
 
 import json
+from collections.abc import Callable
 from xml.etree import ElementTree
 
 import pytest
@@ -87,6 +88,9 @@ def test_command_draws_a_preset_and_names_options_of_other_pictures() -> None:
     assert "`quire view mask`" in call("view", "layer", "qwen3-4b", "--step", "1").stderr
 
 
-@pytest.mark.parametrize("picture", [layer_of("qwen3-4b"), ranks_of("qwen3-4b", 2)], ids=["layer", "ranks"])
-def test_picture_of_a_model_is_svg(picture: Picture) -> None:
+@pytest.mark.parametrize(
+    "draw", [lambda: layer_of("qwen3-4b"), lambda: ranks_of("qwen3-4b", 2)], ids=["layer", "ranks"]
+)
+def test_picture_of_a_model_is_svg(draw: Callable[[], Picture]) -> None:
+    picture = draw()
     assert ElementTree.fromstring(picture.to_svg()).tag.endswith("svg")

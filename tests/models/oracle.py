@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import transformers
 
+from quire.config import EngineConfig
 from quire.runtime.plan.lower import Program
 from quire.runtime.plan.packed_weights import PackedWeights
 from tests.models.harness import Runner, build_model
@@ -51,18 +52,23 @@ class Pair:
                 buffer.normal_(float(buffer.numel() == 1), 0.3, generator=generator)
         self.hf_config = {"model_type": model_type, "architectures": [type(self.oracle).__name__], **fields}
         self.checkpoint = make_checkpoint(self.hf_config, self.oracle.state_dict())
-        self._plans: dict[frozenset[tuple[str, Any]], tuple[Program, PackedWeights]] = {}
+        self._plans: dict[frozenset[tuple[str, Any]], tuple[EngineConfig, tuple[Program, PackedWeights]]] = {}
+        self._expected: dict[tuple[int, ...], torch.Tensor] = {}
         self._models: dict[tuple[torch.dtype, int | None], Any] = {}
 
     def runner(self, *, scatter: int = 0, **options: Any) -> PlanRunner:
-        config, key = make_config(self.hf_config, **options), frozenset(options.items())
-        runner = PlanRunner(config, self.checkpoint, scatter=scatter, loaded=self._plans.get(key))
-        self._plans[key] = runner.loaded
+        key = frozenset(options.items())
+        config, loaded = self._plans.get(key) or (make_config(self.hf_config, **options), None)
+        runner = PlanRunner(config, self.checkpoint, scatter=scatter, loaded=loaded)
+        self._plans[key] = config, runner.loaded
         return runner
 
     def expected(self, token_ids: list[int]) -> torch.Tensor:
-        with torch.inference_mode():
-            return self.oracle(torch.tensor([token_ids]), use_cache=False).logits[0]
+        key = tuple(token_ids)
+        if key not in self._expected:
+            with torch.inference_mode():
+                self._expected[key] = self.oracle(torch.tensor([token_ids]), use_cache=False).logits[0]
+        return self._expected[key]
 
     def error(self, token_ids: list[int]) -> float:
         """Largest error of Transformers' own logits in fp32, relative to the largest logit."""

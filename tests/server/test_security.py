@@ -22,6 +22,10 @@ MODULES = {
 CALLS = {"eval", "exec", "__import__", "torch.load", "os.system", "os.popen", "pickle.loads", "numpy.load", "np.load"}
 
 
+WORDS = re.compile(rf"\b({'|'.join(name.rsplit('.', 1)[-1] for name in (*MODULES, *CALLS, '.shell'))})\b")
+"""One of these is in every source with an offence; to parse them all takes 2 s."""
+
+
 def name_of(node: ast.expr) -> str:
     if isinstance(node, ast.Attribute):
         return f"{name_of(node.value)}.{node.attr}"
@@ -29,8 +33,8 @@ def name_of(node: ast.expr) -> str:
 
 
 def offences(source: str) -> list[str]:
-    found = []
-    for node in ast.walk(ast.parse(source)):
+    found: list[str] = []
+    for node in ast.walk(ast.parse(source)) if WORDS.search(source) else ():
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names if alias.name in MODULES]
         elif isinstance(node, ast.ImportFrom) and node.module in MODULES:

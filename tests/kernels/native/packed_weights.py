@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quire import _native
 from quire.weights.block_formats import BLOCK_FORMATS, BlockFormat
@@ -203,6 +204,16 @@ def run(plan: _native.Plan, token_ids: np.ndarray, num_logit_rows: int = 0, star
         1, 1, num_logit_rows, row.ctypes.data, starts.ctypes.data, counts.ctypes.data, logit_rows.ctypes.data,
         tokens.ctypes.data, len(tokens), 0, 0, 0,
     )  # fmt: skip
+
+
+def reduce_once(
+    exchange: _native.Exchange, x: NDArray[np.float32], into: NDArray[np.float32] | None = None
+) -> NDArray[np.float32]:
+    out = np.full_like(x, np.nan) if into is None else into.copy()
+    plan = _native.Plan(exchange.num_threads, len(x), 1)
+    plan.all_reduce(rows_of(x), rows_of(out), x.shape[1], exchange.address, add=into is not None)
+    run(plan, np.zeros(len(x)))
+    return out
 
 
 def each_isa(action: Callable[[], np.ndarray], isas: list[str] | None = None) -> Iterator[np.ndarray]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from quire import _native
 from quire.runtime.links import RankMemory
-from tests.kernels.native.packed_weights import rows_of, run
+from tests.kernels.native.packed_weights import reduce_once, rows_of, run
 from tests.parallel.thread_ranks import exchanges, on_ranks
 
 FLOATS = NDArray[np.float32]
@@ -21,14 +21,6 @@ PIECE_FLOATS = 32768
 
 def values_of(rank: int, rows: int, width: int, seed: int = 0) -> FLOATS:
     return np.random.default_rng([rank, rows, width, seed]).standard_normal((rows, width), np.float32)
-
-
-def reduce_once(exchange: _native.Exchange, x: FLOATS, into: FLOATS | None = None) -> FLOATS:
-    out = np.full_like(x, np.nan) if into is None else into.copy()
-    plan = _native.Plan(exchange.num_threads, len(x), 1)
-    plan.all_reduce(rows_of(x), rows_of(out), x.shape[1], exchange.address, add=into is not None)
-    run(plan, np.zeros(len(x)))
-    return out
 
 
 def gather_once(views: list[_native.Exchange], parts: list[FLOATS], out_width: int, rank: int) -> FLOATS:
@@ -154,7 +146,7 @@ _CHILD = """
 import sys
 import numpy as np
 from quire.runtime.links import RankMemory
-from tests.kernels.native.test_collective import reduce_once
+from tests.kernels.native.packed_weights import reduce_once
 
 rank, num_ranks, fd, steps = map(int, sys.argv[1:])
 memory = RankMemory(1, num_ranks, 1, fd)

@@ -2,14 +2,13 @@
 
 import asyncio
 import copy
+import functools
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import anthropic
 import pytest
-from anthropic.types import Message, RawMessageStreamEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
@@ -37,7 +36,6 @@ from tests.server.serving import serving as serving_model
 PATH = "/v1/messages"
 HI: Any = [{"role": "user", "content": "hi"}]
 BODY = {"model": MODEL, "max_tokens": 400, "messages": HI}
-EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 LONG = {"num_blocks": 2000, "max_model_len": 4096, "max_num_batched_tokens": 4096}
 TEXT = "Hello wörld"
 TEMPLATE = (
@@ -68,6 +66,14 @@ def said(request: Any) -> str:
     return bytes(token for token in request.prompt_token_ids if token < 256).decode()
 
 
+@functools.cache
+def clients_types() -> tuple[Any, TypeAdapter[Any]]:
+    """Anthropic's types of answers and events. Its package takes 2 s to import: only the process that needs it does."""
+    from anthropic.types import Message, RawMessageStreamEvent
+
+    return Message, TypeAdapter(RawMessageStreamEvent)
+
+
 async def ask(text: str = TEXT, **fields: Any) -> tuple[dict[str, Any], list[dict[str, Any]], Any]:
     """Return a whole answer, the events of a streamed one, and the engine's first request; checks all types."""
     app, engine = server(text)
@@ -77,12 +83,13 @@ async def ask(text: str = TEXT, **fields: Any) -> tuple[dict[str, Any], list[dic
         streamed = (await client.post(PATH, json={**BODY, **fields, "stream": True})).text
     answer = response.json()
     MessageObject.model_validate(answer)
-    Message.model_validate(answer, strict=True)
+    message, event = clients_types()
+    message.model_validate(answer, strict=True)
     found = []
     for name, data in events(streamed):
         found.append(json.loads(data))
         if name != "ping":  # not among the client's types
-            EVENT.validate_python(found[-1], strict=True)
+            event.validate_python(found[-1], strict=True)
         assert name == found[-1]["type"]
     assert without_ids(rebuilt(found)) == without_ids(answer["content"])
     assert engine.num_requests == 0
@@ -414,13 +421,15 @@ async def test_gate_takes_anthropics_key_and_answers_in_its_shape() -> None:
 
 
 @asynccontextmanager
-async def calling(text: str) -> AsyncIterator[tuple[Callable[[Callable[[anthropic.Anthropic], Any]], Any], FakeEngine]]:
+async def calling(text: str) -> AsyncIterator[tuple[Callable[[Callable[[Any], Any]], Any], FakeEngine]]:
     """Return a function that runs another in a thread with a strict client, and the engine."""
+    import anthropic
+
     app, engine = server(text)
 
     async with listening(app) as url:
 
-        async def run(use: Callable[[anthropic.Anthropic], Any]) -> Any:
+        async def run(use: Callable[[Any], Any]) -> Any:
             settings: Any = {"api_key": "any", "max_retries": 0, "_strict_response_validation": True}
             with anthropic.Anthropic(base_url=url, **settings) as client:
                 return await asyncio.to_thread(use, client)
@@ -430,7 +439,7 @@ async def calling(text: str) -> AsyncIterator[tuple[Callable[[Callable[[anthropi
 
 @in_loop
 async def test_client_creates_streams_and_counts() -> None:
-    def use(client: anthropic.Anthropic) -> Any:
+    def use(client: Any) -> Any:
         asked: Any = {"model": MODEL, "max_tokens": 100, "messages": HI, "metadata": {"user_id": "me"}}
         whole = client.messages.create(
             **asked, system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
@@ -456,7 +465,7 @@ async def test_client_creates_streams_and_counts() -> None:
 
 @in_loop
 async def test_client_sends_an_answer_back_unchanged_with_the_results() -> None:
-    def use(client: anthropic.Anthropic) -> Any:
+    def use(client: Any) -> Any:
         asked: Any = {"model": MODEL, "max_tokens": 300, "tools": TOOLS}
         with client.messages.stream(messages=HI, **asked) as helper:
             kinds = {event.type for event in helper}
@@ -484,12 +493,14 @@ async def test_client_sends_an_answer_back_unchanged_with_the_results() -> None:
 
 @in_loop
 async def test_clients_tool_runner_runs_the_loop() -> None:
+    import anthropic
+
     @anthropic.beta_tool
     def weather(city: str) -> str:
         """Weather of a city."""
         return f"sunny in {city}"
 
-    def use(client: anthropic.Anthropic) -> Any:
+    def use(client: Any) -> Any:
         runner = client.beta.messages.tool_runner(
             model=MODEL, max_tokens=300, messages=HI, tools=[weather], max_iterations=2
         )
@@ -503,7 +514,9 @@ async def test_clients_tool_runner_runs_the_loop() -> None:
 
 @in_loop
 async def test_client_raises_its_own_errors() -> None:
-    def use(client: anthropic.Anthropic) -> Any:
+    import anthropic
+
+    def use(client: Any) -> Any:
         asked: Any = {"model": MODEL, "max_tokens": 100, "messages": HI}
         with pytest.raises(anthropic.BadRequestError) as bad:
             client.messages.create(**asked, extra_body={"temperature": 9})
@@ -527,7 +540,9 @@ async def test_client_raises_its_own_errors() -> None:
 
 @in_loop
 async def test_client_sees_an_error_in_a_stream() -> None:
-    def use(client: anthropic.Anthropic) -> Any:
+    import anthropic
+
+    def use(client: Any) -> Any:
         stream = client.messages.create(model=MODEL, max_tokens=100, messages=HI, stream=True)
         with pytest.raises(anthropic.APIStatusError) as caught, stream:
             list(stream)
@@ -542,6 +557,8 @@ async def test_client_sees_an_error_in_a_stream() -> None:
 
 @pytest.mark.model
 def test_real_model_answers_counts_and_finds_its_prompt_cached(smollm2_path: Any) -> None:
+    import anthropic
+
     question = {"role": "user", "content": "What is the capital of France?"}
     system = "You answer in one short sentence, without any further explanation."
     asked: Any = {"model": "smollm2", "messages": [question], "system": system}

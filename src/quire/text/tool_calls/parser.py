@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.text.stop_strings import begun_len
-from quire.text.tool_calls.call_format import Lead, ToolCallFormat, is_within_json
+from quire.text.tool_calls.call_format import ToolCallFormat, is_within_json
 from quire.text.tool_calls.events import ContentDelta, ToolArgumentsDelta, ToolCallStart, ToolEvent
 from quire.text.tool_calls.lenient_json import dump_json
 from quire.text.tool_calls.readers import GAP, Passage, WrittenCall, objects
@@ -173,13 +173,11 @@ class ToolCallParser:
 
     def _is_lead(self, place: int, *, ends: bool) -> bool | None:
         """Return whether a call begins at a place; None if more text decides that."""
-        leads = [lead for lead in self._format.all_leads if self._may_be(lead, place)]
+        before = self._text[max(0, place - CONTEXT_LEN) : place]
+        begins_line, is_within = before[-1:] in ("", "\n"), is_within_json(before)
+        leads = [lead for lead in self._format.all_leads if (begins_line if lead.begins_line else not is_within)]
         found = {lead.is_at(self._text, place, self._schemas, ends=ends) for lead in leads}
         return True if True in found else None if None in found else False
-
-    def _may_be(self, lead: Lead, place: int) -> bool:
-        before = self._text[max(0, place - CONTEXT_LEN) : place]
-        return before[-1:] in ("", "\n") if lead.begins_line else not is_within_json(before)
 
     def _release(self, end: int, *, keeps_blanks: bool = False) -> None:
         """Release content up to a place; blanks before it are held, since none are content before a call."""
