@@ -64,6 +64,7 @@ class Pair:
         return runner
 
     def expected(self, token_ids: list[int]) -> torch.Tensor:
+        """Return Transformers' logits, computed once: of the weights that the oracle had then."""
         key = tuple(token_ids)
         if key not in self._expected:
             with torch.inference_mode():
