@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("quire.engine")
 RECEIVE_BYTES = 1 << 18
-WARM_UP_TOKENS = 512
+WARM_UP_TOKENS = 64
+"""Enough to fill a kernel's tiles: a large model computes more of them for seconds before a server is ready."""
 HEARTBEAT_S = 1.0
 LINES_EVERY_S = 0.05
 """Shortest time between two messages of event lines."""
