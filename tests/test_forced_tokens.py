@@ -28,7 +28,7 @@ CASES: dict[str, tuple[SamplingParams, dict[str, Any]]] = {
     "compact": (PLAIN, {"disable_any_whitespace": True}),
     "penalties": (dataclasses.replace(DRAWN, repetition_penalty=1.2, frequency_penalty=0.4, presence_penalty=0.3), {}),
     "logprobs": (dataclasses.replace(PLAIN, logprobs=2), {}),
-    "several answers": (dataclasses.replace(DRAWN, n=2), {}),
+    "several answers": (dataclasses.replace(DRAWN, n=3), {}),
     "stop string in a key": (dataclasses.replace(PLAIN, stop=["_of"]), {}),
     "tokens end in a key": (dataclasses.replace(PLAIN, max_tokens=8), {}),
     "no token of a key": (dataclasses.replace(PLAIN, bad_words=["_", "name"]), {}),
