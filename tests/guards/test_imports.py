@@ -30,6 +30,7 @@ ROOT_MODULES = {
     "option_fields",
     "nn",
     "lazy_torch",
+    "garbage",
     "extras",
     "linux",
     "logs",

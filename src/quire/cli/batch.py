@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quire.cli.batch_files import STDIN, AnswerFile, read_requests
-from quire.cli.command import option, output_of, verb, without_collections
+from quire.cli.command import option, output_of, verb
 from quire.cli.exit_codes import ExitCode
 from quire.cli.options import OF_REPLICAS, chosen_options, option_flags
 from quire.cli.output import Output, format_seconds
@@ -22,6 +22,7 @@ from quire.cli.progress import show_progress, status_line
 from quire.cli.server_client import ServerAnswerError, ServerClient, client_settings, find_model
 from quire.config import EngineOptions
 from quire.errors import ModelNotFoundError
+from quire.garbage import without_collections
 from quire.server.options import ServerOptions
 from quire.weights.sources import resolve_source
 

@@ -4,13 +4,11 @@
 Must not know any verb, nor import anything but click. Next to read: `options.py`.
 """
 
-import contextlib
 import functools
-import gc
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -37,20 +35,6 @@ OTHER_OPTIONS = {
     "--enable-auto-tool-choice": _TOOLS, "--tool-call-parser": _TOOLS, "--jinja": _TOOLS,
 }  # fmt: skip
 """Options of other engines, with advice. It is shown by verbs that have the option it begins with."""
-
-
-@contextlib.contextmanager
-def without_collections() -> Iterator[None]:
-    """Keep the garbage collector away from imports and loading, and keep what they made from later collections.
-
-    Little of it becomes garbage: looking for that meanwhile takes a tenth of the time, and each later look as much.
-    """
-    gc.disable()
-    try:
-        yield
-        gc.freeze()  # reference cycles in it are never collected: after an error they would hold what was loaded
-    finally:
-        gc.enable()
 
 
 class GroupedOption(click.Option):

@@ -5,8 +5,9 @@ from typing import Any
 
 import click
 
-from quire.cli.command import output_of, verb, without_collections
+from quire.cli.command import output_of, verb
 from quire.cli.options import chosen_options, option_flags
+from quire.garbage import without_collections
 from quire.server.options import ServerOptions
 
 EXAMPLES = (

@@ -10,10 +10,11 @@ from typing import Any
 
 import click
 
-from quire.cli.command import output_of, verb, without_collections
+from quire.cli.command import output_of, verb
 from quire.cli.options import chosen_options, option_flags
 from quire.cli.progress import show_progress
 from quire.config import EngineOptions
+from quire.garbage import without_collections
 from quire.server.options import ServerOptions
 from quire.weights.sources import resolve_source
 

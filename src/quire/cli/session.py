@@ -14,12 +14,12 @@ from weakref import WeakKeyDictionary
 
 from quire.byte_sizes import format_bytes
 from quire.cli.chat import DEFAULT_MAX_TOKENS, Message, Reply, statistics_line
-from quire.cli.command import without_collections
 from quire.cli.output import Output, format_seconds
 from quire.cli.progress import show_progress
 from quire.config import EngineOptions
 from quire.engine.interrupts import interrupts_between_steps
 from quire.errors import ConfigError, EngineError
+from quire.garbage import without_collections
 from quire.memory_plan import kv_bytes
 from quire.outputs import ChatCompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams

@@ -7,7 +7,6 @@ Next to read: `rank_processes.py`, the other end.
 """
 
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -18,6 +17,7 @@ import threading
 import msgspec
 
 from quire.errors import EngineDeadError, EngineError, QuireError
+from quire.garbage import without_collections
 from quire.linux import end_with_parent, keep_to_cpus
 from quire.logs import follow_environment
 from quire.parallel.frames import FrameReader, SentError, frame
@@ -77,21 +77,19 @@ def _watch(connection: socket.socket, is_stopping: threading.Event) -> None:
 def _serve(start: StartRank, memory_fd: int, is_stopping: threading.Event, connection: socket.socket) -> None:
     if start.cpus:
         keep_to_cpus(start.cpus)  # before any thread of the libraries
-    gc.disable()  # little of what imports and loading make becomes garbage
-    from quire.runtime.links import RankMemory
-    from quire.runtime.shared_file import finish
-    from quire.runtime.worker import Worker
+    with without_collections():
+        from quire.runtime.links import RankMemory
+        from quire.runtime.shared_file import finish
+        from quire.runtime.worker import Worker
 
-    config, memory = start.config, RankMemory.of(start.config, memory_fd)
-    if start.port:
-        from quire.runtime.torch_group import join
+        config, memory = start.config, RankMemory.of(start.config, memory_fd)
+        if start.port:
+            from quire.runtime.torch_group import join
 
-        links = join(config, start.rank, start.port)
-    else:
-        links = memory.links(start.rank, start.num_spins)
-    worker = Worker(config, start.open_checkpoint(), links=links)
-    gc.freeze()
-    gc.enable()
+            links = join(config, start.rank, start.port)
+        else:
+            links = memory.links(start.rank, start.num_spins)
+        worker = Worker(config, start.open_checkpoint(), links=links)
     _send(connection, RankLoaded(worker.cache.stored_blocks))
     messages, decoder = memory.messages(start.num_spins)[start.rank - 1], msgspec.msgpack.Decoder(Step)
     while True:

@@ -5,7 +5,6 @@ parent closes the socket or dies. Knows no HTTP. Next to read: `client.py`, the 
 """
 
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -38,6 +37,7 @@ from quire.engine.process.messages import (
 from quire.engine.process.statistics import Meter
 from quire.engine.recorder import Recorder
 from quire.errors import EngineDeadError, EngineError, ModelFileError, QueueTimeoutError, QuireError
+from quire.garbage import without_collections
 from quire.logs import follow_environment
 from quire.outputs import RequestOutput
 from quire.parallel.frames import FrameReader, SentError, frame
@@ -250,8 +250,8 @@ def serve(channel: EngineChannel, build: Callable[[Start], "LLMEngine"]) -> int:
     return 0
 
 
+@without_collections()
 def _build(start: Start) -> "LLMEngine":
-    gc.disable()  # little of what imports and loading make becomes garbage
     from quire.runtime.hardware import device_of_share, take_share
 
     options = start.options
@@ -263,9 +263,6 @@ def _build(start: Start) -> "LLMEngine":
 
     engine = build_engine(options)
     _warm_up(engine)
-    # What loading made stays: each full collection would look through it, for 20 ms.
-    gc.freeze()
-    gc.enable()
     return engine
 
 
