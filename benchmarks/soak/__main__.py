@@ -1,4 +1,4 @@
-"""Tables of a server under loads (L), faults (F) and bad inputs (B), on a real `quire serve`.
+"""Tables of a server under loads (L), attacks (A), faults (F) and bad inputs (B), on a real `quire serve`.
 
     python -m benchmarks.soak [--only L1,F2] [--model smollm2] [--duration-s 600] [--repeat 8] [--json]
         [--server-options "--max-num-batched-tokens 256"]
@@ -26,7 +26,7 @@ from benchmarks.soak.row import Row
 from benchmarks.soak.server import Server, serving
 
 HEADER = ("id", "what", "measured", "pass?")
-TABLES = ("L", "F", "B")
+TABLES = ("L", "A", "F", "B")
 SLOTS, QUEUE = 8, 32
 SHORT = ("--max-num-seqs", str(SLOTS), "--max-model-len", "2048")
 REPEATS = {"F2": 8, "F5": 200, "F8": 30, "B2": 100_000}
@@ -70,7 +70,7 @@ def checks(arguments: argparse.Namespace) -> dict[str, Callable[[], Awaitable[Ro
 def main(words: Sequence[str] | None = None) -> int:
     """Measure the rows that were asked for; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="ids, or L, F or B for all of a table  [all]")
+    parser.add_argument("--only", default="", help="ids, or L, A, F or B for all of a table  [all]")
     parser.add_argument("--model", default="smollm2", help="[%(default)s]")
     parser.add_argument("--duration-s", type=float, default=600.0, help="of L1, and at most of L2  [%(default)s]")
     parser.add_argument("--repeat", type=int, help=f"times, seconds of F8, or cases of B2  [{REPEATS}]")

@@ -78,20 +78,24 @@ def chat_body(text: str, max_tokens: int, *, stream: bool = True, **fields: Any)
     return body
 
 
-async def ask(url: str, body: Mapping[str, Any], manners: Manners = POLITE, path: str = CHAT) -> Seen:
+async def ask(
+    url: str, body: Mapping[str, Any], manners: Manners = POLITE, path: str = CHAT, *, key: str | None = None
+) -> Seen:
     """Send one body and see what comes."""
-    return await exchange(url, "POST", path, json.dumps(body).encode(), manners)
+    return await exchange(url, "POST", path, json.dumps(body).encode(), manners, key=key)
 
 
-async def get(url: str, path: str, *, timeout_s: float = 30.0) -> Seen:
+async def get(url: str, path: str, *, timeout_s: float = 30.0, key: str | None = None) -> Seen:
     """A GET; an answer that takes longer than `timeout_s` is none. `text` is the body."""
-    return await exchange(url, "GET", path, b"", Manners(hang_up_after_s=timeout_s))
+    return await exchange(url, "GET", path, b"", Manners(hang_up_after_s=timeout_s), key=key)
 
 
-async def exchange(url: str, method: str, path: str, body: bytes, manners: Manners) -> Seen:
+async def exchange(url: str, method: str, path: str, body: bytes, manners: Manners, *, key: str | None = None) -> Seen:
     """Send a request on a new connection and read its answer."""
     parts = urlsplit(url)
     head = f"{method} {path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n"
+    if key is not None:
+        head += f"Authorization: Bearer {key}\r\n"
     if body:
         head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
     seen = Seen(time.perf_counter())

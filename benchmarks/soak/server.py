@@ -25,8 +25,10 @@ class Server(ServerProcess):
         arguments: Sequence[str] = (),
         environment: dict[str, str] | None = None,
         prefix: Sequence[str] = (),
+        key: str | None = None,
     ) -> None:
-        """`prefix`: a command that runs the rest of its line in its own place."""
+        """`prefix`: a command that runs the rest of its line in its own place. `key`: that of the server's metrics."""
+        self.key = key
         super().__init__([*prefix, *quire_serve(model, *arguments, name="soak")], environment)
 
     def resident_bytes(self) -> int:
@@ -43,7 +45,7 @@ class Server(ServerProcess):
 
     async def metrics(self) -> MetricsPage:
         """Read `/metrics`. Raises: RuntimeError if it does not answer."""
-        seen = await get(self.url, "/metrics")
+        seen = await get(self.url, "/metrics", key=self.key)
         if seen.status != 200:
             raise RuntimeError(f"/metrics answers {seen.status} {seen.error or ''}")
         return MetricsPage(seen.text, seen.ended_s)
@@ -67,7 +69,7 @@ class Server(ServerProcess):
         """Return the seconds until a GET has this status; infinite beyond the limit."""
         start_s = time.perf_counter()
         while True:
-            seen = await get(self.url, path, timeout_s=limit_s)
+            seen = await get(self.url, path, timeout_s=limit_s, key=self.key)
             passed_s = time.perf_counter() - start_s
             if seen.status == status:
                 return passed_s
@@ -84,10 +86,14 @@ class Server(ServerProcess):
 
 @contextlib.contextmanager
 def serving(
-    model: str, *arguments: str, environment: dict[str, str] | None = None, prefix: Sequence[str] = ()
+    model: str,
+    *arguments: str,
+    environment: dict[str, str] | None = None,
+    prefix: Sequence[str] = (),
+    key: str | None = None,
 ) -> Iterator[Server]:
     """A server that is ready; gone at the end."""
-    server = Server(model, arguments, environment, prefix)
+    server = Server(model, arguments, environment, prefix, key)
     try:
         yield server
     finally:
@@ -97,7 +103,7 @@ def serving(
 async def probes(server: Server, path: str, every_s: float, into: list[Seen]) -> Any:
     """Look at a path again and again, until cancelled."""
     while True:
-        into.append(await get(server.url, path))
+        into.append(await get(server.url, path, key=server.key))
         await asyncio.sleep(every_s)
 
 
