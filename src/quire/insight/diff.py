@@ -6,22 +6,22 @@ only. Modules are matched by their names in the checkpoint. Next to read: `cli/d
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from quire import _native, nn
+from quire import nn
 from quire.config import EngineOptions
 from quire.engine.build import resolve_config
 from quire.engine.llm_engine import LLMEngine
-from quire.errors import ConfigError, UnsupportedModelError
-from quire.extras import install_command
+from quire.errors import UnsupportedModelError
+from quire.insight.reference import load_reference
 from quire.lazy_torch import Tensor, is_tensor, torch
 from quire.parallel.executor import InProcessExecutor
-from quire.runtime.hardware import INSTRUCTION_SETS
+from quire.runtime.hardware import each_instruction_set
 from quire.runtime.worker import Worker
 from quire.sampling_params import SamplingParams
 from quire.weight_map import Rows, View, WeightMap, weight_map
@@ -77,14 +77,8 @@ def compare_with_hf(
 def bisect_kernels(options: EngineOptions, checkpoint: Checkpoint, token_ids: Sequence[int]) -> list[DiffRow]:
     """Compute the plan with each instruction set's kernels. Returns: the logits of each beside those op by op."""
     expected = _ours(replace(options, enforce_eager=True), checkpoint, token_ids)[0][LOGITS]
-    before, rows = _native.isa(), []
-    try:
-        for isa in filter(_native.isa_supported, INSTRUCTION_SETS):
-            _native.set_isa(isa)
-            rows += [replace(row, name=isa) for row in _plan_rows(options, checkpoint, token_ids, expected)]
-    finally:
-        _native.set_isa(before)
-    return rows
+    with closing(each_instruction_set()) as sets:
+        return [replace(row, name=isa) for isa in sets for row in _plan_rows(options, checkpoint, token_ids, expected)]
 
 
 def first_departure(rows: Sequence[DiffRow], tolerance: float) -> DiffRow | None:
@@ -131,28 +125,6 @@ def _reference(path: Path, token_ids: Sequence[int]) -> tuple[Outputs, list[str]
     with _recorded(model) as found, torch.inference_mode():
         found[LOGITS] = model(torch.tensor([list(token_ids)])).logits[0]
     return found, [name for name, _ in model.named_parameters()]
-
-
-def load_reference(path: Path) -> Any:
-    """Return the model of Transformers in fp32, from a directory or a GGUF file.
-
-    Raises: ConfigError without Transformers; UnsupportedModelError if it cannot load the model.
-    """
-    try:
-        import transformers
-        from transformers.utils.logging import disable_progress_bar
-    except ImportError as error:
-        raise ConfigError(f"--ref hf needs Transformers: {install_command('hf')}") from error
-    disable_progress_bar()  # type: ignore[no-untyped-call]
-    place: dict[str, Any] = {"gguf_file": path.name} if path.is_file() else {}
-    try:
-        model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            path.parent if path.is_file() else path, dtype=torch.float32, attn_implementation="eager", **place
-        )
-    except (OSError, ValueError, KeyError, NotImplementedError, ImportError) as error:
-        reason = str(error).partition(". ")[0]  # its advice on installations follows
-        raise UnsupportedModelError(f"Transformers cannot load {path.name}: {reason}") from error
-    return model.eval()
 
 
 @contextmanager

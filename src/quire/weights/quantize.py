@@ -13,15 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from quire._native import quantize_rows
 from quire.errors import ConfigError, ModelFileError, UnsupportedModelError
 from quire.linux import allowed_cpus
-from quire.weights.block_formats import BLOCK_FORMATS, FLOATS, row_bytes
+from quire.weights.block_formats import BLOCK_FORMATS, FLOATS
+from quire.weights.encode import quantize
 from quire.weights.gguf_writer import TensorToWrite, key_value, write_gguf
 from quire.weights.progress import Progress, ignore_progress
-from quire.weights.weight_tensor import to_bf16
 
-PLAIN = {"F32": np.float32, "F16": np.float16}
 FILE_TYPES = {
     "F32": (0, "F32"), "F16": (1, "F16"), "BF16": (32, "BF16"), "Q8_0": (7, "Q8_0"), "Q6_K": (18, "Q6_K"),
     "Q5_K_M": (17, "Q5_K"), "Q5_K_S": (16, "Q5_K"), "Q5_1": (9, "Q5_1"), "Q5_0": (8, "Q5_0"),
@@ -38,7 +36,6 @@ KEPT = re.compile(
 """Matrices that are copied: they are small, or sensitive."""
 QUANTIZATION_VERSION = 2
 WEIGHTS_PER_PIECE = 1 << 24
-LARGEST_SCALE = 65504.0
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _VALUES = re.compile(r"attn_(v|qkv|kv_b)\.weight")
 
@@ -156,32 +153,6 @@ def _mixed(
 
 
 # --- Values -----------------------------------------------------------------------------------
-
-
-def quantize(
-    values: np.ndarray, format_name: str, importance: np.ndarray | None = None, *, num_threads: int = 1
-) -> np.ndarray:
-    """Encode fp32 rows, `importance` weighting the squared errors of each column.
-
-    Shapes: values `[rows, columns]`, importance `[columns]` -> uint8 `[rows, row_bytes]`.
-    Raises: ModelFileError for NaN, infinity or values too large for a scale in fp16.
-    """
-    values = np.ascontiguousarray(values, np.float32)
-    largest = float(np.abs(values).max(initial=0.0))
-    if not largest <= LARGEST_SCALE and format_name not in ("F32", "BF16"):
-        raise ModelFileError(f"a weight is {largest}, more than the {LARGEST_SCALE} that {format_name} can hold")
-    if format_name in PLAIN:
-        return values.astype(PLAIN[format_name]).view(np.uint8).reshape(len(values), -1)
-    if format_name == "BF16":
-        return to_bf16(values).view(np.uint8).reshape(len(values), -1)
-    out = np.empty((len(values), row_bytes(BLOCK_FORMATS[format_name], values.shape[1])), np.uint8)
-    num_rows, num_columns = values.shape
-    weights = None if importance is None else np.ascontiguousarray(importance, np.float32)
-    quantize_rows(
-        format_name, values.ctypes.data, num_rows, num_columns, out.ctypes.data,
-        0 if weights is None else weights.ctypes.data, num_threads,
-    )  # fmt: skip
-    return out
 
 
 def quantize_gguf(

@@ -241,7 +241,7 @@ def _transformers(model: str, jobs: Sequence[TimedRequest]) -> tuple[float, str]
     """
     if importlib.util.find_spec("transformers") is None:
         return None
-    from quire.insight.diff import load_reference
+    from quire.insight.reference import load_reference
     from quire.lazy_torch import torch
     from quire.weights.sources import resolve_source
 
