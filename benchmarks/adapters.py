@@ -18,11 +18,11 @@ from benchmarks.command_line import Table, make_parser
 from benchmarks.model_files import generated
 from quire.engine.adapters import LoRARequest
 from quire.engine.llm_engine import LLMEngine
-from quire.insight.compare.adapters import write_random_adapter
-from quire.insight.compare.decodes import DecodeJob, decode
 from quire.runtime.adapter_layout import linear_shapes
 from quire.sampling_params import SamplingParams
 from quire.weights.adapter_files import read_adapter
+from quire_lessons.compare.adapters import write_random_adapter
+from quire_lessons.compare.decodes import DecodeJob, decode
 
 NUM_NEW, PROMPT_TOKENS = 96, 32
 PARAMS = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)

@@ -23,8 +23,8 @@ from typing import Any
 
 from benchmarks.command_line import Table, cpu_name, make_parser
 from benchmarks.server_process import ServerProcess, quire_serve
-from quire.cli.load_client import LoadTarget, StreamClient, percentile
 from quire.cli.server_client import StreamedAnswer
+from quire_workshop.load_client import LoadTarget, StreamClient, percentile
 
 CHAT = "/v1/chat/completions"
 SHARE, FIRST_TOKEN_MS = 0.98, 150.0

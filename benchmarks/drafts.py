@@ -26,9 +26,9 @@ from benchmarks.draft_peers import NUM_NEW, SIDES, edit_prompt, run_beside
 from quire.drafts.suffix import SuffixProposer
 from quire.engine.llm_engine import LLMEngine
 from quire.events import EventKind
-from quire.insight.compare.draft_texts import TOPICS, json_tasks
 from quire.sampling_params import SamplingParams
 from quire.structured_outputs import StructuredOutputsParams
+from quire_lessons.compare.draft_texts import TOPICS, json_tasks
 
 PAGES = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
 TEXT_TOKENS = 1500

@@ -21,7 +21,7 @@ from playwright.sync_api import Browser, sync_playwright
 
 from benchmarks.command_line import Table, make_parser
 from benchmarks.server_process import ServerProcess, quire_serve
-from quire.cli.load_client import percentile
+from quire_workshop.load_client import percentile
 
 MOST_MS = 300.0
 NUM_STREAMS, STREAM_TOKENS = 8, 4000

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from benchmarks.command_line import Table, make_parser
 from benchmarks.server_process import ServerProcess, quire_serve
-from quire.cli.load_client import percentile
+from quire_workshop.load_client import percentile
 
 QUESTION = [{"role": "user", "content": "Write a long story about a dragon and a small robot."}]
 LOGPROBS = {"logprobs": True, "top_logprobs": 8, "return_token_ids": True, "return_tokens_as_token_ids": True}

@@ -14,7 +14,6 @@ import statistics
 from pathlib import Path
 
 from benchmarks.command_line import make_parser
-from quire.cli.bench_cases import BenchCase, measure, random_prompts
 from quire.config import EngineOptions
 from quire.engine.llm_engine import LLMEngine
 from quire.models.registry import ModelRegistry
@@ -24,6 +23,7 @@ from quire.runtime.hardware import detect_hardware
 from quire.runtime.links import measure_all_reduce
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.sources import ModelFiles
+from quire_workshop.bench_cases import BenchCase, measure, random_prompts
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32768, "hidden_size": 768,

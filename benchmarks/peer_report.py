@@ -14,8 +14,8 @@ from benchmarks.command_line import cpu_name
 from benchmarks.side_process import SideError, SideProcess
 from benchmarks.side_specs import Models
 from quire import __version__
-from quire.cli.bench import source_commit
-from quire.cli.bench_cases import BenchCase
+from quire_workshop.bench_cases import BenchCase
+from quire_workshop.cli.bench import source_commit
 
 SCHEMA = "quire.bench.peers/1"
 LIMITS_TIMEOUT_S = 120.0

@@ -26,7 +26,7 @@ from benchmarks.command_line import add_shared_options, finish_arguments, write_
 from benchmarks.peer_report import NOISY_SHARE, Report, Sweep, Turn
 from benchmarks.side_process import SideError, SideProcess
 from benchmarks.side_specs import DEFAULT_SIDES, Models, Skipped, make_spec
-from quire.cli.bench_cases import BenchCase, random_prompts
+from quire_workshop.bench_cases import BenchCase, random_prompts
 
 CASES = (
     "tg64+d128", "tg64@8+d128", "tg64@32+d128", "tg64@64+d128", "pp128", "pp512", "pp2048", "tg64@8+d2048",

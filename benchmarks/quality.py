@@ -26,7 +26,7 @@ from benchmarks.command_line import Table, add_shared_options, finish_arguments,
 from benchmarks.side_process import ROOT, SideError, SideProcess
 from benchmarks.side_specs import Models, Skipped, make_spec
 from quire import __version__
-from quire.cli.bench import source_commit
+from quire_workshop.cli.bench import source_commit
 
 SCHEMA = "quire.bench.quality/1"
 REFERENCE = "transformers:dtype=float32:model=gguf"

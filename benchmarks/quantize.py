@@ -22,11 +22,11 @@ from benchmarks.command_line import Table, add_shared_options, finish_arguments,
 from benchmarks.quality import WINDOW_LEN, Comparison, cut_windows, default_texts
 from benchmarks.side_specs import KINDS, Models, Skipped, interpreter
 from benchmarks.sides.quire import prompt_logits
-from quire.cli.quantize import open_source
 from quire.engine.llm_engine import LLMEngine
-from quire.insight.importance import measure_importance
-from quire.weights.quantize import quantize_gguf
 from quire.weights.sources import ModelFiles
+from quire_workshop.cli.quantize import open_source
+from quire_workshop.gguf.quantize import quantize_gguf
+from quire_workshop.importance import measure_importance
 
 TYPES = "Q8_0,Q6_K,Q5_K_M,Q5_K_S,Q5_1,Q5_0,Q4_K_M,Q4_K_S,Q4_1,Q4_0,Q3_K_L,Q3_K_M,Q3_K_S,Q2_K"
 FORMATS = {"type and tool": "", "MB": ".1f", "s": ".1f", "mean KL": ".6f", "top-1": ".2%", "ratio": ".3f"}

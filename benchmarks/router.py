@@ -20,9 +20,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.command_line import Table, make_parser
 from benchmarks.server_process import ServerProcess, quire_serve
-from quire.cli.bench_serve import WORDS
-from quire.cli.load_client import Load, LoadTarget, put_load
 from quire.server.options import ROUTER_POLICIES
+from quire_workshop.cli.bench_serve import WORDS
+from quire_workshop.load_client import Load, LoadTarget, put_load
 
 BLOCK_TOKENS = 32
 QUESTION_WORDS = 8

@@ -19,8 +19,8 @@ from benchmarks.command_line import Table, add_shared_options, cpu_name, finish_
 from benchmarks.served_sides import RECIPES, Body, Offline, Side, running
 from benchmarks.side_specs import Skipped
 from quire import __version__
-from quire.cli.bench_serve import Bodies
-from quire.cli.load_client import LoadResult, percentile
+from quire_workshop.cli.bench_serve import Bodies
+from quire_workshop.load_client import LoadResult, percentile
 
 PERCENTS = (50, 95, 99)
 NUM_IDLE = 20

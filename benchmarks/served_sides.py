@@ -15,11 +15,11 @@ from typing import Any
 
 from benchmarks.server_process import ServerProcess, quire_serve
 from benchmarks.side_specs import KINDS, Models, interpreter
-from quire.cli.load_client import Load, LoadResult, LoadTarget, put_load
 from quire.cli.server_client import StreamedAnswer
 from quire.engine.chat import dialogue_of
 from quire.engine.llm import LLM
 from quire.sampling_params import SamplingParams
+from quire_workshop.load_client import Load, LoadResult, LoadTarget, put_load
 
 MAX_MODEL_LEN = 2048
 MAX_NUM_SEQS = 64

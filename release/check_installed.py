@@ -1,6 +1,7 @@
 """Checks of an installed Quire with nothing but Python's own library, run by its interpreter: see `check_wheels.py`.
 
-The kernels' self-test, `quire doctor`, an answer of the default model, and a server with one chat.
+The kernels' self-test, `quire doctor`, verbs of the other packages, an answer of the default model, and a server
+with one chat.
 """
 
 import importlib.util
@@ -35,6 +36,8 @@ def main() -> None:
         f"kernels: {_native.isa()} is used, {', '.join(sets)} give the same; notes: {_native.isa_notes()}", flush=True
     )
     print(quire("doctor"), flush=True)
+    print(f"quire learn check: {quire('learn', 'check', 'bits', '5')}", flush=True)
+    print(f"quire bench: {quire('bench', '--help').splitlines()[2].strip()}", flush=True)
     begin = time.monotonic()
     answer = quire("run", "--temperature", "0", "--max-tokens", "24", PROMPT)
     if "light" not in answer:

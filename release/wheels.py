@@ -18,7 +18,14 @@ TOOLS = ("scikit-build-core", "nanobind", "cmake", "ninja", "auditwheel", "patch
 ARCHITECTURES = ("x86_64", "aarch64")
 GLIBC = (2, 28)
 MAX_WHEEL_BYTES = 4_000_000
-NEEDED_FILES = ("quire/py.typed", "quire/page/index.html", ".dist-info/licenses/LICENSE")
+PACKAGES = ("quire/", "quire_lessons/", "quire_workshop/")
+NEEDED_FILES = (
+    "quire/py.typed",
+    "quire/page/index.html",
+    "quire_lessons/verbs.py",
+    "quire_workshop/verbs.py",
+    ".dist-info/licenses/LICENSE",
+)
 
 
 def main() -> None:
@@ -89,7 +96,7 @@ def cross(version: str, arch: str) -> dict[str, str]:
 
 
 def check(wheel: Path) -> None:
-    """Raise SystemExit unless `wheel` is small, fits old systems, and has the whole package and nothing else."""
+    """Raise SystemExit unless `wheel` is small, fits old systems, and has the whole packages and nothing else."""
     tag = re.search(r"-manylinux_(\d+)_(\d+)_", wheel.name)
     if tag is None or (int(tag[1]), int(tag[2])) > GLIBC:
         sys.exit(f"{wheel.name} needs a newer glibc than {GLIBC[0]}.{GLIBC[1]}: see native/release/old_glibc.cpp")
@@ -101,9 +108,9 @@ def check(wheel: Path) -> None:
     if len(modules) != 1:
         sys.exit(f"{wheel.name} has {len(modules)} native modules instead of one: {modules}")
     missing = [needed for needed in NEEDED_FILES if not any(name.endswith(needed) for name in names)]
-    foreign = [name for name in names if not name.startswith("quire/") and ".dist-info/" not in name]
+    foreign = [name for name in names if not name.startswith(PACKAGES) and ".dist-info/" not in name]
     if missing or foreign:
-        sys.exit(f"{wheel.name} lacks {missing} and has {foreign}, which is not of the package")
+        sys.exit(f"{wheel.name} lacks {missing} and has {foreign}, which is not of the packages")
 
 
 def run(*command: str, environment: dict[str, str] | None = None) -> None:

@@ -13,6 +13,7 @@ def test_codes_and_statuses_are_stable() -> None:
         "QuireError": ("internal_error", 500, 1),
         "ConfigError": ("invalid_option", 400, 2),
         "MissingExtraError": ("missing_extra", 400, 2),
+        "InstallationError": ("installation", 400, 2),
         "RequestError": ("invalid_request", 400, 2),
         "InvalidParameterError": ("invalid_parameter", 400, 2),
         "PromptError": ("invalid_prompt", 400, 2),

@@ -24,9 +24,9 @@ from benchmarks.cluster.simulate import Cluster, Job, Objective, attainment, cap
 from benchmarks.cluster.step_times import ROWS, StepTimes, measure
 from benchmarks.command_line import cpu_name
 from benchmarks.server_process import ServerProcess, quire_serve
-from quire.cli.bench_serve import Bodies
-from quire.cli.load_client import Load, LoadTarget, percentile, put_load
 from quire.config import EngineConfig, SchedulerConfig
+from quire_workshop.cli.bench_serve import Bodies
+from quire_workshop.load_client import Load, LoadTarget, percentile, put_load
 
 WINDOW_S = 40.0
 CHAT = {"prompt_len": 146, "num_generated": 128}

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from benchmarks.cluster.step_times import StepTimes, work_of
-from quire.cli.load_client import highest_rate
 from quire.config import STEP_S, SchedulerConfig
 from quire.sampling_params import SamplingParams
 from quire.scheduler.pace import Pace
 from quire.scheduler.scheduler import Scheduler
 from quire.server.router.placement import Prompt, choose
 from quire.types import Request, RequestResult, SchedulerOutput, StepResult
+from quire_workshop.load_client import highest_rate
 
 
 @dataclass(slots=True)

@@ -63,8 +63,8 @@ class QuireSide:
 
     def limits(self, cases: list[list[int]]) -> dict[str, Any]:
         """This machine's rates, and the tokens per second they allow per case (num_prompt, num_generated, streams)."""
-        from quire.cli.bench import rooflines
-        from quire.cli.bench_cases import BenchCase
+        from quire_workshop.bench_cases import BenchCase
+        from quire_workshop.cli.bench import rooflines
 
         named = [BenchCase(*case) for case in cases]
         machine, allowed = rooflines(self._engine.config, named)

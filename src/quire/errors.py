@@ -36,6 +36,12 @@ class MissingExtraError(ConfigError):
     code = "missing_extra"
 
 
+class InstallationError(ConfigError):
+    """An installed package brings a verb and cannot be imported."""
+
+    code = "installation"
+
+
 class RequestError(QuireError):
     """A request is wrong; the engine and all other requests are unaffected."""
 

@@ -36,7 +36,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[FakeEngine]:
         yield opened[-1]
 
     monkeypatch.setattr("quire.cli.run.open_engine", open_fake)
-    monkeypatch.setattr("quire.cli.bench.open_engine", open_fake)
+    monkeypatch.setattr("quire_workshop.cli.bench.open_engine", open_fake)
     return opened
 
 

@@ -13,7 +13,8 @@ import click
 
 from quire.cli.command import OUTPUT_GROUP, VerbCommand, group_of
 from quire.cli.exit_codes import ExitCode
-from quire.cli.main import VERBS, cli
+from quire.cli.main import cli
+from quire.cli.verbs import all_verbs
 
 PAGE = Path("docs/cli.md")
 BEGIN, END = "<!-- generated: begin -->\n", "<!-- generated: end -->\n"
@@ -36,8 +37,8 @@ MEANINGS: dict[ExitCode, str] = {
 def render() -> str:
     """Return the generated part: verbs, options and exit codes."""
     context = click.Context(cli, info_name="quire")
-    parts = ["\n## Verbs\n", _table(("verb", "what it does"), [_verb_row(name) for name in VERBS])]
-    for name in VERBS:
+    parts = ["\n## Verbs\n", _table(("verb", "what it does"), [_verb_row(name) for name in all_verbs()])]
+    for name in all_verbs():
         command = cli.get_command(context, name)
         assert isinstance(command, VerbCommand)
         parts.append(_verb_section(name, command, context))
@@ -63,7 +64,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _verb_row(name: str) -> tuple[str, str]:
-    return f"[`{name}`](#quire-{name.replace(' ', '-')})", VERBS[name].summary
+    return f"[`{name}`](#quire-{name.replace(' ', '-')})", all_verbs()[name].summary
 
 
 def _verb_section(name: str, command: VerbCommand, context: click.Context) -> str:

@@ -13,8 +13,9 @@ import pytest
 from quire import __version__
 from quire.cli.command import configure_logging
 from quire.cli.exit_codes import ExitCode
-from quire.cli.main import VERBS, cli
+from quire.cli.main import cli
 from quire.cli.output import Output
+from quire.cli.verbs import all_verbs
 from quire.cli.version import package_version
 from quire.errors import ConfigError, MemoryCapacityError, ModelFileError, QuireError
 from tests.cli.command_line import call, call_process, parsed
@@ -26,12 +27,12 @@ HEAVY = ("torch", "numpy", "rich", "transformers", "tokenizers", "jinja2", "psut
 def test_help_and_version_import_nothing_heavy() -> None:
     """Top-level help takes 60 ms with 130 modules on the development machine; the count does not depend on it."""
     code = (
-        "import sys, quire.cli.main as m\n"
+        "import sys, quire.cli.main as m, quire.cli.verbs as v\n"
         "for arguments in (['--help'], ['version', '--json'], ['run', '--help'], ['chat', '--help']):\n"
         "    try: m.main(arguments)\n"
         "    except SystemExit as ended: code = ended.code\n"
         f"    found = [n for n in {(*HEAVY, 'httpx2')!r} if n in sys.modules]\n"
-        "    verbs = sorted({v.module for v in m.VERBS.values()} & set(sys.modules))\n"
+        "    verbs = sorted({verb.module for verb in v.all_verbs().values()} & set(sys.modules))\n"
         "    print(found, code, len(sys.modules), verbs, file=sys.stderr)\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -41,7 +42,7 @@ def test_help_and_version_import_nothing_heavy() -> None:
     assert lines[0].endswith(" []"), "top-level help imports no verb"
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", all_verbs())
 def test_help_of_a_verb_has_all_options_and_examples(verb: str) -> None:
     result = call(verb, "--help")
     assert result.exit_code == 0, result.stderr
@@ -52,7 +53,7 @@ def test_help_of_a_verb_has_all_options_and_examples(verb: str) -> None:
         for name in parameter.opts if isinstance(parameter, click.Option) else ():
             assert name in words or f"--[no-]{name[2:]}" in words, name
     assert result.stdout.index("Output:") < result.stdout.index("Examples:")
-    assert any(verb in line and VERBS[verb].summary in line for line in call("--help").stdout.splitlines())
+    assert any(verb in line and all_verbs()[verb].summary in line for line in call("--help").stdout.splitlines())
 
 
 def test_every_exit_code_is_explained_and_every_error_has_one() -> None:

@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from benchmarks.server_process import ServerProcess, quire_serve
-from quire.cli.main import VERBS
+from quire.cli.verbs import all_verbs
 from tests.cli.batch_inputs import request, write_lines
 from tests.cli.command_line import call_process
 from tests.cli.tiny_directory import make_tiny_directory
@@ -149,4 +149,4 @@ def test_native_object_that_is_alive_at_exit_is_reported() -> None:
 
 def test_every_verb_is_started_here() -> None:
     lines = (*" && ".join(LINES).split(" && "), *SERVED, "route", "serve")
-    assert [verb for verb in VERBS if not any(f"{line} ".startswith(f"{verb} ") for line in lines)] == ["diff"]
+    assert [verb for verb in all_verbs() if not any(f"{line} ".startswith(f"{verb} ") for line in lines)] == ["diff"]

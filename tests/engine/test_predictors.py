@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from quire.cli.quantize import open_source
 from quire.drafts import drafting
 from quire.drafts.executor_drafts import ExecutorDrafts
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import ConfigError, ModelFileError
 from quire.runtime import drafter, head_drafter
 from quire.sampling_params import SamplingParams
-from quire.weights.quantize import quantize_gguf
 from quire.weights.sources import ModelFiles
+from quire_workshop.cli.quantize import open_source
+from quire_workshop.gguf.quantize import quantize_gguf
 from tests.engine.test_draft_model import drafts_of
 from tests.engine.test_drafts import GREEDY, PARAMS, outputs_of
 from tests.tiny_engine import VOCAB_SIZE, build, byte_tokenizer, prompt, torch, transformers, write_tiny_llama

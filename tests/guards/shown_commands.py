@@ -30,7 +30,7 @@ from click.testing import CliRunner
 
 from quire import _native
 from quire.cli.main import cli
-from quire.insight.compare import adapters, draft_texts, speculation
+from quire_lessons.compare import adapters, draft_texts, speculation
 
 FENCE = re.compile(r"^```(\w+)( measured)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)

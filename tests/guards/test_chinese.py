@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 
 from quire.insight.chinese import TABLE
-from quire.insight.tour_reasons import _PAIRS
+from quire_lessons.tour_reasons import _PAIRS
+from tests.guards.sources import SOURCE
 
-PACKAGE = Path(__file__).parents[2] / "src" / "quire"
+PACKAGE = SOURCE / "quire"
+LESSONS = SOURCE / "quire_lessons"
 SPEAKING = [
-    *sorted((PACKAGE / "insight").glob("tour*.py")), *sorted((PACKAGE / "insight").glob("view*.py")),
+    *sorted(LESSONS.glob("tour*.py")), LESSONS / "cli" / "tour.py", *sorted((PACKAGE / "insight").glob("view*.py")),
     *sorted(path for path in (PACKAGE / "insight" / "explain").glob("*.py") if path.stem != "calibrate"),
-    *(PACKAGE / "cli" / f"{verb}.py" for verb in ("tour", "explain", "view")),
+    *(PACKAGE / "cli" / f"{verb}.py" for verb in ("explain", "view")),
 ]  # fmt: skip
 QUOTED = [PACKAGE / "memory_plan.py", PACKAGE / "resolve.py", *(PACKAGE / "kernels").glob("*.py")]
 """Sentences of these appear in the pictures and reports: the table may have them."""

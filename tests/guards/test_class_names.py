@@ -1,14 +1,14 @@
-"""A class name stands for one thing in the whole package, classes of `_native` apart."""
+"""A class name stands for one thing in all packages, classes of `_native` apart."""
 
 import re
 from collections import Counter
-from pathlib import Path
 
-PACKAGE = Path(__file__).parents[2] / "src" / "quire"
+from tests.guards.sources import python_files
+
 CLASS = re.compile(r"^\s*class\s+(\w+)", re.MULTILINE)
 
 
 def test_no_class_name_is_used_twice() -> None:
-    names = Counter(name for path in PACKAGE.rglob("*.py") for name in CLASS.findall(path.read_text()))
+    names = Counter(name for path in python_files() for name in CLASS.findall(path.read_text()))
     assert names["LLMEngine"] == 1
     assert [name for name, count in names.items() if count > 1] == []

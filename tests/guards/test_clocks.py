@@ -1,28 +1,26 @@
 """The wall clock, which people and NTP set, tells dates and nothing else: durations and deadlines are monotonic."""
 
 import ast
-from pathlib import Path
 
-from tests.guards.sources import nodes
+from tests.guards.sources import SOURCE, nodes, python_files
 
-SOURCE = Path(__file__).parents[2] / "src" / "quire"
 DATES = {
-    "server/generation.py": "`created` of an answer",
-    "server/routes/page.py": "when the machine was measured",
-    "server/logs.py": "the time of a log line",
-    "server/tracing.py": "where the monotonic clock lies in time, for spans; read once",
-    "text/template_sandbox.py": "`strftime_now` of chat templates",
-    "runtime/block_files.py": "when a file was used, which its file system keeps",
-    "runtime/shared_file.py": "when a file was used or changed, which its file system keeps",
-    "cli/cache.py": "how long ago a file of packed weights was used",
-    "cli/ps.py": "since when a server runs, beside its start in the process table",
+    "quire/server/generation.py": "`created` of an answer",
+    "quire/server/routes/page.py": "when the machine was measured",
+    "quire/server/logs.py": "the time of a log line",
+    "quire/server/tracing.py": "where the monotonic clock lies in time, for spans; read once",
+    "quire/text/template_sandbox.py": "`strftime_now` of chat templates",
+    "quire/runtime/block_files.py": "when a file was used, which its file system keeps",
+    "quire/runtime/shared_file.py": "when a file was used or changed, which its file system keeps",
+    "quire/cli/cache.py": "how long ago a file of packed weights was used",
+    "quire/cli/ps.py": "since when a server runs, beside its start in the process table",
 }
 """File → the date it tells."""
 
 
 def wall_clock_files() -> set[str]:
     found = set()
-    for path in SOURCE.rglob("*.py"):
+    for path in python_files():
         for node in nodes(path):
             names = {alias.name for alias in node.names} if isinstance(node, ast.ImportFrom) else set()
             is_import = isinstance(node, ast.ImportFrom) and node.module == "time" and names & {"time", "time_ns"}

@@ -1,15 +1,13 @@
-"""Imports of the package, its declared dependencies, CONTRIBUTING.md's table and the pinned versions agree."""
+"""Imports of the packages, their declared dependencies, CONTRIBUTING.md's table and the pinned versions agree."""
 
 import ast
 import re
 import sys
 import tomllib
-from pathlib import Path
 
 from quire.cli.doctor import MIN_PYTHON, TORCH_VERSIONS
-from tests.guards.sources import nodes
+from tests.guards.sources import PACKAGES, ROOT, nodes, python_files
 
-ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OPTIONAL = [item for extra in ("torch", "hf", "ray", "otel") for item in PROJECT["optional-dependencies"][extra]]
 """Imported only where it is asked for."""
@@ -19,20 +17,20 @@ def names(requirements: list[str]) -> set[str]:
     return {re.match(r"[\w.-]+", requirement)[0] for requirement in requirements}
 
 
-def imported_by_the_package() -> set[str]:
+def imported_by_the_packages() -> set[str]:
     """Third-party top-level modules, with hyphens as distributions have them."""
     found: set[str] = set()
-    for path in (ROOT / "src" / "quire").rglob("*.py"):
+    for path in python_files():
         for node in nodes(path):
             if isinstance(node, ast.Import):
                 found |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
                 found.add(node.module.split(".")[0])
-    return {name.replace("_", "-") for name in found - sys.stdlib_module_names - {"quire"}}
+    return {name.replace("_", "-") for name in found - sys.stdlib_module_names - PACKAGES.keys()}
 
 
 def test_declared_is_imported_and_imported_is_declared() -> None:
-    imported = imported_by_the_package()
+    imported = imported_by_the_packages()
     optional = {name for name in imported if any(item.startswith(name) for item in OPTIONAL)}
     assert imported - optional == names(PROJECT["dependencies"])
 

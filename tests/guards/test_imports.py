@@ -1,4 +1,4 @@
-"""Allowed imports between folders (docs/architecture.md), lazy and type-only ones included."""
+"""Allowed imports between packages and folders (docs/architecture.md), lazy and type-only ones included."""
 
 import ast
 import importlib.util
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.guards.sources import nodes
+from tests.guards.sources import PACKAGES, ROOT, SOURCE, nodes, python_files
 
-PACKAGE = Path(__file__).parents[2] / "src" / "quire"
+PACKAGE = SOURCE / "quire"
 ROOT_MODULES = {
     "adapter",
     "types",
@@ -51,58 +51,113 @@ MAY_IMPORT = {
     "engine": {"drafts", "scheduler", "text", "grammar", "runtime", "parallel", "weights", "models"},
     "server": {"insight", "engine", "text", "grammar", "weights"},
     "insight": {"engine", "scheduler", "parallel", "runtime", "models", "layers", "kernels", "weights", "text"},
-    "learn": {"insight", "engine", "drafts", "scheduler", "sampling"},
-    "cli": {"learn", "insight", "server", "engine", "weights", "text", "models", "runtime"},
+    "cli": {"insight", "server", "engine", "weights", "text", "models", "runtime"},
 }
+NEXT_DOOR = {
+    "quire_lessons/compare": {"engine", "insight", "models", "parallel", "runtime", "scheduler", "weights"},
+    "quire_lessons/learn": {"quire_lessons/compare", "drafts", "engine", "insight", "sampling", "scheduler"},
+    "quire_lessons": {
+        "quire_lessons/compare", "engine", "insight", "kernels", "parallel", "runtime", "scheduler", "text", "weights",
+    },
+    "quire_lessons/cli": {
+        "quire_lessons", "quire_lessons/compare", "quire_lessons/learn", "cli", "engine", "insight", "runtime", "text",
+        "weights",
+    },
+    "quire_workshop/gguf": {"text", "weights"},
+    "quire_workshop": {
+        "quire_workshop/gguf", "cli", "engine", "insight", "layers", "models", "parallel", "runtime", "server",
+        "weights",
+    },
+    "quire_workshop/cli": {
+        "quire_workshop", "quire_workshop/gguf", "cli", "engine", "insight", "models", "runtime", "weights",
+    },
+}  # fmt: skip
+"""Folders of the other packages → their own folders, and those of `quire`, that they may import."""
 
 
 def test_table_is_that_of_the_docs() -> None:
-    text = (PACKAGE.parents[1] / "docs" / "architecture.md").read_text()
+    text = (ROOT / "docs" / "architecture.md").read_text()
     section = text.split("## Folders and allowed imports")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (`[^|]*`) \| .* \| (.*) \|$", section, flags=re.MULTILINE)[1:]
     (root_files, others), *folders = rows
     assert set(re.findall(r"`(\w+)\.py`", root_files)) == ROOT_MODULES
     assert others == "each other"
-    documented = {name.strip("`/"): set(re.findall(r"\w+", targets)) for name, targets in folders}
-    assert documented == MAY_IMPORT
+    documented = {name.strip("`/"): set(re.findall(r"[\w/]+", targets)) for name, targets in folders}
+    assert documented == MAY_IMPORT | NEXT_DOOR
 
 
-def imported_names(path: Path) -> list[tuple[int, str]]:
-    """Line and dotted name of each `quire…` import in the file, wherever it stands."""
-    found = []
+def imported_names(path: Path) -> list[tuple[int, str, str]]:
+    """Line, module and name of each import of the packages in the file, wherever it stands; no name for `import x`."""
+    found: list[tuple[int, str, str]] = []
     for node in nodes(path):
         if isinstance(node, ast.Import):
-            found += [(node.lineno, alias.name) for alias in node.names]
+            found += [(node.lineno, alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
-            if node.module == "quire":
-                found += [(node.lineno, f"quire.{alias.name}") for alias in node.names]
-            else:
-                found.append((node.lineno, node.module))
-    return [(line, name) for line, name in found if name.split(".")[0] == "quire"]
+            found += [(node.lineno, node.module, alias.name) for alias in node.names]
+    return [(line, module, name) for line, module, name in found if module.split(".")[0] in PACKAGES]
 
 
-def folder_files() -> list[tuple[str, Path]]:
-    return [(path.relative_to(PACKAGE).parts[0], path) for path in PACKAGE.glob("*/**/*.py")]
+def is_module(dotted: str) -> bool:
+    path = SOURCE.joinpath(*dotted.split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+def target_of(module: str, name: str) -> str:
+    """Return the imported module, or of `quire` itself the name."""
+    return f"{module}.{name}" if name and (module == "quire" or is_module(f"{module}.{name}")) else module
+
+
+def folder_of(path: Path) -> str:
+    """Return the row of the tables that a file belongs to, "" for root modules of `quire`."""
+    package, *folders = path.relative_to(SOURCE).parent.parts
+    return "/".join(folders[:1] if package == "quire" else (package, *folders))
 
 
 def test_folders_import_only_what_the_table_allows() -> None:
     wrong = []
-    for folder, path in folder_files():
-        for line, name in imported_names(path):
-            target = name.split(".")[1] if "." in name else ""
-            if target in ROOT_MODULES | {folder, "__version__", "_native"} or target in MAY_IMPORT[folder]:
-                continue
-            wrong.append(f"{path.relative_to(PACKAGE)}:{line}: {folder} may not import {name}")
+    for path in python_files():
+        folder = folder_of(path)
+        if not folder:
+            continue
+        allowed = (MAY_IMPORT | NEXT_DOOR)[folder] | {folder}
+        for line, module, name in imported_names(path):
+            imported = target_of(module, name)
+            package, *parts = imported.split(".")
+            if package == "quire":
+                beside = {"__version__", "_native"} if folder in MAY_IMPORT else {"__version__", ""}
+                is_allowed = (parts[0] if parts else "") in allowed | ROOT_MODULES | beside
+            else:
+                file = SOURCE.joinpath(package, *parts)
+                is_allowed = folder_of(file / "a.py" if file.is_dir() else file) in allowed
+            if not is_allowed:
+                wrong.append(f"{path.relative_to(SOURCE)}:{line}: {folder} may not import {imported}")
     assert wrong == []
 
 
 def test_root_modules_import_only_each_other() -> None:
     wrong = []
-    for name in sorted(ROOT_MODULES):
-        for line, imported in imported_names(PACKAGE / f"{name}.py"):
-            if imported.split(".")[1] not in ROOT_MODULES:
-                wrong.append(f"{name}.py:{line}: {imported}")
+    for own in sorted(ROOT_MODULES):
+        for line, module, name in imported_names(PACKAGE / f"{own}.py"):
+            imported = target_of(module, name)
+            if imported.partition(".")[2].split(".")[0] not in ROOT_MODULES:
+                wrong.append(f"{own}.py:{line}: {imported}")
+    assert wrong == []
+
+
+def test_quire_imports_no_other_package_and_these_not_one_another() -> None:
+    """A verb may be called by its command line, as the server's page does; a module's name in a text is an import."""
+    wrong = []
+    for path in python_files():
+        own = path.relative_to(SOURCE).parts[0]
+        others = PACKAGES.keys() - {own, "quire"}
+        wrong += [
+            f"{path.relative_to(SOURCE)}:{line}: {module}"
+            for line, module, _ in imported_names(path)
+            if module.split(".")[0] in others
+        ]
+        text = re.search(rf"""["']({"|".join(others)})\.\w""", path.read_text())
+        wrong += [f"{path.relative_to(SOURCE)}: {text[0]}"] if text else []
     assert wrong == []
 
 
@@ -121,12 +176,11 @@ def test_importing_costs_no_torch(module: str) -> None:
 def test_benchmarks_import_names_that_exist() -> None:
     """Only a run of a benchmark would find a name that was changed in the package; tests import theirs."""
     pytest.importorskip("gguf", reason="benchmarks need the packages of development")
-    root = PACKAGE.parents[1]
     missing = [
-        f"{path.relative_to(root)}: {node.module}.{alias.name}"
-        for path in sorted((root / "benchmarks").rglob("*.py"))
+        f"{path.relative_to(ROOT)}: {node.module}.{alias.name}"
+        for path in sorted((ROOT / "benchmarks").rglob("*.py"))
         for node in nodes(path)
-        if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in ("quire", "benchmarks")
+        if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in {*PACKAGES, "benchmarks"}
         for alias in node.names
         if not has_name(str(node.module), alias.name)
     ]

@@ -1,21 +1,20 @@
 """An instruction says by traits what it is (`kernels/instruction.py`): only its own file knows its class."""
 
 import ast
-from pathlib import Path
 
 import quire.insight.explain.phases
 import quire.runtime.plan.stages
 from quire.kernels.instruction import Instruction
 from quire.kernels.registry import import_operations
-
-PACKAGE = Path(quire.insight.explain.phases.__file__).parents[2]
+from tests.guards.sources import SOURCE, python_files
 
 
 def classes(base: type[Instruction] = Instruction) -> dict[str, str]:
     """Return the package's instructions and the modules that declare them."""
     import_operations()
     assert quire.runtime.plan.stages
-    found = {each.__name__: each.__module__ for each in base.__subclasses__() if each.__module__.startswith("quire.")}
+    assert quire.insight.explain.phases
+    found = {each.__name__: each.__module__ for each in base.__subclasses__() if each.__module__.startswith("quire")}
     return found | {name: module for each in base.__subclasses__() for name, module in classes(each).items()}
 
 
@@ -43,11 +42,11 @@ def test_nothing_asks_for_the_class_of_an_instruction() -> None:
     known = classes()
     assert {"Gemm", "ExpertUp", "Attend", "AllGather", "Receive", "MergeBest"} <= set(known)
     wrong = []
-    for path in PACKAGE.glob("**/*.py"):
-        module = ".".join(("quire", *path.relative_to(PACKAGE).with_suffix("").parts))
+    for path in python_files():
+        module = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
         names = {name for name, where in known.items() if where != module}
         found = questions(path.read_text(encoding="utf-8"), names)
-        wrong += [f"{path.relative_to(PACKAGE)}:{line}: {name}" for line, name in found]
+        wrong += [f"{path.relative_to(SOURCE)}:{line}: {name}" for line, name in found]
     assert wrong == []
 
 

@@ -6,38 +6,38 @@ import subprocess
 from pathlib import Path
 
 import quire
+from tests.guards.sources import PACKAGES, ROOT, SOURCE, python_files
 
-ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "src" / "quire"
 MIN_CHAPTER_LINES = 50
 
 
 def source_files() -> list[Path]:
-    return [path for path in PACKAGE.rglob("*.py") if not path.name.startswith("__")]
+    return [path for path in python_files() if not path.name.startswith("__")]
 
 
 def test_every_folder_has_its_tests() -> None:
-    folders = {path.parent.relative_to(PACKAGE) for path in source_files() if path.parent != PACKAGE}
-    # Each kernel is a folder whose versions and cases tests/kernels finds by itself.
-    tops = {Path("kernels") if folder.parts[0] == "kernels" else folder for folder in folders}
-    missing = [str(folder) for folder in sorted(tops) if not list((ROOT / "tests" / folder).glob("test_*.py"))]
-    assert missing == []
+    tests: set[Path] = set()
+    for path in source_files():
+        package, *folders = path.parent.relative_to(SOURCE).parts
+        # Each kernel is a folder whose versions and cases tests/kernels finds by itself.
+        tests.add(Path(PACKAGES[package], *(folders[:1] if folders[:1] == ["kernels"] else folders)))
+    assert [str(folder) for folder in sorted(tests) if not list((ROOT / folder).glob("test_*.py"))] == []
 
 
 def test_small_modules_have_several_importers() -> None:
     """A module of fewer than 50 lines that one module alone imports belongs inside that module."""
     importers: dict[str, set[str]] = {}
-    for path in PACKAGE.rglob("*.py"):
+    for path in python_files():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module:
                 for name in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names)):
                     importers.setdefault(name, set()).add(str(path))
     small = []
     for path in source_files():
-        parts = path.relative_to(PACKAGE).with_suffix("").parts
-        found_by_folder = parts[0] in ("kernels", "models") or path.parent.name == "routes"
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        found_by_folder = parts[1] in ("kernels", "models") or path.parent.name == "routes"
         is_small = len(path.read_text().splitlines()) < MIN_CHAPTER_LINES
-        if is_small and not found_by_folder and len(importers.get(".".join(("quire", *parts)), set())) == 1:
+        if is_small and not found_by_folder and len(importers.get(".".join(parts), set())) == 1:
             small.append("/".join(parts))
     assert sorted(small) == []
 

@@ -3,10 +3,9 @@
 import ast
 from pathlib import Path
 
-from tests.guards.sources import nodes
+from tests.guards.sources import ROOT, SOURCE, nodes, python_files
 
-ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "src" / "quire"
+PACKAGE = SOURCE / "quire"
 MAX_FILE_LINES = 450
 MAX_CHOKE_POINT_FILE_LINES = 300
 MAX_MODEL_LINES = 200
@@ -29,7 +28,7 @@ def functions(path: Path) -> list[tuple[str, int]]:
 
 def test_files_are_short() -> None:
     long = []
-    for path in PACKAGE.rglob("*.py"):
+    for path in python_files():
         limit = MAX_MODEL_LINES if path.parent.name == "models" and path.name != "registry.py" else MAX_FILE_LINES
         lines = len(path.read_text().splitlines())
         if lines > limit:
@@ -39,7 +38,7 @@ def test_files_are_short() -> None:
 
 def test_functions_are_short() -> None:
     long = []
-    for path in PACKAGE.rglob("*.py"):
+    for path in python_files():
         limit = MAX_KERNEL_LINES if "kernels" in path.parts else MAX_FUNCTION_LINES
         long += [f"{path.relative_to(ROOT)}: {name} {n}" for name, n in functions(path) if n > limit]
     assert long == []

@@ -22,10 +22,10 @@ from quire.runtime.plan.packed_weights import BY_DTYPE, PACKED_DIRECTLY
 from quire.runtime.plan.trace import trace_model
 from quire.weights.block_formats import FLOATS, GGUF_FORMATS
 from tests.cli.reference import write_page
-from tests.models.test_gguf_export import CASES as WRITTEN
 from tests.models.test_gguf_families import CASES
 from tests.models.test_quantized_directories import CASES as QUANTIZED
 from tests.models.tiny_configs import TINY_CONFIGS, full_config
+from tests.workshop.gguf.test_export import CASES as WRITTEN
 
 PAGE = Path("docs/models.md")
 HEADER = (

@@ -14,9 +14,9 @@ from torch.nn import functional
 from quire.errors import ModelFileError, QuireError, UnsupportedModelError
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.gguf_file import read_gguf
-from quire.weights.quantize_source import from_gguf
 from quire.weights.quantized import QuantizedTensor
 from quire.weights.sources import ModelFiles
+from quire_workshop.gguf.quantize_source import from_gguf
 from tests.models.harness import random_tokens
 from tests.models.oracle import Pair
 from tests.models.test_gguf_families import CASES, Write, _shared_expert, _ssm, write_gguf

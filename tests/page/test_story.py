@@ -10,9 +10,9 @@ from playwright.sync_api import Page, expect
 
 from quire.engine.chat import dialogue_of
 from quire.engine.llm_engine import LLMEngine
-from quire.insight.story import OPTIONS, SHIPPED, SHIPPED_PROMPT, record_story
 from quire.insight.trace import EngineTrace
 from quire.insight.trace_page import template, to_html
+from quire_lessons.story import OPTIONS, SHIPPED, SHIPPED_PROMPT, record_story
 from tests.cli.command_line import call
 from tests.page.conftest import LIMIT_MS, OpenPage
 from tests.page.test_page import send

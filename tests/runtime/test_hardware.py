@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from quire import _native
 from quire.errors import ConfigError
 from quire.runtime import hardware
 from quire.runtime.hardware import (
@@ -19,6 +20,7 @@ from quire.runtime.hardware import (
     cpus_of_ranks,
     detect_hardware,
     device_of_share,
+    each_instruction_set,
     read_cpu_info,
 )
 
@@ -163,3 +165,15 @@ def test_docs_and_kernels_name_the_same_instruction_sets() -> None:
     sets = re.search(r"kSetsBestFirst\[\] = {([^}]*)}", (ROOT / "native" / "isa" / "cpu.h").read_text())
     assert sets is not None
     assert set(re.findall(r'"(\w+)"', sets[1])) == set(INSTRUCTION_SETS)
+
+
+def test_kernels_of_each_instruction_set_are_in_use_in_turn_and_then_those_of_before() -> None:
+    before = _native.isa()
+    assert [(name, _native.isa()) for name in each_instruction_set()] == [
+        (name, name) for name in INSTRUCTION_SETS if _native.isa_supported(name)
+    ]
+    assert _native.isa() == before
+    sets = each_instruction_set()
+    next(sets)
+    sets.close()
+    assert _native.isa() == before

@@ -1,4 +1,4 @@
-"""The tests that SECURITY.md names exist; nothing in the package turns bytes into code."""
+"""The tests that SECURITY.md names exist; nothing in the packages turns bytes into code."""
 
 import ast
 import re
@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "SECURITY.md").read_text()
-SOURCES = sorted((ROOT / "src" / "quire").rglob("*.py"))
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
 MODULES = {
     "pickle",
     "cPickle",

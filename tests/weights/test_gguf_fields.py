@@ -14,8 +14,8 @@ from quire.models.registry import ModelRegistry
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.gguf_architectures import ARCHITECTURES
 from quire.weights.gguf_config import translate_config
-from quire.weights.gguf_export import architecture_for, completed, describe_config
 from quire.weights.gguf_file import GGUFFile, GGUFTensor
+from quire_workshop.gguf.export import architecture_for, completed, describe_config
 from tests.models.tiny_configs import (
     DEEPSEEK,
     DELTA_NET,

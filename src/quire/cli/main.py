@@ -1,72 +1,28 @@
 """Entry point: the root group, whose verbs are imported by name on use, and the one place that turns errors into exits.
 
 Top level imports only click and the standard library: `quire --help` and `quire version` must not load torch
-or numpy (a test looks). Next to read: `command.py`, then any verb, e.g. `run.py`.
+or numpy (a test looks). Next to read: `verbs.py`, `command.py`, then any verb, e.g. `run.py`.
 """
 
 import contextlib
 import errno
 import gc
-import importlib
 import io
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from quire import __version__
-from quire.cli.command import output_options
+from quire.cli.command import output_of, output_options
 from quire.cli.exit_codes import ExitCode
 from quire.cli.output import Output
+from quire.cli.verbs import OWN, all_verbs, broken_tables, load
 from quire.errors import QuireError, nearest
-
-
-class Verb(NamedTuple):
-    """The module of a verb, and its line in the top-level help."""
-
-    section: str
-    module: str
-    summary: str
-
-
-VERBS: dict[str, Verb] = {
-    "run": Verb("Use", "quire.cli.run", "Answer one prompt, or chat."),
-    "chat": Verb("Use", "quire.cli.chat_client", "Chat with a server."),
-    "serve": Verb("Use", "quire.cli.serve", "Serve a model over HTTP with OpenAI's API."),
-    "route": Verb("Use", "quire.cli.route", "Share requests among servers that run already."),
-    "batch": Verb("Use", "quire.cli.batch", "Answer a file of requests."),
-    "pull": Verb("Models", "quire.cli.models", "Fetch a model into the cache."),
-    "ls": Verb("Models", "quire.cli.models", "List cached models."),
-    "show": Verb("Models", "quire.cli.show", "Describe a model: architecture, sizes, tensors, tokenizer."),
-    "rm": Verb("Models", "quire.cli.models", "Remove a model from the cache."),
-    "quantize": Verb("Models", "quire.cli.quantize", "Write a model as a quantised GGUF file."),
-    "tokenize": Verb("Models", "quire.cli.tokenize", "Show how text becomes tokens."),
-    "explain": Verb("See inside", "quire.cli.explain", "Explain a model's size, memory, work and time."),
-    "tour": Verb("See inside", "quire.cli.tour", "Follow one prompt through the engine, step by step."),
-    "trace": Verb("See inside", "quire.cli.trace", "Record what the engine does; make a timeline of a recording."),
-    "view": Verb("See inside", "quire.cli.view", "Draw one step: mask, blocks, time, instructions."),
-    "compare": Verb("See inside", "quire.cli.compare", "Compare ways to cache, batch and allocate on one engine."),
-    "learn": Verb("Learn", "quire.cli.learn", "List the exercises of the lessons."),
-    "learn show": Verb("Learn", "quire.cli.learn", "Print the task of an exercise."),
-    "learn check": Verb("Learn", "quire.cli.learn", "Check an answer or a program on the engine."),
-    "diff": Verb("See inside", "quire.cli.diff", "Compare a model with Transformers, tensor by tensor."),
-    "bench": Verb("Measure", "quire.cli.bench", "Measure prompt processing and generation speed."),
-    "bench serve": Verb("Measure", "quire.cli.bench_serve", "Put load on a server and measure its clients' latency."),
-    "tune": Verb("Measure", "quire.cli.tune", "Find the fastest settings of a model on this machine."),
-    "top": Verb("Measure", "quire.cli.top", "Watch a server."),
-    "ps": Verb("Operate", "quire.cli.ps", "List the servers of this machine."),
-    "cache ls": Verb("Operate", "quire.cli.cache", "List the KV blocks that --kv-disk keeps."),
-    "cache verify": Verb("Operate", "quire.cli.cache", "Find damaged KV blocks."),
-    "cache clear": Verb("Operate", "quire.cli.cache", "Delete KV blocks."),
-    "doctor": Verb("Operate", "quire.cli.doctor", "Check this machine and installation."),
-    "completion": Verb("Operate", "quire.cli.version", "Print the completion script of a shell."),
-    "version": Verb("Operate", "quire.cli.version", "Print the version."),
-}
-"""Each verb `x` is the Click command `x_command` of its module; one of two words `x y` is `x_y_command`."""
 
 COMPLETION_VARIABLE = "_QUIRE_COMPLETE"
 """The script of `quire completion` sets it: Click then prints the completions of a command line."""
@@ -83,40 +39,43 @@ class RootGroup(click.Group):
     """Imports a verb when it is named, and ends the process with a documented exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the verbs in the order of the help."""
-        return list(VERBS)
+        """Return all verbs."""
+        return list(all_verbs())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the verb's module and return its command; None if there is no such verb."""
-        if cmd_name not in VERBS:
+        if cmd_name not in OWN and cmd_name not in all_verbs():
             return None
-        name = f"{cmd_name.replace(' ', '_')}_command"
-        command = getattr(importlib.import_module(VERBS[cmd_name].module), name)
+        command = load(cmd_name)
         gc.enable()  # `__main__.py` disables it
-        assert isinstance(command, click.Command)
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the verb as Click does; the error for an unknown one names the nearest, or those that begin so."""
-        if " ".join(args[:2]) in VERBS:
-            args = [" ".join(args[:2]), *args[2:]]
+        both = " ".join(args[:2])
+        verbs = OWN if args[0] in OWN or both in OWN else all_verbs()
+        if both in verbs:
+            args = [both, *args[2:]]
         name = args[0]
-        if name not in VERBS and not name.startswith("-") and not ctx.resilient_parsing:
-            longer = ", ".join(verb for verb in VERBS if verb.startswith(f"{name} "))
-            there = f": there are {longer}" if longer else nearest(name, VERBS)
-            raise click.UsageError(f"no such command '{name}'{there}", ctx=ctx)
+        if name not in verbs and not name.startswith("-") and not ctx.resilient_parsing:
+            longer = ", ".join(verb for verb in verbs if verb.startswith(f"{name} "))
+            there = f": there are {longer}" if longer else nearest(name, verbs)
+            raise click.UsageError("; ".join([f"no such command '{name}'{there}", *broken_tables()]), ctx=ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the verbs by section from `VERBS`: their modules are not imported."""
-        width = max(map(len, VERBS))
-        for section in dict.fromkeys(verb.section for verb in VERBS.values()):
+        """Write the verbs by section from their tables: their modules are not imported."""
+        verbs = all_verbs()
+        width = max(map(len, verbs))
+        for section in dict.fromkeys(verb.section for verb in verbs.values()):
             with formatter.section(section):
                 formatter.write_dl(
-                    [(name.ljust(width), verb.summary) for name, verb in VERBS.items() if verb.section == section]
+                    [(name.ljust(width), verb.summary) for name, verb in verbs.items() if verb.section == section]
                 )
+        for line in broken_tables():
+            output_of(ctx).note(line)
 
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> NoReturn:  # type: ignore[override]
         """Run one command line and exit."""

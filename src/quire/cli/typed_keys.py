@@ -1,4 +1,4 @@
-"""`typed_keys`: the keys that are typed on a terminal, one by one. Next to read: `tour.py`, `top.py`."""
+"""`typed_keys`: the keys that are typed on a terminal, one by one. Next to read: `top.py`."""
 
 import codecs
 import contextlib

@@ -1,1 +1,1 @@
-"""Readers of what the engine did and of what it would do: traces, views, comparisons. They compute no tensors."""
+"""Readers of what the engine did and of what it would do: traces, views, predictions. They compute no tensors."""

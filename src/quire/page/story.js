@@ -1,6 +1,6 @@
 /**
  * A recording as a story of 20 seconds: a prompt becomes tokens, blocks, a prefill, an answer, and the answer forks.
- * Everything that it shows is read from the recording. Next to read: recording.js; ../insight/story.py records one.
+ * Everything that it shows is read from the recording. Next to read: recording.js; quire_lessons/story.py records one.
  */
 import { html, plural } from "./drawing.js";
 import { isPrefill, numShared } from "./recording.js";

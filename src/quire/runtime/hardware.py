@@ -10,11 +10,12 @@ import math
 import os
 import platform
 import resource
+from collections.abc import Generator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from quire._native import has_tiles
+from quire import _native
 from quire.config import Hardware
 from quire.errors import ConfigError
 from quire.lazy_torch import require_torch
@@ -60,6 +61,20 @@ def detect_hardware(device: str = "auto") -> Hardware:
     return _detect_cuda(int(index or 0))
 
 
+def each_instruction_set() -> Generator[str, None, None]:
+    """Choose the kernels of each instruction set that this machine can run, in turn, and yield its name.
+
+    Mutates: the process's choice, until the generator is closed.
+    """
+    before = _native.isa()
+    try:
+        for isa in filter(_native.isa_supported, INSTRUCTION_SETS):
+            _native.set_isa(isa)
+            yield isa
+    finally:
+        _native.set_isa(before)
+
+
 def has_gpu_driver() -> bool:
     """Return whether the driver of an NVIDIA or AMD GPU is installed, without which torch finds no GPU."""
     try:
@@ -91,7 +106,7 @@ def _detect_cpu() -> Hardware:
         num_threads=num_threads,
         name=info.name or platform.machine(),
         memory_limit=memory_limit,
-        has_tiles=has_tiles(),
+        has_tiles=_native.has_tiles(),
     )
 
 

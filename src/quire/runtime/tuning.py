@@ -1,7 +1,7 @@
 """`Tuning`: what `quire tune` measured on this machine for a model, kept in the cache directory.
 
 `tuned` applies it where the engine looks at the machine. Another version of Quire, another model, data type, processor
-or number of cores has none. Next to read: `cli/tuner.py`, which measures.
+or number of cores has none. Next to read: `quire_workshop/tuner.py`, which measures.
 """
 
 import hashlib

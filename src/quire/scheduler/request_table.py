@@ -70,7 +70,7 @@ class RequestTable:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
-        self._sort_key = SORT_KEYS[config.policy]
+        self.sort_key = SORT_KEYS[config.policy]
         self.by_id: dict[str, Request] = {}
         self.waiting = FairQueue() if config.policy == "fair" else WaitingQueue()
         self.running: list[Request] = []
@@ -144,4 +144,4 @@ class RequestTable:
         self.by_id[request.request_id] = request
         self.waiting.arrive(request)
         request.serial = (serial, next(self._counter))
-        request.sort_key = self._sort_key(request, self._config)
+        request.sort_key = self.sort_key(request, self._config)

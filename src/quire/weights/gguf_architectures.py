@@ -1,8 +1,8 @@
 """`ARCHITECTURES`: the tables of GGUF architectures: their keys, their names of tensors, and the Hugging Face models.
 
 Both directions read them: `gguf_config.py` and `checkpoint.py` make a config.json and Hugging Face's names of them,
-`gguf_export.py` makes GGUF's. Sources of the names and keys: the tables of the gguf package, llama.cpp's converter.
-Next to read: `gguf_fields.py` for the rows.
+`quire_workshop/gguf/export.py` makes GGUF's. Sources of the names and keys: the tables of the gguf package, llama.cpp's
+converter. Next to read: `gguf_fields.py` for the rows.
 """
 
 import functools

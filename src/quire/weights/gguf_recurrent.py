@@ -14,6 +14,7 @@ import numpy as np
 
 from quire.errors import ModelFileError
 from quire.weights.block_formats import BLOCK_FORMATS, NVFP4
+from quire.weights.encode import quantize
 from quire.weights.gguf_codecs import COUNT, FULL, WRITTEN, Codec
 from quire.weights.gguf_fields import KV_HEADS, ROTATED_SHARE, Field
 from quire.weights.gguf_metadata import Metadata
@@ -167,8 +168,6 @@ class RecodedTensor(WeightTensor):
     @property
     def raw(self) -> np.ndarray:
         """Shapes: uint8 `[rows, row_bytes]`."""
-        from quire.weights.quantize import quantize
-
         parts = self.source.to_numpy().reshape(self.shape[0], len(self.part_order), -1)
         return quantize(parts[:, self.part_order].reshape(self.shape), self.format)
 

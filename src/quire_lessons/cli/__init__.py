@@ -1,0 +1,1 @@
+"""The verbs `compare`, `learn` and `tour`."""

@@ -1,0 +1,1 @@
+"""Tools around the engine: measuring, comparing with Transformers, tuning, writing models. Next to read: `verbs.py`."""

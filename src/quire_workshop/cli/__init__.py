@@ -1,0 +1,1 @@
+"""The verbs `bench`, `diff`, `quantize` and `tune`."""

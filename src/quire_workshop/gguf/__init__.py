@@ -1,0 +1,1 @@
+"""Models and their tokenizers written as GGUF files. Must not know engines. Next to read: `quantize.py`."""
