@@ -222,7 +222,7 @@ async def test_client_that_leaves_ends_its_request_at_the_replica(stream: bool) 
             assert (served.server_requests(), replica.num_in_flight) == (1, 1)
             writer.close()
             await until(lambda: not served.server_requests())
-            await until(lambda: served.supervisor.the_client.has_commands)  # the engine would compute some more steps
+            await until(lambda: served.supervisor.the_client.commands)  # the engine would compute some more steps
         finally:
             may_go_on.set()
         await served.until_idle()
