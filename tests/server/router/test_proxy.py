@@ -301,6 +301,23 @@ async def test_only_the_admin_key_changes_replicas() -> None:
         assert (await router.answer("POST", "/add_worker?url=http://127.0.0.1:2")).status == 403
 
 
+@pytest.mark.parametrize(("name", "code"), [(ROUTER, "invalid_request"), (None, "not_admin")])
+@in_loop
+async def test_adapters_of_a_keyed_replica_need_the_admin_key_here_and_the_routers_there(
+    name: str | None, code: str
+) -> None:
+    keys = KeyRing({"key-a": "ann", "key-b": ADMIN})
+    async with serving(keys=KeyRing({"secret": name})) as served, routing(
+        url_of(served), keys=keys, upstream_key="secret"
+    ) as router:  # fmt: skip
+        body = {"lora_name": "sql", "lora_path": "/nowhere"}
+        answers = [
+            await router.answer("POST", "/v1/load_lora_adapter", headers={"Authorization": f"Bearer {key}"}, body=body)
+            for key in ("key-a", "key-b")
+        ]
+        assert [answer.code for answer in answers] == ["not_admin", code]
+
+
 @in_loop
 async def test_request_goes_to_a_replica_that_has_its_model() -> None:
     async with failing(writes(GOOD), models=("other", "third")) as url, serving() as served, routing(
