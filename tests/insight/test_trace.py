@@ -9,6 +9,7 @@ import pytest
 
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.recorder import Recorder
+from quire.events import EventKind, OpTime
 from quire.insight.trace import EngineTrace, State, TraceError
 from quire.sampling_params import SamplingParams
 from quire.types import SchedulerOutput, StepResult
@@ -78,6 +79,72 @@ def test_step_lines_say_what_each_request_computed() -> None:
     assert trace.steps[0]["new_requests"][0]["text"] == [chr(token_id) for token_id in SHARED[:12]]
     assert trace.state_after(trace.steps[-1]).requests["a"].num_computed == 13
     assert trace.lines[-1]["kind"] == "finish"
+
+
+def test_lines_without_text_have_numbers_of_tokens_only() -> None:
+    engine, _ = make_engine(num_host_blocks=40, max_disk_bytes=1)
+    recorder = Recorder(engine)
+    add(engine, "a", SHARED, max_tokens=3, n=2)
+    run(engine)
+    loads = OpTime("Route: x", 1.0, 8, 2, "fp32", expert_loads=(0, 3, 0, 1))
+    engine.events.record(EventKind.OPS, step_id=1, ops=[loads])
+    lines = [json.loads(line) for line in recorder.take().splitlines()]
+    steps = [line for line in lines if line.get("kind") == "step"]
+    shares = [share for step in steps for share in step["requests"]]
+    assert {token for share in shares for token in share["new"]} == {None}
+    assert sum(len(share["new"]) for share in shares) == 6
+    assert (
+        {share["text"] for share in shares}
+        == {item["text"] for step in steps for item in step["new_requests"]}
+        == {None}
+    )
+    assert lines[-1]["ops"][0]["expert_loads"] == [3, 1, 0, 0], "which experts a token chose tells which token it is"
+    assert not any(word in str(lines) for word in ("digest", "client", "salt"))
+
+
+def test_client_reads_its_own_ids_and_lasting_names_of_other_requests() -> None:
+    engine, _ = make_engine(multi_step_decode=1)
+    params = SamplingParams(max_tokens=8, ignore_eos=True, temperature=1, n=2)
+    engine.add_request("a", SHARED, params, client_id="ann")
+    engine.step()
+    recorder = Recorder(engine, reader="bob")
+    engine.add_request("b", SHARED, params, client_id="bob")
+
+    def ids(data: bytes) -> set[str]:
+        lines = [json.loads(line) for line in data.splitlines()]
+        shares = [item for line in lines for item in line.get("requests", ())]
+        return {line["id"] for line in lines if line.get("id")} | {share["id"] for share in shares}
+
+    recorder.take_each()
+    engine.step()
+    engine.step()
+    of_bob = ids(recorder.take_each()["bob"])
+    assert {name for name in of_bob if not name.startswith("r")} == {"b", "b/1"}
+    recorder.begin("ann")
+    both = recorder.take_each()
+    assert ids(both["ann"]) >= {"a", "a/1"}
+    assert both["bob"] == b""
+    recorder.close()
+    assert engine.watcher is None
+    recorder.begin("bob")
+    assert ids(recorder.take_each()["bob"]) == of_bob
+    recorder.begin("eve")
+    assert not {"a", "b"} & ids(recorder.take_each()["eve"])
+    run(engine)
+    assert ids(recorder.take_each()["bob"]) == of_bob
+
+
+def test_names_of_ended_requests_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.engine.recorder.KEPT_NAMES", 3)
+    engine, _ = make_engine()
+    recorder = Recorder(engine, reader="bob")
+    engine.add_request("long", SHARED, SamplingParams(max_tokens=90, ignore_eos=True), client_id="bob")
+    for number in range(20):
+        add(engine, str(number), SHARED, max_tokens=1)
+        engine.step()
+        lines = recorder.take_each()["bob"]
+    assert len(recorder._named) <= 7
+    assert b'"id":"long"' in lines, "one that runs is known however many came since"
 
 
 def test_closed_recorder_leaves_the_engine_unwatched() -> None:

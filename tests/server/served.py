@@ -40,10 +40,10 @@ class ThreadedEngineClient(EngineClient):
         self._loop: EngineLoop | None = None
 
     @property
-    def has_commands(self) -> bool:
-        """Tell whether the engine has submissions or aborts to take at the end of its step."""
+    def commands(self) -> list[Any]:
+        """Return what the engine will take at the end of its step: submissions, aborts, watchers."""
         assert self._loop is not None
-        return bool(self._loop._driver._inbox)
+        return list(self._loop._driver._inbox)
 
     async def begin(self) -> None:
         ours, theirs = socket.socketpair()

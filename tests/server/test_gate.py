@@ -8,11 +8,13 @@ import pytest
 from starlette.types import ASGIApp
 
 from quire.errors import ConfigError
-from quire.server.gate import MAX_TOKEN_BYTES, OPEN_PATHS, Gate, is_page_file
-from quire.server.keys import KeyRing
+from quire.server.gate import ADMIN_PATHS, MAX_TOKEN_BYTES, OPEN_PATHS, Gate, is_page_file
+from quire.server.keys import ADMIN, ROUTER, KeyRing
+from quire.server.models import Models
 from quire.server.request_record import ANONYMOUS, RECORD_KEY
 from quire.server.routes import make_app
-from tests.server.fake_engine import in_loop
+from quire.server.supervisor import EngineState
+from tests.server.fake_engine import in_loop, until
 from tests.server.served import CHAT, ThreadedEngineClient, make_state, serving
 
 KEY = "correct-horse-battery-staple"
@@ -166,6 +168,56 @@ async def test_key_opens_every_route(scheme: bytes) -> None:
     for method, path in ROUTES:
         status, _, _ = await ask(GATED, method, path, [(b"authorization", scheme + b" " + KEY.encode())])
         assert status != 401, (method, path)
+
+
+# --- Administrators -----------------------------------------------------------------------------
+
+RIGHTS = {"key-a": "ann", "key-b": ADMIN, "key-c": None, "key-d": ROUTER}
+
+
+@pytest.mark.parametrize("path", sorted(ADMIN_PATHS))
+@pytest.mark.parametrize("method", ["POST", "GET"])
+def test_only_an_administrators_key_changes_what_others_get(method: str, path: str) -> None:
+    found = {}
+    for options in ({}, {"any_client_is_admin": True}):
+        app = gate(keys=RIGHTS, **options)
+        found[bool(options)] = [
+            status(app, (b"authorization", b"Bearer " + key.encode()), method=method, path=path) for key in RIGHTS
+        ]
+    assert found == {False: [403, 200, 403, 200], True: [200] * 4}
+    assert status(gate(), method=method, path=path) == 200, "the one user of a server on this machine"
+    assert status(gate(host="0.0.0.0", insecure=True), method=method, path=path) == 403
+    assert status(gate(keys=RIGHTS), method=method, path=path) == 401
+
+
+@pytest.mark.parametrize(("name", "code"), [(b"admin", 200), (b"ann", 403), (b"anonymous", 200), (b"", 200)])
+def test_router_passes_the_rights_of_its_callers_on(name: bytes, code: int) -> None:
+    headers = ((b"authorization", b"Bearer key-d"), (b"x-quire-client", name))
+    assert status(gate(keys=RIGHTS), *headers, method="POST", path="/sleep") == code
+    of_ann = ((b"authorization", b"Bearer key-a"), (b"x-quire-client", b"admin"))
+    assert status(gate(keys=RIGHTS), *of_ann, method="POST", path="/sleep") == 403
+
+
+@in_loop
+async def test_refusal_names_the_key_and_the_option_that_give_the_right() -> None:
+    _, _, body = await ask(gate(keys=RIGHTS), "POST", "/sleep", [(b"authorization", b"Bearer key-a")])
+    error = json.loads(body)["error"]
+    assert (error["code"], error["type"]) == ("not_admin", "permission_error")
+    assert all(part in error["message"] for part in ("/sleep", "--api-key-file", "'admin'", "--any-client-is-admin"))
+
+
+@in_loop
+async def test_keep_alive_that_unloads_a_model_sooner_needs_an_administrator() -> None:
+    async with serving(keys=KeyRing(RIGHTS)) as server:
+        server.app.state.models = Models([server.state], keep_alive_s=300)
+        server.supervisor.state, server.state.holds_memory = EngineState.READY, True
+        of_ann, of_admin = ({"Authorization": f"Bearer {key}"} for key in ("key-a", "key-b"))
+        for keep_alive, code in ((0, 403), ("1m", 403), ("5m", 200), (-1, 200), (None, 200)):
+            answer = await server.chat(headers=of_ann, keep_alive=keep_alive)
+            assert answer.status == code, answer.body
+            assert server.state.holds_memory
+        assert (await server.chat(headers=of_admin, keep_alive=0)).status == 200
+        await until(lambda: not server.state.holds_memory)
 
 
 def test_websocket_is_closed_by_the_gate() -> None:

@@ -1,20 +1,24 @@
 """`Recorder`: the event log of one engine as JSON lines, the format of traces and of the live view.
 
 The first line is a header with the model, the engine's settings and the state at that moment; each further line is one
-event. A line of kind "step" says what each request computed, which tokens it got, and how its block tables changed, so
-that a reader can replay the whole state. While no recorder is attached the engine keeps none of this.
+event. A line of kind "step" says what each request computed, how many tokens it got, and how its block tables changed,
+so that a reader can replay the whole state. While no recorder is attached the engine keeps none of this.
 Next to read: `../events.py`, then `../insight/trace.py`, which reads the lines.
 """
 
+import itertools
 import math
 import time
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from quire import __version__
-from quire.events import EventKind
+from quire.events import EventKind, OpTime
 from quire.types import SchedulerOutput, StepResult
 
 if TYPE_CHECKING:
@@ -27,28 +31,73 @@ MODEL_FIELDS = (
     "num_layers", "num_heads", "num_kv_heads", "head_size", "hidden_size", "vocab_size", "num_parameters",
 )  # fmt: skip
 SETTINGS = ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "policy")
-_encode = msgspec.json.Encoder(enc_hook=str).encode
+KEPT_NAMES = 1024
+"""Newest requests whose names are kept after their end: a step in flight may still compute one."""
+
+
+class _Named:
+    """A request in a line: its client reads its id there, other clients a name that says nothing of it."""
+
+    __slots__ = ("client_id", "name", "request_id")
+
+    def __init__(self, request_id: str, name: str, client_id: str | None) -> None:
+        self.request_id, self.name, self.client_id = request_id, name, client_id
+
+    def shown_to(self, reader: str | None) -> str:
+        """Return the id, or the name if another client reads it."""
+        return self.request_id if reader in (None, self.client_id) else self.name
 
 
 class Recorder:
     """Watches one engine from its construction to `close`. All calls come from the thread that runs the engine.
 
     `op_period`: every `op_period`-th step times each of its instructions (0: none). `op_interval_s`: a step does so if
-    none did for so long (0: by `op_period` alone), which bounds the cost whatever a step takes. `with_text`: steps hold
-    the text of the new tokens, and the header that of the prompts; else only numbers leave the engine.
+    none did for so long (0: by `op_period` alone), which bounds the cost whatever a step takes. `with_text`: lines hold
+    the ids and texts of tokens; else a `None` stands for each new one, and only numbers leave the engine. `reader`: the
+    client that reads the lines; None: the owner of the engine, who sees the ids of all requests.
     """
 
     def __init__(
-        self, engine: "LLMEngine", *, op_period: int = 0, op_interval_s: float = 0.0, with_text: bool = False
-    ) -> None:
+        self, engine: "LLMEngine", *, op_period: int = 0, op_interval_s: float = 0.0, with_text: bool = False,
+        reader: str | None = None,
+    ) -> None:  # fmt: skip
         self._engine = engine
-        self._op_interval_s, self._timed_s = op_interval_s, -math.inf
-        self._with_text = with_text and engine.tokenizer is not None
+        self._with_text = with_text
         self._steps: deque[tuple[SchedulerOutput, StepResult]] = deque(maxlen=MAX_STEPS)
-        self._num_seen = engine.events.num_recorded
-        self._header: dict[str, Any] | None = self._describe()
-        engine.watcher = self._note
-        engine.op_period = op_period or int(op_interval_s > 0)
+        self._named: dict[str, _Named] = {}
+        self._numbers = itertools.count(1)
+        self._headers: dict[str | None, bytes] = {}
+        """Of each reader: the header; empty once it was taken."""
+        self.begin(reader, op_period=op_period, op_interval_s=op_interval_s)
+
+    @property
+    def has_readers(self) -> bool:
+        """True if somebody reads the lines."""
+        return bool(self._headers)
+
+    def begin(self, reader: str | None, *, op_period: int = 0, op_interval_s: float = 0.0) -> None:
+        """Give a reader a header and what comes after it. Lines for earlier readers must have been taken."""
+        self._num_seen = self._engine.events.num_recorded
+        for request in self._engine.scheduler.requests.by_id.values():
+            if request.request_id not in self._named:
+                self._meet(request.request_id, request.client_id)
+        self._headers[reader] = _encoded([self._describe(reader)], reader)
+        self._op_interval_s, self._timed_s = op_interval_s, -math.inf
+        self._engine.watcher = self._note
+        self._engine.op_period = op_period or int(op_interval_s > 0)
+
+    def end(self, reader: str | None) -> None:
+        """Write no more lines for a reader. Without readers the engine is not watched."""
+        self._headers.pop(reader, None)
+        if not self._headers:
+            self._engine.watcher = None
+            self._engine.op_period = 0
+            self._steps.clear()
+
+    def close(self) -> None:
+        """Stop watching."""
+        for reader in tuple(self._headers):
+            self.end(reader)
 
     def _note(self, output: SchedulerOutput, result: StepResult) -> None:
         self._steps.append((output, result))
@@ -57,15 +106,19 @@ class Recorder:
             self._timed_s = now_s if output.times_ops else self._timed_s
             self._engine.op_period = int(now_s - self._timed_s >= self._op_interval_s)
 
-    def close(self) -> None:
-        """Stop watching."""
-        self._engine.watcher = None
-        self._engine.op_period = 0
-
     def take(self) -> bytes:
         """Return the lines since the last call, each with its line end; the first call begins with the header."""
-        lines = [] if self._header is None else [self._header]
-        self._header = None
+        return self.take_each()[None]
+
+    def take_each(self) -> dict[str | None, bytes]:
+        """Return the lines of each reader, as `take` does."""
+        lines = self._take_lines()
+        taken = {reader: header + _encoded(lines, reader) for reader, header in self._headers.items()}
+        self._headers = dict.fromkeys(taken, b"")
+        return taken
+
+    def _take_lines(self) -> list[dict[str, Any]]:
+        lines: list[dict[str, Any]] = []
         steps = {output.step_id: (output, result) for output, result in self._steps}
         self._steps.clear()
         events = self._engine.events
@@ -77,7 +130,13 @@ class Recorder:
         ended: list[dict[str, Any]] = []
         is_computing = False
         for event in new:
-            line: dict[str, Any] = {"t": event.time_s, "kind": event.kind.value, "id": event.request_id, **event.data}
+            data = event.data
+            if event.kind is EventKind.ARRIVE:
+                data = {name: value for name, value in data.items() if name != "client_id"}
+                self._meet(event.request_id, event.data["client_id"])
+            elif event.kind is EventKind.OPS and not self._with_text:
+                data = data | {"ops": [_without_choice(op) for op in data["ops"]]}
+            line = {"t": event.time_s, "kind": event.kind.value, "id": self._name(event.request_id), **data}
             is_computing = is_computing or event.kind is EventKind.SCHEDULE
             if event.kind is EventKind.FINISH and is_computing:
                 ended.append(line)  # a request still holds its blocks in the step that ends it
@@ -90,19 +149,45 @@ class Recorder:
             if event.kind is EventKind.STEP:
                 lines += ended
                 ended = []
-        lines += ended
-        return b"".join(_encode(line) + b"\n" for line in lines)
+        self._forget()
+        return lines + ended
+
+    # --- Names ----------------------------------------------------------------------------------
+
+    def _meet(self, request_id: str, client_id: str | None) -> _Named:
+        named = self._named[request_id] = _Named(request_id, f"r{next(self._numbers)}", client_id)
+        return named
+
+    def _name(self, request_id: str) -> _Named | str:
+        """Return what stands in a line for a request; no client is shown the id of one whose sender is unknown."""
+        if not request_id:
+            return ""
+        if (named := self._named.get(request_id)) is None:
+            # The siblings of `n > 1` have no event of their own arrival.
+            leader = self._named.get(request_id.rpartition("/")[0])
+            named = self._meet(request_id, None if leader is None else leader.client_id)
+        return named
+
+    def _forget(self) -> None:
+        """Drop names of requests that have ended, once they are many."""
+        if len(self._named) > 2 * KEPT_NAMES:
+            unfinished = self._engine.scheduler.requests.by_id
+            for request_id in tuple(self._named)[:-KEPT_NAMES]:
+                if request_id not in unfinished:
+                    del self._named[request_id]
+
+    # --- Lines ----------------------------------------------------------------------------------
 
     def _describe_step(self, output: SchedulerOutput, result: StepResult) -> dict[str, Any]:
         token_ids = {item.request_id: item.token_ids for item in result.results}
         return {
             "requests": [
                 {
-                    "id": item.request_id,
+                    "id": self._name(item.request_id),
                     "start": item.num_computed_tokens,
                     "count": item.num_tokens,
                     "drafts": len(item.draft_token_ids),
-                    "new": token_ids.get(item.request_id, ()),
+                    "new": self._ids(token_ids.get(item.request_id, ())),
                     "text": self._text(token_ids.get(item.request_id, ())),
                     "tables": [[change.start, change.block_ids] for change in item.block_table_updates],
                 }
@@ -110,26 +195,27 @@ class Recorder:
             ],
             "new_requests": [
                 {
-                    "id": new.request_id,
+                    "id": self._name(new.request_id),
                     "num_prompt_tokens": new.num_prompt_tokens,
                     "num_tokens": len(new.token_ids),
                     "text": self._text(new.token_ids),
                 }
                 for new in output.new_requests
             ],
-            "preempted": output.preempted_ids,
-            "finished": output.finished_ids,
-            "transfers": output.transfers,
         }
 
+    def _ids(self, token_ids: tuple[int, ...]) -> Sequence[int | None]:
+        """Return one entry per token: its id, or None if no text may leave the engine."""
+        return token_ids if self._with_text else (None,) * len(token_ids)
+
     def _text(self, token_ids: tuple[int, ...]) -> list[str] | None:
-        """Return one piece of text per token; None if no text may leave the engine."""
-        if not self._with_text:
+        """Return one piece of text per token; None if no text may leave the engine, or it has no tokenizer."""
+        if not self._with_text or self._engine.tokenizer is None:
             return None
-        decode = self._engine.get_tokenizer().decode
+        decode = self._engine.tokenizer.decode
         return [decode([token_id]) for token_id in token_ids]
 
-    def _describe(self) -> dict[str, Any]:
+    def _describe(self, reader: str | None) -> dict[str, Any]:
         """Return the header: format, model, settings, and the requests that are under way."""
         config, scheduler = self._engine.config, self._engine.scheduler
         model, settings, blocks = config.model, config.scheduler, scheduler.blocks
@@ -152,7 +238,7 @@ class Recorder:
             },
             "requests": [
                 {
-                    "id": request.request_id,
+                    "id": self._named[request.request_id],
                     "num_prompt_tokens": request.num_prompt_tokens,
                     "num_computed": request.num_computed_tokens,
                     "num_tokens": request.num_tokens,
@@ -161,7 +247,20 @@ class Recorder:
                 for request in running
             ],
             "num_waiting": scheduler.num_waiting,
-            "waiting": scheduler.requests.waiting_since_s(),
+            "waiting": {
+                self._named[name].shown_to(reader): since_s
+                for name, since_s in scheduler.requests.waiting_since_s().items()
+            },
             "cached": blocks.cache.block_ids(),
             "held": blocks.tiers.held_ids(),
         }
+
+
+def _encoded(lines: list[dict[str, Any]], reader: str | None) -> bytes:
+    """Return lines as a reader may see them."""
+    return msgspec.json.Encoder(enc_hook=partial(_Named.shown_to, reader=reader)).encode_lines(lines)
+
+
+def _without_choice(op: OpTime) -> OpTime:
+    """Return an instruction without which experts the tokens chose: of few tokens that would tell which they are."""
+    return replace(op, expert_loads=tuple(sorted(op.expert_loads, reverse=True))) if op.expert_loads else op

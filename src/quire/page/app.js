@@ -20,7 +20,10 @@ const app = {
 let recording = new Recording();
 const xray = new Xray(recording, { isLive: true, changed, save, opened, share: () => { app.isSharing = true; changed(); }, explain: () => app.explained, measureAgain: () => explain("&again=1"), ranks: () => app.ranks,
   futures: () => (chat.split ? chat.children(chat.split).map(({ id }) => id) : []),
-  textOf: (id, token) => chat.nodes.find((node) => node.id === id)?.tokens.find((item) => item.id === token)?.text });
+  textOf: (id, place) => {
+    const node = chat.nodes.find((item) => item.id === id);
+    return node?.tokens[node.numBegun + place]?.text;
+  } });
 export const chat = new Chat({ ask, events, changed, key: () => app.key, model: () => app.model, status: () => app.status, recording: () => recording, xray, welcome, show, forked });
 const lab = new Lab({ ask, changed, models: () => app.models });
 
@@ -146,13 +149,14 @@ function opened(pane) {
 }
 
 async function explain(again = "") {
+  const before = app.explained;
   app.explained = null;
   changed();
   try {
     const answer = await ask(`/xray/explain?model=${encodeURIComponent(app.model.id)}${again}`);
     app.explained = { ...predictions(await answer.json()), at: new Date(1000 * answer.headers.get("x-measured-at")) };
   } catch (error) {
-    app.explained = { error: `No prediction: ${error.message}` };
+    app.explained = { ...before, error: `No prediction: ${error.message}` };
   }
   changed();
 }

@@ -84,7 +84,7 @@ export class Recording {
       this.base ??= line;
       this.live = new State(line);
       this.numWaiting = line.num_waiting;
-      for (const request of line.requests) this.request(request.id);
+      for (const request of line.requests) this.#leavePlaces(request);
       return;
     }
     if (line.kind === "story") {
@@ -109,7 +109,10 @@ export class Recording {
       if (this.timed.length > MAX_TIMED) this.timed.shift().ops = [];
     } else if (line.kind === "step" && line.requests) {
       this.steps.push({ ...line, at, begin: line.t - line.duration_s, waiting: this.numWaiting, numPrompt: this.numPrompt, numHit: this.numHit });
-      for (const { id, text } of line.new_requests ?? []) this.request(id).prompt ??= text;
+      for (const request of line.new_requests ?? []) {
+        this.#leavePlaces(request);
+        this.request(request.id).prompt ??= request.text;
+      }
       for (const share of line.requests) {
         const owner = this.request(share.id);
         owner.firstStep ??= line.step_id;
@@ -130,6 +133,17 @@ export class Recording {
       this.known.set(id, found);
     }
     return found;
+  }
+
+  /** Leave places for the tokens that a request had before the first line that tells of it. */
+  #leavePlaces({ id, num_tokens, num_prompt_tokens }) {
+    const { stepOfToken } = this.request(id);
+    while (stepOfToken.length < num_tokens - num_prompt_tokens) stepOfToken.push(undefined);
+  }
+
+  /** Return the place of a step's first new token among all of a request's. */
+  placeOf(id, step) {
+    return this.request(id).stepOfToken.indexOf(step.step_id);
   }
 
   /** Return the state after a line. */

@@ -15,19 +15,25 @@ export async function share({ recording, chat, ask, model, withText }) {
   const fork = siblings.find((item) => item !== node && item.numBegun)?.id;
   const texts = withText ? await textsOf(chat, ask, model) : new Map();
   const [header, ...lines] = recording.text().split("\n").filter(Boolean).map((row) => JSON.parse(row));
-  for (const line of lines) {
-    for (const item of [...(line.requests ?? []), ...(line.new_requests ?? [])]) {
-      const known = texts.get(item.id);
-      if (!withText) item.text = null;
-      else if (known && item.new) item.text = item.new.map((token) => known.tokens.get(token) ?? "");
-      else if (known && !item.text) item.text = known.prompt;
+  for (const line of lines.filter(({ kind }) => kind === "step")) {
+    for (const item of line.new_requests ?? []) item.text = withText ? item.text ?? texts.get(item.id)?.prompt ?? null : null;
+    for (const item of line.requests ?? []) {
+      const [known, place] = [texts.get(item.id), recording.placeOf(item.id, line)];
+      if (!withText) Object.assign(item, { text: null, new: item.new.map(() => null) });
+      else if (known) item.text = item.new.map((_, i) => known.tokens[place + i] ?? "");
     }
   }
   const story = { t: header.t, kind: "story", id, fork };
-  return [header, story, ...lines].map((line) => JSON.stringify(line) + "\n").join("");
+  const nameOf = (request) => request && recording.request(request).letter; // its id may be known elsewhere
+  const shown = (key, value) => {
+    if (key === "id" || key === "fork") return nameOf(value);
+    if (key === "waiting") return Object.fromEntries(Object.entries(value).map(([request, since]) => [nameOf(request), since]));
+    return key === "expert_loads" && !withText ? [...value].sort((a, b) => b - a) : value; // which were chosen tells the token
+  };
+  return [header, story, ...lines].map((line) => JSON.stringify(line, shown) + "\n").join("");
 }
 
-/** Return the texts of each answer's request: of its prompt's tokens in order, and of each new token. */
+/** Return the texts of each answer's request: of its prompt's tokens and of its new tokens, in order. */
 async function textsOf(chat, ask, model) {
   const pieces = new Map();
   const pieceOf = async (token) => {
@@ -42,7 +48,7 @@ async function textsOf(chat, ask, model) {
     const begun = node.tokens.slice(0, node.numBegun).map(({ text }) => text);
     const prompt = await Promise.all(tokens.slice(0, MAX_PIECES).map(pieceOf));
     const rest = Array(Math.max(0, tokens.length - MAX_PIECES)).fill("…");
-    found.set(node.id, { prompt: [...prompt, ...rest, ...begun], tokens: new Map(node.tokens.map(({ id, text }) => [id, text])) });
+    found.set(node.id, { prompt: [...prompt, ...rest, ...begun], tokens: node.tokens.slice(node.numBegun).map(({ text }) => text) });
   }
   return found;
 }

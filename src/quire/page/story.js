@@ -79,10 +79,10 @@ export class Story {
     return { index, scene, share, step: steps[Math.min(steps.length - 1, Math.floor(share * steps.length))] };
   }
 
-  /** Return the texts of a request's new tokens up to a step; null where only numbers were recorded. */
+  /** Return the texts of a request's new tokens up to a step; ids or dots where only numbers were recorded. */
   written(id, step) {
     const shares = this.recording.steps.filter((item) => item.step_id <= step.step_id).flatMap((item) => item.requests.filter((share) => share.id === id && share.new.length));
-    return shares.flatMap((share) => share.new.map((token, i) => share.text?.[i] ?? ` ${token}`));
+    return shares.flatMap((share) => share.new.map((token, i) => share.text?.[i] ?? ` ${token ?? "·"}`));
   }
 
   caption({ scene, step }) {

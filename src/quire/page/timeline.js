@@ -245,6 +245,6 @@ function stepTable(xray, step, shown) {
     <div class="scroll" tabindex="0"><table><thead><tr><th>Request</th><th>Phase</th><th>Positions</th><th>New tokens</th></tr></thead>
     <tbody>${step.requests.slice(0, 40).map((share) => html`<tr><td>${xray.badge(share.id)}</td><td>${isPrefill(share) ? "prefill" : share.drafts ? `verify ${plural(share.drafts, "draft")}: ${right(share)} right, ${share.drafts - right(share)} rejected` : "decode"}</td>
       <td>${share.start}${share.count > 1 ? `–${share.start + share.count - 1}` : ""}</td>
-      <td>${share.new.length ? share.new.map((_, i) => html`<code>${xray.pieceOf(share, i)}</code> `) : "none: the prompt goes on"}</td></tr>`)}</tbody></table></div>
-    ${step.requests.some((share) => share.new.some((id, i) => xray.pieceOf(share, i) === id)) && html`<p class="hint">Numbers are token ids: the texts of other clients stay in the engine unless the server has --xray-text.</p>`}`;
+      <td>${share.new.length ? share.new.map((_, i) => html`<code>${xray.pieceOf(step, share, i)}</code> `) : "none: the prompt goes on"}</td></tr>`)}</tbody></table></div>
+    ${step.requests.some((share) => share.new.some((_, i) => xray.pieceOf(step, share, i) === "·")) && html`<p class="hint">A dot is a token whose text stays in the engine unless the server has --xray-text.</p>`}`;
 }

@@ -134,7 +134,7 @@ function experts(xray, timed) {
     <svg id="experts" role="img" aria-label=${`Load of ${rows[0].expert_loads.length} experts in ${rows.length} layers`} width=${xray.width} height=${rows.length * sizeY}>${rows.map((op, row) => html`
       <text class="small" x="0" y=${row * sizeY + sizeY - 2}>${sizeY >= 10 || row % 5 === 0 ? op.layer : ""}</text>${op.expert_loads.map((load, i) => html`
       <rect class="fill0" x=${40 + i * sizeX} y=${row * sizeY} width=${sizeX - 1} height=${sizeY - 1} opacity=${0.08 + (0.92 * load) / most}><title>layer ${op.layer}, expert ${i}: ${plural(load, "token")}</title></rect>`)}`)}</svg>
-    ${about("A row is a layer, a column an expert: the darker, the more tokens chose it.", "Σ of a row = tokens · experts of a token", "src/quire/kernels/experts.py")}`;
+    ${about("A row is a layer, a column an expert: the darker, the more tokens chose it. Without --xray-text the experts of each row are numbered by load.", "Σ of a row = tokens · experts of a token", "src/quire/kernels/experts.py")}`;
 }
 
 /** Draw how a layer is cut over the ranks, where the model has several and a server can tell. */

@@ -18,7 +18,7 @@ const PANES = { Steps: drawSteps, KV: drawKv, Mask: drawMask, Requests: drawRequ
 const NAMES = Object.keys(PANES);
 
 /** Draws a recording. `options`: changed() asks for a new drawing; explain() returns predictions or null, ranks() what `quire view ranks` draws; save(form);
- * opened(pane) is told of a pane that is shown; textOf(id, token) returns a token's text if the page knows it. */
+ * opened(pane) is told of a pane that is shown; textOf(id, place) returns the text of a request's new token if the page knows it. */
 export class Xray {
   constructor(recording, options) {
     Object.assign(this, { recording, options, pane: "Steps", chosen: null, request: null, axis: "steps", by: "kind", filter: "", wanted: "", found: "" });
@@ -74,18 +74,22 @@ export class Xray {
     if (!this.chosen || !known) return numTokens;
     const { step_id } = this.chosen;
     if (!(known.firstStep <= step_id)) return 0;
-    return Math.min(numTokens, numBegun + known.stepOfToken.filter((step) => step <= step_id).length);
+    return Math.min(numTokens, numBegun + known.stepOfToken.filter((step) => !(step > step_id)).length);
   }
 
-  /** Return the text of a share's token as JSON, or its id where no text is known. */
-  pieceOf(share, i) {
-    const text = share.text?.[i] ?? this.options.textOf?.(share.id, share.new[i]);
-    return text === undefined ? share.new[i] : JSON.stringify(text);
+  /** Return the text of a new token in a share of a step as JSON; its id, or a dot, where no text is known. */
+  pieceOf(step, share, i) {
+    const text = share.text?.[i] ?? this.options.textOf?.(share.id, this.recording.placeOf(share.id, step) + i);
+    return text === undefined ? share.new[i] ?? "·" : JSON.stringify(text);
   }
 
   textsOf(id) {
-    const shares = this.recording.steps.flatMap((step) => step.requests.filter((share) => share.id === id));
-    return shares.flatMap((share) => share.new.map((token, i) => share.text?.[i] ?? this.options.textOf?.(id, token) ?? ""));
+    const texts = this.recording.request(id).stepOfToken.map((_, place) => this.options.textOf?.(id, place) ?? "");
+    for (const step of this.recording.steps) {
+      const share = step.requests.find((item) => item.id === id);
+      share?.text?.forEach((text, i) => { texts[this.recording.placeOf(id, step) + i] = text; });
+    }
+    return texts;
   }
 
   /** Choose the next step, behind the chosen one, that fits what is searched for. */

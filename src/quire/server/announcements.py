@@ -12,6 +12,7 @@ import msgspec
 
 from quire.engine.process.client import EngineClient
 from quire.server.admission import Admission
+from quire.server.keys import ROUTER
 from quire.server.request_record import RequestRecord
 from quire.server.supervisor import Supervisor
 
@@ -64,7 +65,8 @@ class Announcer:
     def __init__(self, supervisor: Supervisor, admission: Admission) -> None:
         self._supervisor = supervisor
         self._admission = admission
-        self._ended: list[deque[Ended]] = []
+        self._ended: list[tuple[str, deque[Ended]]] = []
+        """Of each reader: its name, and the requests that it has not read."""
 
     def note_end(self, record: RequestRecord) -> None:
         """Announce the end of a request that was computed."""
@@ -72,18 +74,20 @@ class Announcer:
             ended = Ended(
                 record.request_id, record.num_prompt_tokens, record.num_cached_tokens, record.num_generated_tokens
             )
-            for queue in self._ended:
-                queue.append(ended)
+            for reader, queue in self._ended:
+                if reader in (ROUTER, record.client_id):
+                    queue.append(ended)
 
-    async def watch(self) -> AsyncGenerator[Announcement, None]:
+    async def watch(self, reader: str) -> AsyncGenerator[Announcement, None]:
         """Yield announcements until the engine ends; the first one is whole.
 
+        Requests that ended are those of the reader's own key; the key named `ROUTER` gets those of all.
         Raises: ApiError 503, EngineDeadError without an engine.
         """
         client = self._supervisor.client
         client.check_alive()
         ended: deque[Ended] = deque(maxlen=MAX_ENDED)
-        self._ended.append(ended)
+        self._ended.append((reader, ended))
         try:
             with client.prefixes.watch() as changes:
                 last = self._load(client)
@@ -97,7 +101,7 @@ class Announcer:
                         last, silent_s = load, 0.0
                         yield self._taken(client, load, changes, ended)
         finally:
-            self._ended = [queue for queue in self._ended if queue is not ended]
+            self._ended = [item for item in self._ended if item[1] is not ended]
 
     def _load(self, client: EngineClient) -> tuple[int, int, int]:
         statistics = client.statistics

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.errors import CapacityError, ContextLengthError, InvalidParameterError, QuireError, RequestError, nearest
+from quire.server.keys import ADMIN
 from quire.server.request_record import CLIENT_LEFT, RECORD_KEY
 
 LOGGER = logging.getLogger("quire.server")
@@ -114,6 +115,12 @@ class ApiError(Exception):
     def response(self) -> Response:
         """Return the whole answer."""
         return _ErrorResponse(self)
+
+
+def not_admin(what: str) -> ApiError:
+    """Return the refusal of a request that would change what other clients get."""
+    message = f"{what} changes what other clients get: it needs the API key that --api-key-file names {ADMIN!r}, or a "
+    return ApiError(403, message + "server that was started with --any-client-is-admin", code="not_admin")
 
 
 def _cut(message: str) -> str:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.server.errors import MESSAGES_PATH, ApiError, is_messages_path
-from quire.server.keys import ROUTER, KeyRing, check_exposure
+from quire.server.errors import MESSAGES_PATH, ApiError, is_messages_path, not_admin
+from quire.server.keys import ADMIN, ROUTER, KeyRing, check_exposure
 from quire.server.request_record import (
     ANONYMOUS,
     CLIENT_LEFT,
@@ -54,6 +54,10 @@ QUEUED_PATHS = frozenset(
     | {*SCORE_PATHS, *RERANK_PATHS}
 )
 """Routes whose requests take a place in the queue."""
+ADMIN_PATHS = frozenset(
+    {"/sleep", "/wake_up", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/add_worker", "/remove_worker"}
+)
+"""Routes that change what other clients get."""
 CORS_EXPOSED = ("x-request-id", "request-id", "retry-after")
 MAX_TOKEN_BYTES = 1024
 MAX_PATH_CHARACTERS = 200
@@ -148,6 +152,7 @@ class Gate:
             # The key comes first: without one a client learns nothing from the other checks.
             self._check_key(scope)
             self._check_names(scope)
+            self._check_rights(scope)
             self._check_state(scope)
             body = await self._read_body(scope, receive)
         except ApiError as error:
@@ -188,6 +193,14 @@ class Gate:
             if origin.lower() not in own and not self._is_allowed_origin(origin):
                 raise ApiError(403, "pages of this origin may not call the server; see --allowed-origins",
                                code="origin_not_allowed")  # fmt: skip
+
+    def _check_rights(self, scope: Scope) -> None:
+        """Decide whether the caller is an administrator. Mutates: `scope`. Raises: ApiError 403 if it must be one."""
+        record, options = scope[RECORD_KEY], self._state.options
+        is_owner = record.caller == ANONYMOUS and options.is_local
+        record.is_admin = is_owner or options.any_client_is_admin or record.client_id in (ADMIN, ROUTER)
+        if scope["path"] in ADMIN_PATHS and not record.is_admin:
+            raise not_admin(scope["path"])
 
     def _is_known_host(self, value: str) -> bool:
         assert self._hosts is not None
@@ -250,7 +263,7 @@ class Gate:
             return
         record.is_noted = True
         if (state := scope.get(STATE_KEY)) is not None and record.num_prompt_tokens:
-            state.supervisor.tell_watchers(record.served_line)
+            state.supervisor.tell_watchers(record.client_id, record.served_line)
         status, duration_s = record.status, (record.ended_s or time.perf_counter()) - record.started_s
         route = getattr(scope.get("route"), "path", None)
         if route is None and record.caller is not None and scope["path"] in QUEUED_PATHS:

@@ -20,7 +20,7 @@ from quire.byte_sizes import format_bytes
 from quire.config import EngineOptions
 from quire.engine.process.sizes import BUDGET_SHARE, measure
 from quire.errors import ConfigError, QuireError
-from quire.server.errors import ApiError
+from quire.server.errors import ApiError, not_admin
 from quire.server.generation import until_disconnect
 from quire.server.options import DEFAULT_KEEP_ALIVE, ServerOptions, parse_keep_alive
 from quire.server.request_record import LEASES_KEY, RequestRecord, record_of
@@ -46,7 +46,7 @@ class Models:
         self.by_name = {state.model_name: state for state in states}
         self.default = self.by_name[states[0].model_name]
         self.budget_bytes = budget_bytes
-        self._keep_alive_s = keep_alive_s
+        self.keep_alive_s = keep_alive_s
         for state in states if self.is_on_demand else ():
             state.is_on_demand = True
             state.supervisor.rest()
@@ -57,7 +57,7 @@ class Models:
     @property
     def is_on_demand(self) -> bool:
         """True if models are loaded when a request needs them."""
-        return self._keep_alive_s is not None
+        return self.keep_alive_s is not None
 
     @property
     def num_requests(self) -> int:
@@ -213,7 +213,7 @@ class Models:
 
     def _rest(self, model: ServerState, keep_alive_s: float | None) -> None:
         """Unload an idle model when its time is over."""
-        rest_s = self._keep_alive_s if keep_alive_s is None else keep_alive_s
+        rest_s = self.keep_alive_s if keep_alive_s is None else keep_alive_s
         assert rest_s is not None
         if model.is_leaving or (model.is_open and rest_s == 0):
             self._unload(model)
@@ -261,8 +261,8 @@ class Models:
             model.loading = None
             model.used_s = loop.time()
             self._note_change()
-        assert self._keep_alive_s is not None
-        self._rest(model, max(self._keep_alive_s, FIRST_USE_S))
+        assert self.keep_alive_s is not None
+        self._rest(model, max(self.keep_alive_s, FIRST_USE_S))
 
     def _missing_bytes(self, model: ServerState) -> float:
         held = sum(other.num_bytes for other in self.by_name.values() if other.holds_memory)
@@ -329,12 +329,16 @@ def make_models(
 async def hold_model(request: Request, keep_alive: str | float | None) -> None:
     """Load the request's model if that is left to requests, and hold it until the answer has ended.
 
-    `keep_alive`: the request's own, checked. Raises: as `Models.lease`; ClientDisconnected.
+    `keep_alive`: the request's own, checked. Raises: as `Models.lease`; ClientDisconnected; ApiError 403 if it would
+    unload the model sooner than other clients may expect.
     """
-    model, record = state_of(request), record_of(request)
+    model, models, record = state_of(request), models_of(request), record_of(request)
     if not model.is_on_demand or record.holds_model:
         return
-    lease = models_of(request).lease(model, record, None if keep_alive is None else parse_keep_alive(keep_alive))
+    keep_alive_s = None if keep_alive is None else parse_keep_alive(keep_alive)
+    if keep_alive_s is not None and keep_alive_s < (models.keep_alive_s or 0) and not record.is_admin:
+        raise not_admin("a keep_alive that is shorter than the server's")
+    lease = models.lease(model, record, keep_alive_s)
     holding = request.scope[LEASES_KEY].enter_async_context(lease)
     await (holding if model.is_open else until_disconnect(request.receive, holding))
     record.holds_model = True

@@ -65,6 +65,10 @@ class ServerOptions:
     )
     xray_text: bool = option(False, "send prompts and answers to the live view too, not only numbers", group="access")
     insecure: bool = option(False, "allow a public address without an API key", group="access")
+    any_client_is_admin: bool = option(
+        False, "let every client load and unload models and adapters, and add replicas; else only the API key named "
+        "admin, and clients of a server on this machine without keys", group="access",
+    )  # fmt: skip
     allowed_hosts: Sequence[str] = option((), "host name that clients may call the server by", group="access")
     allowed_origins: Sequence[str] = option(
         (), "web page origin that may call from a browser; * is any", group="access"

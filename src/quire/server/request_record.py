@@ -59,8 +59,9 @@ ANONYMOUS = Caller()
 class RequestRecord:
     """A request. `trace_headers`: W3C headers of a distributed trace. `status`: of the answer.
 
-    `caller`: None before the check of the key. `is_noted`: it is logged and counted. `started_s` and
-    `ended_s`, when the whole answer was sent: by `time.perf_counter()`. `holds_model`: it has a lease on its model.
+    `caller`: None before the check of the key. `is_admin`: it may change what other clients get. `is_noted`: the
+    request is logged and counted. `started_s` and `ended_s`, when the whole answer was sent: by `time.perf_counter()`.
+    `holds_model`: it has a lease on its model.
     `engine_id`: the id of its request in the engine's events and log, with "-0", "-1", … if it has several prompts. The
     engine must never see an id twice, so that it is longer than an id that the client chose.
     `marks`: each phase in the server, and when it began by `time.monotonic()`; "compute" is the engine's.
@@ -84,6 +85,7 @@ class RequestRecord:
     holds_model: bool = False
     adapter: str | None = None
     engine_id: str = field(default_factory=new_request_id)
+    is_admin: bool = False
 
     def begin(self, phase: str) -> None:
         """Note that the phase before has ended, and this one begins."""

@@ -78,10 +78,10 @@ class Supervisor:
             raise _not_ready(f"the engine is {self.state.value}")
         return self._client
 
-    def tell_watchers(self, make_line: Callable[[], bytes]) -> None:
-        """Send a line to those that watch the engine's events, if there are some."""
+    def tell_watchers(self, client_id: str, make_line: Callable[[], bytes]) -> None:
+        """Send a line to the watchers of the engine's events that are this client, if there are some."""
         if self._client is not None:
-            self._client.tell_watchers(make_line)
+            self._client.tell_watchers(client_id, make_line)
 
     @property
     def has_front_end(self) -> bool:

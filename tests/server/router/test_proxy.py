@@ -222,7 +222,7 @@ async def test_client_that_leaves_ends_its_request_at_the_replica(stream: bool) 
             assert (served.server_requests(), replica.num_in_flight) == (1, 1)
             writer.close()
             await until(lambda: not served.server_requests())
-            await until(lambda: served.supervisor.the_client.has_commands)  # the engine would compute some more steps
+            await until(lambda: served.supervisor.the_client.commands)  # the engine would compute some more steps
         finally:
             may_go_on.set()
         await served.until_idle()
@@ -299,6 +299,23 @@ async def test_only_the_admin_key_changes_replicas() -> None:
             assert answer.status == status
     async with routing("http://127.0.0.1:1", host="0.0.0.0", insecure=True) as router:
         assert (await router.answer("POST", "/add_worker?url=http://127.0.0.1:2")).status == 403
+
+
+@pytest.mark.parametrize(("name", "code"), [(ROUTER, "invalid_request"), (None, "not_admin")])
+@in_loop
+async def test_adapters_of_a_keyed_replica_need_the_admin_key_here_and_the_routers_there(
+    name: str | None, code: str
+) -> None:
+    keys = KeyRing({"key-a": "ann", "key-b": ADMIN})
+    async with serving(keys=KeyRing({"secret": name})) as served, routing(
+        url_of(served), keys=keys, upstream_key="secret"
+    ) as router:  # fmt: skip
+        body = {"lora_name": "sql", "lora_path": "/nowhere"}
+        answers = [
+            await router.answer("POST", "/v1/load_lora_adapter", headers={"Authorization": f"Bearer {key}"}, body=body)
+            for key in ("key-a", "key-b")
+        ]
+        assert [answer.code for answer in answers] == ["not_admin", code]
 
 
 @in_loop

@@ -124,6 +124,9 @@ async def test_prediction_is_made_once_and_again_if_asked(command: Path) -> None
         assert second.json == first.json
         assert second.headers["x-measured-at"] == first.headers["x-measured-at"]
         assert (await server.answer("GET", "/xray/explain?again=1")).status == 501
+    async with serving(keys=KeyRing({KEY: "ci"})) as server:
+        refused = await server.answer("GET", "/xray/explain?again=1", headers={"Authorization": f"Bearer {KEY}"})
+        assert (refused.status, refused.code) == (403, "not_admin"), "others get what it measures"
 
 
 @in_loop

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -157,15 +157,21 @@ class EngineLoop:
         self._engine.abort_request(request_ids)
 
     def _watch(self, message: Watch) -> None:
-        if self._recorder is not None:
-            self._recorder.close()
-            self._recorder = None
-        if message.is_wanted:
-            self._recorder = Recorder(
-                self._engine, op_period=message.op_period, op_interval_s=message.op_interval_s,
-                with_text=message.with_text,
-            )  # fmt: skip
-            self._channel.send(Lines(self._recorder.take()))
+        self._send_lines()  # a header restates what they tell
+        timing: dict[str, Any] = {"op_period": message.op_period, "op_interval_s": message.op_interval_s}
+        if not message.is_wanted:
+            if self._recorder is not None:
+                self._recorder.end(message.client_id)
+        elif self._recorder is None:
+            self._recorder = Recorder(self._engine, reader=message.client_id, with_text=message.with_text, **timing)
+        else:
+            self._recorder.begin(message.client_id, **timing)
+        self._send_lines()
+
+    def _send_lines(self) -> None:
+        if self._recorder is not None and self._recorder.has_readers:
+            for client_id, data in self._recorder.take_each().items():
+                self._channel.send(Lines(client_id, data))
 
     def _deliver(self, outputs: "list[Output]") -> None:
         self._send([update_of(output) for output in outputs])
@@ -173,7 +179,7 @@ class EngineLoop:
             now_s = time.monotonic()
             if now_s - self._lines_sent_s >= LINES_EVERY_S or not self._engine.has_unfinished_requests():
                 self._lines_sent_s = now_s
-                self._channel.send(Lines(self._recorder.take()))
+                self._send_lines()
         for request_id in self._meter.admitted_ids:
             self._deadlines_s.pop(request_id, None)
         now_s = time.monotonic()

@@ -60,7 +60,8 @@ class EngineClient(asyncio.Protocol):
         self._process: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.WriteTransport | None = None
         self._streams: dict[str, RequestStream] = {}
-        self._watchers: set[asyncio.Queue[bytes]] = set()
+        self._watchers: dict[asyncio.Queue[bytes], str] = {}
+        """Of each watcher: the client that it is."""
         self._is_stopping = False
         self._reader = FrameReader()
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
@@ -180,19 +181,20 @@ class EngineClient(asyncio.Protocol):
                 self._send(Abort([stream.request_id]))
 
     async def watch(
-        self, *, op_period: int = 0, op_interval_s: float = 0.0, with_text: bool = False
+        self, client_id: str, *, op_period: int = 0, op_interval_s: float = 0.0, with_text: bool = False
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the engine's event lines until the caller closes the generator, reads too slowly, or the engine ends.
+        """Yield the engine's event lines for a client until the caller closes the generator, reads too slowly, or the
+        engine ends. They have the ids of the client's own requests and other names for all others.
 
         Yields nothing but `b""` after each second without events.
 
-        Every new watcher makes the engine send a header to all, which restates the whole state. The options of the last
-        one hold. Raises: EngineDeadError.
+        Every new watcher makes the engine send a header to all of its client, which restates the whole state. The
+        options of the last one hold. Raises: EngineDeadError.
         """
         self.check_alive()
         queue: asyncio.Queue[bytes] = asyncio.Queue(MAX_UNREAD_LINES)
-        self._watchers.add(queue)
-        self._send(Watch(True, op_period, op_interval_s, with_text))
+        self._watchers[queue] = client_id
+        self._send(Watch(client_id, True, op_period, op_interval_s, with_text))
         try:
             has_header = False
             while queue in self._watchers or not queue.empty():
@@ -204,19 +206,19 @@ class EngineClient(asyncio.Protocol):
                 if not data or has_header:  # lines for an earlier watcher may come before
                     yield data
         finally:
-            self._watchers.discard(queue)
-            if not self._watchers and self.dead_error is None:
-                self._send(Watch(False))
+            self._watchers.pop(queue, None)
+            if client_id not in self._watchers.values() and self.dead_error is None:
+                self._send(Watch(client_id, False))
 
-    def tell_watchers(self, make_line: Callable[[], bytes]) -> None:
-        """Send a line to the watchers, if there are some."""
-        if self._watchers:
-            self._received_lines(make_line())
+    def tell_watchers(self, client_id: str, make_line: Callable[[], bytes]) -> None:
+        """Send a line to the watchers of a client, if there are some."""
+        if client_id in self._watchers.values():
+            self._received_lines(client_id, make_line())
 
-    def _received_lines(self, data: bytes) -> None:
-        for queue in tuple(self._watchers):
+    def _received_lines(self, client_id: str | None, data: bytes) -> None:
+        for queue in [queue for queue, watcher in self._watchers.items() if watcher == client_id]:
             if queue.full():
-                self._watchers.remove(queue)
+                del self._watchers[queue]
             else:
                 queue.put_nowait(data)
 
@@ -253,7 +255,7 @@ class EngineClient(asyncio.Protocol):
                     if stream.is_cut:
                         self.abort(stream)
         elif isinstance(message, Lines):
-            self._received_lines(message.data)
+            self._received_lines(message.client_id, message.data)
         elif isinstance(message, Heartbeat):
             pass  # `last_heard_s` is set
         elif self._starting is not None and not self._starting.done():
@@ -272,7 +274,7 @@ class EngineClient(asyncio.Protocol):
         for stream in streams.values():
             stream.fail(EngineDeadError(error.message))
         for queue in tuple(self._watchers):
-            self._watchers.remove(queue)
+            del self._watchers[queue]
             if queue.empty():
                 queue.put_nowait(b"")  # wakes its reader
         if not self._is_stopping:

@@ -43,8 +43,9 @@ class Abort(msgspec.Struct, tag="abort", array_like=True):
 
 
 class Watch(msgspec.Struct, tag="watch", array_like=True):
-    """Send `Lines` of the event log from now on, or no longer; the first begin with a new header. See `Recorder`."""
+    """Send `Lines` for a client from now on, or no longer; the first begin with a new header. See `Recorder`."""
 
+    client_id: str
     is_wanted: bool
     op_period: int = 0
     op_interval_s: float = 0.0
@@ -175,8 +176,9 @@ class Heartbeat(msgspec.Struct, tag="heartbeat", array_like=True):
 
 
 class Lines(msgspec.Struct, tag="lines", array_like=True):
-    """JSON lines of a `Recorder`."""
+    """JSON lines of a `Recorder` for one client."""
 
+    client_id: str | None
     data: bytes
 
 

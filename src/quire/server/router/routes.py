@@ -12,10 +12,9 @@ from starlette.responses import Response
 
 from quire.errors import ConfigError, nearest
 from quire.server.errors import ApiError, JsonResponse, install_error_handlers
-from quire.server.keys import ADMIN
 from quire.server.metrics import CONTENT_TYPE
 from quire.server.options import ServerOptions
-from quire.server.request_record import ANONYMOUS, record_of
+from quire.server.request_record import record_of
 from quire.server.router.adapters import change_adapters
 from quire.server.router.fleet import Fleet, check_url, unknown_model
 from quire.server.router.metrics import RouterMetrics
@@ -149,7 +148,7 @@ async def list_workers(request: Request) -> Response:
 @router.post("/add_worker")
 async def add_worker(request: Request) -> Response:
     """Add the replica at the query's `url`; it gets requests once it is ready."""
-    state, url = _administered(request), _url(request)
+    state, url = _state(request), _url(request)
     try:
         state.fleet.add(check_url(url), url, state.upstream_key)
     except ConfigError as error:
@@ -160,7 +159,7 @@ async def add_worker(request: Request) -> Response:
 @router.post("/remove_worker")
 async def remove_worker(request: Request) -> Response:
     """Send the replica at the query's `url` no further requests; it is forgotten when its running ones have ended."""
-    state, url = _administered(request), _url(request)
+    state, url = _state(request), _url(request)
     replica = next((replica for replica in state.fleet.replicas if replica.name == url), None)
     if replica is None:
         names = [replica.name for replica in state.fleet.replicas if not replica.is_local]
@@ -168,15 +167,6 @@ async def remove_worker(request: Request) -> Response:
         raise ApiError(404, message, code="unknown_replica", param="url")
     state.fleet.retire(replica)
     return JsonResponse({"status": "removed", "url": url, "in_flight": replica.num_in_flight})
-
-
-def _administered(request: Request) -> RouterState:
-    """Return the state. Raises: ApiError 403 if the caller may not change the replicas."""
-    state, record = _state(request), record_of(request)
-    if record.client_id == ADMIN or (record.caller == ANONYMOUS and state.options.is_local):
-        return state
-    message = f"only the API key named {ADMIN!r} of --api-key-file may add and remove replicas"
-    raise ApiError(403, message, code="not_admin")
 
 
 def _url(request: Request) -> str:

@@ -20,11 +20,12 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
 from quire.insight.trace_page import template
-from quire.server.errors import ApiError, JsonResponse
+from quire.server.errors import ApiError, JsonResponse, not_admin
 from quire.server.generation import until_disconnect
 from quire.server.keys import VARIABLE as KEY_VARIABLE
 from quire.server.models import models_of
 from quire.server.protocol.fields import Body
+from quire.server.request_record import record_of
 from quire.server.routes.exchange import read_body
 from quire.server.routing import RouteTable
 from quire.server.state import state_of
@@ -99,10 +100,13 @@ async def _file(name: str, request: Request) -> Response:
 async def explain(request: Request) -> Response:
     """Return what `quire explain --json` prints for a served model. The query's `again` measures the machine again.
 
-    The header `x-measured-at` says when, in seconds of the Unix epoch.
+    That changes what all clients get. The header `x-measured-at` says when, in seconds of the Unix epoch.
     """
     model = models_of(request).find(request.query_params.get("model")).supervisor.options.model
-    return await _once(request, "explain", model, again="again" in request.query_params)
+    again = "again" in request.query_params
+    if again and not record_of(request).is_admin:
+        raise not_admin("measuring again")
+    return await _once(request, "explain", model, again=again)
 
 
 @router.get("/xray/ranks")

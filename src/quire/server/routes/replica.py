@@ -35,11 +35,11 @@ router = RouteTable()
 @router.get("/replica/events")
 async def events(request: Request) -> Response:
     """Stream announcements."""
-    return EventStream(_stream(state_of(request)), EventWriter().failed)
+    return EventStream(_stream(state_of(request), record_of(request).client_id), EventWriter().failed)
 
 
-async def _stream(state: ServerState) -> AsyncGenerator[bytes, None]:
-    async with aclosing(state.announcer.watch()) as announcements:
+async def _stream(state: ServerState, reader: str) -> AsyncGenerator[bytes, None]:
+    async with aclosing(state.announcer.watch(reader)) as announcements:
         async for announcement in announcements:
             if state.is_draining:
                 return

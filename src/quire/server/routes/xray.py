@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from quire.server.errors import ApiError
 from quire.server.models import models_of
+from quire.server.request_record import record_of
 from quire.server.routing import RouteTable
 from quire.server.state import ServerState
 from quire.server.streaming import EventStream, EventWriter
@@ -24,14 +25,15 @@ async def events(request: Request) -> Response:
     """Stream event lines: a header, then an event of one or more lines at most 20 times a second.
 
     The query's `model` chooses a model, which is not loaded for it; `op_period` N times the instructions of every N-th
-    step, `op_interval_ms` N those of a step each N ms at most. Text is sent if `--xray-text` allows it.
+    step, `op_interval_ms` N those of a step each N ms at most. Tokens and their text are sent if `--xray-text` allows
+    it. Only requests of the same key have their ids.
     """
     period, interval_ms = (_number(request, name) for name in ("op_period", "op_interval_ms"))
     state = models_of(request).find(request.query_params.get("model"))
     if state.is_on_demand and state.supervisor.is_asleep:
         message = f'the model "{state.model_name}" is not loaded: its next request loads it'
         raise ApiError(503, message, code="model_not_loaded", retry_after_s=2)
-    return EventStream(_stream(state, period, interval_ms / 1e3), EventWriter().failed)
+    return EventStream(_stream(state, record_of(request).client_id, period, interval_ms / 1e3), EventWriter().failed)
 
 
 def _number(request: Request, name: str) -> int:
@@ -42,9 +44,11 @@ def _number(request: Request, name: str) -> int:
     return int(value)
 
 
-async def _stream(state: ServerState, op_period: int, op_interval_s: float) -> AsyncGenerator[bytes, None]:
+async def _stream(
+    state: ServerState, client_id: str, op_period: int, op_interval_s: float
+) -> AsyncGenerator[bytes, None]:
     watching = state.supervisor.client.watch(
-        op_period=op_period, op_interval_s=op_interval_s, with_text=state.options.xray_text
+        client_id, op_period=op_period, op_interval_s=op_interval_s, with_text=state.options.xray_text
     )
     async with aclosing(watching) as lines:
         async for data in lines:
