@@ -21,7 +21,7 @@ SCHEDULER_LOGGER = logging.getLogger("quire.scheduler")
 class EventKind(enum.Enum):
     """Kinds of events. The fields of each kind's `data` are listed beside it."""
 
-    ARRIVE = "arrive"  # num_prompt_tokens, client_id: the request entered the queue
+    ARRIVE = "arrive"  # num_prompt_tokens: the request entered the queue
     ADMIT = "admit"  # num_prompt_tokens, num_cached_tokens, arrival_s (time of arrival)
     SCHEDULE = "schedule"  # step_id, num_tokens, num_requests, num_waiting
     ALLOCATE = "allocate"  # block_ids
@@ -45,8 +45,6 @@ class EventKind(enum.Enum):
 
 OF_ENGINE = frozenset({EventKind.STEP, EventKind.OPS, EventKind.LOST})
 """Kinds that the engine writes; all others are the scheduler's."""
-NOT_LOGGED = frozenset({"ops", "client_id"})
-"""Data that is too long for a log line, or that the access log has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +90,7 @@ class EventLog:
             values = [
                 f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
                 for name, value in data.items()
-                if name not in NOT_LOGGED
+                if name != "ops"
             ]
             logger = LOGGER if kind in OF_ENGINE else SCHEDULER_LOGGER
             logger.debug("%s", " ".join([kind.value, *([request_id] if request_id else []), *values]))

@@ -109,6 +109,7 @@ def test_client_reads_its_own_ids_and_lasting_names_of_other_requests() -> None:
     engine.step()
     recorder = Recorder(engine, reader="bob")
     engine.add_request("b", SHARED, params, client_id="bob")
+    recorder.meet(engine.scheduler.requests.by_id["b"])
 
     def ids(data: bytes) -> set[str]:
         lines = [json.loads(line) for line in data.splitlines()]
@@ -139,11 +140,12 @@ def test_names_of_ended_requests_are_forgotten(monkeypatch: pytest.MonkeyPatch) 
     engine, _ = make_engine()
     recorder = Recorder(engine, reader="bob")
     engine.add_request("long", SHARED, SamplingParams(max_tokens=90, ignore_eos=True), client_id="bob")
+    recorder.meet(engine.scheduler.requests.by_id["long"])
     for number in range(20):
         add(engine, str(number), SHARED, max_tokens=1)
         engine.step()
         lines = recorder.take_each()["bob"]
-    assert len(recorder._named) <= 7
+    assert len(recorder._shown) <= 7
     assert b'"id":"long"' in lines, "one that runs is known however many came since"
 
 

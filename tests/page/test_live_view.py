@@ -30,7 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 @pytest.fixture
 def page(server: Serving, open_page: OpenPage) -> Page:
-    """Return the page of ann, who has asked something; bob has asked too."""
+    """Return the page of ann, with an answer; it has seen a request of bob."""
     page = open_page(server.url, allowed=("401",))
     page.get_by_label("API key").fill("key-a")
     page.get_by_role("button", name="Use the key").click()

@@ -19,7 +19,7 @@ import msgspec
 
 from quire import __version__
 from quire.events import EventKind, OpTime
-from quire.types import SchedulerOutput, StepResult
+from quire.types import Request, SchedulerOutput, StepResult
 
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
@@ -35,8 +35,8 @@ KEPT_NAMES = 1024
 """Newest requests whose names are kept after their end: a step in flight may still compute one."""
 
 
-class _Named:
-    """A request in a line: its client reads its id there, other clients a name that says nothing of it."""
+class _ShownId:
+    """Id of a request in a line: other clients than its own read a name that says nothing of it."""
 
     __slots__ = ("client_id", "name", "request_id")
 
@@ -54,7 +54,7 @@ class Recorder:
     `op_period`: every `op_period`-th step times each of its instructions (0: none). `op_interval_s`: a step does so if
     none did for so long (0: by `op_period` alone), which bounds the cost whatever a step takes. `with_text`: lines hold
     the ids and texts of tokens; else a `None` stands for each new one, and only numbers leave the engine. `reader`: the
-    client that reads the lines; None: the owner of the engine, who sees the ids of all requests.
+    client that reads the lines; None: the owner of the engine, which sees the ids of all requests.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Recorder:
         self._engine = engine
         self._with_text = with_text
         self._steps: deque[tuple[SchedulerOutput, StepResult]] = deque(maxlen=MAX_STEPS)
-        self._named: dict[str, _Named] = {}
+        self._shown: dict[str, _ShownId] = {}
         self._numbers = itertools.count(1)
         self._headers: dict[str | None, bytes] = {}
         """Of each reader: the header; empty once it was taken."""
@@ -72,15 +72,15 @@ class Recorder:
 
     @property
     def has_readers(self) -> bool:
-        """True if somebody reads the lines."""
+        """True if a client reads the lines."""
         return bool(self._headers)
 
     def begin(self, reader: str | None, *, op_period: int = 0, op_interval_s: float = 0.0) -> None:
         """Give a reader a header and what comes after it. Lines for earlier readers must have been taken."""
         self._num_seen = self._engine.events.num_recorded
         for request in self._engine.scheduler.requests.by_id.values():
-            if request.request_id not in self._named:
-                self._meet(request.request_id, request.client_id)
+            if request.request_id not in self._shown:
+                self.meet(request)
         self._headers[reader] = _encoded([self._describe(reader)], reader)
         self._op_interval_s, self._timed_s = op_interval_s, -math.inf
         self._engine.watcher = self._note
@@ -130,13 +130,9 @@ class Recorder:
         ended: list[dict[str, Any]] = []
         is_computing = False
         for event in new:
-            data = event.data
-            if event.kind is EventKind.ARRIVE:
-                data = {name: value for name, value in data.items() if name != "client_id"}
-                self._meet(event.request_id, event.data["client_id"])
-            elif event.kind is EventKind.OPS and not self._with_text:
-                data = data | {"ops": [_without_choice(op) for op in data["ops"]]}
-            line = {"t": event.time_s, "kind": event.kind.value, "id": self._name(event.request_id), **data}
+            line = {"t": event.time_s, "kind": event.kind.value, "id": self._name(event.request_id), **event.data}
+            if event.kind is EventKind.OPS and not self._with_text:
+                line["ops"] = [_without_choice(op) for op in event.data["ops"]]
             is_computing = is_computing or event.kind is EventKind.SCHEDULE
             if event.kind is EventKind.FINISH and is_computing:
                 ended.append(line)  # a request still holds its blocks in the step that ends it
@@ -154,27 +150,27 @@ class Recorder:
 
     # --- Names ----------------------------------------------------------------------------------
 
-    def _meet(self, request_id: str, client_id: str | None) -> _Named:
-        named = self._named[request_id] = _Named(request_id, f"r{next(self._numbers)}", client_id)
-        return named
+    def meet(self, request: Request) -> None:
+        """Note the client of a request that was queued since `begin`. No client is shown the id of an unknown one."""
+        for item in (request, *request.siblings):
+            self._shown[item.request_id] = self._new_name(item.request_id, item.client_id)
 
-    def _name(self, request_id: str) -> _Named | str:
-        """Return what stands in a line for a request; no client is shown the id of one whose sender is unknown."""
-        if not request_id:
-            return ""
-        if (named := self._named.get(request_id)) is None:
-            # The siblings of `n > 1` have no event of their own arrival.
-            leader = self._named.get(request_id.rpartition("/")[0])
-            named = self._meet(request_id, None if leader is None else leader.client_id)
-        return named
+    def _new_name(self, request_id: str, client_id: str | None) -> _ShownId:
+        return _ShownId(request_id, f"r{next(self._numbers)}", client_id)
+
+    def _name(self, request_id: str) -> _ShownId | str:
+        """Return what stands in a line for a request."""
+        if request_id and request_id not in self._shown:
+            self._shown[request_id] = self._new_name(request_id, None)
+        return self._shown[request_id] if request_id else ""
 
     def _forget(self) -> None:
         """Drop names of requests that have ended, once they are many."""
-        if len(self._named) > 2 * KEPT_NAMES:
+        if len(self._shown) > 2 * KEPT_NAMES:
             unfinished = self._engine.scheduler.requests.by_id
-            for request_id in tuple(self._named)[:-KEPT_NAMES]:
+            for request_id in tuple(self._shown)[:-KEPT_NAMES]:
                 if request_id not in unfinished:
-                    del self._named[request_id]
+                    del self._shown[request_id]
 
     # --- Lines ----------------------------------------------------------------------------------
 
@@ -238,7 +234,7 @@ class Recorder:
             },
             "requests": [
                 {
-                    "id": self._named[request.request_id],
+                    "id": self._shown[request.request_id],
                     "num_prompt_tokens": request.num_prompt_tokens,
                     "num_computed": request.num_computed_tokens,
                     "num_tokens": request.num_tokens,
@@ -248,7 +244,7 @@ class Recorder:
             ],
             "num_waiting": scheduler.num_waiting,
             "waiting": {
-                self._named[name].shown_to(reader): since_s
+                self._shown[name].shown_to(reader): since_s
                 for name, since_s in scheduler.requests.waiting_since_s().items()
             },
             "cached": blocks.cache.block_ids(),
@@ -258,7 +254,7 @@ class Recorder:
 
 def _encoded(lines: list[dict[str, Any]], reader: str | None) -> bytes:
     """Return lines as a reader may see them."""
-    return msgspec.json.Encoder(enc_hook=partial(_Named.shown_to, reader=reader)).encode_lines(lines)
+    return msgspec.json.Encoder(enc_hook=partial(_ShownId.shown_to, reader=reader)).encode_lines(lines)
 
 
 def _without_choice(op: OpTime) -> OpTime:

@@ -87,8 +87,7 @@ class Scheduler:
         for item in members:
             item.arrival_time_s = arrival_time_s
         self.requests.enter(request)
-        data = {"num_prompt_tokens": request.num_prompt_tokens, "client_id": request.client_id}
-        self._events.record(EventKind.ARRIVE, request.request_id, **data)
+        self._events.record(EventKind.ARRIVE, request.request_id, num_prompt_tokens=request.num_prompt_tokens)
 
     def abort(self, request_ids: Iterable[str]) -> list[Request]:
         """End requests at any moment, with siblings that wait in them; unknown ids are ignored. Returns those ended."""

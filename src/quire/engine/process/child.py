@@ -148,6 +148,8 @@ class EngineLoop:
         except QuireError as error:
             self._send([_refusal(request_id, error)])
         else:
+            if self._recorder is not None and self._recorder.has_readers:
+                self._recorder.meet(prepared.request)
             if queue_timeout_s is not None:
                 self._deadlines_s[request_id] = time.monotonic() + queue_timeout_s
 
