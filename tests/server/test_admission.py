@@ -122,17 +122,24 @@ def test_requests_per_minute_are_per_key() -> None:
     ann, bob = record_of("ann"), record_of("bob")
     admission, _, clock = make(requests_per_minute=2)
     for _ in range(2):
-        with admission.enter(ann, 1, 1):
-            pass
-    error = refused(admission, ann)
-    assert (error.status, error.code, error.headers()) == (429, "rate_limit_exceeded", {"Retry-After": "30"})
-    with pytest.raises(ApiError):
-        admission.check_room(ann, 1)
-    with admission.enter(bob, 1, 1):
-        pass
-    clock.now_s += 30
+        admission.begin(ann, is_queued=True)
+    for _ in range(2):
+        with pytest.raises(ApiError) as caught:
+            admission.begin(ann, is_queued=False)
+        error = caught.value
+        assert (error.status, error.code, error.headers()) == (429, "rate_limit_exceeded", {"Retry-After": "30"})
     with admission.enter(ann, 1, 1):
-        pass
+        pass  # it has been counted
+    admission.begin(bob, is_queued=True)
+    clock.now_s += 30
+    admission.begin(ann, is_queued=True)
+
+
+def test_request_refused_by_a_full_queue_is_not_counted() -> None:
+    admission, _, _ = make(max_num_seqs=1, max_queued_requests=1, requests_per_minute=1)
+    with admission.enter(ANONYMOUS, 1, 2), pytest.raises(ApiError, match="busy"):
+        admission.begin(ANONYMOUS, is_queued=True)
+    admission.begin(ANONYMOUS, is_queued=True)
 
 
 def test_generated_tokens_count_towards_tokens_per_minute() -> None:

@@ -8,7 +8,7 @@ import pytest
 from starlette.types import ASGIApp
 
 from quire.errors import ConfigError
-from quire.server.gate import MAX_TOKEN_BYTES, OPEN_PATHS, Gate, is_page_file
+from quire.server.gate import MAX_TOKEN_BYTES, OPEN_PATHS, Gate, is_open
 from quire.server.keys import KeyRing
 from quire.server.request_record import ANONYMOUS, RECORD_KEY
 from quire.server.routes import make_app
@@ -125,7 +125,7 @@ SENDS_A_KEY = {"wrong", "prefix", "longer", "upper case", "unicode", "no UTF-8",
 @in_loop
 async def test_no_route_answers_without_a_key(case: str) -> None:
     for method, path in ROUTES:
-        if path in OPEN_PATHS or is_page_file(path):
+        if is_open(path):
             continue
         status, headers, body = await ask(GATED, method, path, WITHOUT_KEY[case])
         assert status == 401, (method, path)

@@ -83,7 +83,11 @@ async def create_classification(request: Request) -> Response:
     return await answer(request, requests, write)
 
 
-def _prepare(pairs: Sequence[tuple[str, str]], state: ServerState, body: PairFields, caller: Caller) -> Prepared:
+async def _prepare(pairs: Sequence[tuple[str, str]], state: ServerState, body: PairFields, caller: Caller) -> Prepared:
+    return await state.work.prepare(caller, _scored, pairs, state, body, caller)
+
+
+def _scored(pairs: Sequence[tuple[str, str]], state: ServerState, body: PairFields, caller: Caller) -> Prepared:
     front_end = state.supervisor.front_end
     scoring = Scoring(
         front_end.config.model,
@@ -95,9 +99,9 @@ def _prepare(pairs: Sequence[tuple[str, str]], state: ServerState, body: PairFie
     return scoring, _requests(state, scoring.prompts, scoring.params, caller, body.priority)
 
 
-def _prepare_texts(state: ServerState, body: ClassifyRequest, caller: Caller) -> list[EngineRequest]:
+async def _prepare_texts(state: ServerState, body: ClassifyRequest, caller: Caller) -> list[EngineRequest]:
     params = PoolingParams(task="classify")
-    return _requests(state, prompt_list(body.input), params, caller, body.priority)
+    return await state.work.prepare(caller, _requests, state, prompt_list(body.input), params, caller, body.priority)
 
 
 def _requests(
