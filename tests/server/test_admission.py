@@ -13,11 +13,12 @@ from quire.engine.process.messages import RequestUpdate, Statistics
 from quire.outputs import CompletionOutput
 from quire.server.admission import Admission, Bucket
 from quire.server.errors import ApiError
+from quire.server.keys import KeyRing
 from quire.server.options import ServerOptions
 from quire.server.request_record import RequestRecord
 from tests.scheduler.integrity import check_integrity
 from tests.server.fake_engine import in_loop, record_of
-from tests.server.served import serving
+from tests.server.served import CHAT, serving
 
 ANONYMOUS = record_of()
 
@@ -140,6 +141,37 @@ def test_request_refused_by_a_full_queue_is_not_counted() -> None:
     with admission.enter(ANONYMOUS, 1, 2), pytest.raises(ApiError, match="busy"):
         admission.begin(ANONYMOUS, is_queued=True)
     admission.begin(ANONYMOUS, is_queued=True)
+
+
+@in_loop
+async def test_every_request_that_costs_work_counts_whatever_its_body_is() -> None:
+    keys = KeyRing({"ann": "ann", "bob": "bob"})
+    ann, bob = {"Authorization": "Bearer ann"}, {"Authorization": "Bearer bob"}
+    async with serving(keys=keys, requests_per_minute=5) as served:
+        assert (await served.answer("GET", "/v1/models", headers=ann)).status == 200
+        assert (await served.answer("POST", "/health", body={})).status == 405
+        for path, body, status in (
+            (CHAT, {}, 400),
+            ("/tokenize", b"{no JSON", 400),
+            ("/detokenize", {"tokens": [97]}, 200),
+            ("/v1/messages/count_tokens", {}, 400),
+            ("/nowhere", {}, 404),
+        ):
+            assert (await served.answer("POST", path, headers=ann, body=body)).status == status
+        for path in (CHAT, "/tokenize", "/nowhere"):
+            # The body is neither complete nor JSON.
+            answer = await served.answer("POST", path, headers={**ann, "Content-Length": "1000"}, body=b"{no")
+            assert (answer.status, answer.code) == (429, "rate_limit_exceeded")
+            assert int(answer.headers["retry-after"]) >= 1
+        assert (await served.answer("GET", "/v1/models", headers=ann)).status == 200
+        assert (await served.chat(headers=bob)).status == 200
+        assert set(served.state.admission.rates._limits) == {"ann", "bob"}
+
+
+@in_loop
+async def test_computed_request_counts_once() -> None:
+    async with serving(requests_per_minute=2) as served:
+        assert [(await served.chat()).status for _ in range(3)] == [200, 200, 429]
 
 
 def test_generated_tokens_count_towards_tokens_per_minute() -> None:

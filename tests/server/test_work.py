@@ -1,15 +1,19 @@
 """Threads of the server: turns of callers, bounds, cancellation, and kinds of work apart."""
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import pytest
 
 from quire.errors import QueueFullError
+from quire.server.keys import KeyRing
 from quire.server.request_record import Caller
 from quire.server.work import LEAST_BYTES, LONG_BYTES, FairPool, Work
 from tests.server.fake_engine import LIMIT_S, in_loop
+from tests.server.served import CHAT, Served, chat_body, serving
 
 
 class Gates:
@@ -154,3 +158,137 @@ async def test_short_work_waits_neither_for_long_work_nor_for_grammars_nor_for_a
     assert await work.prepare(caller, lambda: "short") == "short"
     gates.open("long", "grammar", "answer")
     await asyncio.gather(*tasks)
+
+
+# --- On a server ------------------------------------------------------------------------------
+
+GOOD, BAD = {"Authorization": "Bearer good"}, {"Authorization": "Bearer bad"}
+KEYS = KeyRing({"good": "good", "bad": "bad"})
+FORM = {"structured_outputs": {"regex": "bad [a-z]"}}
+PATHS = {
+    CHAT: FORM,
+    "/v1/completions": {"prompt": "a", "messages": None, **FORM},
+    "/v1/responses": {"input": "a", "messages": None, "max_tokens": None, **FORM},
+    "/v1/messages": FORM,
+}
+
+
+class Forms:
+    """A server whose grammars are never checked until `open` is set."""
+
+    def __init__(self, served: Served) -> None:
+        self.served = served
+        self.open = threading.Event()
+        self.asked: list[str] = []
+
+    def check(self, spec: Any) -> str:
+        self.asked.append(spec.text)
+        assert self.open.wait(LIMIT_S)
+        return "start: /a/"
+
+    async def until_asked(self, count: int) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while len(self.asked) < count:
+                await asyncio.sleep(0.001)
+
+
+@contextlib.asynccontextmanager
+async def held(monkeypatch: pytest.MonkeyPatch, **options: Any) -> AsyncIterator[Forms]:
+    async with serving(keys=KEYS, **options) as served:
+        forms = Forms(served)
+        monkeypatch.setattr(served.state.supervisor.front_end.grammars, "check", forms.check)
+        try:
+            yield forms
+        finally:
+            forms.open.set()
+
+
+@pytest.mark.parametrize("path", PATHS)
+@in_loop
+async def test_chat_is_answered_while_grammars_are_checked(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    body = {name: value for name, value in (chat_body() | PATHS[path]).items() if value is not None}
+    async with held(monkeypatch) as forms, asyncio.TaskGroup() as asking:
+        for _ in range(5):
+            asking.create_task(forms.served.answer("POST", path, headers=BAD, body=body))
+        await forms.until_asked(1)
+        for headers in (GOOD, BAD):
+            assert (await forms.served.chat(headers=headers)).status == 200
+        form = {"structured_outputs": {"regex": "good"}}
+        asking.create_task(forms.served.chat(headers=GOOD, **form))
+        await forms.until_asked(2)
+        assert forms.asked == ["bad [a-z]", "good"], "the other key's grammar waits for this key's"
+        forms.open.set()
+
+
+@in_loop
+async def test_grammar_of_a_client_that_hung_up_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with held(monkeypatch) as forms, asyncio.TaskGroup() as asking:
+        asking.create_task(forms.served.chat(headers=BAD, structured_outputs={"regex": "first"}))
+        await forms.until_asked(1)
+        left = [
+            asyncio.create_task(forms.served.chat(headers=BAD, structured_outputs={"regex": f"left {number}"}))
+            for number in range(5)
+        ]
+        pool = forms.served.state.work._grammars
+        while len(pool._waiting.get("bad", ())) < len(left):
+            await asyncio.sleep(0.001)
+        for task in left:
+            task.cancel()
+        while pool._waiting:
+            await asyncio.sleep(0.001)
+        asking.create_task(forms.served.chat(headers=BAD, structured_outputs={"regex": "last"}))
+        forms.open.set()
+    assert forms.asked == ["first", "last"]
+
+
+LONG = "a " * (LONG_BYTES // 2)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": LONG}),
+        ("/tokenize", {"messages": [{"role": "user", "content": LONG}]}),
+        ("/detokenize", {"tokens": [1] * LONG_BYTES}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": LONG}]}),
+        ("/v1/embeddings", {"input": LONG, "truncate_prompt_tokens": 1}),
+        ("/v1/score", {"text_1": LONG, "text_2": "a", "truncate_prompt_tokens": 1}),
+        ("/v1/completions", {"prompt": LONG, "truncate_prompt_tokens": 1}),
+        (CHAT, chat_body(text=LONG, truncate_prompt_tokens=1)),
+    ],
+)
+@in_loop
+async def test_long_work_of_a_client_that_hung_up_is_not_done(path: str, body: dict[str, Any]) -> None:
+    is_open, calls = threading.Event(), list[str]()
+    async with serving(keys=KEYS) as served:
+        pool = served.state.work._long
+        first = asyncio.create_task(pool.run("bad", lambda: is_open.wait(LIMIT_S)))
+        left = asyncio.create_task(served.answer("POST", path, headers=BAD, body={"model": "scripted", **body}))
+        while not pool._waiting:
+            assert not left.done(), left.result().body
+            await asyncio.sleep(0.001)
+        jobs = pool._waiting["bad"]
+        jobs[0].function = lambda: calls.append(path)
+        assert (await served.chat(headers=BAD)).status == 200
+        left.cancel()
+        while pool._waiting:
+            await asyncio.sleep(0.001)
+        is_open.set()
+        assert await first
+        assert not calls
+
+
+@in_loop
+async def test_too_much_waiting_work_is_refused_with_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with held(monkeypatch) as forms, asyncio.TaskGroup() as asking:
+        monkeypatch.setattr(forms.served.state.work._grammars, "_max_waiting_bytes", LEAST_BYTES)
+        for number in range(2):
+            form = {"structured_outputs": {"regex": f"{number}"}}
+            asking.create_task(forms.served.chat(headers=BAD, **form))
+            await forms.until_asked(1)
+        while not forms.served.state.work._grammars._waiting:
+            await asyncio.sleep(0.001)
+        refused = await forms.served.chat(headers=BAD, structured_outputs={"regex": "refused"})
+        assert (refused.status, refused.code) == (429, "queue_full")
+        assert int(refused.headers["retry-after"]) >= 1
+        forms.open.set()
