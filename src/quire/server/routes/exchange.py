@@ -25,6 +25,9 @@ from quire.types import Request as EngineRequest
 LARGE_BYTES = 16 << 10
 """Larger bodies are parsed in a thread: the worst take some 10 ms, in which no other stream would get its tokens."""
 MANY_REQUESTS = 8
+MAX_SHARED_CHARACTERS = 8 << 20
+"""Of a text that all prompts of a request share, added up: 4 s of work. A query of 2 MiB with 2,048 documents would
+take an hour."""
 _B = TypeVar("_B", bound=Body)
 _J = TypeVar("_J")
 _P = ParamSpec("_P")
@@ -92,6 +95,14 @@ async def prepare(
     prepared = await until_disconnect(request.receive, prepare_body(state, body, caller_of(request)))
     await hold_model(request, getattr(body, "keep_alive", None))
     return prepared
+
+
+def check_shared(param: str, num_characters: int, num_prompts: int) -> None:
+    """Refuse a text that makes too much work as part of several prompts. Raises: ApiError 400 about `param`."""
+    most = max(1, MAX_SHARED_CHARACTERS // max(1, num_characters))
+    if num_prompts > most:
+        message = f"{param} of {num_characters} characters is in {num_prompts} prompts: send at most {most} at once"
+        raise ApiError(400, message, code="invalid_parameter", param=param)
 
 
 async def check_grammars(state: ServerState, caller: Caller, requests: Sequence[EngineRequest]) -> None:

@@ -17,7 +17,15 @@ from quire.server.generation import new_id, timestamp
 from quire.server.protocol.fields import prompt_list
 from quire.server.protocol.scores import ClassifyRequest, PairFields, RerankRequest, ScoreRequest
 from quire.server.request_record import Caller
-from quire.server.routes.exchange import answer, engine_ids, prepare, prompt_usage, read_body, served_name
+from quire.server.routes.exchange import (
+    answer,
+    check_shared,
+    engine_ids,
+    prepare,
+    prompt_usage,
+    read_body,
+    served_name,
+)
 from quire.server.routing import RouteTable
 from quire.server.state import ServerState, state_of
 from quire.types import Request as EngineRequest
@@ -89,8 +97,11 @@ async def _prepare(pairs: Sequence[tuple[str, str]], state: ServerState, body: P
 
 def _scored(pairs: Sequence[tuple[str, str]], state: ServerState, body: PairFields, caller: Caller) -> Prepared:
     front_end = state.supervisor.front_end
+    model = front_end.config.model
+    if model.labels or model.label_tokens:  # else each text is a prompt of its own
+        check_shared("query", max(len(query) for query, _ in pairs), len(pairs))
     scoring = Scoring(
-        front_end.config.model,
+        model,
         front_end.tokenizer,
         pairs,
         max_prompt_len=front_end.max_prompt_len(body.truncate_prompt_tokens, None),
