@@ -21,7 +21,7 @@ from dataclasses import asdict
 
 import httpx2
 
-from benchmarks.soak import attacks, faults, files, hogs, loads, long, memory, overload, wire
+from benchmarks.soak import attacks, faults, files, hogs, loads, long, memory, overload, wire, work
 from benchmarks.soak.row import Row
 from benchmarks.soak.server import Server, serving
 
@@ -63,6 +63,11 @@ def checks(arguments: argparse.Namespace) -> dict[str, Callable[[], Awaitable[Ro
         "F7": lambda: memory.limited_memory(model),
         "F8": lambda: faults.suspended(model, suspend_s=repeat("F8")),
         "F9": lambda: hogs.beside_hogs(model),
+        "A2a": lambda: work.grammars(model),
+        "A2b": lambda: work.left_grammars(model),
+        "A2c": lambda: work.long_texts(model),
+        "A2d": lambda: work.refusals(model),
+        "A2e": lambda: work.counted(model),
         "B2": lambda: on_server(lambda server: wire.wire_fuzz(server, count=repeat("B2")), *wire.SMALL),
     }
 

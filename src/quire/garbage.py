@@ -1,4 +1,4 @@
-"""`without_collections`: imports and loading without Python's garbage collector."""
+"""`without_collections`: imports, loading and large requests without Python's garbage collector."""
 
 import contextlib
 import gc
@@ -11,9 +11,16 @@ def without_collections() -> Iterator[None]:
 
     Little of it becomes garbage: looking for that meanwhile takes a tenth of the time, and each later look as much.
     """
+    with collections_paused():
+        yield
+        gc.freeze()  # reference cycles in it are never collected: after an error they would hold what was loaded
+
+
+@contextlib.contextmanager
+def collections_paused() -> Iterator[None]:
+    """Keep the garbage collector away while something large is made."""
     gc.disable()
     try:
         yield
-        gc.freeze()  # reference cycles in it are never collected: after an error they would hold what was loaded
     finally:
         gc.enable()

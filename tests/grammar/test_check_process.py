@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,16 @@ import pytest
 
 from benchmarks.soak.hostile_forms import ENDLESS, HOSTILE
 from quire.errors import InvalidParameterError, QueueFullError
-from quire.grammar.check_process import CheckProcess, RefusedGrammar, short_reason
+from quire.grammar.check_process import (
+    MAX_PROCESSES,
+    CheckProcess,
+    CheckProcesses,
+    RefusedGrammar,
+    short_reason,
+)
 from quire.grammar.limits import MAX_GRAMMAR_SYMBOLS
 from quire.structured_outputs import MAX_TEXT_BYTES, StructuredOutputsParams
+from tests.processes import LIMIT_S, wait_until
 
 Spec = StructuredOutputsParams
 GOOD = Spec(regex="ab+")
@@ -59,25 +67,45 @@ def test_endless_compilation_is_refused_at_the_deadline() -> None:
     process.close()
 
 
-def test_waiting_for_another_grammar_ends_at_the_deadline() -> None:
-    process = CheckProcess(deadline_s=1.0)
-    process.check(GOOD)
-    process._turn.acquire()  # as another thread does
-    with pytest.raises(QueueFullError, match="within 1 s"):
-        process.check(GOOD)
-    process._turn.release()
-    assert isinstance(process.check(GOOD), str)
-    process.close()
+def test_grammar_is_compiled_beside_one_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_answered = threading.Event()
+
+    def check(process: CheckProcess, spec: StructuredOutputsParams) -> str:
+        assert spec is GOOD or is_answered.wait(LIMIT_S), "the other grammar waits for this one"
+        return "a grammar"
+
+    monkeypatch.setattr(CheckProcess, "check", check)
+    processes = CheckProcesses()
+    thread = threading.Thread(target=processes.check, args=[ENDLESS])
+    thread.start()
+    wait_until(lambda: processes._turns._value < MAX_PROCESSES)
+    assert processes.check(GOOD) == "a grammar"
+    is_answered.set()
+    thread.join()
+    assert len(processes._free) == MAX_PROCESSES
+
+
+def test_waiting_for_other_grammars_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.grammar.check_process.DEADLINE_S", 0.1)
+    processes = CheckProcesses()
+    for _ in range(MAX_PROCESSES):
+        processes._turns.acquire()  # as other threads do
+    with pytest.raises(QueueFullError, match=r"within 0\.1 s"):
+        processes.check(GOOD)
+    for _ in range(MAX_PROCESSES):
+        processes._turns.release()
+    assert isinstance(processes.check(GOOD), str)
+    processes.close()
 
 
 def test_grammar_is_not_refused_when_the_process_got_no_processor_time() -> None:
-    process = CheckProcess(deadline_s=1.0)
+    process = CheckProcess(deadline_s=0.5)
     process.check(GOOD)
     child = process._process
     assert child is not None
     child.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
-    with pytest.raises(QueueFullError, match="within 1 s"):
+    with pytest.raises(QueueFullError, match="within 2 s"):
         process.check(Spec(regex="abc"))
     assert isinstance(ask(process, GOOD), str)
     process.close()

@@ -13,11 +13,12 @@ from quire.engine.process.messages import RequestUpdate, Statistics
 from quire.outputs import CompletionOutput
 from quire.server.admission import Admission, Bucket
 from quire.server.errors import ApiError
+from quire.server.keys import KeyRing
 from quire.server.options import ServerOptions
 from quire.server.request_record import RequestRecord
 from tests.scheduler.integrity import check_integrity
 from tests.server.fake_engine import in_loop, record_of
-from tests.server.served import serving
+from tests.server.served import CHAT, serving
 
 ANONYMOUS = record_of()
 
@@ -122,17 +123,55 @@ def test_requests_per_minute_are_per_key() -> None:
     ann, bob = record_of("ann"), record_of("bob")
     admission, _, clock = make(requests_per_minute=2)
     for _ in range(2):
-        with admission.enter(ann, 1, 1):
-            pass
-    error = refused(admission, ann)
-    assert (error.status, error.code, error.headers()) == (429, "rate_limit_exceeded", {"Retry-After": "30"})
-    with pytest.raises(ApiError):
-        admission.check_room(ann, 1)
-    with admission.enter(bob, 1, 1):
-        pass
-    clock.now_s += 30
+        admission.begin(ann, is_queued=True)
+    for _ in range(2):
+        with pytest.raises(ApiError) as caught:
+            admission.begin(ann, is_queued=False)
+        error = caught.value
+        assert (error.status, error.code, error.headers()) == (429, "rate_limit_exceeded", {"Retry-After": "30"})
     with admission.enter(ann, 1, 1):
-        pass
+        pass  # it has been counted
+    admission.begin(bob, is_queued=True)
+    clock.now_s += 30
+    admission.begin(ann, is_queued=True)
+
+
+def test_request_refused_by_a_full_queue_is_not_counted() -> None:
+    admission, _, _ = make(max_num_seqs=1, max_queued_requests=1, requests_per_minute=1)
+    with admission.enter(ANONYMOUS, 1, 2), pytest.raises(ApiError, match="busy"):
+        admission.begin(ANONYMOUS, is_queued=True)
+    admission.begin(ANONYMOUS, is_queued=True)
+
+
+@in_loop
+async def test_every_request_that_costs_work_counts_whatever_its_body_is() -> None:
+    keys = KeyRing({"ann": "ann", "bob": "bob"})
+    ann, bob = {"Authorization": "Bearer ann"}, {"Authorization": "Bearer bob"}
+    async with serving(keys=keys, requests_per_minute=5) as served:
+        assert (await served.answer("GET", "/v1/models", headers=ann)).status == 200
+        assert (await served.answer("POST", "/health", body={})).status == 405
+        for path, body, status in (
+            (CHAT, {}, 400),
+            ("/tokenize", b"{no JSON", 400),
+            ("/detokenize", {"tokens": [97]}, 200),
+            ("/v1/messages/count_tokens", {}, 400),
+            ("/nowhere", {}, 404),
+        ):
+            assert (await served.answer("POST", path, headers=ann, body=body)).status == status
+        for path in (CHAT, "/tokenize", "/nowhere"):
+            # The body is neither complete nor JSON.
+            answer = await served.answer("POST", path, headers={**ann, "Content-Length": "1000"}, body=b"{no")
+            assert (answer.status, answer.code) == (429, "rate_limit_exceeded")
+            assert int(answer.headers["retry-after"]) >= 1
+        assert (await served.answer("GET", "/v1/models", headers=ann)).status == 200
+        assert (await served.chat(headers=bob)).status == 200
+        assert set(served.state.admission.rates._limits) == {"ann", "bob"}
+
+
+@in_loop
+async def test_computed_request_counts_once() -> None:
+    async with serving(requests_per_minute=2) as served:
+        assert [(await served.chat()).status for _ in range(3)] == [200, 200, 429]
 
 
 def test_generated_tokens_count_towards_tokens_per_minute() -> None:

@@ -37,12 +37,12 @@ def test_max_prompt_len_leaves_room_for_max_tokens(asked: int | None, max_tokens
 def test_structured_output_is_checked_without_compiling_it_here() -> None:
     made = front_end()
     form = StructuredOutputsParams(json={"type": "object"})
-    request = made.prepare("r", made.prompt("a"), SamplingParams(structured_outputs=form))
-    assert request.checked_grammar is not None
+    made.prepare("r", made.prompt("a"), SamplingParams(structured_outputs=form))
+    assert made.grammars.found(form) is None, "preparing does not wait for it"
+    assert made.grammars.check(form) == made.grammars.found(form) != ""
     assert made.input_processor.grammars._kept.num_bytes == 0, "nothing was compiled"
-    assert made.prepare("s", made.prompt("a"), SamplingParams()).checked_grammar is None
     with pytest.raises(InvalidParameterError, match="unclosed group"):
-        made.prepare("r", made.prompt("a"), SamplingParams(structured_outputs=StructuredOutputsParams(regex="(a")))
+        made.grammars.check(StructuredOutputsParams(regex="(a"))
 
 
 @pytest.mark.parametrize(("vocab_size", "closed"), [(VOCAB_SIZE, 0), (EOS, 1)], ids=["some form", "none"])

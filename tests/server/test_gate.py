@@ -8,7 +8,7 @@ import pytest
 from starlette.types import ASGIApp
 
 from quire.errors import ConfigError
-from quire.server.gate import ADMIN_PATHS, MAX_TOKEN_BYTES, OPEN_PATHS, Gate, is_page_file
+from quire.server.gate import ADMIN_PATHS, MAX_TOKEN_BYTES, OPEN_PATHS, Gate, is_open
 from quire.server.keys import ADMIN, ROUTER, KeyRing
 from quire.server.models import Models
 from quire.server.request_record import ANONYMOUS, RECORD_KEY
@@ -127,7 +127,7 @@ SENDS_A_KEY = {"wrong", "prefix", "longer", "upper case", "unicode", "no UTF-8",
 @in_loop
 async def test_no_route_answers_without_a_key(case: str) -> None:
     for method, path in ROUTES:
-        if path in OPEN_PATHS or is_page_file(path):
+        if is_open(path):
             continue
         status, headers, body = await ask(GATED, method, path, WITHOUT_KEY[case])
         assert status == 401, (method, path)

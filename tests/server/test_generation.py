@@ -11,6 +11,8 @@ from quire.sampling_params import SamplingParams
 from quire.server.errors import ApiError
 from quire.server.front_end import PromptTokens
 from quire.server.generation import collect, generate, new_id
+from quire.server.request_record import ANONYMOUS
+from quire.server.routes.exchange import check_grammars
 from quire.server.state import ServerState
 from quire.structured_outputs import StructuredOutputsParams
 from quire.types import Request
@@ -91,8 +93,9 @@ async def test_error_behind_an_unread_update_reaches_the_reader() -> None:
 async def test_engine_gets_the_checked_grammar() -> None:
     state, engine = make_state(next_token=saying("abc"))
     form = StructuredOutputsParams(regex="[a-c]{3}")
-    await collect(state, requests(state, 1, structured_outputs=form), record_of())
-    await collect(state, requests(state, 1), record_of())
+    for constrained in (requests(state, 1, structured_outputs=form), requests(state, 1)):
+        await check_grammars(state, ANONYMOUS, constrained)
+        await collect(state, constrained, record_of())
     with_form, without = engine.submitted
     assert "[a-c]{3}" in (with_form.checked_grammar or "")
     assert without.checked_grammar is None

@@ -1,6 +1,6 @@
-"""`CheckProcess`: compiles grammars in a separate process, with a deadline.
+"""`CheckProcess`: compiles grammars in a separate process, with a deadline; `CheckProcesses`: up to two of them.
 
-The process starts with the first grammar, and ends with this object or its program. A grammar that makes it hang or
+A process starts with its first grammar, and ends with this object or its program. A grammar that makes it hang or
 crash costs that process only. Next to read: `check_child.py`, the other end; `compiler.py`.
 """
 
@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 START_TIMEOUT_S = 60.0
+MAX_PROCESSES = 2
+WAIT_FACTOR = 4
+"""A check may take as many times its deadline while the machine is busy: the deadline is processor time."""
+SHORTEST_WAIT_S = 0.05
 WHITESPACE = r" |\n{1,2}[ \t]{0,20}"
 """Default whitespace between the parts of JSON."""
 JSON_ESCAPES = 'nrbtf\\"'
@@ -36,11 +41,11 @@ class RefusedGrammar:
 
 
 class CheckProcess:
-    """A process that compiles grammars. Thread-safe: threads take turns."""
+    """A process that compiles grammars, one at a time."""
 
     def __init__(self, deadline_s: float = DEADLINE_S) -> None:
+        """`deadline_s`: processor time for one grammar."""
         self._deadline_s = deadline_s
-        self._turn = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._finalizer: weakref.finalize[..., CheckProcess] | None = None
@@ -48,49 +53,47 @@ class CheckProcess:
     def check(self, spec: StructuredOutputsParams) -> str | RefusedGrammar:
         """Return llguidance's grammar for `spec`, or the reason for its refusal.
 
-        Raises: QueueFullError if other grammars or programs used up the deadline.
+        Raises: QueueFullError if other programs used up the time.
         """
-        if not self._turn.acquire(timeout=self._deadline_s):
-            raise self._busy()
-        try:
-            return self._ask(_question(spec))
-        finally:
-            self._turn.release()
-
-    def close(self) -> None:
-        """End the process; another `check` starts a new one."""
-        with self._turn:
-            self._end()
-
-    def _ask(self, question: bytes) -> str | RefusedGrammar:
         process, connection = self._running()
-        computed_s = _computed_s(process)
         try:
-            connection.send_bytes(question)
+            connection.send_bytes(_question(spec))
         except OSError:  # it was killed
-            self._end()
-            raise self._busy() from None
+            self.close()
+            raise _busy(self._deadline_s) from None
         try:
-            is_answered = connection.poll(self._deadline_s)
-            answer = json.loads(connection.recv_bytes()) if is_answered else {}
+            answer = json.loads(connection.recv_bytes()) if self._is_answered(process, connection) else None
         except (EOFError, OSError):
-            self._end()
+            self.close()
             return RefusedGrammar("compiling it takes too much memory or nesting")
-        if not is_answered:
-            computed_s = _computed_s(process) - computed_s
-            self._end()
-            if computed_s < self._deadline_s / 4:
-                raise self._busy()
+        if answer is None:
+            self.close()
             return RefusedGrammar(f"compiling it takes longer than the deadline of {self._deadline_s:g} s")
         return answer["grammar"] if "grammar" in answer else RefusedGrammar(short_reason(answer["error"]))
 
-    def _busy(self) -> QueueFullError:
-        return QueueFullError(f"this grammar could not be compiled within {self._deadline_s:g} s: try again later")
+    def close(self) -> None:
+        """End the process; another `check` starts a new one."""
+        if self._finalizer is not None:
+            self._finalizer()
+        self._process = self._connection = self._finalizer = None
+
+    def _is_answered(self, process: subprocess.Popen[bytes], connection: "Connection") -> bool:
+        """Wait for an answer; return False if computing it takes longer than the deadline. Raises: QueueFullError."""
+        begun_s, end_s = _computed_s(process), time.monotonic() + WAIT_FACTOR * self._deadline_s
+        left_s = self._deadline_s
+        while not connection.poll(max(left_s, SHORTEST_WAIT_S)):
+            left_s = self._deadline_s - (_computed_s(process) - begun_s)
+            if left_s <= 0:
+                return False
+            if time.monotonic() > end_s:
+                self.close()
+                raise _busy(WAIT_FACTOR * self._deadline_s)
+        return True
 
     def _running(self) -> "tuple[subprocess.Popen[bytes], Connection]":
         if self._process is not None and self._connection is not None and self._process.poll() is None:
             return self._process, self._connection
-        self._end()  # closes the connection to a process that died
+        self.close()  # closes the connection to a process that died
         from multiprocessing import Pipe  # most engines never get a grammar
 
         connection, of_child = Pipe()
@@ -111,20 +114,47 @@ class CheckProcess:
         except (EOFError, OSError):
             is_ready = False
         if not is_ready:
-            self._end()
+            self.close()
             raise EngineError("the process that compiles grammars does not start: is llguidance installed?")
         return process, connection
 
-    def _end(self) -> None:
-        if self._finalizer is not None:
-            self._finalizer()
-        self._process = self._connection = self._finalizer = None
+
+class CheckProcesses:
+    """As many processes as threads check a grammar at a time, up to `MAX_PROCESSES`. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._turns = threading.BoundedSemaphore(MAX_PROCESSES)
+        self._free: list[CheckProcess] = []
+
+    def check(self, spec: StructuredOutputsParams) -> str | RefusedGrammar:
+        """Return what `CheckProcess.check` does. Raises: QueueFullError if other grammars used up the deadline."""
+        if not self._turns.acquire(timeout=DEADLINE_S):
+            raise _busy(DEADLINE_S)
+        process = self._free.pop() if self._free else CheckProcess()
+        try:
+            return process.check(spec)
+        finally:
+            self._free.append(process)
+            self._turns.release()
+
+    def close(self) -> None:
+        """End the processes; another `check` starts a new one."""
+        for _ in range(MAX_PROCESSES):
+            self._turns.acquire()
+        for process in self._free:
+            process.close()
+        for _ in range(MAX_PROCESSES):
+            self._turns.release()
 
 
 @functools.cache
-def shared_check_process() -> CheckProcess:
-    """Return the process that all grammars of this program share."""
-    return CheckProcess()
+def shared_check_processes() -> CheckProcesses:
+    """Return the processes that all grammars of this program share."""
+    return CheckProcesses()
+
+
+def _busy(waited_s: float) -> QueueFullError:
+    return QueueFullError(f"this grammar could not be compiled within {waited_s:g} s: try again later")
 
 
 def _question(spec: StructuredOutputsParams) -> bytes:

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from quire.errors import InvalidParameterError, QuireError
-from quire.grammar.check_process import CheckProcess, RefusedGrammar, shared_check_process, short_reason
+from quire.grammar.check_process import (
+    CheckProcess,
+    CheckProcesses,
+    RefusedGrammar,
+    shared_check_processes,
+    short_reason,
+)
 from quire.grammar.limits import parser_limits
 from quire.grammar.matcher import TokenMatcher
 from quire.grammar.reasoning import ReasoningMatcher
@@ -35,9 +41,9 @@ WARM_UP_GRAMMAR = "start: /[a-z]{1,3}/"
 _T = TypeVar("_T")
 
 
-def check_grammar(spec: StructuredOutputsParams, process: CheckProcess | None = None) -> str:
+def check_grammar(spec: StructuredOutputsParams, process: CheckProcess | CheckProcesses | None = None) -> str:
     """Return llguidance's grammar for `spec`. Raises: as `GrammarCompiler.compile`."""
-    answer = (process or shared_check_process()).check(spec)
+    answer = (process or shared_check_processes()).check(spec)
     if isinstance(answer, RefusedGrammar):
         raise _refusal(spec, answer.reason)
     return answer
@@ -88,23 +94,29 @@ class GrammarChecker:
 
     def close(self) -> None:
         """End the process; another `check` starts a new one."""
-        (self._check_process or shared_check_process()).close()
+        (self._check_process or shared_check_processes()).close()
+
+    def found(self, spec: StructuredOutputsParams) -> str | None:
+        """Return the result of `check` if it is known."""
+        constraint = spec.constraint
+        if constraint is None:
+            return ""
+        with self._lock:
+            return self._passed.get(constraint)
 
     def check(self, spec: StructuredOutputsParams) -> str:
         """Return llguidance's grammar for `spec`; empty if there is only reasoning.
 
         Raises: as `GrammarCompiler.compile`.
         """
+        if (known := self.found(spec)) is not None:
+            return known
         constraint = spec.constraint
-        if constraint is None:
-            return ""
+        assert constraint is not None, "reasoning alone is always known"
+        checked = check_grammar(constraint, self._check_process)
         with self._lock:
-            found = self._passed.get(constraint)
-        if found is None:
-            found = check_grammar(constraint, self._check_process)
-            with self._lock:
-                self._passed.put(constraint, found, len(constraint.text.encode()) + len(found.encode()))
-        return found
+            self._passed.put(constraint, checked, len(constraint.text.encode()) + len(checked.encode()))
+        return checked
 
 
 class CompiledGrammar:

@@ -1,7 +1,8 @@
 """Admission control: a queue bounded in requests and prompt tokens, limits per key.
 
-`generation.generate` calls `Admission.enter` once per request. A request waits if it is admitted and, by the engine's
-last report, does not run yet. Knows no HTTP beyond the errors. Next to read: `metrics.py`.
+The gate calls `Admission.begin` for each request that costs work, before its body is read; `generation.generate` calls
+`Admission.enter` for each that computes. A request waits if it is admitted and, by the engine's last report, does not
+run yet. Knows no HTTP beyond the errors. Next to read: `metrics.py`.
 """
 
 import time
@@ -58,9 +59,9 @@ class RateLimits:
         per_minute = {"requests": options.requests_per_minute, "tokens": options.tokens_per_minute}
         self._buckets = {kind: Bucket(limit, clock) for kind, limit in per_minute.items() if limit is not None}
 
-    def check(self, num_prompt_tokens: int) -> None:
-        """Raises: ApiError 429 with `Retry-After`, if a request of `num_prompt_tokens` must wait."""
-        amounts = {"requests": 1, "tokens": num_prompt_tokens}
+    def check(self, *, num_requests: int = 0, num_tokens: int = 1) -> None:
+        """Raises: ApiError 429 with `Retry-After`, if requests or tokens must wait."""
+        amounts = {"requests": num_requests, "tokens": num_tokens}
         wait_s = max((bucket.wait_s(amounts[kind]) for kind, bucket in self._buckets.items()), default=0.0)
         if wait_s > 0:
             message = f"this key has used what it may in a minute; try again in {wait_s:.0f} s"
@@ -143,9 +144,18 @@ class Admission:
 
     # --- Calls of the routes --------------------------------------------------------------------
 
+    def begin(self, record: RequestRecord, *, is_queued: bool) -> None:
+        """Count a request whose body has not been read. `is_queued`: it will take a place in the queue.
+
+        Raises: ApiError 429 with `Retry-After`; it is then not counted.
+        """
+        self._check_rate(record, num_requests=1)
+        if is_queued:
+            self.check_room(record, 1)
+        self.rates.of(record).take(num_requests=1)
+
     def check_room(self, record: RequestRecord, num_requests: int) -> None:
-        """Refuse requests before they are read and tokenised. Raises: ApiError 429 with `Retry-After`."""
-        self._check_rate(record, 1)
+        """Refuse requests before they are tokenised. Raises: ApiError 429 with `Retry-After`."""
         self._check_queue(record, 1, num_requests)
 
     def num_at_once(self, num_prompts: int, num_choices: int) -> int:
@@ -156,10 +166,10 @@ class Admission:
     @contextmanager
     def enter(self, record: RequestRecord, num_prompt_tokens: int, num_completions: int) -> Iterator[Place]:
         """Hold a place while the body runs. Raises: ApiError 429 with `Retry-After`."""
-        self._check_rate(record, num_prompt_tokens)
+        self._check_rate(record, num_tokens=num_prompt_tokens)
         self._check_queue(record, num_prompt_tokens, num_completions)
         limits = self.rates.of(record)
-        limits.take(num_requests=1, num_tokens=num_prompt_tokens)
+        limits.take(num_tokens=num_prompt_tokens)
         record.num_prompt_tokens += num_prompt_tokens
         self._hold(record, num_prompt_tokens, num_completions)
         try:
@@ -220,9 +230,9 @@ class Admission:
         self.num_refused[error.code or ""] += 1
         return error
 
-    def _check_rate(self, record: RequestRecord, num_prompt_tokens: int) -> None:
+    def _check_rate(self, record: RequestRecord, *, num_requests: int = 0, num_tokens: int = 1) -> None:
         try:
-            self.rates.of(record).check(num_prompt_tokens)
+            self.rates.of(record).check(num_requests=num_requests, num_tokens=num_tokens)
         except ApiError as error:
             raise self._refuse(error) from None
 

@@ -24,6 +24,8 @@ from quire.server.keys import ADMIN
 from quire.server.request_record import CLIENT_LEFT, RECORD_KEY
 
 LOGGER = logging.getLogger("quire.server")
+BUSY_S = 2.0
+"""`Retry-After` of a 429 that names no time."""
 MAX_ECHOED_CHARACTERS = 200
 MAX_MESSAGE_CHARACTERS = 2000
 TOO_LONG = "this model's maximum context length is exceeded: "
@@ -76,7 +78,8 @@ class ApiError(Exception):
         if isinstance(error, ContextLengthError):
             return cls(error.http_status, TOO_LONG + error.message, code=error.code)
         if isinstance(error, (RequestError, CapacityError)):
-            return cls(error.http_status, error.message, code=error.code)
+            retry_after_s = BUSY_S if error.http_status == 429 else None
+            return cls(error.http_status, error.message, code=error.code, retry_after_s=retry_after_s)
         if isinstance(error, QuireError):
             status = error.http_status if error.http_status >= 500 else 500
             return cls(503 if error.code == "engine_dead" else status, error.message, code=error.code)

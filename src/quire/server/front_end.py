@@ -1,10 +1,9 @@
-"""Dialogue, tokenizer and checks of a request, in threads beside the event loop.
+"""Dialogue, tokenizer and checks of a request. Its routes call it in the threads of `work.py`.
 
 It reads the tokenizer from the model's files a second time, so that the engine's process does none of this work.
-Knows no HTTP and no tensors. Next to read: `generation.py`.
+Knows no HTTP and no tensors. Next to read: `work.py`, `generation.py`.
 """
 
-import asyncio
 import os
 import sys
 import threading
@@ -12,7 +11,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from quire.config import EngineConfig
 from quire.engine.input_processor import InputProcessor
@@ -20,6 +19,7 @@ from quire.engine.tokenizer_source import load_tokenizer
 from quire.errors import InvalidParameterError, RequestError
 from quire.grammar.compiler import GrammarChecker
 from quire.sampling_params import PoolingParams, SamplingParams
+from quire.server.work import FairPool
 from quire.text.dialogue import Dialogue, DialogueOptions, PreparedPrompt
 from quire.text.rendered_chat import RenderedChat
 from quire.text.tokenizer import LONG_TEXT, Tokenizer
@@ -28,9 +28,8 @@ from quire.weights.checkpoint import open_checkpoint
 from quire.weights.sources import resolve_source
 
 ENCODER_NICENESS = 19
-"""Niceness of the thread for long texts. While two clients sent 1 MiB again and again, two threads of normal priority
+"""Niceness of the threads for long texts. While two clients sent 1 MiB again and again, two threads of normal priority
 raised the inter-token latency of other clients 12 times (2 CPUs)."""
-_P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
@@ -44,9 +43,8 @@ class FrontEnd:
         self.tokenizer = tokenizer
         self.dialogue = Dialogue(tokenizer.chat_templates, tokenizer, chat_template)
         self.input_processor = InputProcessor(config, tokenizer)
-        self._forms = forms or GrammarChecker()
-        self._threads = ThreadPoolExecutor(2, "quire-text")
-        self._encoder = ThreadPoolExecutor(1, "quire-encode", initializer=_lower_priority)
+        self.grammars = forms or GrammarChecker()
+        self._encoders = ThreadPoolExecutor(FairPool.NUM_THREADS, "quire-encode", initializer=_lower_priority)
 
     @classmethod
     def load(cls, config: EngineConfig, chat_template: str | None) -> "FrontEnd":
@@ -70,10 +68,6 @@ class FrontEnd:
         with suppress(RequestError):  # a model without a chat template
             self.chat_prompt([{"role": "user", "content": "Hello!"}], None, DialogueOptions())
         self.prompt("Hello!")
-
-    async def run(self, function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        """Call a function in a thread, beside the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*args, **kwargs))
 
     def chat_prompt(
         self,
@@ -122,8 +116,8 @@ class FrontEnd:
         return _kept(text, token_ids, max_len, keeps_start=keeps_start)
 
     def encoded(self, num_characters: int, encode: Callable[[], _R]) -> _R:
-        """Call `encode`: for a long text in the thread for such texts."""
-        return encode() if num_characters <= LONG_TEXT else self._encoder.submit(encode).result()
+        """Call `encode`: for a long text in a thread for such texts."""
+        return encode() if num_characters <= LONG_TEXT else self._encoders.submit(encode).result()
 
     def max_prompt_len(self, truncate_prompt_tokens: int | None, max_tokens: int | None) -> int | None:
         """Return the most tokens of a prompt; None: no limit. -1 means as many as leave room for `max_tokens`.
@@ -143,11 +137,10 @@ class FrontEnd:
     def prepare(
         self, request_id: str, prompt: "PromptTokens", params: SamplingParams | PoolingParams, **identity: Any
     ) -> Request:
-        """Return the request, with all checks done. Raises: RequestError."""
+        """Return the request, with all checks done but that of its grammar. Raises: RequestError."""
         _, request = self.input_processor.make_request(request_id, prompt.token_ids, params, **identity)
         if request.sampling is not None and request.sampling.structured_outputs is not None:
             self.input_processor.check_grammars()
-            request.checked_grammar = self._forms.check(request.sampling.structured_outputs)
         return request
 
 

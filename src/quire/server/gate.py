@@ -58,6 +58,8 @@ ADMIN_PATHS = frozenset(
     {"/sleep", "/wake_up", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/add_worker", "/remove_worker"}
 )
 """Routes that change what other clients get."""
+REPLICA_PATHS = "/replica/"
+"""Beginning of the paths by which a router asks about a request; the request itself is counted."""
 CORS_EXPOSED = ("x-request-id", "request-id", "retry-after")
 MAX_TOKEN_BYTES = 1024
 MAX_PATH_CHARACTERS = 200
@@ -169,7 +171,7 @@ class Gate:
             # Routing uses the same path, which no `Host` header can change.
             token = key_of(scope)
             caller = None if token is None else self._keys.find(token)
-            if caller is None and (scope["path"] in OPEN_PATHS or is_page_file(scope["path"])):
+            if caller is None and is_open(scope["path"]):
                 caller = ANONYMOUS
             if caller is None:
                 message = NO_KEY if token is None else UNKNOWN_KEY
@@ -214,16 +216,22 @@ class Gate:
         return "*" in self._origins or origin.decode("latin-1") in self._origins
 
     def _check_state(self, scope: Scope) -> None:
-        """Raises: ApiError 503 while the server drains or sleeps; ApiError 429 while the queue is full."""
+        """Count the request if it costs work.
+
+        Raises: ApiError 503 while the server drains or sleeps; ApiError 429 while the queue is full, or beyond the
+        caller's limits.
+        """
         if self._state.is_draining and scope["path"] not in OPEN_WHILE_DRAINING:
             raise ApiError(
                 503, "the server is shutting down: ask another one", code="draining",
                 retry_after_s=self._state.options.drain_timeout_s, extra_headers={"Connection": "close"},
             )  # fmt: skip
-        if scope["method"] == "POST" and scope["path"] in QUEUED_PATHS and not self._state.is_on_demand:
-            if self._state.is_asleep:
+        path = scope["path"]
+        if scope["method"] == "POST" and not is_open(path) and not path.startswith(REPLICA_PATHS):
+            is_queued = path in QUEUED_PATHS and not self._state.is_on_demand
+            if is_queued and self._state.is_asleep:
                 raise asleep()
-            self._state.admission.check_room(scope[RECORD_KEY], 1)
+            self._state.admission.begin(scope[RECORD_KEY], is_queued=is_queued)
 
     async def _read_body(self, scope: Scope, receive: Receive) -> bytes | None:
         """Return the whole body; None if the client left first. Raises: ApiError 413, 415."""
@@ -348,9 +356,9 @@ def new_record(scope: Scope) -> RequestRecord:
     return RequestRecord(request_id, scope["method"], path, trace_headers=headers, engine_id=engine_id)
 
 
-def is_page_file(path: str) -> bool:
-    """Return whether a path is the page or one of its files: they have no secrets, and load before a key is known."""
-    return path == "/" or path.startswith("/page/")
+def is_open(path: str) -> bool:
+    """Return whether a path needs no key: a probe, or a file of the page, which loads before a key is known."""
+    return path in OPEN_PATHS or path == "/" or path.startswith("/page/")
 
 
 def is_loopback_address(name: str) -> bool:

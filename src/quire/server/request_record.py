@@ -30,14 +30,15 @@ class Caller:
     """An API key, or the anonymous caller of a server without keys.
 
     `client_id` names it in the scheduler, in limits and in logs; `cache_salt` separates its prefix cache from others.
-    `engine_id`: of the HTTP request that it makes, see `RequestRecord`. `adapter`: named as
-    its model.
+    Of the HTTP request that it makes: `engine_id`, see `RequestRecord`; `adapter`, named as its model; `num_bytes` of
+    its body.
     """
 
     client_id: str = "anonymous"
     cache_salt: str = ""
     engine_id: str = "request"
     adapter: str | None = None
+    num_bytes: int = 0
 
     def identity(
         self, priority: int | None, cache_salt: str | None = None, deadline_s: float | None = None
@@ -64,6 +65,7 @@ class RequestRecord:
     `holds_model`: it has a lease on its model.
     `engine_id`: the id of its request in the engine's events and log, with "-0", "-1", … if it has several prompts. The
     engine must never see an id twice, so that it is longer than an id that the client chose.
+    `num_bytes`: of the body, once it has been read.
     `marks`: each phase in the server, and when it began by `time.monotonic()`; "compute" is the engine's.
     `prefix_broke_at`: position at which the prompt differs from an earlier one that it repeats, see `prefix_breaks.py`.
     """
@@ -81,6 +83,7 @@ class RequestRecord:
     ended_s: float | None = None
     num_cached_tokens: int = 0
     prefix_broke_at: int | None = None
+    num_bytes: int = 0
     marks: list[tuple[str, float]] = field(default_factory=lambda: [("receive", time.monotonic())])
     holds_model: bool = False
     adapter: str | None = None

@@ -13,6 +13,7 @@ from quire.server.options import ServerOptions
 from quire.server.prefix_breaks import PrefixBreaks
 from quire.server.supervisor import Supervisor
 from quire.server.tracing import Tracer
+from quire.server.work import Work
 
 STATE_KEY = "quire.state"
 """Key of the chosen model's state in the ASGI scope, once the body has been read."""
@@ -22,9 +23,9 @@ STATE_KEY = "quire.state"
 class ServerState:
     """A server and its model; of several models each has one. Requests without a model get the first.
 
-    `first`: the state whose metrics and rate limits this one shares. `is_draining`: the server was told to stop and
-    refuses new requests. `is_asleep`: the model sleeps, or will when its requests have ended. `is_on_demand`: requests
-    load it.
+    `first`: the state whose metrics, rate limits and threads this one shares. `is_draining`: the server was told to
+    stop and refuses new requests. `is_asleep`: the model sleeps, or will when its requests have ended. `is_on_demand`:
+    requests load it.
 
     Of a model on demand: `num_bytes`: memory that its engine may use. `num_leases`: requests that use it.
     `num_waiting`: requests that wait for it to be loaded. `holds_memory`: it is loaded, or is being loaded or unloaded.
@@ -50,6 +51,7 @@ class ServerState:
     admission: Admission = field(init=False)
     announcer: Announcer = field(init=False)
     metrics: Metrics = field(init=False)
+    work: Work = field(init=False)
     prefix_breaks: PrefixBreaks = field(default_factory=PrefixBreaks, init=False)
 
     def __post_init__(self) -> None:
@@ -57,6 +59,7 @@ class ServerState:
         self.admission = Admission(self.options, self.supervisor, tracer=Tracer.load(os.environ), rates=rates)
         self.announcer = Announcer(self.supervisor, self.admission)
         self.metrics = Metrics(self.options) if self.first is None else self.first.metrics
+        self.work = Work() if self.first is None else self.first.work
         self.metrics.add_model(self.model_name, self.supervisor, self.admission, self.prefix_breaks)
 
     @property

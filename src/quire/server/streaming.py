@@ -9,6 +9,7 @@ import contextlib
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 
 import msgspec
 from starlette.requests import Request
@@ -112,12 +113,13 @@ class EventStream(Response):
 def stream_answer(request: Request, requests: Sequence[EngineRequest], writer: EventWriter) -> EventStream:
     """Return the answer that computes prepared requests and sends each update when it comes."""
     state = state_of(request)
-    updates = generate(state, requests, record_of(request), streams=True)
-    return EventStream(_written(state, updates, writer), writer.failed)
+    record = record_of(request)
+    updates = generate(state, requests, record, streams=True)
+    return EventStream(_written(state, record.client_id, updates, writer), writer.failed)
 
 
 async def _written(
-    state: ServerState, updates: AsyncGenerator[Batch, None], writer: EventWriter
+    state: ServerState, client_id: str, updates: AsyncGenerator[Batch, None], writer: EventWriter
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of updates. The opening waits for the first update: an error before it is an ordinary answer."""
     data = writer.opening()
@@ -127,7 +129,7 @@ async def _written(
                 if update.prompt_logprobs is None:
                     data += writer.of(index, update)
                 else:  # may be tens of thousands of numbers: other streams would wait
-                    yield data + await state.supervisor.front_end.run(writer.of, index, update)
+                    yield data + await state.work.write(client_id, partial(writer.of, index, update))
                     data = b""
             if data:
                 yield data

@@ -146,7 +146,7 @@ class Supervisor:
         if self._front_end is None:
             LOGGER.info("loaded %s: %s of KV cache", self.options.model, format_bytes(kv_bytes(ready.config)))
             front_end = await asyncio.to_thread(FrontEnd.load, ready.config, self._chat_template)
-            await front_end.run(front_end.warm_up)
+            await asyncio.to_thread(front_end.warm_up)
             self._front_end = front_end
         if self.state in (EngineState.STARTING, EngineState.RESTARTING) and not self._died.is_set():
             self.state = EngineState.READY

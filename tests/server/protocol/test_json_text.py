@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.server.protocol.validation import MAX_DEPTH, JsonTextError, parse_json
+from quire.server.protocol import validation
+from quire.server.protocol.validation import MAX_DEPTH, MAX_KEYS, JsonTextError, parse_json
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
@@ -31,9 +32,35 @@ def test_any_bytes_are_a_value_or_a_refusal(data: bytes) -> None:
 @pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"a":', b"}")])
 def test_depth_is_bounded(opening: bytes, closing: bytes) -> None:
     assert parse_json(opening * MAX_DEPTH + b"1" + closing * MAX_DEPTH)
-    for depth in (MAX_DEPTH + 1, 500, 100_000):
+    for depth in (MAX_DEPTH + 1, 500, 30_000):
         with pytest.raises(JsonTextError, match="nested more than 64"):
             parse_json(opening * depth + b"1" + closing * depth)
+
+
+def num_parts(value: object) -> int:
+    if isinstance(value, dict):
+        return 1 + len(value) + sum(map(num_parts, value.values()))
+    return 1 + sum(map(num_parts, value)) if isinstance(value, list) else 0
+
+
+@given(VALUES, st.booleans())
+def test_lists_objects_and_keys_are_bounded_and_texts_do_not_count(value: object, escapes: bool) -> None:
+    data = json.dumps(value, ensure_ascii=escapes).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(validation, "MAX_PARTS", 3)
+        patch.setattr(validation, "SLICE_BYTES", 7)
+        if num_parts(value) <= 3:
+            assert parse_json(data) == value
+        else:
+            with pytest.raises(JsonTextError, match="more than 3 lists, objects and keys"):
+                parse_json(data)
+
+
+def test_keys_of_one_object_are_bounded() -> None:
+    value = dict.fromkeys(map(str, range(MAX_KEYS)), 1)
+    assert parse_json(json.dumps(value).encode()) == value
+    with pytest.raises(JsonTextError, match="more than 8192 keys"):
+        parse_json(json.dumps({**value, "a": 1}).encode())
 
 
 def test_brackets_in_texts_are_not_nesting() -> None:

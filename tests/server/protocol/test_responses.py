@@ -90,13 +90,13 @@ def test_refused_fields_are_named(fields: dict[str, Any], code: str, param: str)
     ("fields", "num_top"), [({}, None), ({"top_logprobs": 2}, 2), ({"include": [WITH_LOGPROBS]}, 0)], ids=str
 )
 def test_log_probabilities_are_asked_for_in_either_way(fields: dict[str, Any], num_top: int | None) -> None:
-    chat = validate(ResponsesRequest, {**BODY, **fields}).chat_request()
+    chat = validate(ResponsesRequest, {**BODY, **fields}).chat
     assert ((chat.top_logprobs or 0) if chat.logprobs else None) == num_top
 
 
 def test_sampling_fields_keep_their_values_and_unset_ones_stay_unset() -> None:
     fields = {"temperature": 0.5, "top_p": None, "stop": "x", "seed": 3}
-    chat = validate(ResponsesRequest, {**BODY, "max_output_tokens": 7, **fields}).chat_request()
+    chat = validate(ResponsesRequest, {**BODY, "max_output_tokens": 7, **fields}).chat
     assert chat.sampling_values() == {"temperature": 0.5, "stop": ["x"], "seed": 3}
     assert chat.max_tokens == 7
 
@@ -114,7 +114,7 @@ def test_sampling_fields_keep_their_values_and_unset_ones_stay_unset() -> None:
 )
 def test_tools_and_choice_are_those_of_chat(choice: Any, names: list[str], demand: Any) -> None:
     body = validate(ResponsesRequest, {**BODY, "tools": [TOOL, OTHER], "tool_choice": choice})
-    offer = body.chat_request().offer()
+    offer = body.chat.offer()
     assert offer is not None
     assert [tool["function"]["name"] for tool in offer.tools] == names
     assert offer.choice == demand
@@ -124,7 +124,7 @@ def test_tools_and_choice_are_those_of_chat(choice: Any, names: list[str], deman
     "fields", [{}, {"tools": []}, {"tools": [TOOL], "tool_choice": "none"}, {"tool_choice": "auto"}]
 )
 def test_no_tools_are_offered(fields: dict[str, Any]) -> None:
-    assert validate(ResponsesRequest, {**BODY, **fields}).chat_request().offer() is None
+    assert validate(ResponsesRequest, {**BODY, **fields}).chat.offer() is None
 
 
 def test_call_becomes_part_of_the_assistants_turn_before_it() -> None:
@@ -135,7 +135,7 @@ def test_call_becomes_part_of_the_assistants_turn_before_it() -> None:
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Let me see."}]},
         CALL, second, RESULT, {**RESULT, "call_id": "call_2", "output": parts}, CALL,
     ]  # fmt: skip
-    chat = validate(ResponsesRequest, {**BODY, "input": items}).chat_request()
+    chat = validate(ResponsesRequest, {**BODY, "input": items}).chat
     user, turn, one, two, again = [message.model_dump(exclude_none=True) for message in chat.messages]
     assert [message["role"] for message in (user, turn, one, two, again)] == [
         "user", "assistant", "tool", "tool", "assistant",
@@ -162,7 +162,7 @@ def test_items_of_one_answer_are_one_message_with_its_reasoning() -> None:
         {"type": "reasoning", "id": "rs_3", "summary": [], "encrypted_content": "gAAAA"},
         TURN,
     ]  # fmt: skip
-    chat = validate(ResponsesRequest, {**BODY, "input": items}).chat_request()
+    chat = validate(ResponsesRequest, {**BODY, "input": items}).chat
     call = {"id": "call_1", "type": "function", "function": {"name": "x__now", "arguments": "{}"}}
     assert [message.model_dump(exclude_none=True) for message in chat.messages] == [
         {"role": "user", "content": "a"},
@@ -181,15 +181,15 @@ def test_item_reference_error_says_what_to_send() -> None:
 
 def test_options_of_reasoning_are_those_of_chat() -> None:
     options = {"effort": "low", "summary": "auto", "max_tokens": 7, "exclude": True}
-    chat = validate(ResponsesRequest, {**BODY, "reasoning": options}).chat_request()
+    chat = validate(ResponsesRequest, {**BODY, "reasoning": options}).chat
     assert (chat.reasoning_effort, chat.reasoning_budget, chat.include_reasoning) == ("low", 7, False)
-    chat = validate(ResponsesRequest, {**BODY, "reasoning": {"enabled": False}}).chat_request()
+    chat = validate(ResponsesRequest, {**BODY, "reasoning": {"enabled": False}}).chat
     assert (chat.reasoning_effort, chat.enables_reasoning) == ("none", False)
 
 
 def test_hints_of_tools_are_taken_and_reach_no_prompt() -> None:
     hints = {"allowed_callers": ["direct", "programmatic"], "defer_loading": True, "output_schema": {"type": "string"}}
-    offer = validate(ResponsesRequest, {**BODY, "tools": [{**TOOL, **hints}]}).chat_request().offer()
+    offer = validate(ResponsesRequest, {**BODY, "tools": [{**TOOL, **hints}]}).chat.offer()
     assert offer is not None
     assert offer.tools == [{"type": "function", "function": {name: TOOL[name] for name in TOOL if name != "type"}}]
 
@@ -198,7 +198,7 @@ def test_functions_of_a_namespace_have_its_name_and_description() -> None:
     space = {"type": "namespace", "name": "crm", "description": "Customers.",
              "tools": [{**TOOL, "description": "The time"}, {**TOOL, "name": "who"}]}  # fmt: skip
     request = validate(ResponsesRequest, {**BODY, "tools": [TOOL, space]})
-    offer = request.chat_request().offer()
+    offer = request.chat.offer()
     assert offer is not None
     functions = [tool["function"] for tool in offer.tools]
     assert [function["name"] for function in functions] == ["now", "crm__now", "crm__who"]

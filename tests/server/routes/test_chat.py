@@ -1,5 +1,6 @@
 """`/v1/chat/completions`, answered whole."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -219,7 +220,8 @@ def test_dialogue_gets_the_known_keys_of_messages() -> None:
 def test_request_has_the_callers_identity_and_the_structured_output() -> None:
     state = make_server()[0].state.quire
     fields = {"structured_outputs": {"choice": ["a"]}, "cache_salt": "own"}
-    (request,) = prepare_chat(state, validate(ChatRequest, {**CHAT, **fields}), Caller("ann", "salt")).requests
+    body = validate(ChatRequest, {**CHAT, **fields})
+    (request,) = asyncio.run(prepare_chat(state, body, Caller("ann", "salt"))).requests
     assert (request.client_id, request.hash_extras) == ("ann", ("saltown",))
     assert request.sampling is not None
     assert request.sampling.structured_outputs is not None

@@ -10,6 +10,7 @@ from starlette.applications import Starlette
 
 from quire.server.front_end import FrontEnd
 from quire.server.protocol.prompts import Completion
+from quire.server.routes.exchange import MAX_SHARED_CHARACTERS
 from quire.structured_outputs import STRUCTURED_OUTPUTS_FAILED
 from tests.engine.builders import EOS, byte_tokenizer, mixing, saying
 from tests.server.fake_engine import (
@@ -279,6 +280,8 @@ async def test_suffix_needs_text_and_a_model_with_markers() -> None:
     app, engine = filling()
     assert_error(await post(app, PATH, {"prompt": [97], "suffix": "b"}), 400, "invalid_parameter", "suffix")
     assert_error(await post(app, PATH, {"prompt": "a" * 500, "suffix": "b"}), 400, "context_length_exceeded")
+    many = {"prompt": ["a"] * 5, "suffix": "b" * (MAX_SHARED_CHARACTERS // 4), "truncate_prompt_tokens": 9}
+    assert_error(await post(app, PATH, many), 400, "invalid_parameter", "suffix")
     plain, _ = make_server()
     message = assert_error(
         await post(plain, PATH, {"prompt": "a", "suffix": "b"}), 400, "unsupported_parameter", "suffix"

@@ -62,7 +62,7 @@ async def test_large_answer_is_written_in_a_thread(fields: dict[str, Any]) -> No
         threads.append(threading.get_ident())
         return {"a": len(results)}
 
-    job = prepare_chat(app.state.quire, validate(ChatRequest, {**CHAT, **fields}), ANONYMOUS)
+    job = await prepare_chat(app.state.quire, validate(ChatRequest, {**CHAT, **fields}), ANONYMOUS)
     found = await answer(Request({"type": "http", "app": app, RECORD_KEY: record_of()}, receive), job.requests, write)
     assert json.loads(bytes(found.body)) == {"a": 1}
     assert (threads[0] != threading.get_ident()) == bool(fields)

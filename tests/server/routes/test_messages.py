@@ -299,7 +299,7 @@ STATE = server()[0].state.quire
 
 
 def prepared(**fields: Any) -> MessageJob:
-    return prepare_message(STATE, validate(MessagesRequest, {**BODY, **fields}), ANONYMOUS)
+    return asyncio.run(prepare_message(STATE, validate(MessagesRequest, {**BODY, **fields}), ANONYMOUS))
 
 
 def written(text: str, cuts: list[int], job: MessageJob, reason: str = "stop") -> list[dict[str, Any]]:

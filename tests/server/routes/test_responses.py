@@ -1,5 +1,6 @@
 """`/v1/responses`, whole and as events."""
 
+import asyncio
 import copy
 import json
 from typing import Any
@@ -192,7 +193,8 @@ STATE = APP.state.quire
 
 def prepare(template: str = TEMPLATE, **fields: Any) -> ResponseJob:
     use_template(APP, template)
-    return prepare_response(STATE, validate(ResponsesRequest, {"model": MODEL, "input": "hi", **fields}), ANONYMOUS)
+    body = validate(ResponsesRequest, {"model": MODEL, "input": "hi", **fields})
+    return asyncio.run(prepare_response(STATE, body, ANONYMOUS))
 
 
 # --- Items from any pieces of text ------------------------------------------------------------

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from quire.server.protocol.scores import ClassifyAnswer, RerankAnswer, ScoreList
-from tests.server.fake_engine import MODEL, FakeEngine, assert_error, in_loop, make_server, requests_to
+from quire.server.routes.exchange import MAX_SHARED_CHARACTERS
+from tests.server.fake_engine import MODEL, FakeEngine, assert_error, in_loop, make_server, post, requests_to
 
 SCORE, RERANK, CLASSIFY = "/v1/score", "/v1/rerank", "/classify"
 
@@ -104,6 +105,20 @@ async def test_model_that_says_yes_or_no_is_asked_for_both_logits() -> None:
     (request,) = engine.submitted
     assert request.pooling is not None
     assert (request.pooling.task, request.pooling.token_ids) == ("token_logits", (ord("n"), ord("y")))
+
+
+@pytest.mark.parametrize("settings", [{"labels": ("one",)}, {"label_tokens": ("n", "y")}])
+@in_loop
+async def test_long_query_of_many_pairs_is_refused_before_it_is_tokenised(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    app, _ = make_server(with_model(**settings))
+    tokenizer = app.state.quire.supervisor.front_end.tokenizer
+    for name in ("encode", "encode_pair"):
+        monkeypatch.setattr(tokenizer, name, lambda *args, **kwargs: pytest.fail("tokenised"))
+    body = {"query": "a" * (MAX_SHARED_CHARACTERS // 8), "documents": ["a"] * 9}
+    message = assert_error(await post(app, RERANK, body), 400, "invalid_parameter", "query")
+    assert "send at most 8 at once" in message
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from quire.server.protocol.fields import (
 )
 from quire.server.protocol.tools import (
     MAX_TOOLS,
+    AllowedTools,
     AnswerToolCall,
     CalledFunction,
     Offer,
@@ -284,9 +285,16 @@ class ChatRequest(ChoiceFields, defer_build=False):  # a server's first chat nee
     def offer(self) -> Offer | None:
         """Return the tools that may be called. Raises: FieldError."""
         offer = offer_of(self.tools, self.tool_choice)
-        if offer is not None and offer.demands and self.structured_outputs is not None:
+        if self.demands_call and self.structured_outputs is not None:
             raise FieldError("tool_choice", "tool_choice demands a call, which excludes structured_outputs")
         return offer
+
+    @property
+    def demands_call(self) -> bool:
+        """Return whether the answer must be a call."""
+        choice = self.tool_choice
+        mode = choice.allowed_tools.mode if isinstance(choice, AllowedTools) else choice
+        return mode not in (None, "none", "auto")
 
     def settle_reasoning(self) -> None:
         """Set `reasoning_effort` and `include_reasoning` to what `reasoning` and `thinking` say too.

@@ -4,6 +4,7 @@ Calls and their results are items of the input. Nothing is stored: `store: true`
 are refused. Next to read: `response_tools.py`, `routes/responses.py`.
 """
 
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -228,11 +229,12 @@ class ResponsesRequest(SamplingFields):
 
     @model_validator(mode="after")
     def _check(self) -> "ResponsesRequest":
-        self.chat_request().check()
+        self.chat.check()
         return self
 
-    def chat_request(self) -> ChatRequest:
-        """Return the chat request with the same meaning; its fields are already checked one by one.
+    @cached_property
+    def chat(self) -> ChatRequest:
+        """The chat request with the same meaning; its fields are already checked one by one.
 
         Raises: FieldError for options of reasoning that contradict each other.
         """

@@ -105,11 +105,6 @@ class Offer:
     tools: list[dict[str, Any]]
     choice: str | dict[str, Any]
 
-    @property
-    def demands(self) -> bool:
-        """Return whether the answer must be a call."""
-        return self.choice != "auto"
-
 
 def offer_of(tools: list[Tool] | None, choice: ToolChoice | None) -> Offer | None:
     """Return the meaning of `tools` and `tool_choice`; None: no tools. Raises: FieldError if they contradict."""

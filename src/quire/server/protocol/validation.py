@@ -1,7 +1,8 @@
 """From the bytes of a body to a checked request, and from pydantic's errors to one sentence about one field.
 
-JSON is parsed strictly. Refused beyond what JSON itself forbids: nesting above `MAX_DEPTH`, duplicate keys (parsers
-disagree on which one counts), NaN and infinities; and outside of what the model reads (`PROMPT_FIELDS`) integers of
+JSON is parsed strictly. Refused beyond what JSON itself forbids: nesting above `MAX_DEPTH`, more than `MAX_PARTS`
+lists, objects and their keys, `MAX_KEYS` of one object, duplicate keys (parsers disagree on which one counts), NaN and
+infinities; and outside of what the model reads (`PROMPT_FIELDS`) integers of
 more than 64 bits, lone surrogates and NUL characters. Next to read: `fields.py`.
 """
 
@@ -14,6 +15,7 @@ from typing import Any, NoReturn, TypeVar, get_args
 from pydantic import AliasChoices, ValidationError
 
 from quire.errors import nearest
+from quire.garbage import collections_paused
 from quire.server.errors import ApiError, shown
 from quire.server.protocol.fields import OTHER_NAMES, UNSUPPORTED, WITHOUT_EFFECT, Body, FieldError
 from quire.text.plain_data import unicode_text
@@ -40,11 +42,13 @@ _WORDING = [
 
 def parse_body(kind: type[_B], data: bytes) -> _B:
     """Return the request in a body. Raises: ApiError 400."""
-    try:
-        value = parse_json(data)
-    except JsonTextError as error:
-        raise ApiError(400, str(error), code="invalid_json") from None
-    return validate(kind, value)
+    # A collection looks through all lists of a large body, in up to 1.6 s that no other thread can interrupt.
+    with collections_paused():
+        try:
+            value = parse_json(data)
+        except JsonTextError as error:
+            raise ApiError(400, str(error), code="invalid_json") from None
+        return validate(kind, value)
 
 
 def validate(kind: type[_B], value: Any) -> _B:
@@ -146,6 +150,11 @@ def _is_tag(part: int | str) -> bool:
 
 
 MAX_DEPTH = 64
+MAX_PARTS = 1 << 16
+"""While Python reads so many it holds its lock for up to 60 ms, in which no other stream would get its tokens."""
+MAX_KEYS = 1 << 13
+"""Each unknown one is an error of its own for pydantic: 300,000 take 2 s."""
+SLICE_BYTES = 256 << 10
 INTEGER_BITS = 64
 MAX_DIGITS = 4300
 """As many as Python reads."""
@@ -173,6 +182,7 @@ def parse_json(data: bytes) -> Any:
     if not data.strip():
         raise JsonTextError("the body is empty: send a JSON object")
     try:
+        _check_parts(data)
         text = data.decode()
         large: list[int] = []
         value = json.loads(
@@ -191,6 +201,24 @@ def parse_json(data: bytes) -> Any:
     if large or "\\u" in text or text.count("[") + text.count("{") > MAX_DEPTH:
         value = _checked(value, 0, is_read=False)
     return value
+
+
+def _check_parts(data: bytes) -> None:
+    """Raises: JsonTextError for more lists, objects and keys than `MAX_PARTS`."""
+    if _num_parts(data) <= MAX_PARTS:
+        return  # even if these characters were none in texts
+    num_parts, is_text = 0, 0
+    data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    for start in range(0, len(data), SLICE_BYTES):
+        pieces = data[start : start + SLICE_BYTES].split(b'"')
+        num_parts += _num_parts(b"".join(pieces[is_text::2]))
+        is_text ^= (len(pieces) - 1) % 2
+        if num_parts > MAX_PARTS:
+            raise JsonTextError(f"the body has more than {MAX_PARTS} lists, objects and keys")
+
+
+def _num_parts(data: bytes) -> int:
+    return data.count(b"[") + data.count(b"{") + data.count(b":")
 
 
 def _constant(name: str) -> NoReturn:
@@ -216,6 +244,8 @@ def _integer(large: list[int], digits: str) -> int:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > MAX_KEYS:
+        raise JsonTextError(f"an object of the body has more than {MAX_KEYS} keys")
     found = dict(pairs)
     if len(found) < len(pairs):
         twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]

@@ -49,9 +49,11 @@ class RouterAdmission:
         self.num_requests = 0
         self.rates = KeyRates(options)
 
-    def check_room(self, record: RequestRecord, num_requests: int) -> None:
-        """Raises: ApiError 429 if the caller has used its limit."""
-        self.rates.of(record).check(1)
+    def begin(self, record: RequestRecord, *, is_queued: bool) -> None:
+        """Count a request. Raises: ApiError 429 if the caller has used its limit."""
+        limits = self.rates.of(record)
+        limits.check(num_requests=1)
+        limits.take(num_requests=1)
 
 
 class Forwarding(Response):
@@ -135,8 +137,8 @@ class Forwarding(Response):
     def _take_limits(self, prompt: Prompt) -> None:
         """Use the caller's limits. Raises: ApiError 429."""
         self._num_counted = prompt.num_tokens if prompt.digests else 0
-        self._rates.of(self._record).check(max(1, self._num_counted))
-        self._rates.of(self._record).take(num_requests=1, num_tokens=self._num_counted)
+        self._rates.of(self._record).check(num_tokens=max(1, self._num_counted))
+        self._rates.of(self._record).take(num_tokens=self._num_counted)
 
     async def _pass_on(self, replica: Replica, answer: UpstreamAnswer, send: Send) -> None:
         """Send the answer as it comes."""

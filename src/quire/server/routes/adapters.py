@@ -3,6 +3,8 @@
 Adapters come and go while the server runs; requests name one as their `model`. Next to read: `engine/adapters.py`.
 """
 
+import asyncio
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -26,7 +28,7 @@ async def load_lora_adapter(request: Request) -> Response:
         raise ApiError(400, message, code="invalid_parameter", param="lora_name")
     front_end = state_of(request).supervisor.front_end
     try:
-        await front_end.run(front_end.input_processor.adapters.load, body.lora_name, body.lora_path)
+        await asyncio.to_thread(front_end.input_processor.adapters.load, body.lora_name, body.lora_path)
     except ModelError as error:  # of the files: the client's choice
         raise ApiError(400, error.message, code=error.code, param="lora_path") from error
     return JsonResponse({"lora_name": body.lora_name, "status": "loaded"})

@@ -16,7 +16,7 @@ from quire.server.logprobs import prompt_logprobs
 from quire.server.protocol.chat import ChatRequest, Message
 from quire.server.protocol.fields import renaming
 from quire.server.request_record import Caller
-from quire.server.routes.exchange import answer, engine_ids, prepare, read_body
+from quire.server.routes.exchange import answer, check_grammars, engine_ids, prepare, read_body
 from quire.server.routes.job import Chunks, Job
 from quire.server.routing import RouteTable
 from quire.server.state import ServerState
@@ -61,37 +61,41 @@ async def create_chat_completion(request: Request) -> Response:
     return await answer(request, job.requests, lambda results: _written(job, results))
 
 
-def prepare_chat(state: ServerState, body: ChatRequest, caller: Caller) -> ChatJob:
-    """Render, tokenise and check. Raises: RequestError."""
+async def prepare_chat(state: ServerState, body: ChatRequest, caller: Caller) -> ChatJob:
+    """Render, tokenise and check. Raises: RequestError, QueueFullError."""
+    demanded = {"structured_outputs": "tools"} if body.demands_call else {}
+    with renaming({"logprobs": "top_logprobs", **body.renamed(), **demanded}):
+        job = await state.work.prepare(caller, _job, state, body, caller)
+        await check_grammars(state, caller, job.requests)
+    return job
+
+
+def _job(state: ServerState, body: ChatRequest, caller: Caller) -> ChatJob:
     front_end = state.supervisor.front_end
     max_tokens = body.max_completion_tokens or body.max_tokens
     num_top = (body.top_logprobs or 0) if body.logprobs else None
-    offer = body.offer()
-    demands = offer is not None and offer.demands
-    demanded = {"structured_outputs": "tools"} if demands else {}
-    with renaming({"logprobs": "top_logprobs", **body.renamed(), **demanded}):
-        values = body.sampling_values()
-        prepared, prompt = front_end.chat_prompt(
-            message_dicts(body.messages),
-            None if offer is None else offer.tools,
-            dialogue_options(state, body, None if demands else values.pop("structured_outputs", None)),
-            max_len=front_end.max_prompt_len(body.truncate_prompt_tokens, max_tokens),
-            keeps_start=body.keeps_start,
-        )
-        if body.answer_token_ids and prepared.constraint is not None:
-            raise InvalidParameterError("answer_token_ids", body.answer_token_ids, "unset where answers follow a form")
-        beginnings = body.answer_token_ids or [[]]
-        prompts = [replace(prompt, token_ids=prompt.token_ids + token_ids) for token_ids in beginnings]
-        limits = {"max_tokens": max_tokens, "logprobs": num_top, "structured_outputs": prepared.constraint}
-        values |= {name: value for name, value in limits.items() if value is not None}
-        if prepared.keeps_special_tokens:
-            values["skip_special_tokens"] = False
-        params = front_end.sampling_params(values)
-        identity = caller.identity(body.priority, body.cache_salt, body.deadline_s)
-        names = engine_ids(caller, len(prompts))
-        requests = [
-            front_end.prepare(name, prompt, params, **identity) for name, prompt in zip(names, prompts, strict=True)
-        ]
+    offer, values = body.offer(), body.sampling_values()
+    prepared, prompt = front_end.chat_prompt(
+        message_dicts(body.messages),
+        None if offer is None else offer.tools,
+        dialogue_options(state, body, None if body.demands_call else values.pop("structured_outputs", None)),
+        max_len=front_end.max_prompt_len(body.truncate_prompt_tokens, max_tokens),
+        keeps_start=body.keeps_start,
+    )
+    if body.answer_token_ids and prepared.constraint is not None:
+        raise InvalidParameterError("answer_token_ids", body.answer_token_ids, "unset where answers follow a form")
+    beginnings = body.answer_token_ids or [[]]
+    prompts = [replace(prompt, token_ids=prompt.token_ids + token_ids) for token_ids in beginnings]
+    limits = {"max_tokens": max_tokens, "logprobs": num_top, "structured_outputs": prepared.constraint}
+    values |= {name: value for name, value in limits.items() if value is not None}
+    if prepared.keeps_special_tokens:
+        values["skip_special_tokens"] = False
+    params = front_end.sampling_params(values)
+    identity = caller.identity(body.priority, body.cache_salt, body.deadline_s)
+    names = engine_ids(caller, len(prompts))
+    requests = [
+        front_end.prepare(name, prompt, params, **identity) for name, prompt in zip(names, prompts, strict=True)
+    ]
     return ChatJob(
         body=body,
         front_end=front_end,

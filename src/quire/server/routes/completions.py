@@ -16,7 +16,7 @@ from quire.server.logprobs import prompt_logprobs
 from quire.server.protocol.fields import prompt_list, renaming
 from quire.server.protocol.prompts import DEFAULT_MAX_TOKENS, CompletionRequest
 from quire.server.request_record import Caller
-from quire.server.routes.exchange import answer, engine_ids, prepare, read_body
+from quire.server.routes.exchange import answer, check_grammars, check_shared, engine_ids, prepare, read_body
 from quire.server.routes.infill import fim_prompt, fim_tokens, with_endings
 from quire.server.routes.job import Chunks, Job
 from quire.server.routing import RouteTable
@@ -37,33 +37,41 @@ async def create_completion(request: Request) -> Response:
     return await answer(request, job.requests, lambda results: _written(job, results))
 
 
-def prepare_completion(state: ServerState, body: CompletionRequest, caller: Caller) -> Job:
-    """Tokenise and check. Raises: RequestError."""
+async def prepare_completion(state: ServerState, body: CompletionRequest, caller: Caller) -> Job:
+    """Tokenise and check. Raises: RequestError, QueueFullError."""
+    with renaming(body.renamed()):
+        job = await state.work.prepare(caller, _job, state, body, caller)
+        await check_grammars(state, caller, job.requests)
+    return job
+
+
+def _job(state: ServerState, body: CompletionRequest, caller: Caller) -> Job:
     front_end = state.supervisor.front_end
     scores_only = body.max_tokens == 0
-    with renaming(body.renamed()):
-        chosen = body.sampling_values()
-        # The engine generates at least one token; it is not shown.
-        chosen["max_tokens"] = 1 if scores_only else body.max_tokens or DEFAULT_MAX_TOKENS
-        if body.logprobs is not None:
-            chosen["logprobs"] = body.logprobs
-            if body.echo:
-                chosen["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
-        fim = fim_tokens(front_end, "suffix") if body.suffix else None
-        params = front_end.sampling_params(chosen if fim is None else with_endings(front_end, fim, chosen))
-        max_len = front_end.max_prompt_len(body.truncate_prompt_tokens, chosen["max_tokens"])
-        adds = body.add_special_tokens is not False
-        prompts = [
-            fim_prompt(front_end, fim, prompt, body.suffix, adds_bos=adds, max_len=max_len)
-            if fim is not None and body.suffix and isinstance(prompt, str)
-            else front_end.prompt(prompt, add_special_tokens=adds, max_len=max_len, keeps_start=body.keeps_start)
-            for prompt in prompt_list(body.prompt)
-        ]
-        identity = caller.identity(body.priority, body.cache_salt, body.deadline_s)
-        names = engine_ids(caller, len(prompts))
-        requests = [
-            front_end.prepare(name, prompt, params, **identity) for name, prompt in zip(names, prompts, strict=True)
-        ]
+    chosen = body.sampling_values()
+    # The engine generates at least one token; it is not shown.
+    chosen["max_tokens"] = 1 if scores_only else body.max_tokens or DEFAULT_MAX_TOKENS
+    if body.logprobs is not None:
+        chosen["logprobs"] = body.logprobs
+        if body.echo:
+            chosen["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
+    given = prompt_list(body.prompt)
+    check_shared("suffix", len(body.suffix or ""), len(given))
+    fim = fim_tokens(front_end, "suffix") if body.suffix else None
+    params = front_end.sampling_params(chosen if fim is None else with_endings(front_end, fim, chosen))
+    max_len = front_end.max_prompt_len(body.truncate_prompt_tokens, chosen["max_tokens"])
+    adds = body.add_special_tokens is not False
+    prompts = [
+        fim_prompt(front_end, fim, prompt, body.suffix, adds_bos=adds, max_len=max_len)
+        if fim is not None and body.suffix and isinstance(prompt, str)
+        else front_end.prompt(prompt, add_special_tokens=adds, max_len=max_len, keeps_start=body.keeps_start)
+        for prompt in given
+    ]
+    identity = caller.identity(body.priority, body.cache_salt, body.deadline_s)
+    names = engine_ids(caller, len(prompts))
+    requests = [
+        front_end.prepare(name, prompt, params, **identity) for name, prompt in zip(names, prompts, strict=True)
+    ]
     return Job(
         body=body,
         front_end=front_end,

@@ -36,7 +36,11 @@ async def create_embeddings(request: Request) -> Response:
     return await answer(request, requests, lambda results: _written(name, body, requests, results))
 
 
-def _prepare(state: ServerState, body: EmbeddingRequest, caller: Caller) -> list[EngineRequest]:
+async def _prepare(state: ServerState, body: EmbeddingRequest, caller: Caller) -> list[EngineRequest]:
+    return await state.work.prepare(caller, _requests, state, body, caller)
+
+
+def _requests(state: ServerState, body: EmbeddingRequest, caller: Caller) -> list[EngineRequest]:
     front_end = state.supervisor.front_end
     width = front_end.config.model.hidden_size
     if body.dimensions is not None and body.dimensions > width:

@@ -16,9 +16,9 @@ from quire.server.errors import ApiError, JsonResponse
 from quire.server.front_end import FrontEnd, PromptTokens
 from quire.server.generation import generate, until_disconnect
 from quire.server.protocol.fields import renaming
-from quire.server.protocol.prompts import InfillRequest
+from quire.server.protocol.prompts import CompletionRequest, InfillRequest
 from quire.server.request_record import Caller, record_of
-from quire.server.routes.exchange import prepare, read_body
+from quire.server.routes.exchange import check_grammars, prepare, read_body
 from quire.server.routes.job import Job
 from quire.server.routing import RouteTable
 from quire.server.state import ServerState, state_of
@@ -49,25 +49,32 @@ async def infill(request: Request) -> Response:
     return await until_disconnect(request.receive, work())
 
 
-def prepare_infill(state: ServerState, body: InfillRequest, caller: Caller) -> Job:
-    """Tokenise and check. Raises: ApiError, RequestError."""
-    front_end, completion = state.supervisor.front_end, body.completion()
+async def prepare_infill(state: ServerState, body: InfillRequest, caller: Caller) -> Job:
+    """Tokenise and check. Raises: ApiError, RequestError, QueueFullError."""
+    completion = body.completion()
+    with renaming({"max_tokens": "n_predict", **completion.renamed()}):
+        job = await state.work.prepare(caller, _job, state, body, completion, caller)
+        await check_grammars(state, caller, job.requests)
+    return job
+
+
+def _job(state: ServerState, body: InfillRequest, completion: CompletionRequest, caller: Caller) -> Job:
+    front_end = state.supervisor.front_end
     fim = fim_tokens(front_end, "input_suffix")
     max_model_len = front_end.config.scheduler.max_model_len
     num_free = USUAL_TOKENS if completion.max_tokens is None else max(1, completion.max_tokens)
     max_len = max_model_len - min(num_free, max_model_len // 2)
-    with renaming({"max_tokens": "n_predict", **completion.renamed()}):
-        chosen = completion.sampling_values()
-        # The engine generates at least one token; it is not shown.
-        chosen["max_tokens"] = 1 if completion.max_tokens == 0 else completion.max_tokens
-        params = front_end.sampling_params(with_endings(front_end, fim, chosen))
-        prompt = fim_prompt(
-            front_end, fim, str(completion.prompt), body.input_suffix,
-            files=[(file.filename or "", file.text) for file in body.input_extra or []],
-            max_len=min(max_len, front_end.max_prompt_len(body.truncate_prompt_tokens, num_free) or max_len),
-        )  # fmt: skip
-        identity = caller.identity(body.priority, body.cache_salt, body.deadline_s)
-        made = front_end.prepare(caller.engine_id, prompt, params, **identity)
+    chosen = completion.sampling_values()
+    # The engine generates at least one token; it is not shown.
+    chosen["max_tokens"] = 1 if completion.max_tokens == 0 else completion.max_tokens
+    params = front_end.sampling_params(with_endings(front_end, fim, chosen))
+    prompt = fim_prompt(
+        front_end, fim, str(completion.prompt), body.input_suffix,
+        files=[(file.filename or "", file.text) for file in body.input_extra or []],
+        max_len=min(max_len, front_end.max_prompt_len(body.truncate_prompt_tokens, num_free) or max_len),
+    )  # fmt: skip
+    identity = caller.identity(body.priority, body.cache_salt, body.deadline_s)
+    made = front_end.prepare(caller.engine_id, prompt, params, **identity)
     return Job(
         body=completion,
         front_end=front_end,

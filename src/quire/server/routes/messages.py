@@ -23,7 +23,7 @@ from quire.server.protocol.message_blocks import shown_call_id
 from quire.server.protocol.messages import CountTokensRequest, MessagesRequest
 from quire.server.request_record import Caller, record_of
 from quire.server.routes.chat import ChatJob, dialogue_options, message_dicts, prepare_chat
-from quire.server.routes.exchange import answer, prepare, read_body
+from quire.server.routes.exchange import answer, in_thread, prepare, read_body
 from quire.server.routing import RouteTable
 from quire.server.state import ServerState, state_of
 from quire.server.streaming import EventWriter, event, stream_answer
@@ -49,14 +49,13 @@ async def create_message(request: Request) -> Response:
 async def count_tokens(request: Request) -> Response:
     """Count the tokens of a prompt without computing it."""
     body = await read_body(request, CountTokensRequest)
-    state = state_of(request)
-    return JsonResponse({"input_tokens": await state.supervisor.front_end.run(_num_tokens, state, body)})
+    return JsonResponse({"input_tokens": await in_thread(request, _num_tokens, state_of(request), body)})
 
 
-def prepare_message(state: ServerState, body: MessagesRequest, caller: Caller) -> "MessageJob":
-    """Prepare the chat request that this one means. Raises: RequestError."""
+async def prepare_message(state: ServerState, body: MessagesRequest, caller: Caller) -> "MessageJob":
+    """Prepare the chat request that this one means. Raises: as `prepare_chat`."""
     with renaming(NAMES):
-        return MessageJob(body, prepare_chat(state, body.chat, caller))
+        return MessageJob(body, await prepare_chat(state, body.chat, caller))
 
 
 def _num_tokens(state: ServerState, body: CountTokensRequest) -> int:

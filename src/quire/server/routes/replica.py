@@ -3,7 +3,7 @@
 Next to read: `../announcements.py`, `../router/replica.py`.
 """
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any
 
@@ -13,15 +13,16 @@ from starlette.responses import Response
 from quire.engine.process.prefixes import prompt_digests
 from quire.server.announcements import PromptPrefix
 from quire.server.errors import ApiError, JsonResponse
+from quire.server.generation import until_disconnect
 from quire.server.protocol.chat import ChatRequest
 from quire.server.protocol.fields import Body
 from quire.server.protocol.messages import MessagesRequest
 from quire.server.protocol.prompts import CompletionRequest
 from quire.server.protocol.responses import ResponsesRequest
-from quire.server.request_record import Caller, record_of
+from quire.server.request_record import Caller
 from quire.server.routes.chat import prepare_chat
 from quire.server.routes.completions import prepare_completion
-from quire.server.routes.exchange import read_body
+from quire.server.routes.exchange import caller_of, in_thread, read_body
 from quire.server.routes.job import Job
 from quire.server.routes.messages import MessageJob, prepare_message
 from quire.server.routes.responses import ResponseJob, prepare_response
@@ -46,7 +47,8 @@ async def _stream(state: ServerState, reader: str) -> AsyncGenerator[bytes, None
             yield event(announcement)
 
 
-PREPARERS: dict[str, tuple[type[Body], Callable[[ServerState, Any, Caller], Job | ResponseJob | MessageJob]]] = {
+Preparer = Callable[[ServerState, Any, Caller], Coroutine[Any, Any, Job | ResponseJob | MessageJob]]
+PREPARERS: dict[str, tuple[type[Body], Preparer]] = {
     "v1/chat/completions": (ChatRequest, prepare_chat),
     "v1/completions": (CompletionRequest, prepare_completion),
     "v1/responses": (ResponsesRequest, prepare_response),
@@ -62,13 +64,10 @@ async def prefix(request: Request) -> Response:
                        code="route_not_found")  # fmt: skip
     kind, prepare = PREPARERS[path]
     body, state = await read_body(request, kind), state_of(request)
-    caller = record_of(request).caller
-    assert caller is not None
-
-    def work() -> PromptPrefix:
-        prepared = prepare(state, body, caller).requests[0]
-        block_size = state.supervisor.front_end.config.scheduler.block_size
-        digests = prompt_digests(prepared, block_size).hex() if prepared.reads_prefix_cache else ""
-        return PromptPrefix(block_size, prepared.num_prompt_tokens, digests)
-
-    return JsonResponse(await state.supervisor.front_end.run(work))
+    job = await until_disconnect(request.receive, prepare(state, body, caller_of(request)))
+    prepared = job.requests[0]
+    block_size = state.supervisor.front_end.config.scheduler.block_size
+    digests = ""
+    if prepared.reads_prefix_cache:
+        digests = (await in_thread(request, prompt_digests, prepared, block_size)).hex()
+    return JsonResponse(PromptPrefix(block_size, prepared.num_prompt_tokens, digests))

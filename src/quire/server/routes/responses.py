@@ -44,10 +44,10 @@ async def create_response(request: Request) -> Response:
     return await answer(request, job.requests, lambda results: _written(job, results))
 
 
-def prepare_response(state: ServerState, body: ResponsesRequest, caller: Caller) -> "ResponseJob":
-    """Prepare the chat request that this one means. Raises: RequestError."""
+async def prepare_response(state: ServerState, body: ResponsesRequest, caller: Caller) -> "ResponseJob":
+    """Prepare the chat request that this one means. Raises: as `prepare_chat`."""
     with renaming({"response_format": "text.format.schema"}):
-        chat = prepare_chat(state, body.chat_request(), caller)
+        chat = await prepare_chat(state, body.chat, caller)
     return ResponseJob(body, chat, f"resp_{body.request_id}" if body.request_id else _item_id("resp"))
 
 

@@ -17,7 +17,15 @@ from quire.server.generation import new_id, timestamp
 from quire.server.protocol.fields import prompt_list
 from quire.server.protocol.scores import ClassifyRequest, PairFields, RerankRequest, ScoreRequest
 from quire.server.request_record import Caller
-from quire.server.routes.exchange import answer, engine_ids, prepare, prompt_usage, read_body, served_name
+from quire.server.routes.exchange import (
+    answer,
+    check_shared,
+    engine_ids,
+    prepare,
+    prompt_usage,
+    read_body,
+    served_name,
+)
 from quire.server.routing import RouteTable
 from quire.server.state import ServerState, state_of
 from quire.types import Request as EngineRequest
@@ -83,10 +91,17 @@ async def create_classification(request: Request) -> Response:
     return await answer(request, requests, write)
 
 
-def _prepare(pairs: Sequence[tuple[str, str]], state: ServerState, body: PairFields, caller: Caller) -> Prepared:
+async def _prepare(pairs: Sequence[tuple[str, str]], state: ServerState, body: PairFields, caller: Caller) -> Prepared:
+    return await state.work.prepare(caller, _scored, pairs, state, body, caller)
+
+
+def _scored(pairs: Sequence[tuple[str, str]], state: ServerState, body: PairFields, caller: Caller) -> Prepared:
     front_end = state.supervisor.front_end
+    model = front_end.config.model
+    if model.labels or model.label_tokens:  # else each text is a prompt of its own
+        check_shared("query", max(len(query) for query, _ in pairs), len(pairs))
     scoring = Scoring(
-        front_end.config.model,
+        model,
         front_end.tokenizer,
         pairs,
         max_prompt_len=front_end.max_prompt_len(body.truncate_prompt_tokens, None),
@@ -95,9 +110,9 @@ def _prepare(pairs: Sequence[tuple[str, str]], state: ServerState, body: PairFie
     return scoring, _requests(state, scoring.prompts, scoring.params, caller, body.priority)
 
 
-def _prepare_texts(state: ServerState, body: ClassifyRequest, caller: Caller) -> list[EngineRequest]:
+async def _prepare_texts(state: ServerState, body: ClassifyRequest, caller: Caller) -> list[EngineRequest]:
     params = PoolingParams(task="classify")
-    return _requests(state, prompt_list(body.input), params, caller, body.priority)
+    return await state.work.prepare(caller, _requests, state, prompt_list(body.input), params, caller, body.priority)
 
 
 def _requests(

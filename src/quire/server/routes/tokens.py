@@ -10,7 +10,7 @@ from quire.server.front_end import FrontEnd
 from quire.server.protocol.prompts import DetokenizeRequest, TokenizeRequest
 from quire.server.protocol.tools import tool_dicts
 from quire.server.routes.chat import adds_generation_prompt, message_dicts
-from quire.server.routes.exchange import read_body
+from quire.server.routes.exchange import in_thread, read_body
 from quire.server.routing import RouteTable
 from quire.server.state import state_of
 from quire.text.dialogue import DialogueOptions
@@ -23,7 +23,7 @@ async def tokenize(request: Request) -> Response:
     """Return the token ids of a prompt or a conversation."""
     body = await read_body(request, TokenizeRequest)
     front_end = state_of(request).supervisor.front_end
-    return JsonResponse(await front_end.run(_tokenize, front_end, body))
+    return JsonResponse(await in_thread(request, _tokenize, front_end, body))
 
 
 @router.post("/detokenize")
@@ -31,7 +31,7 @@ async def detokenize(request: Request) -> Response:
     """Return the text of token ids."""
     body = await read_body(request, DetokenizeRequest)
     front_end = state_of(request).supervisor.front_end
-    return JsonResponse({"prompt": await front_end.run(_detokenize, front_end, body.tokens)})
+    return JsonResponse({"prompt": await in_thread(request, _detokenize, front_end, body.tokens)})
 
 
 def _tokenize(front_end: FrontEnd, body: TokenizeRequest) -> dict[str, Any]:
