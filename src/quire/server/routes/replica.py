@@ -19,7 +19,7 @@ from quire.server.protocol.fields import Body
 from quire.server.protocol.messages import MessagesRequest
 from quire.server.protocol.prompts import CompletionRequest
 from quire.server.protocol.responses import ResponsesRequest
-from quire.server.request_record import Caller
+from quire.server.request_record import Caller, record_of
 from quire.server.routes.chat import prepare_chat
 from quire.server.routes.completions import prepare_completion
 from quire.server.routes.exchange import caller_of, in_thread, read_body
