@@ -24,7 +24,7 @@ BUILT_FOR = $(QUIRE_ISAS) $(shell uname -m; sed -nE '/^(flags|Features)/{p;q}' /
 # where the environment says otherwise: compiling the tests and LiteLLM takes each run 20 s of processor time.
 JOBS ?= 2
 FAST_TESTS := tests/scheduler tests/text tests/test_config.py tests/test_resolve.py \
-	$(patsubst %,tests/guards/test_%.py,clocks dependencies imports sizes)
+	$(patsubst %,tests/guards/test_%.py,clocks dependencies imports public_names sizes)
 REAL_MODEL_TESTS := tests/test_examples.py tests/test_structured_generation.py tests/cli/test_run.py tests/lessons/compare
 
 # What a failed step has made is no reason to pass over it the next time.

@@ -164,7 +164,7 @@ def test_quire_imports_no_other_package_and_these_not_one_another() -> None:
 @pytest.mark.parametrize(
     "module",
     ["quire", "quire.types", "quire.config", "quire.resolve", "quire.scheduler.scheduler", "quire.cli.main",
-     "quire.weights.sources", "quire.text.tokenizer"],
+     "quire.weights.sources", "quire.text.tokenizer", "quire_lessons.verbs", "quire_workshop.verbs"],
 )  # fmt: skip
 def test_importing_costs_no_torch(module: str) -> None:
     slow = ("torch", "numpy", "transformers", "llguidance", "huggingface_hub", "safetensors", "jinja2")
