@@ -173,7 +173,8 @@ class EngineLoop:
     def _send_lines(self) -> None:
         if self._recorder is not None and self._recorder.has_readers:
             for client_id, data in self._recorder.take_each().items():
-                self._channel.send(Lines(client_id, data))
+                if data:
+                    self._channel.send(Lines(client_id, data))
 
     def _deliver(self, outputs: "list[Output]") -> None:
         self._send([update_of(output) for output in outputs])
