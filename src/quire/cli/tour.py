@@ -123,7 +123,7 @@ def _stops(
 ) -> Iterator["TourStop"]:  # fmt: skip
     """Load the model, then yield each stop when it is asked for."""
     from quire.insight.compare.rig import load
-    from quire.insight.tour import Tour
+    from quire.insight.tour import Tour, check_length
     from quire.insight.tour_subject import open_model
     from quire.insight.tour_work import StepWork
 
@@ -132,6 +132,7 @@ def _stops(
     told.note(f"loading {options.model}" + ", with random weights" * (not checkpoint.tensors))
     config, executor = load(options, checkpoint)
     try:
+        check_length(config, (prompt_len or 0) + max_tokens)
         tokenizer, token_ids = _prompt_ids(config, checkpoint, text, prompt_len, told)
         work = StepWork.measure(config, checkpoint)
         if work is None:
