@@ -22,7 +22,7 @@ from quire import __version__
 from quire.cli.command import output_options
 from quire.cli.exit_codes import ExitCode
 from quire.cli.output import Output
-from quire.errors import QuireError, nearest
+from quire.errors import QuireError, escaped, nearest
 
 
 class Verb(NamedTuple):
@@ -262,7 +262,7 @@ def _fail(output: Output, code: str, message: str, exit_code: int) -> int:
     label = f"error[{code}]: " if code else ""
     label = output.style(label, "red", sys.stderr)
     with contextlib.suppress(OSError):
-        sys.stderr.write(label + " ".join(message.split()) + "\n")
+        sys.stderr.write(label + escaped(" ".join(message.split())) + "\n")
         sys.stderr.flush()
     return exit_code
 

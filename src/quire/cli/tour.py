@@ -221,11 +221,11 @@ class Told:
         try:
             yield
         finally:
-            self.output.aside("\r\x1b[K")
+            self.output.clear_line()
 
     def title(self, number: int, stop: "TourStop") -> None:
         """Write a stop's title."""
-        self.output.result(self.output.style(f"{number}. {self._translate(stop.title)}", "bold", sys.stdout))
+        self.output.result(f"{number}. {self._translate(stop.title)}", style="bold")
 
     def line(self, text: str) -> None:
         """Write a line of a stop."""
