@@ -107,12 +107,16 @@ inline void gate_clamped(const float* gates, const float* ups, float alpha, floa
 
 inline int64_t stride_of(int64_t row_bytes) { return (row_bytes + 63) / 64 * 64; }
 
-// The rows of x of some tokens, copied one below the other unless there is one.
-inline Rows gathered(const Rows& x, int64_t row_bytes, const RoutedRow* routed, int64_t count, std::byte* to) {
-  if (count == 1) return {x.data + routed[0].token * x.stride_bytes, x.stride_bytes, x.type};
-  const int64_t stride_bytes = stride_of(row_bytes);
+// The rows of x of some tokens, copied one below the other unless there is one, with `padding` zero bytes after each:
+// nothing behind a row of odd width is read.
+inline Rows gathered(const Rows& x, int64_t row_bytes, int64_t padding, const RoutedRow* routed, int64_t count,
+                     std::byte* to) {
+  if (count == 1 && padding == 0) return {x.data + routed[0].token * x.stride_bytes, x.stride_bytes, x.type};
+  const int64_t stride_bytes = stride_of(row_bytes + padding);
   for (int64_t r = 0; r < count; ++r) {
-    memcpy(to + r * stride_bytes, row<std::byte>(x, routed[r].token), static_cast<size_t>(row_bytes));
+    std::byte* copy = to + r * stride_bytes;
+    memcpy(copy, row<std::byte>(x, routed[r].token), static_cast<size_t>(row_bytes));
+    memset(copy + row_bytes, 0, static_cast<size_t>(padding));
   }
   return {to, stride_bytes, x.type};
 }
@@ -142,8 +146,9 @@ inline void expert_up(const ExpertUpOp& op, const Context& context) {
   const int64_t inner = op.weight.num_outputs / op.num_experts / 2;
   const int64_t panels = (inner + kPanelWidth - 1) / kPanelWidth;
   const int64_t width = inner % kTile == 0 ? kPanelWidth : kUnalignedWidth;
-  const int64_t inputs = op.weight.num_inputs + (op.x.type == RowType::bf16 ? op.weight.num_inputs % 2 : 0);
-  const int64_t row_bytes = bytes_of_columns(op.x.type, inputs), fitting = kGatheredBytes / stride_of(row_bytes);
+  const int64_t padding = op.x.type == RowType::bf16 ? op.weight.num_inputs % 2 * 2 : 0;
+  const int64_t row_bytes = bytes_of_columns(op.x.type, op.weight.num_inputs);
+  const int64_t fitting = kGatheredBytes / stride_of(row_bytes + padding);
   const int64_t most = fitting < 1 ? 1 : fitting < kPanelRows ? fitting : kPanelRows;
   // A thread's share are consecutive pieces, a panel of a block each, of about equal work in all.
   int64_t work = 0;
@@ -162,7 +167,7 @@ inline void expert_up(const ExpertUpOp& op, const Context& context) {
     int64_t panel = mine.begin <= begin ? 0 : (mine.begin - begin + each - 1) / each;
     const int64_t last = mine.end >= done ? panels : (mine.end - begin + each - 1) / each;
     if (panel == last) return;
-    const Rows x = gathered(op.x, row_bytes, op.routed + first, count, rows);
+    const Rows x = gathered(op.x, row_bytes, padding, op.routed + first, count, rows);
     for (; panel < last; ++panel) {
       const int64_t column = panel * kPanelWidth, left = inner - column;
       const int64_t columns = left < kPanelWidth ? left : kPanelWidth, gate = 2 * inner * e + column;

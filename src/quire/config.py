@@ -149,6 +149,7 @@ class EngineOptions:
         (), "LoRA adapter as NAME=PATH, of PEFT (a directory) or GGUF; a request names it as its model"
     )
     enable_lora: bool = option(False, "let adapters be loaded while the engine runs")
+    max_loaded_loras: int = option(1024, "most names of adapters that clients may load; beside those of lora")
     lora_bytes: int = option(1 << 30, "most bytes of adapters in memory; others are read again when asked for")
     enforce_eager: bool = option(False, "run the model op by op in PyTorch, not as a native plan", group="debug")
     max_num_events: int = option(65536, "length of the event log's ring buffer", group="debug", high=MAX_NUM_EVENTS)

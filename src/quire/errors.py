@@ -5,8 +5,13 @@ Next to read: `config.py`, where most `ConfigError`s come from.
 """
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import Any
+
+_ABOVE_SPACE = r"\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
+CONTROL = re.compile(rf"[\x00-\x1f{_ABOVE_SPACE}]")
+_CONTROL_BUT_LINES = re.compile(rf"\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f{_ABOVE_SPACE}]")
 
 
 class QuireError(Exception):
@@ -197,6 +202,15 @@ def printable(text: str, *, limit: int = 300) -> str:
     """Return foreign text for one line of a message, with a space for each character that does not print."""
     shown = "".join(character if character.isprintable() else " " for character in text[:limit])
     return shown if len(text) <= limit else shown + "…"
+
+
+def escaped(text: str, *, keeps_lines: bool = False) -> str:
+    """Return foreign text for a terminal: control characters and changes of direction as escapes, such as `\\x1b`.
+
+    They move the cursor, hide text, or fill the clipboard. `keeps_lines`: tabs and line ends stay.
+    """
+    pattern = _CONTROL_BUT_LINES if keeps_lines else CONTROL
+    return pattern.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -6,8 +6,12 @@ Next to read: `events.py`.
 """
 
 import os
+from typing import TYPE_CHECKING
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, escaped
+
+if TYPE_CHECKING:
+    import logging
 
 LEVEL_VARIABLE = "QUIRE_LOGGING_LEVEL"
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -22,6 +26,19 @@ def level_of_environment() -> str:
     return level
 
 
+def line_handler(source: str = "") -> "logging.Handler":
+    """Return a handler that writes lines to stderr, control characters escaped. `source`: of them, such as a rank."""
+    import logging
+
+    class LineFormatter(logging.Formatter):
+        def formatMessage(self, record: logging.LogRecord) -> str:
+            return escaped(super().formatMessage(record))
+
+    handler = logging.StreamHandler()
+    handler.setFormatter(LineFormatter(LINE_FORMAT.replace(":", f" {source}:" if source else ":")))
+    return handler
+
+
 def follow_environment(source: str = "") -> None:
     """Log to stderr if the environment names a level; handlers of a program that has some stay the only ones.
 
@@ -32,7 +49,5 @@ def follow_environment(source: str = "") -> None:
 
         logger = logging.getLogger("quire")
         if not logger.hasHandlers():
-            handler = logging.StreamHandler()
-            handler.setFormatter(logging.Formatter(LINE_FORMAT.replace(":", f" {source}:" if source else ":")))
-            logger.addHandler(handler)
+            logger.addHandler(line_handler(source))
         logger.setLevel(level)

@@ -78,6 +78,16 @@ class _Run:
         return total
 
 
+def check_length(config: EngineConfig, num_tokens: int) -> None:
+    """Raises: PromptError if a prompt and its answer, `num_tokens` in all, do not fit in one step."""
+    budget = config.scheduler.max_num_batched_tokens
+    if num_tokens > budget:
+        raise PromptError(
+            f"prompt and answer have {num_tokens} tokens, one step takes {budget}: shorten them, or give"
+            f" --max-num-batched-tokens {num_tokens}"
+        )
+
+
 class Tour:
     """Stops of one prompt; each is computed when it is asked for."""
 
@@ -96,12 +106,7 @@ class Tour:
 
         Raises: PromptError if the prompt and its answer do not fit in one step, which the naive loop needs.
         """
-        budget, most = config.scheduler.max_num_batched_tokens, len(prompt_token_ids) + num_tokens
-        if most > budget:
-            raise PromptError(
-                f"prompt and answer have {most} tokens, one step takes {budget}: shorten them, or give"
-                f" --max-num-batched-tokens {most}"
-            )
+        check_length(config, len(prompt_token_ids) + num_tokens)
         self._config, self._executor, self._tokenizer = config, executor, tokenizer
         self._prompt, self._work = list(prompt_token_ids), work
         self._num_tokens, self._chunk = num_tokens, chunk

@@ -223,6 +223,28 @@ def test_least_recently_used_adapters_leave_and_are_read_again(base: Path, adapt
     engine.shutdown()
 
 
+def test_names_that_clients_load_are_bounded(base: Path, adapters: dict[str, Path]) -> None:
+    engine = start(base, {"one": adapters["one"]}, max_loaded_loras=2)
+    known, path = engine.input_processor.adapters, str(adapters["two"])
+    for name in ("a", "b", "a", "one"):  # one that is known is replaced
+        known.load(name, path)
+    for name in ("c", "d"):
+        with pytest.raises(RequestError, match=r"3 adapters are loaded, and 2 may be .* --max-loaded-loras"):
+            known.load(name, path)
+    assert known.names == ("one", "a", "b")
+    known.unload("a")
+    known.load("c", path)
+    engine.shutdown()
+
+
+def test_names_of_a_programs_own_calls_are_its_own_affair(base: Path, adapters: dict[str, Path]) -> None:
+    engine = start(base, {}, enable_lora=True, max_loaded_loras=1)
+    for number in range(3):
+        engine.input_processor.adapters.choose(LoRARequest(str(number), str(adapters["two"])), [1], ())
+    assert len(engine.input_processor.adapters.names) == 3
+    engine.shutdown()
+
+
 def test_thousand_adapters_take_no_memory_before_they_are_used(base: Path, adapters: dict[str, Path]) -> None:
     engine = build(base, enable_lora=True, block_size=16)
     for number in range(1000):

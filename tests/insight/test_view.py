@@ -9,7 +9,8 @@ import pytest
 from quire.engine.recorder import Recorder
 from quire.insight.picture import Picture, to_html
 from quire.insight.trace import EngineTrace
-from quire.insight.view import VIEWS, fullest_step, view_layers, view_mask, view_ops, view_step
+from quire.insight.view import MAX_BLOCKS, VIEWS, fullest_step, view_blocks, view_layers, view_mask, view_ops, view_step
+from quire.insight.view_mask import _num_pairs
 from quire.sampling_params import SamplingParams
 from tests.cli.command_line import call
 from tests.engine.builders import make_engine, run
@@ -58,6 +59,29 @@ def test_mask_shows_a_cached_prefix_as_such() -> None:
     step = next(step for step in trace.steps if any(share["id"] == hit["id"] for share in step["requests"]))
     row = next(cells for label, cells in rows_of(view_mask(trace, step)).items() if label.startswith("B token"))
     assert row.count("░") == hit["num_cached_tokens"]
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 100])
+def test_pairs_of_a_mask_are_those_counted_one_by_one(window: int | None) -> None:
+    for start, end in ((0, 1), (0, 7), (3, 9), (6, 6), (2, 200)):
+        counted = sum(min(position, window or position) for position in range(start + 1, end + 1))
+        assert _num_pairs(end, window) - _num_pairs(start, window) == counted
+
+
+def test_numbers_of_a_recording_allocate_nothing() -> None:
+    """They may be anyone's."""
+    trace, _ = record(PROMPT)
+    step, huge = trace.steps[1], 10**12
+    (share,) = step["requests"]
+    many = {**step, "requests": [{**share, "start": huge, "count": huge}]}
+    mask = view_mask(trace, many)
+    assert f"compute {huge * huge + huge * (huge + 1) // 2}" in mask.caption
+    assert len(mask.rows) <= 50
+    trace.header["engine"]["num_blocks"] = huge
+    step["requests"][0]["tables"][0][1].append(huge - 1)
+    blocks = view_blocks(trace, step)
+    assert len(blocks.rows) <= MAX_BLOCKS // 64 + 2
+    assert blocks.rows[MAX_BLOCKS // 64].remark == "not drawn"
 
 
 def test_mask_of_long_requests_keeps_a_column_and_a_row_for_each() -> None:

@@ -309,6 +309,28 @@ def test_pages_of_the_server_and_of_allowed_origins_may_call() -> None:
     assert called_as(b"localhost", b"null", allowed_origins=("*",)) == 200
 
 
+@pytest.mark.parametrize("site", [b"cross-site", b"same-site", b"", b"other"])
+def test_requests_of_pages_of_other_sites_are_refused_beyond_the_page(site: bytes) -> None:
+    """Their pictures, scripts, frames and links: browsers send no Origin with these."""
+    app, header = gate(), (b"sec-fetch-site", site)
+    paths = ("/xray/explain", "/xray/ranks", "/xray/events", "/metrics", "/v1/models", "/version", "/page")
+    assert {status(app, header, method=method, path=path) for path in paths for method in ("GET", "HEAD")} == {403}
+    assert {status(app, header, path=path) for path in ("/", "/page/app.js", "/health/live", "/ping")} == {200}
+    assert status(app, header, (b"sec-fetch-site", b"none"), path="/metrics") == 403
+    assert status(app, header, (b"origin", b"http://localhost"), path="/metrics") == 200
+    assert status(app, header, (b"origin", b"https://a.example"), path="/metrics") == 403
+    allowing = gate(allowed_origins=("https://a.example",))
+    assert status(allowing, header, (b"origin", b"https://a.example"), path="/metrics") == 200
+    assert status(allowing, header, path="/metrics") == 403
+    assert status(gate(allowed_origins=("*",)), header, path="/metrics") == 200
+
+
+@pytest.mark.parametrize("headers", [[], [(b"sec-fetch-site", b"same-origin")], [(b"sec-fetch-site", b"none")]])
+def test_programs_and_the_page_itself_may_call(headers: list[tuple[bytes, bytes]]) -> None:
+    for path in ("/xray/explain", "/metrics", "/"):
+        assert status(gate(), *headers, path=path) == 200
+
+
 # --- CORS ---------------------------------------------------------------------------------------
 
 ORIGIN = b"https://app.example"

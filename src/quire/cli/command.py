@@ -7,14 +7,13 @@ Must not know any verb, nor import anything but click. Next to read: `options.py
 import functools
 import os
 import re
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import click
 
 from quire.cli.output import COLOR_CHOICES, Output
-from quire.logs import LEVEL_VARIABLE, LINE_FORMAT, level_of_environment
+from quire.logs import LEVEL_VARIABLE, level_of_environment, line_handler
 
 LOGGERS = ("quire", "httpx2")
 """The loggers that a command line sends to stderr: the package's and the HTTP client's."""
@@ -123,8 +122,7 @@ def configure_logging(output: Output, usual: str) -> None:
     level = chosen or ("ERROR" if output.verbosity < 0 else usual)
     if chosen:
         os.environ[LEVEL_VARIABLE] = chosen
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(LINE_FORMAT))
+    handler = line_handler()
     for name in LOGGERS:
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]

@@ -272,6 +272,7 @@ def _print(findings: list[Finding], output: Output) -> None:
     for finding in findings:
         mark, color = marks[finding.status]
         advice = f"  → {finding.advice}" if finding.advice else ""
-        output.result(f"{output.style(mark, color, sys.stdout)} {finding.name:<{width}}  {finding.found}{advice}")
+        output.stream(output.style(mark, color, sys.stdout))
+        output.result(f" {finding.name:<{width}}  {finding.found}{advice}")
     problems = sum(finding.status == PROBLEM for finding in findings)
     output.note("no problems" if not problems else f"{problems} problem{'s' if problems > 1 else ''}")

@@ -22,7 +22,7 @@ from quire.cli.command import output_of, output_options
 from quire.cli.exit_codes import ExitCode
 from quire.cli.output import Output
 from quire.cli.verbs import OWN, all_verbs, broken_tables, load
-from quire.errors import QuireError, nearest
+from quire.errors import QuireError, escaped, nearest
 
 COMPLETION_VARIABLE = "_QUIRE_COMPLETE"
 """The script of `quire completion` sets it: Click then prints the completions of a command line."""
@@ -221,7 +221,7 @@ def _fail(output: Output, code: str, message: str, exit_code: int) -> int:
     label = f"error[{code}]: " if code else ""
     label = output.style(label, "red", sys.stderr)
     with contextlib.suppress(OSError):
-        sys.stderr.write(label + " ".join(message.split()) + "\n")
+        sys.stderr.write(label + escaped(" ".join(message.split())) + "\n")
         sys.stderr.flush()
     return exit_code
 

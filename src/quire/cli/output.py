@@ -1,7 +1,8 @@
 """Output of a verb: results to stdout, notes and errors to stderr.
 
-One `Output` per command line, kept in `ctx.obj` of the root context. It must not know any verb; it does not
-import click's terminal code, so that `--help` stays instant.
+One `Output` per command line, kept in `ctx.obj` of the root context. Names, templates and answers come from files,
+models and servers: their control characters are escaped. It must not know any verb; it does not import click's
+terminal code, so that `--help` stays instant.
 Next to read: `progress.py`.
 """
 
@@ -14,7 +15,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from quire.cli.word_wrap import WordWrap
-from quire.errors import ConfigError
+from quire.errors import CONTROL, ConfigError, escaped
 from quire.text.width import display_width
 
 if TYPE_CHECKING:
@@ -54,30 +55,32 @@ class Output:
         """Return `text` in a style ("dim", "bold", "red", …) where `stream` takes colour, else unchanged."""
         return f"\x1b[{_STYLES[name]}m{text}\x1b[0m" if self.wants_color(stream) else text
 
-    def result(self, text: str = "") -> None:
+    def result(self, text: str = "", *, style: str = "") -> None:
         """Write a line of the result to stdout, at once."""
-        self.stream(text + "\n")
+        shown = escaped(text, keeps_lines=True)
+        self.stream((self.style(shown, style, sys.stdout) if style else shown) + "\n")
 
     def stream(self, text: str) -> None:
-        """Write a piece of the result to stdout, at once."""
+        """Write a piece of the result to stdout as it is, at once."""
         sys.stdout.write(text)
         sys.stdout.flush()
 
     @contextlib.contextmanager
     def answer(self) -> Iterator[Callable[[str], None]]:
-        """Yield what writes an answer to stdout piece by piece: on a terminal, lines break at words."""
+        """Yield what writes an answer to stdout piece by piece: on a terminal escaped, and lines break at words."""
         if not sys.stdout.isatty():
             yield self.stream
             return
         wrap = WordWrap(self.stream, lambda: shutil.get_terminal_size().columns)
         try:
-            yield wrap.add
+            yield lambda text: wrap.add(escaped(text, keeps_lines=True))
         finally:
             wrap.end()
 
     def result_json(self, schema: str, value: dict[str, Any]) -> None:
         """Write the whole result as one JSON object, tagged with its versioned schema, e.g. "quire.run/1"."""
-        self.result(json.dumps({"schema": schema, **value}, ensure_ascii=False))
+        text = json.dumps({"schema": schema, **value}, ensure_ascii=False)
+        self.stream(CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")  # JSON lets some of them stand
 
     def note(self, text: str, *, style: str = "dim") -> None:
         """Write a note to stderr, or to `logger`; not with `-q`, and not if stderr cannot be written."""
@@ -85,15 +88,21 @@ class Output:
             self.logger.info(text)
         elif self.verbosity >= 0:
             with contextlib.suppress(OSError):  # the result matters more than the note
-                sys.stderr.write(self.style(text, style, sys.stderr) + "\n")
+                sys.stderr.write(self.style(escaped(text, keeps_lines=True), style, sys.stderr) + "\n")
                 sys.stderr.flush()
 
     def aside(self, text: str) -> None:
         """Write a piece of text beside the result, such as reasoning, to stderr; not with `-q` or `--json`."""
         if self.verbosity >= 0 and not self.json:
             with contextlib.suppress(OSError):
-                sys.stderr.write(self.style(text, "dim", sys.stderr))
+                sys.stderr.write(self.style(escaped(text, keeps_lines=True), "dim", sys.stderr))
                 sys.stderr.flush()
+
+    def clear_line(self) -> None:
+        """Clear the line of stderr that was written last, on a terminal that can."""
+        with contextlib.suppress(OSError):
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
 
     def detail(self, text: str) -> None:
         """Write a line to stderr that only `-v` shows."""
@@ -106,7 +115,7 @@ class Output:
 
         if not sys.stdin.isatty():
             raise click.UsageError(f"{what} needs --yes where nobody can be asked")
-        return click.confirm(question, err=True)
+        return click.confirm(escaped(question), err=True)
 
     def write_file(self, option: str, path: str | os.PathLike[str], text: str) -> None:
         """Write the file that an option names, and say so. Raises: ConfigError if that is not possible."""
@@ -118,8 +127,9 @@ class Output:
         self, header: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()
     ) -> None:
         """Write a table to stdout, columns padded to their widest cell; those in `right` are right-aligned."""
-        widths = [max(map(display_width, column)) for column in zip(header, *rows, strict=True)]
-        for row in (header, *rows):
+        shown = [[escaped(cell) for cell in row] for row in (header, *rows)]
+        widths = [max(map(display_width, column)) for column in zip(*shown, strict=True)]
+        for row in shown:
             self.result("  ".join(padded(row, widths, right)).rstrip())
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 from quire.byte_sizes import format_bytes
 from quire.cli.output import Output, is_capable_terminal
+from quire.errors import escaped
 from quire.weights.progress import Progress
 
 REDRAW_S = 0.2
@@ -47,7 +48,8 @@ def status_line(output: Output, clock: Callable[[], float] = time.monotonic) -> 
                 return
             shown_stage, next_s = stage, now_s + (REDRAW_S if redraws else LINE_INTERVAL_S)
             if redraws:
-                sys.stderr.write(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}")
+                output.clear_line()
+                sys.stderr.write(escaped(text)[: shutil.get_terminal_size().columns - 1])
                 sys.stderr.flush()
             else:
                 output.note(text)
@@ -56,8 +58,7 @@ def status_line(output: Output, clock: Callable[[], float] = time.monotonic) -> 
         yield show
     finally:
         if redraws and shown_stage is not None:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+            output.clear_line()
 
 
 def progress_text(stage: str, done_bytes: int, total_bytes: int | None) -> str:

@@ -16,7 +16,7 @@ from quire.cli.options import environment_name, revision_option
 from quire.cli.output import Output, format_count
 from quire.cli.progress import show_progress
 from quire.config import EngineOptions
-from quire.errors import QuireError
+from quire.errors import QuireError, escaped
 
 if TYPE_CHECKING:
     from quire.text.tokenizer import Tokenizer
@@ -65,7 +65,7 @@ def show_command(model: str, revision: str | None, tensors: bool, template: bool
     lines = _lines(value)
     width = max(map(len, lines))
     for name, text in lines.items():
-        output.result(f"{name:<{width}}  {text}")
+        output.result(f"{name:<{width}}  {escaped(text)}")
     if tensors:
         rows = [
             [tensor.name, "×".join(map(str, tensor.shape)), tensor.format, format_bytes(tensor.num_bytes)]

@@ -17,6 +17,7 @@ from quire.cli.output import Output, format_seconds, is_capable_terminal
 from quire.cli.server_client import ServerAnswerError, ServerClient, find_url, url_option
 from quire.cli.top_metrics import MetricsPage, ReplicaLoad, ServerLoad, load_between, replicas_between
 from quire.cli.typed_keys import END, ReadKey, typed_keys
+from quire.errors import escaped
 
 EXAMPLES = ("quire top", "quire top --url http://127.0.0.1:8000 --once --json")
 BAR_CELLS = 20
@@ -77,7 +78,8 @@ def _show(load: ServerLoad, output: Output, url: str, *, live: bool) -> None:
     elif live and not is_capable_terminal(sys.stdout):
         output.result(summary(load))
     else:
-        output.result((CLEAR if live else "") + "\n".join(view_lines(load, url)))
+        output.stream(CLEAR if live else "")
+        output.result("\n".join(map(escaped, view_lines(load, url))))
 
 
 def _show_router(replicas: Sequence[ReplicaLoad], output: Output, url: str, *, live: bool) -> None:
@@ -93,7 +95,8 @@ def _show_router(replicas: Sequence[ReplicaLoad], output: Output, url: str, *, l
             f"{total.running} running", f"{total.waiting} waiting", f"hit {_percent(total.cache_hit_ratio)}",
         )))  # fmt: skip
     else:
-        output.result(f"{CLEAR if live else ''}router at {url}")
+        output.stream(CLEAR if live else "")
+        output.result(f"router at {url}")
         rows = [_cells(item) for item in (*replicas, total)]
         output.table(ROUTER_HEADER, rows, right=frozenset(range(2, len(ROUTER_HEADER))))
 

@@ -44,7 +44,7 @@ AUTO = "auto"
 @option("--layer", type=click.IntRange(min=0), metavar="N", help="layer of the model  [0]")
 @option("--tokens", type=click.IntRange(min=1), metavar="N", help="tokens that the layer computes  [128]")
 @option("--start", type=click.IntRange(min=0), metavar="N", help="tokens before them, in the KV cache  [0]")
-@option("--tp", "--tensor-parallel-size", "tp", type=click.IntRange(min=1), metavar="N",
+@option("--tp", "--tensor-parallel-size", "tp", type=click.IntRange(1, 1024), metavar="N",
         help="ranks that share each layer  [1, of ranks 2]")  # fmt: skip
 @option("--dtype", type=click.Choice((AUTO, *DTYPES, *DTYPE_ALIASES)), help="compute type  [auto]")
 @option("--device", metavar="NAME|FILE", help="device of the model, as for explain  [auto]")

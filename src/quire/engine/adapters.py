@@ -51,7 +51,8 @@ class Adapters:
         self._lock = threading.Lock()
         for item in config.options.lora:
             name, _, path = item.partition("=")
-            self.load(name, path)
+            self._take(name, path)
+        self._most = len(self._by_name) + config.options.max_loaded_loras
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -65,9 +66,18 @@ class Adapters:
     def load(self, name: str, path: str) -> None:
         """Check an adapter and make its name known; one of this name is replaced for requests that come from now on.
 
-        Raises: RequestError for a name that cannot be, or if the engine has no adapters; ModelFileError,
-        UnsupportedModelError for files that do not fit the model.
+        Raises: RequestError for a name that cannot be or is one too many, or if the engine has no adapters;
+        ModelFileError, UnsupportedModelError for files that do not fit the model.
         """
+        if name not in self._by_name and len(self._by_name) >= self._most:
+            raise RequestError(
+                f"{self._most} adapters are loaded, and {self._config.options.max_loaded_loras} may be beside those of "
+                "the start: unload one first, or start with more --max-loaded-loras"
+            )
+        self._take(name, path)
+
+    def _take(self, name: str, path: str) -> None:
+        """Check an adapter and make its name known. Raises: as `load`, for any number of names."""
         if not self._config.options.has_adapters:
             raise RequestError("this engine computes no adapters: start it with --enable-lora, or enable_lora=True")
         if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_LEN or not name.isprintable():
@@ -112,7 +122,7 @@ class Adapters:
         known = self._by_name.get(chosen.lora_name)
         path = str(Path(chosen.lora_path).absolute())
         if known is None or known.adapter.path != path or known.stamps != _stamps(Path(path)):
-            self.load(chosen.lora_name, chosen.lora_path)
+            self._take(chosen.lora_name, chosen.lora_path)
         return self._by_name[chosen.lora_name]
 
     def _read(self, name: str, path: str) -> _Loaded:

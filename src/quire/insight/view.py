@@ -13,6 +13,7 @@ from quire.types import NULL_BLOCK_ID
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 MAX_STEPS = 64
+MAX_BLOCKS = 1 << 16
 
 
 def view_mask(trace: EngineTrace, step: Line) -> Picture:
@@ -51,12 +52,13 @@ def view_blocks(trace: EngineTrace, step: Line) -> Picture:
         return "cached" if block in state.cached else "free"
 
     used = max([*references, *state.cached, 0]) + 1
-    shown = min(num_blocks, -(-used // 64) * 64)
+    shown = min(num_blocks, -(-used // 64) * 64, MAX_BLOCKS)
     rows = [
         Row(f"blocks {start} …", [kind_of(block) for block in range(start, min(start + 64, shown))])
         for start in range(0, shown, 64)
     ]
-    rows.append(Row(f"{num_blocks - shown} more", (), "all free") if shown < num_blocks else Row(""))
+    rest = "all free" if shown >= used else "not drawn"
+    rows.append(Row(f"{num_blocks - shown} more", (), rest) if shown < num_blocks else Row(""))
     for name, item in state.requests.items():
         for group, table in enumerate(item.tables):
             entries = " ".join(f"{at}→{block}" for at, block in enumerate(table[:12]))

@@ -70,7 +70,7 @@ def view_mask(trace: EngineTrace, step: Line, letters: Mapping[str, str]) -> Pic
             cells = [*before, *_cells(block, position, scale, window), *behind]
             rows.append(Row(f"{block.letter} token {position}", cells))
     num_rows, num_keys = sum(block.count for block in blocks), sum(block.num_keys for block in blocks)
-    num_pairs = sum(min(end, window or end) for block in blocks for end in range(block.start + 1, block.num_keys + 1))
+    num_pairs = sum(_num_pairs(block.num_keys, window) - _num_pairs(block.start, window) for block in blocks)
     terms = ", ".join(f"{block.letter}: {block.count} at {block.start}" for block in blocks[:8])
     more = f" {len(blocks) - len(shown)} more requests are not drawn." if len(blocks) > len(shown) else ""
     return Picture(
@@ -85,6 +85,12 @@ def view_mask(trace: EngineTrace, step: Line, letters: Mapping[str, str]) -> Pic
         KINDS | owners,
         rows,
     )
+
+
+def _num_pairs(num_tokens: int, window: int | None) -> int:
+    """Return the keys that the first tokens of a request attend to, each itself and those before it in its window."""
+    whole = min(num_tokens, window or num_tokens)
+    return whole * (whole + 1) // 2 + (num_tokens - whole) * whole
 
 
 def _block(trace: EngineTrace, step: Line, share: Line, letter: str) -> _Block:

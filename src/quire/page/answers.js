@@ -3,8 +3,9 @@
  * Next to read: chat.js.
  */
 import { copy } from "./markdown.js";
-import { html } from "./xray.js";
+import { html } from "./drawing.js";
 
+const MAX_DEPTH = 100;
 const idOf = (name) => Number(name.replace("token_id:", ""));
 const decode = (bytes) => new TextDecoder().decode(new Uint8Array(bytes ?? []));
 
@@ -59,9 +60,12 @@ export function statistics({ stats: { usage, timings }, tokens, numBegun, numTog
   return parts.join(" · ");
 }
 
-/** Return JSON on several lines; null for what is no object or list in JSON. */
+/** Return JSON on several lines; null for what is no object or list in JSON, and for what is nested too deep: each line is
+ *  indented by its depth, and 200 kB of brackets would become 400 MB. */
 export function asJson(text) {
   if (!/^\s*[[{]/.test(text)) return null;
+  let depth = 0;
+  for (const [sign] of text.matchAll(/[[\]{}]/g)) if ((depth += "[{".includes(sign) ? 1 : -1) > MAX_DEPTH) return null;
   try {
     return JSON.stringify(JSON.parse(text), null, 2);
   } catch {

@@ -76,8 +76,9 @@ function Chart({ title, x_label, y_label, kind, series, x_most }) {
   const [width, height] = [420, 210];
   const points = series.flatMap((item) => item.points);
   const isLine = kind === "line";
-  const right = x_most ?? Math.max(...points.map((point) => point[isLine ? 0 : 1]), 1e-9);
-  const most = isLine ? Math.max(...points.map((point) => point[1]), 1e-9) : Math.max(...points.map((point) => point[2])) + 1;
+  const largest = (at) => points.reduce((most, point) => Math.max(most, point[at]), 1e-9); // too many for arguments
+  const right = x_most ?? largest(isLine ? 0 : 1);
+  const most = isLine ? largest(1) : largest(2) + 1;
   const x = (value) => 44 + ((width - 54) * value) / right;
   const y = (value) => 8 + (height - 44) * (isLine ? 1 - value / most : value / most);
   const size = (height - 44) / most;

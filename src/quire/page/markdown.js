@@ -2,9 +2,9 @@
  * Markdown of answers as safe HTML: markup in an answer is shown as text, links lead to http, https and mail only, and
  * formulas between dollars or TeX's brackets become MathML. Next to read: math.js, chat.js.
  */
+import { html } from "./drawing.js";
 import { mathml } from "./math.js";
 import MarkdownIt from "./vendor/markdown-it.js";
-import { html } from "./xray.js";
 
 const reader = new MarkdownIt({ html: false, linkify: false, breaks: true });
 const { escapeHtml } = reader.utils;
@@ -27,24 +27,41 @@ reader.validateLink = (address) => /^(https?:|mailto:)/i.test(address.trim());
 // --- Formulas ---------------------------------------------------------------------------------
 
 // Where a formula begins → its end, and whether it stands in a block of its own.
-const MARKS = [["$$", "$$", true], ["\\[", "\\]", true], ["\\(", "\\)", false], ["$", "$", false]];
+const MARKS = [["$$", /(?<!\\)\$(?=\$)/g, true], ["\\[", /\\\]/g, true], ["\\(", /\\\)/g, false], ["$", /(?<!\\)\$/g, false]];
+const EMPTY_LINE = /\n(?=[^\S\n]*\n)/g;
+const LAST_ON_LINE = /(?<=\$\$|\\\])(?=[^\S\n]*(?:\n|$))/g;
+
+/** Return where a pattern is first found in a state's text from a place on; the text's length if nowhere.
+ *  The text is searched once: many beginnings without an end would else each search all of it. */
+function find(state, pattern, start) {
+  const found = (state.places ??= new Map());
+  if (!found.has(pattern)) found.set(pattern, Array.from(state.src.matchAll(pattern), ({ index }) => index));
+  const places = found.get(pattern);
+  let [low, high] = [0, places.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (places[middle] < start) low = middle + 1;
+    else high = middle;
+  }
+  return places[low] ?? state.src.length;
+}
 
 /** Return [its TeX, the place behind it, whether it is a block] of a formula that begins at a place; null without one. */
-function formulaAt(text, place) {
+function formulaAt(state, place) {
+  const text = state.src;
   const [open, close, isBlock] = MARKS.find(([mark]) => text.startsWith(mark, place)) ?? [];
   if (!open) return null;
   const start = place + open.length;
-  let end = text.indexOf(close, start);
-  while (close[0] === "$" && end > 0 && text[end - 1] === "\\") end = text.indexOf(close, end + 1);
-  if (end < 0) return null;
-  const tex = text.slice(start, end);
+  const end = find(state, close, start);
+  if (end === text.length || find(state, EMPTY_LINE, start) < end) return null;
   // Two prices are no formula.
-  const isPrice = open === "$" && (/^\s|\s$/.test(tex) || /\d/.test(text[end + 1] ?? ""));
-  return !tex.trim() || isPrice || /\n\s*\n/.test(tex) ? null : [tex, end + close.length, isBlock];
+  if (open === "$" && (/\s/.test(text[start] + text[end - 1]) || /\d/.test(text[end + 1] ?? ""))) return null;
+  const tex = text.slice(start, end);
+  return tex.trim() ? [tex, end + open.length, isBlock] : null;
 }
 
 reader.inline.ruler.before("escape", "formula", (state, isSilent) => {
-  const found = formulaAt(state.src, state.pos);
+  const found = formulaAt(state, state.pos);
   if (!found || found[1] > state.posMax) return false;
   const [tex, end, isBlock] = found;
   if (!isSilent) Object.assign(state.push("formula", "", 0), { content: tex, meta: isBlock });
@@ -55,11 +72,11 @@ reader.inline.ruler.before("escape", "formula", (state, isSilent) => {
 reader.block.ruler.before("fence", "formulas", (state, line, lastLine, isSilent) => {
   const start = state.bMarks[line] + state.tShift[line];
   if (!/^(\$\$|\\\[)/.test(state.src.slice(start, start + 2))) return false;
-  const found = formulaAt(state.src, start);
-  if (!found) return false;
+  const found = formulaAt(state, start);
+  if (!found || found[1] > state.eMarks[lastLine - 1]) return false;
+  if (find(state, LAST_ON_LINE, found[1]) > found[1]) return false;
   let last = line;
-  while (last < lastLine && state.eMarks[last] < found[1]) last++;
-  if (last === lastLine || state.src.slice(found[1], state.eMarks[last]).trim()) return false;
+  while (state.eMarks[last] < found[1]) last++;
   if (!isSilent) Object.assign(state.push("formula", "", 0), { content: found[0], meta: true, block: true });
   state.line = last + 1;
   return true;

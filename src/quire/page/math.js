@@ -53,8 +53,10 @@ export function mathml(tex, isBlock) {
 
 class Parser {
   constructor(tex) {
-    this.tokens = tex.match(/\\[a-zA-Z]+\*?|\\[\s\S]|\d+(?:[.,]\d+)*|\s+|[\s\S]/gu)?.filter((token) => token.trim()) ?? [];
-    Object.assign(this, { tex, at: 0, depth: 0, font: null, breaks: null });
+    const found = Array.from(tex.matchAll(/\\[a-zA-Z]+\*?|\\[\s\S]|\d+(?:[.,]\d+)*|[^\s]/gu));
+    this.tokens = found.map(([token]) => token);
+    this.places = found.map(({ index }) => index);
+    Object.assign(this, { tex, at: 0, depth: 0, font: null });
   }
 
   next() {
@@ -115,8 +117,8 @@ class Parser {
   argument() {
     const token = this.peek();
     if (!/^\d./.test(token ?? "")) return this.atom();
-    this.tokens.splice(this.at, 1, ...token);
-    return this.atom();
+    this.tokens[this.at] = token.slice(1);
+    return `<mn>${this.styled(token[0])}</mn>`;
   }
 
   /** Return the raw text in braces. */
@@ -214,11 +216,11 @@ class Parser {
 
   /** Return the text in braces, with its spaces, which the tokens do not have. */
   text() {
-    const start = this.tokens.slice(0, this.at).reduce((place, token) => this.tex.indexOf(token, place) + token.length, 0);
+    const open = this.at;
     this.raw();
-    const found = this.tex.slice(start).match(/^\s*\{([^{}]*)\}/);
-    if (!found) throw new Error("no plain text");
-    return found[1].replace(/\\(.)/g, "$1").replaceAll("$", "").replace(/^ | $/g, "\u00a0");
+    const found = this.tex.slice(this.places[open] + 1, this.places[this.at - 1]);
+    if (this.tokens[open] !== "{" || /[{}]/.test(found)) throw new Error("no plain text");
+    return found.replace(/\\(.)/g, "$1").replaceAll("$", "").replace(/^ | $/g, "\u00a0");
   }
 
   inFont(font, isName) {
@@ -250,8 +252,10 @@ class Parser {
 
   /** Skip the distance that may follow a line break: [2pt]. */
   skipDistance() {
-    const end = this.tokens.indexOf("]", this.at);
-    if (this.peek() === "[" && /^\[[\d.]+[a-z]{2}$/.test(this.tokens.slice(this.at, end).join(""))) this.at = end + 1;
+    if (this.peek() !== "[") return;
+    const near = this.tokens.slice(this.at, this.at + 8);
+    const end = near.indexOf("]");
+    if (/^\[[\d.]+[a-z]{2}$/.test(near.slice(0, Math.max(0, end)).join(""))) this.at += end + 1;
   }
 
   environment() {

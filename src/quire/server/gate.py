@@ -181,8 +181,9 @@ class Gate:
         scope[RECORD_KEY].caller = caller
 
     def _check_names(self, scope: Scope) -> None:
-        """Refuse DNS rebinding (a web page under a host name that points here) and forms of other sites.
+        """Refuse DNS rebinding (a web page under a host name that points here), and what pages of other sites send.
 
+        Their pictures, frames and links have no Origin, but `Sec-Fetch-Site`, which programs do not send.
         Raises: ApiError 403.
         """
         host = header_value(scope, b"host") or b""
@@ -191,10 +192,15 @@ class Gate:
                                 "--allowed-hosts", code="host_not_allowed")  # fmt: skip
         # Behind a proxy the browser speaks https and this server http.
         own = (b"http://" + host.lower(), b"https://" + host.lower())
-        for origin in header_values(scope, b"origin"):
-            if origin.lower() not in own and not self._is_allowed_origin(origin):
-                raise ApiError(403, "pages of this origin may not call the server; see --allowed-origins",
-                               code="origin_not_allowed")  # fmt: skip
+        origins = header_values(scope, b"origin")
+        is_open = scope["path"] in OPEN_PATHS or is_page_file(scope["path"])
+        from_site = set(header_values(scope, b"sec-fetch-site")) - {b"same-origin", b"none"}
+        is_foreign = bool(from_site) and not (origins or is_open or "*" in self._origins)
+        if is_foreign or any(
+            origin.lower() not in own and not self._is_allowed_origin(origin) for origin in origins
+        ):  # fmt: skip
+            raise ApiError(403, "pages of this origin may not call the server; see --allowed-origins",
+                           code="origin_not_allowed")  # fmt: skip
 
     def _check_rights(self, scope: Scope) -> None:
         """Decide whether the caller is an administrator. Mutates: `scope`. Raises: ApiError 403 if it must be one."""

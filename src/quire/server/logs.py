@@ -10,9 +10,10 @@ import logging
 import re
 from typing import Any
 
+from quire.errors import escaped
+
 MAX_VALUE_CHARACTERS = 300
 _PLAIN = re.compile(r"[!#-<>-\[\]-~]+")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def use_format(log_format: str) -> None:
@@ -63,8 +64,3 @@ def shown(value: object) -> str:
         return str(value)
     text = value[:MAX_VALUE_CHARACTERS]
     return text if _PLAIN.fullmatch(text) else json.dumps(text)
-
-
-def escaped(text: str) -> str:
-    """Escape control characters, line ends and changes of direction."""
-    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)

@@ -123,7 +123,7 @@ def _stops(
 ) -> Iterator["TourStop"]:  # fmt: skip
     """Load the model, then yield each stop when it is asked for."""
     from quire_lessons.compare.rig import load
-    from quire_lessons.tour import Tour
+    from quire_lessons.tour import Tour, check_length
     from quire_lessons.tour_subject import open_model
     from quire_lessons.tour_work import StepWork
 
@@ -132,6 +132,7 @@ def _stops(
     told.note(f"loading {options.model}" + ", with random weights" * (not checkpoint.tensors))
     config, executor = load(options, checkpoint)
     try:
+        check_length(config, (prompt_len or 0) + max_tokens)
         tokenizer, token_ids = _prompt_ids(config, checkpoint, text, prompt_len, told)
         work = StepWork.measure(config, checkpoint)
         if work is None:
@@ -220,11 +221,11 @@ class Told:
         try:
             yield
         finally:
-            self.output.aside("\r\x1b[K")
+            self.output.clear_line()
 
     def title(self, number: int, stop: "TourStop") -> None:
         """Write a stop's title."""
-        self.output.result(self.output.style(f"{number}. {self._translate(stop.title)}", "bold", sys.stdout))
+        self.output.result(f"{number}. {self._translate(stop.title)}", style="bold")
 
     def line(self, text: str) -> None:
         """Write a line of a stop."""

@@ -6,6 +6,7 @@
 import importlib
 
 from quire.errors import ConfigError, nearest
+from quire_lessons.compare.memory import limited_memory
 from quire_lessons.compare.results import Comparison, Progress, RunSettings
 
 COMPARISONS = {
@@ -23,9 +24,13 @@ COMPARISONS = {
 def run(
     name: str, settings: RunSettings | None = None, progress: Progress = lambda stage, done, total: None
 ) -> Comparison:
-    """Run one comparison. Raises: ConfigError, ModelError, CapacityError; ComparisonError if outputs differ."""
+    """Run one comparison, within a share of the memory that is available.
+
+    Raises: ConfigError, ModelError, CapacityError; ComparisonError if outputs differ.
+    """
     if name not in COMPARISONS:
         raise ConfigError(f"no comparison '{name}'{nearest(name, COMPARISONS)}: it is one of {', '.join(COMPARISONS)}")
     module = importlib.import_module(f"quire_lessons.compare.{name}")
-    comparison: Comparison = module.compare(settings or RunSettings(), progress)
+    with limited_memory():
+        comparison: Comparison = module.compare(settings or RunSettings(), progress)
     return comparison

@@ -5,6 +5,7 @@ Next to read: `runtime/adapter_pool.py`, which keeps the matrices.
 """
 
 import json
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,10 +17,12 @@ from safetensors.numpy import save_file
 from quire.byte_sizes import format_bytes
 from quire.engine.adapters import LoRARequest
 from quire.engine.llm_engine import LLMEngine
-from quire.errors import ComparisonError, ConfigError
+from quire.errors import ComparisonError, ConfigError, MemoryCapacityError
 from quire.runtime.adapter_layout import linear_shapes, num_parameters
+from quire.runtime.hardware import detect_hardware
 from quire.sampling_params import SamplingParams
-from quire_lessons.compare.decodes import DecodeJob, decode
+from quire_lessons.compare.decodes import DecodeJob, decode, load_engine
+from quire_lessons.compare.memory import SHARE, Size
 from quire_lessons.compare.results import FAKE_MODEL, Chart, Comparison, Progress, RunSettings, Series
 
 NUM_REQUESTS, NUM_TOKENS, PROMPT_LEN, RANK = 8, 48, 32, 16
@@ -67,9 +70,10 @@ def compare(settings: RunSettings, progress: Progress) -> Comparison:
         raise ConfigError(f"output_lens={num_tokens}: compare adapters counts tokens behind the first: 2 or more fit")
     prompt_len = settings.prompt_lens[0] if settings.prompt_lens else PROMPT_LEN
     progress(f"loading {model}", 0, 1)
-    engine = LLMEngine.from_options(
-        model, max_num_seqs=count, max_model_len=settings.context or prompt_len + num_tokens, seed=settings.seed,
-        enable_prefix_caching=False, batch_invariant=True, speculative="off", enable_lora=True,
+    engine = load_engine(
+        model, Size("requests", count, lambda number: {"max_num_seqs": number}),
+        max_model_len=settings.context or prompt_len + num_tokens, seed=settings.seed, enable_prefix_caching=False,
+        batch_invariant=True, speculative="off", enable_lora=True,
     )  # fmt: skip
     everyone: list[int | None] = list(range(count))
     modes = [
@@ -79,6 +83,7 @@ def compare(settings: RunSettings, progress: Progress) -> Comparison:
     try:
         with tempfile.TemporaryDirectory(prefix="quire-adapters-") as folder:
             shapes = linear_shapes(engine.config.model.hf_config)
+            check_files(count, rank, 2 * num_parameters(shapes, rank), shutil.disk_usage(folder).free)
             adapters = _make(Path(folder), shapes, rank, count, settings.seed, progress)
             jobs = _Jobs(engine, adapters, settings.seed, prompt_len, num_tokens)
             for turn, mode in enumerate([*modes, *reversed(modes)] * NUM_ROUNDS):
@@ -90,6 +95,16 @@ def compare(settings: RunSettings, progress: Progress) -> Comparison:
     shown = {"model": model, "seed": settings.seed, "requests": count, "rank": rank, "tokens": num_tokens}
     title = f"{count} requests at a time, {num_tokens} tokens each, adapters of rank {rank} on {len(shapes)} layers"
     return _result(modes, engine.config.weight_bytes, 2 * num_parameters(shapes, rank), title, shown, num_equal)
+
+
+def check_files(count: int, rank: int, adapter_bytes: int, free_bytes: int) -> None:
+    """Raises: MemoryCapacityError if the adapters take more than a share of the disk or of the available memory."""
+    most = int(min(SHARE * free_bytes, detect_hardware("cpu").available_memory_bytes)) // adapter_bytes
+    if count > most:
+        raise MemoryCapacityError(
+            f"{count} adapters of rank {rank} need {format_bytes(count * adapter_bytes)} of memory and of disk, more "
+            f"than {SHARE:.0%} of what is available: requests={most} fits"
+        )
 
 
 def _make(

@@ -9,6 +9,7 @@ from typing import Any
 from quire.byte_sizes import format_bytes
 from quire.cache_spec import CacheSpec, LatentKV, PagedKV
 from quire.errors import ConfigError
+from quire_lessons.compare.memory import Size
 from quire_lessons.compare.results import FAKE_MODEL, Chart, Comparison, Progress, RunSettings, Series, percentile
 from quire_lessons.compare.rig import Rig, TimedRequest
 
@@ -17,6 +18,8 @@ LLAMA_2_7B = (32, 32, 128)
 RANK, ROTARY_SIZE = 512, 64
 """Latent vector and rotary part of DeepSeek-V3's MLA."""
 DTYPE_BYTES = 2
+CHUNK = 2048
+"""Tokens of a step: queries, keys and values of 131,072 at once take 6 GiB."""
 NUM_DECODES = 8
 
 
@@ -82,14 +85,18 @@ def measure(settings: RunSettings, spec: PagedKV, num_heads: int, context: int, 
         "vocab_size": 256, "max_position_embeddings": context, "rms_norm_eps": 1e-5, "hidden_act": "silu",
         "sliding_window": spec.window, "tie_word_embeddings": True, "rope_theta": 10000.0,
     }  # fmt: skip
+
+    def options(length: int) -> dict[str, int]:
+        return {"max_model_len": length, "num_blocks_override": -(-length // 16) + 4}
+
     rig = Rig(
-        settings, "random weights", lambda *_: None, config, load_format="dummy", dtype="bfloat16", max_num_seqs=1,
-        max_model_len=context, max_num_batched_tokens=context, block_size=16,
-        num_blocks_override=-(-context // 16) + 4,
+        settings, "random weights", lambda *_: None, config, Size("context", context, options), load_format="dummy",
+        dtype="bfloat16", max_num_seqs=1, max_num_batched_tokens=CHUNK, block_size=16,
     )  # fmt: skip
     prompt = tuple(at % 256 for at in range(context - NUM_DECODES))
     run = rig.drive("attention", [TimedRequest(prompt, NUM_DECODES)], times_ops=True)
-    times = [op.microseconds for step in run.steps[1:] for op in step.ops if op.name.startswith("Attend:")]
+    decodes = run.steps[1 - NUM_DECODES :]
+    times = [op.microseconds for step in decodes for op in step.ops if op.name.startswith("Attend:")]
     return percentile(times, 0.5) / 1e6 if times else None
 
 

@@ -6,7 +6,7 @@ batch is full, no further request will come, or (dynamic) a timer has run out. N
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from quire.events import EventLog
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.scheduler import Scheduler
 from quire_lessons.compare.figure import cell_text
+from quire_lessons.compare.memory import Size, checked
 from quire_lessons.compare.results import FAKE_MODEL, Chart, Comparison, Progress, RunSettings, Series, percentile
 from quire_lessons.compare.rig import Clock, Rig, Run, TimedRequest, check_outputs_equal, draw_prompt, given_jobs
 
@@ -64,11 +65,15 @@ def compare(settings: RunSettings, progress: Progress) -> Comparison:
     lengths = settings.lengths()
     settings.check_context("batching")
     longest = settings.context or max(map(sum, lengths), default=512 if is_fake else 128)
-    rig = Rig(
-        settings, model, progress, max_num_seqs=settings.slots, max_model_len=longest, block_size=16,
-        max_num_batched_tokens=max(2048, settings.slots * longest),
-        num_blocks_override=settings.slots * -(-longest // 16) + 2,
-    )  # fmt: skip
+
+    def options(length: int) -> dict[str, int]:
+        return {
+            "max_model_len": length, "max_num_batched_tokens": max(2048, settings.slots * length),
+            "num_blocks_override": settings.slots * -(-length // 16) + 2,
+        }  # fmt: skip
+
+    size = Size("context", longest, options)
+    rig = Rig(settings, model, progress, size=size, max_num_seqs=settings.slots, block_size=16)
     num_requests = len(lengths) or settings.requests or (256 if is_fake else 32)
     step = 1.0 if is_fake else _step_seconds(rig, settings.slots, longest)
     mean_steps = sum(tokens for _, tokens in lengths) / len(lengths) if lengths else MEAN_OUTPUT * longest
@@ -111,14 +116,20 @@ def compare(settings: RunSettings, progress: Progress) -> Comparison:
 
 
 def workload(seed: int, num_requests: int, rate: float, longest: int, vocab_size: int) -> list[TimedRequest]:
-    """Poisson arrivals; prompts and outputs of exponential length, together at most `longest` tokens."""
-    generator, arrival, jobs = random.Random(seed), 0.0, []
-    for _ in range(num_requests):
-        prompt_len = max(4, min(longest // 2, round(generator.expovariate(1 / (MEAN_PROMPT * longest)))))
-        num_tokens = max(4, min(longest // 2, round(generator.expovariate(1 / (MEAN_OUTPUT * longest)))))
-        jobs.append(TimedRequest(draw_prompt(generator, prompt_len, vocab_size), num_tokens, arrival))
-        arrival += generator.expovariate(rate)
-    return jobs
+    """Poisson arrivals; prompts and outputs of exponential length, together at most `longest` tokens.
+
+    Raises: MemoryCapacityError.
+    """
+
+    def draw() -> Iterator[TimedRequest]:
+        generator, arrival = random.Random(seed), 0.0
+        for _ in range(num_requests):
+            prompt_len = max(4, min(longest // 2, round(generator.expovariate(1 / (MEAN_PROMPT * longest)))))
+            num_tokens = max(4, min(longest // 2, round(generator.expovariate(1 / (MEAN_OUTPUT * longest)))))
+            yield TimedRequest(draw_prompt(generator, prompt_len, vocab_size), num_tokens, arrival)
+            arrival += generator.expovariate(rate)
+
+    return checked(draw())
 
 
 def _step_seconds(rig: Rig, slots: int, longest: int) -> float:

@@ -13,6 +13,7 @@ import numpy as np
 from quire.errors import ComparisonError, ConfigError
 from quire.scheduler.scheduler import Scheduler
 from quire.types import SchedulerOutput
+from quire_lessons.compare.memory import Size
 from quire_lessons.compare.results import Chart, Comparison, Progress, RunSettings, Series
 from quire_lessons.compare.rig import RecordedStep, Rig, Run, TimedRequest, check_outputs_equal, draw_prompt
 
@@ -63,10 +64,15 @@ def compare(settings: RunSettings, progress: Progress) -> Comparison:
     model, num_requests = settings.model or "smollm2", settings.requests or 1
     prompt_len, output_lens = _lengths(settings)
     context = prompt_len + max(output_lens)
-    rig = Rig(
-        settings, model, progress, max_num_seqs=num_requests, max_model_len=context, block_size=16,
-        max_num_batched_tokens=context * num_requests, num_blocks_override=num_requests * -(-context // 16) + 2,
-    )  # fmt: skip
+
+    def options(length: int) -> dict[str, int]:
+        return {
+            "max_model_len": length, "max_num_batched_tokens": length * num_requests,
+            "num_blocks_override": num_requests * -(-length // 16) + 2,
+        }  # fmt: skip
+
+    size = Size("context", context, options)
+    rig = Rig(settings, model, progress, size=size, max_num_seqs=num_requests, block_size=16)
     generator, vocab_size = random.Random(settings.seed), rig.config.model.vocab_size
     texts = [draw_prompt(generator, context, vocab_size) for _ in range(num_requests)]
     rig.drive("warm-up", [TimedRequest(text[:prompt_len], min(4, max(output_lens))) for text in texts])

@@ -1,4 +1,4 @@
-"""`decode`: requests that start at once on an engine, and the speed of their decode steps.
+"""`load_engine`, and `decode`: requests that start at once on an engine, and the speed of their decode steps.
 
 Next to read: `speculation.py` and `adapters.py`, which compare engines and adapters by it.
 """
@@ -8,11 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quire.config import EngineOptions
 from quire.engine.adapters import LoRARequest
+from quire.engine.build import resolve_config
 from quire.engine.llm_engine import LLMEngine
-from quire.errors import EngineError
+from quire.errors import EngineError, MemoryCapacityError
+from quire.insight.compare.memory import Size
 from quire.outputs import RequestOutput
 from quire.sampling_params import SamplingParams
+from quire.weights.checkpoint import open_checkpoint
+from quire.weights.sources import resolve_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,20 @@ class Decodes:
     num_tokens: int
     seconds: float
     first_event: int
+
+
+def load_engine(model: str, size: Size, **options: Any) -> LLMEngine:
+    """Load an engine. `options`: of `EngineOptions`, beside those of the setting `size`.
+
+    Raises: ConfigError, ModelError, CapacityError.
+    """
+    try:
+        return LLMEngine.from_options(model, **options, **size.options(size.value))
+    except MemoryCapacityError as error:
+        checkpoint = open_checkpoint(resolve_source(model))
+        raise size.refusal(
+            error, lambda more: resolve_config(EngineOptions(model=model, **options, **more), checkpoint)
+        ) from None
 
 
 def decode(engine: LLMEngine, name: str, jobs: Sequence[DecodeJob]) -> Decodes:

@@ -5,7 +5,7 @@ Next to read: `allocators.py`.
 
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from quire.byte_sizes import format_bytes
@@ -16,6 +16,7 @@ from quire.events import EventLog
 from quire.scheduler.blocks import BlockManager
 from quire.scheduler.scheduler import Scheduler
 from quire_lessons.compare.allocators import Buddy, Contiguous, RunAllocator, RunBlocks
+from quire_lessons.compare.memory import Size, checked
 from quire_lessons.compare.results import FAKE_MODEL, Chart, Comparison, Progress, RunSettings, Series
 from quire_lessons.compare.rig import Clock, Rig, Run, TimedRequest, check_outputs_equal, draw_prompt, given_jobs
 
@@ -71,9 +72,10 @@ def compare(settings: RunSettings, progress: Progress) -> Comparison:
         raise ConfigError(f"context={context} is not a power of two, which the buddy allocator needs")
     num_requests = len(lengths) or settings.requests or (128 if is_fake else 24)
     pool_bytes = settings.pool_bytes or POOL_BYTES * context // CONTEXT
+    size = Size("pool", pool_bytes, lambda num_bytes: {"kv_cache_memory_bytes": num_bytes})
     rig = Rig(
-        settings, model, progress, max_num_seqs=256, max_model_len=context, block_size=BLOCK_SIZE,
-        kv_cache_memory_bytes=pool_bytes, max_num_batched_tokens=max(2048, context),
+        settings, model, progress, size=size, max_num_seqs=256, max_model_len=context, block_size=BLOCK_SIZE,
+        max_num_batched_tokens=max(2048, context),
     )  # fmt: skip
     config = rig.config.scheduler
     vocab_size = rig.config.model.vocab_size
@@ -113,14 +115,20 @@ def compare(settings: RunSettings, progress: Progress) -> Comparison:
 
 
 def workload(seed: int, num_requests: int, rate: float | None, context: int, vocab_size: int) -> list[TimedRequest]:
-    """Requests of lognormal total length, half of it prompt; all there at once, or with Poisson arrivals."""
-    generator, arrival, jobs = random.Random(seed), 0.0, []
-    for _ in range(num_requests):
-        length = max(16, min(context, round(generator.lognormvariate(math.log(MEDIAN * context), SIGMA))))
-        jobs.append(TimedRequest(draw_prompt(generator, length // 2, vocab_size), length - length // 2, arrival))
-        if rate is not None:
-            arrival += generator.expovariate(rate)
-    return jobs
+    """Requests of lognormal total length, half of it prompt; all there at once, or with Poisson arrivals.
+
+    Raises: MemoryCapacityError.
+    """
+
+    def draw() -> Iterator[TimedRequest]:
+        generator, arrival = random.Random(seed), 0.0
+        for _ in range(num_requests):
+            length = max(16, min(context, round(generator.lognormvariate(math.log(MEDIAN * context), SIGMA))))
+            yield TimedRequest(draw_prompt(generator, length // 2, vocab_size), length - length // 2, arrival)
+            if rate is not None:
+                arrival += generator.expovariate(rate)
+
+    return checked(draw())
 
 
 def _drive(

@@ -10,7 +10,7 @@ import random
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from quire.resolve import resolve
 from quire.sampling_params import SamplingParams
 from quire.scheduler.scheduler import Scheduler
 from quire.types import RequestResult, ScheduledRequest, SchedulerOutput, StepResult
+from quire_lessons.compare.memory import Size, checked
 from quire_lessons.compare.results import FAKE_MODEL, Progress, RunSettings
 
 if TYPE_CHECKING:
@@ -183,33 +184,34 @@ class Rig:
         model: str,
         progress: Progress,
         hf_config: Mapping[str, Any] | None = None,
+        size: Size | None = None,
         **options: Any,
     ) -> None:
-        """`hf_config`: of a model with random weights, in place of `model`; `options`: of `EngineOptions`.
+        """`hf_config`: of a model with random weights, in place of `model`; `options`: of `EngineOptions`, beside those
+        of the setting `size`.
 
         Raises: ConfigError, ModelError, CapacityError.
         """
         self.progress = progress
-        chosen = EngineOptions(
-            model=model,
-            seed=settings.seed,
-            enable_prefix_caching=False,
-            multi_step_decode=1,
-            speculative="off",
-            batch_invariant=True,
-            **options,
-        )
         self.is_fake = model == FAKE_MODEL
         self.unit = "steps" if self.is_fake else "seconds"
+        if not self.is_fake:
+            progress(f"loading {model}", 0, 1)
+        checkpoint = None if self.is_fake else _open(model, hf_config)
+
+        def decide(more: Mapping[str, Any]) -> EngineConfig:
+            chosen = EngineOptions(
+                model=model, seed=settings.seed, enable_prefix_caching=False, multi_step_decode=1, speculative="off",
+                batch_invariant=True, **options, **more,
+            )  # fmt: skip
+            return _resolve(chosen, checkpoint)
+
         try:
-            if self.is_fake:
-                self.config = resolve(chosen, Hardware("cpu", 1 << 36, 1 << 36, True, 1), fake_model())
-                self.executor: Executor = FakeExecutor(self.config)
-            else:
-                progress(f"loading {model}", 0, 1)
-                self.config, self.executor = load(chosen, _open(model, hf_config))
+            self.config = decide({} if size is None else size.options(size.value))
         except (ConfigError, MemoryCapacityError) as error:
-            raise type(error)(_rename_options(error.message)) from None
+            refusal = size.refusal(error, decide) if size and isinstance(error, MemoryCapacityError) else error
+            raise type(error)(_rename_options(refusal.message)) from None
+        self.executor: Executor = FakeExecutor(self.config) if checkpoint is None else _load(self.config, checkpoint)
         self._num_runs = 0
 
     def drive(
@@ -289,11 +291,23 @@ def check_outputs_equal(runs: Mapping[str, Run]) -> int:
 
 def load(options: EngineOptions, checkpoint: "Checkpoint") -> tuple[EngineConfig, "Executor"]:
     """Load a model without its tokenizer. Raises: ConfigError, ModelError, CapacityError."""
+    config = _resolve(options, checkpoint)
+    return config, _load(config, checkpoint)
+
+
+def _resolve(options: EngineOptions, checkpoint: "Checkpoint | None") -> EngineConfig:
+    """Decide how to run a checkpoint, or the fake model without one."""
+    if checkpoint is None:
+        return resolve(options, Hardware("cpu", 1 << 36, 1 << 36, True, 1), fake_model())
     from quire.engine.build import resolve_config
+
+    return resolve_config(options, checkpoint)
+
+
+def _load(config: EngineConfig, checkpoint: "Checkpoint") -> "Executor":
     from quire.parallel.tensor_parallel import create_executor
 
-    config = resolve_config(options, checkpoint)
-    return config, create_executor(config, checkpoint)
+    return create_executor(config, checkpoint)
 
 
 def _tokens(output: Any, job: TimedRequest) -> tuple[int, ...]:
@@ -334,13 +348,19 @@ def fake_model() -> ModelConfig:
 def given_jobs(
     seed: int, lengths: Sequence[tuple[int, int]], rate: float | None, vocab_size: int
 ) -> list[TimedRequest]:
-    """Requests of given prompt and output lengths; all there at once, or with Poisson arrivals."""
-    generator, arrival, jobs = random.Random(seed), 0.0, []
-    for prompt_len, num_tokens in lengths:
-        jobs.append(TimedRequest(draw_prompt(generator, prompt_len, vocab_size), num_tokens, arrival))
-        if rate is not None and rate != math.inf:
-            arrival += generator.expovariate(rate)
-    return jobs
+    """Requests of given prompt and output lengths; all there at once, or with Poisson arrivals.
+
+    Raises: MemoryCapacityError.
+    """
+
+    def draw() -> Iterator[TimedRequest]:
+        generator, arrival = random.Random(seed), 0.0
+        for prompt_len, num_tokens in lengths:
+            yield TimedRequest(draw_prompt(generator, prompt_len, vocab_size), num_tokens, arrival)
+            if rate is not None and rate != math.inf:
+                arrival += generator.expovariate(rate)
+
+    return checked(draw())
 
 
 def draw_prompt(generator: random.Random, length: int, vocab_size: int) -> tuple[int, ...]:

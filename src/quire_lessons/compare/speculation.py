@@ -13,8 +13,9 @@ from quire.errors import ComparisonError, ConfigError
 from quire.events import EventKind
 from quire.sampling_params import SamplingParams
 from quire.structured_outputs import StructuredOutputsParams
-from quire_lessons.compare.decodes import DecodeJob, decode
+from quire_lessons.compare.decodes import DecodeJob, decode, load_engine
 from quire_lessons.compare.draft_texts import WORKLOADS, prompt_of
+from quire_lessons.compare.memory import Size
 from quire_lessons.compare.results import FAKE_MODEL, Chart, Comparison, Progress, RunSettings, Series
 
 NUM_TOKENS = 96
@@ -84,10 +85,11 @@ def compare(settings: RunSettings, progress: Progress) -> Comparison:
 def load_engines(model: str, settings: RunSettings, progress: Progress, **options: Any) -> dict[str, LLMEngine]:
     """Load an engine per mode. `options`: of `EngineOptions`. Raises: ConfigError, ModelError, CapacityError."""
     progress(f"loading {model}", 0, 1)
+    size = Size("requests", settings.requests or 1, lambda number: {"max_num_seqs": number})
     return {
-        mode: LLMEngine.from_options(
-            model, max_num_seqs=settings.requests or 1, max_model_len=settings.context or 2048, seed=settings.seed,
-            enable_prefix_caching=False, batch_invariant=True, speculative=value, **options,
+        mode: load_engine(
+            model, size, max_model_len=settings.context or 2048, seed=settings.seed, enable_prefix_caching=False,
+            batch_invariant=True, speculative=value, **options,
         )
         for mode, value in MODES.items()
     }  # fmt: skip

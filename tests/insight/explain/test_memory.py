@@ -26,6 +26,13 @@ def rows(explained: Explained, title: str = "Settings side by side") -> list[dic
     return [dict(zip(part.header, row, strict=True)) for row in part.rows]
 
 
+def test_prompt_in_more_chunks_than_a_table_shows_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--chunk 1 cuts .* more than 1024 chunks: --chunk 976563 fits"):
+        explain("Llama-2-7B", ctx=10**9, chunk=1, batches=(1,))
+    found = explain("Llama-2-7B", ctx=2000, chunk=20, batches=(1,))
+    assert len(rows(found, "Prompt of 2000 tokens in chunks of 20")) == 101
+
+
 def test_prompt_of_10000_tokens_has_its_kv_scores_and_activations_by_chunk() -> None:
     found = explain("Llama-2-7B", ctx=10_000, chunk=4096, batches=(1,))
     quantity = found.report.quantity

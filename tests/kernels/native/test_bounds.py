@@ -24,6 +24,7 @@ from tests.kernels.native.packed_weights import (
     run,
     whole_blocks,
 )
+from tests.kernels.native.test_experts import Experts, random_step
 
 NUM_OUTPUTS = (257, 273)
 """Enough for 64 rows at once; an odd number of tiles and an even one."""
@@ -123,10 +124,35 @@ def attend_at_the_wall(isa: str) -> None:
             Runner(pool, Extras(), max_tokens=count, allocate=allocate).run([(0, start, count)])
 
 
+class ExpertsAtTheWall(Experts):
+    """Experts whose rows end where no page may be touched, without a column beside."""
+
+    def rows(self, values: np.ndarray) -> np.ndarray:
+        rows = np.ascontiguousarray(super().rows(values))
+        address = before_a_wall(rows.nbytes)
+        ctypes.memmove(address, rows.ctypes.data, rows.nbytes)
+        memory = (ctypes.c_uint8 * rows.nbytes).from_address(address)
+        return np.frombuffer(memory, rows.dtype).reshape(rows.shape)
+
+
+def route_at_the_wall(isa: str) -> None:
+    """Rows of odd width too, which bf16 weights multiply in pairs; what is behind a row changes nothing."""
+    _native.set_isa(isa)
+    for format_name, width, num_tokens in itertools.product(("f32", "bf16", "q4"), (35, 96), (1, 2, 70)):
+        experts = [kind(format_name, width=width) for kind in (Experts, ExpertsAtTheWall)]
+        values, logits = random_step(num_tokens, experts[0])
+        values[1::2] = np.nan
+        logits[1::2, :3], logits[::2, 3:] = -100, -100  # no expert has rows with NaN and without
+        with np.errstate(invalid="ignore"):
+            usual, at_the_wall = (item.run(values, logits) for item in experts)
+        assert np.array_equal(usual[::2].view(np.uint32), at_the_wall[::2].view(np.uint32))
+        assert np.isfinite(usual[::2]).all()
+
+
 def run_all() -> None:
     torch.set_num_threads(1)
     for isa, action in itertools.product(
-        ISAS, (multiply_at_the_wall, fetch_at_the_wall, sample_at_the_wall, attend_at_the_wall)
+        ISAS, (multiply_at_the_wall, fetch_at_the_wall, sample_at_the_wall, attend_at_the_wall, route_at_the_wall)
     ):
         print(action.__name__, isa, flush=True)
         action(isa)

@@ -352,3 +352,12 @@ async def test_answers_and_refusals_are_passed_on() -> None:
                 "text/event-stream",
             )
             assert answer.body.endswith(b"data: [DONE]\n\n")
+
+
+@in_loop
+async def test_router_decides_which_pages_may_call() -> None:
+    async with AsyncExitStack() as stack:
+        router, _ = await two(stack, allowed_origins=("https://a.example",))
+        for origin, status in (("https://a.example", 200), ("https://b.example", 403)):
+            answer = await router.chat(headers={"Origin": origin, "Sec-Fetch-Site": "cross-site"})
+            assert answer.status == status

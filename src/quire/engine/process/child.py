@@ -36,7 +36,7 @@ from quire.engine.process.messages import (
 )
 from quire.engine.process.statistics import Meter
 from quire.engine.recorder import Recorder
-from quire.errors import EngineDeadError, EngineError, ModelFileError, QueueTimeoutError, QuireError
+from quire.errors import EngineDeadError, EngineError, ModelFileError, QueueTimeoutError, QuireError, escaped
 from quire.garbage import without_collections
 from quire.logs import follow_environment
 from quire.outputs import RequestOutput
@@ -252,7 +252,7 @@ def serve(channel: EngineChannel, build: Callable[[Start], "LLMEngine"]) -> int:
     try:
         EngineLoop(engine, channel).run()
     except EngineError as error:
-        sys.stderr.write(f"error[{error.code}]: {error.message}\n")
+        sys.stderr.write(f"error[{error.code}]: {escaped(error.message)}\n")
         return error.exit_code
     finally:
         engine.shutdown()

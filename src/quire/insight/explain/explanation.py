@@ -25,7 +25,7 @@ from quire.insight.explain.memory import (
 from quire.insight.explain.phases import Phase, phase_section
 from quire.insight.explain.rank_model import RankModel, trace_rank
 from quire.insight.explain.report import Quantity, Report, Section
-from quire.insight.explain.settings import Settings
+from quire.insight.explain.settings import MAX_CHUNKS, Settings
 from quire.insight.explain.subject import STORED
 from quire.insight.picture import counted
 from quire.kernels.instruction import StepShape
@@ -141,6 +141,11 @@ def _notes(settings: Settings, model: ModelConfig, checkpoint: Checkpoint) -> li
     """Return what a reader must know before the figures. Raises: ConfigError for lengths that contradict each other."""
     if settings.chunk is not None and settings.chunk > settings.ctx:
         raise ConfigError(f"--chunk {settings.chunk} exceeds --ctx {settings.ctx}: --chunk {settings.ctx} fits")
+    if settings.chunk is not None and -(-settings.ctx // settings.chunk) > MAX_CHUNKS:
+        raise ConfigError(
+            f"--chunk {settings.chunk} cuts --ctx {settings.ctx} into more than {MAX_CHUNKS} chunks: --chunk "
+            f"{-(-settings.ctx // MAX_CHUNKS)} fits"
+        )
     if settings.max_model_len and settings.ctx > settings.max_model_len[0]:
         limit = settings.max_model_len[0]
         raise ConfigError(f"--ctx {settings.ctx} exceeds --max-model-len {limit}: --ctx {limit} fits")

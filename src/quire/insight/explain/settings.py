@@ -12,6 +12,8 @@ from quire.errors import ConfigError
 
 DEFAULT_UTILIZATION = EngineOptions.gpu_memory_utilization
 MAX_VARIANTS = 64
+MAX_CHUNKS = 1024
+"""Rows of the table of a prompt's chunks; each takes 8 ms."""
 
 
 @dataclass(frozen=True, slots=True)

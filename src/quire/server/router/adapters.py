@@ -12,6 +12,9 @@ from quire.server.errors import ApiError
 from quire.server.router.fleet import Fleet
 from quire.server.router.replica import LOAD_PATH, UNLOAD_PATH, Replica
 
+MAX_UNLOADED = 256
+"""Names that are remembered as unloaded, for replicas that were away meanwhile."""
+
 
 class _NamedAdapter(msgspec.Struct):
     lora_name: str
@@ -31,7 +34,11 @@ async def change_adapters(fleet: Fleet, path: str, body: bytes) -> Response:
     # A name that only some of them know is unloaded from these.
     is_done = len(good) == len(ready) or (path == UNLOAD_PATH and bool(good))
     if name is not None and is_done:
+        fleet.adapters.pop(name, None)  # the newest comes last
         fleet.adapters[name] = body if path == LOAD_PATH else None
+        unloaded = [known for known, loading in fleet.adapters.items() if loading is None]
+        for known in unloaded[:-MAX_UNLOADED]:
+            del fleet.adapters[known]
     elif name is not None and path == LOAD_PATH and name not in fleet.adapters:
         await asyncio.gather(*(_unload(replica, name) for replica in good))
     await asyncio.gather(*(replica.read_models() for replica in ready))

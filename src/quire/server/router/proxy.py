@@ -32,7 +32,9 @@ HOP_HEADERS = frozenset({
     b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade",
 })  # fmt: skip
 """Headers of one connection (RFC 9110, section 7.6.1)."""
-OWN_HEADERS = frozenset({b"host", b"content-length", b"expect", b"origin", b"x-request-id", CLIENT_HEADER, SALT_HEADER})
+OWN_HEADERS = frozenset({
+    b"host", b"content-length", b"expect", b"origin", b"sec-fetch-site", b"x-request-id", CLIENT_HEADER, SALT_HEADER,
+})  # fmt: skip
 """Headers of a request that the router writes itself, or has checked."""
 OWN_ANSWER_HEADERS = frozenset({b"date", b"server", b"x-request-id", b"request-id"})
 RESPONSES_PATH = "/v1/responses"

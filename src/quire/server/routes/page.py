@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -157,6 +158,7 @@ async def _output_of(arguments: list[str]) -> dict[str, Any]:
     try:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
+            Path(f"/proc/{process.pid}/oom_score_adj").write_text("1000")  # killed first where memory runs out
         output, errors = await asyncio.wait_for(process.communicate(), MAX_CHILD_S)
     except TimeoutError:
         raise ApiError(504, f"`quire {arguments[0]}` took longer than {MAX_CHILD_S:.0f} s", code="timeout") from None
