@@ -193,9 +193,8 @@ class Gate:
         # Behind a proxy the browser speaks https and this server http.
         own = (b"http://" + host.lower(), b"https://" + host.lower())
         origins = header_values(scope, b"origin")
-        is_open = scope["path"] in OPEN_PATHS or is_page_file(scope["path"])
         from_site = set(header_values(scope, b"sec-fetch-site")) - {b"same-origin", b"none"}
-        is_foreign = bool(from_site) and not (origins or is_open or "*" in self._origins)
+        is_foreign = bool(from_site) and not (origins or is_open(scope["path"]) or "*" in self._origins)
         if is_foreign or any(
             origin.lower() not in own and not self._is_allowed_origin(origin) for origin in origins
         ):  # fmt: skip

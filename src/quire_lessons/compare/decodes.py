@@ -13,11 +13,11 @@ from quire.engine.adapters import LoRARequest
 from quire.engine.build import resolve_config
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import EngineError, MemoryCapacityError
-from quire.insight.compare.memory import Size
 from quire.outputs import RequestOutput
 from quire.sampling_params import SamplingParams
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.sources import resolve_source
+from quire_lessons.compare.memory import Size
 
 
 @dataclass(frozen=True, slots=True)
