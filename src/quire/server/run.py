@@ -22,7 +22,7 @@ import uvicorn
 
 from quire.config import EngineOptions
 from quire.errors import ConfigError, QuireError
-from quire.server.connection import ACCEPTED_AT_ONCE, Connection
+from quire.server.connection import ACCEPTED_AT_ONCE, Connection, Places
 from quire.server.gate import Gate
 from quire.server.keys import KeyRing
 from quire.server.logs import use_format
@@ -116,6 +116,7 @@ class HttpServer(uvicorn.Server):
             timeout_graceful_shutdown=LAST_WORDS_S, log_level=logging.WARNING,
         )  # fmt: skip
         super().__init__(config)
+        self.server_state = Places()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
