@@ -33,6 +33,8 @@ of 4 MiB needs 32 KiB."""
 MAX_PIPELINED = 16
 SOCKET_BUFFER_BYTES = 96 << 10
 """The kernel doubles it: less than 256 KiB wait for a slow reader."""
+READ_BYTES = 32 << 10
+"""Most bytes that are read of a connection before the gate has looked at the head of its request."""
 ACCEPTED_AT_ONCE = 32
 """Connections that the event loop accepts in one iteration; further ones wait in the kernel."""
 SPARE_FILES = 4 * ACCEPTED_AT_ONCE + 64
@@ -143,6 +145,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         # The client has read everything whenever writing is not paused.
         transport.set_write_buffer_limits(high=0)
+        transport.max_size = READ_BYTES  # type: ignore[attr-defined]
         connected = transport.get_extra_info("socket")
         with contextlib.suppress(OSError):
             # asyncio does so only where the listening socket names its protocol. Without it the first token on a
@@ -342,6 +345,8 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Limit the time to read the answer; discard the rest of a request that was answered before it was read."""
         super().on_response_complete()
+        if self.cycle.response_complete:
+            self.cycle.body.clear()  # of a request that was answered before it was read
         if self._is_in_body and self.cycle.response_complete and not self.transport.is_closing():
             self._linger()
         self._watch_reading()

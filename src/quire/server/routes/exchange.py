@@ -40,7 +40,7 @@ async def read_body(request: Request, kind: type[_B]) -> _B:
         given = json.dumps(media_type[:100]) if media_type else "none"
         message = f"the body must be JSON, with Content-Type: application/json; it has {given}"
         raise ApiError(415, message, code="unsupported_media_type")
-    data = await request.body()
+    data = b"".join([piece async for piece in request.stream() if piece])  # unlike `body()`, it keeps nothing
     is_large = len(data) > LARGE_BYTES
     body = await asyncio.to_thread(parse_body, kind, data) if is_large else parse_body(kind, data)
     state, record_of(request).adapter = models_of(request).choose(getattr(body, "model", None))
