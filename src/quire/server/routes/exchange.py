@@ -20,6 +20,7 @@ from quire.server.models import hold_model, models_of
 from quire.server.protocol.fields import Body
 from quire.server.protocol.validation import parse_body
 from quire.server.request_record import Caller, record_of
+from quire.server.routing import body_of
 from quire.server.state import STATE_KEY, ServerState, state_of
 from quire.types import Request as EngineRequest
 
@@ -40,7 +41,7 @@ async def read_body(request: Request, kind: type[_B]) -> _B:
         given = json.dumps(media_type[:100]) if media_type else "none"
         message = f"the body must be JSON, with Content-Type: application/json; it has {given}"
         raise ApiError(415, message, code="unsupported_media_type")
-    data = b"".join([piece async for piece in request.stream() if piece])  # unlike `body()`, it keeps nothing
+    data = await body_of(request)
     is_large = len(data) > LARGE_BYTES
     body = await asyncio.to_thread(parse_body, kind, data) if is_large else parse_body(kind, data)
     state, record_of(request).adapter = models_of(request).choose(getattr(body, "model", None))
