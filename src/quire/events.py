@@ -103,6 +103,10 @@ class EventLog:
         newest = list(islice(reversed(self._events), self.num_recorded - num_seen))
         return [Event(*item) for item in reversed(newest)]
 
+    def forget(self) -> None:
+        """Drop all events, where every reader has read them."""
+        self._events.clear()
+
     def __len__(self) -> int:
         return len(self._events)
 

@@ -14,6 +14,8 @@ _PR_SET_PDEATHSIG = 1
 _WAIT_WRITE_WAIT = 1 | 2 | 4
 """Flags of `sync_file_range`: wait for earlier writes of dirty pages, write others, wait for them."""
 _MAP_FIXED = 16
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_LARGE_BYTES = 1 << 20
 
 
 def allowed_cpus() -> set[int]:
@@ -29,6 +31,27 @@ def keep_to_cpus(cpus: Iterable[int]) -> None:
 def end_with_parent() -> None:
     """Let the kernel kill this process as soon as its parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def resident_bytes() -> int:
+    """Return the memory of this process that is in RAM."""
+    with open("/proc/self/statm", encoding="ascii") as sizes:
+        return int(sizes.read().split()[1]) * mmap.PAGESIZE
+
+
+def return_large_blocks() -> None:
+    """Make the C library return each block of 1 MiB or more to the system as soon as it is freed.
+
+    By itself it keeps them, as soon as the first one was freed, and 8 MiB more in the heap of each thread.
+    """
+    library = ctypes.CDLL(None)
+    library.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+    library.mallopt(_M_TRIM_THRESHOLD, _LARGE_BYTES)
+
+
+def return_free_memory() -> None:
+    """Return the free pages between used blocks of the C library's heaps: 40 ms for 150 MiB."""
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def memory_file(name: str) -> int:

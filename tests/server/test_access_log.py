@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from quire.events import EventKind
+from quire.events import EventKind, EventLog
 from quire.server import gate
 from quire.server.keys import KeyRing
 from quire.server.logs import JsonFormatter, TextFormatter
@@ -69,7 +69,10 @@ async def test_log_has_one_line_per_request_with_counts_and_names(log: io.String
 
 
 @in_loop
-async def test_id_of_a_log_line_is_that_of_the_engines_events(log: io.StringIO) -> None:
+async def test_id_of_a_log_line_is_that_of_the_engines_events(
+    log: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EventLog, "forget", lambda self: None)
     async with serving() as served:
         await served.chat()
         await served.chat(headers={"X-Request-Id": "mine"})

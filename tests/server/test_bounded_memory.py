@@ -46,6 +46,7 @@ async def test_unique_ids_and_salts_leave_nothing_behind() -> None:
         assert set(admission.rates._limits) <= {"ann", "anonymous"}
         assert not admission._held
         assert not client._streams
+        assert not len(client.engine.events)
 
 
 @in_loop

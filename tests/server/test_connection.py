@@ -1,6 +1,7 @@
 """Limits of a connection, over real sockets and with shortened times."""
 
 import asyncio
+import contextlib
 import json
 import re
 import socket
@@ -227,24 +228,79 @@ async def test_reader_that_pauses_a_stream_is_cut_and_others_are_served() -> Non
             client.close()
 
 
+async def is_closed(reader: asyncio.StreamReader) -> bool:
+    """Tell whether the server has closed a connection, after what it has sent."""
+    with contextlib.suppress(ConnectionError, TimeoutError):
+        async with asyncio.timeout(0.1):
+            while await reader.read(1 << 16):
+                pass
+            return True
+    return reader.exception() is not None
+
+
 @in_loop
-async def test_new_connection_replaces_an_idle_one_at_the_limit() -> None:
-    async with serving(connection=quick(MAX_CONNECTIONS=3)) as served:
+async def test_new_connection_replaces_the_oldest_without_a_head_then_without_a_body_then_an_idle_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits.Places, "PATIENCE_S", 0.0)
+    async with serving(connection=quick(MAX_CONNECTIONS=4)) as served:
         here = served.server.server_state.connections
-        pairs = [await served.connect() for _ in range(3)]
-        await until(lambda: len(here) == 3)
+        starts = {
+            "idle": HEAD + b"\r\n",
+            "no body": post(b"{", b"Content-Length: 2"),
+            "no head": HEAD,
+            "nothing": b"",
+        }
+        pairs = {}
+        for name, start in starts.items():
+            pairs[name] = await served.connect()
+            pairs[name][1].write(start)
+            await until(lambda: len(here) == len(pairs))
+            await asyncio.sleep(0.05)
+        for number, name in enumerate(("no head", "nothing", "no body", "idle"), 1):
+            reader, writer = await served.connect()
+            writer.write(HEAD + b"\r\n")
+            await reader.readuntil(b"\r\n\r\n")
+            assert await is_closed(pairs.pop(name)[0]), number
+            pairs[str(number)] = reader, writer
+            assert [other for other, (left, _) in pairs.items() if await is_closed(left)] == []
+        for _, writer in pairs.values():
+            writer.close()
+
+
+@in_loop
+async def test_new_connection_replaces_an_idle_one_before_requests_that_have_just_begun() -> None:
+    async with serving(connection=quick(MAX_CONNECTIONS=4)) as served:
+        here = served.server.server_state.connections
+        idle = await served.connect()
+        idle[1].write(HEAD + b"\r\n")
+        await idle[0].readuntil(b"\r\n\r\n")
+        begun = [await served.connect() for _ in range(3)]
+        await until(lambda: len(here) == 4)
         assert (await served.answer("GET", "/version")).status == 200
-        await until(lambda: len(here) == 2)
-        for _, writer in pairs:
-            writer.write(HEAD)  # from now on a request is under way
-        await until(lambda: not any(item.is_idle for item in here))
-        assert (await served.answer("GET", "/version")).status == 200
-        busy = (await served.connect())[1]
-        busy.write(HEAD)
-        await until(lambda: len(here) == 3 and not any(item.is_idle for item in here))
-        answer = Answer(await served.raw(HEAD + b"\r\n"))
-        assert (answer.status, answer.code) == (503, "too_many_connections")
-        for writer in [busy, *(writer for _, writer in pairs)]:
+        assert await is_closed(idle[0])
+        assert not any([await is_closed(reader) for reader, _ in begun])
+        for _, writer in begun:
+            writer.close()
+
+
+@in_loop
+async def test_last_places_are_for_probes_while_all_others_run_requests() -> None:
+    async with serving(connection=quick(MAX_CONNECTIONS=8), scheduler={"max_num_seqs": 8}) as served:
+        served.executor.in_step = lambda step: time.sleep(0.01)
+        body = json.dumps(chat_body(stream=True, max_tokens=10_000, ignore_eos=True)).encode()
+        streams = [await served.connect() for _ in range(7)]
+        for reader, writer in streams:
+            writer.write(post(body, b"Content-Length: %d" % len(body), b"Content-Type: application/json"))
+            await reader.readuntil(b"\r\n\r\n")
+        refused = await served.answer("GET", "/version")
+        assert (refused.status, refused.code) == (503, "too_many_connections")
+        assert (await served.answer("GET", "/health/live")).status == 200
+        for _ in range(3):  # half requests in the place of a probe
+            streams.append(await served.connect())
+            streams[-1][1].write(HEAD)
+            assert (await served.answer("GET", "/health/ready?verbose")).status == 200
+        for _, writer in streams:
             writer.close()
 
 

@@ -5,18 +5,24 @@ Next to read: `gate.py`, which sees a request once its headers are complete.
 
 import asyncio
 import contextlib
+import enum
+import logging
 import resource
 import socket
 import struct
+from collections import OrderedDict
 from typing import Any
 
 import httptools
 import msgspec
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
 
 from quire.server.errors import ApiError
-from quire.server.gate import Gate
+from quire.server.gate import OPEN_PATHS, Gate
+
+LOGGER = logging.getLogger("quire.server")
 
 MAX_HEADER_BYTES = 32 << 10
 MAX_HEADERS = 100
@@ -27,6 +33,8 @@ of 4 MiB needs 32 KiB."""
 MAX_PIPELINED = 16
 SOCKET_BUFFER_BYTES = 96 << 10
 """The kernel doubles it: less than 256 KiB wait for a slow reader."""
+READ_BYTES = 32 << 10
+"""Most bytes that are read of a connection before the gate has looked at the head of its request."""
 ACCEPTED_AT_ONCE = 32
 """Connections that the event loop accepts in one iteration; further ones wait in the kernel."""
 SPARE_FILES = 4 * ACCEPTED_AT_ONCE + 64
@@ -48,10 +56,63 @@ TOO_MANY_CONNECTIONS = ApiError(
 )
 
 
+class Rank(enum.IntEnum):
+    """State in which a new connection may replace one."""
+
+    NO_HEAD = 0
+    NO_BODY = 1
+    IDLE = 2
+    UNREAD = 3
+    """The client has not read its whole answer."""
+
+
+class Places(ServerState):
+    """The state of uvicorn's server, and its connections that new ones may replace, by rank, oldest first."""
+
+    PATIENCE_S = 1.0
+    """Time that the beginning of a request has before idle connections are closed in its place."""
+    WARNING_S = 60.0
+    """At most one line about replaced connections is logged within this time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._by_rank = {rank: OrderedDict[Connection, float]() for rank in Rank}
+        self._ranks: dict[Connection, Rank] = {}
+        self._next_warning_s = 0.0
+
+    def put(self, connection: "Connection", rank: Rank | None, now_s: float) -> None:
+        """Note the rank of a connection, None while it must stay. Its age counts from the last change."""
+        before = self._ranks.pop(connection, None)
+        if before is not None and before is not rank:
+            del self._by_rank[before][connection]
+        if rank is not None:
+            self._ranks[connection] = rank
+            self._by_rank[rank].setdefault(connection, now_s)
+
+    def find(self, now_s: float) -> "Connection | None":
+        """Return the connection that a new one replaces, which logs a line; None if all must stay."""
+        for rank, age_s in (
+            *((rank, self.PATIENCE_S) for rank in (Rank.NO_HEAD, Rank.NO_BODY)),
+            *((rank, 0.0) for rank in (Rank.IDLE, Rank.NO_HEAD, Rank.NO_BODY, Rank.UNREAD)),
+        ):
+            for connection, since_s in self._by_rank[rank].items():
+                if now_s - since_s < age_s:
+                    break
+                if rank is not Rank.IDLE and now_s >= self._next_warning_s:
+                    self._next_warning_s = now_s + self.WARNING_S
+                    LOGGER.warning(
+                        "%d connections are too many: new ones replace incomplete ones", len(self.connections)
+                    )
+                return connection
+        return None
+
+
 class Connection(HttpToolsProtocol):
     """Refuses requests that are too large, too slow or ambiguous; everything else is uvicorn's."""
 
     MAX_CONNECTIONS = 4096
+    PROBE_PLACES = 64
+    """Of these, for connections that send nothing but probes: they are there when all others run requests."""
     READ_TIMEOUT_S = 15.0
     """For headers and body together, from the first byte; and for the first byte of a new connection."""
     WRITE_TIMEOUT_S = 60.0
@@ -65,7 +126,9 @@ class Connection(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         assert isinstance(self.app, Gate)
-        self._gate = self.app
+        assert isinstance(self.server_state, Places)
+        self._gate, self._places = self.app, self.server_state
+        self._is_for_probes = False
         self.timeout_keep_alive = self.KEEP_ALIVE_S
         self._refusal: ApiError | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -78,10 +141,11 @@ class Connection(HttpToolsProtocol):
     # --- The connection comes and goes ----------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Set up the socket. One connection too many replaces an idle one, or is refused."""
+        """Set up the socket. One connection too many replaces another one, or may only probe, or is refused."""
         super().connection_made(transport)
         # The client has read everything whenever writing is not paused.
         transport.set_write_buffer_limits(high=0)
+        transport.max_size = READ_BYTES  # type: ignore[attr-defined]
         connected = transport.get_extra_info("socket")
         with contextlib.suppress(OSError):
             # asyncio does so only where the listening socket names its protocol. Without it the first token on a
@@ -89,12 +153,16 @@ class Connection(HttpToolsProtocol):
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
         self._start_read_timer()
-        if len(self.connections) > self._max_connections():
-            idle = next((item for item in self.connections if item is not self and item.is_idle), None)  # type: ignore[union-attr]
-            if idle is None:
-                self._refuse(TOO_MANY_CONNECTIONS)
+        most = self._max_connections()
+        if len(self.connections) > most - min(self.PROBE_PLACES, most // 8):
+            replaced = self._places.find(self.loop.time())
+            if replaced is not None:
+                replaced.drop()
+            elif len(self.connections) > most:
+                return self._refuse(TOO_MANY_CONNECTIONS)
             else:
-                idle.transport.close()
+                self._is_for_probes = True
+        self._note_rank()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop all timers."""
@@ -102,13 +170,26 @@ class Connection(HttpToolsProtocol):
             self._stop_timer(name)
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
+        self._places.put(self, None, 0.0)
+
+    def drop(self) -> None:
+        """End the connection for the sake of another one."""
+        self._places.put(self, None, 0.0)
+        self.transport.abort()
 
     @property
-    def is_idle(self) -> bool:
-        """True if nothing is being received, computed or sent."""
-        is_answered = self.cycle is None or self.cycle.response_complete
-        is_free = is_answered and not self._is_in_message and "write" not in self._timers
-        return is_free and not self.transport.is_closing()
+    def rank(self) -> Rank | None:
+        """Return the state in which a new connection may replace it; None while a request is computed or answered."""
+        if self._is_deaf:
+            return Rank.NO_HEAD
+        if self.cycle is not None and not self.cycle.response_complete:
+            return Rank.NO_BODY if self._is_in_body and not (self.pipeline or self.cycle.response_started) else None
+        if self._is_in_message or self.cycle is None:
+            return Rank.NO_HEAD
+        return Rank.UNREAD if "write" in self._timers else Rank.IDLE
+
+    def _note_rank(self) -> None:
+        self._places.put(self, self.rank, self.loop.time())
 
     def _max_connections(self) -> int:
         num_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -145,6 +226,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self._is_in_message = True
         self._header_bytes = 0
+        self._note_rank()
 
     def on_url(self, url: bytes) -> None:
         """Take a piece of the URL."""
@@ -172,8 +254,11 @@ class Connection(HttpToolsProtocol):
             self._stop(MALFORMED)
         if names.count(b"host") > 1 or (version == "1.1" and b"host" not in names):
             self._stop(BAD_HOST)
+        if self._is_for_probes and self.url.partition(b"?")[0].decode("latin-1") not in OPEN_PATHS:
+            self._stop(TOO_MANY_CONNECTIONS)
         super().on_headers_complete()
         self._is_in_body = True
+        self._note_rank()
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body."""
@@ -186,6 +271,7 @@ class Connection(HttpToolsProtocol):
         self._is_in_body = self._is_in_message = False
         self._framing_bytes = 0
         super().on_message_complete()
+        self._note_rank()
 
     def _stop(self, refusal: ApiError) -> None:
         """Leave a callback of the parser. Raises: HttpParserError."""
@@ -218,6 +304,7 @@ class Connection(HttpToolsProtocol):
 
     def _linger(self) -> None:
         self._is_deaf = True
+        self._note_rank()
         self._stop_timer("read")
         if self.transport.can_write_eof():
             self.transport.write_eof()
@@ -253,16 +340,20 @@ class Connection(HttpToolsProtocol):
         """Stop the time limit: the client has read everything."""
         super().resume_writing()
         self._stop_timer("write")
+        self._note_rank()
 
     def on_response_complete(self) -> None:
         """Limit the time to read the answer; discard the rest of a request that was answered before it was read."""
         super().on_response_complete()
+        if self.cycle.response_complete:
+            self.cycle.body.clear()  # of a request that was answered before it was read
         if self._is_in_body and self.cycle.response_complete and not self.transport.is_closing():
             self._linger()
         self._watch_reading()
         if "write" in self._timers:
             self._stop_timer("write")
             self._start_write_timer(self.TAKE_TIMEOUT_S)
+        self._note_rank()
 
     def _start_write_timer(self, timeout_s: float) -> None:
         num_unsent = self.transport.get_write_buffer_size()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire.server.bodies import SMALL_BYTES, Bodies, Room
 from quire.server.errors import MESSAGES_PATH, ApiError, is_messages_path, not_admin
 from quire.server.keys import ADMIN, ROUTER, KeyRing, check_exposure
 from quire.server.request_record import (
@@ -96,6 +97,7 @@ class Gate:
             self._checked, self._origins, ("*",), ("*",), allow_private_network=True, expose_headers=CORS_EXPOSED
         )
         self._num_repeats: dict[str, int] = {}
+        self._bodies = Bodies(options.max_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. A WebSocket is closed: no route has one."""
@@ -150,19 +152,22 @@ class Gate:
 
     async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check the head, then read the whole body, then call the application."""
-        try:
-            # The key comes first: without one a client learns nothing from the other checks.
-            self._check_key(scope)
-            self._check_names(scope)
-            self._check_rights(scope)
-            self._check_state(scope)
-            body = await self._read_body(scope, receive)
-        except ApiError as error:
-            return await error.response()(scope, receive, send)
-        scope[RECORD_KEY].begin("validate")
-        if body is not None:
-            async with AsyncExitStack() as scope[LEASES_KEY]:
-                await self._app(scope, _replayed(body, receive), send)
+        async with AsyncExitStack() as scope[LEASES_KEY]:
+            try:
+                # The key comes first: without one a client learns nothing from the other checks.
+                self._check_key(scope)
+                self._check_names(scope)
+                self._check_rights(scope)
+                self._check_state(scope)
+                room = scope[LEASES_KEY].enter_context(self._bodies.room_of(scope[RECORD_KEY].client_id))
+                body = await self._read_body(scope, receive, room)
+            except ApiError as error:
+                return await error.response()(scope, receive, send)
+            scope[RECORD_KEY].begin("validate")
+            if body is not None:
+                receive = _replayed(body, receive)
+                del body  # an answer may take half an hour
+                await self._app(scope, receive, send)
 
     def _check_key(self, scope: Scope) -> None:
         """Identify the caller. Mutates: `scope`. Raises: ApiError 401."""
@@ -238,24 +243,26 @@ class Gate:
                 raise asleep()
             self._state.admission.begin(scope[RECORD_KEY], is_queued=is_queued)
 
-    async def _read_body(self, scope: Scope, receive: Receive) -> bytes | None:
-        """Return the whole body; None if the client left first. Raises: ApiError 413, 415."""
+    async def _read_body(self, scope: Scope, receive: Receive, room: Room) -> bytes | None:
+        """Return the whole body; None if the client left first. Raises: ApiError 413, 415, 429 without room."""
         if any(value.strip().lower() not in (b"", b"identity") for value in header_values(scope, b"content-encoding")):
             raise ApiError(415, "send the body without Content-Encoding: it is not decompressed here",
                            code="unsupported_encoding")  # fmt: skip
         max_bytes = self._state.options.max_body_bytes
         length = header_value(scope, b"content-length") or b""
         num_bytes = int(length) if length.isdigit() else 0
-        parts: list[bytes] = []
-        num_read = 0
-        while max(num_bytes, num_read) <= max_bytes:
+        # One block of memory that grows goes back to the system as a whole; a thousand pieces may not.
+        body = bytearray()
+        while max(num_bytes, len(body)) <= max_bytes:
+            if not room.num_bytes and max(num_bytes, len(body)) > SMALL_BYTES:
+                await room.take(num_bytes or max_bytes)
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
-            parts.append(message.get("body", b""))
-            num_read += len(parts[-1])
-            if not message.get("more_body", False) and num_read <= max_bytes:
-                return b"".join(parts)
+            body += message.get("body", b"")
+            if not message.get("more_body", False) and len(body) <= max_bytes:
+                room.keep(len(body))
+                return bytes(body)
         raise ApiError(413, f"the body is larger than {max_bytes} bytes: send less, or raise --max-body-bytes",
                        code="body_too_large")  # fmt: skip
 

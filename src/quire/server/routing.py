@@ -45,3 +45,8 @@ def make_application(routes: Collection[Route]) -> Starlette:
     app = Starlette(routes=[*routes])
     app.router.redirect_slashes = False
     return app
+
+
+async def body_of(request: Request) -> bytes:
+    """Return the body. Unlike Starlette's `body`, it keeps nothing for as long as the answer takes."""
+    return b"".join([piece async for piece in request.stream() if piece])

@@ -22,7 +22,8 @@ import uvicorn
 
 from quire.config import EngineOptions
 from quire.errors import ConfigError, QuireError
-from quire.server.connection import ACCEPTED_AT_ONCE, Connection
+from quire.linux import resident_bytes, return_free_memory, return_large_blocks
+from quire.server.connection import ACCEPTED_AT_ONCE, Connection, Places
 from quire.server.gate import Gate
 from quire.server.keys import KeyRing
 from quire.server.logs import use_format
@@ -41,6 +42,10 @@ LAST_WORDS_S = 2
 """Time that answers have to reach their clients after the last step."""
 DRAIN_CHECK_S = 0.02
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+RETURN_TICKS = 50
+"""uvicorn's ticks of 0.1 s between two looks at the process's memory."""
+RETURN_BYTES = 16 << 20
+"""Growth after which free memory is returned to the system."""
 FILES_WARNING_S = 60.0
 """At most one line about too many open files is logged within this time."""
 SWITCH_INTERVAL_S = 0.0005
@@ -70,6 +75,7 @@ def prepare_process(options: ServerOptions) -> None:
     use_format(options.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     raise_file_limit()
+    return_large_blocks()
     # What is imported stays: each full collection would look through it, for 20 to 60 ms in which no stream goes on.
     gc.collect()  # garbage that is there, as of a program that calls `serve`, must not stay with it
     gc.freeze()
@@ -116,6 +122,8 @@ class HttpServer(uvicorn.Server):
             timeout_graceful_shutdown=LAST_WORDS_S, log_level=logging.WARNING,
         )  # fmt: skip
         super().__init__(config)
+        self.server_state = Places()
+        self._least_bytes: int | None = None
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -127,6 +135,21 @@ class HttpServer(uvicorn.Server):
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Do uvicorn's regular work, and return memory that the process needed for a while."""
+        if counter % RETURN_TICKS == 0:
+            await self.return_memory()
+        return await super().on_tick(counter)
+
+    async def return_memory(self) -> None:
+        """Return free memory to the system if the process has grown since there was least, or since the last time."""
+        num_bytes = resident_bytes()
+        if self._least_bytes is not None and num_bytes > self._least_bytes + RETURN_BYTES:
+            await asyncio.to_thread(return_free_memory)
+            self._least_bytes = resident_bytes()
+        elif self._least_bytes is None or num_bytes < self._least_bytes:
+            self._least_bytes = num_bytes
 
 
 Build: TypeAlias = "Callable[[Callable[[QuireError], None]], tuple[Models | RouterState, Gate]]"

@@ -178,14 +178,15 @@ class EngineLoop:
 
     def _deliver(self, outputs: "list[Output]") -> None:
         self._send([update_of(output) for output in outputs])
-        if self._recorder is not None:
-            now_s = time.monotonic()
-            if now_s - self._lines_sent_s >= LINES_EVERY_S or not self._engine.has_unfinished_requests():
-                self._lines_sent_s = now_s
-                self._send_lines()
+        now_s = time.monotonic()
+        if self._recorder is None:
+            self._engine.events.forget()  # the meter has read them, and this process has no other reader
+        elif now_s - self._lines_sent_s >= LINES_EVERY_S or not self._engine.has_unfinished_requests():
+            self._lines_sent_s = now_s
+            self._send_lines()
+            self._engine.events.forget()
         for request_id in self._meter.admitted_ids:
             self._deadlines_s.pop(request_id, None)
-        now_s = time.monotonic()
         overdue = [request_id for request_id, deadline_s in self._deadlines_s.items() if deadline_s <= now_s]
         if overdue:
             error = QueueTimeoutError("the request waited too long to be computed: the server is busy, try again later")

@@ -19,7 +19,7 @@ from quire.server.errors import ApiError, ClientDisconnected, is_messages_path
 from quire.server.gate import CLIENT_HEADER, QUEUED_PATHS, SALT_HEADER
 from quire.server.generation import until_disconnect
 from quire.server.options import ServerOptions
-from quire.server.request_record import RequestRecord
+from quire.server.request_record import LEASES_KEY, RequestRecord
 from quire.server.router.fleet import Fleet
 from quire.server.router.placement import Prompt
 from quire.server.router.replica import Replica, ReplicaFailedError
@@ -131,6 +131,8 @@ class Forwarding(Response):
                     self._answered_by = replica if answer.status == 200 else None
                     if carried is not None:
                         carried.begin()
+                    self._body = b""  # no other replica gets it: other requests may have its memory
+                    await scope[LEASES_KEY].aclose()
                     return await self._pass_on(replica, answer, send)
             raise refusal or self._fleet.unavailable(reasons)
         except ApiError as error:

@@ -20,7 +20,7 @@ from quire.server.router.fleet import Fleet, check_url, unknown_model
 from quire.server.router.metrics import RouterMetrics
 from quire.server.router.proxy import Forwarding, RouterAdmission
 from quire.server.router.replica import LOAD_PATH, UNLOAD_PATH
-from quire.server.routing import RouteTable, make_application
+from quire.server.routing import RouteTable, body_of, make_application
 
 if TYPE_CHECKING:
     from quire.server.router.processes import LocalReplicas
@@ -194,7 +194,7 @@ async def sleep_routes(request: Request) -> Response:
 @router.post(UNLOAD_PATH)
 async def adapter_routes(request: Request) -> Response:
     """Load or unload an adapter on all replicas."""
-    return await change_adapters(_state(request).fleet, request.scope["path"], await request.body())
+    return await change_adapters(_state(request).fleet, request.scope["path"], await body_of(request))
 
 
 @router.route("/{path:path}", ALL_METHODS)
@@ -204,4 +204,4 @@ async def forward(request: Request) -> Response:
     if not {".", ".."}.isdisjoint(request.scope["path"].split("/")):
         # What stands before a replica may resolve them, and ask it for what only routers may see.
         raise ApiError(404, "no route has . or .. in its path", code="route_not_found")
-    return Forwarding(state.fleet, state.admission, record_of(request), request.scope, await request.body())
+    return Forwarding(state.fleet, state.admission, record_of(request), request.scope, await body_of(request))

@@ -19,6 +19,7 @@ from quire.server.models import hold_model, models_of
 from quire.server.protocol.fields import Body
 from quire.server.protocol.validation import parse_body
 from quire.server.request_record import Caller, record_of
+from quire.server.routing import body_of
 from quire.server.state import STATE_KEY, ServerState, state_of
 from quire.types import Request as EngineRequest
 
@@ -44,7 +45,7 @@ async def read_body(request: Request, kind: type[_B]) -> _B:
         given = json.dumps(media_type[:100]) if media_type else "none"
         message = f"the body must be JSON, with Content-Type: application/json; it has {given}"
         raise ApiError(415, message, code="unsupported_media_type")
-    data = await request.body()
+    data = await body_of(request)
     record = record_of(request)
     record.num_bytes = len(data)
     is_large = len(data) > LARGE_BYTES
