@@ -46,7 +46,7 @@ class Bodies:
         if self._grant(room, num_bytes):
             return
         if len(self._waiting) < MAX_WAITING:
-            granted = asyncio.get_running_loop().create_future()
+            granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting[room] = num_bytes, granted
             try:
                 async with asyncio.timeout(WAIT_S):
