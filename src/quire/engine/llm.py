@@ -269,9 +269,7 @@ class LLM(EngineHandle):
     def wake_up(self) -> None:
         """Load the model again, with the options it had; does nothing if it is awake. Raises: as the constructor."""
         if self.is_sleeping():
-            from quire.engine.build import build_engine  # imports the kernels
-
-            self._attach(build_engine(self.llm_engine.config.options, tokenizer=self.llm_engine.tokenizer))
+            self._attach(LLMEngine.build(self.llm_engine.config.options, tokenizer=self.llm_engine.tokenizer))
 
     def is_sleeping(self) -> bool:
         """Return True between `sleep` and `wake_up`."""

@@ -4,7 +4,9 @@
 thread. Knows no tensors and no model: an executor computes. Next to read: `output_processor.py`, `scheduler.py`.
 """
 
+import atexit
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -52,6 +54,7 @@ class LLMEngine:
         chat_template: str | None = None,
         scheduler: Scheduler | None = None,
         grammars: GrammarCompiler | None = None,
+        startup_times: dict[str, float] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`scheduler`: made by the caller, with the same events; `grammars`: the executor's compiler."""
@@ -62,7 +65,7 @@ class LLMEngine:
         self.events = EventLog(config.options.max_num_events) if events is None else events
         self.scheduler = Scheduler(config.scheduler, self.events, clock) if scheduler is None else scheduler
         self.input_processor = InputProcessor(config, tokenizer, clock, grammars)
-        self.startup_times: dict[str, float] = {}
+        self.startup_times = startup_times or {}
         self.watcher: Callable[[SchedulerOutput, StepResult], None] | None = None
         self.op_period = 0
         self.dead_error: EngineDeadError | None = None
@@ -81,9 +84,18 @@ class LLMEngine:
     @classmethod
     def from_options(cls, model: str = "smollm2", **kwargs: Any) -> "LLMEngine":
         """Load a model by the fields of `EngineOptions`. Raises: ConfigError, ModelError, CapacityError."""
-        from quire.engine.build import build_engine  # it imports this file
+        return cls.build(EngineOptions.from_kwargs(model, **kwargs))
 
-        return build_engine(EngineOptions.from_kwargs(model, **kwargs))
+    @classmethod
+    def build(cls, options: EngineOptions, **given: Any) -> "LLMEngine":
+        """Load a model and make an engine for it. `given`: as of `load_parts`. Raises: as `from_options`."""
+        from quire.engine.build import load_parts  # imports the kernels
+
+        engine = cls(**load_parts(options, **given)._asdict())
+        if options.kv_disk is not None:
+            engine.scheduler.blocks.tiers.stored = getattr(engine._executor, "stored_blocks", set())
+            atexit.register(_shut_down, weakref.ref(engine))  # programs that never do so keep their blocks too
+        return engine
 
     # --- Requests -------------------------------------------------------------------------
     def add_request(
@@ -298,3 +310,8 @@ class LLMEngine:
             self._executor.collect()
         self._executor.shutdown()
         return self.take_ended()
+
+
+def _shut_down(reference: "weakref.ref[LLMEngine]") -> None:
+    if (engine := reference()) is not None:
+        engine.shutdown()

@@ -9,7 +9,7 @@ Next to read: `lowering.py`, which makes instructions, then `runtime/plan/emit.p
 import functools
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from quire._native import (
     KvAhead,
@@ -23,9 +23,6 @@ from quire._native import (
     wanted_rows,
 )
 from quire.nn import is_parameter
-
-if TYPE_CHECKING:
-    from quire.kernels.linear import Likeliest
 
 ROW_ALIGNMENT = 64
 ROW_ARITHMETIC = {RowType.f32: "fp32", RowType.bf16: "bf16", RowType.q8: "int8"}
@@ -413,3 +410,28 @@ class Convert(Instruction):
 
     def cost(self, step: StepShape) -> Cost:
         return Cost()
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Likeliest(Instruction):
+    """The column of the largest logit of each row: a head's product, whose results are compared and not written.
+
+    `soft_cap` 0: logits are compared as they are. Next to read: `native/ops/head.h`.
+    """
+
+    weight: Any
+    bias: Any
+    packing: Packing
+    x: Columns
+    soft_cap: float = 0.0
+
+    def emit(self, to: Emitter) -> None:
+        """See `Instruction`. Needs the memory that `PlannedModel` gives it."""
+        to.push("head", weight=self.weight, bias=self.bias, x=self.x, soft_cap=self.soft_cap)
+
+    def cost(self, step: StepShape) -> Cost:
+        return self.product.cost(step, self.bias)
+
+    @property
+    def product(self) -> Product:
+        return Product(self.weight, self.packing)

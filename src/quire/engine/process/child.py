@@ -259,9 +259,9 @@ def _build(start: Start) -> "LLMEngine":
         share = options.data_parallel_size, options.data_parallel_rank
         take_share(*share)
         options = replace(options, device=device_of_share(options.device, *share, options.num_ranks))
-    from quire.engine.build import build_engine
+    from quire.engine.llm_engine import LLMEngine
 
-    engine = build_engine(options)
+    engine = LLMEngine.build(options)
     _warm_up(engine)
     return engine
 
