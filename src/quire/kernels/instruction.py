@@ -22,7 +22,7 @@ from quire._native import (
     packed_bytes,
     wanted_rows,
 )
-from quire.nn import is_parameter
+from quire.nn import parameter_types
 
 ROW_ALIGNMENT = 64
 ROW_ARITHMETIC = {RowType.f32: "fp32", RowType.bf16: "bf16", RowType.q8: "int8"}
@@ -349,12 +349,14 @@ class Instruction:
     @property
     def parameters(self) -> list[Any]:
         """The model's parameters that it reads."""
-        return [value for _, value in self._fields() if is_parameter(value)]
+        types = parameter_types()
+        return [value for _, value in self._fields() if isinstance(value, types)]
 
     @property
     def cost_key(self) -> tuple[Hashable, ...]:
         """Instructions with equal keys, such as those of like layers, have equal costs in each step."""
-        values = ((name, _size_of(value)) for name, value in self._fields() if name != "layer_index")
+        types = parameter_types()
+        values = ((name, _size_of(value, types)) for name, value in self._fields() if name != "layer_index")
         return (type(self), *values)
 
     def describe(self, num_rows: int | str) -> str:
@@ -383,11 +385,11 @@ class Instruction:
 _VALUES = (Buffer, Columns)
 
 
-def _size_of(value: Any) -> Hashable:
+def _size_of(value: Any, parameters: tuple[type[Any], ...]) -> Hashable:
     """Return what a cost may depend on: of a buffer or a parameter its size, else the value, which may be itself."""
     if isinstance(value, _VALUES):
         return value.width
-    if is_parameter(value):
+    if isinstance(value, parameters):
         return tuple(value.shape)
     return value if isinstance(value, Hashable) else id(value)
 

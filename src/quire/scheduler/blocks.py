@@ -58,10 +58,6 @@ class BlockManager:
         """Blocks that can be taken now, cached prefixes included."""
         return self.pool.num_free
 
-    def count_cached(self) -> int:
-        """Free blocks that still hold a prefix. Takes time linear in the pool: for reports."""
-        return sum(map(self.cache.holds, self.pool.free_ids()))
-
     def check_fits(self, request: Request, num_tokens: int) -> None:
         """Raise MemoryCapacityError if a sequence of `num_tokens` needs more blocks than there are.
 
@@ -396,6 +392,8 @@ class BlockManager:
 
     def _evict(self, block_ids: Iterable[int]) -> None:
         evicted = tuple(block_id for block_id in block_ids if self.cache.forget(block_id))
+        for block_id in evicted:
+            self.pool.lose_prefix(block_id)
         if evicted:
             self._record(EventKind.EVICT, "", block_ids=evicted)
 

@@ -102,7 +102,7 @@ class Statistics(msgspec.Struct, array_like=True):
     num_free_blocks: int = 0
     """Blocks without a reference, with or without a cached prefix."""
     num_cached_blocks: int = 0
-    """Free blocks with a cached prefix; counted once a second."""
+    """Free blocks with a cached prefix."""
     num_computed_tokens: int = 0
     busy_s: float = 0.0
     """Time spent in steps."""

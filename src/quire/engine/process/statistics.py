@@ -33,9 +33,7 @@ BOUNDS_S: dict[str, Sequence[float]] = {
     "request": LATENCY_BOUNDS_S,
 }
 """Upper bounds of the buckets of each histogram of `Statistics`."""
-COUNT_CACHED_EVERY_S = 1.0
-FEW_BLOCKS = 4096
-"""Up to this number, free blocks are counted in less than a millisecond, so also whenever the engine becomes idle."""
+LOOK_AT_WEIGHTS_EVERY_S = 1.0
 
 
 class Meter:
@@ -48,7 +46,7 @@ class Meter:
         self._prompt_lens: dict[str, int] = {}
         self._preempted: set[str] = set()
         self._last_token_s: dict[str, float] = {}
-        self._cached_counted_s = float("-inf")
+        self._looked_at_weights_s = float("-inf")
         self.statistics = Statistics(
             histograms={name: Histogram([0] * (len(bounds) + 1)) for name, bounds in BOUNDS_S.items()}
         )
@@ -171,20 +169,17 @@ class Meter:
         scheduler, statistics = self._engine.scheduler, self.statistics
         statistics.num_running = scheduler.num_running
         statistics.num_waiting = scheduler.num_waiting
-        statistics.num_blocks = scheduler.blocks.pool.num_usable
-        statistics.num_free_blocks = scheduler.blocks.num_free
-        at_rest = statistics.num_blocks <= FEW_BLOCKS and not scheduler.has_unfinished
-        if at_rest or now_s >= self._cached_counted_s + COUNT_CACHED_EVERY_S:
-            self._cached_counted_s = now_s
-            statistics.num_cached_blocks = scheduler.blocks.count_cached()
-            self._look_at_weights()
-        # Blocks may have been taken since these were counted.
-        statistics.num_cached_blocks = min(statistics.num_cached_blocks, statistics.num_free_blocks)
+        pool = scheduler.blocks.pool
+        statistics.num_blocks, statistics.num_free_blocks = pool.num_usable, pool.num_free
+        statistics.num_cached_blocks = pool.num_cached
+        if self._engine.config.weights_on_disk:
+            self._look_at_weights(now_s)
 
-    def _look_at_weights(self) -> None:
+    def _look_at_weights(self, now_s: float) -> None:
         config, statistics = self._engine.config, self.statistics
-        if not config.weights_on_disk:
+        if now_s < self._looked_at_weights_s + LOOK_AT_WEIGHTS_EVERY_S and self._engine.scheduler.has_unfinished:
             return
+        self._looked_at_weights_s = now_s
         statistics.weights_mapped_bytes, statistics.weights_limit_bytes = mapped_bytes(config), mapped_limit(config)
         statistics.weights_resident_bytes, num_read = mapped_memory()
         statistics.weights_read_bytes = num_read - statistics.num_disk_bytes_read
