@@ -24,7 +24,7 @@ def add(engine: LLMEngine, name: str, prompt: list[int], max_tokens: int = 6, n:
 def assert_same_state(state: State, engine: LLMEngine) -> None:
     blocks = engine.scheduler.blocks
     assert {name: item.tables for name, item in state.requests.items()} == {
-        name: owned.tables for name, owned in blocks.owned.items()
+        request.request_id: request.blocks.tables for request in engine.scheduler.requests.running
     }
     counts = blocks.pool.reference_counts
     assert dict(state.references) == {block: count for block, count in enumerate(counts) if block and count}

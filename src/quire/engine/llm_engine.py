@@ -23,14 +23,13 @@ from quire.events import EventKind, EventLog
 from quire.grammar.compiler import GrammarCompiler
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.scheduler.pace import Pace
+from quire.scheduler.request import SequenceUpdate
 from quire.scheduler.scheduler import Scheduler
 from quire.text.tokenizer import Tokenizer
-from quire.types import RequestStatus, SchedulerOutput, SequenceUpdate, StepResult
+from quire.types import RequestStatus, SchedulerOutput, StepResult
 
 if TYPE_CHECKING:
     from quire.parallel.executor import Executor
-
-Observer = Callable[[SequenceUpdate], None]
 
 
 class LLMEngine:
@@ -40,8 +39,7 @@ class LLMEngine:
     one output with `finished`, also when it is aborted or the engine fails. Attributes for readers: `config`,
     `scheduler`, `events`, `tokenizer`, `startup_times` (phase → seconds), `chat_template` (None: the tokenizer's own);
     `watch_executor(tell)`: from then on any thread calls `tell` with the error if the executor dies between steps.
-    Set by others: `observers` get the updates of requests that were given to `scheduler` directly (beam search);
-    `watcher` gets each step, before its STEP event; one step in `op_period` times its instructions (0: none).
+    Set by others: `watcher` gets each step before its STEP event; one in `op_period` times its instructions (0: none).
     """
 
     def __init__(
@@ -63,7 +61,8 @@ class LLMEngine:
         self.config = config
         self.chat_template = chat_template
         self.events = EventLog(config.options.max_num_events) if events is None else events
-        self.scheduler = Scheduler(config.scheduler, self.events, clock) if scheduler is None else scheduler
+        stored = getattr(executor, "stored_blocks", ())
+        self.scheduler = scheduler or Scheduler(config.scheduler, self.events, clock, stored=stored)
         self.input_processor = InputProcessor(config, tokenizer, clock, grammars)
         self.startup_times = startup_times or {}
         self.watcher: Callable[[SchedulerOutput, StepResult], None] | None = None
@@ -74,7 +73,6 @@ class LLMEngine:
         self.watch_executor: Callable[[Any], None] = getattr(executor, "watch", lambda tell: None)
         self._output_processor = OutputProcessor(tokenizer)
         self._isolation = Isolation(self.scheduler, self.events, self._output_processor.caller_of)
-        self.observers: dict[str, Observer] = {}
         self._ended: list[Output] = []
         self._stall = Stall(executor, self.scheduler, reads_adapters=config.options.has_adapters)
         self._in_flight: deque[SchedulerOutput] = deque()
@@ -93,7 +91,6 @@ class LLMEngine:
 
         engine = cls(**load_parts(options, **given)._asdict())
         if options.kv_disk is not None:
-            engine.scheduler.blocks.tiers.stored = getattr(engine._executor, "stored_blocks", set())
             atexit.register(_shut_down, weakref.ref(engine))  # programs that never do so keep their blocks too
         return engine
 
@@ -144,10 +141,9 @@ class LLMEngine:
         return ended
 
     def abort_all(self) -> None:
-        """End every unfinished request, observed ones included."""
+        """End every unfinished request, those of beam search included."""
         self.abort_request(self._output_processor.request_ids)
-        self.scheduler.abort(list(self.observers))
-        self.observers.clear()
+        self.scheduler.abort(list(self.scheduler.requests.by_id))
 
     def end_step_early(self) -> None:
         """Ask the running step to end after its current decode iteration: a message waits. For any thread."""
@@ -187,7 +183,7 @@ class LLMEngine:
         ended, num_tokens = self._clock(), schedule.num_tokens * result.num_iterations
         kind: dict[str, Any] = {"num_iterations": result.num_iterations, "has_prompts": schedule.has_prompts}
         self._pace.note(num_tokens, ended - started, **kind)
-        drafts = self._drafting.note_step(schedule, result, ended - started, has_prompts=kind["has_prompts"])
+        drafts = self._drafting.note_step(schedule, result, updates, ended - started, has_prompts=kind["has_prompts"])
         if self.watcher is not None:
             self.watcher(schedule, result)
         if result.op_times:
@@ -244,9 +240,9 @@ class LLMEngine:
         outputs, endings = self._output_processor.process(updates, now_s)
         for ending in endings:
             self.scheduler.finish(ending.sequence_id, ending.status, ending.stop_string)
-        for update in updates if self.observers else ():
-            if (observer := self.observers.get(update.request.request_id)) is not None:
-                observer(update)
+        for update in updates:
+            if update.request.observer is not None:
+                update.request.observer(update)
         return self.take_ended() + outputs
 
     def fail(self, cause: Exception) -> list[Output]:
@@ -254,13 +250,11 @@ class LLMEngine:
         self.dead_error = EngineDeadError(f"the engine stopped after {type(cause).__name__}: {cause}")
         self.dead_error.__cause__ = cause
         now_s = self._clock()
-        outputs, sequence_ids = self.take_ended(), list(self.observers)
-        self.observers.clear()
+        outputs = self.take_ended()
         for request_id in self._output_processor.request_ids:
-            sequence_ids += self._output_processor.sequence_ids(request_id)
             outputs.append(self._output_processor.end(request_id, "error", now_s, self.dead_error))
         try:
-            for sequence_id in sequence_ids:
+            for sequence_id in tuple(self.scheduler.requests.by_id):
                 self.scheduler.finish(sequence_id, RequestStatus.FINISHED_ERROR)
             self._give_up_steps()
         except Exception as error:

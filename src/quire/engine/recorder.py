@@ -133,7 +133,6 @@ class Recorder:
         """Return the header: format, model, settings, and the requests that are under way."""
         config, scheduler = self._engine.config, self._engine.scheduler
         model, settings, blocks = config.model, config.scheduler, scheduler.blocks
-        running = [request for name in blocks.owned if (request := scheduler.get(name)) is not None]
         return {
             "quire_trace": FORMAT_VERSION,
             "version": __version__,
@@ -156,9 +155,9 @@ class Recorder:
                     "num_prompt_tokens": request.num_prompt_tokens,
                     "num_computed": request.num_computed_tokens,
                     "num_tokens": request.num_tokens,
-                    "tables": blocks.owned[request.request_id].tables,
+                    "tables": request.blocks.tables,
                 }
-                for request in running
+                for request in scheduler.requests.running
             ],
             "num_waiting": scheduler.num_waiting,
             "waiting": scheduler.requests.waiting_since_s(),

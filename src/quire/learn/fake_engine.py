@@ -11,8 +11,9 @@ from quire.insight.compare.results import FAKE_MODEL
 from quire.insight.compare.rig import FakeExecutor, fake_model
 from quire.resolve import resolve
 from quire.sampling_params import SamplingParams
+from quire.scheduler.request import Request
 from quire.scheduler.scheduler import Scheduler
-from quire.types import Request
+from quire.types import RequestSpec
 
 MEMORY_BYTES = 1 << 36
 
@@ -28,9 +29,11 @@ def make_request(name: str, prompt: Sequence[int], num_tokens: int, *, n: int = 
     sampling = SamplingParams(n=n, temperature=0, max_tokens=num_tokens, ignore_eos=True)
     extras = (salt,) if salt else ()
     names = [name, *(f"{name}.{at}" for at in range(1, n))]
-    made = [Request(it, list(prompt), sampling, max_tokens=num_tokens, hash_extras=extras) for it in names]
-    made[0].siblings = made[1:]
-    return made[0]
+    first, *others = [
+        Request(RequestSpec(it, list(prompt), sampling, max_tokens=num_tokens, hash_extras=extras)) for it in names
+    ]
+    first.siblings = others
+    return first
 
 
 class FakeEngine:

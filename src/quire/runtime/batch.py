@@ -9,12 +9,13 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.errors import EngineError
+from quire.adapter import Adapter
+from quire.errors import EngineError, QuireError
 from quire.sampling.state import SamplingState
 from quire.types import (
     Draft,
@@ -51,6 +52,12 @@ class RequestState:
     """Tokens whose keys and values the draft model has."""
     drafted_ids: tuple[int, ...] = ()
     """Guesses behind them whose keys and values it has too."""
+    waiting: Any = None
+    """The record of a `HeadDrafter`."""
+    adapter: Adapter | None = None
+    """In memory for this request."""
+    adapter_error: QuireError | None = None
+    """Why its adapter could not be read: the request ends with it."""
 
 
 class RequestStates:

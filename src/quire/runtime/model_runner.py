@@ -124,7 +124,7 @@ class ModelRunner:
                 results.append(RequestResult(request_id, error=_BAD_EMBEDDING))
             elif of_prompt or embedding is not None:
                 results.append(RequestResult(request_id, prompt_logprobs=of_prompt, embedding=embedding))
-        if self.adapters is not None and self.adapters.errors:
+        if self.adapters is not None:
             results = self.adapters.refuse(output, results)
         op_times = self.forward.take_op_times()
         logger.debug(

@@ -1,4 +1,4 @@
-"""Block numbers: the references of each block, the order of reuse, and the blocks of one sequence. Knows no hashes.
+"""Block numbers: the references of each block, and the order of reuse. Knows no hashes and no requests.
 
 Free blocks are in two lists: those without a cached prefix are reused first, then those that still hold one, least
 recently used first.
@@ -6,11 +6,9 @@ Next to read: `prefix_cache.py`, then `blocks.py`, which combines the two.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from quire.errors import EngineError
-from quire.types import NULL_BLOCK_ID, BlockTableUpdate
+from quire.types import NULL_BLOCK_ID
 
 
 class BlockPool:
@@ -74,40 +72,3 @@ class BlockPool:
     def free_ids(self) -> list[int]:
         """Return the free blocks, next to be taken first."""
         return [*self._blank, *self._cached]
-
-
-@dataclass(frozen=True, slots=True)
-class KeptState:
-    """The state after `position` tokens, which a step continued in a copy: one page per state group."""
-
-    position: int
-    block_ids: dict[int, int]
-    """Group index → page."""
-    drafts_end: int | None
-    """Tokens that the step's state covers with all drafts; None for a step without drafts."""
-
-
-@dataclass(slots=True)
-class OwnedBlocks:
-    """Block tables of one sequence, and how much of each the executor has not yet seen."""
-
-    tables: list[list[int]]
-    changed_from: list[int]
-    """Entries from here on are unknown to the executor; the table's length if it knows all."""
-    num_left_behind: list[int]
-    """Leading entries behind a sliding window: all are the null block."""
-    num_registered: int = 0
-    """Leading blocks already offered to the prefix cache."""
-    is_changed: bool = False
-    unchanged_updates: tuple[BlockTableUpdate, ...] = ()
-    kept_states: list[KeptState] = field(default_factory=list)
-    """Checkpoints to register, and states to go back to if drafts are rejected; oldest first."""
-
-    def block_ids(self) -> Iterator[int]:
-        """Return all blocks, one entry per reference; deepest first, so that the start of a prefix is evicted last."""
-        for kept in self.kept_states:
-            yield from kept.block_ids.values()
-        for at in range(max(map(len, self.tables)) - 1, -1, -1):
-            for table in self.tables:
-                if at < len(table) and table[at] != NULL_BLOCK_ID:
-                    yield table[at]

@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
+import msgspec
+
 from quire.config import EngineConfig
 from quire.engine.input_processor import InputProcessor
 from quire.engine.tokenizer_source import load_tokenizer
@@ -23,7 +25,7 @@ from quire.sampling_params import PoolingParams, SamplingParams
 from quire.text.dialogue import Dialogue, DialogueOptions, PreparedPrompt
 from quire.text.rendered_chat import RenderedChat
 from quire.text.tokenizer import LONG_TEXT, Tokenizer
-from quire.types import Request
+from quire.types import RequestSpec
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.sources import resolve_source
 
@@ -142,13 +144,14 @@ class FrontEnd:
 
     def prepare(
         self, request_id: str, prompt: "PromptTokens", params: SamplingParams | PoolingParams, **identity: Any
-    ) -> Request:
+    ) -> RequestSpec:
         """Return the request, with all checks done. Raises: RequestError."""
-        _, request = self.input_processor.make_request(request_id, prompt.token_ids, params, **identity)
-        if request.sampling is not None and request.sampling.structured_outputs is not None:
-            self.input_processor.check_grammars()
-            request.checked_grammar = self._forms.check(request.sampling.structured_outputs)
-        return request
+        _, spec = self.input_processor.make_spec(request_id, prompt.token_ids, params, **identity)
+        if spec.sampling is None or spec.sampling.structured_outputs is None:
+            return spec
+        self.input_processor.check_grammars()
+        checked = self._forms.check(spec.sampling.structured_outputs)
+        return msgspec.structs.replace(spec, checked_grammar=checked)
 
 
 def _lower_priority() -> None:

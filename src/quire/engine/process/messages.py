@@ -13,7 +13,7 @@ from quire.config import EngineConfig, EngineOptions
 from quire.errors import QuireError
 from quire.outputs import CompletionOutput, PositionLogprobs, RequestMetrics
 from quire.parallel.frames import SentError
-from quire.types import Request
+from quire.types import RequestSpec
 
 # --- To the engine ----------------------------------------------------------------------------
 
@@ -31,7 +31,7 @@ class Submit(msgspec.Struct, tag="submit", array_like=True):
     `queue_timeout_s`: longest wait for its first step.
     """
 
-    request: Request
+    spec: RequestSpec
     streams: bool = True
     queue_timeout_s: float | None = None
 

@@ -44,14 +44,11 @@ class Meter:
         self._clock = clock
         self._num_seen = engine.events.num_recorded
         self._prompt_lens: dict[str, int] = {}
-        self._preempted: set[str] = set()
         self._last_token_s: dict[str, float] = {}
         self._looked_at_weights_s = float("-inf")
         self.statistics = Statistics(
             histograms={name: Histogram([0] * (len(bounds) + 1)) for name, bounds in BOUNDS_S.items()}
         )
-        self.admitted_ids: list[str] = []
-        """Requests that got their first step since the last `take`."""
         self.prefixes = PrefixJournal(engine)
 
     def take(self, updates: Sequence[RequestUpdate]) -> Statistics:
@@ -74,21 +71,16 @@ class Meter:
         if num_lost:
             self.prefixes.note_all()
         self._num_seen = events.num_recorded
-        self.admitted_ids = []
         for event in new:
             reader = _READERS.get(event.kind)
             if reader is not None:
                 reader(self, event)
 
     def _on_admit(self, event: Event) -> None:
-        request_id, statistics = event.request_id, self.statistics
-        if request_id in self._preempted:
-            # A preempted request finds its own blocks: that is no hit of the prefix cache.
-            self._preempted.discard(request_id)
+        statistics, prompt_len = self.statistics, event.data["num_prompt_tokens"]
+        if event.data["is_resumed"]:  # it finds its own blocks: that is no hit of the prefix cache
             return
-        prompt_len = event.data["num_prompt_tokens"]
-        self.admitted_ids.append(request_id)
-        self._prompt_lens[request_id] = prompt_len
+        self._prompt_lens[event.request_id] = prompt_len
         statistics.num_running_prompt_tokens += prompt_len
         statistics.num_prompt_tokens += prompt_len
         statistics.num_looked_up_tokens += prompt_len
@@ -98,7 +90,6 @@ class Meter:
         self.prefixes.note(event.data["block_ids"])
 
     def _on_preempt(self, event: Event) -> None:
-        self._preempted.add(event.request_id)
         self.statistics.num_preemptions += 1
 
     def _on_fetched(self, event: Event) -> None:
@@ -129,7 +120,6 @@ class Meter:
                 accepted_at[position] += 1
 
     def _on_finish(self, event: Event) -> None:
-        self._preempted.discard(event.request_id)
         statistics = self.statistics
         statistics.num_running_prompt_tokens -= self._prompt_lens.pop(event.request_id, 0)
         reason = event.data["reason"]

@@ -113,7 +113,7 @@ def _check_weights(model: Any, traced: TracedModel) -> None:
     """Only parameters are packed; rotation frequencies are copied as they are."""
     known = {id(parameter) for _, parameter in nn.named_parameters(model)}
     tensors = tensor_types()
-    weights = (nn.Parameter, *tensors)
+    weights: tuple[type, ...] = (nn.Parameter, *tensors)
     for call in (*traced.forward.calls, *traced.head.calls):
         for argument in call.arguments:
             if call.operation == "rotation" and isinstance(argument, tensors):

@@ -21,7 +21,7 @@ from quire.server.protocol.fields import Body
 from quire.server.protocol.validation import parse_body
 from quire.server.request_record import Caller, record_of
 from quire.server.state import STATE_KEY, ServerState, state_of
-from quire.types import Request as EngineRequest
+from quire.types import RequestSpec as EngineRequest
 
 LARGE_BYTES = 64 << 10
 """Larger bodies are parsed in a thread: a megabyte takes some 20 ms, in which no other stream would get its tokens."""
