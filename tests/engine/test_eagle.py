@@ -10,7 +10,6 @@ from quire.drafts import drafting
 from quire.drafts.executor_drafts import ExecutorDrafts
 from quire.errors import ConfigError, ModelFileError, UnsupportedModelError
 from quire.runtime import drafter
-from quire.types import Draft
 from tests.engine.test_draft_model import drafts_of, write_llama
 from tests.engine.test_drafts import GREEDY, PARAMS, outputs_of
 from tests.engine.test_predictors import NUM_GUESSES, PROMPTS, build_with, safetensors
@@ -118,7 +117,7 @@ def always_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafting.StepTimes, "seconds", lambda self, num_rows: 1.0)
     monkeypatch.setattr(drafting, "MIN_GAIN", 0.0)
     monkeypatch.setattr(ExecutorDrafts, "choose", lambda *_: NUM_GUESSES)
-    monkeypatch.setattr("quire.drafts.suffix.SuffixProposer.propose", lambda *_: Draft())
+    monkeypatch.setattr(drafting.Drafting, "_is_due", lambda *_: False)  # no suffix drafts
     monkeypatch.setattr(drafter, "MIN_REACH", 0.0)
 
 
@@ -138,7 +137,7 @@ def check_guesses(model: Path, head: Path, reference: Reference) -> None:
     engine = build_with(model, "auto", draft_model=str(head))
     assert engine.config.speculative == "eagle"
     known, steps, num_compared = {f"r{index}": list(ids) for index, ids in enumerate(PROMPTS)}, list[Any](), 0
-    engine.watcher = lambda _, result: steps.append(result)
+    engine.watch(lambda _, result: steps.append(result))
     for request_id, ids in known.items():
         engine.add_request(request_id, {"prompt_token_ids": ids}, GREEDY)
     while engine.has_unfinished_requests():

@@ -102,7 +102,9 @@ def test_recorder_with_an_interval_times_a_step_once_in_it(monkeypatch: pytest.M
         timed.append(output.times_ops)
         note(output, result)
 
-    engine.watcher = watch
+    set_watcher = engine.watch
+    engine.watch = lambda watcher, op_period=0: set_watcher(watcher and watch, op_period)  # type: ignore[method-assign]
+    engine.watch(watch, engine.op_period)
     add(engine, "a", SHARED, max_tokens=12)
     while engine.has_unfinished_requests():
         now[0] += 0.2

@@ -392,7 +392,7 @@ def test_rank_0_decides_when_a_step_ends(eager: bool) -> None:
     expected = tokens(generate(*make(hf_config, 1), requests()[:1]))
     ranks.workers[0].runner.limit_s = math.inf  # on a busy machine an iteration op by op may take longer than a step
     ranks.workers[1].runner.limit_s = 0.0
-    ranks.workers[1].runner.ends_early = True
+    ranks.workers[1].runner.end_early()
     found, outputs = run_to_end(Scheduler(config.scheduler), ranks, requests()[:1])
     assert tokens(found) == expected
     assert len(outputs) < NUM_TOKENS

@@ -323,7 +323,13 @@ def test_step_ends_early_when_asked_and_when_it_takes_too_long() -> None:
     found, iterations = run_multi_step(6, make_request("a", prompt(1, 9), 7), limit_s=0.0)
     assert (iterations, tokens(found)) == ([1] * 7, expected)
     runtime = Runtime(multi_step_decode=6)
-    runtime.runner.ends_early = True  # by another thread, for all steps
+    run = runtime.runner.run
+
+    def run_early(output: SchedulerOutput) -> StepResult:
+        runtime.runner.end_early()  # by another thread
+        return run(output)
+
+    runtime.runner.run = run_early  # type: ignore[method-assign]
     assert tokens(runtime.run(make_request("a", prompt(1, 9), 7))) == expected
     assert len(runtime.outputs) == 7
 

@@ -31,6 +31,9 @@ from quire.types import RequestStatus, SchedulerOutput, StepResult
 if TYPE_CHECKING:
     from quire.parallel.executor import Executor
 
+StepWatcher = Callable[[SchedulerOutput, StepResult], None]
+ASLEEP = "the model is asleep: wake_up() loads it again"
+
 
 class LLMEngine:
     """Requests of any kind through one scheduler and one executor.
@@ -39,7 +42,7 @@ class LLMEngine:
     one output with `finished`, also when it is aborted or the engine fails. Attributes for readers: `config`,
     `scheduler`, `events`, `tokenizer`, `startup_times` (phase → seconds), `chat_template` (None: the tokenizer's own);
     `watch_executor(tell)`: from then on any thread calls `tell` with the error if the executor dies between steps.
-    Set by others: `watcher` gets each step before its STEP event; one in `op_period` times its instructions (0: none).
+    `watcher`, `op_period`, `is_asleep`: set by `watch` and `sleep`.
     """
 
     def __init__(
@@ -65,8 +68,8 @@ class LLMEngine:
         self.scheduler = scheduler or Scheduler(config.scheduler, self.events, clock, stored=stored)
         self.input_processor = InputProcessor(config, tokenizer, clock, grammars)
         self.startup_times = startup_times or {}
-        self.watcher: Callable[[SchedulerOutput, StepResult], None] | None = None
-        self.op_period = 0
+        self.watch(None)
+        self.is_asleep = False
         self.dead_error: EngineDeadError | None = None
         self.tokenizer = tokenizer
         self._executor, self._clock = executor, clock
@@ -144,6 +147,11 @@ class LLMEngine:
         """End every unfinished request, those of beam search included."""
         self.abort_request(self._output_processor.request_ids)
         self.scheduler.abort(list(self.scheduler.requests.by_id))
+
+    def watch(self, watcher: StepWatcher | None, op_period: int = 0) -> None:
+        """Give each step to `watcher` before its STEP event, in place of another; one step in `op_period` times its
+        instructions (0: none)."""
+        self.watcher, self.op_period = watcher, op_period
 
     def end_step_early(self) -> None:
         """Ask the running step to end after its current decode iteration: a message waits. For any thread."""
@@ -274,7 +282,7 @@ class LLMEngine:
         if self.dead_error is not None:
             raise self.death()
         if self._is_shut_down:
-            raise EngineDeadError("the engine was shut down: make a new one")
+            raise EngineDeadError(ASLEEP if self.is_asleep else "the engine was shut down: make a new one")
 
     def death(self) -> EngineDeadError:
         """Return a fresh copy of `dead_error`, for one caller: a raised exception collects that caller's traceback."""
@@ -292,6 +300,11 @@ class LLMEngine:
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, without any effect, while requests hold blocks."""
         return self.scheduler.reset_prefix_cache()
+
+    def sleep(self) -> None:
+        """Shut down for good, in favour of an engine that is made when the model wakes up."""
+        self.shutdown()
+        self.is_asleep = True
 
     def shutdown(self) -> list[Output]:
         """Abort everything and let the executor go; returns the final outputs. Calling it again does nothing."""

@@ -47,20 +47,18 @@ class Recorder:
         self._steps: deque[tuple[SchedulerOutput, StepResult]] = deque(maxlen=MAX_STEPS)
         self._num_seen = engine.events.num_recorded
         self._header: dict[str, Any] | None = self._describe()
-        engine.watcher = self._note
-        engine.op_period = op_period or int(op_interval_s > 0)
+        engine.watch(self._note, op_period or int(op_interval_s > 0))
 
     def _note(self, output: SchedulerOutput, result: StepResult) -> None:
         self._steps.append((output, result))
         if self._op_interval_s:
             now_s = time.monotonic()
             self._timed_s = now_s if output.times_ops else self._timed_s
-            self._engine.op_period = int(now_s - self._timed_s >= self._op_interval_s)
+            self._engine.watch(self._note, int(now_s - self._timed_s >= self._op_interval_s))
 
     def close(self) -> None:
         """Stop watching."""
-        self._engine.watcher = None
-        self._engine.op_period = 0
+        self._engine.watch(None)
 
     def take(self) -> bytes:
         """Return the lines since the last call, each with its line end; the first call begins with the header."""

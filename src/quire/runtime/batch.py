@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.adapter import Adapter
+from quire.config import SchedulerConfig
 from quire.errors import EngineError, QuireError
 from quire.sampling.state import SamplingState
 from quire.types import (
@@ -78,6 +79,16 @@ class RequestStates:
         self.block_tables: NDArray[np.int32] = np.zeros((num_groups, max_num_seqs, max_blocks), np.int32)
         self.by_id: dict[str, RequestState] = {}
         self._free_rows = list(range(max_num_seqs))[::-1]
+
+    @classmethod
+    def of(cls, config: SchedulerConfig) -> "RequestStates":
+        """Return room for the requests of a configuration."""
+        return cls(
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=config.max_model_len,
+            block_size=config.block_size,
+            num_groups=len(config.kv_cache_groups),
+        )
 
     def __getitem__(self, request_id: str) -> RequestState:
         state = self.by_id.get(request_id)

@@ -175,7 +175,7 @@ class Scheduler:
         if len(self._in_flight) >= (self.config.max_in_flight if alone is None else 1):
             raise EngineError(f"schedule() called before update() of step {self._in_flight[0].output.step_id}")
         self._step_id += 1
-        self.blocks.tiers.tokens_per_s = tokens_per_s
+        self.blocks.tiers.begin_step(tokens_per_s)
         if alone is None:
             plan = self._planner.plan(step_tokens, is_first=not self._in_flight)
         else:

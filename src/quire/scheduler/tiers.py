@@ -21,10 +21,7 @@ from quire.transfers import Tier, Transfer, TransferReport
 
 
 class BlockTiers:
-    """Blocks outside of the device. `stored`: those on disk as far as is known; a read finds out.
-
-    Set by others: `tokens_per_s`, the measured speed of prefill, tells whether blocks are worth copies to the host.
-    """
+    """Blocks outside of the device. `stored`: those on disk as far as is known; a read finds out."""
 
     def __init__(
         self,
@@ -38,7 +35,7 @@ class BlockTiers:
         self._config, self._pool, self._cache, self._lookup, self._events = config, pool, cache, lookup, events
         self._uses_disk = config.max_disk_bytes > 0
         self.stored = set(stored)
-        self.tokens_per_s = 0.0
+        self._tokens_per_s = 0.0
         self._host_bytes_per_s = 0.0
         self._block_bytes = sum(group.page_bytes(config.block_size) for group in config.kv_cache_groups)
         self.slots: dict[Key, int] = {}
@@ -54,6 +51,10 @@ class BlockTiers:
         self._transfers: list[Transfer] = []
 
     # --- Leaving the device ---------------------------------------------------------------------
+
+    def begin_step(self, tokens_per_s: float) -> None:
+        """Take note of the speed of prefill, which tells whether blocks are worth copies to the host; 0: unknown."""
+        self._tokens_per_s = tokens_per_s
 
     def leave(self, block_ids: Iterable[int]) -> None:
         """Copy the cached ones of these blocks to other tiers, before the next step overwrites them."""
@@ -129,9 +130,9 @@ class BlockTiers:
 
     def _host_pays(self) -> bool:
         """Return True unless computing a block again is known to be faster than copying it out and back."""
-        if not self._config.compares_swap or not (self.tokens_per_s and self._host_bytes_per_s):
+        if not self._config.compares_swap or not (self._tokens_per_s and self._host_bytes_per_s):
             return True
-        return 2 * self._block_bytes / self._host_bytes_per_s < self._config.block_size / self.tokens_per_s
+        return 2 * self._block_bytes / self._host_bytes_per_s < self._config.block_size / self._tokens_per_s
 
     # --- Coming back ----------------------------------------------------------------------------
 
