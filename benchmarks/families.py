@@ -151,9 +151,10 @@ class Family:
     def op_times(self, case: str) -> dict[str, float]:
         """Return milliseconds per kind of op of an average step: the prompt's, or one in which all requests decode."""
         wanted = len(CASES[case]), CASES[case][0][1] > 1
-        self._engine.op_period, seen = 1, self._engine.events.num_recorded
+        seen = self._engine.events.num_recorded
+        self._engine.watch(None, op_period=1)
         self.seconds(case)
-        self._engine.op_period = 0
+        self._engine.watch(None)
         ops, totals, num_steps = dict[Any, Any](), defaultdict[str, float](float), 0
         for event in self._engine.events.since(seen):
             if event.kind is EventKind.OPS:

@@ -215,7 +215,7 @@ def test_program_that_ends_without_shutdown_keeps_its_blocks(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exits: list[Callable[[], None]] = []
-    monkeypatch.setattr("quire.engine.build.atexit.register", lambda *call: exits.append(partial(*call)))
+    monkeypatch.setattr("quire.engine.llm_engine.atexit.register", lambda *call: exits.append(partial(*call)))
     options: dict[str, Any] = {"block_size": BLOCK_SIZE, "kv_disk": str(tmp_path / "kv")}
     engine = build(llama, **options)
     generate(engine, PROMPTS[:1])

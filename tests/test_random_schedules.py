@@ -22,8 +22,9 @@ from quire.events import EventKind
 from quire.outputs import CompletionOutput, PoolingRequestOutput, RequestOutput
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.scheduler import pace
+from quire.scheduler.request import SequenceUpdate
 from quire.structured_outputs import ReasoningSpan, StructuredOutputsParams
-from quire.types import SchedulerOutput, SequenceUpdate, StepResult
+from quire.types import SchedulerOutput, StepResult
 from tests.scheduler.integrity import check_integrity
 from tests.tiny_engine import (
     VOCAB_SIZE,

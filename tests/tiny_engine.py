@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from quire.config import EngineOptions
-from quire.engine.build import build_engine
 from quire.engine.llm_engine import LLMEngine
 
 transformers = pytest.importorskip("transformers")
@@ -80,7 +79,7 @@ def build(directory: Path, *, num_threads: int = 1, **options: Any) -> LLMEngine
     settings = {"dtype": "float32", "device": "cpu", "num_blocks_override": 96, "max_num_seqs": 16, **options}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", str(num_threads))
-        return build_engine(EngineOptions(model=str(directory), **settings))
+        return LLMEngine.build(EngineOptions(model=str(directory), **settings))
 
 
 def engine_with(base: LLMEngine, **settings: Any) -> LLMEngine:

@@ -19,9 +19,10 @@ from benchmarks.cluster.step_times import StepTimes, work_of
 from quire.config import STEP_S, SchedulerConfig
 from quire.sampling_params import SamplingParams
 from quire.scheduler.pace import Pace
+from quire.scheduler.request import Request
 from quire.scheduler.scheduler import Scheduler
 from quire.server.router.placement import Prompt, choose
-from quire.types import Request, RequestResult, SchedulerOutput, StepResult
+from quire.types import RequestResult, RequestSpec, SchedulerOutput, StepResult
 from quire_workshop.load_client import highest_rate
 
 
@@ -220,7 +221,7 @@ class Cluster:
 
 def _request(name: str, prompt: list[int], num_generated: int) -> Request:
     sampling = SamplingParams(temperature=0, max_tokens=num_generated, ignore_eos=True)
-    return Request(name, prompt, sampling, max_tokens=num_generated)
+    return Request(RequestSpec(name, prompt, sampling, max_tokens=num_generated))
 
 
 def poisson_trace(

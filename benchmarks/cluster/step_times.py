@@ -102,7 +102,7 @@ def _sample(model: str) -> tuple[list[tuple[Work, float]], EngineConfig]:
     def note(output: SchedulerOutput, _: StepResult) -> None:
         last[:] = [output]
 
-    engine.watcher = note
+    engine.watch(note)
     choose = random.Random(1)
     for _ in range(NUM_REPEATS):
         for number, length, generated in [(*case, NUM_STEPS) for case in DECODES] + [(*case, 1) for case in PROMPTS]:

@@ -38,9 +38,14 @@ def is_loaded() -> bool:
     return sys.modules.get("torch") is not None  # None where a test forbids it
 
 
+def tensor_types() -> tuple[type[Any], ...]:
+    """Return PyTorch's class of tensors, without importing it; none before it is imported."""
+    return (sys.modules["torch"].Tensor,) if is_loaded() else ()
+
+
 def is_tensor(value: Any) -> bool:
-    """Return whether a value is PyTorch's, without importing it."""
-    return is_loaded() and isinstance(value, sys.modules["torch"].Tensor)
+    """Return whether a value is PyTorch's; a loop asks for `tensor_types` once."""
+    return isinstance(value, tensor_types())
 
 
 def on_meta() -> AbstractContextManager[Any]:

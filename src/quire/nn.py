@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from quire.lazy_torch import Tensor as Tensor
-from quire.lazy_torch import is_loaded, is_tensor
+from quire.lazy_torch import is_loaded
 
 
 class Parameter(Tensor):
@@ -137,9 +137,9 @@ def _is_module_type(kind: type) -> bool:
     return issubclass(kind, Module) or (is_loaded() and issubclass(kind, sys.modules["torch"].nn.Module))
 
 
-def is_parameter(value: Any) -> bool:
-    """Return whether a value is a parameter, of this file or of `torch.nn`."""
-    return isinstance(value, Parameter) or (is_tensor(value) and isinstance(value, sys.modules["torch"].nn.Parameter))
+def parameter_types() -> tuple[type[Any], ...]:
+    """Return the classes of parameters: that of this file, and of `torch.nn` where PyTorch is imported."""
+    return (Parameter, sys.modules["torch"].nn.Parameter) if is_loaded() else (Parameter,)
 
 
 def attributes(module: Any) -> Iterable[tuple[str, Any]]:
@@ -176,9 +176,9 @@ def named_parameters(module: Any, *, repeats: bool = False) -> Iterator[tuple[st
 
     `repeats`: yield one that the model ties under each of its names, not only under the first.
     """
-    seen: set[int] = set()
+    seen, types = set[int](), parameter_types()
     for prefix, part in named_modules(module):
         for name, value in attributes(part):
-            if is_parameter(value) and (repeats or id(value) not in seen):
+            if isinstance(value, types) and (repeats or id(value) not in seen):
                 seen.add(id(value))
                 yield f"{prefix}.{name}" if prefix else name, value

@@ -1,14 +1,14 @@
 """Nouns that cross folders, without tensors: requests, schedules, results; and the rules that end a sequence.
 
-The path of one token: `Request` (the scheduler's record of one sequence) → `SchedulerOutput` (one step's work) →
-executor → `StepResult` (the tokens it yields) → `RequestOutput` (the caller's, `outputs.py`). Steps and results hold
-only integers, floats, strings and tuples: they can be recorded, replayed and sent to another process.
-Next to read: `scheduler/scheduler.py`.
+The path of one token: `RequestSpec` (what a caller asks) → `Request` (the scheduler's record, `scheduler/request.py`) →
+`SchedulerOutput` (one step's work) → executor → `StepResult` (the tokens it yields) → `RequestOutput` (the caller's,
+`outputs.py`). Specs, steps and results hold only integers, floats, strings and tuples: they can be recorded, replayed
+and sent to another process.
+Next to read: `scheduler/request.py`, `scheduler/scheduler.py`.
 """
 
 import enum
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
@@ -40,28 +40,14 @@ class RequestStatus(enum.Enum):
         """OpenAI's word for a finished status; None while unfinished."""
 
 
-@dataclass(slots=True, eq=False)
-class Request:
-    """The scheduler's record of one sequence: its tokens, and how far they are computed.
+class RequestSpec(msgspec.Struct, frozen=True, array_like=True):
+    """What a caller asks of one sequence, checked. Fields beyond the obvious:
 
-    A request is given tokens to compute until `num_computed_tokens` catches up with the tokens it has; the step that
-    catches up samples at least one more. Fields beyond the obvious:
-        sampling: None for a pooling request, which finishes when its prompt is computed.
-        siblings: the other n - 1 sequences of an `n > 1` request, forked in the step that completes the prompt.
-        awaits_external_token: the next token is chosen outside the sampler (beam search): `update` does not append.
-        deadline_time_s: by which it must be complete; the engine then ends it. Of the same clock as `arrival_time_s`.
-        hash_extras: prefix blocks are shared only among requests with the same extras: cache salt, adapter's content.
-        checked_grammar: that of the structured output, as a `GrammarChecker` made it; None: it has not been checked.
-        reads_prefix_cache: False if every prompt position must be computed (prompt_logprobs, mean pooling).
-        draft_token_ids: a guess of the next tokens, which the next step verifies, if it can; any gives the same tokens.
-        expects_drafts: the request gets one token a step unless it has drafts, so that it can be given some.
-        num_guesses: tokens that the executor's draft model may guess behind the request's next step, which clears it.
-        num_computed_tokens: advances when a step is scheduled, without its drafts; `update` adds those accepted.
-        num_pending_tokens: input tokens that steps in flight (`num_in_flight`) will yield.
-        num_cached_tokens: prompt tokens found in the prefix cache at first admission.
-        num_sent_tokens: tokens that the executor knows; None if it does not know the request.
-        mirostat_mu: the sampler's state behind the known tokens, which tokens alone do not tell after a preemption.
-        serial: order of arrival, then a number that makes forks unique. sort_key: place in the queue, by the policy.
+    sampling: None for a pooling request, which finishes when its prompt is computed.
+    deadline_time_s: by which it must be complete; the engine then ends it. Of the same clock as `arrival_time_s`.
+    hash_extras: prefix blocks are shared only among requests with the same extras: cache salt, adapter's content.
+    checked_grammar: that of the structured output, as a `GrammarChecker` made it; None: it has not been checked.
+    reads_prefix_cache: False if every prompt position must be computed (prompt_logprobs, mean pooling).
     """
 
     request_id: str
@@ -80,50 +66,11 @@ class Request:
     checked_grammar: str | None = None
     reads_prefix_cache: bool = True
     adapter: Adapter | None = None
-    awaits_external_token: bool = False
-    siblings: list["Request"] = field(default_factory=list)
-
-    output_token_ids: list[int] = field(default_factory=list)
-    draft_token_ids: tuple[int, ...] = ()
-    expects_drafts: bool = False
-    num_guesses: int = 0
-    mirostat_mu: float | None = None
-    num_computed_tokens: int = 0
-    num_pending_tokens: int = 0
-    num_in_flight: int = 0
-    num_cached_tokens: int = 0
-    num_preemptions: int = 0
-    num_sent_tokens: int | None = None
-    status: RequestStatus = RequestStatus.WAITING
-    stop_reason: int | str | None = None
-    leader_id: str | None = None
-    serial: tuple[int, int] = (0, 0)
-    sort_key: tuple[float, ...] = ()
 
     @property
     def num_prompt_tokens(self) -> int:
         """Length of the prompt."""
         return len(self.prompt_token_ids)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens known: prompt and generated."""
-        return len(self.prompt_token_ids) + len(self.output_token_ids)
-
-    @property
-    def num_uncomputed_tokens(self) -> int:
-        """Tokens that the next step may compute, the pending ones included; 0 while the next token is not decided."""
-        num_known = len(self.prompt_token_ids) + len(self.output_token_ids)
-        return num_known + self.num_pending_tokens - self.num_computed_tokens
-
-    def token_slice(self, start: int, stop: int) -> list[int]:
-        """Known tokens at positions start … stop - 1."""
-        prompt_len = len(self.prompt_token_ids)
-        if start >= prompt_len:
-            return self.output_token_ids[start - prompt_len : stop - prompt_len]
-        if stop <= prompt_len:
-            return self.prompt_token_ids[start:stop]
-        return self.prompt_token_ids[start:] + self.output_token_ids[: stop - prompt_len]
 
 
 class Stop(NamedTuple):
@@ -289,12 +236,3 @@ class StepResult(msgspec.Struct, frozen=True):
     op_times: tuple[OpTime, ...] = ()  # time and work of each instruction that ran, where these are traced
     transfers: TransferReport | None = None
     draft_s: float = 0.0  # in which a draft model guessed tokens
-
-
-class SequenceUpdate(msgspec.Struct, frozen=True):
-    """A request's progress by one step: result, appended tokens, and the position up to which the step computed."""
-
-    request: Request
-    result: RequestResult
-    new_token_ids: tuple[int, ...]
-    num_computed_tokens: int

@@ -149,12 +149,13 @@ def weight_map(model: Any, names: Iterable[str]) -> WeightMap:
     layout = replace(layout, tied=tied | {name: first for name, first in named.items() if name != first})
     stored = layout.used_names(names)
     sources, of_experts = dict[str, list[Source]](), set[str]()
+    types = nn.parameter_types()
     for path, module in nn.named_modules(model):
         parent, all_parts = path.rpartition(".")[0], getattr(module, "stored_parts", {})
         num_stacked = getattr(module, "num_stacked", 0)
         for attribute, value in nn.attributes(module):
             name = f"{path}.{attribute}" if path else attribute
-            if not nn.is_parameter(value) or named[name] != name:
+            if not isinstance(value, types) or named[name] != name:
                 continue
             parts = [f"{parent}.{part}" if parent else part for part in all_parts.get(attribute, ())]
             views = [layout.views_of(part) for part in parts]

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from quire.config import EngineConfig, EngineOptions, Hardware
-from quire.engine.build import build_engine
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import ConfigError
 from quire.runtime.hardware import detect_hardware
@@ -131,7 +130,7 @@ class Tuner:
 
     @contextmanager
     def _engine(self, hardware: Hardware, **changes: int) -> Iterator[LLMEngine]:
-        engine = build_engine(replace(self._options, **changes), hardware=hardware)  # type: ignore[arg-type]
+        engine = LLMEngine.build(replace(self._options, **changes), hardware=hardware)  # type: ignore[arg-type]
         try:
             yield engine
         finally:

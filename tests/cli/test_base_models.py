@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from quire.cli import run
-from quire.engine import build
+from quire.engine.llm_engine import LLMEngine
 from quire.insight.trace import EngineTrace
 from tests.cli.command_line import call, parsed
 from tests.cli.tiny_directory import TEMPLATE, make_tiny_directory
@@ -43,7 +43,7 @@ def test_what_needs_a_template_is_refused_before_the_model_is_loaded(
     def fail(*_: Any, **__: Any) -> None:
         pytest.fail("the model was loaded")
 
-    monkeypatch.setattr(build, "build_engine", fail)
+    monkeypatch.setattr(LLMEngine, "build", fail)
     monkeypatch.setattr(run, "read_prompt", lambda text, **_: text)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tools.json").write_text("[]")

@@ -1,8 +1,5 @@
 """Opening an engine, one request through it, its statistics line, and the parameters' precedence."""
 
-import sys
-from types import SimpleNamespace
-
 import pytest
 
 from quire.cli.output import Output
@@ -13,6 +10,7 @@ from quire.cli.session import (
     sampling_params_for,
 )
 from quire.config import EngineOptions
+from quire.engine.llm_engine import LLMEngine
 from quire.errors import EngineDeadError, EngineError, InvalidParameterError
 from quire.sampling_params import SamplingParams
 from tests.cli.command_line import FakeEngine
@@ -51,8 +49,7 @@ def test_open_engine_describes_it_and_always_shuts_down(
 ) -> None:
     monkeypatch.setattr("quire.cli.session.resolve_source", lambda name, **settings: None)
     engine = FakeEngine(EngineOptions())
-    build = SimpleNamespace(build_engine=lambda options, progress: engine)
-    monkeypatch.setitem(sys.modules, "quire.engine.build", build)
+    monkeypatch.setattr(LLMEngine, "build", lambda options, progress: engine)
     output = Output()
     output.verbosity = 1
     with pytest.raises(ZeroDivisionError), open_engine(EngineOptions(), output):

@@ -5,7 +5,8 @@ import pytest
 from quire.drafts import drafting
 from quire.drafts.drafting import Drafting, StepTimes
 from quire.sampling_params import SamplingParams
-from quire.types import Draft, Request, RequestResult, ScheduledRequest, SchedulerOutput, StepResult
+from quire.scheduler.request import Request, SequenceUpdate
+from quire.types import Draft, RequestResult, RequestSpec, ScheduledRequest, SchedulerOutput, StepResult
 from tests.engine.builders import make_config
 
 
@@ -23,17 +24,21 @@ class Fixed:
 
 
 def request(name: str = "a", max_tokens: int = 100) -> Request:
-    item = Request(name, [1, 2, 3], SamplingParams(), max_tokens=max_tokens, output_token_ids=[4])
+    spec = RequestSpec(name, [1, 2, 3], SamplingParams(), max_tokens=max_tokens)
+    item = Request(spec, output_token_ids=[4])
     item.num_computed_tokens = 3
     return item
 
 
-def step(num_drafts: int, num_yielded: int, name: str = "a") -> tuple[SchedulerOutput, StepResult]:
-    item = ScheduledRequest(name, 3, 1 + num_drafts, 1 + num_drafts, (), (), None, tuple(range(num_drafts)))
-    return (
-        SchedulerOutput(1, (), (item,), (), (), ()),
-        StepResult(1, (RequestResult(name, tuple(range(num_yielded))),)),
-    )
+def step(
+    num_drafts: int, num_yielded: int, of: Request | None = None, draft: Draft | None = None
+) -> tuple[SchedulerOutput, StepResult, list[SequenceUpdate]]:
+    made = request() if of is None else of
+    name, drafts = made.request_id, tuple(range(num_drafts))
+    item = ScheduledRequest(name, 3, 1 + num_drafts, 1 + num_drafts, (), (), None, drafts)
+    result = RequestResult(name, tuple(range(num_yielded)), draft=draft)
+    update = SequenceUpdate(made, result, result.token_ids, 3)
+    return SchedulerOutput(1, (), (item,), (), (), ()), StepResult(1, (result,)), [update]
 
 
 def drafting_with(probability: float, seconds: dict[int, float], max_rows: int = 64, num_tokens: int = 8) -> Drafting:
@@ -122,7 +127,7 @@ def test_request_whose_drafts_are_right_gets_one_token_a_step_until_they_are_wro
     made.give_drafts([item])
     assert not item.expects_drafts
     for _ in range(10):
-        assert made.note_step(*step(4, 5), seconds=1.0, has_prompts=False) == {
+        assert made.note_step(*step(4, 5, item), seconds=1.0, has_prompts=False) == {
             "num_drafts": 4,
             "num_accepted": 4,
             "drafts": ((4, 4),),
@@ -130,7 +135,7 @@ def test_request_whose_drafts_are_right_gets_one_token_a_step_until_they_are_wro
     made.give_drafts([item])
     assert item.expects_drafts
     for _ in range(60):
-        assert made.note_step(*step(4, 1), seconds=1.0, has_prompts=False) == {
+        assert made.note_step(*step(4, 1, item), seconds=1.0, has_prompts=False) == {
             "num_drafts": 4,
             "num_accepted": 0,
             "drafts": ((4, 0),),
@@ -172,20 +177,15 @@ def test_last_token_of_a_step_is_no_accepted_draft() -> None:
 
 def test_draft_of_the_executor_is_taken_where_more_tokens_are_expected_of_it() -> None:
     made = drafting_with(0.5, {1: 1.0, 9: 1.0})
-    output, _result = step(0, 1)
-    draft = Draft((7, 8), (0.99, 0.99))
-    made.note_step(output, StepResult(1, (RequestResult("a", (0,), draft=draft),)), 1.0, has_prompts=False)
     item = request()
+    made.note_step(*step(0, 1, item, Draft((7, 8), (0.99, 0.99))), 1.0, has_prompts=False)
     made.give_drafts([item])
     assert item.draft_token_ids == (7, 8)
 
 
 def test_draft_of_the_executor_gives_way_where_fewer_tokens_are_expected_of_it() -> None:
     made = drafting_with(0.9, {1: 1.0, 9: 1.0})
-    output, _ = step(0, 1)
-    made.note_step(
-        output, StepResult(1, (RequestResult("a", (0,), draft=Draft((7, 8), (0.1, 0.1))),)), 1.0, has_prompts=False
-    )
     item = request()
+    made.note_step(*step(0, 1, item, Draft((7, 8), (0.1, 0.1))), 1.0, has_prompts=False)
     made.give_drafts([item])
     assert item.draft_token_ids == tuple(range(8))

@@ -1,6 +1,7 @@
 from quire.drafts.executor_drafts import EXPLORE_STEPS, EXPLORED_GUESSES, MAX_GUESSES, ExecutorDrafts
 from quire.sampling_params import SamplingParams
-from quire.types import Draft, Request, RequestResult, ScheduledRequest, SchedulerOutput, StepResult
+from quire.scheduler.request import Request, SequenceUpdate
+from quire.types import Draft, RequestResult, RequestSpec, ScheduledRequest, SchedulerOutput, StepResult
 
 DRAFT = Draft((1, 2, 3, 4), (0.95,) * 4)
 
@@ -10,22 +11,35 @@ def output(num_guesses: int = 4) -> SchedulerOutput:
     return SchedulerOutput(1, (), (item,), (), (), (), num_draft_tokens=num_guesses)
 
 
-def result(*token_ids: int, draft: Draft | None = DRAFT, draft_s: float = 0.4) -> StepResult:
-    return StepResult(1, (RequestResult("a", token_ids, draft=draft),), draft_s=draft_s)
+def request(name: str = "a") -> Request:
+    return Request(RequestSpec(name, [1, 2, 3], SamplingParams(temperature=0)), output_token_ids=[4])
 
 
-def request() -> Request:
-    return Request("a", [1, 2, 3], SamplingParams(temperature=0), output_token_ids=[4])
+def note(
+    made: ExecutorDrafts,
+    item: Request,
+    *token_ids: int,
+    num_guesses: int = 4,
+    draft: Draft | None = DRAFT,
+    draft_s: float = 0.4,
+) -> None:
+    result = RequestResult("a", token_ids, draft=draft)
+    step, updates = StepResult(1, (result,), draft_s=draft_s), [SequenceUpdate(item, result, token_ids, 3)]
+    made.note(output(num_guesses), step, updates, has_prompts=False)
+
+
+def guessed(*token_ids: int, num_steps: int = 100, draft_s: float = 0.4) -> tuple[ExecutorDrafts, Request]:
+    """Drafts whose guesses 1, 2, 3, 4 were followed by these tokens in each step, and the request."""
+    made, item = ExecutorDrafts(), request()
+    for _ in range(num_steps):
+        note(made, item, *token_ids, draft_s=draft_s)
+        made.draft_of(item)
+    note(made, item, *token_ids, draft_s=draft_s)
+    return made, item
 
 
 def drafts_with(*token_ids: int, num_steps: int = 100, draft_s: float = 0.4) -> ExecutorDrafts:
-    """Drafts whose guesses 1, 2, 3, 4 were followed by these tokens in each step."""
-    made = ExecutorDrafts()
-    for _ in range(num_steps):
-        made.note(output(), result(*token_ids, draft_s=draft_s), has_prompts=False)
-        made.draft_of(request())
-    made.note(output(), result(*token_ids, draft_s=draft_s), has_prompts=False)
-    return made
+    return guessed(*token_ids, num_steps=num_steps, draft_s=draft_s)[0]
 
 
 def flat(num_rows: int) -> float:
@@ -58,33 +72,30 @@ def test_draft_ends_where_guesses_become_wrong() -> None:
 
 
 def test_request_without_guesses_is_left_until_it_ends() -> None:
-    made = ExecutorDrafts(guesses_once=True)
-    made.note(output(), result(9, draft=None), has_prompts=False)
-    other = Request("b", [1], SamplingParams())
-    assert not made.may_guess([request()])
-    assert made.may_guess([request(), other])
-    made.forget("a")
-    assert made.may_guess([request()])
+    left, other = request(), request("b")
+    note(ExecutorDrafts(guesses_once=True), left, 9, draft=None)
+    note(ExecutorDrafts(), other, 9, draft=None)
+    assert (left.drafting.is_left, other.drafting.is_left, request().drafting.is_left) == (True, False, False)
 
 
 def test_some_guesses_are_asked_for_again_after_many_steps_without() -> None:
-    made, chosen = drafts_with(9), list[int]()
+    (made, item), chosen = guessed(9), list[int]()
     for _ in range(2 * EXPLORE_STEPS):
         chosen.append(made.choose(1, flat, 1.03))
-        made.note(output(chosen[-1]), result(9, draft=DRAFT if chosen[-1] else None), has_prompts=False)
+        note(made, item, 9, num_guesses=chosen[-1], draft=DRAFT if chosen[-1] else None)
     assert [index + 1 for index, count in enumerate(chosen) if count] == [EXPLORE_STEPS, 2 * EXPLORE_STEPS]
     assert set(chosen) == {0, EXPLORED_GUESSES}
 
 
 def test_probabilities_become_those_that_were_measured() -> None:
     assert ExecutorDrafts().draft_of(request()) == Draft()
-    wrong, right = drafts_with(9), drafts_with(1, 2, 3, 4, 5)
-    assert wrong.draft_of(request()).token_ids == DRAFT.token_ids
-    assert max(wrong.draft_of(request()).probabilities) < 0.2
-    assert min(right.draft_of(request()).probabilities) > 0.95
+    (wrong, first), (right, second) = guessed(9), guessed(1, 2, 3, 4, 5)
+    assert wrong.draft_of(first).token_ids == DRAFT.token_ids
+    assert max(wrong.draft_of(first).probabilities) < 0.2
+    assert min(right.draft_of(second).probabilities) > 0.95
 
 
 def test_guesses_of_a_request_end_with_its_result() -> None:
-    made = drafts_with(1, 2, 3, 4, 5)
-    made.note(output(0), result(7, draft=None, draft_s=0.0), has_prompts=False)
-    assert made.draft_of(request()) == Draft()
+    made, item = guessed(1, 2, 3, 4, 5)
+    note(made, item, 7, num_guesses=0, draft=None, draft_s=0.0)
+    assert made.draft_of(item) == Draft()

@@ -2,13 +2,14 @@ from quire.drafts import suffix
 from quire.drafts.suffix import SuffixProposer
 from quire.drafts.token_index import LONGEST_MATCH
 from quire.sampling_params import SamplingParams
-from quire.types import Draft, Request, RequestStatus
+from quire.scheduler.request import Request
+from quire.types import Draft, RequestSpec, RequestStatus
 
 TEXT = list(range(100, 160))
 
 
 def request(prompt: list[int], name: str = "r", salt: str = "") -> Request:
-    return Request(name, prompt, SamplingParams(temperature=0), max_tokens=500, hash_extras=(salt,))
+    return Request(RequestSpec(name, prompt, SamplingParams(temperature=0), max_tokens=500, hash_extras=(salt,)))
 
 
 def say(item: Request, token_ids: list[int]) -> None:

@@ -137,7 +137,7 @@ def check_guesses(model: Path, head: Path, reference: Reference) -> None:
     engine = build_with(model, "auto", draft_model=str(head))
     assert engine.config.speculative == "eagle"
     known, steps, num_compared = {f"r{index}": list(ids) for index, ids in enumerate(PROMPTS)}, list[Any](), 0
-    engine.watcher = lambda _, result: steps.append(result)
+    engine.watch(lambda _, result: steps.append(result))
     for request_id, ids in known.items():
         engine.add_request(request_id, {"prompt_token_ids": ids}, GREEDY)
     while engine.has_unfinished_requests():

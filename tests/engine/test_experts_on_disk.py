@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from quire.config import EngineOptions
-from quire.engine.build import build_engine
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.process.statistics import Meter
 from quire.errors import MemoryCapacityError
@@ -40,11 +39,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def build(model: Path, missing_bytes: int, **options: Any) -> LLMEngine:
     """An engine on a machine whose memory is too small for it by this number of bytes."""
     hardware = detect_hardware("cpu")
-    whole = build_engine(EngineOptions(model=str(model), load_format="dummy", **OPTIONS), hardware=hardware)
+    whole = LLMEngine.build(EngineOptions(model=str(model), load_format="dummy", **OPTIONS), hardware=hardware)
     needed = engine_bytes(whole.config)
     whole.shutdown()
     limited = replace(hardware, available_memory_bytes=needed - missing_bytes, memory_limit="cgroup")
-    return build_engine(EngineOptions(model=str(model), **{**OPTIONS, "swap_space": 0.0, **options}), hardware=limited)
+    return LLMEngine.build(
+        EngineOptions(model=str(model), **{**OPTIONS, "swap_space": 0.0, **options}), hardware=limited
+    )
 
 
 def tokens(engine: LLMEngine) -> list[list[int]]:

@@ -1,6 +1,7 @@
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 import tokenizers
 
@@ -9,10 +10,10 @@ from quire.engine.input_processor import InputProcessor, find_eos_token_ids, mak
 from quire.errors import ContextLengthError, InvalidParameterError, PromptError, RequestError
 from quire.grammar.compiler import check_grammar
 from quire.sampling_params import PoolingParams, SamplingParams
+from quire.scheduler.request import Request
 from quire.structured_outputs import StructuredOutputsParams
 from quire.text.tokenizer import Tokenizer
 from quire.text.tokenizer_parts import TokenizerParts
-from quire.types import Request
 from tests.engine.builders import EOS, VOCAB_SIZE, byte_tokenizer, make_config
 
 
@@ -83,24 +84,24 @@ def test_max_tokens_ends_at_the_context() -> None:
 def test_pooling_may_fill_the_context() -> None:
     processor = make(max_model_len=16)
     prepared = processor.prepare("r", [1] * 16, PoolingParams(pooling="mean"))
-    assert prepared.request.pooling == PoolingParams(pooling="mean")
-    assert not prepared.request.reads_prefix_cache
-    assert processor.prepare("r", [1] * 16, PoolingParams()).request.reads_prefix_cache
+    assert prepared.request.spec.pooling == PoolingParams(pooling="mean")
+    assert not prepared.request.spec.reads_prefix_cache
+    assert processor.prepare("r", [1] * 16, PoolingParams()).request.spec.reads_prefix_cache
     with pytest.raises(ContextLengthError):
         processor.prepare("r", [1] * 17, PoolingParams())
 
 
 def test_n_makes_siblings_with_neighbouring_seeds() -> None:
     leader = request(make(), n=3, seed=41, temperature=1.0)
-    assert [sibling.seed for sibling in leader.siblings] == [42, 43]
-    assert leader.seed == 41
+    assert [sibling.spec.seed for sibling in leader.siblings] == [42, 43]
+    assert leader.spec.seed == 41
     assert [sibling.request_id for sibling in leader.siblings] == ["r/1", "r/2"]
     assert all(sibling.prompt_token_ids == leader.prompt_token_ids for sibling in leader.siblings)
 
 
 def test_largest_seed_wraps_for_siblings() -> None:
     leader = request(make(), n=2, seed=2**64 - 1)
-    assert leader.siblings[0].seed == 0
+    assert leader.siblings[0].spec.seed == 0
 
 
 def test_n_beyond_max_num_seqs_is_refused_before_siblings_are_made() -> None:
@@ -111,7 +112,7 @@ def test_n_beyond_max_num_seqs_is_refused_before_siblings_are_made() -> None:
 def test_engine_seeds_reproduce_and_differ() -> None:
     def seeds(engine_seed: int) -> list[int]:
         processor = make({"seed": engine_seed})
-        return [request(processor).seed for _ in range(100)]
+        return [request(processor).spec.seed for _ in range(100)]
 
     assert seeds(0) == seeds(0)
     assert len(set(seeds(0) + seeds(1))) == 200
@@ -143,20 +144,20 @@ def test_token_ids_in_parameters_are_in_the_vocabulary(params: dict[str, Any]) -
 
 
 def test_bad_words_are_banned_with_and_without_a_space() -> None:
-    found = request(make(), bad_words=["no", " yes"]).bad_words_token_ids
+    found = request(make(), bad_words=["no", " yes"]).spec.bad_words_token_ids
     assert found == ((110, 111), (32, 110, 111), (32, 121, 101, 115))
 
 
 def test_prompt_logprobs_compute_the_whole_prompt() -> None:
-    assert request(make()).reads_prefix_cache
-    assert not request(make(), prompt_logprobs=0).reads_prefix_cache
+    assert request(make()).spec.reads_prefix_cache
+    assert not request(make(), prompt_logprobs=0).spec.reads_prefix_cache
 
 
 def test_priority_needs_its_policy() -> None:
     with pytest.raises(InvalidParameterError, match="scheduling_policy='priority'") as caught:
         make().prepare("r", "hi", None, priority=1)
     assert caught.value.field == "priority"
-    assert make(policy="priority").prepare("r", "hi", None, priority=-3).request.priority == -3
+    assert make(policy="priority").prepare("r", "hi", None, priority=-3).request.spec.priority == -3
 
 
 @pytest.mark.parametrize(
@@ -177,8 +178,8 @@ def test_wrong_arguments(arguments: dict[str, Any]) -> None:
 def test_deadline_counts_from_the_arrival() -> None:
     times = {"arrival_time_s": 7.0, "deadline_s": 2.5}
     prepared = make().prepare("r", "hi", SamplingParams(n=2, temperature=1), **times)
-    assert [item.deadline_time_s for item in (prepared.request, *prepared.request.siblings)] == [9.5, 9.5]
-    assert make().prepare("r", "hi", None).request.deadline_time_s is None
+    assert [item.spec.deadline_time_s for item in (prepared.request, *prepared.request.siblings)] == [9.5, 9.5]
+    assert make().prepare("r", "hi", None).request.spec.deadline_time_s is None
     with pytest.raises(InvalidParameterError, match="deadline_s must be a finite number of seconds above 0"):
         make().prepare("r", "hi", None, deadline_s=0)
 
@@ -186,8 +187,8 @@ def test_deadline_counts_from_the_arrival() -> None:
 def test_salt_of_the_call_wins_over_the_prompts() -> None:
     processor = make()
     prompt = {"prompt": "hi", "cache_salt": "p"}
-    assert processor.prepare("r", prompt, None).request.hash_extras == ("p",)
-    assert processor.prepare("r", prompt, None, cache_salt="c").request.hash_extras == ("c",)
+    assert processor.prepare("r", prompt, None).request.spec.hash_extras == ("p",)
+    assert processor.prepare("r", prompt, None, cache_salt="c").request.spec.hash_extras == ("c",)
 
 
 def test_defaults_come_from_the_generation_config() -> None:
@@ -223,7 +224,7 @@ def test_ranks_refuse_logits_processors_by_name() -> None:
 def test_form_is_compiled_when_it_is_prepared_and_not_before() -> None:
     processor = make()
     params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="[ab]{3}"))
-    _, made = processor.make_request("r", "hello", params)
+    _, made = processor.make_spec("r", "hello", params)
     assert (made.sampling, processor.grammars._kept.num_bytes) == (params, 0)
     assert processor.prepare("r", "hello", params).grammar is not None
 
@@ -233,9 +234,9 @@ def test_form_that_was_checked_elsewhere_is_not_checked_again() -> None:
     grammar = check_grammar(StructuredOutputsParams(regex="[ab]{3}"))
     # Only what came from the check is looked at: this regex has no meaning.
     params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="(("))
-    _, made = processor.make_request("r", "hello", params)
-    made.checked_grammar = grammar
-    compiled = processor.completed(made)
+    _, made = processor.make_spec("r", "hello", params)
+    spec = msgspec.structs.replace(made, checked_grammar=grammar)
+    compiled = processor.complete(spec, streams=True).grammar
     assert compiled is not None
     assert compiled.start().allowed().tolist() == [97, 98]
     del compiled

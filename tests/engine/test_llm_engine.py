@@ -82,7 +82,7 @@ def test_step_events_add_up() -> None:
 def test_steps_end_when_their_results_are_made_not_when_they_are_noted() -> None:
     engine, _ = make_engine()
     watched_s = []
-    engine.watcher = lambda *_: watched_s.append(time.monotonic())
+    engine.watch(lambda *_: watched_s.append(time.monotonic()))
     engine.add_request("a", [3] * 5, SamplingParams(max_tokens=3))
     run(engine)
     assert all(event.time_s <= at for event, at in zip(engine.events.of(EventKind.STEP), watched_s, strict=True))

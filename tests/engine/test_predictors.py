@@ -193,7 +193,7 @@ def test_guesses_are_those_of_the_reference(
     path, reference = MODELS[name](tmp_path / name)
     engine, known = build_with(path, multi_step_decode=1), {f"r{index}": list(ids) for index, ids in enumerate(PROMPTS)}
     steps: list[Any] = []
-    engine.watcher = lambda _, result: steps.append(result)
+    engine.watch(lambda _, result: steps.append(result))
     for request_id, ids in known.items():
         engine.add_request(request_id, {"prompt_token_ids": ids}, GREEDY)
     while engine.has_unfinished_requests():
@@ -238,7 +238,7 @@ def test_request_that_was_left_gets_no_guesses_and_its_successor_does(
     monkeypatch.setattr(head_drafter, "MAX_WAITING", 10)
     path, _ = deepseek_of_three(tmp_path / "model", make_right)
     engine, drafts = build_with(path, multi_step_decode=1), list[Any]()
-    engine.watcher = lambda _, result: drafts.extend(item.draft for item in result.results)
+    engine.watch(lambda _, result: drafts.extend(item.draft for item in result.results))
     outputs_of(engine, PROMPTS[:1], GREEDY)
     assert drafts
     assert not any(drafts)
@@ -255,8 +255,10 @@ def test_file_guesses_as_the_directory(tmp_path: Path, name: str) -> None:
     guessed: list[list[Any]] = []
     for model in (path, file):
         engine, found = build_with(model), list[Any]()
-        engine.watcher = lambda _, result, found=found: found.extend(
-            (item.token_ids, item.draft and item.draft.token_ids) for item in result.results
+        engine.watch(
+            lambda _, result, found=found: found.extend(
+                (item.token_ids, item.draft and item.draft.token_ids) for item in result.results
+            )
         )
         outputs_of(engine, PROMPTS, GREEDY)
         guessed.append(found)

@@ -4,14 +4,15 @@ import pytest
 
 from quire.engine.output_processor import OutputProcessor, SequenceOutput
 from quire.sampling_params import SamplingParams
-from quire.types import Request, RequestResult, RequestStatus
+from quire.scheduler.request import Request
+from quire.types import RequestResult, RequestSpec, RequestStatus
 from tests.engine.builders import EOS, VOCAB_SIZE, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 
 
 def make(**params: Any) -> SequenceOutput:
-    request = Request("r", [1], SamplingParams(max_tokens=1000, **params))
+    request = Request(RequestSpec("r", [1], SamplingParams(max_tokens=1000, **params)))
     return SequenceOutput(request, 0, TOKENIZER, TOKENIZER.token_text)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from quire.adapter import Adapter
@@ -27,8 +28,9 @@ def engine(executor: ScriptedExecutor) -> LLMEngine:
 
 def submit(engine: LLMEngine, request_id: str, digest: str | None = None) -> None:
     prepared = engine.input_processor.prepare(request_id, {"prompt_token_ids": [97, 98, 99]}, PARAMS)
-    prepared.request.adapter = None if digest is None else Adapter("x", "/x", digest)
-    engine.submit(prepared)
+    adapter = None if digest is None else Adapter("x", "/x", digest)
+    spec = msgspec.structs.replace(prepared.request.spec, adapter=adapter)
+    engine.submit(engine.input_processor.complete(spec, streams=True))
 
 
 def ended(engine: LLMEngine, num_steps: int) -> list[str]:

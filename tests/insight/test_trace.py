@@ -25,7 +25,7 @@ def add(engine: LLMEngine, name: str, prompt: list[int], max_tokens: int = 6, n:
 def assert_same_state(state: State, engine: LLMEngine) -> None:
     blocks = engine.scheduler.blocks
     assert {name: item.tables for name, item in state.requests.items()} == {
-        name: owned.tables for name, owned in blocks.owned.items()
+        request.request_id: request.blocks.tables for request in engine.scheduler.requests.running
     }
     counts = blocks.pool.reference_counts
     assert dict(state.references) == {block: count for block, count in enumerate(counts) if block and count}
@@ -171,7 +171,9 @@ def test_recorder_with_an_interval_times_a_step_once_in_it(monkeypatch: pytest.M
         timed.append(output.times_ops)
         note(output, result)
 
-    engine.watcher = watch
+    set_watcher = engine.watch
+    engine.watch = lambda watcher, op_period=0: set_watcher(watcher and watch, op_period)  # type: ignore[method-assign]
+    engine.watch(watch, engine.op_period)
     add(engine, "a", SHARED, max_tokens=12)
     while engine.has_unfinished_requests():
         now[0] += 0.2

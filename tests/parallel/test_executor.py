@@ -6,8 +6,9 @@ import torch
 from quire.errors import EngineDeadError
 from quire.parallel.executor import Executor, InProcessExecutor
 from quire.sampling_params import SamplingParams
+from quire.scheduler.request import Request
 from quire.scheduler.scheduler import Scheduler
-from quire.types import Request, SchedulerOutput
+from quire.types import RequestSpec, SchedulerOutput
 from tests.runtime.tiny_llama import tiny_llama
 from tests.runtime.tiny_model import run_to_end, tokens_of
 
@@ -21,7 +22,7 @@ def prompt(number: int) -> list[int]:
 
 def make_request(name: str, token_ids: list[int], *, seed: int = 0, temperature: float = 0.0, n: int = 1) -> Request:
     params = SamplingParams(temperature=temperature, max_tokens=NUM_TOKENS, n=n)
-    return Request(name, token_ids, params, max_tokens=NUM_TOKENS, seed=seed)
+    return Request(RequestSpec(name, token_ids, params, max_tokens=NUM_TOKENS, seed=seed))
 
 
 def generate(*requests: Request, **options: object) -> tuple[dict[str, list[int]], list[SchedulerOutput]]:

@@ -12,7 +12,6 @@ from quire.engine.llm_engine import LLMEngine
 from quire.parallel.tensor_parallel import create_executor
 from quire.sampling_params import SamplingParams
 from quire.scheduler.prefix_cache import PrefixChain
-from quire.types import Request
 from tests.parallel.test_rank_processes import rank_pids
 from tests.parallel.thread_ranks import ThreadRanks
 from tests.test_kv_tiers import BLOCK_SIZE, PROMPTS, WRITERS, generate, one_by_one, swapping
@@ -98,7 +97,7 @@ def test_block_that_one_rank_cannot_read_is_computed_by_all(
     engine = build_ranks(llama, size, num_stages, **disk) if damage in ("gone after the start", "read late") else None
     # The third block of the first prompt, which the second prompt begins with too.
     chain = PrefixChain(("",))
-    chain.extend(Request("r", PROMPTS[0], None), 3, BLOCK_SIZE)
+    chain.extend(PROMPTS[0][: 3 * BLOCK_SIZE], BLOCK_SIZE)
     path = folders["1of2"] / f"{chain.digests[-1].hex()}-0.kv"
     num_whole = 2
     if engine is not None and damage == "read late":

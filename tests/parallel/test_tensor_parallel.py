@@ -23,9 +23,10 @@ from quire.models.registry import model_types
 from quire.parallel.executor import Executor, InProcessExecutor
 from quire.runtime.machine_limits import MachineLimits
 from quire.sampling_params import PoolingParams, SamplingParams
+from quire.scheduler.request import Request
 from quire.scheduler.scheduler import Scheduler
 from quire.structured_outputs import StructuredOutputsParams
-from quire.types import Request, RequestResult, StepResult
+from quire.types import RequestResult, RequestSpec, StepResult
 from quire.weights.checkpoint import Checkpoint
 from tests.models.tiny_configs import LLAMA, TINY_CONFIGS, full_config
 from tests.parallel.thread_ranks import ThreadRanks, groups, on_ranks
@@ -48,7 +49,8 @@ def requests(vocab_size: int = 53, **params: Any) -> list[Request]:
     """Prompts of several lengths, greedy unless told otherwise."""
     sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": NUM_TOKENS, "ignore_eos": True, **params})
     prompts = [[(11 * n + 5 * i * i + 3 * i) % vocab_size for i in range(count)] for n, count in enumerate(LENGTHS)]
-    return [Request(f"r{n}", ids, sampling, max_tokens=NUM_TOKENS, seed=n) for n, ids in enumerate(prompts)]
+    specs = [RequestSpec(f"r{n}", ids, sampling, max_tokens=NUM_TOKENS, seed=n) for n, ids in enumerate(prompts)]
+    return [Request(spec) for spec in specs]
 
 
 def make(
@@ -161,9 +163,10 @@ def test_forks_and_drafts_equal_one_worker() -> None:
     hf_config = full_config("llama", WIDE)
     found = []
     for sizes in ((1, 1), *SIZES):
-        leader, *siblings = (requests(temperature=1.0, n=3)[1] for _ in range(3))
-        for index, request in enumerate((leader, *siblings)):
-            request.request_id, request.seed = f"s{index}", 50 + index
+        spec = requests(temperature=1.0, n=3)[1].spec
+        leader, *siblings = (
+            Request(msgspec.structs.replace(spec, request_id=f"s{index}", seed=50 + index)) for index in range(3)
+        )
         leader.siblings = siblings
         guessing = requests()[2]
         guessing.draft_token_ids = (1, 2)
@@ -175,8 +178,8 @@ def test_embeddings_equal_one_worker() -> None:
     hf_config = full_config("llama", WIDE)
     vectors = []
     for sizes in ((1, 1), (4, 1), (1, 3), (2, 1, True)):
-        request = requests()[2]
-        request.sampling, request.pooling, request.reads_prefix_cache = None, PoolingParams(pooling="mean"), False
+        changes = {"sampling": None, "pooling": PoolingParams(pooling="mean"), "reads_prefix_cache": False}
+        request = Request(msgspec.structs.replace(requests()[2].spec, **changes))
         (result,) = generate(*make(hf_config, *sizes), [request])["r2"]
         vectors.append(torch.tensor(result.embedding))
     assert all(torch.allclose(vectors[0], vector, atol=1e-5) for vector in vectors)
@@ -389,7 +392,7 @@ def test_rank_0_decides_when_a_step_ends(eager: bool) -> None:
     expected = tokens(generate(*make(hf_config, 1), requests()[:1]))
     ranks.workers[0].runner.limit_s = math.inf  # on a busy machine an iteration op by op may take longer than a step
     ranks.workers[1].runner.limit_s = 0.0
-    ranks.workers[1].runner.ends_early = True
+    ranks.workers[1].runner.end_early()
     found, outputs = run_to_end(Scheduler(config.scheduler), ranks, requests()[:1])
     assert tokens(found) == expected
     assert len(outputs) < NUM_TOKENS

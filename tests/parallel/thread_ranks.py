@@ -48,7 +48,7 @@ class _Threads(Ranks):
 
     cpus: ClassVar[list[int]] = []
 
-    def __init__(self, config: EngineConfig, checkpoint: Checkpoint) -> None:
+    def __init__(self, config: EngineConfig, checkpoint: Checkpoint, grammars: GrammarCompiler | None) -> None:
         super().__init__()
         self._memory = RankMemory.of(config)
         if config.uses_plan:
@@ -56,7 +56,7 @@ class _Threads(Ranks):
         else:
             joined = groups(config.num_ranks, config.model.vocab_size, config.device)
             self.links = [Links(group=group) for group in joined]
-        self.workers = [Worker(config, checkpoint, links=each) for each in self.links]
+        self.workers = [Worker(config, checkpoint, links=each, grammars=grammars) for each in self.links]
         self._pools = [ThreadPoolExecutor(1) for _ in self.workers[1:]]
         self.futures: deque[list[Future[StepResult]]] = deque()
 
@@ -88,9 +88,8 @@ class ThreadRanks(RankExecutor):
     """An executor whose ranks are threads. Attributes: `results`: those of all ranks in the last step."""
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint, grammars: GrammarCompiler | None = None) -> None:
-        self._threads = _Threads(config, checkpoint)
+        self._threads = _Threads(config, checkpoint, grammars)
         self.workers, self.links = self._threads.workers, self._threads.links
-        self.workers[0].sampler.grammars = grammars
         self.results: list[StepResult] = []
         super().__init__(self.workers[0], self._threads)  # type: ignore[arg-type]
 

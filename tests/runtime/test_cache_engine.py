@@ -84,8 +84,8 @@ DEVICES = ["cpu", pytest.param("cuda:0", marks=[
 def tiered_cache(device: str, directory: Path) -> CacheEngine:
     """Six blocks, each filled with its number; two slots in host memory, and a disk tier."""
     config = make_config(kv_cache_groups=(CacheGroup((0, 1), FULL),), num_blocks=6, block_size=3, device=device)
-    cache = CacheEngine(replace(config, scheduler=replace(config.scheduler, num_host_blocks=2)))
-    cache.disk = DiskTier(BlockFiles(directory, bytes(32), {}, 1 << 20))
+    disk = DiskTier(BlockFiles(directory, bytes(32), {}, 1 << 20))
+    cache = CacheEngine(replace(config, scheduler=replace(config.scheduler, num_host_blocks=2)), disk)
     cache.pool.copy_(torch.arange(6.0)[:, None].expand_as(cache.pool))
     return cache
 

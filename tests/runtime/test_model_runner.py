@@ -15,8 +15,9 @@ from quire.runtime.forward import EagerForward
 from quire.runtime.model_runner import ModelRunner
 from quire.sampling.sampler import Sampler
 from quire.sampling_params import PoolingParams, SamplingParams
+from quire.scheduler.request import Request
 from quire.scheduler.scheduler import Scheduler
-from quire.types import Request, RequestResult, SchedulerOutput, StepResult
+from quire.types import RequestResult, RequestSpec, SchedulerOutput, StepResult
 from tests.runtime.builders import make_config
 from tests.runtime.tiny_model import ONE_GROUP, TWO_GROUPS, VOCAB_SIZE, TinyModel, run_to_end, tokens_of
 from tests.scheduler.integrity import check_integrity
@@ -58,14 +59,15 @@ def prompt(number: int, length: int) -> list[int]:
 
 def make_request(name: str, token_ids: list[int], max_tokens: int = 8, seed: int = 0, **params: Any) -> Request:
     sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": max_tokens, **params})
+    reads_cache = sampling.prompt_logprobs is None
     return Request(
-        name, token_ids, sampling, max_tokens=max_tokens, seed=seed,
-        reads_prefix_cache=sampling.prompt_logprobs is None,
-    )  # fmt: skip
+        RequestSpec(name, token_ids, sampling, max_tokens=max_tokens, seed=seed, reads_prefix_cache=reads_cache)
+    )
 
 
 def pooling_request(name: str, token_ids: list[int], **params: Any) -> Request:
-    return Request(name, token_ids, None, PoolingParams(**params), max_tokens=0, reads_prefix_cache=False)
+    pooling = PoolingParams(**params)
+    return Request(RequestSpec(name, token_ids, None, pooling, max_tokens=0, reads_prefix_cache=False))
 
 
 def joined(items: list[RequestResult]) -> list[RequestResult]:
@@ -321,7 +323,13 @@ def test_step_ends_early_when_asked_and_when_it_takes_too_long() -> None:
     found, iterations = run_multi_step(6, make_request("a", prompt(1, 9), 7), limit_s=0.0)
     assert (iterations, tokens(found)) == ([1] * 7, expected)
     runtime = Runtime(multi_step_decode=6)
-    runtime.runner.ends_early = True  # by another thread, for all steps
+    run = runtime.runner.run
+
+    def run_early(output: SchedulerOutput) -> StepResult:
+        runtime.runner.end_early()  # by another thread
+        return run(output)
+
+    runtime.runner.run = run_early  # type: ignore[method-assign]
     assert tokens(runtime.run(make_request("a", prompt(1, 9), 7))) == expected
     assert len(runtime.outputs) == 7
 

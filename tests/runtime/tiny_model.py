@@ -10,8 +10,9 @@ from torch import nn
 from quire.cache_spec import CacheGroup, PagedKV
 from quire.layers.forward_batch import ForwardBatch
 from quire.runtime.model_runner import ModelRunner
+from quire.scheduler.request import Request
 from quire.scheduler.scheduler import Scheduler
-from quire.types import Request, RequestResult, SchedulerOutput, StepResult
+from quire.types import RequestResult, SchedulerOutput, StepResult
 from tests.scheduler.integrity import check_integrity
 
 VOCAB_SIZE, WIDTH, NUM_LAYERS = 50, 8, 2

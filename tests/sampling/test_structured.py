@@ -28,11 +28,10 @@ def form(**fields: Any) -> StructuredOutputsParams:
 @pytest.fixture(params=["native", "torch"])
 def make(request: pytest.FixtureRequest) -> Callable[[], ById]:
     def make_sampler() -> ById:
-        sampler = Sampler(VOCAB_SIZE, CPU)
+        sampler = Sampler(VOCAB_SIZE, CPU, grammars=COMPILER)
         if request.param == "torch":
             rows: Any = ReferenceRowSampler()
             sampler.rows = rows
-        sampler.grammars = COMPILER
         return ById(sampler)
 
     return make_sampler
@@ -122,7 +121,7 @@ def test_grammar_that_cannot_be_had_is_the_requests_failure(
     make: Callable[[], ById], grammars: GrammarCompiler | None
 ) -> None:
     sampler = make()
-    sampler.sampler.grammars = grammars
+    sampler.sampler._grammars = grammars
     spec = form(regex="a" if grammars is None else "(a")
     sampler.add_request(new_request("a", params(structured_outputs=spec, **GREEDY)))
     sampler.add_request(new_request("b", params(**GREEDY)))
@@ -170,7 +169,7 @@ def test_failure_of_the_library_is_not_the_forms_and_is_logged(
     make: Callable[[], ById], error: Exception | None, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     sampler = make()
-    sampler.sampler.grammars = Broken(error)  # type: ignore[assignment]
+    sampler.sampler._grammars = Broken(error)  # type: ignore[assignment]
     assert generate(sampler, new_request(sampling=params(structured_outputs=form(regex="a"), **GREEDY)), 3) == [None]
     reason, code = sampler.failure("a")
     assert says in reason

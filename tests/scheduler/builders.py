@@ -8,8 +8,9 @@ from typing import Any
 from quire.cache_spec import CacheGroup, PagedKV
 from quire.config import SchedulerConfig
 from quire.sampling_params import PoolingParams, SamplingParams
+from quire.scheduler.request import Request, SequenceUpdate
 from quire.scheduler.scheduler import Scheduler
-from quire.types import Request, RequestResult, SchedulerOutput, SequenceUpdate, StepResult
+from quire.types import RequestResult, RequestSpec, SchedulerOutput, StepResult
 from tests.fakes import FakeExecutor, chain, chain_all, token_after
 from tests.scheduler.integrity import check_integrity
 
@@ -49,8 +50,13 @@ def make_request(
     sampling = SamplingParams(n=n, max_tokens=max_tokens, **(params or {}))
     fields = {"sampling": sampling, "max_tokens": max_tokens, "arrival_time_s": 1.0, **fields}
     seed = fields.pop("seed", 0)
-    siblings = [Request(f"{request_id}.{at}", list(prompt), seed=seed + at, **fields) for at in range(1, n)]
-    return Request(request_id, list(prompt), seed=seed, siblings=siblings, **fields)
+    own = {name: fields.pop(name) for name in tuple(fields) if name not in RequestSpec.__struct_fields__}
+    first, *siblings = [
+        Request(RequestSpec(f"{request_id}.{at}" if at else request_id, list(prompt), seed=seed + at, **fields), **own)
+        for at in range(n)
+    ]
+    first.siblings = siblings
+    return first
 
 
 def make_pooling_request(request_id: str, prompt: int = 8, **fields: Any) -> Request:
@@ -141,11 +147,11 @@ def run_alone(request: Request, max_model_len: int, vocab_size: int = VOCAB_SIZE
     assert sampling is not None
     digest = chain_all(request.prompt_token_ids)
     while True:
-        token_id = token_after(digest, request.seed, vocab_size)
+        token_id = token_after(digest, request.spec.seed, vocab_size)
         digest = chain(digest, token_id)
         output.append(token_id)
         may_stop = len(output) >= sampling.min_tokens
-        is_eos = token_id in request.eos_token_ids and not sampling.ignore_eos
+        is_eos = token_id in request.spec.eos_token_ids and not sampling.ignore_eos
         if may_stop and (is_eos or token_id in (sampling.stop_token_ids or ())):
             return output
         if len(output) == request.max_tokens or len(request.prompt_token_ids) + len(output) == max_model_len:

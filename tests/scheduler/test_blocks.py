@@ -3,7 +3,8 @@
 import pytest
 
 from quire.scheduler.blocks import BlockManager
-from quire.types import NULL_BLOCK_ID, Request
+from quire.scheduler.request import Request
+from quire.types import NULL_BLOCK_ID
 from tests.scheduler.builders import make_config, make_request
 from tests.scheduler.integrity import check_blocks
 
@@ -13,14 +14,14 @@ def computed(blocks: BlockManager, request: Request, num_tokens: int) -> None:
     assert blocks.allocate(request, num_tokens) is not None
     request.num_computed_tokens += num_tokens
     blocks.register(request, request.num_computed_tokens)
-    check_blocks(blocks)
+    check_blocks(blocks, [request])
 
 
 def admit(blocks: BlockManager, request: Request) -> int:
     hit = blocks.find_prefix(request)
     blocks.admit(request, hit)
     request.num_computed_tokens = hit.num_tokens
-    check_blocks(blocks)
+    check_blocks(blocks, [request])
     return hit.num_tokens
 
 
@@ -44,8 +45,8 @@ def test_hit_is_what_all_groups_agree_on() -> None:
     first = make_request("first", 30)
     admit(blocks, first)
     computed(blocks, first, 30)
-    full, window = (list(table) for table in blocks.owned["first"].tables)
-    blocks.forget("first")
+    full, window = (list(table) for table in first.blocks.tables)
+    blocks.forget(first)
     second = make_request("second", first.prompt_token_ids)
     assert blocks.find_prefix(second).num_tokens == 28
     blocks.cache.forget(window[6])
@@ -65,7 +66,7 @@ def test_fits_counts_cached_blocks_that_would_leave_the_free_list() -> None:
     first = make_request("first", 12)
     admit(blocks, first)
     computed(blocks, first, 12)
-    blocks.forget("first")
+    blocks.forget(first)
     # Six free blocks, three of them the hit itself: three more make 24 tokens, not 25.
     for length, fits in ((24, True), (25, False)):
         request = make_request(f"r{length}", first.prompt_token_ids + list(range(length - 12)))

@@ -1,9 +1,10 @@
 """Deadlines order preemption, under every policy but priority, and starve no request."""
 
+import msgspec
 import pytest
 
+from quire.scheduler.request import Request
 from quire.scheduler.request_table import LATEST_DEADLINE_S
-from quire.types import Request
 from tests.scheduler.builders import Driver, make_config, make_request
 
 POLICIES = ["fcfs", "sjf", "fair"]
@@ -42,7 +43,7 @@ def test_last_arrival_is_preempted_among_equal_deadlines(policy: str, deadline: 
 
 def test_deadlines_do_not_matter_under_the_priority_policy() -> None:
     urgent, soon = long("urgent", 1.0, None), long("soon", 2.0, 5.0)
-    soon.priority = 1
+    soon.spec = msgspec.structs.replace(soon.spec, priority=1)
     crowded("priority", [urgent, soon])
     assert (urgent.num_preemptions, soon.num_preemptions > 0) == (0, True)
 

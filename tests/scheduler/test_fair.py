@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from quire.scheduler.waiting_queue import MAX_IDLE_CLIENTS, FairQueue
-from quire.types import Request
+from quire.scheduler.request import MAX_IDLE_CLIENTS, FairQueue, Request
 from tests.scheduler.builders import Driver, make_config, make_request
 
 
@@ -25,14 +24,14 @@ def tokens_while_all_wait(driver: Driver, requests: list[Request], num_steps: in
     """Return the computed and generated tokens of each client in the steps before some client has none waiting."""
     driver.add(*requests)
     by_id = {request.request_id: request for request in requests}
-    clients = {request.client_id for request in requests}
+    clients = {request.spec.client_id for request in requests}
     for _ in range(num_steps):
-        if {request.client_id for request in driver.scheduler.requests.waiting} != clients:
+        if {request.spec.client_id for request in driver.scheduler.requests.waiting} != clients:
             break
         driver.step()
     taken: Counter[str] = Counter()
     for request in by_id.values():
-        taken[request.client_id] += request.num_computed_tokens
+        taken[request.spec.client_id] += request.num_computed_tokens
     return taken
 
 

@@ -1,14 +1,17 @@
 """Checkpoints of recurrent states, by hand. `test_random_workloads.py` runs hybrid models at random."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from quire import cache_spec
 from quire.cache_spec import CacheGroup, PagedKV, RecurrentState
 from quire.config import SchedulerConfig
 from quire.scheduler.blocks import BlockManager
+from quire.scheduler.request import Request
 from quire.scheduler.scheduler import Scheduler
 from quire.transfers import Transfer
-from quire.types import Request, RequestResult, StepResult
+from quire.types import RequestResult, StepResult
 from tests.scheduler.builders import make_config, make_request
 from tests.scheduler.integrity import check_blocks
 
@@ -22,12 +25,14 @@ def started(config: SchedulerConfig, num_tokens: int) -> tuple[BlockManager, Req
     return blocks, request
 
 
-def compute(blocks: BlockManager, request: Request, num_tokens: int) -> tuple[Transfer, ...]:
+def compute(
+    blocks: BlockManager, request: Request, num_tokens: int, others: Sequence[Request] = ()
+) -> tuple[Transfer, ...]:
     transfers = blocks.allocate(request, num_tokens)
     assert transfers is not None
     request.num_computed_tokens += num_tokens
     blocks.register(request, request.num_computed_tokens)
-    check_blocks(blocks)
+    check_blocks(blocks, [request, *others])
     return transfers
 
 
@@ -35,10 +40,10 @@ def test_checkpoint_is_the_page_that_the_next_step_leaves() -> None:
     blocks, request = started(make_config(kv_cache_groups=STATE_AND_FULL), 20)
     assert blocks.chunk_limit(request, 20) == 8
     assert compute(blocks, request, 8) == ()
-    state = blocks.owned["a"].tables[1][0]
+    state = request.blocks.tables[1][0]
     assert blocks.chunk_limit(request, 12) == 8
     (transfer,) = compute(blocks, request, 4)
-    assert (transfer.source_ids, transfer.target_ids) == ((state,), tuple(blocks.owned["a"].tables[1]))
+    assert (transfer.source_ids, transfer.target_ids) == ((state,), tuple(request.blocks.tables[1]))
     assert compute(blocks, request, 4) == ()
     # The hit ends at the checkpoint, not at the 16 tokens of full attention: those have no checkpoint yet.
     other = make_request("b", request.prompt_token_ids)
@@ -50,7 +55,7 @@ def test_hit_continues_in_a_copy_of_the_checkpoint() -> None:
     blocks, request = started(make_config(kv_cache_groups=STATE_AND_FULL), 20)
     for num_tokens in (8, 8, 4):
         compute(blocks, request, num_tokens)
-    blocks.forget("a")
+    blocks.forget(request)
     others = [make_request(name, request.prompt_token_ids) for name in "bc"]
     for other in others:
         hit = blocks.find_prefix(other)
@@ -58,16 +63,17 @@ def test_hit_continues_in_a_copy_of_the_checkpoint() -> None:
         (checkpoint,) = hit.tables[1]
         other.num_computed_tokens = 16
         blocks.admit(other, hit)
-        (transfer,) = [item for item in compute(blocks, other, 4) if item.group_index == 1]
+        beside = [each for each in others if each is not other]
+        (transfer,) = [item for item in compute(blocks, other, 4, beside) if item.group_index == 1]
         assert transfer.source_ids == (checkpoint,)
-        assert blocks.owned[other.request_id].tables[1] == list(transfer.target_ids) != [checkpoint]
+        assert other.blocks.tables[1] == list(transfer.target_ids) != [checkpoint]
 
 
 def test_hit_fits_only_if_the_copy_of_its_checkpoint_does() -> None:
     blocks, request = started(make_config(kv_cache_groups=STATE_AND_FULL, num_blocks=7), 12)
     compute(blocks, request, 8)
     compute(blocks, request, 1)
-    blocks.forget("a")
+    blocks.forget(request)
     # Of six pages two hold the blocks of the hit and one its checkpoint.
     for num_tokens, fits in ((16, True), (17, False)):
         other = make_request("b", request.prompt_token_ids[:9] + [1] * (num_tokens - 9))
@@ -87,11 +93,11 @@ def test_prompt_has_a_checkpoint_at_its_last_full_block_if_the_interval_leaves_m
     compute(blocks, request, 1)
     turn = make_request("b", [*request.prompt_token_ids, *range(20)])
     assert blocks.find_prefix(turn).num_tokens == last
-    blocks.forget("a")
+    blocks.forget(request)
     blocks.admit(turn, blocks.find_prefix(turn))
     turn.num_computed_tokens = last
     assert compute(blocks, turn, blocks.chunk_limit(turn, turn.num_uncomputed_tokens))
-    blocks.forget("b")
+    blocks.forget(turn)
     assert blocks.reset_prefix_cache()
 
 
@@ -135,16 +141,16 @@ def test_prompts_that_may_not_be_split_have_no_checkpoints() -> None:
 def test_state_returns_to_before_the_step_unless_all_drafts_are_accepted(num_accepted: int) -> None:
     blocks, request = started(make_config(kv_cache_groups=STATE_AND_FULL), 6)
     compute(blocks, request, 5)
-    before = blocks.owned["a"].tables[1][0]
+    before = request.blocks.tables[1][0]
     assert blocks.allocate(request, 3, num_drafts=2) is not None
-    assert blocks.owned["a"].tables[1][0] != before
-    computed = blocks.truncate("a", 6 + num_accepted)
+    assert request.blocks.tables[1][0] != before
+    computed = blocks.truncate(request, 6 + num_accepted)
     assert computed == (8 if num_accepted == 2 else 5)
-    assert (blocks.owned["a"].tables[1][0] == before) == (num_accepted < 2)
+    assert (request.blocks.tables[1][0] == before) == (num_accepted < 2)
     request.num_computed_tokens = computed
     blocks.register(request, computed)
-    check_blocks(blocks)
-    blocks.forget("a")
+    check_blocks(blocks, [request])
+    blocks.forget(request)
     assert blocks.reset_prefix_cache()
 
 
@@ -152,19 +158,19 @@ def test_truncation_behind_cached_tokens_is_refused() -> None:
     blocks, request = started(make_config(), 12)
     compute(blocks, request, 9)
     with pytest.raises(AssertionError, match="are cached"):
-        blocks.truncate("a", 7)
+        blocks.truncate(request, 7)
     blocks, request = started(make_config(windows=(3,), enable_prefix_caching=False), 12)
     compute(blocks, request, 9)
     compute(blocks, request, 1)
     with pytest.raises(AssertionError, match="a window moved on"):
-        blocks.truncate("a", 2)
+        blocks.truncate(request, 2)
 
 
 def test_failed_request_leaves_no_checkpoint() -> None:
     blocks, request = started(make_config(kv_cache_groups=STATE_AND_FULL), 20)
     for num_tokens in (8, 8, 4):
         compute(blocks, request, num_tokens)
-    blocks.forget_prefixes("a")
-    blocks.forget("a")
+    blocks.forget_prefixes(request)
+    blocks.forget(request)
     assert blocks.find_prefix(make_request("b", request.prompt_token_ids)).num_tokens == 0
     assert len(blocks.cache) == 0

@@ -1,7 +1,7 @@
 import pytest
 
 from quire.config import SchedulerConfig
-from quire.types import Request
+from quire.scheduler.request import Request
 from tests.scheduler.builders import Driver, make_config, make_request
 
 

@@ -11,7 +11,7 @@ from tests.scheduler.builders import Driver, make_config, make_request, run_alon
 
 def chain_of(tokens: list[int], block_size: int = 4, extras: tuple[str, ...] = ()) -> PrefixChain:
     chain = PrefixChain(extras)
-    chain.extend(make_request("a", tokens), len(tokens) // block_size, block_size)
+    chain.extend(tokens[: len(tokens) // block_size * block_size], block_size)
     return chain
 
 

@@ -20,10 +20,11 @@ from quire.events import EventKind, EventLog
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.scheduler import pace
 from quire.scheduler.prefix_cache import PrefixChain
+from quire.scheduler.request import Request, SequenceUpdate
 from quire.scheduler.scheduler import Scheduler
-from quire.types import Request, RequestStatus, SequenceUpdate
+from quire.types import RequestSpec, RequestStatus
 from tests.fakes import chain_all, token_after
-from tests.scheduler.builders import Driver, make_groups, make_request, run_alone
+from tests.scheduler.builders import Driver, make_groups, run_alone
 from tests.scheduler.integrity import check_integrity
 
 NUM_WORKLOADS = 300
@@ -75,10 +76,11 @@ class Job:
             sampling = SamplingParams(
                 n=self.n, max_tokens=self.max_tokens, min_tokens=self.min_tokens, stop_token_ids=[1]
             )
-        return Request(
-            name, list(self.prompt), sampling, None if sampling else pooling, max_tokens=self.max_tokens, seed=seed,
-            awaits_external_token=self.kind == "beam", **self._fields,
-        )  # fmt: skip
+        pooling = None if sampling else pooling
+        spec = RequestSpec(
+            name, list(self.prompt), sampling, pooling, max_tokens=self.max_tokens, seed=seed, **self._fields
+        )
+        return Request(spec, awaits_external_token=self.kind == "beam")
 
 
 def random_groups(rng: random.Random, block_size: int) -> tuple[CacheGroup, ...]:
@@ -124,7 +126,7 @@ def fill_disk(driver: Driver, rng: random.Random) -> None:
     size = config.block_size
     for tokens, extra in itertools.product(BASES, ("", "salt")):
         chain = PrefixChain((extra,))
-        chain.extend(make_request("stored", tokens), len(tokens) // size, size)
+        chain.extend(tokens[: len(tokens) // size * size], size)
         for (at, digest), (index, group) in itertools.product(
             enumerate(chain.digests), enumerate(config.kv_cache_groups)
         ):
@@ -281,11 +283,10 @@ class Workload:
     def _give_back(self) -> None:
         """Give back the unused blocks of idle requests, as after rejected drafts."""
         blocks = self.scheduler.blocks
-        for request_id in list(blocks.owned):
-            idle = self.scheduler.get(request_id)
-            if idle is not None and not idle.num_in_flight and self.rng.random() < 0.3:
+        for idle in self.scheduler.requests.running:
+            if not idle.num_in_flight and self.rng.random() < 0.3:
                 num_free = blocks.num_free
-                assert blocks.truncate(request_id, idle.num_computed_tokens) == idle.num_computed_tokens
+                assert blocks.truncate(idle, idle.num_computed_tokens) == idle.num_computed_tokens
                 self.counts["given back"] += blocks.num_free - num_free
                 check_integrity(self.scheduler)
 
@@ -307,7 +308,7 @@ class Workload:
         elif request.awaits_external_token:
             assert update.new_token_ids == ()
             known = request.prompt_token_ids + request.output_token_ids
-            assert result.token_ids == (token_after(chain_all(known), request.seed, VOCAB_SIZE),)
+            assert result.token_ids == (token_after(chain_all(known), request.spec.seed, VOCAB_SIZE),)
             for beams in self.beams.values():
                 if name in beams:
                     assert beams[name] is None, "sampled twice at one position"

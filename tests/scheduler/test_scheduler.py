@@ -5,8 +5,9 @@ import pytest
 from quire.errors import EngineError
 from quire.events import EventKind, EventLog
 from quire.sampling_params import SamplingParams
+from quire.scheduler.request import Request
 from quire.scheduler.scheduler import Scheduler
-from quire.types import Request, SchedulerOutput, StepResult
+from quire.types import SchedulerOutput, StepResult
 from tests.scheduler.builders import VOCAB_SIZE, Driver, make_config, make_request, run_alone
 
 
@@ -179,7 +180,7 @@ def test_rejected_drafts_give_back_their_blocks_and_are_never_cached(num_right: 
     assert list(update.new_token_ids) == expected[1 : 2 + num_right]
     assert request.draft_token_ids == ()
     assert request.num_computed_tokens == 5 + 1 + num_right == update.num_computed_tokens
-    assert len(driver.scheduler.blocks.owned["a"].tables[0]) == -(-request.num_computed_tokens // 2)
+    assert len(request.blocks.tables[0]) == -(-request.num_computed_tokens // 2)
     assert len(driver.scheduler.blocks.cache) == request.num_computed_tokens // 2
     driver.run()
     assert request.output_token_ids == expected

@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
+from quire.scheduler.request import Request
 from quire.scheduler.step_plan import StepPlan, StepShare
-from quire.types import Request
 from tests.scheduler.builders import make_config, make_pooling_request, make_request
 
 
@@ -44,11 +44,11 @@ def test_all_prompts_share_the_prefill_budget_and_decodes_do_not() -> None:
     plan = StepPlan(make_config(max_num_batched_tokens=512, prefill_tokens_per_decode=3))
     plan.limit_prefill([running(1)])
     plan.add(StepShare(make_request("a"), 1, catches_up=True))
-    plan.add(StepShare(make_request("b"), 5, catches_up=False))
+    plan.add(StepShare(removed := make_request("b"), 5, catches_up=False))
     assert (plan.chunk_len(100), plan.chunk_len(1)) == (6, 1)
     plan.add(StepShare(make_request("c"), 6, catches_up=False))
     assert (plan.chunk_len(100), plan.chunk_len(1)) == (0, 1)
-    plan.remove("b")
+    plan.remove(removed)
     assert plan.chunk_len(100) == 5
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from quire.events import EventKind, EventLog
+from quire.scheduler.request import Request
 from quire.scheduler.scheduler import Scheduler
 from quire.transfers import Tier, TransferReport
-from quire.types import Request
 from tests.scheduler.builders import Driver, make_config, make_request, run_alone
 from tests.scheduler.integrity import check_integrity
 

@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.config import EngineOptions
-from quire.engine.process.child import prepared_of, update_of
+from quire.engine.process.child import update_of
 from quire.engine.process.client import EngineClient
 from quire.engine.process.messages import Abort, Ready, RequestUpdate, Submit, Updates
 from quire.errors import QuireError
@@ -31,7 +31,7 @@ from quire.server.routes import make_app
 from quire.server.state import ServerState
 from quire.server.supervisor import EngineState, Supervisor
 from quire.text.dialogue import Dialogue
-from quire.types import Request
+from quire.types import RequestSpec
 from tests.engine.builders import byte_tokenizer, make_engine
 
 MODEL = "tiny"
@@ -77,7 +77,7 @@ class FakeEngine(EngineClient):
         self.engine, self.executor = make_engine(**engine)
         self.ready = Ready(self.engine.config, {})
         self.last_heard_s = float("inf")
-        self.submitted: list[Request] = []
+        self.submitted: list[RequestSpec] = []
         self.aborted: list[str] = []
         self.gate = asyncio.Event()
         self.gate.set()
@@ -88,12 +88,13 @@ class FakeEngine(EngineClient):
         if isinstance(message, Abort):
             self.aborted += message.request_ids
             return self.engine.abort_request(message.request_ids)
-        self.submitted.append(message.request)
+        self.submitted.append(message.spec)
         received = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=Submit)
         try:
-            self.engine.submit(prepared_of(received, self.engine.input_processor))
+            complete = self.engine.input_processor.complete
+            self.engine.submit(complete(received.spec, streams=received.streams, tells_news=True))
         except QuireError as error:
-            self._put(RequestUpdate(message.request.request_id, finished=True, failure=SentError.of(error)))
+            self._put(RequestUpdate(message.spec.request_id, finished=True, failure=SentError.of(error)))
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
 

@@ -15,7 +15,7 @@ from quire.server.request_record import ANONYMOUS
 from quire.server.routes.exchange import check_grammars
 from quire.server.state import ServerState
 from quire.structured_outputs import StructuredOutputsParams
-from quire.types import Request
+from quire.types import RequestSpec
 from tests.engine.builders import saying
 from tests.server.fake_engine import FakeEngine, in_loop, make_server, record_of, until
 
@@ -25,7 +25,7 @@ def make_state(**settings: Any) -> tuple[ServerState, FakeEngine]:
     return app.state.quire, engine
 
 
-def requests(state: ServerState, num: int, **params: Any) -> list[Request]:
+def requests(state: ServerState, num: int, **params: Any) -> list[RequestSpec]:
     front_end = state.supervisor.front_end
     chosen = SamplingParams(**{"max_tokens": 8, **params})
     return [front_end.prepare(new_id("t"), PromptTokens(None, [position + 1]), chosen) for position in range(num)]

@@ -84,9 +84,9 @@ def open_engine(options: EngineOptions, output: Output, *, chat_for: str | None 
         files = resolve_source(options.model, revision=options.revision, progress=progress)
         if chat_for is not None:
             require_template(options, files, chat_for)
-        from quire.engine.build import build_engine
+        from quire.engine.llm_engine import LLMEngine
 
-        engine = build_engine(options, progress=progress)
+        engine = LLMEngine.build(options, progress=progress)
     try:
         config, num_ranks = engine.config, options.num_ranks
         num_threads = max(1, config.hardware.num_threads // num_ranks)

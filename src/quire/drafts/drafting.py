@@ -16,7 +16,8 @@ from quire.drafts.executor_drafts import ExecutorDrafts
 from quire.drafts.suffix import SuffixProposer
 from quire.memory_plan import PROMPT_LOGPROB_ROWS
 from quire.scheduler.pace import moving_average
-from quire.types import Draft, Request, SchedulerOutput, StepResult
+from quire.scheduler.request import Request, SequenceUpdate
+from quire.types import Draft, SchedulerOutput, StepResult
 
 MAX_DRAFT_TOKENS = 24
 """Tokens of one draft."""
@@ -76,9 +77,6 @@ class Drafting:
         self._max_rows = max(config.scheduler.max_num_seqs, PROMPT_LOGPROB_ROWS)
         """Rows of logits that a step can have."""
         self._times = StepTimes()
-        self._accepted_share: dict[str, float] = {}
-        self._asked_from: dict[str, int] = {}
-        """Tokens of a request from which on it is asked again."""
 
     def give_drafts(self, running: Sequence[Request]) -> None:
         """Set the drafts of the requests that run, while no step is in flight. Mutates: running."""
@@ -90,19 +88,16 @@ class Drafting:
         drafts = [self._propose(request) for request in running]
         lengths = self._choose_lengths(drafts)
         num_guesses = 0
-        if self._has_draft_model and self._of_executor.may_guess(running):
+        if self._has_draft_model and not all(request.drafting.is_left for request in running):
             num_guesses = self._of_executor.choose(len(running), self._times.seconds, MIN_GAIN)
         for request, draft, length in zip(running, drafts, lengths, strict=True):
             if not request.draft_token_ids:  # else others gave it some
                 request.draft_token_ids = draft.token_ids[:length]
-            share = self._accepted_share.get(request.request_id, 0.0)
-            request.num_guesses, request.expects_drafts = num_guesses, num_guesses > 0 or share >= HOT_SHARE
-            if self._is_due(request):
-                is_cold = not (length or request.expects_drafts)
-                self._asked_from[request.request_id] = request.num_tokens + (COLD_TOKENS if is_cold else 1)
-
-    def _is_due(self, request: Request) -> bool:
-        return request.num_tokens >= self._asked_from.get(request.request_id, 0)
+            record = request.drafting
+            is_hot = num_guesses > 0 or record.accepted_share >= HOT_SHARE
+            request.num_guesses, request.expects_drafts = num_guesses, is_hot
+            if request.num_tokens >= record.asked_from:
+                record.asked_from = request.num_tokens + (1 if length or is_hot else COLD_TOKENS)
 
     def _propose(self, request: Request) -> Draft:
         num_left = request.max_tokens - len(request.output_token_ids) - 1
@@ -110,7 +105,8 @@ class Drafting:
             return Draft()
         assert self.proposer is not None
         max_tokens = min(MAX_DRAFT_TOKENS, num_left)
-        draft = self.proposer.propose(request, max_tokens) if self._is_due(request) else Draft()
+        is_due = request.num_tokens >= request.drafting.asked_from
+        draft = self.proposer.propose(request, max_tokens) if is_due else Draft()
         other = self._of_executor.draft_of(request) if self._has_guesses else Draft()
         if _expected_tokens(other) <= _expected_tokens(draft):
             return draft
@@ -140,9 +136,15 @@ class Drafting:
         return lengths
 
     def note_step(
-        self, output: SchedulerOutput, result: StepResult, seconds: float, *, has_prompts: bool
+        self,
+        output: SchedulerOutput,
+        result: StepResult,
+        updates: Sequence[SequenceUpdate],
+        seconds: float,
+        *,
+        has_prompts: bool,
     ) -> dict[str, Any]:
-        """Take note of a step that was computed.
+        """Take note of a step that was computed. Mutates: the records of the requests of `updates`.
 
         `seconds`: from its schedule to its outputs. `has_prompts`: see `SchedulerOutput`. Returns: the draft tokens it
         verified, those that were right, and both by draft, as fields of its event.
@@ -152,23 +154,19 @@ class Drafting:
         token_ids = {item.request_id: item.token_ids for item in result.results}
         has_guesses = any(item.draft is not None for item in result.results)
         if has_guesses or self._has_guesses or output.num_draft_tokens:
-            self._of_executor.note(output, result, has_prompts=has_prompts)
+            self._of_executor.note(output, result, updates, has_prompts=has_prompts)
         self._has_guesses = has_guesses
         drafts: list[tuple[int, int]] = []
+        records = {update.result.request_id: update.request.drafting for update in updates}
         for item in output.scheduled:
             num_drafts = len(item.draft_token_ids)
             num_yielded = len(token_ids.get(item.request_id, ()))
             num_accepted = min(num_drafts, max(0, num_yielded - 1))
             if num_drafts:
                 drafts.append((num_drafts, num_accepted))
-            if num_yielded:
-                share = self._accepted_share.get(item.request_id, 0.0)
+            if num_yielded and (record := records.get(item.request_id)) is not None:
                 kept = (1 - _NEWEST_TOKEN) ** num_yielded
-                self._accepted_share[item.request_id] = share * kept + (1 - kept) * num_accepted / num_yielded
-        for request_id in output.finished_ids:
-            self._accepted_share.pop(request_id, None)
-            self._asked_from.pop(request_id, None)
-            self._of_executor.forget(request_id)
+                record.accepted_share = record.accepted_share * kept + (1 - kept) * num_accepted / num_yielded
         if output.num_tokens and not (has_prompts or result.is_lost):
             self._times.note(output.num_tokens, (seconds - result.draft_s) / result.num_iterations)
         num_verified, num_right = (sum(counts) for counts in zip(*drafts, strict=True)) if drafts else (0, 0)

@@ -8,7 +8,8 @@ step in `EXPLORE_STEPS` asks, since texts change. Next to read: `drafting.py`, t
 from collections.abc import Callable, Hashable, Sequence
 
 from quire.scheduler.pace import moving_average
-from quire.types import Draft, Request, SchedulerOutput, StepResult
+from quire.scheduler.request import DraftRecord, Request, SequenceUpdate
+from quire.types import Draft, SchedulerOutput, StepResult
 
 MAX_GUESSES = 8
 """Tokens of one draft: at most the smallest block, so that tables have an entry for each."""
@@ -36,11 +37,9 @@ class ExecutorDrafts:
         self._of_class: dict[Hashable, tuple[float, float]] = {}
         """Right and all guesses, by class."""
         self._pass_s: dict[int, float] = {}
-        self._guesses: dict[str, Draft] = {}
-        self._offered: dict[str, tuple[Draft, bool]] = {}
-        """Guesses that a step may have verified, and whether their requests are greedy."""
+        self._guessed: list[DraftRecord] = []
+        """Those of requests for which guesses came with the last step."""
         self._num_without = 0
-        self._left: set[str] = set()
 
     def choose(self, num_requests: int, step_s: Callable[[int], float], min_gain: float) -> int:
         """Return how many tokens to guess behind a step in which `num_requests` decode; 0: none.
@@ -59,42 +58,43 @@ class ExecutorDrafts:
         self._num_without = 0 if num_guesses else self._num_without + 1
         return num_guesses if self._num_without < EXPLORE_STEPS else EXPLORED_GUESSES
 
-    def may_guess(self, requests: Sequence[Request]) -> bool:
-        """Return False if a head left all of these requests, because no guesses were asked for."""
-        return any(request.request_id not in self._left for request in requests)
-
-    def forget(self, request_id: str) -> None:
-        """Take note of a request that ended."""
-        self._left.discard(request_id)
-
     def draft_of(self, request: Request) -> Draft:
         """Return the guesses that came with the last step, with probabilities as they were measured."""
-        draft = self._guesses.get(request.request_id)
-        if draft is None:
+        record, draft = request.drafting, request.drafting.guess
+        if draft is None or request.sampling is None:
             return Draft()
         if min(draft.probabilities, default=0.0) == 1.0:  # a grammar forces them: they tell nothing of guesses
             return draft
-        is_greedy = request.sampling is not None and request.sampling.temperature == 0
-        self._offered[request.request_id] = draft, is_greedy
+        record.is_offered, is_greedy = True, request.sampling.temperature == 0
         return Draft(draft.token_ids, tuple(self._rate(is_greedy, given) for given in draft.probabilities))
 
-    def note(self, output: SchedulerOutput, result: StepResult, *, has_prompts: bool) -> None:
-        """Compare the guesses of the step before with the tokens that came, and take up those of this step."""
-        for item in result.results:
-            if (offered := self._offered.get(item.request_id)) is not None:
-                self._judge(*offered, item.token_ids)
-        self._offered.clear()
-        if self._guesses_once and output.num_draft_tokens:
-            self._left |= {item.request_id for item in result.results if item.draft is None}
-        # The first pass after a pause computes many tokens, and does not count.
-        goes_on, self._guesses = (
-            bool(self._guesses),
-            {item.request_id: item.draft for item in result.results if item.draft is not None},
-        )
-        if self._guesses:
+    def note(
+        self, output: SchedulerOutput, result: StepResult, updates: Sequence[SequenceUpdate], *, has_prompts: bool
+    ) -> None:
+        """Compare the guesses of the step before with the tokens that came, and take up those of this step.
+
+        Mutates: the records of the requests of `updates`.
+        """
+        for update in updates:
+            record, sampling = update.request.drafting, update.request.sampling
+            if record.is_offered and record.guess is not None and sampling is not None:
+                self._judge(record.guess, sampling.temperature == 0, update.result.token_ids)
+        goes_on = bool(self._guessed)  # the first pass after a pause computes many tokens, and does not count
+        for record in self._guessed:
+            record.guess, record.is_offered = None, False
+        self._guessed = []
+        for update in updates:
+            record, draft = update.request.drafting, update.result.draft
+            if draft is not None:
+                record.guess = draft
+                self._guessed.append(record)
+            elif self._guesses_once and output.num_draft_tokens:
+                record.is_left = True
+        if self._guessed:
             self._num_without = 0
         if goes_on and output.num_draft_tokens and result.draft_s and not has_prompts:
-            num_passes = max((len(draft.token_ids) for draft in self._guesses.values()), default=1)
+            drafts = (record.guess for record in self._guessed)
+            num_passes = max((len(draft.token_ids) for draft in drafts if draft is not None), default=1)
             seconds, rows = result.draft_s / max(1, num_passes), len(output.scheduled)
             self._pass_s[rows] = moving_average(self._pass_s.get(rows), seconds)
 

@@ -12,7 +12,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from quire.drafts.token_index import END, LONGEST_MATCH, Match, TokenIndex
-from quire.types import Draft, Request
+from quire.scheduler.request import Request
+from quire.types import Draft
 
 MAX_FINISHED_TOKENS = 1 << 16
 """Tokens of finished answers that are kept for requests with the same salt: the half of them when older ones go."""
@@ -81,7 +82,7 @@ def _class_of(match_len: int, ahead: int) -> int:
 START = Match(0, 0)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Follower:
     """A request's index, the place that it follows in one, its last proposal, and the place that turned out wrong."""
 
@@ -99,7 +100,7 @@ class SuffixProposer:
     """Proposes what followed the same tokens before."""
 
     def __init__(self) -> None:
-        self._followers: dict[str, _Follower] = {}
+        self._followers: list[_Follower] = []
         self._finished: OrderedDict[Hashable, list[TokenIndex]] = OrderedDict()
         self._rates = _Rates()
 
@@ -108,9 +109,10 @@ class SuffixProposer:
 
         Takes note of all tokens that the request got since the last call.
         """
-        follower = self._followers.get(request.request_id)
-        if follower is None or follower.request is not request:
-            follower = self._followers[request.request_id] = _Follower(request, _Rates(self._rates))
+        follower: _Follower | None = request.drafting.follower
+        if follower is None:
+            follower = request.drafting.follower = _Follower(request, _Rates(self._rates))
+            self._followers.append(follower)
         self._take_up(follower)
         source = follower.followed
         if source is None:
@@ -126,17 +128,17 @@ class SuffixProposer:
 
     def forget_finished(self) -> None:
         """Keep the answers of requests that have ended, and drop what is kept for them alone."""
-        for request_id, follower in list(self._followers.items()):
-            request = follower.request
-            if request.status.is_finished:
-                del self._followers[request_id]
-                self._keep(request)
+        ended = [follower.request for follower in self._followers if follower.request.status.is_finished]
+        if ended:
+            self._followers = [follower for follower in self._followers if not follower.request.status.is_finished]
+        for request in ended:
+            self._keep(request)
 
     def _keep(self, request: Request) -> None:
         token_ids = request.output_token_ids
         if len(token_ids) <= LONGEST_MATCH or len(token_ids) > MAX_FINISHED_TOKENS // 2:
             return
-        salt = request.hash_extras
+        salt = request.spec.hash_extras
         indices = self._finished.setdefault(salt, [TokenIndex()])
         self._finished.move_to_end(salt)
         if len(indices[-1].tokens) + len(token_ids) > MAX_FINISHED_TOKENS // 2:
@@ -182,7 +184,7 @@ class SuffixProposer:
     def _search(self, follower: _Follower) -> None:
         num_tokens = follower.request.num_tokens
         context = follower.request.token_slice(max(0, num_tokens - LONGEST_MATCH), num_tokens)
-        for index in (follower.index, *reversed(self._finished.get(follower.request.hash_extras, ()))):
+        for index in (follower.index, *reversed(self._finished.get(follower.request.spec.hash_extras, ()))):
             found = index.find(context)
             if found is not None and (follower.followed is None or found.match_len > follower.place.match_len):
                 follower.followed, follower.place = index, found

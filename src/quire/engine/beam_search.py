@@ -15,8 +15,9 @@ from quire.engine.llm_engine import LLMEngine
 from quire.errors import InvalidParameterError
 from quire.outputs import BeamSearchOutput, BeamSearchSequence
 from quire.sampling_params import BeamSearchParams, SamplingParams
+from quire.scheduler.request import Request, SequenceUpdate
 from quire.text.detokenizer import IncrementalDetokenizer
-from quire.types import Request, RequestStatus, SequenceUpdate, TokenLogprobs
+from quire.types import RequestSpec, RequestStatus, TokenLogprobs
 
 _SCORE = attrgetter("score")
 
@@ -94,21 +95,19 @@ class BeamSearch:
 
     def cancel(self) -> None:
         """Free all beams."""
-        for beam in self._live:
-            self._engine.observers.pop(beam.request.request_id, None)
         self._engine.scheduler.abort([beam.request.request_id for beam in self._live])
         self._live = []
 
     def _make_request(self) -> Request:
-        return Request(
+        spec = RequestSpec(
             request_id=f"{self._request_id}/beam-{next(self._num_made)}",
             prompt_token_ids=self._prompt_token_ids,
             sampling=self._sampling,
             max_tokens=self._max_tokens,
             hash_extras=self._hash_extras,
             adapter=self._adapter,
-            awaits_external_token=True,
         )
+        return Request(spec, awaits_external_token=True)
 
     def _complete(self, token_ids: list[int], cumulative_logprob: float, finish_reason: str) -> None:
         score = self._penalised(cumulative_logprob, len(token_ids))
@@ -122,7 +121,7 @@ class BeamSearch:
                 beam.report = update.result.logprobs[0]
 
         self._live.append(beam)
-        self._engine.observers[beam.request.request_id] = report
+        beam.request.observer = report
 
     def _choose(self) -> list[_Continuation]:
         """Return the best `beam_width` continuations that go on; those that end are moved to the completed set."""
@@ -175,7 +174,6 @@ class BeamSearch:
                 self._live.append(beam)
 
     def _drop(self, beam: _Beam) -> None:
-        self._engine.observers.pop(beam.request.request_id, None)
         self._engine.scheduler.finish(beam.request.request_id, RequestStatus.FINISHED_STOPPED)
 
     def _finish(self) -> None:

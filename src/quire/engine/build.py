@@ -1,30 +1,29 @@
 """From options to a running engine: source → checkpoint → model → hardware → decisions → executor → engine.
 
-The one place where all parts meet. A second thread loads the tokenizer while native code packs the weights.
+`load_parts` makes what an `LLMEngine` is made of. A second thread loads the tokenizer while native code packs the
+weights.
 Next to read: `resolve.py` for the decisions, `llm_engine.py` for what comes out.
 """
 
-import atexit
 import importlib
 import logging
 import os
 import threading
 import time
-import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from quire.config import DTYPES, EngineConfig, EngineOptions, Hardware
 from quire.engine.input_processor import make_vocabulary
-from quire.engine.llm_engine import LLMEngine
 from quire.engine.tokenizer_source import has_tokenizer, load_tokenizer, read_chat_template
 from quire.errors import ConfigError
 from quire.grammar.compiler import GrammarCompiler
 from quire.logs import follow_environment
 from quire.models.registry import ModelRegistry
+from quire.parallel.executor import Executor
 from quire.parallel.tensor_parallel import create_executor
 from quire.resolve import resolve
 from quire.runtime.hardware import detect_hardware
@@ -53,11 +52,25 @@ class StartupTimes(dict[str, float]):
             self[name] = time.perf_counter() - started
 
 
-def build_engine(
-    options: EngineOptions, *, progress: Progress | None = None, hardware: Hardware | None = None,
+class EngineParts(NamedTuple):
+    """Arguments of `LLMEngine`, by their names."""
+
+    config: EngineConfig
+    executor: Executor
+    tokenizer: Tokenizer | None
+    chat_template: str | None
+    grammars: GrammarCompiler
+    startup_times: dict[str, float]
+
+
+def load_parts(
+    options: EngineOptions,
+    *,
+    progress: Progress | None = None,
+    hardware: Hardware | None = None,
     tokenizer: Tokenizer | None = None,
-) -> LLMEngine:  # fmt: skip
-    """Load a model and make an engine for it.
+) -> EngineParts:
+    """Load a model and whatever else an engine needs.
 
     `progress` is told of downloads; `hardware`: instead of what is found; `tokenizer`: of an engine with these options.
 
@@ -100,13 +113,8 @@ def build_engine(
         finally:
             packs.set()
         found, times["tokenizer (beside)"] = loading.result()
-    engine = LLMEngine(config, executor, found, chat_template=chat_template, grammars=grammars)
-    if options.kv_disk is not None:
-        engine.scheduler.blocks.tiers.stored = getattr(executor, "stored_blocks", set())
-        atexit.register(_shut_down, weakref.ref(engine))  # programs that never do so keep their blocks too
     times["total"] = time.perf_counter() - started
-    engine.startup_times = times
-    return engine
+    return EngineParts(config, executor, found, chat_template, grammars, times)
 
 
 def resolve_config(options: EngineOptions, checkpoint: Checkpoint, hardware: Hardware | None = None) -> EngineConfig:
@@ -179,8 +187,3 @@ def _timed_tokenizer(
     if tokenizer is None and (options.load_format != "dummy" or options.tokenizer or has_tokenizer(checkpoint)):
         tokenizer = load_tokenizer(checkpoint, options.tokenizer, model_vocab_size)
     return tokenizer, time.perf_counter() - started
-
-
-def _shut_down(reference: "weakref.ref[LLMEngine]") -> None:
-    if (engine := reference()) is not None:
-        engine.shutdown()

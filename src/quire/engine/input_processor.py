@@ -1,4 +1,4 @@
-"""Turns a prompt and its parameters into a `Request`, or into the error that says what is wrong with them.
+"""Turns a prompt and its parameters into a `RequestSpec`, or into the error that says what is wrong with them.
 
 Every mistake in one request is found here or in `Scheduler.add_request`, before anything runs, so that a bad request
 disturbs no other. Knows the tokenizer and the model's limits; no tensors, no scheduler.
@@ -10,8 +10,10 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from quire.config import EngineConfig, ModelConfig
 from quire.engine.adapters import Adapters, LoRARequest
@@ -20,8 +22,9 @@ from quire.errors import ContextLengthError, InvalidParameterError, PromptError,
 from quire.grammar.compiler import CompiledGrammar, CompiledReasoning, GrammarCompiler
 from quire.grammar.vocabulary import Vocabulary
 from quire.sampling_params import ALL_LOGPROBS, PoolingParams, SamplingParams
+from quire.scheduler.request import Request
 from quire.text.tokenizer import Tokenizer
-from quire.types import Request
+from quire.types import RequestSpec
 
 logger = logging.getLogger("quire.engine")
 _MASK_64 = 2**64 - 1
@@ -87,24 +90,26 @@ class InputProcessor:
         streams: bool = True,
         **identity: Any,
     ) -> PreparedRequest:
-        """Check everything and build the request with its `n - 1` siblings. `identity`: as in `make_request`.
+        """Check everything and build the request with its `n - 1` siblings. `identity`: as in `make_spec`.
 
         A grammar that was not seen before may take up to 2 s.
-        Raises: as `make_request`; QueueFullError while other grammars are compiled.
+        Raises: as `make_spec`; QueueFullError while other grammars are compiled.
         """
-        text, request = self.make_request(request_id, prompt, params, **identity)
-        return PreparedRequest(request, text, streams, self.completed(request))
+        text, spec = self.make_spec(request_id, prompt, params, **identity)
+        return self.complete(spec, text, streams=streams)
 
-    def completed(self, request: Request) -> CompiledGrammar | CompiledReasoning | None:
-        """Give a checked request its siblings, and return its grammar. Mutates: request. Raises: as `prepare`."""
-        params = request.sampling
-        if params is None:
-            return None
-        request.siblings = [_sibling(request, index) for index in range(1, params.n)]
-        form = params.structured_outputs
-        return None if form is None else self.grammars.compile(form, request.checked_grammar)
+    def complete(
+        self, spec: RequestSpec, text: str | None = None, *, streams: bool, tells_news: bool = False
+    ) -> PreparedRequest:
+        """Return what was checked as a request with its siblings and its grammar. Raises: as `prepare`."""
+        request, params, grammar = Request(spec), spec.sampling, None
+        if params is not None:
+            request.siblings = [Request(_of_sibling(spec, index)) for index in range(1, params.n)]
+            if params.structured_outputs is not None:
+                grammar = self.grammars.compile(params.structured_outputs, spec.checked_grammar)
+        return PreparedRequest(request, text, streams, grammar, tells_news)
 
-    def make_request(
+    def make_spec(
         self,
         request_id: str,
         prompt: Any,
@@ -116,8 +121,8 @@ class InputProcessor:
         arrival_time_s: float | None = None,
         deadline_s: float | None = None,
         lora_request: LoRARequest | str | None = None,
-    ) -> tuple[str | None, Request]:
-        """Return the prompt's text, if there is one, and the request, which `completed` completes.
+    ) -> tuple[str | None, RequestSpec]:
+        """Return the prompt's text, if there is one, and what was asked, which `complete` makes a request.
 
         `deadline_s`: seconds from its arrival after which the request ends, if it is not complete.
         Raises: RequestError of the matching kind.
@@ -132,10 +137,16 @@ class InputProcessor:
         arrival_time_s = self._clock() if arrival_time_s is None else arrival_time_s
         text, token_ids, salt = self.tokenize(prompt)
         adapter, hash_extras = self.adapters.choose(lora_request, token_ids, (cache_salt or salt,))
-        request = Request(
+        if isinstance(params, SamplingParams):
+            chosen = self._check_generation(len(token_ids), params)
+        elif isinstance(params, PoolingParams):
+            chosen = self._check_pooling(len(token_ids), params)
+        else:
+            kind = type(params).__name__
+            raise RequestError(f"params must be SamplingParams or PoolingParams, got {kind}")
+        spec = RequestSpec(
             request_id=request_id,
             prompt_token_ids=token_ids,
-            sampling=None,
             arrival_time_s=arrival_time_s,
             deadline_time_s=None if deadline_s is None else arrival_time_s + deadline_s,
             priority=priority,
@@ -143,15 +154,9 @@ class InputProcessor:
             hash_extras=hash_extras,
             eos_token_ids=self.eos_token_ids,
             adapter=adapter,
+            **chosen,
         )
-        if isinstance(params, SamplingParams):
-            self._make_generation(request, params)
-        elif isinstance(params, PoolingParams):
-            self._make_pooling(request, params)
-        else:
-            kind = type(params).__name__
-            raise RequestError(f"params must be SamplingParams or PoolingParams, got {kind}")
-        return text, request
+        return text, spec
 
     def check_grammars(self) -> None:
         """Raises: InvalidParameterError if this model's texts can follow no grammar."""
@@ -229,33 +234,36 @@ class InputProcessor:
             limit = f"0 with scheduling_policy='{policy}' (scheduling_policy='priority' obeys it)"
             raise InvalidParameterError("priority", priority, limit)
 
-    def _make_pooling(self, request: Request, params: PoolingParams) -> None:
+    def _check_pooling(self, num_prompt_tokens: int, params: PoolingParams) -> dict[str, Any]:
+        """Return fields of a spec. Raises: RequestError."""
         max_model_len = self._config.scheduler.max_model_len
-        if request.num_prompt_tokens > max_model_len:
+        if num_prompt_tokens > max_model_len:
             raise ContextLengthError(
-                f"the prompt has {request.num_prompt_tokens} tokens, the context holds {max_model_len}: "
-                f"{self._way_out(f'by {request.num_prompt_tokens - max_model_len} tokens')}"
+                f"the prompt has {num_prompt_tokens} tokens, the context holds {max_model_len}: "
+                f"{self._way_out(f'by {num_prompt_tokens - max_model_len} tokens')}"
             )
         if params.task == "classify" and not self._config.model.labels:
             raise InvalidParameterError("task", "classify", "left to models with a classification head")
         self.check_in_vocabulary("token_ids", params.token_ids)
-        request.pooling = params
-        request.max_tokens = 0
-        request.reads_prefix_cache = params.pooling != "mean"
+        reads_cache = params.pooling != "mean"
+        return {"sampling": None, "pooling": params, "max_tokens": 0, "reads_prefix_cache": reads_cache}
 
-    def _make_generation(self, request: Request, params: SamplingParams) -> None:
+    def _check_generation(self, num_prompt_tokens: int, params: SamplingParams) -> dict[str, Any]:
+        """Return fields of a spec. Raises: RequestError."""
         if self._config.model.labels:
             raise RequestError("this model has a classification head and generates no text: use classify or score")
-        room = self.room_for_generation(request.num_prompt_tokens)
+        room = self.room_for_generation(num_prompt_tokens)
         self._check_numbers(params)
         self.check_in_vocabulary("stop_token_ids", params.stop_token_ids)
         self.check_in_vocabulary("allowed_token_ids", params.allowed_token_ids)
         self.check_in_vocabulary("logit_bias", params.logit_bias)
-        request.sampling = params
-        request.max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
-        request.bad_words_token_ids = self._bad_words(params)
-        request.reads_prefix_cache = params.prompt_logprobs is None
-        request.seed = self._drawn_seed() if params.seed is None else params.seed & _MASK_64
+        return {
+            "sampling": params,
+            "max_tokens": room if params.max_tokens is None else min(params.max_tokens, room),
+            "bad_words_token_ids": self._bad_words(params),
+            "reads_prefix_cache": params.prompt_logprobs is None,
+            "seed": self._drawn_seed() if params.seed is None else params.seed & _MASK_64,
+        }
 
     def _check_numbers(self, params: SamplingParams) -> None:
         if params.n > 1 and params.is_greedy:
@@ -318,15 +326,10 @@ def _is_time(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf
 
 
-def _sibling(leader: Request, index: int) -> Request:
-    """Return the same request with an id, a seed and outputs of its own."""
-    return replace(
-        leader,
-        request_id=f"{leader.request_id}/{index}",
-        seed=(leader.seed + index) & _MASK_64,
-        siblings=[],
-        output_token_ids=[],
-    )
+def _of_sibling(leader: RequestSpec, index: int) -> RequestSpec:
+    """Return the same with an id and a seed of its own."""
+    seed = (leader.seed + index) & _MASK_64
+    return msgspec.structs.replace(leader, request_id=f"{leader.request_id}/{index}", seed=seed)
 
 
 def find_eos_token_ids(model: ModelConfig, tokenizer: Tokenizer | None) -> frozenset[int]:

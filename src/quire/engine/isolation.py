@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import Callable
 
 from quire.events import EventKind, EventLog
+from quire.scheduler.request import Request
 from quire.scheduler.scheduler import Scheduler
-from quire.types import Request, RequestResult, SchedulerOutput, StepResult
+from quire.types import RequestResult, SchedulerOutput, StepResult
 
 logger = logging.getLogger("quire.engine")
 MAX_FAILED_ALONE = 3

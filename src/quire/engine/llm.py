@@ -24,7 +24,7 @@ from quire.engine.llm_engine import LLMEngine
 from quire.engine.output_processor import Output
 from quire.engine.prompts import split_prompts
 from quire.engine.scoring import Scoring, make_pairs, probabilities, vector_of
-from quire.errors import EngineDeadError, PromptError, QueueFullError, RequestError
+from quire.errors import PromptError, QueueFullError, RequestError
 from quire.outputs import (
     BeamSearchOutput,
     ClassificationOutput,
@@ -38,7 +38,6 @@ from quire.sampling_params import BeamSearchParams, PoolingParams, SamplingParam
 
 UseTqdm = bool | Callable[..., Any]
 """True or False, or a function with tqdm's arguments that makes a progress bar."""
-ASLEEP = "the model is asleep: wake_up() loads it again"
 LoRARequests = LoRARequest | Sequence[LoRARequest | None] | None
 """An adapter for all prompts, or one per prompt; None stands for the base model."""
 TokenCounts = tuple[int, int]
@@ -261,22 +260,18 @@ class LLM(EngineHandle):
             raise RequestError("requests are running: sleep when they have ended")
         from quire.runtime.huge_pages import trim  # imports numpy
 
-        self.llm_engine.shutdown()
-        self.llm_engine.dead_error = EngineDeadError(ASLEEP)
+        self.llm_engine.sleep()
         gc.collect()  # op by op, reference cycles hold weights and KV cache
         trim()
 
     def wake_up(self) -> None:
         """Load the model again, with the options it had; does nothing if it is awake. Raises: as the constructor."""
         if self.is_sleeping():
-            from quire.engine.build import build_engine  # imports the kernels
-
-            self._attach(build_engine(self.llm_engine.config.options, tokenizer=self.llm_engine.tokenizer))
+            self._attach(LLMEngine.build(self.llm_engine.config.options, tokenizer=self.llm_engine.tokenizer))
 
     def is_sleeping(self) -> bool:
         """Return True between `sleep` and `wake_up`."""
-        error = self.llm_engine.dead_error
-        return error is not None and error.message == ASLEEP
+        return self.llm_engine.is_asleep
 
     def __repr__(self) -> str:
         config = self.llm_engine.config

@@ -4,7 +4,9 @@
 thread. Knows no tensors and no model: an executor computes. Next to read: `output_processor.py`, `scheduler.py`.
 """
 
+import atexit
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -21,14 +23,16 @@ from quire.events import EventKind, EventLog
 from quire.grammar.compiler import GrammarCompiler
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.scheduler.pace import Pace
+from quire.scheduler.request import SequenceUpdate
 from quire.scheduler.scheduler import Scheduler
 from quire.text.tokenizer import Tokenizer
-from quire.types import RequestStatus, SchedulerOutput, SequenceUpdate, StepResult
+from quire.types import RequestStatus, SchedulerOutput, StepResult
 
 if TYPE_CHECKING:
     from quire.parallel.executor import Executor
 
-Observer = Callable[[SequenceUpdate], None]
+StepWatcher = Callable[[SchedulerOutput, StepResult], None]
+ASLEEP = "the model is asleep: wake_up() loads it again"
 
 
 class LLMEngine:
@@ -38,8 +42,7 @@ class LLMEngine:
     one output with `finished`, also when it is aborted or the engine fails. Attributes for readers: `config`,
     `scheduler`, `events`, `tokenizer`, `startup_times` (phase → seconds), `chat_template` (None: the tokenizer's own);
     `watch_executor(tell)`: from then on any thread calls `tell` with the error if the executor dies between steps.
-    Set by others: `observers` get the updates of requests that were given to `scheduler` directly (beam search);
-    `watcher` gets each step, before its STEP event; one step in `op_period` times its instructions (0: none).
+    `watcher`, `op_period`, `is_asleep`: set by `watch` and `sleep`.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class LLMEngine:
         chat_template: str | None = None,
         scheduler: Scheduler | None = None,
         grammars: GrammarCompiler | None = None,
+        startup_times: dict[str, float] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`scheduler`: made by the caller, with the same events; `grammars`: the executor's compiler."""
@@ -60,18 +64,18 @@ class LLMEngine:
         self.config = config
         self.chat_template = chat_template
         self.events = EventLog(config.options.max_num_events) if events is None else events
-        self.scheduler = Scheduler(config.scheduler, self.events, clock) if scheduler is None else scheduler
+        stored = getattr(executor, "stored_blocks", ())
+        self.scheduler = scheduler or Scheduler(config.scheduler, self.events, clock, stored=stored)
         self.input_processor = InputProcessor(config, tokenizer, clock, grammars)
-        self.startup_times: dict[str, float] = {}
-        self.watcher: Callable[[SchedulerOutput, StepResult], None] | None = None
-        self.op_period = 0
+        self.startup_times = startup_times or {}
+        self.watch(None)
+        self.is_asleep = False
         self.dead_error: EngineDeadError | None = None
         self.tokenizer = tokenizer
         self._executor, self._clock = executor, clock
         self.watch_executor: Callable[[Any], None] = getattr(executor, "watch", lambda tell: None)
         self._output_processor = OutputProcessor(tokenizer)
         self._isolation = Isolation(self.scheduler, self.events, self._output_processor.caller_of)
-        self.observers: dict[str, Observer] = {}
         self._ended: list[Output] = []
         self._stall = Stall(executor, self.scheduler, reads_adapters=config.options.has_adapters)
         self._in_flight: deque[SchedulerOutput] = deque()
@@ -81,9 +85,17 @@ class LLMEngine:
     @classmethod
     def from_options(cls, model: str = "smollm2", **kwargs: Any) -> "LLMEngine":
         """Load a model by the fields of `EngineOptions`. Raises: ConfigError, ModelError, CapacityError."""
-        from quire.engine.build import build_engine  # it imports this file
+        return cls.build(EngineOptions.from_kwargs(model, **kwargs))
 
-        return build_engine(EngineOptions.from_kwargs(model, **kwargs))
+    @classmethod
+    def build(cls, options: EngineOptions, **given: Any) -> "LLMEngine":
+        """Load a model and make an engine for it. `given`: as of `load_parts`. Raises: as `from_options`."""
+        from quire.engine.build import load_parts  # imports the kernels
+
+        engine = cls(**load_parts(options, **given)._asdict())
+        if options.kv_disk is not None:
+            atexit.register(_shut_down, weakref.ref(engine))  # programs that never do so keep their blocks too
+        return engine
 
     # --- Requests -------------------------------------------------------------------------
     def add_request(
@@ -132,10 +144,14 @@ class LLMEngine:
         return ended
 
     def abort_all(self) -> None:
-        """End every unfinished request, observed ones included."""
+        """End every unfinished request, those of beam search included."""
         self.abort_request(self._output_processor.request_ids)
-        self.scheduler.abort(list(self.observers))
-        self.observers.clear()
+        self.scheduler.abort(list(self.scheduler.requests.by_id))
+
+    def watch(self, watcher: StepWatcher | None, op_period: int = 0) -> None:
+        """Give each step to `watcher` before its STEP event, in place of another; one step in `op_period` times its
+        instructions (0: none)."""
+        self.watcher, self.op_period = watcher, op_period
 
     def end_step_early(self) -> None:
         """Ask the running step to end after its current decode iteration: a message waits. For any thread."""
@@ -175,7 +191,7 @@ class LLMEngine:
         ended, num_tokens = self._clock(), schedule.num_tokens * result.num_iterations
         kind: dict[str, Any] = {"num_iterations": result.num_iterations, "has_prompts": schedule.has_prompts}
         self._pace.note(num_tokens, ended - started, **kind)
-        drafts = self._drafting.note_step(schedule, result, ended - started, has_prompts=kind["has_prompts"])
+        drafts = self._drafting.note_step(schedule, result, updates, ended - started, has_prompts=kind["has_prompts"])
         if self.watcher is not None:
             self.watcher(schedule, result)
         if result.op_times:
@@ -232,9 +248,9 @@ class LLMEngine:
         outputs, endings = self._output_processor.process(updates, now_s)
         for ending in endings:
             self.scheduler.finish(ending.sequence_id, ending.status, ending.stop_string)
-        for update in updates if self.observers else ():
-            if (observer := self.observers.get(update.request.request_id)) is not None:
-                observer(update)
+        for update in updates:
+            if update.request.observer is not None:
+                update.request.observer(update)
         return self.take_ended() + outputs
 
     def fail(self, cause: Exception) -> list[Output]:
@@ -242,13 +258,11 @@ class LLMEngine:
         self.dead_error = EngineDeadError(f"the engine stopped after {type(cause).__name__}: {cause}")
         self.dead_error.__cause__ = cause
         now_s = self._clock()
-        outputs, sequence_ids = self.take_ended(), list(self.observers)
-        self.observers.clear()
+        outputs = self.take_ended()
         for request_id in self._output_processor.request_ids:
-            sequence_ids += self._output_processor.sequence_ids(request_id)
             outputs.append(self._output_processor.end(request_id, "error", now_s, self.dead_error))
         try:
-            for sequence_id in sequence_ids:
+            for sequence_id in tuple(self.scheduler.requests.by_id):
                 self.scheduler.finish(sequence_id, RequestStatus.FINISHED_ERROR)
             self._give_up_steps()
         except Exception as error:
@@ -268,7 +282,7 @@ class LLMEngine:
         if self.dead_error is not None:
             raise self.death()
         if self._is_shut_down:
-            raise EngineDeadError("the engine was shut down: make a new one")
+            raise EngineDeadError(ASLEEP if self.is_asleep else "the engine was shut down: make a new one")
 
     def death(self) -> EngineDeadError:
         """Return a fresh copy of `dead_error`, for one caller: a raised exception collects that caller's traceback."""
@@ -287,6 +301,11 @@ class LLMEngine:
         """Forget all cached prefixes; False, without any effect, while requests hold blocks."""
         return self.scheduler.reset_prefix_cache()
 
+    def sleep(self) -> None:
+        """Shut down for good, in favour of an engine that is made when the model wakes up."""
+        self.shutdown()
+        self.is_asleep = True
+
     def shutdown(self) -> list[Output]:
         """Abort everything and let the executor go; returns the final outputs. Calling it again does nothing."""
         if self._is_shut_down:
@@ -298,3 +317,8 @@ class LLMEngine:
             self._executor.collect()
         self._executor.shutdown()
         return self.take_ended()
+
+
+def _shut_down(reference: "weakref.ref[LLMEngine]") -> None:
+    if (engine := reference()) is not None:
+        engine.shutdown()

@@ -8,6 +8,7 @@ Next to read: `llm_engine.py`.
 
 import functools
 import logging
+import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -22,10 +23,11 @@ from quire.outputs import (
     RequestMetrics,
     RequestOutput,
 )
+from quire.scheduler.request import Request, SequenceUpdate
 from quire.text.detokenizer import IncrementalDetokenizer
 from quire.text.stop_strings import StopStringMatcher
 from quire.text.tokenizer import Tokenizer
-from quire.types import NewRequest, Request, RequestResult, RequestStatus, SequenceUpdate, TokenLogprobs
+from quire.types import NewRequest, RequestResult, RequestStatus, TokenLogprobs
 
 logger = logging.getLogger("quire.engine")
 Output = RequestOutput | PoolingRequestOutput
@@ -166,26 +168,39 @@ class OutputProcessor:
         self._tokenizer = tokenizer
         # At most one text per token of the vocabulary is kept.
         self._token_text: TokenText = (lambda _: "") if tokenizer is None else functools.cache(tokenizer.token_text)
-        self._records: dict[str, _Record] = {}
-        self._deadlines_s: dict[str, float] = {}
         self._by_sequence: dict[str, tuple[_Record, SequenceOutput | None]] = {}
+        """A request has the id of its first sequence."""
+        self._next_deadline_s = math.inf
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._records
+        found = self._by_sequence.get(request_id)
+        return found is not None and found[0].request.request_id == request_id
 
     @property
     def request_ids(self) -> list[str]:
         """Requests without a terminal output yet."""
-        return list(self._records)
+        return [record.request.request_id for record in self._records()]
+
+    def _records(self) -> "Iterable[_Record]":
+        return dict.fromkeys(record for record, _ in self._by_sequence.values())
 
     def sequence_ids(self, request_id: str) -> list[str]:
         """Return the scheduler's names of a request's sequences that have not ended."""
-        record = self._records[request_id]
+        record = self._by_sequence[request_id][0]
         return [item.request.request_id for item in record.unfinished] if record.sequences else [request_id]
 
     def overdue(self, now_s: float) -> list[str]:
         """Return the requests whose deadline has passed."""
-        return [request_id for request_id, deadline_s in self._deadlines_s.items() if deadline_s <= now_s]
+        if now_s < self._next_deadline_s:
+            return []
+        overdue, self._next_deadline_s = [], math.inf
+        for record in self._records():
+            deadline_s = record.request.spec.deadline_time_s
+            if deadline_s is not None and deadline_s <= now_s:
+                overdue.append(record.request.request_id)
+            elif deadline_s is not None:
+                self._next_deadline_s = min(self._next_deadline_s, deadline_s)
+        return overdue
 
     def caller_of(self, sequence_id: str) -> str:
         """Return the caller's request that a sequence belongs to; a beam, which is unknown here, is its own."""
@@ -209,18 +224,17 @@ class OutputProcessor:
             ]
         except Exception as error:
             raise EngineError(_explain(request.request_id, error)) from error
-        record = self._records[request.request_id] = _Record(prepared, outputs)
+        record = _Record(prepared, outputs)
         if request.sampling is None:
             self._by_sequence[request.request_id] = (record, None)
-        if request.deadline_time_s is not None:
-            self._deadlines_s[request.request_id] = request.deadline_time_s
+        if request.spec.deadline_time_s is not None:
+            self._next_deadline_s = min(self._next_deadline_s, request.spec.deadline_time_s)
         for output in outputs:
             self._by_sequence[output.request.request_id] = (record, output)
 
     def discard(self, request_id: str) -> None:
         """Forget a request that was not accepted after all, or has ended."""
-        record = self._records.pop(request_id)
-        self._deadlines_s.pop(request_id, None)
+        record = self._by_sequence[request_id][0]
         for name in [sequence.request.request_id for sequence in record.sequences] or [request_id]:
             del self._by_sequence[name]
 
@@ -238,7 +252,7 @@ class OutputProcessor:
         they met a stop string, or their text could not be made.
         """
         endings: list[Ending] = []
-        touched: dict[str, _Record] = {}
+        touched: dict[_Record, None] = {}
         outputs: list[Output] = []
         for update in updates:
             request, result = update.request, update.result
@@ -258,12 +272,12 @@ class OutputProcessor:
                 sequence.finish("error", error=_explain(request.request_id, error), flush=False)
                 is_touched = True
             if is_touched:
-                touched[record.request.request_id] = record
+                touched[record] = None
                 if sequence.finish_reason is not None and not request.status.is_finished:
                     has_stopped = sequence.finish_reason == "stop"
                     status = RequestStatus.FINISHED_STOPPED if has_stopped else RequestStatus.FINISHED_ERROR
                     endings.append(Ending(request.request_id, status, sequence.stop_reason))
-        for record in touched.values():
+        for record in touched:
             is_running = record.sequences[0].finish_reason is None or record.unfinished
             if not is_running:
                 outputs.append(self._end(record, now_s))
@@ -289,7 +303,7 @@ class OutputProcessor:
     def end(self, request_id: str, reason: str, now_s: float, error: QuireError | None = None) -> Output:
         """Return the terminal output of a request that was aborted or cannot go on (`error`)."""
         message, code = (None, None) if error is None else (error.message, error.code)
-        record = self._records[request_id]
+        record = self._by_sequence[request_id][0]
         if not record.sequences:
             return self._end_pooling(record, (), reason, message)
         for sequence in record.unfinished:

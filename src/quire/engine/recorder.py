@@ -19,7 +19,8 @@ import msgspec
 
 from quire import __version__
 from quire.events import EventKind, OpTime
-from quire.types import Request, SchedulerOutput, StepResult
+from quire.scheduler.request import Request
+from quire.types import SchedulerOutput, StepResult
 
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
@@ -83,15 +84,13 @@ class Recorder:
                 self.meet(request)
         self._headers[reader] = _encoded([self._describe(reader)], reader)
         self._op_interval_s, self._timed_s = op_interval_s, -math.inf
-        self._engine.watcher = self._note
-        self._engine.op_period = op_period or int(op_interval_s > 0)
+        self._engine.watch(self._note, op_period or int(op_interval_s > 0))
 
     def end(self, reader: str | None) -> None:
         """Write no more lines for a reader. Without readers the engine is not watched."""
         self._headers.pop(reader, None)
         if not self._headers:
-            self._engine.watcher = None
-            self._engine.op_period = 0
+            self._engine.watch(None)
             self._steps.clear()
 
     def close(self) -> None:
@@ -104,7 +103,7 @@ class Recorder:
         if self._op_interval_s:
             now_s = time.monotonic()
             self._timed_s = now_s if output.times_ops else self._timed_s
-            self._engine.op_period = int(now_s - self._timed_s >= self._op_interval_s)
+            self._engine.watch(self._note, int(now_s - self._timed_s >= self._op_interval_s))
 
     def take(self) -> bytes:
         """Return the lines since the last call, each with its line end; the first call begins with the header."""
@@ -215,7 +214,6 @@ class Recorder:
         """Return the header: format, model, settings, and the requests that are under way."""
         config, scheduler = self._engine.config, self._engine.scheduler
         model, settings, blocks = config.model, config.scheduler, scheduler.blocks
-        running = [request for name in blocks.owned if (request := scheduler.get(name)) is not None]
         return {
             "quire_trace": FORMAT_VERSION,
             "version": __version__,
@@ -238,9 +236,9 @@ class Recorder:
                     "num_prompt_tokens": request.num_prompt_tokens,
                     "num_computed": request.num_computed_tokens,
                     "num_tokens": request.num_tokens,
-                    "tables": blocks.owned[request.request_id].tables,
+                    "tables": request.blocks.tables,
                 }
-                for request in running
+                for request in scheduler.requests.running
             ],
             "num_waiting": scheduler.num_waiting,
             "waiting": {

@@ -38,13 +38,14 @@ class Stall:
         """
         requests = self._scheduler.requests
         # Steps in flight may still begin running requests, whose adapters were read.
-        wanted = {item.adapter.digest: item.adapter for item in requests.running if item.adapter is not None}
+        used = [item.spec.adapter for item in requests.running]
+        wanted = {adapter.digest: adapter for adapter in used if adapter is not None}
         most = len(wanted) + MAX_READ_AHEAD
         # The first one must be among them, wherever the queue keeps it.
         first = [requests.waiting.first()] if requests.waiting else []
         for request in (*first, *islice(requests.waiting, MAX_LOOKED_AT)):
-            if request.adapter is not None and len(wanted) < most:
-                wanted[request.adapter.digest] = request.adapter
+            if (adapter := request.spec.adapter) is not None and len(wanted) < most:
+                wanted[adapter.digest] = adapter
         requests.usable_adapters = self._executor.read_adapters(list(wanted.values()), wait_s)
         return any(map(requests.lacks_adapter, first))
 

@@ -8,8 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.kernels.elementwise import SoftCap
-from quire.kernels.instruction import Buffer, Collective, Columns, Cost, Emitter, Instruction, StepShape, Work
-from quire.kernels.linear import Likeliest
+from quire.kernels.instruction import (
+    Buffer,
+    Collective,
+    Columns,
+    Cost,
+    Emitter,
+    Instruction,
+    Likeliest,
+    StepShape,
+    Work,
+)
 from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.tracing import Call, Symbol
 

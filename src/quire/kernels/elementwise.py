@@ -6,8 +6,7 @@ Next to read: `instruction.py`.
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
-from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, StepShape
-from quire.kernels.linear import Likeliest
+from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, Likeliest, StepShape
 from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.registry import kernel
 from quire.kernels.tracing import SIZES, Call, NotTraceableError, Symbol, same_sizes

@@ -9,7 +9,7 @@ Next to read: `lowering.py`, which makes instructions, then `runtime/plan/emit.p
 import functools
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from quire._native import (
     KvAhead,
@@ -22,10 +22,7 @@ from quire._native import (
     packed_bytes,
     wanted_rows,
 )
-from quire.nn import is_parameter
-
-if TYPE_CHECKING:
-    from quire.kernels.linear import Likeliest
+from quire.nn import parameter_types
 
 ROW_ALIGNMENT = 64
 ROW_ARITHMETIC = {RowType.f32: "fp32", RowType.bf16: "bf16", RowType.q8: "int8"}
@@ -352,12 +349,14 @@ class Instruction:
     @property
     def parameters(self) -> list[Any]:
         """The model's parameters that it reads."""
-        return [value for _, value in self._fields() if is_parameter(value)]
+        types = parameter_types()
+        return [value for _, value in self._fields() if isinstance(value, types)]
 
     @property
     def cost_key(self) -> tuple[Hashable, ...]:
         """Instructions with equal keys, such as those of like layers, have equal costs in each step."""
-        values = ((name, _size_of(value)) for name, value in self._fields() if name != "layer_index")
+        types = parameter_types()
+        values = ((name, _size_of(value, types)) for name, value in self._fields() if name != "layer_index")
         return (type(self), *values)
 
     def describe(self, num_rows: int | str) -> str:
@@ -386,11 +385,11 @@ class Instruction:
 _VALUES = (Buffer, Columns)
 
 
-def _size_of(value: Any) -> Hashable:
+def _size_of(value: Any, parameters: tuple[type[Any], ...]) -> Hashable:
     """Return what a cost may depend on: of a buffer or a parameter its size, else the value, which may be itself."""
     if isinstance(value, _VALUES):
         return value.width
-    if is_parameter(value):
+    if isinstance(value, parameters):
         return tuple(value.shape)
     return value if isinstance(value, Hashable) else id(value)
 
@@ -413,3 +412,28 @@ class Convert(Instruction):
 
     def cost(self, step: StepShape) -> Cost:
         return Cost()
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Likeliest(Instruction):
+    """The column of the largest logit of each row: a head's product, whose results are compared and not written.
+
+    `soft_cap` 0: logits are compared as they are. Next to read: `native/ops/head.h`.
+    """
+
+    weight: Any
+    bias: Any
+    packing: Packing
+    x: Columns
+    soft_cap: float = 0.0
+
+    def emit(self, to: Emitter) -> None:
+        """See `Instruction`. Needs the memory that `PlannedModel` gives it."""
+        to.push("head", weight=self.weight, bias=self.bias, x=self.x, soft_cap=self.soft_cap)
+
+    def cost(self, step: StepShape) -> Cost:
+        return self.product.cost(step, self.bias)
+
+    @property
+    def product(self) -> Product:
+        return Product(self.weight, self.packing)

@@ -4,7 +4,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire._native import Activation
-from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, Packing, Product, StepShape
+from quire.kernels.instruction import (
+    Buffer,
+    Columns,
+    Cost,
+    Emitter,
+    Instruction,
+    Likeliest,
+    Packing,
+    Product,
+    StepShape,
+)
 from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.registry import kernel
 from quire.kernels.tracing import SIZES, Call, NotTraceableError, Symbol
@@ -21,31 +31,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     Dtypes: all bf16, fp16 or fp32; sums in fp32; returns x.dtype.
     """
     return functional.linear(x, weight, bias)
-
-
-@dataclass(eq=False, frozen=True, slots=True)
-class Likeliest(Instruction):
-    """The column of the largest logit of each row: a head's product, whose results are compared and not written.
-
-    `soft_cap` 0: logits are compared as they are. Next to read: `native/ops/head.h`.
-    """
-
-    weight: Any
-    bias: Any
-    packing: Packing
-    x: Columns
-    soft_cap: float = 0.0
-
-    def emit(self, to: Emitter) -> None:
-        """See `Instruction`. Needs the memory that `PlannedModel` gives it."""
-        to.push("head", weight=self.weight, bias=self.bias, x=self.x, soft_cap=self.soft_cap)
-
-    def cost(self, step: StepShape) -> Cost:
-        return self.product.cost(step, self.bias)
-
-    @property
-    def product(self) -> Product:
-        return Product(self.weight, self.packing)
 
 
 @dataclass(eq=False, frozen=True, slots=True)

@@ -7,7 +7,7 @@ Next to read: `hf_predictor.py` for layers of the model itself; `runtime/head_dr
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quire import nn
 from quire.errors import ModelFileError
@@ -20,9 +20,7 @@ from quire.layers.rotary import RotaryEmbedding
 from quire.lazy_torch import Tensor
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_llama import LlamaConfig
-
-if TYPE_CHECKING:
-    from quire.models.llama import LlamaForCausalLM
+from quire.models.llama import LlamaAttention, LlamaForCausalLM
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 NUM_KEPT = 3
@@ -87,13 +85,13 @@ def _read_own(reader: HFConfigReader) -> tuple[int, ...]:
 class EagleLayer(nn.Module):
     """Llama's layer, whose attention reads the embedding beside the hidden state, each behind a norm."""
 
-    def __init__(self, model: "LlamaForCausalLM", attention_class: Any, config: EagleConfig, index: int) -> None:
+    def __init__(self, model: LlamaForCausalLM, config: EagleConfig, index: int) -> None:
         super().__init__()
         heads, kv_heads = share_heads(config.num_heads, config.num_kv_heads, model.group)
         q, k = heads * config.head_size, kv_heads * config.head_size
         self.input_layernorm = model.build_norm(config)
         self.hidden_norm = model.build_norm(config)
-        self.self_attn = attention_class(config, index, model.group)
+        self.self_attn = LlamaAttention(config, index, model.group)
         self.self_attn.qkv_proj = ColumnParallelLinear(
             2 * config.hidden_size, (q, k, k), bias=config.qkv_bias, stored=("q_proj", "k_proj", "v_proj")
         )
@@ -110,12 +108,12 @@ class EagleLayer(nn.Module):
 class EagleHead(nn.Module):
     """Names are those of EAGLE-3's directories."""
 
-    def __init__(self, model: "LlamaForCausalLM", attention_class: Any, config: EagleConfig) -> None:
+    def __init__(self, model: LlamaForCausalLM, config: EagleConfig) -> None:
         super().__init__()
         num_layers = model.config.num_layers
         own = config.behind(num_layers)
         self.fc = Linear(NUM_KEPT * model.config.hidden_size, config.hidden_size)
-        self.midlayer = EagleLayer(model, attention_class, own, num_layers)
+        self.midlayer = EagleLayer(model, own, num_layers)
         self.norm = model.build_norm(config)
         self.lm_head = VocabParallelHead(config.draft_vocab_size, config.hidden_size, model.group)
         self.rotary = RotaryEmbedding.of(config.rope, config.head_size)

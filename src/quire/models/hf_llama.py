@@ -13,6 +13,7 @@ from quire.layers.rotary import RopeConfig
 from quire.models.hf_config import HFConfigReader, check_divides
 from quire.models.hf_decoder import read_sizes, read_window
 from quire.models.hf_rope import check_pairs, read_rope
+from quire.weight_map import Layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +114,16 @@ class LlamaConfig:
     def check_activation(cls, reader: HFConfigReader) -> None:
         """Raises: UnsupportedModelError for another activation than that of `mlp_class`."""
         reader.choice("hidden_act", "silu", ["silu", "swish"])
+
+    @property
+    def names_behind(self) -> str:
+        """A pattern of the names of stored layers behind the model's: those that predict further tokens."""
+        indices = range(self.num_layers, self.num_layers + self.num_predictors)
+        return rf"^model\.layers\.({'|'.join(map(str, indices))})\."
+
+    def unused_behind(self) -> Layout:
+        """Return the layout of these layers where they are not loaded."""
+        return Layout(unused=(self.names_behind, r"^mtp\."))
 
     def kv_specs(self) -> list[CacheSpec]:
         """The cache of each layer. `dtype_bytes` of keys is 1: `resolve` fills in the real one."""

@@ -7,7 +7,7 @@ Next to read: `llama.py`; `runtime/head_drafter.py`, which runs them.
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quire import nn
 from quire.kernels.elementwise import join
@@ -15,10 +15,8 @@ from quire.layers.forward_batch import ForwardBatch
 from quire.layers.linear import Linear
 from quire.lazy_torch import Tensor
 from quire.models.hf_eagle import EagleConfig, EagleHead
+from quire.models.llama import LlamaForCausalLM
 from quire.weight_map import Layout
-
-if TYPE_CHECKING:
-    from quire.models.llama import LlamaForCausalLM
 
 
 class Predictor(nn.Module):
@@ -27,7 +25,7 @@ class Predictor(nn.Module):
     Names are those of Qwen3-Next's checkpoints. `index`: of several ones.
     """
 
-    def __init__(self, model: "LlamaForCausalLM", index: int) -> None:
+    def __init__(self, model: LlamaForCausalLM, index: int) -> None:
         super().__init__()
         config: Any = model.config.with_layers(index + 1)
         self.pre_fc_norm_embedding = model.build_norm(config)
@@ -43,31 +41,34 @@ class Predictor(nn.Module):
         return found
 
 
-def add_predictors(model: "LlamaForCausalLM") -> None:
+class Predictors(nn.ModuleList):
+    """The layers of a model that predict further tokens."""
+
+    def __init__(self, model: LlamaForCausalLM) -> None:
+        self._first, self._behind = model.config.num_layers, model.config.names_behind
+        super().__init__(Predictor(model, index) for index in range(model.config.num_predictors))
+
+    def layout(self) -> Layout:
+        """Return how checkpoints store them: as Qwen's, or as DeepSeek's and GGUF files behind the model's layers.
+
+        These have copies of the model's embeddings and head, too.
+        """
+        renames = {"mtp": "mtp.0"}  # before the others, which lead there
+        for index in range(len(self)):
+            at, own = f"layers.{self._first + index}", f"mtp.{index}"
+            renames |= {
+                f"{at}.enorm": f"{own}.pre_fc_norm_embedding", f"{at}.hnorm": f"{own}.pre_fc_norm_hidden",
+                f"{at}.eh_proj": f"{own}.fc", f"{at}.shared_head.norm": f"{own}.norm", at: f"{own}.layers.0",
+            }  # fmt: skip
+        return Layout(renames=renames, unused=(rf"{self._behind}(embed_tokens|shared_head\.head)\.",))
+
+
+def add_predictors(model: LlamaForCausalLM) -> None:
     """Add a model's layers that predict further tokens; they are not loaded otherwise. Mutates: model."""
-    model.mtp = nn.ModuleList(Predictor(model, index) for index in range(model.config.num_predictors))
+    model.mtp = Predictors(model)
 
 
-def predictor_layout(model: "LlamaForCausalLM") -> Layout:
-    """Return how checkpoints store these layers: as Qwen's, or as DeepSeek's and GGUF files behind the model's layers.
-
-    These have copies of the model's embeddings and head, too.
-    """
-    first, count = model.config.num_layers, max(1, model.config.num_predictors)
-    behind = rf"^model\.layers\.({'|'.join(str(first + index) for index in range(count))})\."
-    if not model.mtp:
-        return Layout(unused=(behind, r"^mtp\."))
-    renames = {"mtp": "mtp.0"}  # before the others, which lead there
-    for index in range(count):
-        at, own = f"layers.{first + index}", f"mtp.{index}"
-        renames |= {
-            f"{at}.enorm": f"{own}.pre_fc_norm_embedding", f"{at}.hnorm": f"{own}.pre_fc_norm_hidden",
-            f"{at}.eh_proj": f"{own}.fc", f"{at}.shared_head.norm": f"{own}.norm", at: f"{own}.layers.0",
-        }  # fmt: skip
-    return Layout(renames=renames, unused=(rf"{behind}(embed_tokens|shared_head\.head)\.",))
-
-
-def with_stored_predictors(model: "LlamaForCausalLM", names: Collection[str]) -> None:
+def with_stored_predictors(model: LlamaForCausalLM, names: Collection[str]) -> None:
     """Add those of these layers that a checkpoint with tensors of these names has. Mutates: model."""
     first, count = model.config.num_layers, model.config.num_predictors
     stored = [f"layers.{first + index}.eh_proj.weight" for index in range(count)]
@@ -77,15 +78,13 @@ def with_stored_predictors(model: "LlamaForCausalLM", names: Collection[str]) ->
         add_predictors(model)
 
 
-def add_eagle(model: "LlamaForCausalLM", config: EagleConfig) -> None:
+def add_eagle(model: LlamaForCausalLM, config: EagleConfig) -> None:
     """Add an EAGLE head, whose directory has this config. Mutates: model. Raises: ModelFileError."""
-    from quire.models.llama import LlamaAttention  # it imports this file
-
-    model.eagle = EagleHead(model, LlamaAttention, config)
+    model.eagle = EagleHead(model, config)
     model.kept_layers = config.kept_layers(model.config.num_layers)
 
 
-def predict(model: "LlamaForCausalLM", index: int, token_ids: Tensor, batch: ForwardBatch, hidden: Tensor) -> Tensor:
+def predict(model: LlamaForCausalLM, index: int, token_ids: Tensor, batch: ForwardBatch, hidden: Tensor) -> Tensor:
     """Compute hidden states of the predictor `index`, which it can read as `hidden` of the next position.
 
     Shapes: token_ids [T], each ahead of its position; hidden [T, E] -> [T, E].
@@ -93,15 +92,13 @@ def predict(model: "LlamaForCausalLM", index: int, token_ids: Tensor, batch: For
     embedding = model.embed(token_ids)
     if model.eagle is not None:
         return model.eagle(embedding, hidden, batch)
-    assert model.mtp is not None
     predictor = model.mtp[index]
     found = predictor(embedding, hidden, model.rotary(batch.positions), batch)
     return predictor.norm(found) if model.predictor_keeps_norm else found
 
 
-def predicted_logits(model: "LlamaForCausalLM", index: int, hidden: Tensor) -> Tensor:
+def predicted_logits(model: LlamaForCausalLM, index: int, hidden: Tensor) -> Tensor:
     """Score hidden states of `predict`. Shapes: hidden [S, E] -> [S, V], or [S, tokens of an EAGLE head]."""
     if model.eagle is not None:
         return model.eagle.lm_head(model.eagle.norm(hidden))
-    assert model.mtp is not None
     return model.compute_logits(hidden if model.predictor_keeps_norm else model.mtp[index].norm(hidden))

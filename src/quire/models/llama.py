@@ -20,10 +20,8 @@ from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
 from quire.layers.norms import RMSNorm
 from quire.layers.rotary import RotaryEmbedding, Rotation
 from quire.lazy_torch import Tensor
-from quire.models.hf_eagle import EagleHead
 from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_moe import MoE
-from quire.models.hf_predictor import predictor_layout
 from quire.weight_map import Layout
 
 QKV, GATE_UP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
@@ -128,8 +126,8 @@ class LlamaForCausalLM(nn.Module):
     layer_class: ClassVar[type[LlamaLayer]] = LlamaLayer
     norm_class: ClassVar[type[nn.Module]] = RMSNorm
     predictor_keeps_norm: ClassVar[bool] = False
-    mtp: nn.ModuleList | None = None
-    eagle: EagleHead | None = None
+    mtp: Any = None  # `hf_predictor.py` adds these two
+    eagle: Any = None
 
     def __init__(self, config: LlamaConfig, group: Group = SINGLE) -> None:
         super().__init__()
@@ -152,7 +150,9 @@ class LlamaForCausalLM(nn.Module):
             unused=(r"rotary_emb\.inv_freq$", r"^eagle\.(d2t|t2d|embed_tokens\.weight)$"),
             tied={"lm_head.weight": "embed_tokens.weight"},
         )
-        return layout | predictor_layout(self) if self.config.num_predictors else layout
+        if not self.config.num_predictors:
+            return layout
+        return layout | (self.config.unused_behind() if self.mtp is None else self.mtp.layout())
 
     def build_rotary(self, config: LlamaConfig) -> nn.Module:
         """Positions [T] to the `rotation` that attention gets."""

@@ -85,9 +85,7 @@ class InProcessExecutor:
 
         Raises: ConfigError, ModelFileError, UnsupportedModelError.
         """
-        worker = Worker(config, checkpoint, progress)
-        worker.sampler.grammars = grammars
-        return cls(worker)
+        return cls(Worker(config, checkpoint, progress, grammars=grammars))
 
     @property
     def stored_blocks(self) -> set[tuple[int, bytes]]:
@@ -105,11 +103,7 @@ class InProcessExecutor:
             raise EngineDeadError("the executor was shut down; build a new engine")
         output, self._submitted = self._submitted, None
         assert output is not None
-        runner = self._worker.runner
-        try:
-            return runner.run(output)
-        finally:
-            runner.ends_early = False
+        return self._worker.runner.run(output)
 
     def read_adapters(self, wanted: Sequence[Adapter], wait_s: float) -> set[str]:
         """See `Executor`."""
@@ -119,7 +113,7 @@ class InProcessExecutor:
     def end_step_early(self) -> None:
         """See `Executor`."""
         if (worker := self._worker) is not None:
-            worker.runner.ends_early = True
+            worker.runner.end_early()
 
     def shutdown(self) -> None:
         """Let go of the worker, and with it of weights and KV memory."""

@@ -134,12 +134,11 @@ class RankExecutor(InProcessExecutor):
         check_ranks(config, checkpoint)
         processes = _start_ranks(config, checkpoint)
         try:
-            worker = Worker(config, checkpoint, progress, processes.links)
+            worker = Worker(config, checkpoint, progress, processes.links, grammars)
             processes.wait_until_loaded()
         except BaseException:
             processes.stop()
             raise
-        worker.sampler.grammars = grammars
         return cls(worker, processes)
 
     def submit(self, output: SchedulerOutput) -> None:
@@ -182,8 +181,6 @@ class RankExecutor(InProcessExecutor):
             if isinstance(error, Exception):
                 self._processes.check()  # raises the first failure, of any rank
             raise
-        finally:
-            runner.ends_early = False
 
     def _run_oldest(self, runner: ModelRunner) -> tuple[SchedulerOutput, StepResult]:
         output = self._in_flight.popleft()

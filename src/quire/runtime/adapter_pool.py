@@ -42,10 +42,7 @@ class _Resident:
 
 
 class AdapterPool:
-    """The adapters of one worker. Not thread-safe.
-
-    Attributes: `errors`: by request id why its adapter could not be read; the request ends with it.
-    """
+    """The adapters of one worker. Not thread-safe."""
 
     def __init__(self, config: EngineConfig, group: Group) -> None:
         self._config = config
@@ -57,8 +54,6 @@ class AdapterPool:
         self._residents: dict[str, _Resident] = {}  # by digest, the least recently used first
         self._reads: dict[str, Future[PackedAdapter]] = {}  # by digest
         self._reader = ThreadPoolExecutor(1, "quire-adapters")
-        self._users: dict[str, tuple[str, int]] = {}  # digest and first position, by request
-        self.errors: dict[str, QuireError] = {}
         self._entries: dict[str, NDArray[np.int64]] = {}
         self._sites: dict[str, NDArray[np.int64]] = {}
         self._rows: NDArray[np.int32] = np.zeros(max_tokens, np.int32)
@@ -100,26 +95,25 @@ class AdapterPool:
     # --- Requests come and go -----------------------------------------------------------------
 
     def follow(self, output: SchedulerOutput, states: RequestStates) -> None:
-        """Take up a step's new requests, and let go of those that the runner no longer knows."""
-        new_ids = {new.request_id for new in output.new_requests}  # an id may come again
-        for held in (self._users, self.errors):
-            for name in [name for name in held if name in new_ids or name not in states.by_id]:
-                del held[name]
+        """Take up a step's new requests. Mutates: their states, with the error of an adapter that cannot be read."""
+        self._states = states
         for new in output.new_requests:
             if (adapter := new.adapter) is None:
                 continue
             try:
                 self._hold(adapter)
-                self._users[new.request_id] = adapter.digest, adapter.start
+                states[new.request_id].adapter = adapter
             except (QuireError, OSError) as error:
                 told = error if isinstance(error, QuireError) else ModelFileError(f"{adapter.path}: {error}")
-                self.errors[new.request_id] = told
+                states[new.request_id].adapter_error = told
 
-    def refuse(self, output: SchedulerOutput, results: Sequence[RequestResult]) -> list[RequestResult]:
+    def refuse(self, output: SchedulerOutput, results: list[RequestResult]) -> list[RequestResult]:
         """Return a step's results, with errors for requests whose adapter could not be read."""
-        wrong = [item.request_id for item in output.scheduled if item.request_id in self.errors]
-        found = [RequestResult(name, error=self.errors[name].message, error_code=self.errors[name].code)
-                 for name in wrong]  # fmt: skip
+        scheduled = {item.request_id: self._states[item.request_id].adapter_error for item in output.scheduled}
+        wrong = {name: error for name, error in scheduled.items() if error is not None}
+        if not wrong:
+            return results
+        found = [RequestResult(name, error=error.message, error_code=error.code) for name, error in wrong.items()]
         return [*(item for item in results if item.request_id not in wrong), *found]
 
     def _hold(self, adapter: Adapter) -> None:
@@ -151,7 +145,7 @@ class AdapterPool:
                 f"adapter '{adapter.name}' takes {num_bytes} bytes, lora_bytes is {self._max_bytes}: --lora-bytes "
                 f"{num_bytes} holds it"
             )
-        in_use = {digest for digest, _ in self._users.values()}
+        in_use = {state.adapter.digest for state in self._states.by_id.values() if state.adapter is not None}
         idle = iter([digest for digest in self._residents if digest not in in_use])
         held = sum(resident.packed.num_bytes for resident in self._residents.values())
         while held + num_bytes > self._max_bytes or len(self._residents) >= self._num_slots:
@@ -175,16 +169,15 @@ class AdapterPool:
     def lay_out(self, layout: StepLayout) -> bool:
         """Write the adapter of each row for native ops. Returns: whether any row has one."""
         self._step[0] = 0
-        if not self._users:
+        if not any(state.adapter for _, state in layout.computed):
             return False
         slots: list[NDArray[np.int32]] = []
-        for (item, _), start, count in zip(
+        for (_, state), start, count in zip(
             layout.computed, layout.starts.tolist(), layout.counts.tolist(), strict=True
         ):
-            digest, first = self._users.get(item.request_id, ("", 0))
             of_request = np.full(count, -1, np.int32)
-            if digest:
-                of_request[max(0, first - start) :] = self._residents[digest].slot
+            if (adapter := state.adapter) is not None:
+                of_request[max(0, adapter.start - start) :] = self._residents[adapter.digest].slot
             slots.append(of_request)
         found = np.concatenate(slots)
         rows = np.argsort(found, kind="stable")[np.count_nonzero(found < 0) :]

@@ -9,12 +9,14 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.errors import EngineError
+from quire.adapter import Adapter
+from quire.config import SchedulerConfig
+from quire.errors import EngineError, QuireError
 from quire.sampling.state import SamplingState
 from quire.types import (
     Draft,
@@ -51,6 +53,12 @@ class RequestState:
     """Tokens whose keys and values the draft model has."""
     drafted_ids: tuple[int, ...] = ()
     """Guesses behind them whose keys and values it has too."""
+    waiting: Any = None
+    """The record of a `HeadDrafter`."""
+    adapter: Adapter | None = None
+    """In memory for this request."""
+    adapter_error: QuireError | None = None
+    """Why its adapter could not be read: the request ends with it."""
 
 
 class RequestStates:
@@ -71,6 +79,16 @@ class RequestStates:
         self.block_tables: NDArray[np.int32] = np.zeros((num_groups, max_num_seqs, max_blocks), np.int32)
         self.by_id: dict[str, RequestState] = {}
         self._free_rows = list(range(max_num_seqs))[::-1]
+
+    @classmethod
+    def of(cls, config: SchedulerConfig) -> "RequestStates":
+        """Return room for the requests of a configuration."""
+        return cls(
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=config.max_model_len,
+            block_size=config.block_size,
+            num_groups=len(config.kv_cache_groups),
+        )
 
     def __getitem__(self, request_id: str) -> RequestState:
         state = self.by_id.get(request_id)

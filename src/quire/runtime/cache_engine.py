@@ -37,11 +37,11 @@ class CacheEngine:
         layer_groups: per layer the index of its cache group.
         layer_addresses: per layer the address of its slice of block 0; block b is b * block_stride_bytes further on.
         block_stride_bytes: bytes from one block to the next.
-        disk: set by the worker, if there is a disk tier.
+        disk: the disk tier, if there is one.
     Dtypes: memory uint8.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, disk: DiskTier | None = None) -> None:
         scheduler = config.scheduler
         self._groups, self._block_size = scheduler.kv_cache_groups, scheduler.block_size
         self._kv_dtype = config.kv_dtype
@@ -61,7 +61,7 @@ class CacheEngine:
         self.memory = memory.reshape(scheduler.num_blocks, self.block_stride_bytes)
         host_bytes = scheduler.num_host_blocks * self.block_stride_bytes
         self._host_memory = allocate(host_bytes).reshape(scheduler.num_host_blocks, self.block_stride_bytes)
-        self.disk: DiskTier | None = None
+        self.disk = disk
         self._filled: list[int] = []
         self._host_bytes_per_s = 0.0
         # Block 0 is read where a window left a block; its values are masked, but must not be NaN.

@@ -53,10 +53,10 @@ def load_model(
 def give_memory(model: Any, dtype: torch.dtype, device: torch.device, allocate: Callable[..., torch.Tensor]) -> Any:
     """Put tensors in the places of all parameters of a model, and return it; buffers keep their types."""
     # By identity, so that parameters which the model ties stay tied.
-    replaced: dict[int, Any] = {}
+    replaced, types = dict[int, Any](), nn.parameter_types()
     for _, module in list(nn.named_modules(model)):
         for name, old in list(nn.attributes(module)):
-            if nn.is_parameter(old):
+            if isinstance(old, types):
                 if id(old) not in replaced:
                     values = allocate(tuple(old.shape), dtype=dtype, device=device)
                     replaced[id(old)] = torch.nn.Parameter(values, requires_grad=False)

@@ -13,14 +13,13 @@ from quire.kernels.lora import ADAPTERS
 from quire.kernels.registry import trace_logger, trace_setting
 from quire.runtime.batch import RequestStates, StepLayout, build_batch
 from quire.runtime.cache_engine import CacheEngine
-from quire.runtime.links import ONE_RANK, Channel, Links
+from quire.runtime.links import ONE_RANK, Channel, Links, TensorGroup
 from quire.runtime.plan.emit import BODY, GREEDY, LOGITS, SHARES, PlannedModel
 
 if TYPE_CHECKING:
     import torch
 
     from quire.runtime.adapter_pool import AdapterPool
-    from quire.runtime.torch_group import TorchGroup
 
 
 class Forward(Protocol):
@@ -65,7 +64,7 @@ class EagerForward:
         cache: CacheEngine,
         block_size: int,
         device: "torch.device",
-        group: "TorchGroup | None" = None,
+        group: TensorGroup | None = None,
     ) -> None:
         """`group`: the ranks that share the model's layers."""
         self.model = model

@@ -36,6 +36,8 @@ class Waiting:
     """First position and rows of each."""
     is_left: bool = False
     """Positions were passed over, so that the layers lack their keys and values."""
+    last_row: int | None = None
+    """Its last row in the layers' last pass; None if it has none there."""
 
     def take(self, num_kept: int) -> tuple[int, list[NDArray[np.float32]]]:
         """Return the first position and all rows, and keep the last `num_kept` positions waiting.
@@ -60,30 +62,27 @@ class HeadDrafter(Drafter):
     def __init__(self, layers: Sequence[PlannedModel], states: RequestStates, context_len: int, links: Links) -> None:
         super().__init__(layers[0], states, context_len, links)
         self._layers, self.shift = layers, len(layers)
-        self._waiting: dict[str, Waiting] = {}
         self._num_waiting = 0
         self._pass = _NONE, _NONE, _NONE
         """Rows, starts and counts of the positions that the layers read last."""
-        self._last_rows: dict[str, int] = {}
-        """The last row of each request in it."""
 
     def follow(self, layout: StepLayout, forward: Forward) -> None:
         """See `Drafter`. Prompts are read at once, so that the blocks of prefix hits are complete."""
         num_rows = int(layout.counts.sum())
         if self._num_waiting + num_rows > self._planned.limits.max_tokens:
-            self._compute_waiting(self._waiting)
-        hidden, of_prompts = self._hidden(forward, num_rows), list[str]()
+            self._compute_waiting(self._states.by_id.values())
+        hidden, of_prompts = self._hidden(forward, num_rows), list[RequestState]()
         for (item, state), first_row, start, count in zip(
             layout.computed, layout.first_rows, layout.starts.tolist(), layout.counts.tolist(), strict=True
         ):
-            waiting = self._waiting.get(item.request_id)
-            if waiting is None or waiting.state is not state:
-                waiting = self._waiting[item.request_id] = Waiting(state)
+            waiting: Waiting | None = state.waiting
+            if waiting is None:
+                waiting = state.waiting = Waiting(state)
             if waiting.is_left:
                 continue
             waiting.passes.append((start, hidden[first_row : first_row + count]))
             if item.num_computed_tokens < state.new.num_prompt_tokens:
-                of_prompts.append(item.request_id)
+                of_prompts.append(state)
             elif start + count - waiting.passes[0][0] > MAX_WAITING:
                 waiting.is_left, waiting.passes = True, []
         self._num_waiting += num_rows
@@ -106,26 +105,28 @@ class HeadDrafter(Drafter):
         """Make the input of the first layer of these rows."""
         self._layers[0].inputs[0][: len(hidden)] = hidden
 
-    def _compute_waiting(self, request_ids: Collection[str]) -> None:
+    def _compute_waiting(self, states: Collection[RequestState]) -> None:
         """Let all layers read what waits of these requests."""
-        if self._read_waiting(request_ids):
+        if self._read_waiting(states):
             for index in range(1, len(self._layers)):
                 self._run_layer(index)
 
-    def _read_waiting(self, request_ids: Collection[str]) -> bool:
+    def _read_waiting(self, states: Collection[RequestState]) -> bool:
         """Let the first layer read what waits of these requests. Returns False if nothing does."""
-        by_id = self._states.by_id
-        self._waiting = {id_: each for id_, each in self._waiting.items() if by_id.get(id_) is each.state}
-        readers = {id_: each for id_, each in self._waiting.items() if each.passes and id_ in request_ids}
+        known: list[Waiting] = [state.waiting for state in self._states.by_id.values() if state.waiting is not None]
+        readers: list[Waiting] = [state.waiting for state in states if state.waiting is not None]
+        readers = [each for each in readers if each.passes]
         if not readers:
             return False
-        taken = [each.take(len(self._layers) - 1) for each in readers.values()]
+        taken = [each.take(len(self._layers) - 1) for each in readers]
         counts = np.array([sum(map(len, rows)) for _, rows in taken], np.int32)
-        rows = np.array([each.state.row for each in readers.values()], np.int32)
+        rows = np.array([each.state.row for each in readers], np.int32)
         self._pass = rows, np.array([first for first, _ in taken], np.int32), counts
-        ends = np.cumsum(counts).tolist()
-        self._last_rows = {id_: end - 1 for id_, end in zip(readers, ends, strict=True)}
-        self._num_waiting = sum(len(rows) for each in self._waiting.values() for _, rows in each.passes)
+        for each in known:
+            each.last_row = None
+        for each, end in zip(readers, np.cumsum(counts).tolist(), strict=True):
+            each.last_row = end - 1
+        self._num_waiting = sum(len(rows) for each in known for _, rows in each.passes)
         self._read(np.concatenate([part for _, parts in taken for part in parts]))
         self._run_layer(0)
         return True
@@ -141,11 +142,13 @@ class HeadDrafter(Drafter):
 
     def _first_pass(self, wanted: list[Guesses]) -> tuple[list[Guesses], NDArray[np.int32]]:
         """See `Drafter`. A sibling that the step forks has no row of its own."""
-        if not self._read_waiting([item.state.new.request_id for item in wanted]):
+        if not self._read_waiting([item.state for item in wanted]):
             self._planned = self._layers[-1]
             return [], _NONE
-        ready = [item for item in wanted if item.state.new.request_id in self._last_rows]
-        return ready, np.array([self._last_rows[item.state.new.request_id] for item in ready], np.int32)
+        waiting: list[Waiting | None] = [item.state.waiting for item in wanted]
+        last_rows = [None if each is None else each.last_row for each in waiting]
+        ready = [item for item, row in zip(wanted, last_rows, strict=True) if row is not None]
+        return ready, np.array([row for row in last_rows if row is not None], np.int32)
 
     def _next_pass(self, active: list[Guesses], logit_rows: NDArray[np.int32], ahead: int) -> NDArray[np.int32]:
         """See `Drafter`: with the next layer at the same positions, or with the last one at the next position."""

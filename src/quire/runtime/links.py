@@ -10,10 +10,10 @@ import mmap
 import os
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +21,9 @@ from numpy.typing import NDArray
 from quire import _native
 from quire.config import EngineConfig
 from quire.errors import EngineDeadError
+from quire.layers.group import Group
 from quire.linux import allowed_cpus, keep_to_cpus, memory_file, path_of_descriptor
 from quire.runtime.hardware import cpus_of_ranks
-
-if TYPE_CHECKING:
-    from quire.runtime.torch_group import TorchGroup
 
 RANK_LOST = "a rank of the model is lost"
 TIMEOUT = datetime.timedelta(minutes=5)
@@ -102,6 +100,22 @@ def _place(rows: NDArray[Any]) -> tuple[int, int, int, int]:
     return rows.ctypes.data, len(rows), rows.itemsize * rows.shape[1], rows.strides[0]
 
 
+class TensorGroup(Group, Protocol):
+    """A `Group` of ranks that run a model op by op: they agree on tokens, too. See `torch_group.py`."""
+
+    def broadcast(self, values: NDArray[np.int32]) -> None:
+        """Overwrite values with those of rank 0. Raises: EngineDeadError if a rank is lost."""
+
+    def likeliest(self, head: Callable[[], Any]) -> list[int | None] | None:
+        """Return the likeliest token of each row, for which `head` computes the logits by `all_gather`.
+
+        A row is None without a largest finite logit; all is None if the model does not split its head.
+        """
+
+    def give_up(self) -> None:
+        """End all waiting of this rank for others."""
+
+
 @dataclass(frozen=True, slots=True)
 class Links:
     """A rank's stage and its connections.
@@ -117,7 +131,7 @@ class Links:
     exchange: _native.Exchange | None = None
     before: Channel | None = None
     after: Channel | None = None
-    group: "TorchGroup | None" = None
+    group: TensorGroup | None = None
 
     @property
     def place(self) -> int | None:

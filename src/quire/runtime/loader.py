@@ -186,11 +186,11 @@ def plan_share(model: Any, tensors: Mapping[str, WeightTensor], config: EngineCo
 
 def partitions_of(model: Any) -> dict[str, Partition]:
     """The partition of each sliced parameter, by the parameter's name."""
-    found = {}
+    found, types = {}, nn.parameter_types()
     for prefix, module in nn.named_modules(model):
         partitions: Mapping[str, Partition] = getattr(module, "partitions", {})
         for name, value in nn.attributes(module):
-            if name in partitions and nn.is_parameter(value):
+            if name in partitions and isinstance(value, types):
                 found[f"{prefix}.{name}" if prefix else name] = partitions[name]
     return found
 

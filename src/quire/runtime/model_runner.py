@@ -38,10 +38,7 @@ _BAD_EMBEDDING = (
 class ModelRunner:
     """Runs steps of one model on one device. Owns the request states; forward, cache and sampler are given to it.
 
-    Attributes: `ends_early`, set from any thread, ends the running step after its current decode iteration; so does
-    `limit_s`, if the step would exceed it with another iteration. `agree` returns what all ranks of the model do: they
-    must decode equally often. `takes_forced`: no other rank must know which rows of logits a step computes. `drafter`,
-    if set, guesses the tokens behind a step's.
+    Attributes: `limit_s` ends the running step after its current decode iteration, if another would exceed it.
     """
 
     def __init__(
@@ -50,36 +47,45 @@ class ModelRunner:
         forward: Forward,
         cache: CacheEngine,
         sampler: Sampler,
+        *,
+        states: RequestStates | None = None,
         classifier: NDArray[np.float32] | None = None,
+        adapters: "AdapterPool | None" = None,
+        drafter: "Drafter | None" = None,
+        agree: Callable[[bool], bool] | None = None,
     ) -> None:
-        """`classifier`: the classification head [labels, E] of a model that has one."""
-        scheduler = config.scheduler
+        """`states`: those that a drafter reads. `classifier`: the classification head [labels, E] of a model that has
+        one. `drafter`: guesses the tokens behind a step's. `agree`: returns what all ranks of the model do, if there
+        are several: they must decode equally often, and compute the same rows of logits.
+        """
         self.classifier = classifier
         self.forward = forward
         self.cache = cache
         self.sampler = sampler
-        self.states = RequestStates(
-            max_num_seqs=scheduler.max_num_seqs,
-            max_model_len=scheduler.max_model_len,
-            block_size=scheduler.block_size,
-            num_groups=len(scheduler.kv_cache_groups),
-        )
-        self.ends_early = False
+        self.states = RequestStates.of(config.scheduler) if states is None else states
         self.limit_s = STEP_S
-        self.takes_forced = True
+        self.drafter, self._adapters, self._agree = drafter, adapters, agree
         self._gives_drafts = config.speculative != "off"
-        self.agree: Callable[[bool], bool] = bool
-        self.drafter: Drafter | None = None
-        self.adapters: AdapterPool | None = None
+        self._ends_early = False
+
+    def end_early(self) -> None:
+        """End the running step, or the next one, after its current decode iteration. For any thread."""
+        self._ends_early = True
 
     def run(self, output: SchedulerOutput) -> StepResult:
         """Compute one step: request changes, transfers, forward, sampling, prompt logprobs, pooling; then further
         decode iterations, if the schedule allows them."""
+        try:
+            return self._run(output)
+        finally:
+            self._ends_early = False
+
+    def _run(self, output: SchedulerOutput) -> StepResult:
         states = self.states.apply(output)
         for new in output.new_requests:
             self.states[new.request_id].sampling = self.sampler.start(new)
-        if self.adapters is not None:
-            self.adapters.follow(output, self.states)
+        if self._adapters is not None:
+            self._adapters.follow(output, self.states)
         if output.forgets_all:
             self.cache.forget_transfers()
         if output.transfers:
@@ -105,7 +111,8 @@ class ModelRunner:
         most = min([item.max_new_tokens - len(item.draft_token_ids) for item in output.scheduled])
         while num_iterations < most:
             is_late = (time.monotonic() - started) * (num_iterations + 1) > self.limit_s * num_iterations
-            if not self.agree(not (self.ends_early or is_late or any(map(self._ends_step, yields)))):
+            goes_on = not (self._ends_early or is_late or any(map(self._ends_step, yields)))
+            if not (goes_on if self._agree is None else self._agree(goes_on)):
                 break
             layout = layout.of_next_iteration()
             self._iterate(layout, yields)
@@ -124,8 +131,8 @@ class ModelRunner:
                 results.append(RequestResult(request_id, error=_BAD_EMBEDDING))
             elif of_prompt or embedding is not None:
                 results.append(RequestResult(request_id, prompt_logprobs=of_prompt, embedding=embedding))
-        if self.adapters is not None and self.adapters.errors:
-            results = self.adapters.refuse(output, results)
+        if self._adapters is not None:
+            results = self._adapters.refuse(output, results)
         op_times = self.forward.take_op_times()
         logger.debug(
             "step %d: %d rows, %d requests, %d sample, %d iterations, %.2f ms", output.step_id, output.num_tokens,
@@ -200,7 +207,7 @@ class ModelRunner:
 
     def _take_forced(self, layout: StepLayout, yields: list[Yield]) -> NDArray[np.int32]:
         """Take drafts that a grammar forces, and return the rows whose logits are needed. Mutates: yields, states."""
-        if not self.takes_forced:
+        if self._agree is not None:  # only rank 0 has the grammars
             return layout.logit_rows
         num_forced = 0
         for taken in yields:

@@ -28,7 +28,7 @@ from quire.runtime.links import ONE_RANK, RANK_LOST, Links
 from quire.runtime.loader import make_share
 from quire.runtime.model_runner import ModelRunner
 from quire.sampling.native import NativeRowSampler
-from quire.sampling.sampler import Sampler
+from quire.sampling.sampler import Grammars, Sampler
 from quire.sampling.state import Sampled, SamplingState
 from quire.types import NewRequest, SchedulerOutput, StepResult, TokenLogprobs
 from quire.weights.checkpoint import Checkpoint
@@ -57,30 +57,24 @@ def make_group(vocab_size: int, exchange: _native.Exchange | None) -> Group:
     return SINGLE if exchange is None else RecordingGroup(exchange.rank, exchange.num_ranks, vocab_size)
 
 
-def make_sampler(vocab_size: int, device: str, pool: _native.ThreadPool, links: Links) -> Sampler:
+def make_sampler(
+    vocab_size: int, device: str, pool: _native.ThreadPool, links: Links, grammars: Grammars | None
+) -> Sampler:
     """Return the sampler of a rank, or of the one worker there is."""
     if links == ONE_RANK:
-        return Sampler(vocab_size, device, pool)
+        return Sampler(vocab_size, device, pool, grammars)
     is_leading = links.is_last and not links.place
-    return (LeadingSampler if is_leading else FollowingSampler)(vocab_size, device, pool, links)
+    return (LeadingSampler if is_leading else FollowingSampler)(vocab_size, device, pool, links, grammars)
 
 
 def make_runner(
-    config: EngineConfig,
-    forward: Forward,
-    cache: CacheEngine,
-    sampler: Sampler,
-    links: Links,
-    classifier: NDArray[np.float32] | None = None,
+    config: EngineConfig, forward: Forward, cache: CacheEngine, sampler: Sampler, links: Links, **parts: Any
 ) -> ModelRunner:
-    """Return the runner of a rank, or of the one worker there is. `classifier`: see `ModelRunner`."""
+    """Return the runner of a rank, or of the one worker there is. `parts`: further arguments of `ModelRunner`."""
     if not links.is_last:
-        return StageRunner(config, forward, cache, sampler)
-    runner = ModelRunner(config, forward, cache, sampler, classifier)
-    if links.place is not None:
-        runner.agree = partial(agree, links)
-        runner.takes_forced = False  # only rank 0 has the grammars
-    return runner
+        return StageRunner(config, forward, cache, sampler, **parts)
+    agree_on = None if links.place is None else partial(agree, links)
+    return ModelRunner(config, forward, cache, sampler, agree=agree_on, **parts)
 
 
 def agree(links: Links, is_wanted: bool) -> bool:
@@ -97,8 +91,15 @@ class RankSampler(Sampler):
     same token from these as from the whole row: `RowSampler::sample_best`.
     """
 
-    def __init__(self, vocab_size: int, device: str, pool: _native.ThreadPool, links: Links) -> None:
-        super().__init__(vocab_size, device, pool)
+    def __init__(
+        self,
+        vocab_size: int,
+        device: str,
+        pool: _native.ThreadPool,
+        links: Links,
+        grammars: Grammars | None = None,
+    ) -> None:
+        super().__init__(vocab_size, device, pool, grammars)
         self._links = links
         self._max_best: int | None = None
         if links.exchange is not None and isinstance(self.rows, NativeRowSampler):
@@ -218,8 +219,8 @@ Yielded = tuple[int, dict[str, tuple[int, ...]]]
 class StageRunner(ModelRunner):
     """The runner of a stage before the last: its layers only. Later steps tell it the tokens that a step yielded."""
 
-    def __init__(self, config: EngineConfig, forward: Forward, cache: CacheEngine, sampler: Sampler) -> None:
-        super().__init__(config, forward, cache, sampler)
+    def __init__(self, *args: Any, **parts: Any) -> None:
+        super().__init__(*args, **parts)
         self._sampled: dict[int, list[RequestState]] = {}
 
     def take(self, yielded: Iterable[Yielded]) -> None:

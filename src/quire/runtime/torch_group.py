@@ -81,15 +81,14 @@ class TorchGroup:
         return torch.cat(parts, -1)
 
     def broadcast(self, values: NDArray[np.int32]) -> None:
-        """Overwrite values with those of rank 0. Raises: EngineDeadError if a rank is lost."""
+        """See `TensorGroup`."""
         with lost_rank():
             self._of_cpus.broadcast(torch.from_numpy(values), 0).wait()
 
     def likeliest(self, head: Callable[[], torch.Tensor]) -> list[int | None] | None:
-        """Return the likeliest token of each row: the first of the largest of what the ranks find in their shares.
+        """See `TensorGroup`: the first of the largest of what the ranks find in their shares.
 
-        A row is None without a largest finite logit; all is None if the model does not split its head.
-        `head`: computes logits [S, V] by `all_gather`, which here keeps the rank's share [S, rows of a rank].
+        `head`: its `all_gather` keeps the rank's share [S, rows of a rank].
         """
         rows, num_rows = share_vocabulary(self._vocab_size, self)
         self._keeps_shares = True

@@ -17,6 +17,7 @@ from quire.kernels.tracing import NotTraceableError
 from quire.layers.group import SINGLE
 from quire.lazy_torch import OP_BY_OP, require_torch
 from quire.memory_plan import PROMPT_LOGPROB_ROWS
+from quire.runtime.batch import RequestStates
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.disk_tier import open_disk_tier
 from quire.runtime.forward import EagerForward, Forward, PlannedForward
@@ -25,6 +26,7 @@ from quire.runtime.loader import load_classifier
 from quire.runtime.plan.emit import PlanLimits, PlannedModel
 from quire.runtime.plan.load import load_plan
 from quire.runtime.ranks import StageRunner, Yielded, make_group, make_runner, make_sampler
+from quire.sampling.sampler import Grammars
 from quire.types import SchedulerOutput, StepResult
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.progress import Progress
@@ -64,8 +66,9 @@ class Worker:
         checkpoint: Checkpoint,
         progress: Progress | None = None,
         links: Links = ONE_RANK,
+        grammars: Grammars | None = None,
     ) -> None:
-        """`links`: to the other ranks, if the worker is one rank of several.
+        """`links`: to the other ranks, if the worker is one rank of several. `grammars`: see `Sampler`.
 
         Mutates: torch's number of threads and current CUDA device, if the model runs op by op.
 
@@ -73,23 +76,21 @@ class Worker:
         """
         self.config = config
         self.pool = _native.ThreadPool(config.threads_per_rank)
-        self.sampler = make_sampler(config.model.vocab_size, config.device, self.pool, links)
-        disk = open_disk_tier(config, checkpoint, links.rank)
+        self.sampler = make_sampler(config.model.vocab_size, config.device, self.pool, links, grammars)
+        self._disk = open_disk_tier(config, checkpoint, links.rank)
         self.adapters: AdapterPool | None = None  # most engines have none, nor drafts: they import neither
         self.forward, self.cache = self._make_forward(checkpoint, progress, links)
-        self.cache.disk = disk
-        classifier = None
-        if config.model.labels:
-            classifier = load_classifier(config, checkpoint)
-        self.runner = make_runner(config, self.forward, self.cache, self.sampler, links, classifier)
-        self.runner.adapters = self.adapters
+        states, drafter = RequestStates.of(config.scheduler), None
         if config.model.draft is not None:
             from quire.runtime.draft_plan import load_drafter
 
             layers, group = kv_layers(config, self.cache), make_group(config.model.vocab_size, links.exchange)
-            self.runner.drafter = load_drafter(
-                config, self.forward, layers, self.runner.states, self.pool, group, links, progress
-            )
+            drafter = load_drafter(config, self.forward, layers, states, self.pool, group, links, progress)
+        classifier = load_classifier(config, checkpoint) if config.model.labels else None
+        self.runner = make_runner(
+            config, self.forward, self.cache, self.sampler, links, states=states, classifier=classifier,
+            adapters=self.adapters, drafter=drafter,
+        )  # fmt: skip
 
     def follow(self, output: SchedulerOutput, yielded: Sequence[Yielded], wanted: Sequence[Adapter] = ()) -> StepResult:
         """Run a step on a rank whose result is not the engine's.
@@ -130,7 +131,7 @@ class Worker:
                 )
                 if program.layers is not None:
                     config = replace(config, scheduler=config.scheduler.of_layers(program.layers))
-                cache = CacheEngine(config)
+                cache = CacheEngine(config, self._disk)
                 if config.options.has_adapters:
                     from quire.runtime.adapter_pool import AdapterPool
 
@@ -148,7 +149,7 @@ class Worker:
         torch.set_num_threads(config.threads_per_rank)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        model, cache = load_model(config, checkpoint, progress, links.group or SINGLE), CacheEngine(config)
+        model, cache = load_model(config, checkpoint, progress, links.group or SINGLE), CacheEngine(config, self._disk)
         return EagerForward(model, cache, config.scheduler.block_size, device, links.group), cache
 
 

@@ -29,6 +29,8 @@ from quire.types import NewRequest, TokenLogprobs
 if TYPE_CHECKING:
     from quire.sampling.reference import ReferenceRowSampler  # it imports torch
 
+Grammars = GrammarCompiler
+"""What makes the matchers of `structured_outputs`."""
 NO_GRAMMARS = "structured_outputs needs a tokenizer, and this executor was given none"
 NO_BREAKERS = "dry_sequence_breakers need a tokenizer, and this executor was given none: pass an empty list"
 
@@ -37,16 +39,24 @@ class Sampler:
     """Chooses one token per row of logits, as each request's `SamplingParams` say.
 
     Holds neither requests nor random state: a draw is a function of a request's seed and its number of tokens.
-    Attributes: `grammars` makes the matchers of `structured_outputs`; it is set before the first step.
     """
 
-    def __init__(self, vocab_size: int, device: str, pool: _native.ThreadPool | None = None) -> None:
-        """`pool`: threads that share the rows on a CPU; None: the caller's thread computes all."""
+    def __init__(
+        self,
+        vocab_size: int,
+        device: str,
+        pool: _native.ThreadPool | None = None,
+        grammars: Grammars | None = None,
+    ) -> None:
+        """`pool`: threads that share the rows on a CPU; None: the caller's thread computes all.
+
+        `grammars`: makes the matchers of `structured_outputs`.
+        """
         self.vocab_size = vocab_size
         self.rows: NativeRowSampler | ReferenceRowSampler = (
             NativeRowSampler(vocab_size, pool) if device == "cpu" else _reference_rows()
         )
-        self.grammars: GrammarCompiler | None = None
+        self._grammars = grammars
 
     def start(self, new: NewRequest) -> SamplingState | None:
         """Return the record of a new request; None if it does not sample. Its tokens may include generated ones."""
@@ -57,10 +67,10 @@ class Sampler:
         try:
             # Checked before the request was queued: a failure here is rare, and ends this request alone.
             if spec is not None:
-                matcher = None if self.grammars is None else self.grammars.compile(spec).start()
+                matcher = None if self._grammars is None else self._grammars.compile(spec).start()
                 failure = Failure(NO_GRAMMARS) if matcher is None else None
             if needs_text:
-                token_bytes = () if self.grammars is None else self.grammars.token_bytes()
+                token_bytes = () if self._grammars is None else self._grammars.token_bytes()
                 failure = failure or (None if token_bytes else Failure(NO_BREAKERS))
         except Exception as error:
             # A form that cannot be compiled is refused by name; other failures here are not the client's.

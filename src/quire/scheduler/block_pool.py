@@ -1,16 +1,14 @@
-"""Block numbers: the references of each block, the order of reuse, and the blocks of one sequence. Knows no hashes.
+"""Block numbers: the references of each block, and the order of reuse. Knows no hashes and no requests.
 
-The free list is ordered by usefulness: blocks without a cached prefix lie at the front and are reused first, blocks
-that still hold a cached prefix lie behind them, least recently used first.
+Free blocks are in two lists: those without a cached prefix are reused first, then those that still hold one, least
+recently used first.
 Next to read: `prefix_cache.py`, then `blocks.py`, which combines the two.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from quire.errors import EngineError
-from quire.types import NULL_BLOCK_ID, BlockTableUpdate
+from quire.types import NULL_BLOCK_ID
 
 
 class BlockPool:
@@ -20,7 +18,8 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.reference_counts = [0] * num_blocks
         # An OrderedDict is a linked list in C: pop from the front and delete anywhere in constant time.
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(NULL_BLOCK_ID + 1, num_blocks))
+        self._blank: OrderedDict[int, None] = OrderedDict.fromkeys(range(NULL_BLOCK_ID + 1, num_blocks))
+        self._cached: OrderedDict[int, None] = OrderedDict()
 
     @property
     def num_usable(self) -> int:
@@ -30,71 +29,46 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks without references; some may still hold a cached prefix."""
-        return len(self._free)
+        return len(self._blank) + len(self._cached)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks without references that still hold a cached prefix."""
+        return len(self._cached)
 
     def take(self, count: int) -> list[int]:
-        """Remove `count` blocks from the front of the free list, one reference each."""
-        if count > len(self._free):
-            raise EngineError(f"{count} KV blocks taken from a free list of {len(self._free)}")
-        block_ids = [self._free.popitem(last=False)[0] for _ in range(count)]
+        """Remove the first `count` free blocks, one reference each."""
+        if count > self.num_free:
+            raise EngineError(f"{count} KV blocks taken from a free list of {self.num_free}")
+        block_ids = [(self._blank or self._cached).popitem(last=False)[0] for _ in range(count)]
         for block_id in block_ids:
             self.reference_counts[block_id] = 1
         return block_ids
 
     def share(self, block_id: int) -> None:
-        """Add a reference; a free block leaves the free list."""
+        """Add a reference; a free block is free no more."""
         if self.reference_counts[block_id] == 0:
-            del self._free[block_id]
+            del (self._cached if block_id in self._cached else self._blank)[block_id]
         self.reference_counts[block_id] += 1
 
     def release(self, block_id: int, *, holds_prefix: bool) -> None:
-        """Drop a reference; a block without any returns to the free list, useless content in front."""
+        """Drop a reference; a block without any is free, useless content in front."""
         count = self.reference_counts[block_id] - 1
         if count < 0:
             raise EngineError(f"KV block {block_id} released more often than taken")
         self.reference_counts[block_id] = count
-        if count == 0:
-            self._free[block_id] = None
-            if not holds_prefix:
-                self._free.move_to_end(block_id, last=False)
+        if count == 0 and holds_prefix:
+            self._cached[block_id] = None
+        elif count == 0:
+            self._blank[block_id] = None
+            self._blank.move_to_end(block_id, last=False)
+
+    def lose_prefix(self, block_id: int) -> None:
+        """Take note that a block holds a prefix no more."""
+        if block_id in self._cached:
+            del self._cached[block_id]
+            self._blank[block_id] = None
 
     def free_ids(self) -> list[int]:
-        """Return the free list, next to be taken first."""
-        return list(self._free)
-
-
-@dataclass(frozen=True, slots=True)
-class KeptState:
-    """The state after `position` tokens, which a step continued in a copy: one page per state group."""
-
-    position: int
-    block_ids: dict[int, int]
-    """Group index → page."""
-    drafts_end: int | None
-    """Tokens that the step's state covers with all drafts; None for a step without drafts."""
-
-
-@dataclass(slots=True)
-class OwnedBlocks:
-    """Block tables of one sequence, and how much of each the executor has not yet seen."""
-
-    tables: list[list[int]]
-    changed_from: list[int]
-    """Entries from here on are unknown to the executor; the table's length if it knows all."""
-    num_left_behind: list[int]
-    """Leading entries behind a sliding window: all are the null block."""
-    num_registered: int = 0
-    """Leading blocks already offered to the prefix cache."""
-    is_changed: bool = False
-    unchanged_updates: tuple[BlockTableUpdate, ...] = ()
-    kept_states: list[KeptState] = field(default_factory=list)
-    """Checkpoints to register, and states to go back to if drafts are rejected; oldest first."""
-
-    def block_ids(self) -> Iterator[int]:
-        """Return all blocks, one entry per reference; deepest first, so that the start of a prefix is evicted last."""
-        for kept in self.kept_states:
-            yield from kept.block_ids.values()
-        for at in range(max(map(len, self.tables)) - 1, -1, -1):
-            for table in self.tables:
-                if at < len(table) and table[at] != NULL_BLOCK_ID:
-                    yield table[at]
+        """Return the free blocks, next to be taken first."""
+        return [*self._blank, *self._cached]

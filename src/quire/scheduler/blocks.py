@@ -18,19 +18,26 @@ from quire.cache_spec import PoolShape, RecurrentState
 from quire.config import SchedulerConfig
 from quire.errors import MemoryCapacityError
 from quire.events import EventKind, EventLog
-from quire.scheduler.block_pool import BlockPool, KeptState, OwnedBlocks
-from quire.scheduler.prefix_cache import PrefixCache
+from quire.scheduler.block_pool import BlockPool
+from quire.scheduler.prefix_cache import Key, PrefixCache
 from quire.scheduler.prefix_lookup import PrefixHit, PrefixLookup
+from quire.scheduler.request import KeptState, OwnedBlocks, Request
 from quire.scheduler.tiers import BlockTiers
 from quire.transfers import Tier, Transfer
-from quire.types import NULL_BLOCK_ID, BlockTableUpdate, Request
+from quire.types import NULL_BLOCK_ID, BlockTableUpdate
 
 
 class BlockManager:
-    """Allocates, shares, copies and frees blocks for sequences named by request id."""
+    """Allocates, shares, copies and frees the blocks that requests own."""
 
-    def __init__(self, config: SchedulerConfig, events: EventLog | None = None, pool: BlockPool | None = None) -> None:
-        """`pool`: made by the caller, to choose blocks by another rule."""
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        events: EventLog | None = None,
+        pool: BlockPool | None = None,
+        stored: Iterable[Key] = (),
+    ) -> None:
+        """`pool`: made by the caller, to choose blocks by another rule. `stored`: blocks that are on disk."""
         self._block_size = config.block_size
         self.shape = PoolShape(config.kv_cache_groups, config.block_size, config.max_num_batched_tokens)
         self._max_model_len = config.max_model_len
@@ -47,9 +54,8 @@ class BlockManager:
         self._events = events
         self.pool = BlockPool(config.num_blocks) if pool is None else pool
         self.cache = PrefixCache()
-        self.owned: dict[str, OwnedBlocks] = {}
         self.lookup = PrefixLookup(config, self.cache)
-        self.tiers = BlockTiers(config, self.pool, self.cache, self.lookup, events)
+        self.tiers = BlockTiers(config, self.pool, self.cache, self.lookup, events, stored)
 
     # --- How much is needed ---------------------------------------------------------------------
 
@@ -57,10 +63,6 @@ class BlockManager:
     def num_free(self) -> int:
         """Blocks that can be taken now, cached prefixes included."""
         return self.pool.num_free
-
-    def count_cached(self) -> int:
-        """Free blocks that still hold a prefix. Takes time linear in the pool: for reports."""
-        return sum(map(self.cache.holds, self.pool.free_ids()))
 
     def check_fits(self, request: Request, num_tokens: int) -> None:
         """Raise MemoryCapacityError if a sequence of `num_tokens` needs more blocks than there are.
@@ -91,7 +93,7 @@ class BlockManager:
 
     def num_missing(self, request: Request) -> int:
         """Most blocks that the request will still take until all its known tokens are computed."""
-        owned = self.owned[request.request_id]
+        owned = request.blocks
         return sum(
             self._missing(index, request.num_tokens, len(table), left_behind)
             for index, (table, left_behind) in enumerate(zip(owned.tables, owned.num_left_behind, strict=True))
@@ -131,12 +133,12 @@ class BlockManager:
         """Offer the blocks and checkpoints of the first `num_tokens` tokens, which steps have computed, to the prefix
         cache. Steps in flight compute further ones."""
         num_full = num_tokens // self._block_size
-        owned = self.owned[request.request_id]
+        owned = request.blocks
         if owned.kept_states:
             self._settle_states(request, owned, num_tokens)
         if num_full <= owned.num_registered or not self._caches_prefixes:
             return
-        chain = self.lookup.chain(request, num_full)
+        chain = request.hashes(num_full, self._block_size)
         cached = [
             block_id
             for index in self.token_groups
@@ -148,12 +150,11 @@ class BlockManager:
             self._record(EventKind.CACHE, request.request_id, block_ids=tuple(cached))
         owned.num_registered = num_full
 
-    def forget_prefixes(self, request_id: str) -> None:
+    def forget_prefixes(self, request: Request) -> None:
         """Take all blocks of a request out of the prefix cache: their content is not to be trusted."""
-        owned = self.owned[request_id]
-        block_ids = list(owned.block_ids())
-        if self.state_groups and (chain := self.lookup.chains.get(request_id)):
-            for digest, content in zip(chain.digests, chain.contents, strict=True):
+        block_ids = list(request.blocks.block_ids())
+        if self.state_groups:
+            for digest, content in zip(request.chain.digests, request.chain.contents, strict=True):
                 found = (self.cache.find(index, digest, content) for index in self.state_groups)
                 block_ids += [checkpoint for checkpoint in found if checkpoint is not None]
         self.tiers.distrust(block_ids)
@@ -171,8 +172,8 @@ class BlockManager:
     def admit(self, request: Request, hit: PrefixHit) -> None:
         """Start the request's tables with the blocks of a hit."""
         num_left_behind = [spec.first_needed(hit.num_tokens, self._block_size) for spec in self._specs]
-        self._own(request.request_id, hit.tables, num_left_behind, hit.num_tokens // self._block_size)
-        self.tiers.admit(request.request_id)
+        self._own(request, hit.tables, num_left_behind, hit.num_tokens // self._block_size)
+        self.tiers.admit(request)
 
     def allocate(self, request: Request, num_tokens: int, num_drafts: int = 0) -> tuple[Transfer, ...] | None:
         """Make room for the next `num_tokens` tokens; None, and nothing taken, if too few blocks are free.
@@ -180,7 +181,7 @@ class BlockManager:
         A shared block in which the first of them falls is replaced by a copy, which must be made before the step.
         `num_drafts` of the tokens may be rejected (`truncate`): then the state before the step is kept.
         """
-        owned = self.owned[request.request_id]
+        owned = request.blocks
         start = request.num_computed_tokens
         if self._window_groups:
             self._leave_behind(owned, start)
@@ -210,7 +211,7 @@ class BlockManager:
         self._record(EventKind.ALLOCATE, request.request_id, block_ids=tuple(taken))
         taken.reverse()
         sources = {index: owned.tables[index][at] for index, at in replaced}
-        transfers = [self._replace(request.request_id, owned, index, at, taken.pop()) for index, at in replaced]
+        transfers = [self._replace(request, index, at, taken.pop()) for index, at in replaced]
         if keeps_states:
             states = {index: sources.pop(index) for index in self.state_groups if index in sources}
             owned.kept_states.append(KeptState(start, states, start + num_tokens if num_drafts else None))
@@ -224,21 +225,18 @@ class BlockManager:
         owned.is_changed = True
         return tuple(transfers)
 
-    def fork(self, parent_id: str, child: Request) -> None:
+    def fork(self, parent: Request, child: Request) -> None:
         """Give the child all of the parent's blocks that hold its computed tokens, the partly filled last one included.
 
         The parent keeps to itself the blocks that it took for tokens which were not computed.
         """
-        parent = self.owned[parent_id]
         num_held = -(-child.num_computed_tokens // self._block_size)
-        tables = [table[:num_held] for table in parent.tables]
-        self._own(child.request_id, tables, parent.num_left_behind.copy(), parent.num_registered)
-        if parent_id in self.lookup.chains:
-            self.lookup.chains[child.request_id] = self.lookup.chains[parent_id].copy()
+        tables = [table[:num_held] for table in parent.blocks.tables]
+        self._own(child, tables, parent.blocks.num_left_behind.copy(), parent.blocks.num_registered)
+        child.chain = parent.chain.copy()
 
-    def take_table_updates(self, request_id: str) -> tuple[BlockTableUpdate, ...]:
+    def take_table_updates(self, owned: OwnedBlocks) -> tuple[BlockTableUpdate, ...]:
         """Return what changed in the tables since the last call, per group; the executor knows it from then on."""
-        owned = self.owned[request_id]
         if not owned.is_changed:
             return owned.unchanged_updates
         updates = tuple(
@@ -252,7 +250,7 @@ class BlockManager:
 
     # --- Giving back ----------------------------------------------------------------------------
 
-    def truncate(self, request_id: str, num_tokens: int) -> int:
+    def truncate(self, request: Request, num_tokens: int) -> int:
         """Give back the blocks behind the first `num_tokens` tokens: of rejected drafts, or of steps that ended early.
 
         A recurrent state that has taken in rejected drafts cannot be taken back. The request then returns to the state
@@ -261,7 +259,7 @@ class BlockManager:
 
         Returns: how many tokens are computed from now on: `num_tokens`, or fewer if a state was restored.
         """
-        owned = self.owned[request_id]
+        owned = request.blocks
         kept = owned.kept_states[-1] if owned.kept_states else None
         if kept is not None and kept.drafts_end is not None and kept.position <= num_tokens < kept.drafts_end:
             owned.kept_states.pop()
@@ -283,27 +281,20 @@ class BlockManager:
                 owned.is_changed = True
         return num_tokens
 
-    def preempt(self, request_id: str) -> None:
+    def preempt(self, request: Request) -> None:
         """Drop all blocks of a request that comes back; full ones may be kept in host memory until then."""
-        chain = self.lookup.chains.get(request_id)
-        if chain is not None:
-            self.tiers.swap_out(request_id, chain.digests[: self.owned[request_id].num_registered])
-        self.free(request_id)
+        self.tiers.swap_out(request, request.chain.digests[: request.blocks.num_registered])
+        self.release(self.detach(request))
 
-    def free(self, request_id: str) -> None:
-        """Drop all blocks of a request; it may come back and use its hashes again."""
-        self.release(self.detach(request_id))
+    def forget(self, request: Request) -> None:
+        """Drop the blocks, if any, of a request that will not come back."""
+        self.release(self.detach(request))
+        self.tiers.forget(request)
 
-    def forget(self, request_id: str) -> None:
-        """Drop the blocks, if any, and the hashes of a request that will not come back."""
-        if request_id in self.owned:
-            self.free(request_id)
-        self.lookup.chains.pop(request_id, None)
-        self.tiers.forget(request_id)
-
-    def detach(self, request_id: str) -> OwnedBlocks:
+    def detach(self, request: Request) -> OwnedBlocks:
         """Take a request's blocks out without releasing them: a step that writes them is still in flight."""
-        return self.owned.pop(request_id)
+        owned, request.blocks = request.blocks, OwnedBlocks()
+        return owned
 
     def release(self, owned: OwnedBlocks) -> None:
         """Drop all references of detached blocks."""
@@ -339,7 +330,7 @@ class BlockManager:
         if start > request.num_tokens:
             return True  # steps in flight will yield some of its tokens: `register` will know the hash
         at = start // self._block_size - 1
-        chain = self.lookup.chain(request, at + 1)
+        chain = request.hashes(at + 1, self._block_size)
         return any(self.cache.find(i, chain.digests[at], chain.contents[at]) is None for i in self.state_groups)
 
     def _settle_states(self, request: Request, owned: OwnedBlocks, num_tokens: int) -> None:
@@ -348,7 +339,7 @@ class BlockManager:
             kept = owned.kept_states.pop(0)
             if self._is_checkpoint(request, kept.position):
                 at = kept.position // self._block_size - 1
-                chain = self.lookup.chain(request, at + 1)
+                chain = request.hashes(at + 1, self._block_size)
                 for index, block_id in kept.block_ids.items():
                     if self.cache.register(index, chain.digests[at], chain.contents[at], block_id):
                         self._record(EventKind.CACHE, request.request_id, block_ids=(block_id,))
@@ -357,22 +348,23 @@ class BlockManager:
 
     # --- References -----------------------------------------------------------------------------
 
-    def _own(self, request_id: str, tables: list[list[int]], num_left_behind: list[int], num_registered: int) -> None:
+    def _own(self, request: Request, tables: list[list[int]], num_left_behind: list[int], num_registered: int) -> None:
         """Start a sequence with blocks that it shares."""
         block_ids = tuple(_real_blocks(tables))
         for block_id in block_ids:
             self.pool.share(block_id)
         changed_from = [0] * len(tables)
-        self.owned[request_id] = OwnedBlocks(tables, changed_from, num_left_behind, num_registered, is_changed=True)
+        request.blocks = OwnedBlocks(tables, changed_from, num_left_behind, num_registered, is_changed=True)
         if block_ids:
-            self._record(EventKind.SHARE, request_id, block_ids=block_ids)
+            self._record(EventKind.SHARE, request.request_id, block_ids=block_ids)
 
-    def _replace(self, request_id: str, owned: OwnedBlocks, group_index: int, at: int, target_id: int) -> Transfer:
+    def _replace(self, request: Request, group_index: int, at: int, target_id: int) -> Transfer:
         """Put a new block into a table, with the transfer that fills it; the old one is the caller's to release."""
+        owned = request.blocks
         table = owned.tables[group_index]
         source_id, table[at] = table[at], target_id
         owned.changed_from[group_index] = min(owned.changed_from[group_index], at)
-        self._record(EventKind.COPY, request_id, source_id=source_id, target_id=target_id)
+        self._record(EventKind.COPY, request.request_id, source_id=source_id, target_id=target_id)
         return Transfer(group_index, Tier.DEVICE, (source_id,), Tier.DEVICE, (target_id,))
 
     def _leave_behind(self, owned: OwnedBlocks, position: int) -> None:
@@ -396,6 +388,8 @@ class BlockManager:
 
     def _evict(self, block_ids: Iterable[int]) -> None:
         evicted = tuple(block_id for block_id in block_ids if self.cache.forget(block_id))
+        for block_id in evicted:
+            self.pool.lose_prefix(block_id)
         if evicted:
             self._record(EventKind.EVICT, "", block_ids=evicted)
 

@@ -7,12 +7,15 @@ cached under the last block before it. Next to read: `blocks.py`.
 
 import hashlib
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from quire.types import Request
+from quire.adapter import Adapter
 
 _ROOT = b"quire prefix cache 2\0"
 _TOKEN_BYTES = 8
+Key = tuple[int, bytes]
+"""Cache group and digest of a block."""
 
 
 @dataclass(slots=True)
@@ -22,20 +25,17 @@ class PrefixChain:
     Each block is hashed once in a request's life, also across preemptions and failed admissions.
     """
 
-    hash_extras: tuple[str, ...]
+    hash_extras: tuple[str, ...] = ()
+    adapter: Adapter | None = None
     digests: list[bytes] = field(default_factory=list)
     contents: list[bytes] = field(default_factory=list)
 
-    def extend(self, request: Request, num_blocks: int, block_size: int) -> None:
-        """Cover the first `num_blocks` blocks of the request's known tokens."""
-        num_done = len(self.digests)
-        if num_blocks <= num_done:
-            return
-        tokens = request.token_slice(num_done * block_size, num_blocks * block_size)
-        packed = array("q", tokens).tobytes()
+    def extend(self, token_ids: Sequence[int], block_size: int) -> None:
+        """Add the blocks of the tokens that follow those hashed so far. They are whole blocks."""
+        packed = array("q", token_ids).tobytes()
         parent = self.digests[-1] if self.digests else _root(self.hash_extras)
         stride = block_size * _TOKEN_BYTES
-        adapter = request.adapter
+        adapter = self.adapter
         # Blocks before an adapter's first position are the base model's; all others follow its content.
         first_of_adapter = adapter.start // block_size if adapter is not None and adapter.start else -1
         for start in range(0, len(packed), stride):
@@ -48,7 +48,7 @@ class PrefixChain:
 
     def copy(self) -> "PrefixChain":
         """Return an independent chain with the same blocks, for a fork."""
-        return PrefixChain(self.hash_extras, self.digests.copy(), self.contents.copy())
+        return PrefixChain(self.hash_extras, self.adapter, self.digests.copy(), self.contents.copy())
 
 
 def _root(hash_extras: tuple[str, ...]) -> bytes:
@@ -71,7 +71,7 @@ class PrefixCache:
     """(KV cache group, digest) → block number, and back."""
 
     def __init__(self) -> None:
-        self._block_ids: dict[tuple[int, bytes], int] = {}
+        self._block_ids: dict[Key, int] = {}
         self._entries: dict[int, CacheEntry] = {}
 
     def __len__(self) -> int:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from quire.config import SchedulerConfig
-from quire.scheduler.prefix_cache import PrefixCache, PrefixChain
-from quire.types import NULL_BLOCK_ID, Request
+from quire.scheduler.prefix_cache import PrefixCache
+from quire.scheduler.request import Request
+from quire.types import NULL_BLOCK_ID
 
 T = TypeVar("T")
 
@@ -24,22 +25,13 @@ class PrefixHit:
 
 
 class PrefixLookup:
-    """Looks requests up; keeps the hash chain of each."""
+    """Looks requests up."""
 
     def __init__(self, config: SchedulerConfig, cache: PrefixCache) -> None:
         self._block_size = config.block_size
         self._is_enabled = config.enable_prefix_caching
         self._specs = [group.spec for group in config.kv_cache_groups]
         self._cache = cache
-        self.chains: dict[str, PrefixChain] = {}
-
-    def chain(self, request: Request, num_blocks: int) -> PrefixChain:
-        """Return the request's chain, which covers at least the first `num_blocks` blocks."""
-        chain = self.chains.get(request.request_id)
-        if chain is None:
-            chain = self.chains[request.request_id] = PrefixChain(request.hash_extras)
-        chain.extend(request, num_blocks, self._block_size)
-        return chain
 
     def find(self, request: Request) -> PrefixHit:
         """Return the cached prefix of the request's known tokens; at least one token is left to compute."""
@@ -55,10 +47,10 @@ class PrefixLookup:
 
         `find`: group, digest and content of a block → the block, None if it is not there.
         """
-        if not (self._is_enabled and request.reads_prefix_cache):
+        if not (self._is_enabled and request.spec.reads_prefix_cache):
             return 0, [[] for _ in self._specs]
         limit = (request.num_tokens - 1) // self._block_size
-        chain = self.chain(request, limit)
+        chain = request.hashes(limit, self._block_size)
         rows: list[list[T | None]] = []
         for index, spec in enumerate(self._specs):
             row: list[T | None] = []

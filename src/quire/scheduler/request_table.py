@@ -9,8 +9,8 @@ import itertools
 from collections.abc import Callable, Sequence
 
 from quire.config import SchedulerConfig
-from quire.scheduler.waiting_queue import FairQueue, WaitingQueue
-from quire.types import Request, RequestStatus
+from quire.scheduler.request import FairQueue, Request, WaitingQueue
+from quire.types import RequestStatus
 
 
 def _arrival_order(request: Request, config: SchedulerConfig) -> tuple[float, ...]:
@@ -20,7 +20,7 @@ def _arrival_order(request: Request, config: SchedulerConfig) -> tuple[float, ..
 
 def _priority_order(request: Request, config: SchedulerConfig) -> tuple[float, ...]:
     """Smaller `priority` first, equals by arrival."""
-    return (request.priority, request.arrival_time_s, *request.serial)
+    return (request.spec.priority, request.arrival_time_s, *request.serial)
 
 
 def _shortest_job_order(request: Request, config: SchedulerConfig) -> tuple[float, ...]:
@@ -51,7 +51,8 @@ So requests that arrive later and have deadlines cannot preempt it for ever."""
 def _deadline_order(request: Request) -> tuple[float, ...]:
     """Earliest deadline first, equals by arrival."""
     latest_s = request.arrival_time_s + LATEST_DEADLINE_S
-    deadline_s = latest_s if request.deadline_time_s is None else min(request.deadline_time_s, latest_s)
+    deadline_s = request.spec.deadline_time_s
+    deadline_s = latest_s if deadline_s is None else min(deadline_s, latest_s)
     return (deadline_s, request.arrival_time_s, *request.serial)
 
 
@@ -74,7 +75,7 @@ class RequestTable:
         self.by_id: dict[str, Request] = {}
         self.waiting = FairQueue() if config.policy == "fair" else WaitingQueue()
         self.running: list[Request] = []
-        self.parked: dict[str, Request] = {}
+        self.parked: list[Request] = []
         self.usable_adapters: set[str] = set()
         self._counter = itertools.count()
 
@@ -84,7 +85,7 @@ class RequestTable:
         self._register(request, serial)
         for sibling in request.siblings:
             self._register(sibling, serial)
-            sibling.leader_id = request.request_id
+            sibling.leader = request
         self.waiting.push(request)
 
     def admit(self, request: Request, num_tokens: int) -> None:
@@ -101,16 +102,17 @@ class RequestTable:
         """Take the siblings out of their leader. The caller gives them a place."""
         siblings, leader.siblings = leader.siblings, []
         for sibling in siblings:
-            sibling.leader_id = None
+            sibling.leader = None
         return siblings
 
     def leave(self, request: Request) -> list[Request]:
         """Take a request out for good, with the siblings that wait in it; returns the requests that left."""
-        request_id = request.request_id
-        if request.leader_id is not None:
-            self.by_id[request.leader_id].siblings.remove(request)
-            request.leader_id = None
-        elif self.parked.pop(request_id, None) is None and not self.waiting.remove(request):
+        if request.leader is not None:
+            request.leader.siblings.remove(request)
+            request.leader = None
+        elif request in self.parked:
+            self.parked.remove(request)
+        elif not self.waiting.remove(request):
             self.running.remove(request)
         leaving = [request, *self.release_siblings(request)]
         for item in leaving:
@@ -130,7 +132,7 @@ class RequestTable:
 
     def waiting_since_s(self) -> dict[str, float]:
         """Return the time of arrival of each request in the queue and of each parked one."""
-        return {item.request_id: item.arrival_time_s for item in (*self.waiting, *self.parked.values())}
+        return {item.request_id: item.arrival_time_s for item in (*self.waiting, *self.parked)}
 
     def num_free_places(self) -> int:
         """Sequences that may still start; a leader keeps places for its siblings."""
@@ -138,7 +140,8 @@ class RequestTable:
 
     def lacks_adapter(self, request: Request) -> bool:
         """Return True if the request's adapter has not been read yet."""
-        return request.adapter is not None and request.adapter.digest not in self.usable_adapters
+        adapter = request.spec.adapter
+        return adapter is not None and adapter.digest not in self.usable_adapters
 
     def _register(self, request: Request, serial: int) -> None:
         self.by_id[request.request_id] = request

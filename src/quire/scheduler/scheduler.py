@@ -15,17 +15,16 @@ import msgspec
 from quire.config import SchedulerConfig
 from quire.errors import DuplicateRequestError, EngineError, QueueFullError
 from quire.events import EventKind, EventLog
-from quire.scheduler.block_pool import OwnedBlocks
 from quire.scheduler.blocks import BlockManager
+from quire.scheduler.prefix_cache import Key
+from quire.scheduler.request import OwnedBlocks, Request, SequenceUpdate
 from quire.scheduler.request_table import RequestTable, is_idle
 from quire.scheduler.step_plan import StepPlanner
 from quire.types import (
-    Request,
     RequestResult,
     RequestStatus,
     ScheduledRequest,
     SchedulerOutput,
-    SequenceUpdate,
     StepResult,
     Stop,
     find_stop,
@@ -33,10 +32,13 @@ from quire.types import (
 
 
 class _StepInFlight(msgspec.Struct):
-    """A scheduled step without a result yet. `detached`: blocks of requests that ended, to release after it."""
+    """A scheduled step without a result yet.
+
+    `requests`: those of `output.scheduled`. `detached`: blocks of requests that ended, to release after it.
+    """
 
     output: SchedulerOutput
-    requests: dict[str, Request]
+    requests: list[Request]
     detached: list[OwnedBlocks] = []
 
 
@@ -55,13 +57,17 @@ class Scheduler:
         *,
         requests: RequestTable | None = None,
         blocks: BlockManager | None = None,
+        stored: Iterable[Key] = (),
     ) -> None:
-        """`requests` and `blocks`: made by the caller, to admit requests or allocate blocks by other rules."""
+        """`requests` and `blocks`: made by the caller, to admit requests or allocate blocks by other rules.
+
+        `stored`: blocks that are on disk, without `blocks`.
+        """
         self.config = config
         self._events = EventLog(0) if events is None else events
         self._clock = clock
         self.requests = RequestTable(config) if requests is None else requests
-        self.blocks = BlockManager(config, events) if blocks is None else blocks
+        self.blocks = BlockManager(config, events, stored=stored) if blocks is None else blocks
         self._planner = StepPlanner(config, self.requests, self.blocks, self._events)
         self._in_flight: deque[_StepInFlight] = deque()
         self._step_id = 0
@@ -113,8 +119,8 @@ class Scheduler:
             self._planner.fork_running(parent, child, parent.num_computed_tokens)
             return
         child.status = RequestStatus.PREEMPTED
-        if is_idle(parent) or parent_id in self.requests.parked:
-            self.requests.parked[child.request_id] = child
+        if is_idle(parent) or parent in self.requests.parked:
+            self.requests.parked.append(child)
         else:
             self.requests.waiting.push(child)
 
@@ -124,12 +130,13 @@ class Scheduler:
         Raises: EngineError if it does not wait for one; MemoryCapacityError if it would outgrow the whole KV cache.
         """
         request = self.requests.by_id.get(request_id)
-        if request is None or not (is_idle(request) or request_id in self.requests.parked):
+        if request is None or not (is_idle(request) or request in self.requests.parked):
             raise EngineError(f"request '{request_id}' does not wait for a token")
         # Unlike a sampled last token this one will be computed, so there must be room for one more.
         self.blocks.check_fits(request, request.num_tokens + 2)
         request.output_token_ids.append(token_id)
-        if self.requests.parked.pop(request_id, None) is not None:
+        if request in self.requests.parked:
+            self.requests.parked.remove(request)
             self.requests.waiting.push(request)
 
     def get(self, request_id: str) -> Request | None:
@@ -168,14 +175,14 @@ class Scheduler:
         if len(self._in_flight) >= (self.config.max_in_flight if alone is None else 1):
             raise EngineError(f"schedule() called before update() of step {self._in_flight[0].output.step_id}")
         self._step_id += 1
-        self.blocks.tiers.tokens_per_s = tokens_per_s
+        self.blocks.tiers.begin_step(tokens_per_s)
         if alone is None:
             plan = self._planner.plan(step_tokens, is_first=not self._in_flight)
         else:
             plan = self._planner.plan_alone(self.requests.by_id[alone])
         output = self._planner.executor_view.commit(self._step_id, plan, self.blocks, is_first=not self._in_flight)
         if plan.shares or output.awaits_transfers:
-            self._in_flight.append(_StepInFlight(output, {name: share.request for name, share in plan.shares.items()}))
+            self._in_flight.append(_StepInFlight(output, list(plan.shares)))
             self._events.record(
                 EventKind.SCHEDULE, step_id=self._step_id, num_tokens=output.num_tokens,
                 num_requests=len(plan.shares), num_waiting=self.num_waiting,
@@ -202,8 +209,7 @@ class Scheduler:
         step = self._in_flight.popleft()
         results = {item.request_id: item for item in result.results}
         updates: list[SequenceUpdate] = []
-        for item in output.scheduled:
-            request = step.requests[item.request_id]
+        for request, item in zip(step.requests, output.scheduled, strict=True):
             request.num_in_flight -= 1
             if self.requests.by_id.get(item.request_id) is request:  # else it has ended; its id may be in use again
                 taken = results.get(item.request_id)
@@ -219,14 +225,14 @@ class Scheduler:
     def _lose_steps(self, oldest: _StepInFlight) -> None:
         """Forget all steps in flight and preempt every request."""
         for step in self._in_flight:
-            oldest.requests |= step.requests
+            oldest.requests += step.requests
             oldest.detached += step.detached
-            for request in step.requests.values():
+            for request in step.requests:
                 request.num_in_flight -= 1
         self._in_flight.clear()
         self.blocks.tiers.lose_steps()
         for request in tuple(self.requests.running):
-            if oldest.requests.get(request.request_id) is request:
+            if request in oldest.requests:
                 request.num_computed_tokens = 0  # its sample is lost too: it is not idle
             self._planner.withdraw(request)
         self._planner.executor_view.forget_all()
@@ -253,11 +259,11 @@ class Scheduler:
             stop = Stop(0, RequestStatus.FINISHED_STOPPED)
         if has_failed and stop is None:
             # The KV that it computed may be damaged too, and must not be found by other requests.
-            self.blocks.forget_prefixes(request.request_id)
+            self.blocks.forget_prefixes(request)
             ended = self._end(request.request_id, RequestStatus.FINISHED_ERROR, None)
         else:
             if stop is None and item.draft_token_ids and len(new_token_ids) <= len(item.draft_token_ids):
-                num_computed = self.blocks.truncate(request.request_id, num_computed)
+                num_computed = self.blocks.truncate(request, num_computed)
                 request.num_computed_tokens = num_computed
             self.blocks.register(request, num_computed)
             if stop is not None:
@@ -271,7 +277,7 @@ class Scheduler:
         """Append the tokens up to the first stop. Returns them and the stop."""
         sampling, num_output = request.sampling, len(request.output_token_ids)
         assert sampling is not None
-        stop = find_stop(sampling, request.eos_token_ids, request.max_tokens, num_output, token_ids)
+        stop = find_stop(sampling, request.spec.eos_token_ids, request.max_tokens, num_output, token_ids)
         if stop is not None:
             token_ids = token_ids[: stop.num_tokens]
         request.output_token_ids += token_ids
@@ -293,8 +299,7 @@ class Scheduler:
 
     def _free_blocks(self, request: Request) -> None:
         """Free the blocks of a request that ended, now or after the last step in flight that computes it."""
-        request_id = request.request_id
         if request.num_in_flight:
-            step = next(step for step in reversed(self._in_flight) if step.requests.get(request_id) is request)
-            step.detached.append(self.blocks.detach(request_id))
-        self.blocks.forget(request_id)
+            step = next(step for step in reversed(self._in_flight) if request in step.requests)
+            step.detached.append(self.blocks.detach(request))
+        self.blocks.forget(request)

@@ -16,9 +16,10 @@ from quire.errors import EngineError
 from quire.events import EventKind, EventLog
 from quire.scheduler.blocks import BlockManager
 from quire.scheduler.pace import prefill_budget
+from quire.scheduler.request import Request
 from quire.scheduler.request_table import RequestTable, is_idle
 from quire.transfers import Transfer
-from quire.types import NewRequest, Request, RequestStatus, ScheduledRequest, SchedulerOutput
+from quire.types import NewRequest, RequestStatus, ScheduledRequest, SchedulerOutput
 
 _MAX_OVERTAKEN = 32  # long prompts looked past in one step: bounds the step's cost when thousands wait
 
@@ -68,7 +69,7 @@ class StepPlan:
         self._prefill_budget = config.max_num_batched_tokens
         self.budget = config.max_num_batched_tokens
         self.free_places = 0
-        self.shares: dict[str, StepShare] = {}
+        self.shares: dict[Request, StepShare] = {}
         self.num_preempted = 0
         self.num_reserved_blocks = 0
         self.num_lookahead_tokens = 0
@@ -144,7 +145,7 @@ class StepPlan:
 
     def add(self, share: StepShare, num_missing_blocks: int = 0) -> None:
         """Give a request its tokens. `num_missing_blocks`: of a prompt that goes on after this step."""
-        self.shares[share.request.request_id] = share
+        self.shares[share.request] = share
         self.budget -= share.num_tokens
         if share.num_tokens > 1:
             self._prefill_budget -= share.num_prefill_tokens
@@ -153,9 +154,9 @@ class StepPlan:
             self._num_long_partial += self._is_long(share.request)
             self.num_reserved_blocks += num_missing_blocks
 
-    def remove(self, request_id: str) -> None:
+    def remove(self, request: Request) -> None:
         """Take a preempted request out, with its tokens and transfers, if it was in."""
-        share = self.shares.pop(request_id, None)
+        share = self.shares.pop(request, None)
         if share is not None:
             self.budget += share.num_tokens
             self._prefill_budget += share.num_prefill_tokens
@@ -324,6 +325,7 @@ class StepPlanner:
         self._events.record(
             EventKind.ADMIT, request.request_id, num_prompt_tokens=request.num_prompt_tokens,
             num_cached_tokens=hit.num_tokens, arrival_s=request.arrival_time_s,
+            is_resumed=request.num_preemptions > 0,
         )  # fmt: skip
         self._blocks.admit(request, hit)
         transfers = self._blocks.allocate(request, num_tokens)
@@ -345,10 +347,10 @@ class StepPlanner:
         child.num_computed_tokens = num_computed_tokens
         child.status = RequestStatus.RUNNING
         self._requests.running.append(child)
-        self._blocks.fork(parent.request_id, child)
+        self._blocks.fork(parent, child)
 
     def _preempt(self, victim: Request, plan: StepPlan) -> None:
-        plan.remove(victim.request_id)
+        plan.remove(victim)
         self.withdraw(victim)
 
     def withdraw(self, victim: Request) -> None:
@@ -356,14 +358,14 @@ class StepPlanner:
         self._events.record(EventKind.PREEMPT, victim.request_id, num_computed_tokens=victim.num_computed_tokens)
         has_sampled = is_idle(victim)
         self._requests.running.remove(victim)
-        self._blocks.preempt(victim.request_id)
+        self._blocks.preempt(victim)
         victim.status = RequestStatus.PREEMPTED
         self.executor_view.forget(victim)
         victim.num_computed_tokens = victim.num_pending_tokens = 0
         victim.num_preemptions += 1
         if has_sampled:
             # It has sampled already; to recompute before its token is chosen would only take blocks again.
-            self._requests.parked[victim.request_id] = victim
+            self._requests.parked.append(victim)
         else:
             self._requests.waiting.push(victim)
 
@@ -409,20 +411,20 @@ class ExecutorView:
 
 
 def _announce(request: Request) -> NewRequest:
-    request.num_sent_tokens = request.num_tokens
+    request.num_sent_tokens, spec = request.num_tokens, request.spec
     return NewRequest(
         request_id=request.request_id,
         token_ids=tuple(request.token_slice(0, request.num_tokens)),
         num_prompt_tokens=request.num_prompt_tokens,
         sampling=request.sampling,
-        pooling=request.pooling,
-        eos_token_ids=tuple(sorted(request.eos_token_ids)),
-        seed=request.seed,
-        bad_words_token_ids=request.bad_words_token_ids,
+        pooling=spec.pooling,
+        eos_token_ids=tuple(sorted(spec.eos_token_ids)),
+        seed=spec.seed,
+        bad_words_token_ids=spec.bad_words_token_ids,
         max_tokens=request.max_tokens,
         awaits_external_token=request.awaits_external_token,
         mirostat_mu=request.mirostat_mu,
-        adapter=request.adapter,
+        adapter=spec.adapter,
     )
 
 
@@ -438,7 +440,7 @@ def _schedule(share: StepShare, plan: StepPlan, blocks: BlockManager) -> Schedul
         request.num_sent_tokens = num_tokens
     item = ScheduledRequest(
         request.request_id, request.num_computed_tokens, share.num_tokens, max_new_tokens, new_token_ids,
-        blocks.take_table_updates(request.request_id), share.logits_from, drafts,
+        blocks.take_table_updates(request.blocks), share.logits_from, drafts,
     )  # fmt: skip
     request.num_in_flight += 1
     request.num_computed_tokens += share.num_tokens - len(drafts)

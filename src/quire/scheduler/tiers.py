@@ -9,40 +9,19 @@ time, and nothing else. Knows no I/O and no bytes. Next to read: `blocks.py`; `r
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 from quire.config import SchedulerConfig
 from quire.events import EventKind, EventLog
 from quire.scheduler.block_pool import BlockPool
-from quire.scheduler.prefix_cache import CacheEntry, PrefixCache
+from quire.scheduler.prefix_cache import CacheEntry, Key, PrefixCache
 from quire.scheduler.prefix_lookup import PrefixHit, PrefixLookup
+from quire.scheduler.request import Fetch, Request
 from quire.transfers import Tier, Transfer, TransferReport
-from quire.types import Request
-
-Key = tuple[int, bytes]
-"""Cache group and digest of a block."""
-
-
-@dataclass(slots=True, eq=False)
-class Fetch:
-    """Device blocks that wait for a request: those of its hit, and those that another tier fills.
-
-    coming: blocks that are not filled yet. num_tokens: of the prefix when all are.
-    """
-
-    request: Request
-    block_ids: list[int]
-    coming: dict[int, tuple[Tier, CacheEntry]]
-    disk_digests: set[bytes] = field(default_factory=set)
-    host_digests: set[bytes] = field(default_factory=set)
 
 
 class BlockTiers:
-    """Blocks outside of the device. `stored`: those on disk as far as is known; a read finds out.
-
-    Set by others: `tokens_per_s`, the measured speed of prefill, tells whether blocks are worth copies to the host.
-    """
+    """Blocks outside of the device. `stored`: those on disk as far as is known; a read finds out."""
 
     def __init__(
         self,
@@ -51,11 +30,12 @@ class BlockTiers:
         cache: PrefixCache,
         lookup: PrefixLookup,
         events: EventLog | None,
+        stored: Iterable[Key] = (),
     ) -> None:
         self._config, self._pool, self._cache, self._lookup, self._events = config, pool, cache, lookup, events
         self._uses_disk = config.max_disk_bytes > 0
-        self.stored: set[Key] = set()
-        self.tokens_per_s = 0.0
+        self.stored = set(stored)
+        self._tokens_per_s = 0.0
         self._host_bytes_per_s = 0.0
         self._block_bytes = sum(group.page_bytes(config.block_size) for group in config.kv_cache_groups)
         self.slots: dict[Key, int] = {}
@@ -64,18 +44,17 @@ class BlockTiers:
         self._unsent_slots: list[int] = []
         """Slots of such keys that are free again after that step: two transfers must not fill one slot."""
         self.free_slots = list(range(config.num_host_blocks - 1, -1, -1))
-        self._swapped: dict[str, list[Key]] = {}
         self._num_wanted: Counter[Key] = Counter()
         """Preempted requests that need a block again."""
-        self.fetches: dict[str, Fetch] = {}
-        self.orphans: list[Fetch] = []
-        """Fetches whose request has ended."""
+        self.fetches: list[Fetch] = []
         self._fetch_of: dict[int, Fetch] = {}
-        self._num_fetched: dict[str, int] = {}
-        """Request → how often it had been preempted when it fetched: it does so once before each admission."""
         self._transfers: list[Transfer] = []
 
     # --- Leaving the device ---------------------------------------------------------------------
+
+    def begin_step(self, tokens_per_s: float) -> None:
+        """Take note of the speed of prefill, which tells whether blocks are worth copies to the host; 0: unknown."""
+        self._tokens_per_s = tokens_per_s
 
     def leave(self, block_ids: Iterable[int]) -> None:
         """Copy the cached ones of these blocks to other tiers, before the next step overwrites them."""
@@ -129,15 +108,17 @@ class BlockTiers:
 
     # --- Preempted requests ---------------------------------------------------------------------
 
-    def swap_out(self, request_id: str, digests: Iterable[bytes]) -> None:
+    def swap_out(self, request: Request, digests: Iterable[bytes]) -> None:
         """Keep blocks of a preempted request in host memory from the moment they leave the device."""
+        request.has_fetched = False
         if self._config.num_host_blocks:
             groups = range(len(self._config.kv_cache_groups))
-            keys = self._swapped[request_id] = [(group, digest) for digest in digests for group in groups]
-            self._num_wanted.update(keys)
+            request.swapped_keys = [(group, digest) for digest in digests for group in groups]
+            self._num_wanted.update(request.swapped_keys)
 
-    def _forget_swapped(self, request_id: str) -> None:
-        for key in self._swapped.pop(request_id, ()):
+    def _forget_swapped(self, request: Request) -> None:
+        keys, request.swapped_keys = request.swapped_keys, []
+        for key in keys:
             self._num_wanted[key] -= 1
             if self._num_wanted[key] <= 0:
                 del self._num_wanted[key]
@@ -149,9 +130,9 @@ class BlockTiers:
 
     def _host_pays(self) -> bool:
         """Return True unless computing a block again is known to be faster than copying it out and back."""
-        if not self._config.compares_swap or not (self.tokens_per_s and self._host_bytes_per_s):
+        if not self._config.compares_swap or not (self._tokens_per_s and self._host_bytes_per_s):
             return True
-        return 2 * self._block_bytes / self._host_bytes_per_s < self._config.block_size / self.tokens_per_s
+        return 2 * self._block_bytes / self._host_bytes_per_s < self._config.block_size / self._tokens_per_s
 
     # --- Coming back ----------------------------------------------------------------------------
 
@@ -162,16 +143,15 @@ class BlockTiers:
 
     def held_ids(self) -> list[int]:
         """Return the blocks that fetches hold, one entry per reference."""
-        return [block_id for fetch in (*self.fetches.values(), *self.orphans) for block_id in fetch.block_ids]
+        return [block_id for fetch in self.fetches for block_id in fetch.block_ids]
 
     def awaits(
         self, request: Request, hit: PrefixHit, has_room: Callable[[], bool], take: Callable[[int], list[int]]
     ) -> bool:
         """Return True if the request must wait for blocks behind its hit. Starts to fetch them, if `has_room`."""
-        request_id = request.request_id
-        if (fetch := self.fetches.get(request_id)) is not None:
-            return bool(fetch.coming)
-        if not (self.stored or self.slots) or self._num_fetched.get(request_id) == request.num_preemptions:
+        if request.fetch is not None:
+            return bool(request.fetch.coming)
+        if request.has_fetched or not (self.stored or self.slots):
             return False
         num_tokens, rows = self._lookup.search(request, self._find)
         if num_tokens <= hit.num_tokens or not has_room():
@@ -187,8 +167,8 @@ class BlockTiers:
         # A transfer frees no slot before the step has read it, so blocks that leave now do not take those of `wanted`.
         slots = [self._slot_of(entry) for entry in wanted]
         taken = take(len(wanted))
-        self._num_fetched[request_id] = request.num_preemptions
-        self._start(Fetch(request, held + taken, {}), list(zip(taken, wanted, slots, strict=True)))
+        request.has_fetched = True
+        self._start(Fetch(request, held + taken), list(zip(taken, wanted, slots, strict=True)))
         return True
 
     def _find(self, group_index: int, digest: bytes, content: bytes) -> int | CacheEntry | None:
@@ -205,7 +185,8 @@ class BlockTiers:
         return None if key in self._unsent else self.slots.get(key)
 
     def _start(self, fetch: Fetch, moves: list[tuple[int, CacheEntry, int | None]]) -> None:
-        self.fetches[fetch.request.request_id] = fetch
+        fetch.request.fetch = fetch
+        self.fetches.append(fetch)
         for group in sorted({entry.group_index for _, entry, _ in moves}):
             of_group = [move for move in moves if move[1].group_index == group]
             from_host = [(slot, block_id) for block_id, _, slot in of_group if slot is not None]
@@ -240,9 +221,8 @@ class BlockTiers:
                 EventKind.FETCHED, fetch.request.request_id, num_disk_tokens=num_disk_tokens,
                 num_host_tokens=num_host_tokens,
             )  # fmt: skip
-            if fetch in self.orphans:
-                self.orphans.remove(fetch)
-                self._release(fetch)
+            if fetch.is_orphan:
+                self._give_up(fetch)
 
     def _fill(self, block_id: int) -> Fetch:
         fetch = self._fetch_of.pop(block_id)
@@ -263,42 +243,41 @@ class BlockTiers:
 
     # --- Ends -----------------------------------------------------------------------------------
 
-    def admit(self, request_id: str) -> None:
+    def admit(self, request: Request) -> None:
         """Give up what was kept for a request: its tables hold the blocks now."""
-        self._forget_swapped(request_id)
-        if (fetch := self.fetches.pop(request_id, None)) is not None:
-            assert not fetch.coming, "a request was admitted before its blocks were filled"
-            self._release(fetch)
+        self._forget_swapped(request)
+        if request.fetch is not None:
+            assert not request.fetch.coming, "a request was admitted before its blocks were filled"
+            self._give_up(request.fetch)
 
-    def forget(self, request_id: str) -> None:
+    def forget(self, request: Request) -> None:
         """Give up what is kept for a request that ended; blocks on the way stay taken until they are filled."""
-        self._forget_swapped(request_id)
-        self._num_fetched.pop(request_id, None)
-        if (fetch := self.fetches.pop(request_id, None)) is not None:
-            if fetch.coming:
-                self.orphans.append(fetch)
-            else:
-                self._release(fetch)
+        self._forget_swapped(request)
+        fetch, request.fetch = request.fetch, None
+        if fetch is not None and not fetch.coming:
+            self._give_up(fetch)
 
     def yield_blocks(self) -> bool:
         """Free the filled blocks that wait for requests; they stay cached. Returns: whether there were any."""
-        ready = [request_id for request_id, fetch in self.fetches.items() if not fetch.coming]
-        for request_id in ready:
-            self._release(self.fetches.pop(request_id))
+        ready = [fetch for fetch in self.fetches if not fetch.coming]
+        for fetch in ready:
+            self._give_up(fetch)
         return bool(ready)
 
     def lose_steps(self) -> None:
         """Give up all fetches and the host's blocks: steps in flight were lost, and with them transfers."""
-        for fetch in (*self.fetches.values(), *self.orphans):
-            self._release(fetch)
-        self.fetches.clear()
-        self.orphans.clear()
+        for fetch in tuple(self.fetches):
+            self._give_up(fetch)
         self._fetch_of.clear()
         self.take_transfers()
         self.free_slots += self.slots.values()
         self.slots.clear()
 
-    def _release(self, fetch: Fetch) -> None:
+    def _give_up(self, fetch: Fetch) -> None:
+        """Release the blocks of a fetch. Mutates: its request."""
+        self.fetches.remove(fetch)
+        if not fetch.is_orphan:
+            fetch.request.fetch = None
         for block_id in reversed(fetch.block_ids):
             self._pool.release(block_id, holds_prefix=self._cache.holds(block_id))
         self._record(EventKind.RELEASE, fetch.request.request_id, block_ids=tuple(fetch.block_ids))

@@ -23,7 +23,7 @@ from quire.server.work import FairPool
 from quire.text.dialogue import Dialogue, DialogueOptions, PreparedPrompt
 from quire.text.rendered_chat import RenderedChat
 from quire.text.tokenizer import LONG_TEXT, Tokenizer
-from quire.types import Request
+from quire.types import RequestSpec
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.sources import resolve_source
 
@@ -136,12 +136,12 @@ class FrontEnd:
 
     def prepare(
         self, request_id: str, prompt: "PromptTokens", params: SamplingParams | PoolingParams, **identity: Any
-    ) -> Request:
+    ) -> RequestSpec:
         """Return the request, with all checks done but that of its grammar. Raises: RequestError."""
-        _, request = self.input_processor.make_request(request_id, prompt.token_ids, params, **identity)
-        if request.sampling is not None and request.sampling.structured_outputs is not None:
+        _, spec = self.input_processor.make_spec(request_id, prompt.token_ids, params, **identity)
+        if spec.sampling is not None and spec.sampling.structured_outputs is not None:
             self.input_processor.check_grammars()
-        return request
+        return spec
 
 
 def _lower_priority() -> None:

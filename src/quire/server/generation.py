@@ -14,6 +14,7 @@ from contextlib import aclosing
 from itertools import islice
 from typing import Any, TypeVar
 
+import msgspec
 from starlette.types import Receive
 
 from quire.engine.process.messages import RequestUpdate, Submit
@@ -24,7 +25,7 @@ from quire.server.errors import ApiError, ClientDisconnected
 from quire.server.request_record import RequestRecord
 from quire.server.state import ServerState
 from quire.structured_outputs import STRUCTURED_OUTPUTS_FAILED
-from quire.types import Request
+from quire.types import RequestSpec
 
 _R = TypeVar("_R")
 
@@ -44,7 +45,7 @@ Batch = list[tuple[int, RequestUpdate]]
 
 
 async def generate(
-    state: ServerState, requests: Sequence[Request], record: RequestRecord, *, streams: bool
+    state: ServerState, requests: Sequence[RequestSpec], record: RequestRecord, *, streams: bool
 ) -> AsyncGenerator[Batch, None]:
     """Compute prepared requests; yield their updates. Those of one engine step come together, to be sent together.
 
@@ -72,7 +73,7 @@ async def generate(
             state.announcer.note_end(record)
 
 
-async def collect(state: ServerState, requests: Sequence[Request], record: RequestRecord) -> list[RequestUpdate]:
+async def collect(state: ServerState, requests: Sequence[RequestSpec], record: RequestRecord) -> list[RequestUpdate]:
     """Compute prepared requests and return their final updates, which have all choices. Raises: as `generate`."""
     last: dict[int, RequestUpdate] = {}
     async with aclosing(generate(state, requests, record, streams=False)) as updates:
@@ -82,7 +83,7 @@ async def collect(state: ServerState, requests: Sequence[Request], record: Reque
 
 
 async def _compute(
-    state: ServerState, requests: Sequence[Request], record: RequestRecord, num_at_once: int, *, streams: bool
+    state: ServerState, requests: Sequence[RequestSpec], record: RequestRecord, num_at_once: int, *, streams: bool
 ) -> AsyncGenerator[Batch, None]:
     """Compute requests, `num_at_once` at a time. A slow reader finds several updates of a request merged."""
     client, ready = state.supervisor.client, asyncio.Event()
@@ -91,7 +92,7 @@ async def _compute(
     def start(num: int) -> None:
         for index, request in islice(waiting, num):
             if index:  # later requests of a large batch arrive when earlier ones end: the queue timeout begins then
-                request.arrival_time_s = time.monotonic()
+                request = msgspec.structs.replace(request, arrival_time_s=time.monotonic())
             message = Submit(request, streams, state.options.queue_timeout_s or None)
             running[index] = client.submit(message, ready)
 
@@ -120,7 +121,7 @@ async def _compute(
             client.abort(stream)
 
 
-def _reads_prefixes(state: ServerState, request: Request) -> bool:
+def _reads_prefixes(state: ServerState, request: RequestSpec) -> bool:
     return request.reads_prefix_cache and state.supervisor.front_end.config.scheduler.enable_prefix_caching
 
 

@@ -21,7 +21,7 @@ from quire.server.errors import ApiError, ClientDisconnected
 from quire.server.generation import Batch, generate, until_disconnect
 from quire.server.request_record import record_of
 from quire.server.state import ServerState, state_of
-from quire.types import Request as EngineRequest
+from quire.types import RequestSpec as EngineRequest
 
 DONE = b"data: [DONE]\n\n"
 HEADERS = [

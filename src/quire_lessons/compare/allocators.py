@@ -12,8 +12,8 @@ from quire.errors import ConfigError, MemoryCapacityError
 from quire.events import EventKind, EventLog
 from quire.scheduler.blocks import BlockManager
 from quire.scheduler.prefix_lookup import PrefixHit
+from quire.scheduler.request import Request
 from quire.transfers import Tier, Transfer
-from quire.types import Request
 
 
 class Contiguous:
@@ -99,7 +99,7 @@ class RunBlocks(BlockManager):
 
     def allocate(self, request: Request, num_tokens: int, num_drafts: int = 0) -> tuple[Transfer, ...] | None:
         """Make room for the next `num_tokens` tokens in one run; None, and nothing taken, if there is no such run."""
-        owned = self.owned[request.request_id]
+        owned = request.blocks
         table = owned.tables[0]
         num_known = max(request.num_tokens, request.num_computed_tokens + num_tokens)
         length = self._run_len(num_known)
@@ -135,7 +135,7 @@ class RunBlocks(BlockManager):
 
     def _extend(self, request: Request, table: list[int], block_ids: range) -> None:
         """Take free blocks for a table. Mutates: table."""
-        owned = self.owned[request.request_id]
+        owned = request.blocks
         for block_id in block_ids:
             self.pool.share(block_id)
         table.extend(block_ids)

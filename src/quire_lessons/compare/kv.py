@@ -44,19 +44,18 @@ class KvUse:
     def observe(self, scheduler: Scheduler) -> None:
         """Record the pool after a step."""
         blocks = scheduler.blocks
-        requests = {name: scheduler.get(name) for name in blocks.owned}
-        computed = {name: request.num_computed_tokens for name, request in requests.items() if request is not None}
-        self.num_running.append(len(computed))
-        self.reserved.append(sum(len(owned.tables[0]) for owned in blocks.owned.values()) * BLOCK_SIZE)
-        self.used.append(sum(computed.values()))
+        running = scheduler.requests.running
+        self.num_running.append(len(running))
+        self.reserved.append(sum(len(request.blocks.tables[0]) for request in running) * BLOCK_SIZE)
+        self.used.append(sum(request.num_computed_tokens for request in running))
         num_split = blocks.num_split if isinstance(blocks, RunBlocks) else 0
         self.unusable.append(blocks.num_free * BLOCK_SIZE if num_split > self.num_split else 0)
         self.num_split = num_split
         if self.used[-1] > max(self.used[:-1], default=0):
             self.fullest = _merge(
-                (block_id, at * BLOCK_SIZE < computed[name])
-                for name, owned in blocks.owned.items()
-                for at, block_id in enumerate(owned.tables[0])
+                (block_id, at * BLOCK_SIZE < request.num_computed_tokens)
+                for request in running
+                for at, block_id in enumerate(request.blocks.tables[0])
             )
 
 

@@ -234,7 +234,7 @@ class Rig:
         engine = LLMEngine(
             self.config, shared, events=events, scheduler=make_scheduler(self.config, events, clock), clock=clock
         )
-        engine.op_period = int(times_ops)
+        engine.watch(None, int(times_ops))
         self._num_runs += 1
         names = [f"{self._num_runs}-{mode}-{index}" for index in range(len(jobs))]
         index_of = {name: index for index, name in enumerate(names)}

@@ -9,8 +9,9 @@ from typing import Any
 from quire.config import EngineConfig, EngineOptions, Hardware
 from quire.resolve import resolve
 from quire.sampling_params import SamplingParams
+from quire.scheduler.request import Request
 from quire.scheduler.scheduler import Scheduler
-from quire.types import Request
+from quire.types import RequestSpec
 from quire_lessons.compare.results import FAKE_MODEL
 from quire_lessons.compare.rig import FakeExecutor, fake_model
 
@@ -28,9 +29,11 @@ def make_request(name: str, prompt: Sequence[int], num_tokens: int, *, n: int = 
     sampling = SamplingParams(n=n, temperature=0, max_tokens=num_tokens, ignore_eos=True)
     extras = (salt,) if salt else ()
     names = [name, *(f"{name}.{at}" for at in range(1, n))]
-    made = [Request(it, list(prompt), sampling, max_tokens=num_tokens, hash_extras=extras) for it in names]
-    made[0].siblings = made[1:]
-    return made[0]
+    first, *others = [
+        Request(RequestSpec(it, list(prompt), sampling, max_tokens=num_tokens, hash_extras=extras)) for it in names
+    ]
+    first.siblings = others
+    return first
 
 
 class FakeEngine:

@@ -15,9 +15,10 @@ from quire.events import EventLog
 from quire.scheduler.block_pool import BlockPool
 from quire.scheduler.blocks import BlockManager
 from quire.scheduler.prefix_cache import PrefixChain
+from quire.scheduler.request import Request
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.scheduler import Scheduler
-from quire.types import NULL_BLOCK_ID, Request, RequestResult, StepResult
+from quire.types import NULL_BLOCK_ID, RequestResult, StepResult
 from quire_lessons.compare.kv import workload
 from quire_lessons.compare.results import FAKE_MODEL, RunSettings
 from quire_lessons.compare.rig import Clock, Rig, TimedRequest
@@ -202,13 +203,14 @@ class LearnersChain(PrefixChain):
 
     def __init__(self, program: LearnerProgram, hash_extras: tuple[str, ...]) -> None:
         super().__init__(hash_extras)
-        self._program = program
+        self._program, self._token_ids = program, list[int]()
 
-    def extend(self, request: Request, num_blocks: int, block_size: int) -> None:
+    def extend(self, token_ids: Sequence[int], block_size: int) -> None:
         """See `PrefixChain`."""
         num_done = len(self.digests)
-        super().extend(request, num_blocks, block_size)
-        hashes = own_hashes(self._program, request.token_slice(0, num_blocks * block_size), "".join(self.hash_extras))
+        super().extend(token_ids, block_size)
+        self._token_ids += token_ids
+        hashes = own_hashes(self._program, self._token_ids, "".join(self.hash_extras))
         self.digests[num_done:] = [repr(item).encode() for item in hashes[num_done:]]
 
 
@@ -233,11 +235,11 @@ def check_hash(program: LearnerProgram) -> None:
     for name, (tokens, salt, label, label_zh) in HASH_CASES.items():
         num_cached = []
         for is_own in (False, True):
+            first_request = make_request("first", FIRST_PROMPT, 1)
             engine, second = FakeEngine(config), make_request("second", tokens, 2, salt=salt)
-            if is_own:
-                chains = {"first": LearnersChain(program, ()), "second": LearnersChain(program, second.hash_extras)}
-                engine.scheduler.blocks.lookup.chains.update(chains)
-            engine.serve(make_request("first", FIRST_PROMPT, 1))
+            for request in (first_request, second) if is_own else ():
+                request.chain = LearnersChain(program, request.spec.hash_extras)
+            engine.serve(first_request)
             engine.serve(second)
             num_cached.append(second.num_cached_tokens)
         usual, own = num_cached

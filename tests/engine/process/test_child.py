@@ -17,7 +17,7 @@ from quire.engine.process.client import EngineClient
 from quire.engine.process.messages import RequestUpdate, Submit
 from quire.engine.process.stream import RequestStream
 from quire.errors import EngineDeadError, ModelFileError
-from quire.types import Request
+from quire.types import RequestSpec
 from tests.cli.tiny_directory import make_tiny_directory
 from tests.processes import wait_for_end
 
@@ -35,7 +35,7 @@ async def read(stream: RequestStream) -> list[RequestUpdate]:
 
 
 def submission(prompt: list[int], params: SamplingParams) -> Submit:
-    return Submit(Request("r", prompt, params, max_tokens=params.max_tokens or 1, seed=params.seed or 0))
+    return Submit(RequestSpec("r", prompt, params, max_tokens=params.max_tokens or 1, seed=params.seed or 0))
 
 
 async def tokens(client: EngineClient, params: SamplingParams = PARAMS) -> list[int]:

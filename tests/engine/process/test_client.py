@@ -65,7 +65,7 @@ played = make_test_of(play)
 
 def submission(request_id: str = "r", **options: Any) -> Submit:
     params = SamplingParams(**{"temperature": 0, "max_tokens": 50, **options})
-    return Submit(PROCESSOR.make_request(request_id, [104, 105], params)[1])
+    return Submit(PROCESSOR.make_spec(request_id, [104, 105], params)[1])
 
 
 async def read(stream: RequestStream) -> list[RequestUpdate]:

@@ -9,7 +9,7 @@ import pytest
 from quire.engine.process.prefixes import DIGEST_BYTES, PrefixMirror, prompt_digests, split
 from quire.engine.process.statistics import Meter
 from quire.sampling_params import SamplingParams
-from quire.types import Request
+from quire.types import RequestSpec
 from tests.engine.builders import make_engine
 
 
@@ -39,9 +39,9 @@ def test_mirror_has_the_cached_blocks_after_every_step(max_num_events: int) -> N
 
 
 def test_digests_of_a_prompt_are_the_hash_chain_of_its_full_blocks() -> None:
-    request = Request("r", list(range(12)), None, hash_extras=("salt",))
+    spec = RequestSpec("r", list(range(12)), None, hash_extras=("salt",))
     root = hashlib.sha256(b"quire prefix cache 2\0" + b"4:salt").digest()
     first = hashlib.sha256(root + array("q", range(4)).tobytes()).digest()
     second = hashlib.sha256(first + array("q", range(4, 8)).tobytes()).digest()
     expected = [digest[:DIGEST_BYTES] for digest in (first, second)]
-    assert list(split(prompt_digests(request, 4))) == expected, "the last token is always computed"
+    assert list(split(prompt_digests(spec, 4))) == expected, "the last token is always computed"

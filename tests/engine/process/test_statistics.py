@@ -84,7 +84,7 @@ def test_aborts_are_counted_and_leave_nothing() -> None:
     found = drive(engine, meter)
     assert found.num_finished == {"abort": 1}
     assert found.num_running_prompt_tokens == 0
-    assert [meter._prompt_lens, meter._preempted, meter._last_token_s] == [{}, set(), {}]
+    assert [meter._prompt_lens, meter._last_token_s] == [{}, {}]
 
 
 def test_what_fell_out_of_the_log_is_counted_as_lost() -> None:
@@ -93,16 +93,6 @@ def test_what_fell_out_of_the_log_is_counted_as_lost() -> None:
     add(engine, "r", [1] * 9, max_tokens=10)
     run(engine)
     assert meter.take([]).num_lost_events == engine.events.num_recorded - 4
-
-
-def test_requests_that_got_their_first_step_are_named_once() -> None:
-    engine, _ = make_engine(max_num_seqs=1)
-    meter = Meter(engine)
-    add(engine, "one", [1] * 4)
-    add(engine, "two", [2] * 4)
-    named: list[str] = []
-    drive(engine, meter, check=lambda _: named.extend(meter.admitted_ids))
-    assert named == ["one", "two"]
 
 
 def test_bucket_includes_its_upper_bound() -> None:

@@ -45,7 +45,7 @@ def test_buddy_run_grows_in_place_if_its_buddy_is_free() -> None:
     scheduler.add_request(make_request("a", 4, 12))
     lengths = []
     while step(scheduler, executor):
-        lengths += [len(owned.tables[0]) for owned in blocks.owned.values()]
+        lengths += [len(request.blocks.tables[0]) for request in scheduler.requests.running]
     assert lengths == [1] + [2] * 4 + [4] * 6
     assert blocks.num_moves == 0
 
@@ -56,9 +56,9 @@ def test_buddy_run_moves_if_its_buddy_is_taken() -> None:
     for name in "ab":
         scheduler.add_request(make_request(name, 4, 12))
     step(scheduler, executor)
-    assert [blocks.owned[name].tables for name in "ab"] == [[[1]], [[2]]]
+    assert [request.blocks.tables for request in scheduler.requests.running] == [[[1]], [[2]]]
     step(scheduler, executor)
-    assert [blocks.owned[name].tables for name in "ab"] == [[[3, 4]], [[5, 6]]]
+    assert [request.blocks.tables for request in scheduler.requests.running] == [[[3, 4]], [[5, 6]]]
     assert blocks.num_moves == 2
 
 
@@ -79,10 +79,10 @@ def test_blocks_add_up_after_each_step_of_random_workloads(kind: str, seed: int)
             prompt_len = generator.randint(1, length - 1)
             scheduler.add_request(make_request(f"r{num_left}", prompt_len, length - prompt_len))
         if scheduler.num_running and generator.random() < 0.02:
-            scheduler.abort([next(iter(blocks.owned))])
+            scheduler.abort([scheduler.requests.running[0].request_id])
         step(scheduler, executor)
-        for owned in blocks.owned.values():
-            table = owned.tables[0]
+        for request in scheduler.requests.running:
+            table = request.blocks.tables[0]
             assert table == list(range(table[0], table[0] + len(table)))
             if kind == "buddy":
                 assert (table[0] - 1) % len(table) == 0

@@ -10,7 +10,8 @@ import pytest
 from benchmarks.sides.quire import prompt_logits
 from quire.cli.doctor import check_tuning
 from quire.config import EngineOptions
-from quire.engine.build import build_engine, resolve_config
+from quire.engine.build import resolve_config
+from quire.engine.llm_engine import LLMEngine
 from quire.models.registry import ModelRegistry
 from quire.runtime.hardware import detect_hardware
 from quire.runtime.tuning import SETTINGS, Tuning, keep_tuning, kept_tunings
@@ -61,7 +62,7 @@ def test_bytes_fetched_ahead_change_no_bit(model: str) -> None:
     options = EngineOptions(model=model, max_model_len=128, block_size=16)
     answers = []
     for num_bytes in (None, 0, 8 << 20):
-        engine = build_engine(options, hardware=replace(detect_hardware("cpu"), kv_ahead_bytes=num_bytes))
+        engine = LLMEngine.build(options, hardware=replace(detect_hardware("cpu"), kv_ahead_bytes=num_bytes))
         answers.append(list(prompt_logits(engine, [*b"The quick brown fox jumps over the lazy dog"]).ravel()))
         engine.shutdown()
     assert answers[0] == answers[1] == answers[2]

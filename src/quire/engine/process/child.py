@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from quire.engine.input_processor import InputProcessor, PreparedRequest
+from quire.engine.input_processor import PreparedRequest
 from quire.engine.process.messages import (
     Abort,
     FromEngine,
@@ -41,6 +41,8 @@ from quire.garbage import without_collections
 from quire.logs import follow_environment
 from quire.outputs import RequestOutput
 from quire.parallel.frames import FrameReader, SentError, frame
+from quire.scheduler.request import Request
+from quire.types import RequestStatus
 
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
@@ -92,7 +94,7 @@ class EngineLoop:
         self._meter = Meter(engine)
         self._recorder: Recorder | None = None
         self._lines_sent_s = 0.0
-        self._deadlines_s: dict[str, float] = {}
+        self._queued: list[tuple[float, Request]] = []
         """Requests that must be scheduled before a time of the monotonic clock."""
 
     def run(self) -> None:
@@ -118,7 +120,7 @@ class EngineLoop:
                     if isinstance(message, Submit):
                         self._prepare(message)
                     elif isinstance(message, Abort):
-                        self._driver.post(partial(self._abort, message.request_ids))
+                        self._driver.post(partial(self._engine.abort_request, message.request_ids))
                     elif isinstance(message, Watch):
                         self._driver.post(partial(self._watch, message))
         finally:
@@ -127,9 +129,9 @@ class EngineLoop:
 
     def _prepare(self, message: Submit) -> None:
         """Prepare a request in the receiving thread, beside the steps: compiling a grammar takes milliseconds."""
-        request_id = message.request.request_id
+        request_id = message.spec.request_id
         try:
-            prepared = prepared_of(message, self._engine.input_processor)
+            prepared = self._engine.input_processor.complete(message.spec, streams=message.streams, tells_news=True)
         except QuireError as error:
             self._driver.post(partial(self._send, [_refusal(request_id, error)]))
         except Exception as error:
@@ -151,12 +153,7 @@ class EngineLoop:
             if self._recorder is not None and self._recorder.has_readers:
                 self._recorder.meet(prepared.request)
             if queue_timeout_s is not None:
-                self._deadlines_s[request_id] = time.monotonic() + queue_timeout_s
-
-    def _abort(self, request_ids: list[str]) -> None:
-        for request_id in request_ids:
-            self._deadlines_s.pop(request_id, None)
-        self._engine.abort_request(request_ids)
+                self._queued.append((time.monotonic() + queue_timeout_s, prepared.request))
 
     def _watch(self, message: Watch) -> None:
         self._send_lines()  # a header restates what they tell
@@ -185,23 +182,16 @@ class EngineLoop:
             self._lines_sent_s = now_s
             self._send_lines()
             self._engine.events.forget()
-        for request_id in self._meter.admitted_ids:
-            self._deadlines_s.pop(request_id, None)
-        overdue = [request_id for request_id, deadline_s in self._deadlines_s.items() if deadline_s <= now_s]
+        self._queued = [item for item in self._queued if item[1].status is RequestStatus.WAITING]
+        overdue = [request.request_id for deadline_s, request in self._queued if deadline_s <= now_s]
         if overdue:
             error = QueueTimeoutError("the request waited too long to be computed: the server is busy, try again later")
-            self._abort(overdue)
+            self._engine.abort_request(overdue)
             self._send([_refusal(request_id, error) for request_id in overdue])
 
     def _send(self, updates: list[RequestUpdate]) -> None:
         statistics = self._meter.take(updates)
         self._channel.send(Updates(updates, statistics, *self._meter.prefixes.take()))
-
-
-def prepared_of(message: Submit, processor: InputProcessor) -> PreparedRequest:
-    """Return the request of a message, to be queued. Raises: as `InputProcessor.completed`."""
-    grammar = processor.completed(message.request)
-    return PreparedRequest(message.request, None, message.streams, grammar, tells_news=True)
 
 
 def update_of(output: "Output") -> RequestUpdate:
@@ -269,9 +259,9 @@ def _build(start: Start) -> "LLMEngine":
         share = options.data_parallel_size, options.data_parallel_rank
         take_share(*share)
         options = replace(options, device=device_of_share(options.device, *share, options.num_ranks))
-    from quire.engine.build import build_engine
+    from quire.engine.llm_engine import LLMEngine
 
-    engine = build_engine(options)
+    engine = LLMEngine.build(options)
     _warm_up(engine)
     return engine
 

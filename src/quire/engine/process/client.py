@@ -161,7 +161,7 @@ class EngineClient(asyncio.Protocol):
         Raises: EngineDeadError; DuplicateRequestError while another request has this id.
         """
         self.check_alive()
-        request_id = message.request.request_id
+        request_id = message.spec.request_id
         if request_id in self._streams:
             raise DuplicateRequestError(f"request id '{request_id}' is in use by a running request")
         if not self._streams:

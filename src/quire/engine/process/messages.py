@@ -13,7 +13,7 @@ from quire.config import EngineConfig, EngineOptions
 from quire.errors import QuireError
 from quire.outputs import CompletionOutput, PositionLogprobs, RequestMetrics
 from quire.parallel.frames import SentError
-from quire.types import Request
+from quire.types import RequestSpec
 
 # --- To the engine ----------------------------------------------------------------------------
 
@@ -31,7 +31,7 @@ class Submit(msgspec.Struct, tag="submit", array_like=True):
     `queue_timeout_s`: longest wait for its first step.
     """
 
-    request: Request
+    spec: RequestSpec
     streams: bool = True
     queue_timeout_s: float | None = None
 
@@ -103,7 +103,7 @@ class Statistics(msgspec.Struct, array_like=True):
     num_free_blocks: int = 0
     """Blocks without a reference, with or without a cached prefix."""
     num_cached_blocks: int = 0
-    """Free blocks with a cached prefix; counted once a second."""
+    """Free blocks with a cached prefix."""
     num_computed_tokens: int = 0
     busy_s: float = 0.0
     """Time spent in steps."""

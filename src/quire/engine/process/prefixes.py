@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from quire.scheduler.prefix_cache import PrefixChain
-from quire.types import Request
+from quire.types import RequestSpec
 
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
@@ -89,8 +89,9 @@ def split(digests: bytes) -> Iterator[bytes]:
     return (digests[start : start + DIGEST_BYTES] for start in range(0, len(digests), DIGEST_BYTES))
 
 
-def prompt_digests(request: Request, block_size: int) -> bytes:
+def prompt_digests(spec: RequestSpec, block_size: int) -> bytes:
     """Return the digests of the full blocks that a request may find cached: at least one token is computed."""
-    chain = PrefixChain(request.hash_extras)
-    chain.extend(request, (request.num_prompt_tokens - 1) // block_size, block_size)
+    chain = PrefixChain(spec.hash_extras, spec.adapter)
+    num_tokens = (spec.num_prompt_tokens - 1) // block_size * block_size
+    chain.extend(spec.prompt_token_ids[:num_tokens], block_size)
     return b"".join(digest[:DIGEST_BYTES] for digest in chain.digests)

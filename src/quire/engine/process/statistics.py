@@ -33,9 +33,7 @@ BOUNDS_S: dict[str, Sequence[float]] = {
     "request": LATENCY_BOUNDS_S,
 }
 """Upper bounds of the buckets of each histogram of `Statistics`."""
-COUNT_CACHED_EVERY_S = 1.0
-FEW_BLOCKS = 4096
-"""Up to this number, free blocks are counted in less than a millisecond, so also whenever the engine becomes idle."""
+LOOK_AT_WEIGHTS_EVERY_S = 1.0
 
 
 class Meter:
@@ -46,14 +44,11 @@ class Meter:
         self._clock = clock
         self._num_seen = engine.events.num_recorded
         self._prompt_lens: dict[str, int] = {}
-        self._preempted: set[str] = set()
         self._last_token_s: dict[str, float] = {}
-        self._cached_counted_s = float("-inf")
+        self._looked_at_weights_s = float("-inf")
         self.statistics = Statistics(
             histograms={name: Histogram([0] * (len(bounds) + 1)) for name, bounds in BOUNDS_S.items()}
         )
-        self.admitted_ids: list[str] = []
-        """Requests that got their first step since the last `take`."""
         self.prefixes = PrefixJournal(engine)
 
     def take(self, updates: Sequence[RequestUpdate]) -> Statistics:
@@ -76,21 +71,16 @@ class Meter:
         if num_lost:
             self.prefixes.note_all()
         self._num_seen = events.num_recorded
-        self.admitted_ids = []
         for event in new:
             reader = _READERS.get(event.kind)
             if reader is not None:
                 reader(self, event)
 
     def _on_admit(self, event: Event) -> None:
-        request_id, statistics = event.request_id, self.statistics
-        if request_id in self._preempted:
-            # A preempted request finds its own blocks: that is no hit of the prefix cache.
-            self._preempted.discard(request_id)
+        statistics, prompt_len = self.statistics, event.data["num_prompt_tokens"]
+        if event.data["is_resumed"]:  # it finds its own blocks: that is no hit of the prefix cache
             return
-        prompt_len = event.data["num_prompt_tokens"]
-        self.admitted_ids.append(request_id)
-        self._prompt_lens[request_id] = prompt_len
+        self._prompt_lens[event.request_id] = prompt_len
         statistics.num_running_prompt_tokens += prompt_len
         statistics.num_prompt_tokens += prompt_len
         statistics.num_looked_up_tokens += prompt_len
@@ -100,7 +90,6 @@ class Meter:
         self.prefixes.note(event.data["block_ids"])
 
     def _on_preempt(self, event: Event) -> None:
-        self._preempted.add(event.request_id)
         self.statistics.num_preemptions += 1
 
     def _on_fetched(self, event: Event) -> None:
@@ -131,7 +120,6 @@ class Meter:
                 accepted_at[position] += 1
 
     def _on_finish(self, event: Event) -> None:
-        self._preempted.discard(event.request_id)
         statistics = self.statistics
         statistics.num_running_prompt_tokens -= self._prompt_lens.pop(event.request_id, 0)
         reason = event.data["reason"]
@@ -171,20 +159,17 @@ class Meter:
         scheduler, statistics = self._engine.scheduler, self.statistics
         statistics.num_running = scheduler.num_running
         statistics.num_waiting = scheduler.num_waiting
-        statistics.num_blocks = scheduler.blocks.pool.num_usable
-        statistics.num_free_blocks = scheduler.blocks.num_free
-        at_rest = statistics.num_blocks <= FEW_BLOCKS and not scheduler.has_unfinished
-        if at_rest or now_s >= self._cached_counted_s + COUNT_CACHED_EVERY_S:
-            self._cached_counted_s = now_s
-            statistics.num_cached_blocks = scheduler.blocks.count_cached()
-            self._look_at_weights()
-        # Blocks may have been taken since these were counted.
-        statistics.num_cached_blocks = min(statistics.num_cached_blocks, statistics.num_free_blocks)
+        pool = scheduler.blocks.pool
+        statistics.num_blocks, statistics.num_free_blocks = pool.num_usable, pool.num_free
+        statistics.num_cached_blocks = pool.num_cached
+        if self._engine.config.weights_on_disk:
+            self._look_at_weights(now_s)
 
-    def _look_at_weights(self) -> None:
+    def _look_at_weights(self, now_s: float) -> None:
         config, statistics = self._engine.config, self.statistics
-        if not config.weights_on_disk:
+        if now_s < self._looked_at_weights_s + LOOK_AT_WEIGHTS_EVERY_S and self._engine.scheduler.has_unfinished:
             return
+        self._looked_at_weights_s = now_s
         statistics.weights_mapped_bytes, statistics.weights_limit_bytes = mapped_bytes(config), mapped_limit(config)
         statistics.weights_resident_bytes, num_read = mapped_memory()
         statistics.weights_read_bytes = num_read - statistics.num_disk_bytes_read

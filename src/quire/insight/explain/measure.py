@@ -67,7 +67,6 @@ def measure(explained: "Explained", checkpoint: Checkpoint, settings: "Settings"
             "--measure runs the model here as a plan: it needs weights, --tp 1 and --device cpu; leave it out, or give"
             " a model with weights"
         )
-    from quire.engine.build import build_engine
 
     streams, half = max(settings.batches), NUM_DECODED // 2
     num_prompt = max(1, settings.ctx - half)
@@ -81,7 +80,7 @@ def measure(explained: "Explained", checkpoint: Checkpoint, settings: "Settings"
     )  # fmt: skip
     gc.collect()
     before = psutil.Process().memory_info().rss
-    engine = build_engine(options)
+    engine = LLMEngine.build(options)
     try:
         times = [prefill_seconds(engine, settings.ctx)]
         times += [decode_seconds(engine, count, num_prompt) for count in settings.batches]

@@ -20,7 +20,7 @@ from quire.kernels.instruction import Buffer, Columns, Cost, Instruction, StepSh
 from quire.kernels.linear import Argmax
 from quire.kernels.lora import with_adapters
 from quire.kernels.tracing import NotTraceableError
-from quire.nn import is_parameter
+from quire.nn import parameter_types
 from quire.runtime.links import RANK_LOST
 from quire.runtime.plan.lower import Program, layers_of
 from quire.runtime.plan.packed_weights import PackedWeights
@@ -260,7 +260,7 @@ class _Emitter:
         self._first_layer = 0 if program.layers is None else program.layers.start
         self._rows: dict[Buffer, NDArray[np.uint8]] = {}
         self._memory: list[NDArray[Any]] = []
-        self._parts = 0
+        self._parts, self._parameter_types = 0, parameter_types()
         self._options: dict[str, Any] = {}
 
     def emit(self, instructions: Sequence[Instruction], parts: int, **options: Any) -> None:
@@ -299,7 +299,7 @@ class _Emitter:
     def _native_value(self, value: Any) -> Any:
         if isinstance(value, Buffer | Columns):
             return self.rows(value)
-        if not is_parameter(value):
+        if not isinstance(value, self._parameter_types):
             return value
         return self._weights.weight(value) if len(value.shape) == 2 else self._weights.vector_address(value)
 

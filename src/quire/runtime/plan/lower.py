@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.kernels.instruction import Buffer, Columns, Convert, Instruction, Packing
-from quire.kernels.linear import Likeliest
+from quire.kernels.instruction import Buffer, Columns, Convert, Instruction, Likeliest, Packing
 from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.tracing import Call, NotTraceableError, Symbol, Trace
 from quire.runtime.plan.trace import TracedModel

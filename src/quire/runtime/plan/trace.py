@@ -12,7 +12,7 @@ from quire import nn
 from quire.errors import QuireError
 from quire.kernels.registry import import_operations
 from quire.kernels.tracing import NotTraceableError, Symbol, Trace
-from quire.lazy_torch import is_tensor
+from quire.lazy_torch import tensor_types
 from quire.models.hf_predictor import predict, predicted_logits
 
 
@@ -112,9 +112,11 @@ def _vector(result: Any) -> Symbol:
 def _check_weights(model: Any, traced: TracedModel) -> None:
     """Only parameters are packed; rotation frequencies are copied as they are."""
     known = {id(parameter) for _, parameter in nn.named_parameters(model)}
+    tensors = tensor_types()
+    weights: tuple[type, ...] = (nn.Parameter, *tensors)
     for call in (*traced.forward.calls, *traced.head.calls):
         for argument in call.arguments:
-            if call.operation == "rotation" and is_tensor(argument):
+            if call.operation == "rotation" and isinstance(argument, tensors):
                 raise NotTraceableError("rotation frequencies without values: make them on device='cpu'")
-            if (is_tensor(argument) or nn.is_parameter(argument)) and id(argument) not in known:
+            if isinstance(argument, weights) and id(argument) not in known:
                 raise NotTraceableError(f"weights of {call.operation} that are computed")

@@ -22,7 +22,7 @@ from quire.server.request_record import Caller
 from quire.server.routes.exchange import answer, engine_ids, prepare, prompt_usage, read_body, served_name
 from quire.server.routing import RouteTable
 from quire.server.state import ServerState
-from quire.types import Request as EngineRequest
+from quire.types import RequestSpec as EngineRequest
 
 router = RouteTable()
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -21,7 +22,7 @@ from quire.server.protocol.validation import parse_body
 from quire.server.request_record import Caller, record_of
 from quire.server.routing import body_of
 from quire.server.state import STATE_KEY, ServerState, state_of
-from quire.types import Request as EngineRequest
+from quire.types import RequestSpec as EngineRequest
 
 LARGE_BYTES = 16 << 10
 """Larger bodies are parsed in a thread: the worst take some 10 ms, in which no other stream would get its tokens."""
@@ -106,8 +107,8 @@ def check_shared(param: str, num_characters: int, num_prompts: int) -> None:
         raise ApiError(400, message, code="invalid_parameter", param=param)
 
 
-async def check_grammars(state: ServerState, caller: Caller, requests: Sequence[EngineRequest]) -> None:
-    """Check the grammar that the requests of one body share, once the caller has its turn. Mutates: the requests.
+async def check_grammars(state: ServerState, caller: Caller, requests: list[EngineRequest]) -> None:
+    """Check the grammar that the requests of one body share, once the caller has its turn. Mutates: the list.
 
     Raises: InvalidParameterError, QueueFullError.
     """
@@ -117,8 +118,7 @@ async def check_grammars(state: ServerState, caller: Caller, requests: Sequence[
     checked = grammars.found(form)
     if checked is None:
         checked = await state.work.check_grammar(caller, lambda: grammars.check(form))
-    for request in requests:
-        request.checked_grammar = checked
+    requests[:] = [msgspec.structs.replace(request, checked_grammar=checked) for request in requests]
 
 
 async def answer(

@@ -16,7 +16,7 @@ from quire.server.logprobs import LogprobWriter
 from quire.server.protocol.answers import FINGERPRINT
 from quire.server.protocol.fields import ChoiceFields, StreamOptions
 from quire.server.streaming import DONE, EventWriter, TextEvent, event
-from quire.types import Request
+from quire.types import RequestSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Job:
     front_end: FrontEnd
     model: str
     answer_id: str
-    requests: list[Request]
+    requests: list[RequestSpec]
     prompts: list[PromptTokens]
     num_top: int | None = None
     scores_only: bool = False

@@ -28,7 +28,7 @@ from quire.server.routing import RouteTable
 from quire.server.state import ServerState, state_of
 from quire.server.streaming import EventWriter, event, stream_answer
 from quire.text.reply import ContentDelta, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
-from quire.types import Request as EngineRequest
+from quire.types import RequestSpec as EngineRequest
 
 router = RouteTable()
 NAMES = {"stop": "stop_sequences", "response_format": "output_config.format.schema"}

@@ -29,7 +29,7 @@ from quire.server.state import ServerState
 from quire.server.streaming import EventWriter, event, stream_answer
 from quire.text.detokenizer import IncrementalDetokenizer
 from quire.text.reply import ContentDelta, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
-from quire.types import Request as EngineRequest
+from quire.types import RequestSpec as EngineRequest
 
 router = RouteTable()
 

@@ -28,7 +28,7 @@ from quire.server.routes.exchange import (
 )
 from quire.server.routing import RouteTable
 from quire.server.state import ServerState, state_of
-from quire.types import Request as EngineRequest
+from quire.types import RequestSpec as EngineRequest
 
 router = RouteTable()
 Prepared = tuple[Scoring, list[EngineRequest]]
