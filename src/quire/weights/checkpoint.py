@@ -16,6 +16,7 @@ import numpy as np
 
 from quire._native import CodeLayout
 from quire.errors import ModelFileError, UnsupportedModelError, printable
+from quire.files import FileState, file_state
 from quire.weights.block_formats import NVFP4
 from quire.weights.gguf_architectures import architecture_of
 from quire.weights.gguf_config import translate_config, translate_generation_config
@@ -44,8 +45,8 @@ POOLINGS = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean"
 
 NUM_TRIES = 3
 """Times that files are opened which another process replaces meanwhile."""
-SourceState = tuple[tuple[str, int, int, int], ...]
-"""Path, size in bytes, time of modification and inode of each file that weights depend on."""
+SourceState = tuple[FileState, ...]
+"""Of each file that weights depend on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +107,7 @@ def source_state(files: ModelFiles) -> SourceState:
     found = []
     for path in paths:
         with suppress(OSError):
-            status = path.stat()
-            found.append((str(path.absolute()), status.st_size, status.st_mtime_ns, status.st_ino))
+            found.append(file_state(path))
     return tuple(found)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import ModelFileError, printable
+from quire.files import open_regular, read_regular
 
 MAX_JSON_BYTES = 64 << 20
 """The index of a model with 100,000 tensors has 10 MB."""
@@ -26,14 +27,17 @@ def map_file(path: Path) -> mmap.mmap:
 
     Raises: ModelFileError when the file is missing, empty, unreadable or no regular file.
     """
+    from quire._native import explain_bus_errors  # names of models are looked up without native code
+
+    explain_bus_errors()
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        descriptor = open_regular(path)
     except OSError as error:
         raise ModelFileError(f"{path}: cannot be opened: {error.strerror}") from error
     try:
         size_bytes = os.fstat(descriptor).st_size
         if size_bytes == 0:
-            raise ModelFileError(f"{path}: the file is empty or not a regular file; fetch it again")
+            raise ModelFileError(f"{path}: the file is empty; fetch it again")
         flags = mmap.MAP_PRIVATE | _MAP_NORESERVE
         return mmap.mmap(descriptor, size_bytes, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     except OSError as error:
@@ -68,7 +72,7 @@ def read_json(path: Path) -> Any:
         size_bytes = path.stat().st_size
         if size_bytes > MAX_JSON_BYTES:
             raise ModelFileError(f"{path}: {size_bytes:,} bytes, but such a file has at most {MAX_JSON_BYTES:,}")
-        value = json.loads(path.read_bytes().decode())
+        value = json.loads(read_regular(path).decode())
     except OSError as error:
         raise ModelFileError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
