@@ -6,7 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from quire.files import UnsafeFileError, find_own, make_directory, open_own, read_own, read_regular, replace_file
+from quire import files
+from quire.errors import ModelFileError, UnsupportedModelError
+from quire.files import (
+    UnsafeFileError,
+    find_own,
+    make_directory,
+    open_own,
+    read_json_object,
+    read_own,
+    read_regular,
+    reading,
+    replace_file,
+)
 from tests.hostile_files import HOSTILE, give_away, let_others_write, make_fifo, make_link
 
 
@@ -71,3 +83,54 @@ def test_other_peoples_model_files_are_read_but_not_waited_for(own: Path) -> Non
     make_fifo(own)
     with pytest.raises(UnsafeFileError, match="is no regular file"):
         read_regular(own)
+
+
+# --- JSON of models ---------------------------------------------------------------------------------
+
+
+def test_fifo_in_the_place_of_a_json_file_is_not_waited_for(tmp_path: Path) -> None:
+    make_fifo(tmp_path / "config.json")
+    with pytest.raises(ModelFileError, match=r"config\.json: cannot be read: is no regular file"):
+        read_json_object(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"null", b'{"a": 1} x', b"\xff\xfe{}", b'"' + b"\xff" + b'"', b"[" * 200_000, b"9" * 10_000,
+     b'{"a": ' + b"{" * 200_000],
+    ids=["empty", "open", "list", "null", "tail", "utf16", "bytes", "deep", "digits", "deep-object"],
+)  # fmt: skip
+def test_other_content_than_a_json_object_is_a_typed_error(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(ModelFileError, match=r"config\.json") as caught:
+        read_json_object(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_and_huge_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "config.json"
+    with pytest.raises(ModelFileError, match="No such file"):
+        read_json_object(path)
+    path.write_text("{}")
+    monkeypatch.setattr(files, "MAX_JSON_BYTES", 1)
+    with pytest.raises(ModelFileError, match="at most 1"):
+        read_json_object(path)
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("x"), TypeError("no\x1b[2J\nlines"), ZeroDivisionError(), UnicodeError("x"), OSError(36, "long")]
+)  # fmt: skip
+def test_error_that_a_reader_forgot_names_the_file_in_one_line(error: Exception) -> None:
+    with pytest.raises(ModelFileError, match=r"^/models/config\.json: damaged \(.+\); fetch it again$") as caught, \
+            reading(Path("/models/config.json")):  # fmt: skip
+        raise error
+    assert caught.value.__cause__ is error
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("error", [UnsupportedModelError("said"), MemoryError(), KeyboardInterrupt(), ImportError()])
+def test_other_errors_pass_a_reader_as_they_are(error: BaseException) -> None:
+    with pytest.raises(type(error)) as caught, reading(Path("/models")):
+        raise error
+    assert caught.value is error

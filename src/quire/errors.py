@@ -8,6 +8,12 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+MAX_MESSAGE_LEN = 10_000
+"""Characters of a message that has values of files of a model; names of models may be long, too."""
+
+MAX_NAME_LEN = 200
+"""Characters of a name that is compared with known ones: the time grows with their square."""
+
 
 class QuireError(Exception):
     """Base of all errors raised on purpose. `code` is stable and machine-readable."""
@@ -86,11 +92,14 @@ class DuplicateRequestError(RequestError):
 
 
 class ModelError(QuireError):
-    """The model cannot be found, fetched, read or computed."""
+    """The model cannot be found, fetched, read or computed. Values of its files are shown, in one printable line."""
 
     code = "model_error"
     http_status = 404
     exit_code = 3
+
+    def __init__(self, message: object) -> None:
+        super().__init__(printable(str(message), limit=MAX_MESSAGE_LEN))
 
 
 class ModelNotFoundError(ModelError):
@@ -195,7 +204,7 @@ def printable(text: str, *, limit: int = 300) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return ` (did you mean 'x'?)` for the closest known name, or an empty string."""
-    found = difflib.get_close_matches(name, list(known), n=1)
+    found = difflib.get_close_matches(name[:MAX_NAME_LEN], list(known), n=1)
     return f" (did you mean '{found[0]}'?)" if found else ""
 
 

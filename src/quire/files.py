@@ -6,15 +6,21 @@ Next to read: `runtime/shared_file.py`, `runtime/block_files.py`.
 """
 
 import errno
+import json
 import logging
 import os
 import stat
 import tempfile
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+from quire.errors import ModelFileError, QuireError, UnsupportedModelError, printable
 
 logger = logging.getLogger("quire.files")
+MAX_JSON_BYTES = 64 << 20
+"""The index of a model with 100,000 tensors has 10 MB."""
 _WRITTEN_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 FileState = tuple[str, int, int, int, int]
 """Path, size in bytes, times of modification and of change (ns), and inode: who writes a file may set all but the time
@@ -77,6 +83,55 @@ def read_own(path: Path) -> bytes:
     """Return the content of a file that no other user can change. Raises: UnsafeFileError, OSError."""
     with open(open_own(path), "rb") as file:
         return file.read()
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Read a model's file that holds one JSON object.
+
+    Raises: ModelFileError when it is missing, unreadable, too long, nested too deeply or anything else.
+    """
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise ModelFileError(f"{path}: not a JSON object but a {type(value).__name__}; fetch it again")
+    return value
+
+
+def read_json(path: Path) -> Any:
+    """Read a model's file that holds one JSON value. Raises: as `read_json_object`."""
+    try:
+        size_bytes = path.stat().st_size
+        if size_bytes > MAX_JSON_BYTES:
+            raise ModelFileError(f"{path}: {size_bytes:,} bytes, but such a file has at most {MAX_JSON_BYTES:,}")
+        value = json.loads(read_regular(path).decode())
+    except OSError as error:
+        raise ModelFileError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        problem = "nested too deeply" if isinstance(error, RecursionError) else printable(str(error))
+        raise ModelFileError(f"{path}: not valid JSON: {problem}; fetch it again") from error
+    return value
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Name the file in each error of a reader, also in what it raises on damage that it does not look for.
+
+    Readers check what they use and name the key; the rest is for libraries, and for what a reader forgot.
+    Raises: ModelFileError, UnsupportedModelError.
+    """
+    try:
+        yield
+    except (ModelFileError, UnsupportedModelError) as error:
+        if str(path) in str(error):
+            raise
+        raise type(error)(f"{path}: {error}") from error
+    except (QuireError, ImportError, MemoryError):
+        raise
+    except BaseException as error:
+        # The tokenizers library panics on some malformed files, which raises a BaseException.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        problem = str(error).splitlines()[:1] or [type(error).__name__]
+        raise ModelFileError(f"{path}: damaged ({printable(problem[0])}); fetch it again") from error
 
 
 def find_own(path: Path) -> bytes | None:

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from quire.errors import ModelFileError
-from quire.weights import model_files
-from quire.weights.model_files import map_file, read_json_object
-from tests.hostile_files import make_fifo
+from quire.weights.model_files import map_file
 
 
 def test_mapping_shows_the_file_and_writes_stay_private(tmp_path: Path) -> None:
@@ -66,33 +64,3 @@ def test_bus_error_that_is_sent_ends_a_process_without_a_line() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (result.returncode, result.stdout, result.stderr) == (-signal.SIGBUS, "", "")
-
-
-def test_fifo_in_the_place_of_a_json_file_is_not_waited_for(tmp_path: Path) -> None:
-    make_fifo(tmp_path / "config.json")
-    with pytest.raises(ModelFileError, match=r"config\.json: cannot be read: is no regular file"):
-        read_json_object(tmp_path / "config.json")
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"{", b"[]", b"null", b'{"a": 1} x', b"\xff\xfe{}", b'"' + b"\xff" + b'"', b"[" * 200_000, b"9" * 10_000,
-     b'{"a": ' + b"{" * 200_000],
-    ids=["empty", "open", "list", "null", "tail", "utf16", "bytes", "deep", "digits", "deep-object"],
-)  # fmt: skip
-def test_other_content_than_a_json_object_is_a_typed_error(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "config.json"
-    path.write_bytes(content)
-    with pytest.raises(ModelFileError, match=r"config\.json") as caught:
-        read_json_object(path)
-    assert "\n" not in str(caught.value)
-
-
-def test_missing_and_huge_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "config.json"
-    with pytest.raises(ModelFileError, match="No such file"):
-        read_json_object(path)
-    path.write_text("{}")
-    monkeypatch.setattr(model_files, "MAX_JSON_BYTES", 1)
-    with pytest.raises(ModelFileError, match="at most 1"):
-        read_json_object(path)
