@@ -21,7 +21,21 @@ from dataclasses import asdict
 
 import httpx2
 
-from benchmarks.soak import attacks, faults, files, hogs, kernels, loads, long, looks, memory, overload, wire, work
+from benchmarks.soak import (
+    attacks,
+    faults,
+    files,
+    hogs,
+    kernels,
+    loads,
+    long,
+    looks,
+    memory,
+    model_fuzz,
+    overload,
+    wire,
+    work,
+)
 from benchmarks.soak.row import Row
 from benchmarks.soak.server import Server, serving
 
@@ -29,7 +43,7 @@ HEADER = ("id", "what", "measured", "pass?")
 TABLES = ("L", "A", "F", "B")
 SLOTS, QUEUE = 8, 32
 SHORT = ("--max-num-seqs", str(SLOTS), "--max-model-len", "2048")
-REPEATS = {"F2": 8, "F5": 200, "F8": 30, "B2": 100_000}
+REPEATS = {"F2": 8, "F5": 200, "F8": 30, "B2": 100_000, "A9": 8000}
 
 
 def checks(arguments: argparse.Namespace) -> dict[str, Callable[[], Awaitable[Row]]]:
@@ -57,6 +71,7 @@ def checks(arguments: argparse.Namespace) -> dict[str, Callable[[], Awaitable[Ro
         "L6": lambda: on_server(loads.connections),
         "L7": lambda: on_server(lambda server: attacks.slow_attacks(server.url, duration_s=min(duration_s, 240))),
         "A8": lambda: looks.looks(model, duration_s=min(duration_s, 30)),
+        "A9": lambda: model_fuzz.model_fuzz(count=repeat("A9"), seed=arguments.seed),
         "A10": kernels.kernels,
         "F2": lambda: faults.kill_engine(model, repeat=repeat("F2")),
         "F4": lambda: faults.stopped_engine(model),
@@ -80,9 +95,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="ids, or L, A, F or B for all of a table  [all]")
     parser.add_argument("--model", default="smollm2", help="[%(default)s]")
     parser.add_argument("--duration-s", type=float, default=600.0, help="of L1, and at most of L2  [%(default)s]")
-    parser.add_argument("--repeat", type=int, help=f"times, seconds of F8, or cases of B2  [{REPEATS}]")
+    parser.add_argument("--repeat", type=int, help=f"times, seconds of F8, or cases of B2 and A9  [{REPEATS}]")
     parser.add_argument("--server-options", default="", help="more options of quire serve, for the rows L1 to L6")
-    parser.add_argument("--seed", type=int, default=0, help="of L1's requests  [%(default)s]")
+    parser.add_argument("--seed", type=int, default=0, help="of L1's requests and A9's files  [%(default)s]")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args(words)
     # As an exception, so that no server is left behind.

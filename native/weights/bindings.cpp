@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "weights/bus_error.h"
 #include "weights/decode.h"
 #include "weights/pack.h"
 #include "weights/quantize.h"
@@ -41,6 +42,8 @@ nb::tuple read_strings(uintptr_t data, uint64_t num_bytes, int64_t count, uint64
 }  // namespace
 
 void bind_weights(nb::module_& m) {
+  m.def("explain_bus_errors", &explain_bus_errors,
+        "Tell on stderr which mapped file cannot be read, before the process dies of SIGBUS.");
   m.def("read_strings", &read_strings, "data"_a, "num_bytes"_a, "count"_a, "most_bytes"_a,
         "Strings of GGUF up to the first bad one, and their bytes.");
   m.def("packed_bytes", &packed_bytes, "format"_a, "num_outputs"_a, "num_inputs"_a,

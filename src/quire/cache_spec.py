@@ -218,7 +218,7 @@ class PoolShape:
         """Share of the bytes that stays unused in the pages that hold a sequence of `num_tokens`."""
         held = [group.spec.held_blocks(num_tokens, self.block_size) for group in self.groups]
         used = sum(n * group.page_bytes(self.block_size) for n, group in zip(held, self.groups, strict=True))
-        return 1 - used / (sum(held) * self.block_bytes)
+        return 1 - used / (sum(held) * self.block_bytes) if any(held) else 0.0  # windows of one token hold none
 
     def peak_blocks(self, num_tokens: int) -> int:
         """Most blocks that one unshared sequence holds at once while computing `num_tokens`, over all groups."""

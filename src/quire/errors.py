@@ -12,6 +12,11 @@ from typing import Any
 _ABOVE_SPACE = r"\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
 CONTROL = re.compile(rf"[\x00-\x1f{_ABOVE_SPACE}]")
 _CONTROL_BUT_LINES = re.compile(rf"\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f{_ABOVE_SPACE}]")
+MAX_MESSAGE_LEN = 10_000
+"""Characters of a message that has values of files of a model; names of models may be long, too."""
+
+MAX_NAME_LEN = 200
+"""Characters of a name that is compared with known ones: the time grows with their square."""
 
 
 class QuireError(Exception):
@@ -97,11 +102,14 @@ class DuplicateRequestError(RequestError):
 
 
 class ModelError(QuireError):
-    """The model cannot be found, fetched, read or computed."""
+    """The model cannot be found, fetched, read or computed. Values of its files are shown, in one printable line."""
 
     code = "model_error"
     http_status = 404
     exit_code = 3
+
+    def __init__(self, message: object) -> None:
+        super().__init__(printable(str(message), limit=MAX_MESSAGE_LEN))
 
 
 class ModelNotFoundError(ModelError):
@@ -215,7 +223,7 @@ def escaped(text: str, *, keeps_lines: bool = False) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return ` (did you mean 'x'?)` for the closest known name, or an empty string."""
-    found = difflib.get_close_matches(name, list(known), n=1)
+    found = difflib.get_close_matches(name[:MAX_NAME_LEN], list(known), n=1)
     return f" (did you mean '{found[0]}'?)" if found else ""
 
 

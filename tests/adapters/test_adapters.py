@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -429,4 +430,17 @@ def test_lora_request_reads_files_that_changed(base: Path, adapters: dict[str, P
     shutil.rmtree(tmp_path / "x")
     shutil.copytree(adapters["two"], tmp_path / "x")
     assert run(engine, [PROMPTS[1]], [chosen]) == run(engine, [PROMPTS[1]], [two]) != one
+    engine.shutdown()
+
+
+def test_lora_request_reads_files_that_changed_in_place(base: Path, adapters: dict[str, Path], tmp_path: Path) -> None:
+    engine = build(base, enable_lora=True, block_size=16)
+    chosen = LoRARequest("x", str(shutil.copytree(adapters["one"], tmp_path / "x")))
+    one, path = run(engine, [PROMPTS[1]], [chosen]), tmp_path / "x" / "adapter_model.safetensors"
+    status = path.stat()
+    with path.open("r+b") as file:
+        file.seek(status.st_size // 2)
+        file.write(bytes(status.st_size - status.st_size // 2))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert run(engine, [PROMPTS[1]], [chosen]) != one
     engine.shutdown()

@@ -2,15 +2,19 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from quire.cli import saved_chats
-from quire.errors import ModelNotFoundError
+from quire.errors import ConfigError, ModelNotFoundError
 from quire.outputs import RequestOutput
 from tests.cli.command_line import CHAT_TEMPLATE, FakeEngine, call, parsed
+from tests.cli.tiny_directory import make_tiny_directory
 from tests.engine.builders import EOS
+from tests.hostile_files import HOSTILE
 
 
 def test_json_is_one_object_and_quiet_has_no_notes(engines: list[FakeEngine]) -> None:
@@ -91,6 +95,39 @@ def test_calls_of_tools_are_read(engines: list[FakeEngine], monkeypatch: pytest.
     assert "must hold a JSON list of tools" in call("run", "What time is it?", "--tools", str(tools)).stderr
     assert "cannot be read" in call("run", "What time is it?", "--tools", "missing.json").stderr
     assert len(engines) == 2
+
+
+RUN_TRUNCATED = """
+import os, sys
+from quire.cli.main import main
+from quire.runtime.plan.packed_weights import PackedWeights
+
+def truncate(weights, *arguments):
+    os.truncate(sys.argv[2] + "/model.safetensors", 0)
+    fill(weights, *arguments)
+
+fill, PackedWeights.fill = PackedWeights.fill, truncate
+main()
+"""
+
+
+def test_model_file_that_is_truncated_while_it_is_mapped_is_named(tmp_path: Path) -> None:
+    model = make_tiny_directory(tmp_path / "model")
+    command = [sys.executable, "-c", RUN_TRUNCATED, "run", str(model), "hi"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (result.returncode, result.stdout) == (-signal.SIGBUS, "")
+    assert result.stderr.splitlines()[-1].startswith(f"quire: {model}/model.safetensors: a page of this mapped file")
+    assert "Traceback" not in result.stderr
+
+
+def test_saved_chat_that_another_user_may_have_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    for reason, spoil in HOSTILE.items():
+        spoil(saved_chats.save("mine", [{"role": "user", "content": "one"}]))
+        with pytest.raises(ConfigError, match=rf"mine\.json cannot be read: {reason}"):
+            saved_chats.load("mine")
 
 
 def test_continue_goes_on_with_the_chat_saved_last(

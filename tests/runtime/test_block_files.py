@@ -8,23 +8,24 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from quire.errors import ConfigError
-from quire.runtime import block_files
+from quire.files import UnsafeFileError
 from quire.runtime.block_files import (
     HEADER_BYTES,
     BlockFile,
     BlockFileError,
     BlockFiles,
-    check,
     list_files,
     read_description,
 )
 from quire.runtime.disk_tier import DiskTier
+from tests.hostile_files import HOSTILE, give_away, let_others_write
 
 FINGERPRINT = hashlib.sha256(b"model").digest()
 BLOCK_BYTES = 700
@@ -112,7 +113,7 @@ def test_damaged_file_is_never_used(tmp_path: Path) -> None:
             continue
         with pytest.raises(BlockFileError):
             read(files, number, group)
-        assert check(BlockFile(path, group, digest_of(number), 0, 0)) is not None
+        assert BlockFile(path, 0, 0, group, digest_of(number)).problem() is not None
         num_refused += 1
     assert num_refused > 0.9 * NUM_DAMAGES
 
@@ -161,7 +162,7 @@ def test_killed_writers_leave_only_whole_blocks(tmp_path: Path) -> None:
     assert len(files.keys()) > 25
     for _, digest in sorted(files.keys()):
         assert read(files, known[digest]) == block_of(digest)
-    assert [file for file in list_files(tmp_path) if check(file)] == []
+    assert [file for file in list_files(tmp_path) if file.problem()] == []
 
 
 def test_blocks_used_longest_ago_are_deleted_first(tmp_path: Path) -> None:
@@ -188,7 +189,7 @@ def test_ranks_have_folders_of_their_own_and_share_the_limit(tmp_path: Path) -> 
             write(files, number)
         found = list(list_files(tmp_path))
         assert len(found) <= 20
-        assert all(check(file) is None for file in found)
+        assert all(file.problem() is None for file in found)
     assert {file.path.parent.name[-4:] for file in found} == {"0of2", "1of2"}
 
 
@@ -200,7 +201,7 @@ def test_directory_that_cannot_hold_blocks_is_refused(tmp_path: Path, monkeypatc
     def refuse(*arguments: object) -> int:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(block_files.os, "open", refuse)  # root may write anywhere
+    monkeypatch.setattr(os, "open", refuse)  # root may write anywhere
     with pytest.raises(ConfigError, match=r"\(Permission denied\): name a directory that this user may write to"):
         open_files(tmp_path / "closed")
 
@@ -216,7 +217,7 @@ def test_full_disk_is_noted_once_and_blocks_are_still_read(
     def refuse(descriptor: int, parts: list[bytes]) -> int:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(block_files.os, "writev", refuse)
+    monkeypatch.setattr(os, "writev", refuse)
     values = np.zeros((2, BLOCK_BYTES), np.uint8)
     for number in (5, 7):
         tier.write(0, [digest_of(number), digest_of(number + 1)], values, time.monotonic() + 5)
@@ -235,7 +236,7 @@ def test_full_disk_is_noted_once_and_blocks_are_still_read(
 
 def test_short_write_is_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = open_files(tmp_path)
-    monkeypatch.setattr(block_files.os, "writev", lambda descriptor, parts: os.write(descriptor, parts[0]))
+    monkeypatch.setattr(os, "writev", lambda descriptor, parts: os.write(descriptor, parts[0]))
     with pytest.raises(OSError, match="No space left"):
         write(files, 1)
     assert files.keys() == set()
@@ -284,3 +285,37 @@ def test_slow_disk_drops_blocks_rather_than_stall_steps(
     tier.close(time.monotonic() + 5)
     assert len(open_files(tmp_path).keys()) == 3 + 4
     assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(("reason", "spoil"), HOSTILE.items())
+def test_block_that_another_user_may_have_made_is_computed_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, reason: str, spoil: Callable[[Path], object]
+) -> None:
+    files = open_files(tmp_path)
+    spoil(write(files, 1))
+    again = open_files(tmp_path)
+    tier, pages = DiskTier(again), np.ones((2, BLOCK_BYTES), np.uint8)
+    assert read_later(tier, [digest_of(1)], pages) == ([], [1])
+    (record,) = caplog.records
+    assert reason in record.message
+    with pytest.raises(UnsafeFileError, match=reason):
+        next(iter(list_files(tmp_path))).problem()
+    write(again, 1)
+    assert read(again, 1) == block_of(digest_of(1))
+    tier.close(time.monotonic())
+
+
+def test_description_that_another_user_may_have_made_is_not_read(tmp_path: Path) -> None:
+    for spoil in HOSTILE.values():
+        directory = open_files(tmp_path).directory
+        spoil(directory / "model.json")
+        assert read_description(directory) == {}
+
+
+def test_directory_of_blocks_is_this_users_alone(tmp_path: Path) -> None:
+    let_others_write(open_files(tmp_path).directory)
+    directory = open_files(tmp_path).directory
+    assert directory.stat().st_mode & 0o777 == 0o700
+    give_away(directory)
+    with pytest.raises(ConfigError, match=r"cannot hold KV blocks \(belongs to the user 65534\)"):
+        open_files(tmp_path)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from quire.files import UnsafeFileError
 from quire.runtime import shared_file
 from quire.runtime.shared_file import (
     DATA_OFFSET,
@@ -25,6 +26,7 @@ from quire.runtime.shared_file import (
     partial_path,
 )
 from quire.weights.progress import ignore_progress
+from tests.hostile_files import HOSTILE, give_away, let_others_write
 
 NUM_BYTES = 100_000
 VALUES = np.random.default_rng(0).integers(0, 256, NUM_BYTES, np.uint8)
@@ -312,3 +314,57 @@ def test_full_disk_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(OSError, match="No space left"):
         find_or_begin(place(tmp_path), None, ignore_progress)
     assert not list(tmp_path.iterdir())
+
+
+# --- Other users of the machine -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("reason", "spoil"), HOSTILE.items())
+def test_file_that_another_user_may_have_made_is_packed_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, reason: str, spoil: Callable[[Path], object]
+) -> None:
+    make(place(tmp_path))
+    spoil(place(tmp_path).path)
+    make(place(tmp_path))
+    (record,) = caplog.records
+    assert record.message.startswith(f"{place(tmp_path).path} {reason}")
+    assert record.message.endswith(": the weights are packed anew")
+    found = place(tmp_path).find()
+    assert found is not None
+    assert found.tobytes() == VALUES.tobytes()
+
+
+@pytest.mark.parametrize(("reason", "spoil"), HOSTILE.items())
+def test_listed_file_that_is_not_safe_is_named_by_check(
+    tmp_path: Path, reason: str, spoil: Callable[[Path], object]
+) -> None:
+    make(place(tmp_path))
+    spoil(place(tmp_path).path)
+    (file,) = list_files(tmp_path)
+    assert file.header is None
+    with pytest.raises(UnsafeFileError, match=reason):
+        file.problem()
+
+
+@pytest.mark.parametrize(("reason", "spoil"), HOSTILE.items())
+def test_name_of_the_unfinished_file_that_another_user_took_is_not_written(
+    tmp_path: Path, reason: str, spoil: Callable[[Path], object]
+) -> None:
+    path = partial_path(place(tmp_path).path)
+    path.write_bytes(b"dear diary")
+    found = spoil(path)
+    with pytest.raises(UnsafeFileError, match=reason):
+        find_or_begin(place(tmp_path), None, ignore_progress)
+    if isinstance(found, Path):
+        assert found.read_bytes() == b"dear diary"
+
+
+@pytest.mark.parametrize("spoil", [let_others_write, give_away])
+def test_directory_in_which_others_may_put_files_has_none_of_this_user(
+    tmp_path: Path, spoil: Callable[[Path], object]
+) -> None:
+    make(place(tmp_path))
+    spoil(tmp_path)
+    with pytest.raises(UnsafeFileError) as caught:
+        find_or_begin(place(tmp_path), None, ignore_progress)
+    assert caught.value.filename == str(tmp_path)

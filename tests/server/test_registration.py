@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from quire.server.registration import ServerNote, directory, find, registered
+from tests.hostile_files import HOSTILE
 
 
 @pytest.fixture(autouse=True)
@@ -77,3 +78,11 @@ def test_server_runs_without_a_writable_directory(state: Path, caplog: pytest.Lo
     with caplog.at_level(logging.INFO, "quire.server"), registered("http://127.0.0.1:1", "tiny"):
         assert find() == []
     assert "quire ps will not know this server" in caplog.text
+
+
+def test_note_that_another_user_may_have_made_is_not_read() -> None:
+    note = note_of(os.getpid())
+    for spoil in HOSTILE.values():
+        spoil(put("other.json", note))
+        assert find() == []
+        (directory() / "other.json").unlink()

@@ -224,5 +224,7 @@ def test_missing_wrong_and_renamed_parts_are_named(tmp_path: Path) -> None:
         read_gguf(parts[0])
     parts[1].write_bytes(content)
     other = parts[0].rename(tmp_path / "other.gguf")
-    with pytest.raises(ModelFileError, match=r"other\.gguf: one of 3 parts .* its name does not say which"):
+    with pytest.raises(
+        ModelFileError, match=r"other\.gguf: split.count says one of 3 parts, .* name does not say which"
+    ):
         read_gguf(other)

@@ -18,7 +18,8 @@ from quire.cli.options import environment_name
 from quire.config import EngineOptions
 from quire.errors import ConfigError
 from quire.runtime import shared_file
-from quire.runtime.block_files import BlockFile, check, files_in, list_models, read_description
+from quire.runtime.block_files import BlockFile, files_in, list_models, read_description
+from quire.runtime.cached_files import CachedFile
 from quire.runtime.shared_file import FoundFile
 from quire.weights.model_cache import weight_directory
 
@@ -69,11 +70,11 @@ def cache_verify_command(directory: Path | None) -> None:
     damaged = []
     blocks, weights = _read(directory)
     files = list(itertools.chain(*blocks.values()))
-    every: list[BlockFile | FoundFile] = [*files, *weights]
+    every: list[CachedFile] = [*files, *weights]
     for file in every:
         with contextlib.suppress(FileNotFoundError):  # engines that run delete files
             try:
-                problem = check(file) if isinstance(file, BlockFile) else shared_file.check(file)
+                problem = file.problem()
             except OSError as error:
                 problem = f"cannot be read: {error.strerror or error}"
             if problem is not None:
@@ -96,7 +97,7 @@ def cache_clear_command(directory: Path | None, yes: bool) -> None:
     output, directory = output_of(), directory or _weight_directory()
     blocks, weights = _read(directory)
     files = list(itertools.chain(*blocks.values()))
-    every: list[BlockFile | FoundFile] = [*files, *weights]
+    every: list[CachedFile] = [*files, *weights]
     num_bytes, count = sum(file.num_bytes for file in every), _count(files, weights)
     question = f"Delete {count} ({format_bytes(num_bytes)}) in {directory}?"
     if every and not yes and not output.confirm(f"deleting {count}", question):

@@ -5,13 +5,13 @@ Only this user may read them. `XDG_DATA_HOME` moves the directory. Next to read:
 
 import contextlib
 import json
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from quire.errors import ConfigError, nearest
+from quire.files import make_directory, read_own, replace_file
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", re.ASCII)
 
@@ -34,12 +34,9 @@ def names() -> list[str]:
 def save(name: str, messages: Sequence[dict[str, Any]]) -> Path:
     """Write a chat in place of one with the same name. Returns: its file. Raises: ConfigError."""
     path = _path(name)
-    temporary = path.with_suffix(".new")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            json.dump(list(messages), file, ensure_ascii=False, indent=1)
-        temporary.replace(path)
+        make_directory(path.parent)
+        replace_file(path, [json.dumps(list(messages), ensure_ascii=False, indent=1).encode()])
     except OSError as error:
         raise ConfigError(f"the chat cannot be saved as {path}: {error.strerror}") from error
     return path
@@ -49,7 +46,7 @@ def load(name: str) -> list[dict[str, Any]]:
     """Return the messages of a chat. Raises: ConfigError if there is none, or its file holds no list of messages."""
     path = _path(name)
     try:
-        messages = json.loads(path.read_text(encoding="utf-8"))
+        messages = json.loads(read_own(path))
     except FileNotFoundError:
         known = names()
         saved = f"saved are {', '.join(known)}" if known else "none is saved; /save NAME saves one"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from quire.adapter import Adapter
 from quire.config import EngineConfig
 from quire.errors import InvalidParameterError, ModelFileError, RequestError, nearest, printable
+from quire.files import FileState, file_state
 
 if TYPE_CHECKING:
     from quire.runtime.adapter_layout import AdapterLayout
@@ -29,11 +30,11 @@ class LoRARequest:
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """`stamps`: sizes and times of the files when they were read."""
+    """`stamps`: states of the files when they were read."""
 
     adapter: Adapter
     invocation_token_ids: tuple[int, ...]
-    stamps: tuple[tuple[int, int], ...]
+    stamps: tuple[FileState, ...]
 
 
 class Adapters:
@@ -151,9 +152,9 @@ class Adapters:
         return _Loaded(Adapter(name, str(absolute), files.digest()), files.invocation_token_ids, stamps)
 
 
-def _stamps(path: Path) -> tuple[tuple[int, int], ...]:
+def _stamps(path: Path) -> tuple[FileState, ...]:
     files = sorted(path.glob("adapter_*")) if path.is_dir() else [path]
-    return tuple((item.stat().st_size, item.stat().st_mtime_ns) for item in files)
+    return tuple(map(file_state, files))
 
 
 def _last_place(token_ids: list[int], wanted: tuple[int, ...]) -> int | None:

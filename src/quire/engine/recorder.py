@@ -152,7 +152,7 @@ class Recorder:
     def meet(self, request: Request) -> None:
         """Note the client of a request that was queued since `begin`. No client is shown the id of an unknown one."""
         for item in (request, *request.siblings):
-            self._shown[item.request_id] = self._new_name(item.request_id, item.client_id)
+            self._shown[item.request_id] = self._new_name(item.request_id, item.spec.client_id)
 
     def _new_name(self, request_id: str, client_id: str | None) -> _ShownId:
         return _ShownId(request_id, f"r{next(self._numbers)}", client_id)

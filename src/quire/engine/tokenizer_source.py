@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from quire.errors import ChatTemplateError, ConfigError
+from quire.files import reading
 from quire.text.chat_template import compile_chat_template
 from quire.text.directory_tokenizer import directory_chat_templates
 from quire.text.gguf_tokenizer import gguf_chat_templates
@@ -24,11 +25,11 @@ def load_tokenizer(checkpoint: Checkpoint, source: str | None = None, model_voca
     With `model_vocab_size` it refuses text with tokens that the model has no embedding for.
     Raises: ConfigError, ModelError.
     """
-    if source is not None:
-        return load_tokenizer_directory(_directory(source), model_vocab_size=model_vocab_size)
-    if checkpoint.files.kind == "gguf":
-        return load_tokenizer_gguf(checkpoint.metadata, model_vocab_size=model_vocab_size)
-    return load_tokenizer_directory(checkpoint.files.path, model_vocab_size=model_vocab_size)
+    path = checkpoint.files.path if source is None else _directory(source)
+    with reading(path):
+        if source is None and checkpoint.files.kind == "gguf":
+            return load_tokenizer_gguf(checkpoint.metadata, model_vocab_size=model_vocab_size)
+        return load_tokenizer_directory(path, model_vocab_size=model_vocab_size)
 
 
 def has_tokenizer(checkpoint: Checkpoint) -> bool:

@@ -5,7 +5,6 @@ field, because it might change the mathematics. Understands the spellings of tra
 Next to read: `hf_decoder.py`.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,6 +42,8 @@ ACTIVATIONS = {
 }  # fmt: skip
 """Hugging Face's names of activations, and those of `kernels.activations`."""
 MAX_SIZE = 2**31 - 1
+SMALLEST, LARGEST = 1e-18, 1e18
+"""Of numbers above 0: no model has others, and products and quotients of two are numbers in fp32."""
 MAX_LAYERS = 10_000
 """A config with more is corrupted; building that many layers would look like a hang."""
 
@@ -159,7 +160,7 @@ def check_divides(divisor_name: str, divisor: int, name: str, value: int) -> Non
 
 
 def check_positive(name: str, value: Any) -> float:
-    """The value as a number. Raises: ModelFileError unless it is finite and above 0."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
-        raise wrong(name, repr(value), "a number above 0")
+    """The value as a number. Raises: ModelFileError unless it is above 0, and its square is a number, too."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not SMALLEST <= value <= LARGEST:
+        raise wrong(name, repr(value), f"a number above 0, from {SMALLEST:g} to {LARGEST:g}")
     return float(value)

@@ -136,6 +136,8 @@ def make_rope(reader: HFConfigReader, values: dict[str, Any]) -> RopeConfig:
     original = values.pop(ORIGINAL, context_len)  # written with every kind
     if kind in ("yarn", "longrope"):
         numbers["original_context_len"] = check_positive(ORIGINAL, original)
+    if kind == "llama3" and numbers["high_frequency_factor"] <= numbers["low_frequency_factor"]:
+        raise wrong("high_freq_factor", numbers["high_frequency_factor"], "above low_freq_factor")
     if kind == "yarn":
         numbers |= _yarn(values, numbers, theta)
     elif kind == "longrope":

@@ -14,12 +14,14 @@ from quire.errors import ModelFileError
 from quire.kernels.rope import rope
 from quire.layers.rotary import RotaryEmbedding, Rotation
 from quire.lazy_torch import Tensor
-from quire.models.hf_config import HFConfigReader, check_positive
+from quire.models.hf_config import HFConfigReader, check_positive, wrong
 from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_rope import ORIGINAL, parameters_of
 from quire.models.llama import LlamaAttention, LlamaForCausalLM
 
 BETA = "llama_4_scaling_beta"
+MAX_PERIODS = 1 << 16
+"""Original contexts in the context; each is a row of a table."""
 RotationOfBoth = tuple[Rotation, Rotation]
 """Of queries and of keys."""
 
@@ -41,10 +43,11 @@ class Ministral3Config(LlamaConfig):
         if BETA not in parameters:
             raise ModelFileError(f"the model's config lacks {BETA} among its rope parameters")
         fields = super().read(reader)
-        return fields | {
-            "query_growth": check_positive(BETA, beta) if (beta := parameters[BETA]) != 0 else 0.0,
-            "query_period": int(check_positive(ORIGINAL, parameters.get(ORIGINAL, fields["context_len"]))),
-        }
+        period = int(check_positive(ORIGINAL, parameters.get(ORIGINAL, fields["context_len"])))
+        if period * MAX_PERIODS < fields["context_len"]:
+            raise wrong(ORIGINAL, period, f"at least max_position_embeddings / {MAX_PERIODS}")
+        growth = check_positive(BETA, beta) if (beta := parameters[BETA]) != 0 else 0.0
+        return fields | {"query_growth": growth, "query_period": period}
 
 
 class QueryAndKeyRotary(nn.Module):

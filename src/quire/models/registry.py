@@ -8,6 +8,7 @@ It must not know weights or tensors' values. Next to read: `llama.py`.
 import functools
 import importlib
 import inspect
+import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,10 +16,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from quire import nn
 from quire.config import ModelConfig
-from quire.errors import ConfigError, InvalidParameterError, ModelFileError, UnsupportedModelError, nearest
+from quire.errors import ConfigError, InvalidParameterError, ModelFileError, UnsupportedModelError, nearest, printable
 from quire.extras import install_command
 from quire.layers.group import SINGLE
 from quire.lazy_torch import on_meta, require_torch
+from quire.models.hf_config import HFConfigReader, wrong
 from quire.sampling_params import MODEL_DEFAULTS, SamplingParams
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ NOT_MODELS = ("_", "hf_", "registry")
 ENTRY_POINT_GROUP = "quire.models"
 CLASSIFIER = "ForSequenceClassification"
 """End of the names of architectures with a classification head instead of one for tokens."""
+MAX_LABELS = 1 << 16
 FALLBACK = "TransformersForCausalLM"
 """Architecture of any causal language model that Transformers' own module computes."""
 _ADVICE = "{} lets Transformers' own module compute most of the others. "
@@ -95,7 +98,7 @@ class ModelRegistry:
         supported = cls.supported()
         advice = _ADVICE.format(install_command("hf")) if find_spec("transformers") is None else ""
         raise UnsupportedModelError(
-            f"architecture {', '.join(names)} is not supported{nearest(names[0], supported)}; "
+            f"architecture {printable(', '.join(names))} is not supported{nearest(names[0], supported)}; "
             f"supported are {', '.join(supported)}. {advice}"
             "Others can be added with ModelRegistry.register_model"
         )
@@ -121,7 +124,9 @@ class ModelRegistry:
         merged = {**hf_config, **(overrides or {})}
         names = _architectures(merged)
         architecture, merged["architectures"] = names[0], names
-        label_tokens = tuple(merged.pop("classifier_from_token", None) or ())
+        label_tokens = merged.pop("classifier_from_token", None) or ()
+        if not isinstance(label_tokens, list | tuple) or not all(isinstance(token, str) for token in label_tokens):
+            raise wrong("classifier_from_token", label_tokens, "a list of texts")
         merged.pop("is_original_qwen3_reranker", None)
         labels: tuple[str, ...] = ()
         if architecture.endswith(CLASSIFIER):
@@ -146,7 +151,7 @@ class ModelRegistry:
             architecture=architecture,
             implementation=implementation,
             labels=labels,
-            label_tokens=label_tokens,
+            label_tokens=tuple(label_tokens),
             hf_config=merged,
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
@@ -260,7 +265,10 @@ def _labels(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of a classification head's rows; Transformers makes two unless told otherwise."""
     named = hf_config.get("id2label")
     if not isinstance(named, dict):
-        named = {index: f"LABEL_{index}" for index in range(hf_config.get("num_labels") or 2)}
+        num_labels = HFConfigReader(hf_config).integer("num_labels", 2, maximum=MAX_LABELS)
+        named = {index: f"LABEL_{index}" for index in range(num_labels)}
+    if not all(re.fullmatch(r"\d{1,9}", str(index), re.ASCII) for index in named):
+        raise wrong("id2label", named, "an object of names by number")
     return tuple(str(named[index]) for index in sorted(named, key=int))
 
 

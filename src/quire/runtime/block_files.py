@@ -9,9 +9,7 @@ checksum, and counts as absent. Next to read: `disk_tier.py`.
 """
 
 import contextlib
-import errno
 import hashlib
-import itertools
 import json
 import os
 import re
@@ -23,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import ConfigError
+from quire.files import check_own, make_directory, open_own, read_own, replace_file
+from quire.runtime.cached_files import CachedFile, trim
 
 MAGIC = b"quirekv1"
 _HEADER = struct.Struct("<8s32s32sIQ")
@@ -30,9 +30,7 @@ HEADER_BYTES = 128
 DESCRIPTION = "model.json"
 _DIRECTORY = re.compile(r"[0-9a-f]{32}(-\d+of\d+)?")
 _FILE = re.compile(r"([0-9a-f]{64})-(\d{1,4})\.kv")
-_UNFINISHED = re.compile(r"([0-9a-f]{64}-\d{1,4}\.kv|model\.json)\.\d+\.\d+")
-_COUNTER = itertools.count()
-"""Makes names of unfinished files unique among the threads and engines of this process."""
+_UNFINISHED = re.compile(r"([0-9a-f]{64}-\d{1,4}\.kv|model\.json)\.[\w.]+")
 _OLD_S = 3600
 """An unfinished file of this age belongs to a process that was killed."""
 _KEPT = 0.9
@@ -44,14 +42,22 @@ class BlockFileError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class BlockFile:
+class BlockFile(CachedFile):
     """A file of a directory, as its name and status tell."""
 
-    path: Path
     group_index: int
     digest: bytes
-    num_bytes: int
-    used_ns: int
+
+    def problem(self) -> str | None:
+        """Read the file and return what is wrong with it. Raises: OSError."""
+        data = memoryview(read_own(self.path))
+        if len(data) < HEADER_BYTES or bytes(data[:8]) != MAGIC:
+            return "is no block of this version"
+        _, fingerprint, _, _, _ = _HEADER.unpack_from(data)
+        if fingerprint.hex()[:32] != self.path.parent.name[:32]:
+            return "belongs to another model"
+        expected = make_header(fingerprint, self.group_index, self.digest, data[HEADER_BYTES:])
+        return None if data[:HEADER_BYTES] == expected else "is damaged"
 
 
 class BlockFiles:
@@ -75,9 +81,11 @@ class BlockFiles:
         self._fingerprint, self._max_bytes, self._num_ranks = fingerprint, max_bytes, num_ranks
         self.directory = self.root / (fingerprint.hex()[:32] + (f"-{rank}of{num_ranks}" if num_ranks > 1 else ""))
         try:
-            self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self.directory.mkdir(exist_ok=True, mode=0o700)
-            self._replace(self.directory / DESCRIPTION, [json.dumps(description).encode()])
+            make_directory(self.directory)
+            with contextlib.suppress(PermissionError):
+                self.directory.chmod(0o700)  # a volume's group may have been given the right to write
+            check_own(self.directory, self.directory.stat())
+            replace_file(self.directory / DESCRIPTION, [json.dumps(description).encode()])
         except OSError as error:
             raise ConfigError(
                 f"--kv-disk {self.root} cannot hold KV blocks ({error.strerror or error}): name a directory that this"
@@ -105,7 +113,7 @@ class BlockFiles:
         """
         path = self.path(group_index, digest)
         header = bytearray(HEADER_BYTES)
-        with open(path, "rb", buffering=0) as file:
+        with open(open_own(path), "rb", buffering=0) as file:
             num_read = os.readv(file.fileno(), [header, target])
             if num_read != HEADER_BYTES + len(target) or os.fstat(file.fileno()).st_size != num_read:
                 raise BlockFileError("has another length")
@@ -118,43 +126,21 @@ class BlockFiles:
     def write(self, group_index: int, digest: bytes, values: memoryview, *, age_ns: int = 0) -> None:
         """Write a block; if the limit is exceeded, delete those used longest ago. Raises: OSError."""
         path = self.path(group_index, digest)
-        self._replace(path, [make_header(self._fingerprint, group_index, digest, values), values])
+        replace_file(path, [make_header(self._fingerprint, group_index, digest, values), values])
         if age_ns:
             used_ns = time.time_ns() - age_ns
             os.utime(path, ns=(used_ns, used_ns))
         self._num_bytes += self._num_ranks * (HEADER_BYTES + len(values))
         self._trim()
 
-    def _replace(self, path: Path, parts: list[Any]) -> None:
-        unfinished = path.with_name(f"{path.name}.{os.getpid()}.{next(_COUNTER)}")
-        try:
-            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            try:
-                num_bytes = sum(map(len, parts))
-                if os.writev(descriptor, parts) != num_bytes:  # the rest is refused when it is tried
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            finally:
-                os.close(descriptor)
-            os.replace(unfinished, path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                unfinished.unlink()
-            raise
-
     def _trim(self) -> None:
         if self._num_bytes <= self._max_bytes:
             return
         # Other processes write and delete too: only the directory knows.
-        files = sorted(list_files(self.root), key=lambda file: file.used_ns)
+        files = list(list_files(self.root))
         self._num_bytes = sum(file.num_bytes for file in files)
-        if self._num_bytes <= self._max_bytes:
-            return
-        for file in files:
-            if self._num_bytes <= _KEPT * self._max_bytes:
-                return
-            with contextlib.suppress(OSError):
-                file.path.unlink()
-            self._num_bytes -= file.num_bytes
+        if self._num_bytes > self._max_bytes:
+            self._num_bytes -= sum(file.num_bytes for file in trim(files, int(_KEPT * self._max_bytes)))
 
 
 def make_header(fingerprint: bytes, group_index: int, digest: bytes, values: memoryview) -> bytes:
@@ -179,22 +165,10 @@ def list_models(root: Path) -> list[Path]:
 def read_description(directory: Path) -> dict[str, Any]:
     """Return what is known of a directory's model; empty if its description is gone."""
     with contextlib.suppress(OSError, ValueError):
-        found = json.loads((directory / DESCRIPTION).read_text(encoding="utf-8"))
+        found = json.loads(read_own(directory / DESCRIPTION))
         if isinstance(found, dict):
             return found
     return {}
-
-
-def check(file: BlockFile) -> str | None:
-    """Return what is wrong with a file, None if nothing is. Raises: OSError."""
-    data = memoryview(file.path.read_bytes())
-    if len(data) < HEADER_BYTES or bytes(data[:8]) != MAGIC:
-        return "is no block of this version"
-    _, fingerprint, _, _, _ = _HEADER.unpack_from(data)
-    if fingerprint.hex()[:32] != file.path.parent.name[:32]:
-        return "belongs to another model"
-    expected = make_header(fingerprint, file.group_index, file.digest, data[HEADER_BYTES:])
-    return None if data[:HEADER_BYTES] == expected else "is damaged"
 
 
 def files_in(directory: Path) -> Iterator[BlockFile]:
@@ -204,6 +178,5 @@ def files_in(directory: Path) -> Iterator[BlockFile]:
             name = _FILE.fullmatch(entry.name)
             if name is not None:
                 with contextlib.suppress(OSError):  # another process deletes files too
-                    status = entry.stat()
-                    path = directory / entry.name
-                    yield BlockFile(path, int(name[2]), bytes.fromhex(name[1]), status.st_size, status.st_mtime_ns)
+                    status, path = entry.stat(follow_symlinks=False), directory / entry.name
+                    yield BlockFile(path, status.st_size, status.st_mtime_ns, int(name[2]), bytes.fromhex(name[1]))

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from quire import __version__, _native
 from quire.config import EngineConfig
 from quire.errors import ConfigError
+from quire.files import file_state
 from quire.models.registry import ModelRegistry
 from quire.runtime.block_files import BlockFileError, BlockFiles
 from quire.runtime.code_digest import code_digest
@@ -209,7 +210,7 @@ def open_disk_tier(config: EngineConfig, checkpoint: Checkpoint, rank: int = 0) 
 def fingerprint(config: EngineConfig, checkpoint: Checkpoint, rank: int = 0) -> bytes:
     """Return a SHA-256 of everything that a block's bytes on a rank depend on beside its tokens.
 
-    Weights are known by size and time of their files, and by the first and middle bytes of each tensor.
+    Weights are known by size, times and inode of their files, and by the first and middle bytes of each tensor.
     """
     options = {
         name: value
@@ -226,8 +227,7 @@ def fingerprint(config: EngineConfig, checkpoint: Checkpoint, rank: int = 0) -> 
     digest = hashlib.sha256(msgspec.json.encode(parts, order="sorted", enc_hook=str))
     place = checkpoint.files.path
     for path in sorted(place.glob("*.safetensors")) if place.is_dir() else [place]:
-        status = os.stat(path)
-        digest.update(f"{status.st_size} {status.st_mtime_ns}".encode())
+        digest.update(repr(file_state(path)[1:]).encode())
     for name, tensor in checkpoint.tensors.items():
         values = tensor.stored.reshape(-1)
         middle = len(values) // 2

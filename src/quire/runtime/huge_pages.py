@@ -12,6 +12,7 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
+from quire._native import explain_bus_errors
 from quire.byte_sizes import format_bytes
 from quire.errors import MemoryCapacityError
 from quire.linux import bytes_on_huge_pages, prefer_huge_pages
@@ -53,6 +54,7 @@ def map_file(descriptor: int, num_bytes: int, offset: int, *, is_writable: bool 
     `offset`: a multiple of `HUGE_PAGE_BYTES`, as huge pages of files are aligned in the file and in memory.
     Shapes: [num_bytes]. Dtypes: uint8. Raises: OSError.
     """
+    explain_bus_errors()
     prot = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
     try:
         memory = mmap.mmap(descriptor, num_bytes, flags=mmap.MAP_SHARED, prot=prot, offset=offset)

@@ -30,7 +30,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.byte_sizes import format_bytes
+from quire.files import UnsafeFileError, check_own, make_directory, open_own
 from quire.linux import map_over, reserve_blocks, write_back
+from quire.runtime.cached_files import CachedFile, trim
 from quire.runtime.huge_pages import COPIED_BYTES, HUGE_PAGE_BYTES, allocate, map_file
 from quire.weights.progress import Progress
 
@@ -81,8 +83,11 @@ class SharedFile:
     def find(self) -> NDArray[np.uint8] | None:
         """Map the weights; None if there is no file, or another one than the header asks for. Raises: OSError."""
         try:
-            descriptor = os.open(self.path, os.O_RDONLY)
+            descriptor = open_own(self.path)
         except FileNotFoundError:
+            return None
+        except UnsafeFileError as error:
+            logger.warning("%s %s: the weights are packed anew", error.filename, error.strerror)
             return None
         try:
             status = os.fstat(descriptor)
@@ -194,10 +199,11 @@ def find_or_begin(
 
     `max_bytes`: limit of the directory; None: `SHARE_OF_DISK`. `fits_memory`: its bytes are made in memory.
     """
-    place.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path = partial_path(place.path)
+    path, directory = partial_path(place.path), place.path.parent
+    make_directory(directory)
+    check_own(directory, directory.stat())
     while (memory := place.find()) is None:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -226,33 +232,38 @@ def make_room(place: SharedFile, max_bytes: int | None) -> None:
     directory, needed = place.path.parent, place.header.num_bytes
     with suppress(FileNotFoundError):
         place.path.unlink()  # `find` refused it
-    others = (file for file in list_files(directory) if file.path != partial_path(place.path))
-    files = sorted(others, key=lambda file: file.used_ns)
-    used = sum(file.num_bytes for file in files)
+    others = [file for file in list_files(directory) if file.path != partial_path(place.path)]
+    used = sum(file.num_bytes for file in others)
     limit = max_bytes if max_bytes is not None else int(SHARE_OF_DISK * (shutil.disk_usage(directory).free + used))
     if needed > limit:
         raise OSError(errno.EFBIG, f"{format_bytes(needed)} are more than the limit of {format_bytes(limit)}")
-    for file in files:
-        if used + needed <= limit:
-            return
+    for file in trim(others, limit - needed):
         logger.info("%s is deleted: the packed weights of another model need its space", file.path)
-        file.path.unlink(missing_ok=True)
-        used -= file.num_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class FoundFile:
-    """A file of a directory. `header`: None if it is damaged, or still being written."""
+class FoundFile(CachedFile):
+    """A file of a directory. `header`: None if it is damaged, still being written, or not safe."""
 
-    path: Path
     header: Header | None
-    num_bytes: int
-    used_ns: int
 
     def is_of(self, source: Path) -> bool:
         """Return whether it was packed from a model's file, or from one in the directory `source`."""
         path = None if self.header is None else Path(self.header.source)
         return path is not None and source in (path, *path.parents)
+
+    def problem(self) -> str | None:
+        """Read all bytes and return what is wrong with them. Raises: OSError."""
+        descriptor = open_own(self.path, os.O_NOATIME)
+        try:
+            if self.header is None:
+                return "is damaged"
+            num_bytes = os.fstat(descriptor).st_size - DATA_OFFSET
+            if num_bytes != self.header.num_bytes:
+                return f"has {num_bytes:,} bytes of weights, not {self.header.num_bytes:,}"
+            return None if self.header.sha256 == _sha256(descriptor) else "does not have the bytes that were written"
+        finally:
+            os.close(descriptor)
 
 
 def list_files(directory: Path) -> Iterator[FoundFile]:
@@ -261,30 +272,20 @@ def list_files(directory: Path) -> Iterator[FoundFile]:
         if path.suffix not in (SUFFIX, PARTIAL):
             continue
         with suppress(OSError):  # another process deletes files too
-            # Reading must not count as use; the system allows that for files of this user.
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOATIME)
-            try:
-                status = os.fstat(descriptor)
-                header = None if path.suffix == PARTIAL else read_header(descriptor)
-                used_ns = status.st_atime_ns if path.suffix == SUFFIX else status.st_mtime_ns
-            finally:
-                os.close(descriptor)
-            yield FoundFile(path, header, status.st_blocks * 512, used_ns)
+            status = path.lstat()
+            used_ns = status.st_atime_ns if path.suffix == SUFFIX else status.st_mtime_ns
+            header = _header_at(path) if path.suffix == SUFFIX else None
+            yield FoundFile(path, status.st_blocks * 512, used_ns, header)
 
 
-def check(file: FoundFile) -> str | None:
-    """Read all bytes of a file and return what is wrong with it. Raises: OSError."""
-    header = file.header
-    if header is None:
-        return "is damaged"
-    descriptor = os.open(file.path, os.O_RDONLY | os.O_NOATIME)
+def _header_at(path: Path) -> Header | None:
+    """Return the header of a file, without counting as use, which the system allows for files of this user."""
     try:
-        num_bytes = os.fstat(descriptor).st_size - DATA_OFFSET
-        if num_bytes != header.num_bytes:
-            return f"has {num_bytes:,} bytes of weights, not {header.num_bytes:,}"
-        if header.sha256 != _sha256(descriptor):
-            return "does not have the bytes that were written"
+        descriptor = open_own(path, os.O_NOATIME)
+    except UnsafeFileError:
         return None
+    try:
+        return read_header(descriptor)
     finally:
         os.close(descriptor)
 

@@ -5,8 +5,6 @@ or number of cores has none. Next to read: `quire_workshop/tuner.py`, which meas
 """
 
 import hashlib
-import os
-import tempfile
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +14,7 @@ import msgspec
 
 from quire import _native
 from quire.config import EngineOptions, Hardware
+from quire.files import find_own, make_directory, replace_file
 from quire.models.registry import ModelRegistry
 from quire.runtime.code_digest import code_digest
 from quire.weights.checkpoint import Checkpoint
@@ -62,10 +61,8 @@ def keep_tuning(tuning: Tuning | None, hardware: Hardware, options: EngineOption
             path.unlink(missing_ok=True)
         else:
             tuning = msgspec.structs.replace(tuning, code=_digest(hardware))
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-                file.write(msgspec.json.encode(tuning))
-            os.replace(file.name, path)
+            make_directory(path.parent)
+            replace_file(path, [msgspec.json.encode(tuning)])
     return _read(path) == tuning
 
 
@@ -97,7 +94,7 @@ def _digest(hardware: Hardware, *parts: Any) -> str:
 
 
 def _read(path: Path) -> Tuning | None:
-    """Return the tuning of a file; None if it is missing or damaged."""
-    with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
-        return msgspec.json.decode(path.read_bytes(), type=Tuning)
+    """Return the tuning of a file; None if it is missing, damaged or not safe."""
+    with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+        return msgspec.json.decode(find_own(path) or b"", type=Tuning)
     return None

@@ -16,6 +16,7 @@ import platformdirs
 import psutil
 
 from quire import __version__
+from quire.files import make_directory, read_own, replace_file
 
 LOGGER = logging.getLogger("quire.server")
 SAME_START_S = 2.0
@@ -54,10 +55,8 @@ def registered(url: str, model: str) -> Iterator[None]:
     started_s = psutil.Process().create_time()
     note = ServerNote(os.getpid(), url, model, started_s, socket.gethostname(), __version__)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        temporary = path.with_suffix(".new")
-        temporary.write_bytes(msgspec.json.encode(note))
-        os.replace(temporary, path)
+        make_directory(path.parent)
+        replace_file(path, [msgspec.json.encode(note)])
     except OSError as error:
         LOGGER.info("quire ps will not know this server: %s: %s", path.parent, error.strerror)
     try:
@@ -73,7 +72,7 @@ def find() -> list[ServerNote]:
     for path in sorted(directory().glob("*.json")):
         # Files of another machine with the same home directory, and files that are not notes, stay.
         with contextlib.suppress(OSError, msgspec.MsgspecError):
-            note = msgspec.json.decode(path.read_bytes(), type=ServerNote)
+            note = msgspec.json.decode(read_own(path), type=ServerNote)
             if note.host == socket.gethostname() and note.is_running():
                 found.append(note)
             elif note.host == socket.gethostname():

@@ -5,7 +5,6 @@ Reads `tokenizer.json`, or `vocab.json` and `merges.txt` of the older byte-level
 Must not know: weights, the model's configuration. Next to read: `tokenizer.py`.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ from typing import Any
 import tokenizers
 from tokenizers import pre_tokenizers
 
-from quire.errors import ModelFileError, UnsupportedModelError
+from quire.errors import ModelFileError, UnsupportedModelError, printable
+from quire.files import read_json_object, reading
 from quire.text.fim_tokens import find_fim_tokens
 from quire.text.pre_tokenization import build_byte_level, find_pre_tokenization
 from quire.text.tokenizer_parts import TokenizerParts, add_bos_and_eos
@@ -21,6 +21,7 @@ from quire.text.tokenizer_parts import TokenizerParts, add_bos_and_eos
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _BYTE_LEVEL_CLASSES = {"GPT2Tokenizer": "gpt-2", "Qwen2Tokenizer": "qwen2"}
 """Pre-tokenization rules by class, for a directory that has only a vocabulary and merges."""
+MAX_ID_LEN = 10
 _CLASS_DEFAULTS = {
     "gpt-2": {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"},
     "qwen2": {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"},
@@ -44,7 +45,8 @@ def build_directory_tokenizer(path: Path) -> TokenizerParts:
         roles = {**_CLASS_DEFAULTS[rules_name], **roles}
     else:
         raise _no_tokenizer(path)
-    _add_configured_tokens(path, backend, config, roles)
+    with reading(path / "tokenizer_config.json"):
+        _add_configured_tokens(path, backend, config, roles)
     roles = {name: token for name, token in roles.items() if backend.token_to_id(token) is not None}
     _follow_flags(path, backend, config, roles)
     return TokenizerParts(
@@ -77,13 +79,8 @@ def _follow_flags(
 
 
 def _read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
-    try:
+    with reading(path):
         backend = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except BaseException as error:
-        # The library panics on some malformed files, which raises a BaseException.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise ModelFileError(f"{path} is not a valid tokenizer: {_first_line(error)}") from None
     # Some files have the lengths of the training; a prompt must not be truncated or padded.
     backend.no_truncation()
     backend.no_padding()
@@ -109,10 +106,7 @@ def _byte_level_rules(path: Path, config: Mapping[str, Any]) -> str:
 
 
 def _read_vocabulary_and_merges(path: Path, rules_name: str, *, adds_space: bool) -> tokenizers.Tokenizer:
-    vocab = _read_json(path / "vocab.json")
-    for token, token_id in vocab.items():
-        if not isinstance(token_id, int) or not 0 <= token_id < 2**31:
-            raise ModelFileError(f"{path / 'vocab.json'} gives {token[:40]!r} the id {token_id!r}, not a token id")
+    vocab = _read_token_ids(path / "vocab.json")
     merges = []
     for number, line in enumerate(_read_text(path / "merges.txt").split("\n"), start=1):
         if not line.strip() or (number == 1 and line.startswith("#version")):
@@ -122,6 +116,16 @@ def _read_vocabulary_and_merges(path: Path, rules_name: str, *, adds_space: bool
             raise ModelFileError(f"{path / 'merges.txt'} line {number} is {line[:40]!r}, not two pieces")
         merges.append((pieces[0], pieces[1]))
     return build_byte_level(vocab, merges, find_pre_tokenization(rules_name), adds_space=adds_space)
+
+
+def _read_token_ids(path: Path) -> dict[str, int]:
+    """Return the ids of tokens, none if there is no such file. Raises: ModelFileError for another value."""
+    found = _read_json(path)
+    for token, token_id in found.items():
+        if type(token_id) is not int or not 0 <= token_id < 2**31:
+            shown = printable(repr(token_id), limit=40)
+            raise ModelFileError(f"{path} gives {token[:40]!r} the id {shown}, not a token id")
+    return found
 
 
 def _prefix_spaces(backend: tokenizers.Tokenizer, *, adds: bool) -> None:
@@ -153,17 +157,16 @@ def _add_configured_tokens(
     if decoder is None:  # a file of older tools
         decoder = {
             token_id: {"content": token, "special": token in special, "normalized": token not in special}
-            for token, token_id in _read_json(path / "added_tokens.json").items()
+            for token, token_id in _read_token_ids(path / "added_tokens.json").items()
         }
     if not isinstance(decoder, dict):
         kind = type(decoder).__name__
         raise ModelFileError(f"{path / 'tokenizer_config.json'}: added_tokens_decoder is a {kind}, not a dict")
-    for key, entry in sorted(decoder.items(), key=lambda item: int(item[0]) if str(item[0]).isdigit() else -1):
+    for key, entry in sorted(decoder.items(), key=lambda item: int(item[0]) if _is_id(item[0]) else -1):
         content = _token_text(entry)
-        if content is None or not str(key).isdigit():
-            raise ModelFileError(
-                f"{path / 'tokenizer_config.json'}: added_tokens_decoder has the entry {key!r}: {entry!r}"
-            )
+        if content is None or not _is_id(key):
+            shown = f"{printable(repr(key), limit=40)}: {printable(repr(entry), limit=40)}"
+            raise ModelFileError(f"{path / 'tokenizer_config.json'}: added_tokens_decoder has the entry {shown}")
         if content in known:
             continue
         fields = entry if isinstance(entry, dict) else {}
@@ -179,6 +182,10 @@ def _add_configured_tokens(
     # A token outside the vocabulary would get an id that the model has no embedding for.
     added = [token for token in named if token and token not in known and backend.token_to_id(token) is not None]
     backend.add_special_tokens([tokenizers.AddedToken(token, special=True, normalized=False) for token in added])
+
+
+def _is_id(key: Any) -> bool:
+    return str(key).isdecimal() and len(str(key)) <= MAX_ID_LEN
 
 
 def _listed(path: Path, config: Mapping[str, Any], name: str) -> list[Any]:
@@ -217,15 +224,7 @@ def directory_chat_templates(path: Path) -> dict[str, str]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(_read_text(path))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ModelFileError(f"{path} is not valid JSON: {_first_line(error)}") from None
-    if not isinstance(value, dict):
-        raise ModelFileError(f"{path} holds a {type(value).__name__}, not an object")
-    return value
+    return read_json_object(path) if path.is_file() else {}
 
 
 def _read_text(path: Path) -> str:
@@ -246,7 +245,3 @@ def _no_tokenizer(path: Path) -> Exception:
             f"{path} has its tokenizer only as a SentencePiece or tiktoken model. {_CONVERSION.format(path=path)}"
         )
     return ModelFileError(f"{path} has no tokenizer.json (nor vocab.json with merges.txt); fetch the model again")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

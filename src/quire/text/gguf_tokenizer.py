@@ -150,6 +150,8 @@ def _read(metadata: Mapping[str, Any]) -> _Metadata:
     except msgspec.ValidationError as error:
         problem = printable(str(error))
         raise ModelFileError(f"the file's tokenizer is damaged ({problem}); get another conversion") from None
+    if not found.tokens:
+        raise ModelFileError("the file's tokenizer is damaged (tokenizer.ggml.tokens is empty); get another conversion")
     for name in ("token_type", "scores"):
         values = getattr(found, name)
         if values is not None and len(values) < num_tokens:

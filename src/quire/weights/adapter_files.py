@@ -15,15 +15,17 @@ from typing import Any
 import numpy as np
 
 from quire.errors import ModelFileError, UnsupportedModelError, printable
+from quire.files import read_json_object, reading
 from quire.weight_map import Rows
 from quire.weights.gguf_architectures import ARCHITECTURES, architecture_of
 from quire.weights.gguf_file import read_gguf
 from quire.weights.gguf_layout import file_views
-from quire.weights.model_files import read_json_object
 from quire.weights.safetensors_file import read_safetensors
 from quire.weights.weight_tensor import WeightTensor
 
 MAX_RANK = 256
+LARGEST_NUMBER = 1e18
+"""Of an adapter's configuration; scaled values are numbers in fp32."""
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
 """Values of `init_lora_weights` by which PEFT takes the adapter's first values out of the base's weights."""
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -75,12 +77,10 @@ def read_adapter(path: Path, hf_config: Mapping[str, Any]) -> AdapterFiles:
 
     Raises: ModelFileError naming what is missing, cut off or contradictory; UnsupportedModelError.
     """
-    if path.is_dir():
-        found = _read_peft(path)
-    elif path.suffix == ".gguf":
-        found = _read_gguf_adapter(path, hf_config)
-    else:
+    if not path.is_dir() and path.suffix != ".gguf":
         raise ModelFileError(f"{path}: no adapter: give a directory with {CONFIG_FILE}, or a GGUF file")
+    with reading(path):
+        found = _read_peft(path) if path.is_dir() else _read_gguf_adapter(path, hf_config)
     if not found.pairs:
         raise ModelFileError(f"{path}: the adapter changes no weight: train it with target_modules, or fetch it again")
     return found
@@ -118,7 +118,7 @@ def _check_peft(config: Mapping[str, Any], path: Path) -> None:
         raise UnsupportedModelError(f"{path}: peft_type={config.get('peft_type')!r}; only LORA is computed")
     for name in ("r", "lora_alpha"):
         value = config.get(name)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        if not _is_number(value):
             raise ModelFileError(f"{path}: {name}={value!r} is not a number; fetch the adapter again")
     if not isinstance(config["r"], int) or not 1 <= config["r"] <= MAX_RANK:
         raise UnsupportedModelError(f"{path}: r={config['r']!r}; ranks from 1 to {MAX_RANK} are computed")
@@ -136,6 +136,10 @@ def _check_peft(config: Mapping[str, Any], path: Path) -> None:
         raise UnsupportedModelError(f"{path}: {', '.join(used)} of an adapter cannot be computed: train without")
 
 
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= LARGEST_NUMBER
+
+
 def _of_pattern(patterns: Any, module: str, default: float) -> float:
     """Return the value of the first pattern that the end of the module's name matches."""
     if not isinstance(patterns, dict):
@@ -145,7 +149,7 @@ def _of_pattern(patterns: Any, module: str, default: float) -> float:
             is_match = re.fullmatch(rf"(?:.*\.)?(?:{pattern.removeprefix('^')})", module) is not None
         except re.error:
             is_match = module.endswith(pattern)
-        if is_match and isinstance(value, int | float) and value > 0:
+        if is_match and _is_number(value) and value > 0:
             return float(value)
     return default
 
@@ -174,10 +178,9 @@ def _read_gguf_adapter(path: Path, hf_config: Mapping[str, Any]) -> AdapterFiles
             f"{path}: general.type={printable(str(kind))}, adapter.type={printable(str(adapter_type))}: not a LoRA "
             "adapter; llama.cpp's convert_lora_to_gguf.py makes one"
         )
-    name, alpha = file.metadata.get("general.architecture"), file.metadata.get("adapter.lora.alpha")
-    if name not in ARCHITECTURES:
-        raise UnsupportedModelError(f"{path}: architecture {printable(str(name))} is not known")
-    if not isinstance(alpha, int | float) or not math.isfinite(alpha):
+    if (name := file.architecture) not in ARCHITECTURES:
+        raise UnsupportedModelError(f"{path}: architecture {printable(name)} is not known")
+    if not _is_number(alpha := file.metadata.get("adapter.lora.alpha")):
         raise ModelFileError(f"{path}: adapter.lora.alpha={alpha!r} is not a number; convert the adapter again")
     matrices: dict[str, dict[str, WeightTensor]] = {}
     for stored in file.tensors:

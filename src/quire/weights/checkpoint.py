@@ -16,6 +16,7 @@ import numpy as np
 
 from quire._native import CodeLayout
 from quire.errors import ModelFileError, UnsupportedModelError, printable
+from quire.files import FileState, file_state, read_json, read_json_object, reading
 from quire.weights.block_formats import NVFP4
 from quire.weights.gguf_architectures import architecture_of
 from quire.weights.gguf_config import translate_config, translate_generation_config
@@ -25,7 +26,7 @@ from quire.weights.gguf_metadata import Metadata
 from quire.weights.gguf_names import predicts_further
 from quire.weights.gguf_recurrent import RecodedTensor, StateSizes, as_huggingface
 from quire.weights.model_cache import list_cached
-from quire.weights.model_files import read_json, read_json_object, split_parts
+from quire.weights.model_files import split_parts
 from quire.weights.quantized import QuantizedTensor, StoredCodes, nvfp4
 from quire.weights.quantized_names import joined_quantized
 from quire.weights.safetensors_file import read_directory
@@ -44,8 +45,8 @@ POOLINGS = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean"
 
 NUM_TRIES = 3
 """Times that files are opened which another process replaces meanwhile."""
-SourceState = tuple[tuple[str, int, int, int], ...]
-"""Path, size in bytes, time of modification and inode of each file that weights depend on."""
+SourceState = tuple[FileState, ...]
+"""Of each file that weights depend on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,8 @@ def open_checkpoint(files: ModelFiles, *, with_tensors: bool = True) -> Checkpoi
     open_files = _open_gguf if files.kind == "gguf" else _open_directory
     try:
         for _ in range(NUM_TRIES):
-            state, checkpoint = source_state(files), open_files(files, with_tensors=with_tensors)
+            with reading(files.path):
+                state, checkpoint = source_state(files), open_files(files, with_tensors=with_tensors)
             if source_state(files) == state:
                 return replace(checkpoint, state=state)
         raise ModelFileError(f"{files.path}: changes while it is read; start again when it is complete")
@@ -106,8 +108,7 @@ def source_state(files: ModelFiles) -> SourceState:
     found = []
     for path in paths:
         with suppress(OSError):
-            status = path.stat()
-            found.append((str(path.absolute()), status.st_size, status.st_mtime_ns, status.st_ino))
+            found.append(file_state(path))
     return tuple(found)
 
 
@@ -122,7 +123,7 @@ def _open_gguf(files: ModelFiles, *, with_tensors: bool) -> Checkpoint:
 def _named_tensors(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, WeightTensor]:
     """The tensors by Hugging Face name. Raises: ModelFileError; UnsupportedModelError for a name that is not known."""
     architecture = architecture_of(file.metadata)
-    metadata = Metadata(file, file.metadata["general.architecture"])
+    metadata = Metadata(file, file.architecture)
     num_layers, num_experts = metadata.num_layers, metadata.value("expert_count", 0)
     sizes = StateSizes.read(metadata) if architecture.has_value_heads_in_turns else None
     tensors: dict[str, WeightTensor] = {}

@@ -5,7 +5,6 @@ Strict: a metadata key of the architecture that nothing here reads may change th
 Keys: `gguf.constants.Keys` of the gguf package. Next to read: `checkpoint.py`.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ from quire.errors import ModelFileError, UnsupportedModelError, nearest, printab
 from quire.weights.gguf_architectures import ARCHITECTURES, Architecture, architecture_of
 from quire.weights.gguf_fields import read_fields
 from quire.weights.gguf_file import GGUFFile
-from quire.weights.gguf_metadata import Metadata
+from quire.weights.gguf_metadata import LARGEST_FP32, Metadata
 from quire.weights.gguf_rope import rope_scaling
 
 _KEYS_WITHOUT_EFFECT = frozenset({
@@ -80,7 +79,7 @@ def translate_generation_config(file: GGUFFile, vocab_size: int) -> dict[str, An
         value = file.metadata.get(f"general.sampling.{gguf_name}")
         if type(value) is int:
             config[name] = value
-        elif isinstance(value, float) and math.isfinite(value):
+        elif isinstance(value, float) and abs(value) <= LARGEST_FP32:
             config[name] = float(str(np.float32(value)))
     return config
 
@@ -96,9 +95,7 @@ def sampling_keys(generation_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _architecture(file: GGUFFile) -> str:
-    architecture = file.metadata.get("general.architecture")
-    if not isinstance(architecture, str):
-        raise ModelFileError(f"{file.path}: the metadata key general.architecture is missing")
+    architecture = file.architecture
     if architecture not in ARCHITECTURES:
         raise UnsupportedModelError(
             f"{file.path}: the GGUF architecture '{printable(architecture, limit=80)}' is not supported"

@@ -81,6 +81,21 @@ class GGUFFile:
     """The bytes of each key with its value, to be copied to another file."""
     others: tuple[np.ndarray, ...] = ()
 
+    @property
+    def architecture(self) -> str:
+        """The name of the architecture. Raises: ModelFileError for a file without one."""
+        name = self.metadata.get("general.architecture")
+        if not isinstance(name, str):
+            raise ModelFileError(f"{self.path}: the metadata key general.architecture is missing, or no text")
+        return name
+
+    def integer(self, key: str, default: int) -> int:
+        """The value of a key. Raises: ModelFileError for another one than an integer."""
+        value = self.metadata.get(key, default)
+        if type(value) is not int:
+            raise ModelFileError(f"{self.path}: {key} is {printable(repr(value), limit=80)}, not an integer")
+        return value
+
     def rows(self, tensor: GGUFTensor) -> np.ndarray:
         """The stored blocks of a tensor, without copying. Shapes: uint8 `[rows, row_bytes]`."""
         stored = (self.data, *self.others)[tensor.part][tensor.offset : tensor.offset + tensor.num_bytes]
@@ -94,13 +109,14 @@ def read_gguf(path: Path) -> GGUFFile:
     big-endian files, version 1 and formats that are not decoded here.
     """
     file = _read_part(path)
-    if file.metadata.get("split.count", 1) in (0, 1):
+    count = file.integer("split.count", 1)
+    if count in (0, 1):
         return file
     names = split_parts(path.name)
-    if len(names) != file.metadata["split.count"]:
+    if len(names) != count:
         raise ModelFileError(
-            f"{path}: one of {file.metadata['split.count']} parts of a split GGUF, and its name does not say which: "
-            f"give the parts the names they were published with, …-00001-of-{file.metadata['split.count']:05}.gguf"
+            f"{path}: split.count says one of {count} parts, and its name does not say which: "
+            f"give the parts the names they were published with, …-00001-of-{count:05}.gguf"
         )
     paths = [path.with_name(name) for name in names]
     if missing := next((part for part in paths if not part.exists()), None):
@@ -108,12 +124,12 @@ def read_gguf(path: Path) -> GGUFFile:
     parts = [file if part == path else _read_part(part) for part in paths]
     tensors: dict[str, GGUFTensor] = {}
     for index, part in enumerate(parts):
-        if part.metadata.get("split.no", index) != index or part.metadata.get("split.count") != len(names):
+        if part.integer("split.no", index) != index or part.integer("split.count", 1) != len(names):
             raise ModelFileError(f"{part.path}: not part {index + 1} of {len(names)} of this model; fetch it again")
         if again := next(iter(part.tensors.keys() & tensors.keys()), None):
             raise ModelFileError(f"{part.path}: tensor '{printable(again)}' is in another part too; fetch them again")
         tensors |= {name: replace(tensor, part=index) for name, tensor in part.tensors.items()}
-    expected = parts[0].metadata.get("split.tensors.count", len(tensors))
+    expected = parts[0].integer("split.tensors.count", len(tensors))
     if len(tensors) != expected:
         raise ModelFileError(f"{paths[0]}: the parts have {len(tensors)} tensors, not {expected}; fetch them again")
     return replace(parts[0], tensors=tensors, others=tuple(part.data for part in parts[1:]))

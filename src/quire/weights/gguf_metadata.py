@@ -1,6 +1,5 @@
 """`Metadata`: typed access to the keys of a GGUF file. Next to read: `gguf_config.py`."""
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from quire.errors import ModelFileError, UnsupportedModelError, printable
 from quire.weights.gguf_file import GGUFFile
 
 PREDICTORS = "nextn_predict_layers"
+LARGEST_FP32 = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,10 @@ class Metadata:
     @property
     def num_layers(self) -> int:
         """Layers without those behind the last, which predict tokens after the next."""
-        return self.integer("block_count") - self.num_predictors
+        num_blocks, num_predictors = self.integer("block_count"), self.num_predictors
+        if num_predictors >= num_blocks:
+            raise self._wrong(PREDICTORS, num_predictors, f"less than the block_count of {num_blocks}")
+        return num_blocks - num_predictors
 
     @property
     def num_predictors(self) -> int:
@@ -97,7 +100,7 @@ class Metadata:
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number above 0. float32 values get their shortest decimal form: 1e-05, not 9.99999974e-06."""
         value = self.value(name, default)
-        if type(value) not in (int, float) or not 0 < value < math.inf:
+        if type(value) not in (int, float) or not 0 < value <= LARGEST_FP32:
             raise self._wrong(name, value, "a positive number")
         return float(str(np.float32(value)))
 

@@ -1,19 +1,16 @@
-"""Files of a model: mapped into memory, or small JSON objects as config.json. It must not know formats.
+"""Weight files of a model, mapped into memory, and the names of their parts. It must not know formats.
 
 Next to read: `gguf_file.py`.
 """
 
-import json
 import mmap
 import os
 import re
 from pathlib import Path
-from typing import Any
 
-from quire.errors import ModelFileError, printable
+from quire.errors import ModelFileError
+from quire.files import open_regular
 
-MAX_JSON_BYTES = 64 << 20
-"""The index of a model with 100,000 tensors has 10 MB."""
 _PART = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf", re.ASCII)
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
@@ -26,14 +23,17 @@ def map_file(path: Path) -> mmap.mmap:
 
     Raises: ModelFileError when the file is missing, empty, unreadable or no regular file.
     """
+    from quire._native import explain_bus_errors  # names of models are looked up without native code
+
+    explain_bus_errors()
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        descriptor = open_regular(path)
     except OSError as error:
         raise ModelFileError(f"{path}: cannot be opened: {error.strerror}") from error
     try:
         size_bytes = os.fstat(descriptor).st_size
         if size_bytes == 0:
-            raise ModelFileError(f"{path}: the file is empty or not a regular file; fetch it again")
+            raise ModelFileError(f"{path}: the file is empty; fetch it again")
         flags = mmap.MAP_PRIVATE | _MAP_NORESERVE
         return mmap.mmap(descriptor, size_bytes, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     except OSError as error:
@@ -49,29 +49,3 @@ def split_parts(name: str) -> list[str]:
         return [name]
     start, _, count = match.groups()
     return [f"{start}-{number:05}-of-{count}.gguf" for number in range(1, int(count) + 1)] or [name]
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Read a file that holds one JSON object.
-
-    Raises: ModelFileError when it is missing, unreadable, too long, nested too deeply or anything else.
-    """
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise ModelFileError(f"{path}: not a JSON object; fetch it again")
-    return value
-
-
-def read_json(path: Path) -> Any:
-    """Read a file that holds one JSON value. Raises: as `read_json_object`."""
-    try:
-        size_bytes = path.stat().st_size
-        if size_bytes > MAX_JSON_BYTES:
-            raise ModelFileError(f"{path}: {size_bytes:,} bytes, but such a file has at most {MAX_JSON_BYTES:,}")
-        value = json.loads(path.read_bytes().decode())
-    except OSError as error:
-        raise ModelFileError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        problem = "nested too deeply" if isinstance(error, RecursionError) else printable(str(error))
-        raise ModelFileError(f"{path}: not valid JSON: {problem}; fetch it again") from error
-    return value

@@ -37,6 +37,8 @@ UNUSED = (
     *SCALES, "input_scale", "activation_scale", "input_zero_point", "weight_zero_point", "weight_shape",
     "weight_g_idx", "input_global_scale",
 )  # fmt: skip
+MAX_BLOCK = 1 << 30
+"""Rows or columns with one scale."""
 CACHE_SCALES = ("k_scale", "v_scale")
 COMPRESSED_FORMATS = (
     "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision", "nvfp4-pack-quantized",
@@ -108,7 +110,7 @@ def _choose(path: str, fields: Mapping[str, Any], name: str, known: Sequence[Any
 
 def _group_size(path: str, fields: Mapping[str, Any], name: str) -> int:
     size = fields.get(name)
-    if not isinstance(size, int) or isinstance(size, bool) or (size < 1 and size != -1):
+    if not isinstance(size, int) or isinstance(size, bool) or not (size == -1 or 0 < size <= MAX_BLOCK):
         raise ModelFileError(
             f"{path}: quantization_config has {name}={printable(str(size))}, not -1 or a number above 0"
         )
@@ -249,7 +251,11 @@ def _block_size(path: str, fields: Mapping[str, Any], name: str) -> tuple[int, i
     size = fields.get(name)
     if size is None:
         return None
-    if not isinstance(size, list) or len(size) != 2 or not all(type(item) is int and item > 0 for item in size):
+    if (
+        not isinstance(size, list)
+        or len(size) != 2
+        or not all(type(item) is int and 0 < item <= MAX_BLOCK for item in size)
+    ):
         raise ModelFileError(
             f"{path}: quantization_config has {name}={printable(str(size))}, not null or two numbers above 0"
         )
@@ -342,7 +348,8 @@ def _compressed(path: str, fields: Mapping[str, Any]) -> Make:
             return _nvfp4(layer)
         if codes.format != "I32":
             return _scaled(layer, block)
-        num_outputs, num_inputs = (int(size) for size in layer.get("weight_shape").stored.view("<i8").reshape(-1))
+        shape = _check(name, layer.get("weight_shape"), (2,), "I64")
+        num_outputs, num_inputs = (int(size) for size in shape.stored.view("<i8").reshape(-1))
         bits = 8 if codes.shape[-1] * 4 == num_inputs else 4
         per_word = 32 // bits
         _check(name, codes, (num_outputs, -(-num_inputs // per_word)), "I32")

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from quire.errors import ModelFileError, UnsupportedModelError, printable
-from quire.weights.model_files import map_file, read_json_object
+from quire.files import read_json_object
+from quire.weights.model_files import map_file
 from quire.weights.weight_tensor import WeightTensor
 
 SINGLE_FILE = "model.safetensors"
@@ -19,6 +20,7 @@ _ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
     "I32": 4, "U32": 4, "F32": 4, "F64": 8, "I64": 8, "U64": 8, "C64": 8,
 }  # fmt: skip
+MAX_NAME_LEN = 200
 _PICKLE_PATTERNS = ("pytorch_model*.bin", "*.pt", "*.pth", "consolidated*.pth")
 
 
@@ -50,8 +52,9 @@ def _read_shards(directory: Path) -> dict[str, WeightTensor]:
     shards: dict[str, dict[str, WeightTensor]] = {}
     tensors = {}
     for name, shard in weight_map.items():
-        if not isinstance(shard, str) or Path(shard).name != shard or shard in ("", ".."):
-            raise ModelFileError(f"{index_path}: {printable(repr(shard))} is no name of a file in this directory")
+        if not isinstance(shard, str) or Path(shard).name != shard or shard in ("", "..") or len(shard) > MAX_NAME_LEN:
+            shown = printable(repr(shard), limit=80)
+            raise ModelFileError(f"{index_path}: {shown} of '{name}' is no name of a file in this directory")
         if shard not in shards:
             path = directory / shard
             if not path.is_file():

@@ -6,7 +6,6 @@ Next to read: `../learn/grading.py`.
 
 import contextlib
 import json
-import os
 from pathlib import Path
 
 import click
@@ -14,6 +13,7 @@ import click
 from quire.cli.command import option, output_of, verb
 from quire.cli.exit_codes import ExitCode
 from quire.cli.language import LANGUAGES, language_of
+from quire.files import make_directory, read_own, replace_file
 
 _language = option(
     "--lang", type=click.Choice(LANGUAGES), help="language of the exercises  [zh if LANG begins so, else en]"
@@ -126,7 +126,7 @@ def _done_path() -> Path:
 def _read_done() -> list[str]:
     """Return the names of the exercises that are done; none if the file cannot be read."""
     with contextlib.suppress(OSError, ValueError):
-        names = json.loads(_done_path().read_text(encoding="utf-8"))["done"]
+        names = json.loads(read_own(_done_path()))["done"]
         return [name for name in names if isinstance(name, str)]
     return []
 
@@ -137,9 +137,7 @@ def _note_done(name: str) -> None:
     if name in done:
         return
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        temporary = path.with_suffix(".new")
-        temporary.write_text(json.dumps({"done": [*done, name]}), encoding="utf-8")
-        os.replace(temporary, path)
+        make_directory(path.parent)
+        replace_file(path, [json.dumps({"done": [*done, name]}).encode()])
     except OSError as error:
         output_of().note(f"{path} cannot be written: {error.strerror}")

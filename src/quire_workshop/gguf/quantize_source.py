@@ -30,7 +30,7 @@ def from_gguf(file: GGUFFile, recommended_sampling: Mapping[str, float] | None =
 
     `recommended_sampling`: defaults of `SamplingParams` that the file may lack.
     """
-    architecture = file.metadata.get("general.architecture")
+    architecture = file.architecture
 
     def count(name: str, default: int) -> int:
         value: Any = file.metadata.get(f"{architecture}.{name}", default)

@@ -28,6 +28,7 @@ from quire.weights.quantized import RoundedTensor
 from quire.weights.sources import ModelFiles, resolve_source
 from quire.weights.weight_tensor import WeightTensor
 from tests.cli.tiny_directory import CONFIG, make_tiny_directory, tensor_shapes
+from tests.hostile_files import give_away, let_others_write
 from tests.kernels.native.packed_weights import FLOATS_STORED, STORED, Packed, finite_rows
 from tests.runtime.plan.harness import PlanRunner, k_quants
 from tests.runtime.plan.harness import make_config as config_of
@@ -210,7 +211,17 @@ def change_config(model: Path) -> None:
     path.write_text(path.read_text() + "\n")
 
 
-@pytest.mark.parametrize("change", [touch, replace_file, change_config])
+def change_in_place(model: Path) -> None:
+    """Write one other value; size, inode and the time of modification stay."""
+    path = model / "model.safetensors"
+    status = path.stat()
+    with path.open("r+b") as file:
+        file.seek(-4, os.SEEK_END)
+        file.write(np.float32(7).tobytes())
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize("change", [touch, replace_file, change_config, change_in_place])
 def test_source_that_changes_under_the_same_name_is_packed_anew(
     model: Path, cache: Path, packs: list[int], change: Callable[[Path], None]
 ) -> None:
@@ -320,7 +331,7 @@ def test_state_of_a_split_file_is_that_of_all_parts(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         (tmp_path / f"m-{number:05}-of-00003.gguf").write_bytes(b"x" * number)
     files = ModelFiles("m", tmp_path / "m-00002-of-00003.gguf", "gguf", "local")
-    assert [size for _, size, _, _ in source_state(files)] == [1, 2, 3]
+    assert [size for _, size, *_ in source_state(files)] == [1, 2, 3]
 
 
 # --- Where no file is kept ------------------------------------------------------------------------
@@ -336,6 +347,20 @@ def test_directory_that_cannot_be_written_means_packing_in_memory(
     assert weights.memory.tobytes() == in_memory(model)
     assert len(caplog.records) == 1
     assert f"the packed weights of {model} are not kept in {cache / 'below'}: " in caplog.text
+
+
+@pytest.mark.parametrize("spoil", [let_others_write, give_away])
+def test_directory_of_other_users_means_packing_in_memory_with_a_warning(
+    model: Path, cache: Path, packs: list[int], caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], object]
+) -> None:
+    filled(model, cache)
+    spoil(cache)
+    weights = filled(model, cache)
+    assert len(packs) == 2
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.message.startswith(f"the packed weights of {model} are not kept in {cache}: ")
+    assert weights.memory.tobytes() == in_memory(model)
 
 
 @pytest.mark.parametrize("function", ["posix_fallocate", "replace"])

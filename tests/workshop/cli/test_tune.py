@@ -22,6 +22,7 @@ from quire_workshop.bench_cases import BenchCase
 from quire_workshop.tuner import MIN_ROUNDS, Ratio, enough_streams, first_faster, thread_counts
 from tests.cli.command_line import call, parsed
 from tests.cli.tiny_directory import make_tiny_directory
+from tests.hostile_files import HOSTILE
 
 
 @pytest.fixture
@@ -56,6 +57,19 @@ def test_later_starts_use_what_was_kept_and_say_so(model: str) -> None:
     assert (result.exit_code, "the defaults hold again" in result.output) == (0, True)
     assert not resolve_config(options, checkpoint).hardware.tuned
     assert check_tuning().found == "defaults"
+
+
+def test_tuning_that_another_user_may_have_written_is_not_used(
+    model: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hardware = detect_hardware("cpu")
+    for reason, spoil in HOSTILE.items():
+        assert keep_tuning(Tuning(1, 20, None, "x", model), hardware, *opened(model))
+        (path,) = (tmp_path / "cache" / "tuning").glob("*.json")
+        spoil(path)
+        caplog.clear()
+        assert kept_tunings(hardware) == []
+        assert reason in caplog.text
 
 
 def test_bytes_fetched_ahead_change_no_bit(model: str) -> None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from quire import _native
 from quire.config import EngineConfig, EngineOptions
 from quire.engine.llm_engine import LLMEngine
+from quire.files import make_directory, replace_file
 from quire.insight.explain.device import Calibration, calibration_path
 from quire.insight.explain.measure import decode_seconds
 from quire.kernels.instruction import Cost, Instruction, StepShape
@@ -165,8 +166,8 @@ def calibrate(report: Callable[[str], None] = lambda text: None) -> Calibration:
         attention, others, _time_host(),
     )  # fmt: skip
     path = calibration_path()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.encode(found))
+    make_directory(path.parent)
+    replace_file(path, [msgspec.json.encode(found)])
     return found
 
 

@@ -15,6 +15,7 @@ import msgspec
 from quire import _native
 from quire.config import EngineConfig, Hardware
 from quire.errors import ConfigError, nearest
+from quire.files import find_own
 from quire.kernels.instruction import Instruction, StepShape
 from quire.runtime.hardware import detect_hardware
 from quire.runtime.machine_limits import MachineLimits, measure_limits, read_rate
@@ -203,8 +204,8 @@ def calibration_path() -> Path:
 def read_calibration(hardware: Hardware) -> Calibration | None:
     """Return the calibration, if there is one of this processor, number of threads and instruction set."""
     try:
-        found = msgspec.json.decode(calibration_path().read_bytes(), type=Calibration)
-    except (OSError, msgspec.MsgspecError):
+        found = msgspec.json.decode(find_own(calibration_path()) or b"", type=Calibration)
+    except msgspec.MsgspecError:
         return None
     here = (hardware.name, hardware.num_threads, _native.isa())
     return found if (found.hardware, found.num_threads, found.isa) == here else None

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import ModelError, ModelNotFoundError, nearest
+from quire.files import read_json_object
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.hub import fetch_from_hub, parse_hub_id
-from quire.weights.model_files import read_json_object
 from quire.weights.progress import Progress
 from quire.weights.sources import ModelFiles, resolve_source
 

@@ -25,6 +25,7 @@ from quire import __version__
 from quire.byte_sizes import format_bytes
 from quire.config import EngineConfig
 from quire.errors import MemoryCapacityError
+from quire.files import UnsafeFileError
 from quire.runtime.huge_pages import on_huge_pages
 from quire.runtime.loader import draft_files
 from quire.runtime.plan.packed_weights import PackedWeights
@@ -62,8 +63,10 @@ def fill_weights(
         limit = config.options.weight_cache_bytes
         begun = find_or_begin(place, limit, report, fits_memory=not config.weights_on_disk)
     except OSError as error:
-        problem = f"{directory}: {error.strerror or error}"
-        logger.info("the packed weights of %s are not kept in %s", name, problem)
+        named = "" if error.filename in (None, str(directory)) else f"{error.filename} "
+        problem = f"{directory}: {named}{error.strerror or error}"
+        level = logging.WARNING if isinstance(error, UnsafeFileError) else logging.INFO
+        logger.log(level, "the packed weights of %s are not kept in %s", name, problem)
     if isinstance(begun, np.ndarray):
         weights.use(begun if config.weights_on_disk else on_huge_pages(begun))
         return
