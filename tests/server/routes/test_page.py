@@ -105,6 +105,17 @@ async def test_unknown_comparison_or_setting_runs_nothing(command: Path, body: o
 
 
 @in_loop
+async def test_comparison_is_what_the_system_ends_first(command: Path) -> None:
+    command.write_text(
+        "import json, time\nend = time.monotonic() + 30\n"
+        "while (score := open('/proc/self/oom_score_adj').read().strip()) != '1000' and time.monotonic() < end:\n"
+        "    time.sleep(0.01)\nprint(json.dumps({'score': score}))"
+    )
+    async with serving() as server:
+        assert (await server.answer("POST", "/lab/compare", body={"name": "kv"})).json == {"score": "1000"}
+
+
+@in_loop
 async def test_failed_command_is_an_error_with_its_message(command: Path) -> None:
     command.write_text("import sys; sys.exit('error[usage]: no such command')")
     async with serving() as server:
