@@ -1,12 +1,32 @@
-"""Waiting for processes: one that is to end may be gone, or be a zombie, between any two questions."""
+"""Waiting for processes, one of which may be gone, or be a zombie, between any two questions; processes with limits."""
 
 import functools
+import resource
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 
 LIMIT_S = 60.0
+_CALL = "import sys, {module}; from tests.processes import limit; limit(); {module}.{name}(*sys.argv[1:])"
+
+
+def run_limited(function: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Call `package.module:function` with words in a process that `limit` ends: a freeze fails a test, and no more."""
+    module, _, name = function.partition(":")
+    command = [sys.executable, "-c", _CALL.format(module=module, name=name), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1], check=False)
+
+
+def limit(*, seconds: int = 10, num_bytes: int = 1 << 30) -> None:
+    """Let the system end this process after some more processor time, and refuse it more memory."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    used_s = used.ru_utime + used.ru_stime
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used_s) + seconds, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + num_bytes, resource.RLIM_INFINITY))
 
 
 def has_ended(process: psutil.Process) -> bool:

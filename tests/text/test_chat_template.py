@@ -122,7 +122,7 @@ def test_rendered_chat_equals_transformers(template: str, messages: Any, options
 
 
 def test_free_variables_are_those_that_a_template_may_read_from_outside() -> None:
-    assert ChatTemplate(TOOLS_TEMPLATE).free_variables() == ["add_generation_prompt", "messages", "tools"]
+    assert ChatTemplate(TOOLS_TEMPLATE).free_variables == ["add_generation_prompt", "messages", "tools"]
 
 
 # --- Refusals ---------------------------------------------------------------------------------

@@ -6,10 +6,10 @@ reads the answer.
 
 import functools
 import math
-import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from quire.text.chat_template import without_comments
 from quire.text.stop_strings import begun_len
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def find_reasoning(chat_template: str | None, prompt: str, tokenizer: "Tokenizer
 @functools.lru_cache(maxsize=32)
 def _taught(chat_template: str) -> ReasoningFormat | None:
     """Return the format whose markers a template has outside of comments."""
-    source = re.sub(r"\{#.*?#\}", "", chat_template, flags=re.DOTALL)
+    source = without_comments(chat_template)
     return next((item for item in FORMATS if item.is_taught(source)), None)
 
 

@@ -9,7 +9,7 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -26,10 +26,10 @@ SHORT_ID_LEN = 9
 TOOL_NAME, ARGUMENT, VALUE = "qtool0", "qkey0", "qvalue0"
 PROBE_ARGUMENTS = {ARGUMENT: VALUE}
 """Name and arguments of the call in `TemplateTraits.written_call`."""
+MAX_WORDS_LEN = 4096
+"""Most characters around a call or behind reasoning: to read a call in all formats takes 0.1 ms per character."""
 _SYSTEM, _USER, _ANSWER, _RESULT, _THOUGHT = "qsystem0", "quser0", "qanswer0", "qresult0", "qthought0"
 _OPEN_MARKER = re.compile(r"[<\[][^<>\[\]\s]*$")
-_NAMES_IN_LOOPS = {"tools", "tool", "tool_call", "tool_calls", "function"}
-"""Names that are no variables from outside, but for the first, which is tried before."""
 _IDS = ("call_q0000001", "call_q0000002")
 _TOOL = {
     "type": "function",
@@ -193,14 +193,10 @@ class _Probe:
                             "needs_tools": needs_tools}  # fmt: skip
         return {"tools": None}
 
-    def _tool_names(self) -> Iterator[str]:
-        """Yield the variables that may hold tools, the likeliest first."""
-        names = self._template.names(r"\w*(?:tool|function)\w*")
-        if "tools" in names:
-            yield "tools"
-        if others := names - _NAMES_IN_LOOPS:  # finding the variables takes as long as ten renderings
-            found = others.intersection(self._template.free_variables())
-            yield from sorted(found, key=lambda name: ("python" in name, name != "xml_tools", name))
+    def _tool_names(self) -> list[str]:
+        """Return the variables that may hold tools, the likeliest first."""
+        names = [name for name in self._template.free_variables if "tool" in name or "function" in name]
+        return sorted(names, key=lambda name: (name != "tools", "python" in name, name != "xml_tools", name))
 
     def _systems(self) -> dict[str, Any]:
         system, later, user = message("system", _SYSTEM), message("system", "qsystem1"), message("user", "quser1")
@@ -269,7 +265,8 @@ class _Probe:
             pairs = zip(text, answer, strict=False)
             num_common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
             start = _OPEN_MARKER.sub("", text[:num_common])
-        return text[len(start) :].removesuffix(answer.partition(_ANSWER)[2])
+        written = text[len(start) :].removesuffix(answer.partition(_ANSWER)[2])
+        return written if len(written) <= MAX_WORDS_LEN else ""
 
     def _find_results(self, call: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Return the properties of results, and turns up to a result as the template prints it."""
@@ -311,7 +308,8 @@ class _Probe:
                 continue
             _, _, behind = text.partition(thoughts[name])
             between, has_answer, _ = behind.partition(_ANSWER)
-            return {**found, "reasoning": name, "closes_reasoning": between if has_answer else ""}
+            closes = between if has_answer and len(between) <= MAX_WORDS_LEN else ""
+            return {**found, "reasoning": name, "closes_reasoning": closes}
         return found
 
     def _content_forms(self, turns: list[dict[str, Any]]) -> dict[str, Any]:

@@ -5,12 +5,12 @@ A row says which markers stand around calls and which reader reads what is betwe
 """
 
 import json
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from quire.text.chat_template import without_comments
 from quire.text.harmony import HarmonyReader
 from quire.text.tool_calls.call_format import Lead, ToolCallFormat, literally, short_id
 from quire.text.tool_calls.events import ToolArgumentsDelta
@@ -166,7 +166,7 @@ def hinted(source: str, special_tokens: Collection[str] = ()) -> ToolCallFormat 
 
     Of several rows, the row with the largest group of signs is chosen, then the first in the table.
     """
-    text = re.sub(r"\{#.*?#\}", "", source, flags=re.DOTALL)
+    text = without_comments(source)
     sizes = {row.name: _num_signs(row, text.__contains__) for row in FORMATS.values()}
     if not any(sizes.values()):
         sizes = {row.name: any(marker in special_tokens for marker in row.openings) for row in FORMATS.values()}
