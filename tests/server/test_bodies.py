@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from quire.server import bodies
-from quire.server.bodies import Bodies
+from quire.server.bodies import BodyMemory
 from quire.server.errors import ApiError
 from quire.server.keys import KeyRing
 from tests.cli.tiny_directory import make_tiny_directory
@@ -39,7 +39,7 @@ def spaced(num_bytes: int) -> bytes:
 @in_loop
 async def test_one_client_gets_half_and_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "WAIT_S", 0.0)
-    shared = Bodies(BODY)
+    shared = BodyMemory(BODY)
     refusals: list[ApiError] = []
     with contextlib.ExitStack() as stack:
 
@@ -63,7 +63,7 @@ async def test_one_client_gets_half_and_leaves_room_for_others(monkeypatch: pyte
 
 @in_loop
 async def test_body_waits_for_room_and_a_client_that_leaves_meanwhile_takes_none() -> None:
-    shared = Bodies(BODY)
+    shared = BodyMemory(BODY)
     with shared.room_of("a") as first, shared.room_of("a") as second:
         await first.take(bodies.ALL_BYTES // 2)
         waiting = asyncio.create_task(second.take(BODY))

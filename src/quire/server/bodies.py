@@ -1,4 +1,4 @@
-"""`Bodies`: memory that the bodies of all requests may take together, divided among clients.
+"""`BodyMemory`: memory that the bodies of all requests may take together, divided among clients.
 
 `Gate` takes room before it reads a body, and gives it back when the request is over: what is made of a body may be as
 large as the body. Next to read: `gate.py`.
@@ -20,7 +20,7 @@ MAX_WAITING = 64
 WAIT_S = 5.0
 
 
-class Bodies:
+class BodyMemory:
     """Room for large bodies. No client gets more than is left for all others: half of it alone, a third beside another.
 
     A body without room waits, and its client can send no more of it meanwhile. It is refused after `WAIT_S`, and if
@@ -82,7 +82,7 @@ class Bodies:
 class Room:
     """Memory of one request's body."""
 
-    def __init__(self, bodies: Bodies, client_id: str) -> None:
+    def __init__(self, bodies: BodyMemory, client_id: str) -> None:
         self.client_id = client_id
         self.num_bytes = 0
         self._bodies = bodies

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.server.bodies import SMALL_BYTES, Bodies, Room
+from quire.server.bodies import SMALL_BYTES, BodyMemory, Room
 from quire.server.errors import MESSAGES_PATH, ApiError, is_messages_path, not_admin
 from quire.server.keys import ADMIN, ROUTER, KeyRing, check_exposure
 from quire.server.request_record import (
@@ -97,7 +97,7 @@ class Gate:
             self._checked, self._origins, ("*",), ("*",), allow_private_network=True, expose_headers=CORS_EXPOSED
         )
         self._num_repeats: dict[str, int] = {}
-        self._bodies = Bodies(options.max_body_bytes)
+        self._bodies = BodyMemory(options.max_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. A WebSocket is closed: no route has one."""
