@@ -111,7 +111,7 @@ class AdapterPool:
             try:
                 self._hold(adapter)
                 self._users[new.request_id] = adapter.digest, adapter.start
-            except (QuireError, OSError) as error:
+            except Exception as error:  # files that have changed may be wrong in any way
                 told = error if isinstance(error, QuireError) else ModelFileError(f"{adapter.path}: {error}")
                 self.errors[new.request_id] = told
 

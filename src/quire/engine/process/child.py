@@ -207,7 +207,8 @@ def update_of(output: "Output") -> RequestUpdate:
         )
     failure = None
     if output.finish_reason == "error":
-        failure = SentError("engine_error", output.error or "the prompt could not be computed")
+        told = output.error or "the prompt could not be computed"
+        failure = SentError(output.error_code or EngineError.code, told)
     elif output.finish_reason == "abort":
         failure = SentError.of(EngineDeadError("the request was aborted"))
     return RequestUpdate(
