@@ -34,6 +34,7 @@ from quire.engine.process.messages import (
     Updates,
     Watch,
 )
+from quire.engine.process.preparation import GrammarThread
 from quire.engine.process.statistics import Meter
 from quire.engine.recorder import Recorder
 from quire.errors import EngineDeadError, EngineError, ModelFileError, QueueTimeoutError, QuireError
@@ -90,6 +91,7 @@ class EngineLoop:
         self._channel = channel
         self._driver = EngineDriver(engine, self._deliver)
         self._meter = Meter(engine)
+        self._grammars = GrammarThread(self._prepare, lambda request_id: self._post_abort([request_id]))
         self._recorder: Recorder | None = None
         self._lines_sent_s = 0.0
         self._deadlines_s: dict[str, float] = {}
@@ -116,9 +118,11 @@ class EngineLoop:
             with contextlib.suppress(ConnectionError):
                 while (message := self._channel.receive()) is not None:
                     if isinstance(message, Submit):
-                        self._prepare(message)
+                        sampling = message.request.sampling
+                        has_grammar = sampling is not None and sampling.structured_outputs is not None
+                        (self._grammars.add if has_grammar else self._prepare)(message)
                     elif isinstance(message, Abort):
-                        self._driver.post(partial(self._abort, message.request_ids))
+                        self._post_abort([name for name in message.request_ids if not self._grammars.drop(name)])
                     elif isinstance(message, Watch):
                         self._driver.post(partial(self._watch, message))
         finally:
@@ -126,7 +130,7 @@ class EngineLoop:
             self._driver.stop()
 
     def _prepare(self, message: Submit) -> None:
-        """Prepare a request in the receiving thread, beside the steps: compiling a grammar takes milliseconds."""
+        """Prepare a request, beside the steps."""
         request_id = message.request.request_id
         try:
             prepared = prepared_of(message, self._engine.input_processor)
@@ -138,6 +142,9 @@ class EngineLoop:
             self._driver.post(partial(self._send, [_refusal(request_id, EngineError(told))]))
         else:
             self._driver.post(partial(self._submit, prepared, message.queue_timeout_s))
+
+    def _post_abort(self, request_ids: list[str]) -> None:
+        self._driver.post(partial(self._abort, request_ids))
 
     def _submit(self, prepared: PreparedRequest, queue_timeout_s: float | None) -> None:
         request_id = prepared.request.request_id
