@@ -52,7 +52,7 @@ bool tell(const char* text, uintptr_t address) {
   }
   std::memcpy(line + length, kEnd, sizeof kEnd - 1);
   length += sizeof kEnd - 1;
-  if (::write(STDERR_FILENO, line, length) < 0) return true;  // nobody reads it
+  if (::write(STDERR_FILENO, line, length) < 0) return true;  // stderr has no reader
   return true;
 }
 

@@ -1,7 +1,7 @@
 """Files that other users of the machine may have put in place: opened without waiting for a FIFO or following a link.
 
-`open_own` opens what Quire keeps for itself below its cache, state and data directories: nobody else can have changed
-it. Models come from any source, so that `open_regular` asks for no owner.
+`open_own` opens what Quire keeps for itself below its cache, state and data directories: no other user can have
+changed it. Models come from any source, so that `open_regular` asks for no owner.
 Next to read: `runtime/shared_file.py`, `runtime/block_files.py`.
 """
 
@@ -23,8 +23,8 @@ MAX_JSON_BYTES = 64 << 20
 """The index of a model with 100,000 tensors has 10 MB."""
 _WRITTEN_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 FileState = tuple[str, int, int, int, int]
-"""Path, size in bytes, times of modification and of change (ns), and inode: who writes a file may set all but the time
-of change, which copies, links and new permissions set too."""
+"""Path, size in bytes, times of modification and of change (ns), and inode: a program that writes a file may set all
+but the time of change, which copies, links and new permissions set too."""
 
 
 class UnsafeFileError(OSError):

@@ -7,6 +7,8 @@ import ctypes
 import mmap
 import os
 import signal
+import sys
+import threading
 from collections.abc import Iterable
 from contextlib import suppress
 
@@ -26,6 +28,13 @@ def allowed_cpus() -> set[int]:
 def keep_to_cpus(cpus: Iterable[int]) -> None:
     """Keep the calling thread, and threads that it starts from now on, to these CPUs."""
     os.sched_setaffinity(0, cpus)
+
+
+def lower_priority(niceness: int) -> None:
+    """Give other threads priority over the calling one; elsewhere threads have no priority of their own."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
 
 
 def end_with_parent() -> None:

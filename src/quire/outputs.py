@@ -27,8 +27,8 @@ class CompletionOutput:
 
     `finish_reason`: "stop", "length", "abort", "error", or None while running. `stop_reason`: the stop string
     or stop token id that matched; None for EOS. `error`: the reason, if `finish_reason` is "error".
-    `error_code`: `STRUCTURED_OUTPUTS_FAILED` if the request's structured output is the cause, `EngineDeadError.code` if
-    the engine stopped, else None.
+    `error_code`: `STRUCTURED_OUTPUTS_FAILED` if the request's structured output is the cause, else the code of a
+    `QuireError` that ended it, such as `EngineDeadError.code` if the engine stopped, or None.
     """
 
     index: int
@@ -105,7 +105,8 @@ class EmbeddingOutput:
 class PoolingRequestOutput:
     """The result of `encode` or `embed` for one prompt.
 
-    `finish_reason`: "stop"; "abort" or "error" with an empty embedding, and what went wrong in `error`.
+    `finish_reason`: "stop"; "abort" or "error" with an empty embedding, and what went wrong in `error`; `error_code` is
+    the code of a `QuireError` that did.
     """
 
     request_id: str
@@ -115,6 +116,7 @@ class PoolingRequestOutput:
     num_cached_tokens: int = 0
     finish_reason: str = "stop"
     error: str | None = None
+    error_code: str | None = None
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -86,12 +87,82 @@ def test_wrong_adapters_are_refused(server: Serving, adapter: Path, tmp_path: Pa
     status, answer = server.request("/v1/load_lora_adapter", {"lora_name": base, "lora_path": str(adapter)})
     assert (status, answer["error"]["param"]) == (400, "lora_name")
     assert server.request("/v1/unload_lora_adapter", {"lora_name": base})[0] == 400
-    status, answer = server.request("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": str(tmp_path / "none")})
-    assert status == 400
-    assert "no such adapter" in answer["error"]["message"]
     status, answer = server.request("/v1/load_lora_adapter", {"lora_name": "x"})
     assert (status, answer["error"]["param"]) == (400, "lora_path")
     assert len(server.request("/v1/models")[1]["data"]) == 2
+
+
+UNUSABLE = "its files are missing, changed or none of an adapter of this model"
+
+
+def damaged_adapters(directory: Path, adapter: Path) -> dict[str, str]:
+    """Return `lora_path`s of the kinds that cannot be an adapter."""
+    (directory / "pipe.gguf").unlink(missing_ok=True)
+    os.mkfifo(directory / "pipe.gguf")
+    (directory / "text.gguf").write_text("a" * 5000)
+    (directory / "folder").mkdir(exist_ok=True)
+    (directory / "loop").symlink_to("loop")
+    configs = {
+        "rank": '{"peft_type": "LORA", "r": 1%s, "lora_alpha": 4}' % ("0" * 400),
+        "digits": '{"peft_type": "LORA", "r": %s, "lora_alpha": 4}' % ("9" * 5000),
+        "scale": '{"peft_type": "LORA", "r": 4, "lora_alpha": 1%s}' % ("0" * 400),
+        "nesting": "[" * 100_000,
+        "pattern": json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 4, "rank_pattern": {"(" * 5000: 4}}),
+        "groups": json.dumps(
+            {"peft_type": "LORA", "r": 4, "lora_alpha": 4, "rank_pattern": {"(" * 5000 + ")" * 5000: 4}}
+        ),
+        "type": '{"peft_type": ["LORA"], "r": 4, "lora_alpha": 4}',
+    }
+    for name, config in configs.items():
+        shutil.copytree(adapter, directory / name)
+        (directory / name / "adapter_config.json").write_text(config)
+    names = ("none", "pipe.gguf", "text.gguf", "folder", "loop", *configs)
+    return {name: str(directory / name) for name in names} | {
+        "long": "a" * 5000, "deep": "a/" * 5000, "device": "/dev/null", "root": "/", "account": "/etc/passwd", "": "",
+    }  # fmt: skip
+
+
+def test_answer_tells_nothing_about_files_of_the_server(server: Serving, adapter: Path, tmp_path: Path) -> None:
+    told = set()
+    for name, path in damaged_adapters(tmp_path, adapter).items():
+        status, answer = server.request("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": path})
+        error = answer["error"]
+        assert (status, error["code"], error["param"]) == (400, "adapter_unusable", "lora_path"), (name, answer)
+        told.add(error["message"])
+    (message,) = told
+    assert UNUSABLE in message
+    assert str(tmp_path) in server.stderr, "the log has the reason"
+    assert "Traceback" not in server.stderr
+    assert names(server) == {"one"}
+
+
+@pytest.mark.parametrize(
+    ("seed", "path", "body"),
+    [
+        (7, COMPLETIONS, {"prompt": "a"}),
+        (8, "/v1/chat/completions", {**MESSAGES, "stream": True}),
+        (9, "/v1/embeddings", {"input": "a"}),
+    ],
+)
+def test_request_with_an_adapter_whose_files_changed_is_refused_without_a_path(
+    server: Serving, directory: Path, tmp_path: Path, seed: int, path: str, body: dict[str, Any]
+) -> None:
+    files = tmp_path / "changing"
+    config = files / "adapter_config.json"
+    for damage in (
+        lambda: config.write_text('{"peft_type": "LORA", "lora_alpha": 4, "r": 1%s}' % ("0" * 400)),
+        lambda: shutil.rmtree(files),
+    ):
+        write_peft(files, random_matrices(directory, seed))
+        load = {"lora_name": "changing", "lora_path": str(files)}
+        assert server.request("/v1/load_lora_adapter", load)[0] == 200
+        damage()
+        status, answer = server.request(path, {**body, "model": "changing"})
+        assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "adapter_unusable", "model"), answer
+        assert UNUSABLE in answer["error"]["message"]
+        assert str(files) in server.stderr
+    assert server.request("/v1/unload_lora_adapter", {"lora_name": "changing"})[0] == 200
+    assert text(server, "one")[0] == "one"
 
 
 def workers(server: Serving) -> list[dict[str, Any]]:

@@ -230,7 +230,7 @@ async def test_grammar_of_a_client_that_hung_up_is_not_checked(monkeypatch: pyte
             for number in range(5)
         ]
         pool = forms.served.state.work._grammars
-        while len(pool._waiting.get("bad", ())) < len(left):
+        while len(pool._waiting._items.get("bad", ())) < len(left):
             await asyncio.sleep(0.001)
         for task in left:
             task.cancel()
@@ -267,7 +267,7 @@ async def test_long_work_of_a_client_that_hung_up_is_not_done(path: str, body: d
         while not pool._waiting:
             assert not left.done(), left.result().body
             await asyncio.sleep(0.001)
-        jobs = pool._waiting["bad"]
+        jobs = pool._waiting._items["bad"]
         jobs[0].function = lambda: calls.append(path)
         assert (await served.chat(headers=BAD)).status == 200
         left.cancel()
@@ -292,3 +292,36 @@ async def test_too_much_waiting_work_is_refused_with_a_time(monkeypatch: pytest.
         assert (refused.status, refused.code) == (429, "queue_full")
         assert int(refused.headers["retry-after"]) >= 1
         forms.open.set()
+
+
+@in_loop
+async def test_chat_is_answered_while_the_engine_compiles_a_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_open, asked = threading.Event(), list[str]()
+    async with serving(keys=KEYS) as served:
+        engine = served.supervisor.the_client.engine
+        compile_grammar = engine.input_processor.grammars.compile
+
+        def compile_slowly(spec: Any, checked: str | None = None) -> Any:
+            asked.append(spec.text)
+            assert is_open.wait(LIMIT_S)
+            return compile_grammar(spec, checked)
+
+        monkeypatch.setattr(engine.input_processor.grammars, "compile", compile_slowly)
+        forms = [
+            asyncio.create_task(served.chat(headers=BAD, structured_outputs={"regex": f"a{{{number}}}"}))
+            for number in range(1, 4)
+        ]
+        async with asyncio.timeout(LIMIT_S):
+            while not asked or served.server_requests() < len(forms):
+                await asyncio.sleep(0.001)
+        assert (await served.chat(headers=BAD)).status == 200
+        waiting = next(number for number in range(1, 4) if f"a{{{number}}}" not in asked)
+        forms[waiting - 1].cancel()
+        while served.server_requests() == len(forms):
+            await asyncio.sleep(0.001)
+        assert (await served.chat(headers=BAD)).status == 200  # so the engine has taken the abort
+        is_open.set()
+        del forms[waiting - 1]
+        assert [(await form).status for form in forms] == [200, 200]
+        assert f"a{{{waiting}}}" not in asked
+        await served.until_idle()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from quire.adapter import Adapter
 from quire.config import EngineConfig
-from quire.errors import InvalidParameterError, ModelFileError, RequestError, nearest, printable
+from quire.errors import InvalidParameterError, ModelFileError, QuireError, RequestError, nearest, printable
 from quire.files import FileState, file_state
 
 if TYPE_CHECKING:
@@ -127,14 +127,23 @@ class Adapters:
         return self._by_name[chosen.lora_name]
 
     def _read(self, name: str, path: str) -> _Loaded:
+        absolute = Path(path).absolute()
+        try:
+            return self._checked(name, absolute)
+        except QuireError:
+            raise
+        except Exception as error:  # files of any source: numbers and nesting beyond Python's limits, lost access
+            raise ModelFileError(f"{absolute}: cannot be read as an adapter: {type(error).__name__}") from error
+
+    def _checked(self, name: str, absolute: Path) -> _Loaded:
         # Nothing of models and native code is needed where there are no adapters.
         from quire.lazy_torch import on_meta
         from quire.runtime.adapter_layout import AdapterLayout
         from quire.runtime.loader import make_model
         from quire.weights.adapter_files import read_adapter
 
-        config, absolute = self._config, Path(path).absolute()
-        if not absolute.exists():
+        config = self._config
+        if not (absolute.is_dir() or absolute.is_file()):  # reading a pipe would never end
             raise ModelFileError(f"{absolute}: there is no such adapter; give PEFT's directory or a GGUF file")
         stamps = _stamps(absolute)
         files = read_adapter(absolute, config.model.hf_config)

@@ -262,7 +262,7 @@ class OutputProcessor:
             record, sequence = found
             if sequence is None:
                 if result.error is not None:
-                    outputs.append(self._end_pooling(record, (), "error", result.error))
+                    outputs.append(self._end_pooling(record, (), "error", result.error, result.error_code))
                 elif result.embedding is not None:
                     outputs.append(self._end_pooling(record, result.embedding, "stop"))
                 continue
@@ -305,7 +305,7 @@ class OutputProcessor:
         message, code = (None, None) if error is None else (error.message, error.code)
         record = self._by_sequence[request_id][0]
         if not record.sequences:
-            return self._end_pooling(record, (), reason, message)
+            return self._end_pooling(record, (), reason, message, code)
         for sequence in record.unfinished:
             try:
                 sequence.finish(reason, error=message, error_code=code)
@@ -324,7 +324,12 @@ class OutputProcessor:
         return output
 
     def _end_pooling(
-        self, record: "_Record", embedding: Iterable[float], reason: str, error: str | None = None
+        self,
+        record: "_Record",
+        embedding: Iterable[float],
+        reason: str,
+        error: str | None = None,
+        code: str | None = None,
     ) -> PoolingRequestOutput:
         self.discard(record.request.request_id)
         return PoolingRequestOutput(
@@ -334,6 +339,7 @@ class OutputProcessor:
             num_cached_tokens=record.request.num_cached_tokens,
             finish_reason=reason,
             error=error,
+            error_code=code,
         )
 
 

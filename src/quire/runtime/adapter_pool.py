@@ -103,7 +103,7 @@ class AdapterPool:
             try:
                 self._hold(adapter)
                 states[new.request_id].adapter = adapter
-            except (QuireError, OSError) as error:
+            except Exception as error:  # files that have changed may be wrong in any way
                 told = error if isinstance(error, QuireError) else ModelFileError(f"{adapter.path}: {error}")
                 states[new.request_id].adapter_error = told
 

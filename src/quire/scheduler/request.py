@@ -84,7 +84,7 @@ class Fetch:
 
 @dataclass(slots=True, eq=False)
 class DraftRecord:
-    """What the parts of `drafts/` know of a request.
+    """Notes of the parts of `drafts/` on a request.
 
     accepted_share: of its last tokens, those that were right drafts. asked_from: number of its tokens from which on it
     is asked for a draft. guess: it came with the last step; is_offered: the next step may verify it. is_left: a head
@@ -101,7 +101,7 @@ class DraftRecord:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One sequence. It is given tokens to compute until `num_computed_tokens` catches up with the tokens it has; the
+    """A sequence. It is given tokens to compute until `num_computed_tokens` catches up with the tokens it has; the
     step that catches up samples at least one more.
 
     The first four fields are those of `spec` that every step reads. Fields beyond the obvious:

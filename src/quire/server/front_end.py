@@ -4,13 +4,12 @@ It reads the tokenizer from the model's files a second time, so that the engine'
 Knows no HTTP and no tensors. Next to read: `work.py`, `generation.py`.
 """
 
-import os
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from quire.config import EngineConfig
@@ -18,6 +17,7 @@ from quire.engine.input_processor import InputProcessor
 from quire.engine.tokenizer_source import load_tokenizer
 from quire.errors import InvalidParameterError, RequestError
 from quire.grammar.compiler import GrammarChecker
+from quire.linux import lower_priority
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.server.work import FairPool
 from quire.text.dialogue import Dialogue, DialogueOptions, PreparedPrompt
@@ -44,7 +44,9 @@ class FrontEnd:
         self.dialogue = Dialogue(tokenizer.chat_templates, tokenizer, chat_template)
         self.input_processor = InputProcessor(config, tokenizer)
         self.grammars = forms or GrammarChecker()
-        self._encoders = ThreadPoolExecutor(FairPool.NUM_THREADS, "quire-encode", initializer=_lower_priority)
+        self._encoders = ThreadPoolExecutor(
+            FairPool.NUM_THREADS, "quire-encode", initializer=partial(lower_priority, ENCODER_NICENESS)
+        )
 
     @classmethod
     def load(cls, config: EngineConfig, chat_template: str | None) -> "FrontEnd":
@@ -142,13 +144,6 @@ class FrontEnd:
         if spec.sampling is not None and spec.sampling.structured_outputs is not None:
             self.input_processor.check_grammars()
         return spec
-
-
-def _lower_priority() -> None:
-    """Give the engine's steps and the event loop priority over this thread."""
-    if sys.platform == "linux":  # elsewhere threads have no priority of their own
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), ENCODER_NICENESS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ this happens at once and not when Python collects it. Next to read: `streaming.p
 
 import asyncio
 import contextlib
+import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Coroutine, Sequence
@@ -19,14 +20,17 @@ from starlette.types import Receive
 
 from quire.engine.process.messages import RequestUpdate, Submit
 from quire.engine.process.stream import RequestStream
-from quire.errors import DeadlineError, EngineDeadError
+from quire.errors import DeadlineError, EngineDeadError, ModelFileError, UnsupportedModelError, printable
 from quire.outputs import CompletionOutput
-from quire.server.errors import ApiError, ClientDisconnected
+from quire.server.errors import ApiError, ClientDisconnected, shown
 from quire.server.request_record import RequestRecord
 from quire.server.state import ServerState
 from quire.structured_outputs import STRUCTURED_OUTPUTS_FAILED
 from quire.types import RequestSpec
 
+LOGGER = logging.getLogger("quire.server")
+UNUSABLE = (ModelFileError, UnsupportedModelError)
+"""Errors of a request's adapter; those of the model end the engine's start."""
 _R = TypeVar("_R")
 
 
@@ -66,6 +70,8 @@ async def generate(
                         place.note(update)
                     yield batch
             record.begin("send")
+        except UNUSABLE as error:
+            raise unusable(record.adapter or "", error.message, param="model") from None
         except TimeoutError:
             raise ApiError(504, f"the request took longer than {timeout_s:g} s, the most that this server allows: ask "
                            "for fewer tokens", code="request_timeout") from None  # fmt: skip
@@ -108,7 +114,7 @@ async def _compute(
             for index, update in batch:
                 for choice in update.choices:
                     if choice.finish_reason in ("error", "abort"):
-                        raise _failure(choice)
+                        raise _failure(choice, record)
                 if update.finished:
                     del running[index]
                     start(1)
@@ -125,7 +131,19 @@ def _reads_prefixes(state: ServerState, request: RequestSpec) -> bool:
     return request.reads_prefix_cache and state.supervisor.front_end.config.scheduler.enable_prefix_caching
 
 
-def _failure(choice: CompletionOutput) -> ApiError:
+def unusable(adapter: str, reason: str, *, param: str) -> ApiError:
+    """Return the refusal of an adapter whose files cannot be used, and log the reason.
+
+    The answer does not tell it: a client would learn which files there are on the server's machine.
+    """
+    LOGGER.warning("adapter %s cannot be used: %s", printable(adapter), printable(reason, limit=1000))
+    message = f"adapter {shown(adapter)} cannot be used: its files are missing, changed or none of an adapter of this "
+    return ApiError(400, message + "model; the server's log says more", code="adapter_unusable", param=param)
+
+
+def _failure(choice: CompletionOutput, record: RequestRecord) -> ApiError:
+    if choice.error_code in [kind.code for kind in UNUSABLE]:
+        return unusable(record.adapter or "", choice.error or "", param="model")
     if choice.error_code == STRUCTURED_OUTPUTS_FAILED:
         return ApiError(
             400, choice.error or STRUCTURED_OUTPUTS_FAILED, code=STRUCTURED_OUTPUTS_FAILED, param="structured_outputs"

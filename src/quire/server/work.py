@@ -6,7 +6,7 @@ Knows neither HTTP nor the engine. Next to read: `front_end.py`, what is done in
 
 import asyncio
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -15,6 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from quire.errors import QueueFullError
 from quire.server.request_record import Caller
+from quire.turns import Turns
 
 LONG_BYTES = 4096
 """A larger body is long work: to render and tokenise 4 KiB of text takes 2 ms."""
@@ -47,8 +48,7 @@ class FairPool:
         """`name`: of the threads."""
         self._threads = ThreadPoolExecutor(self.NUM_THREADS, name)
         self._max_waiting_bytes = max_waiting_bytes
-        self._waiting: dict[str, deque[_Job]] = {}
-        """By caller, in the order of their turns."""
+        self._waiting = Turns[_Job]()
         self._num_bytes: Counter[str] = Counter()
         """Of waiting jobs, by caller."""
         self._running: set[str] = set()
@@ -61,14 +61,14 @@ class FairPool:
         """
         job = _Job(caller, function, max(num_bytes, LEAST_BYTES), asyncio.get_running_loop().create_future())
         self._check_room(job)
-        self._waiting.setdefault(caller, deque()).append(job)
+        self._waiting.add(caller, job)
         self._num_bytes[caller] += job.num_bytes
         self._start()
         try:
             result: _R = await job.result
         except asyncio.CancelledError:
-            if job in self._waiting.get(caller, ()):
-                self._remove(job)
+            if self._waiting.remove(lambda waiting: waiting is job) is not None:
+                self._uncount(job)
             raise
         return result
 
@@ -79,23 +79,18 @@ class FairPool:
         if (num_all and num_all + job.num_bytes > most) or (num_own and num_own + job.num_bytes > share):
             raise QueueFullError("the server is busy: too many requests wait to be prepared; try again later")
 
-    def _remove(self, job: _Job) -> None:
-        jobs = self._waiting[job.caller]
-        jobs.remove(job)
+    def _uncount(self, job: _Job) -> None:
         self._num_bytes[job.caller] -= job.num_bytes
-        if not jobs:
-            del self._waiting[job.caller], self._num_bytes[job.caller]
+        if not self._num_bytes[job.caller]:
+            del self._num_bytes[job.caller]
 
     def _start(self) -> None:
-        """Start jobs of callers that have none running, in their order, while threads are free."""
-        for caller in [*self._waiting]:
-            if len(self._running) == self.NUM_THREADS:
-                return
-            if caller not in self._running:
-                job = self._waiting[caller][0]
-                self._remove(job)
-                self._running.add(caller)
-                self._threads.submit(self._call, job, asyncio.get_running_loop())
+        """Start jobs of callers that have none running, in their turn, while threads are free."""
+        while len(self._running) < self.NUM_THREADS and (taken := self._waiting.take(busy=self._running)) is not None:
+            caller, job = taken
+            self._uncount(job)
+            self._running.add(caller)
+            self._threads.submit(self._call, job, asyncio.get_running_loop())
 
     def _call(self, job: _Job, loop: asyncio.AbstractEventLoop) -> None:
         result, error = None, None
@@ -111,8 +106,7 @@ class FairPool:
         if not job.result.done():  # else its caller has left
             job.result.set_result(result) if error is None else job.result.set_exception(error)
         self._running.remove(job.caller)
-        if job.caller in self._waiting:  # behind the other callers
-            self._waiting[job.caller] = self._waiting.pop(job.caller)
+        self._waiting.end(job.caller)
         self._start()
 
 

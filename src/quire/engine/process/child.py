@@ -34,6 +34,7 @@ from quire.engine.process.messages import (
     Updates,
     Watch,
 )
+from quire.engine.process.preparation import GrammarThread
 from quire.engine.process.statistics import Meter
 from quire.engine.recorder import Recorder
 from quire.errors import EngineDeadError, EngineError, ModelFileError, QueueTimeoutError, QuireError, escaped
@@ -92,6 +93,7 @@ class EngineLoop:
         self._channel = channel
         self._driver = EngineDriver(engine, self._deliver)
         self._meter = Meter(engine)
+        self._grammars = GrammarThread(self._prepare, lambda request_id: self._post_abort([request_id]))
         self._recorder: Recorder | None = None
         self._lines_sent_s = 0.0
         self._queued: list[tuple[float, Request]] = []
@@ -118,9 +120,11 @@ class EngineLoop:
             with contextlib.suppress(ConnectionError):
                 while (message := self._channel.receive()) is not None:
                     if isinstance(message, Submit):
-                        self._prepare(message)
+                        sampling = message.spec.sampling
+                        has_grammar = sampling is not None and sampling.structured_outputs is not None
+                        (self._grammars.add if has_grammar else self._prepare)(message)
                     elif isinstance(message, Abort):
-                        self._driver.post(partial(self._engine.abort_request, message.request_ids))
+                        self._post_abort([name for name in message.request_ids if not self._grammars.drop(name)])
                     elif isinstance(message, Watch):
                         self._driver.post(partial(self._watch, message))
         finally:
@@ -128,7 +132,7 @@ class EngineLoop:
             self._driver.stop()
 
     def _prepare(self, message: Submit) -> None:
-        """Prepare a request in the receiving thread, beside the steps: compiling a grammar takes milliseconds."""
+        """Prepare a request, beside the steps."""
         request_id = message.spec.request_id
         try:
             prepared = self._engine.input_processor.complete(message.spec, streams=message.streams, tells_news=True)
@@ -140,6 +144,9 @@ class EngineLoop:
             self._driver.post(partial(self._send, [_refusal(request_id, EngineError(told))]))
         else:
             self._driver.post(partial(self._submit, prepared, message.queue_timeout_s))
+
+    def _post_abort(self, request_ids: list[str]) -> None:
+        self._driver.post(partial(self._engine.abort_request, request_ids))
 
     def _submit(self, prepared: PreparedRequest, queue_timeout_s: float | None) -> None:
         request_id = prepared.request.request_id
@@ -207,7 +214,8 @@ def update_of(output: "Output") -> RequestUpdate:
         )
     failure = None
     if output.finish_reason == "error":
-        failure = SentError("engine_error", output.error or "the prompt could not be computed")
+        told = output.error or "the prompt could not be computed"
+        failure = SentError(output.error_code or EngineError.code, told)
     elif output.finish_reason == "abort":
         failure = SentError.of(EngineDeadError("the request was aborted"))
     return RequestUpdate(

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from quire.errors import ModelError
 from quire.server.errors import ApiError, JsonResponse, shown
+from quire.server.generation import unusable
 from quire.server.models import models_of
 from quire.server.protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from quire.server.routes.exchange import read_body
@@ -29,8 +30,8 @@ async def load_lora_adapter(request: Request) -> Response:
     front_end = state_of(request).supervisor.front_end
     try:
         await asyncio.to_thread(front_end.input_processor.adapters.load, body.lora_name, body.lora_path)
-    except ModelError as error:  # of the files: the client's choice
-        raise ApiError(400, error.message, code=error.code, param="lora_path") from error
+    except ModelError as error:
+        raise unusable(body.lora_name, error.message, param="lora_path") from None
     return JsonResponse({"lora_name": body.lora_name, "status": "loaded"})
 
 
