@@ -12,7 +12,7 @@ import numpy as np
 
 from quire.errors import ComparisonError, ConfigError
 from quire.insight.compare.memory import Size
-from quire.insight.compare.results import Chart, Comparison, Progress, RunSettings, Series
+from quire.insight.compare.results import Chart, Comparison, Progress, RunSettings, Series, thinned
 from quire.insight.compare.rig import RecordedStep, Rig, Run, TimedRequest, check_outputs_equal, draw_prompt
 from quire.scheduler.scheduler import Scheduler
 from quire.types import SchedulerOutput
@@ -96,7 +96,7 @@ def compare(settings: RunSettings, progress: Progress) -> Comparison:
         ("first tokens", rig.unit), ("last tokens", rig.unit), (f"tokens/{rig.unit[:-1]}", "number"),
     )  # fmt: skip
     series = tuple(
-        Series(mode, tuple((float(prompt_len + at), seconds) for at, seconds in enumerate(loop.times)))
+        Series(mode, thinned((float(prompt_len + at), seconds) for at, seconds in enumerate(loop.times)))
         for mode, loop in loops.items()
     )
     shown = {"model": model, "seed": settings.seed, "requests": num_requests, "context": context, "unit": rig.unit}

@@ -15,7 +15,7 @@ from quire.errors import ConfigError
 from quire.events import EventLog
 from quire.insight.compare.allocators import Buddy, Contiguous, RunAllocator, RunBlocks
 from quire.insight.compare.memory import Size, checked
-from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, RunSettings, Series
+from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, RunSettings, Series, thinned
 from quire.insight.compare.rig import Clock, Rig, Run, TimedRequest, check_outputs_equal, draw_prompt, given_jobs
 from quire.scheduler.blocks import BlockManager
 from quire.scheduler.scheduler import Scheduler
@@ -188,7 +188,7 @@ def _explain(mode: str, memory: KvUse, blocks: BlockManager, run: Run) -> str:
 def _charts(memories: dict[str, KvUse], runs: dict[str, Run], unit: str) -> tuple[Chart, ...]:
     lines = tuple(
         Series(
-            mode, tuple((step.start, count) for step, count in zip(runs[mode].steps, memory.num_running, strict=True))
+            mode, thinned((step.start, count) for step, count in zip(runs[mode].steps, memory.num_running, strict=True))
         )
         for mode, memory in memories.items()
     )
