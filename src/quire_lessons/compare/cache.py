@@ -14,7 +14,7 @@ from quire.errors import ComparisonError, ConfigError
 from quire.scheduler.scheduler import Scheduler
 from quire.types import SchedulerOutput
 from quire_lessons.compare.memory import Size
-from quire_lessons.compare.results import Chart, Comparison, Progress, RunSettings, Series
+from quire_lessons.compare.results import Chart, Comparison, Progress, RunSettings, Series, thinned
 from quire_lessons.compare.rig import RecordedStep, Rig, Run, TimedRequest, check_outputs_equal, draw_prompt
 
 PROMPT_LEN, CONTEXT = 16, 96
@@ -96,7 +96,7 @@ def compare(settings: RunSettings, progress: Progress) -> Comparison:
         ("first tokens", rig.unit), ("last tokens", rig.unit), (f"tokens/{rig.unit[:-1]}", "number"),
     )  # fmt: skip
     series = tuple(
-        Series(mode, tuple((float(prompt_len + at), seconds) for at, seconds in enumerate(loop.times)))
+        Series(mode, thinned((float(prompt_len + at), seconds) for at, seconds in enumerate(loop.times)))
         for mode, loop in loops.items()
     )
     shown = {"model": model, "seed": settings.seed, "requests": num_requests, "context": context, "unit": rig.unit}

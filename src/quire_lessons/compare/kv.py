@@ -17,7 +17,7 @@ from quire.scheduler.blocks import BlockManager
 from quire.scheduler.scheduler import Scheduler
 from quire_lessons.compare.allocators import Buddy, Contiguous, RunAllocator, RunBlocks
 from quire_lessons.compare.memory import Size, checked
-from quire_lessons.compare.results import FAKE_MODEL, Chart, Comparison, Progress, RunSettings, Series
+from quire_lessons.compare.results import FAKE_MODEL, Chart, Comparison, Progress, RunSettings, Series, thinned
 from quire_lessons.compare.rig import Clock, Rig, Run, TimedRequest, check_outputs_equal, draw_prompt, given_jobs
 
 BLOCK_SIZE = 16
@@ -187,7 +187,7 @@ def _explain(mode: str, memory: KvUse, blocks: BlockManager, run: Run) -> str:
 def _charts(memories: dict[str, KvUse], runs: dict[str, Run], unit: str) -> tuple[Chart, ...]:
     lines = tuple(
         Series(
-            mode, tuple((step.start, count) for step, count in zip(runs[mode].steps, memory.num_running, strict=True))
+            mode, thinned((step.start, count) for step, count in zip(runs[mode].steps, memory.num_running, strict=True))
         )
         for mode, memory in memories.items()
     )

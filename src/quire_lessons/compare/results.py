@@ -5,7 +5,7 @@ Next to read: `rig.py`.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from quire.errors import ConfigError
 FAKE_MODEL = "fake"
 """Model name of `FakeExecutor`: no weights, and a step takes one unit of time."""
 MAX_REQUESTS, MAX_CONTEXT, MAX_RANK = 10_000, 1 << 17, 256
+MAX_POINTS = 4096
 DEFAULT_LEN = 16
 """Tokens of prompts or outputs where only the other length is given."""
 MIN_DRAWN_CONTEXT = 32
@@ -117,6 +118,13 @@ class Comparison:
     explanation: tuple[str, ...]
     charts: tuple[Chart, ...]
     outputs_equal: int | None = None
+
+
+def thinned(points: Iterable[tuple[float, ...]]) -> tuple[tuple[float, ...], ...]:
+    """Return points of a line, at most `MAX_POINTS` or so: a long run has a million steps, a drawing 760 columns."""
+    found = tuple(points)
+    every = -(-len(found) // MAX_POINTS) or 1
+    return found[::every] + (found[-1:] if (len(found) - 1) % every else ())
 
 
 def percentile(values: Sequence[float], share: float) -> float:

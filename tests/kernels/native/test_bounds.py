@@ -138,7 +138,8 @@ class ExpertsAtTheWall(Experts):
 def route_at_the_wall(isa: str) -> None:
     """Rows of odd width too, which bf16 weights multiply in pairs; what is behind a row changes nothing."""
     _native.set_isa(isa)
-    for format_name, width, num_tokens in itertools.product(("f32", "bf16", "q4"), (35, 96), (1, 2, 70)):
+    kinds = (("f32", 35), ("bf16", 35), ("bf16", 96), ("q4", 96))
+    for (format_name, width), num_tokens in itertools.product(kinds, (1, 2, 70)):
         experts = [kind(format_name, width=width) for kind in (Experts, ExpertsAtTheWall)]
         values, logits = random_step(num_tokens, experts[0])
         values[1::2] = np.nan

@@ -7,7 +7,7 @@ import pytest
 
 from quire_lessons.compare import run
 from quire_lessons.compare.figure import cell_text, html_page
-from quire_lessons.compare.results import Comparison, RunSettings
+from quire_lessons.compare.results import MAX_POINTS, Comparison, RunSettings, thinned
 
 
 @pytest.fixture(scope="module", params=["batching", "kv", "cache", "attention"])
@@ -34,3 +34,12 @@ def test_page_has_charts_and_no_outside_reference(comparison: Comparison) -> Non
 def test_cells_are_written_in_their_unit() -> None:
     cases = [(0.5, "share"), (2**20, "bytes"), (0.0123, "seconds"), (2.5, "seconds"), (None, "bytes"), (7.0, "steps")]
     assert [cell_text(*case) for case in cases] == ["50.0%", "1 MiB", "12.3 ms", "2.50 s", "–", "7"]
+
+
+def test_long_lines_keep_their_ends_and_short_ones_every_point() -> None:
+    for count in (0, 1, MAX_POINTS, MAX_POINTS + 1, 1_000_003):
+        points = [(float(at), 1.0) for at in range(count)]
+        found = thinned(points)
+        assert len(found) <= MAX_POINTS + 1
+        assert found[:1] + found[-1:] == (*points[:1], *points[-1:])
+        assert (found == tuple(points)) == (count <= MAX_POINTS)
