@@ -386,6 +386,7 @@ def test_adapter_of_another_shape_or_module_is_refused_by_name(base: Path, engin
         ({"init_lora_weights": "pissa_niter_16"}, "path_initial_model_for_weight_conversion"),
         ({"r": 3}, "no pair of rank 3"),
         ({"alora_invocation_tokens": [299, 300]}, "invocation token 300"),
+        ({"rank_pattern": {"(?=.+)+$x": 4}}, "rank_pattern"),
     ],
 )
 def test_wrong_config_is_refused(

@@ -32,6 +32,8 @@ ROOT_MODULES = {
     "lazy_torch",
     "garbage",
     "extras",
+    "files",
+    "turns",
     "linux",
     "logs",
     "weight_map",

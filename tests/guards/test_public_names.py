@@ -85,7 +85,7 @@ def test_private_uses_are_found(tmp_path: Path) -> None:
         "from quire import LLM, __version__, _native\n"
         "from quire._native import Plan\n"
         "from quire.scheduler.blocks import BlockManager, BlockPool, _real_blocks\n"
-        "from quire.scheduler.block_pool import OwnedBlocks\n"
+        "from quire.scheduler.request import OwnedBlocks\n"
         "class Own(BlockManager):\n"
         "    def __init__(self):\n"
         "        self._mine = self._take(1)\n"

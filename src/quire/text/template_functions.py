@@ -16,7 +16,6 @@ import jinja2.tests
 from jinja2.exceptions import FilterArgumentError, SecurityError
 from jinja2.sandbox import SandboxedFormatter
 from jinja2.utils import pass_environment
-from markupsafe import escape
 
 from quire.text.template_budget import ITEM_SIZE, MAX_CHARACTERS, MAX_SIZE, Budget, TemplateLimitError, current
 
@@ -263,7 +262,7 @@ def _replace(value: Any, old: Any, new: Any, count: int | None = None) -> Any:
 def _escape(value: Any) -> str:
     text = current().text(value)
     current().admit(len(text) + 4 * _count(text, "<>&'\""))
-    return str(current().keep(str(escape(text))))
+    return str(current().keep(str(jinja2.filters.do_forceescape(text))))
 
 
 def _format(value: Any, *args: Any, **kwargs: Any) -> Any:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from quire.weight_map import Rows
 from quire.weights.gguf_architectures import ARCHITECTURES, architecture_of
 from quire.weights.gguf_file import read_gguf
 from quire.weights.gguf_layout import file_views
+from quire.weights.module_patterns import values_of_modules
 from quire.weights.safetensors_file import read_safetensors
 from quire.weights.weight_tensor import WeightTensor
 
@@ -103,10 +104,10 @@ def _read_peft(directory: Path) -> AdapterFiles:
                 " these are computed: train the adapter without modules_to_save, embeddings and DoRA"
             )
         matrices.setdefault(match[1], {})[match[2]] = tensor
-    ranks, alphas = config.get("rank_pattern") or {}, config.get("alpha_pattern") or {}
+    ranks, alphas = (_of_patterns(config, name, config_path, matrices) for name in ("rank_pattern", "alpha_pattern"))
     pairs = {}
     for module, found in matrices.items():
-        rank, alpha = _of_pattern(ranks, module, config["r"]), _of_pattern(alphas, module, config["lora_alpha"])
+        rank, alpha = ranks.get(module, config["r"]), alphas.get(module, config["lora_alpha"])
         scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
         pairs[f"{module}.weight"] = _pair(weights_path, module, found.get("A"), found.get("B"), scale, rank)
     tokens = config.get("alora_invocation_tokens") or ()
@@ -140,18 +141,15 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) <= LARGEST_NUMBER
 
 
-def _of_pattern(patterns: Any, module: str, default: float) -> float:
-    """Return the value of the first pattern that the end of the module's name matches."""
-    if not isinstance(patterns, dict):
-        return default
-    for pattern, value in patterns.items():
-        try:
-            is_match = re.fullmatch(rf"(?:.*\.)?(?:{pattern.removeprefix('^')})", module) is not None
-        except re.error:
-            is_match = module.endswith(pattern)
-        if is_match and _is_number(value) and value > 0:
-            return float(value)
-    return default
+def _of_patterns(config: Mapping[str, Any], name: str, path: Path, modules: Collection[str]) -> dict[str, float]:
+    """Return the values that a field of patterns gives to modules."""
+    given = config.get(name)
+    given = given if isinstance(given, dict) else {}
+    patterns = {key: float(value) for key, value in given.items() if _is_number(value) and value > 0}
+    try:
+        return values_of_modules(patterns, modules)
+    except ModelFileError as error:
+        raise ModelFileError(f"{path}: {name}: {error.message}") from None
 
 
 def _pair(
