@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from quire.sampling.reference import ReferenceRowSampler  # it imports torch
 
 Grammars = GrammarCompiler
-"""What makes the matchers of `structured_outputs`."""
+"""Maker of the matchers of `structured_outputs`."""
 NO_GRAMMARS = "structured_outputs needs a tokenizer, and this executor was given none"
 NO_BREAKERS = "dry_sequence_breakers need a tokenizer, and this executor was given none: pass an empty list"
 

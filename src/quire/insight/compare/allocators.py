@@ -140,4 +140,4 @@ class RunBlocks(BlockManager):
             self.pool.share(block_id)
         table.extend(block_ids)
         owned.is_changed = True
-        self._record(EventKind.ALLOCATE, request.request_id, block_ids=tuple(block_ids))
+        self._events.record(EventKind.ALLOCATE, request.request_id, block_ids=tuple(block_ids))
