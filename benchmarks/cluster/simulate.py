@@ -102,7 +102,7 @@ class SimulatedReplica:
         """Return the tokens of a prompt's beginning that are cached here."""
         assert isinstance(prompt, _Candidate)
         assert prompt.request is not None
-        return self.scheduler.blocks.find_prefix(prompt.request).num_tokens
+        return self.scheduler.blocks.lookup.find(prompt.request).num_tokens
 
     def add(self, request: Request, now_s: float) -> None:
         """Queue a request; a step that decodes several times ends after its current iteration."""

@@ -41,7 +41,7 @@ class RequestStatus(enum.Enum):
 
 
 class RequestSpec(msgspec.Struct, frozen=True, array_like=True):
-    """A caller's wishes for one sequence, checked. Fields beyond the obvious:
+    """Request of a caller for one sequence, checked. Fields beyond the obvious:
 
     sampling: None for a pooling request, which finishes when its prompt is computed.
     deadline_time_s: by which it must be complete; the engine then ends it. Of the same clock as `arrival_time_s`.

@@ -12,6 +12,7 @@ from quire.engine.llm_engine import LLMEngine
 from quire.errors import ConfigError
 from quire.events import EventKind
 from quire.sampling_params import SamplingParams
+from quire.types import Draft
 from tests.engine.test_drafts import GREEDY, PARAMS, outputs_of
 from tests.tiny_engine import VOCAB_SIZE, build, prompt, transformers, write_tiny, write_tiny_state_space
 
@@ -41,7 +42,7 @@ def always_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafting.StepTimes, "seconds", lambda self, num_rows: 1.0)
     monkeypatch.setattr(drafting, "MIN_GAIN", 0.0)
     monkeypatch.setattr(ExecutorDrafts, "choose", lambda *_: 5)
-    monkeypatch.setattr(drafting.Drafting, "_is_due", lambda *_: False)  # no suffix drafts
+    monkeypatch.setattr("quire.drafts.suffix.SuffixProposer.propose", lambda *_: Draft())
 
 
 def build_with(model: Path, draft: Path | None, **options: Any) -> LLMEngine:

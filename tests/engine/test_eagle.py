@@ -10,6 +10,7 @@ from quire.drafts import drafting
 from quire.drafts.executor_drafts import ExecutorDrafts
 from quire.errors import ConfigError, ModelFileError, UnsupportedModelError
 from quire.runtime import drafter
+from quire.types import Draft
 from tests.engine.test_draft_model import drafts_of, write_llama
 from tests.engine.test_drafts import GREEDY, PARAMS, outputs_of
 from tests.engine.test_predictors import NUM_GUESSES, PROMPTS, build_with, safetensors
@@ -117,7 +118,7 @@ def always_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafting.StepTimes, "seconds", lambda self, num_rows: 1.0)
     monkeypatch.setattr(drafting, "MIN_GAIN", 0.0)
     monkeypatch.setattr(ExecutorDrafts, "choose", lambda *_: NUM_GUESSES)
-    monkeypatch.setattr(drafting.Drafting, "_is_due", lambda *_: False)  # no suffix drafts
+    monkeypatch.setattr("quire.drafts.suffix.SuffixProposer.propose", lambda *_: Draft())
     monkeypatch.setattr(drafter, "MIN_REACH", 0.0)
 
 

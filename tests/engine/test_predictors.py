@@ -13,6 +13,7 @@ from quire.engine.llm_engine import LLMEngine
 from quire.errors import ConfigError, ModelFileError
 from quire.runtime import drafter, head_drafter
 from quire.sampling_params import SamplingParams
+from quire.types import Draft
 from quire.weights.sources import ModelFiles
 from quire_workshop.cli.quantize import open_source
 from quire_workshop.gguf.quantize import quantize_gguf
@@ -169,7 +170,7 @@ def always_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafting.StepTimes, "seconds", lambda self, num_rows: 1.0)
     monkeypatch.setattr(drafting, "MIN_GAIN", 0.0)
     monkeypatch.setattr(ExecutorDrafts, "choose", lambda *_: NUM_GUESSES)
-    monkeypatch.setattr(drafting.Drafting, "_is_due", lambda *_: False)  # no suffix drafts
+    monkeypatch.setattr("quire.drafts.suffix.SuffixProposer.propose", lambda *_: Draft())
     monkeypatch.setattr(drafter, "MIN_REACH", 0.0)
 
 

@@ -18,7 +18,7 @@ def computed(blocks: BlockManager, request: Request, num_tokens: int) -> None:
 
 
 def admit(blocks: BlockManager, request: Request) -> int:
-    hit = blocks.find_prefix(request)
+    hit = blocks.lookup.find(request)
     blocks.admit(request, hit)
     request.num_computed_tokens = hit.num_tokens
     check_blocks(blocks, [request])
@@ -48,17 +48,17 @@ def test_hit_is_what_all_groups_agree_on() -> None:
     full, window = (list(table) for table in first.blocks.tables)
     blocks.forget(first)
     second = make_request("second", first.prompt_token_ids)
-    assert blocks.find_prefix(second).num_tokens == 28
+    assert blocks.lookup.find(second).num_tokens == 28
     blocks.cache.forget(window[6])
-    assert blocks.find_prefix(second).num_tokens == 24
+    assert blocks.lookup.find(second).num_tokens == 24
     blocks.cache.forget(window[4])
-    assert blocks.find_prefix(second).num_tokens == 24
+    assert blocks.lookup.find(second).num_tokens == 24
     blocks.cache.forget(window[5])
     # Token 24 looks back at block 5 of the window group, token 20 at block 4, token 16 at block 3.
-    assert blocks.find_prefix(second).num_tokens == 16
+    assert blocks.lookup.find(second).num_tokens == 16
     blocks.cache.forget(full[2])
-    assert blocks.find_prefix(second).num_tokens == 8
-    assert blocks.find_prefix(second).tables == [full[:2], [NULL_BLOCK_ID, window[1]]]
+    assert blocks.lookup.find(second).num_tokens == 8
+    assert blocks.lookup.find(second).tables == [full[:2], [NULL_BLOCK_ID, window[1]]]
 
 
 def test_fits_counts_cached_blocks_that_would_leave_the_free_list() -> None:
@@ -70,6 +70,6 @@ def test_fits_counts_cached_blocks_that_would_leave_the_free_list() -> None:
     # Six free blocks, three of them the hit itself: three more make 24 tokens, not 25.
     for length, fits in ((24, True), (25, False)):
         request = make_request(f"r{length}", first.prompt_token_ids + list(range(length - 12)))
-        assert blocks.fits(request, blocks.find_prefix(request), 0) is fits
+        assert blocks.fits(request, blocks.lookup.find(request), 0) is fits
     request = make_request("r", first.prompt_token_ids + list(range(12)))
-    assert not blocks.fits(request, blocks.find_prefix(request), 1)
+    assert not blocks.fits(request, blocks.lookup.find(request), 1)

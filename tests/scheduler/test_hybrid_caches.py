@@ -21,7 +21,7 @@ STATE_AND_FULL = (CacheGroup((0,), PagedKV(1, 1, 1)), CacheGroup((1,), STATE))
 
 def started(config: SchedulerConfig, num_tokens: int) -> tuple[BlockManager, Request]:
     blocks, request = BlockManager(config), make_request("a", num_tokens)
-    blocks.admit(request, blocks.find_prefix(request))
+    blocks.admit(request, blocks.lookup.find(request))
     return blocks, request
 
 
@@ -38,17 +38,17 @@ def compute(
 
 def test_checkpoint_is_the_page_that_the_next_step_leaves() -> None:
     blocks, request = started(make_config(kv_cache_groups=STATE_AND_FULL), 20)
-    assert blocks.chunk_limit(request, 20) == 8
+    assert blocks.checkpoints.chunk_limit(request, 20) == 8
     assert compute(blocks, request, 8) == ()
     state = request.blocks.tables[1][0]
-    assert blocks.chunk_limit(request, 12) == 8
+    assert blocks.checkpoints.chunk_limit(request, 12) == 8
     (transfer,) = compute(blocks, request, 4)
     assert (transfer.source_ids, transfer.target_ids) == ((state,), tuple(request.blocks.tables[1]))
     assert compute(blocks, request, 4) == ()
     # The hit ends at the checkpoint, not at the 16 tokens of full attention: those have no checkpoint yet.
     other = make_request("b", request.prompt_token_ids)
-    assert blocks.find_prefix(other).num_tokens == 8
-    assert blocks.find_prefix(other).tables[1] == [state]
+    assert blocks.lookup.find(other).num_tokens == 8
+    assert blocks.lookup.find(other).tables[1] == [state]
 
 
 def test_hit_continues_in_a_copy_of_the_checkpoint() -> None:
@@ -58,7 +58,7 @@ def test_hit_continues_in_a_copy_of_the_checkpoint() -> None:
     blocks.forget(request)
     others = [make_request(name, request.prompt_token_ids) for name in "bc"]
     for other in others:
-        hit = blocks.find_prefix(other)
+        hit = blocks.lookup.find(other)
         assert hit.num_tokens == 16
         (checkpoint,) = hit.tables[1]
         other.num_computed_tokens = 16
@@ -77,8 +77,8 @@ def test_hit_fits_only_if_the_copy_of_its_checkpoint_does() -> None:
     # Of six pages two hold the blocks of the hit and one its checkpoint.
     for num_tokens, fits in ((16, True), (17, False)):
         other = make_request("b", request.prompt_token_ids[:9] + [1] * (num_tokens - 9))
-        assert blocks.find_prefix(other).num_tokens == 8
-        assert blocks.fits(other, blocks.find_prefix(other), 0) is fits
+        assert blocks.lookup.find(other).num_tokens == 8
+        assert blocks.fits(other, blocks.lookup.find(other), 0) is fits
 
 
 @pytest.mark.parametrize(("num_tokens", "last"), [(15, 12), (16, 16), (17, 16), (12, 8), (7, 4)])
@@ -88,15 +88,15 @@ def test_prompt_has_a_checkpoint_at_its_last_full_block_if_the_interval_leaves_m
     monkeypatch.setattr(cache_spec, "CHECKPOINT_INTERVALS", (4, 8))
     blocks, request = started(make_config(kv_cache_groups=STATE_AND_FULL), num_tokens)
     while (num_left := request.num_uncomputed_tokens) > 0:
-        compute(blocks, request, blocks.chunk_limit(request, num_left))
+        compute(blocks, request, blocks.checkpoints.chunk_limit(request, num_left))
     request.output_token_ids += [1, 2]
     compute(blocks, request, 1)
     turn = make_request("b", [*request.prompt_token_ids, *range(20)])
-    assert blocks.find_prefix(turn).num_tokens == last
+    assert blocks.lookup.find(turn).num_tokens == last
     blocks.forget(request)
-    blocks.admit(turn, blocks.find_prefix(turn))
+    blocks.admit(turn, blocks.lookup.find(turn))
     turn.num_computed_tokens = last
-    assert compute(blocks, turn, blocks.chunk_limit(turn, turn.num_uncomputed_tokens))
+    assert compute(blocks, turn, blocks.checkpoints.chunk_limit(turn, turn.num_uncomputed_tokens))
     blocks.forget(turn)
     assert blocks.reset_prefix_cache()
 
@@ -105,7 +105,7 @@ def test_prompt_has_no_second_checkpoint_close_behind_another(monkeypatch: pytes
     monkeypatch.setattr(cache_spec, "CHECKPOINT_INTERVALS", (5, 8))
     blocks, request = started(make_config(kv_cache_groups=STATE_AND_FULL), 15)
     compute(blocks, request, 8)
-    assert blocks.chunk_limit(request, 7) == 7
+    assert blocks.checkpoints.chunk_limit(request, 7) == 7
 
 
 def test_decodes_do_not_step_past_a_checkpoint() -> None:
@@ -121,7 +121,7 @@ def test_decodes_do_not_step_past_a_checkpoint() -> None:
         ends.append(item.num_computed_tokens + item.num_tokens + item.max_new_tokens - 1)
     assert ends == [5, 8, 14, 16, 22, 24]
     turn = make_request("b", [*scheduler.requests.by_id["a"].token_slice(0, 24), 1])
-    assert scheduler.blocks.find_prefix(turn).num_tokens == 16
+    assert scheduler.blocks.lookup.find(turn).num_tokens == 16
 
 
 def test_pool_without_a_spare_page_makes_no_checkpoint() -> None:
@@ -134,7 +134,7 @@ def test_pool_without_a_spare_page_makes_no_checkpoint() -> None:
 def test_prompts_that_may_not_be_split_have_no_checkpoints() -> None:
     config = make_config(kv_cache_groups=STATE_AND_FULL, enable_chunked_prefill=False, max_num_batched_tokens=256)
     blocks, request = started(config, 20)
-    assert blocks.chunk_limit(request, 20) == 20
+    assert blocks.checkpoints.chunk_limit(request, 20) == 20
 
 
 @pytest.mark.parametrize("num_accepted", [0, 1, 2])
@@ -172,5 +172,5 @@ def test_failed_request_leaves_no_checkpoint() -> None:
         compute(blocks, request, num_tokens)
     blocks.forget_prefixes(request)
     blocks.forget(request)
-    assert blocks.find_prefix(make_request("b", request.prompt_token_ids)).num_tokens == 0
+    assert blocks.lookup.find(make_request("b", request.prompt_token_ids)).num_tokens == 0
     assert len(blocks.cache) == 0

@@ -128,11 +128,9 @@ class SuffixProposer:
 
     def forget_finished(self) -> None:
         """Keep the answers of requests that have ended, and drop what is kept for them alone."""
-        ended = [follower.request for follower in self._followers if follower.request.status.is_finished]
-        if ended:
-            self._followers = [follower for follower in self._followers if not follower.request.status.is_finished]
-        for request in ended:
-            self._keep(request)
+        for follower in [each for each in self._followers if each.request.status.is_finished]:
+            self._followers.remove(follower)
+            self._keep(follower.request)
 
     def _keep(self, request: Request) -> None:
         token_ids = request.output_token_ids

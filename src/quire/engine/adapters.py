@@ -60,10 +60,6 @@ class Adapters:
         """Return the names in the order in which they were loaded."""
         return tuple(self._by_name)
 
-    def path_of(self, name: str) -> str:
-        """Return where an adapter's files are. The name must be known."""
-        return self._by_name[name].adapter.path
-
     def load(self, name: str, path: str) -> None:
         """Check an adapter and make its name known; one of this name is replaced for requests that come from now on.
 

@@ -258,9 +258,8 @@ class LLMEngine:
         self.dead_error = EngineDeadError(f"the engine stopped after {type(cause).__name__}: {cause}")
         self.dead_error.__cause__ = cause
         now_s = self._clock()
-        outputs = self.take_ended()
-        for request_id in self._output_processor.request_ids:
-            outputs.append(self._output_processor.end(request_id, "error", now_s, self.dead_error))
+        end, ids = self._output_processor.end, self._output_processor.request_ids
+        outputs = [*self.take_ended(), *(end(request_id, "error", now_s, self.dead_error) for request_id in ids)]
         try:
             for sequence_id in tuple(self.scheduler.requests.by_id):
                 self.scheduler.finish(sequence_id, RequestStatus.FINISHED_ERROR)

@@ -193,14 +193,10 @@ class OutputProcessor:
         """Return the requests whose deadline has passed."""
         if now_s < self._next_deadline_s:
             return []
-        overdue, self._next_deadline_s = [], math.inf
-        for record in self._records():
-            deadline_s = record.request.spec.deadline_time_s
-            if deadline_s is not None and deadline_s <= now_s:
-                overdue.append(record.request.request_id)
-            elif deadline_s is not None:
-                self._next_deadline_s = min(self._next_deadline_s, deadline_s)
-        return overdue
+        specs = [record.request.spec for record in self._records()]
+        deadlines_s = {spec.request_id: spec.deadline_time_s or math.inf for spec in specs}
+        self._next_deadline_s = min((time_s for time_s in deadlines_s.values() if time_s > now_s), default=math.inf)
+        return [request_id for request_id, time_s in deadlines_s.items() if time_s <= now_s]
 
     def caller_of(self, sequence_id: str) -> str:
         """Return the caller's request that a sequence belongs to; a beam, which is unknown here, is its own."""

@@ -109,9 +109,8 @@ class AdapterPool:
 
     def refuse(self, output: SchedulerOutput, results: list[RequestResult]) -> list[RequestResult]:
         """Return a step's results, with errors for requests whose adapter could not be read."""
-        scheduled = {item.request_id: self._states[item.request_id].adapter_error for item in output.scheduled}
-        wrong = {name: error for name, error in scheduled.items() if error is not None}
-        if not wrong:
+        errors = ((item.request_id, self._states[item.request_id].adapter_error) for item in output.scheduled)
+        if not (wrong := {name: error for name, error in errors if error is not None}):
             return results
         found = [RequestResult(name, error=error.message, error_code=error.code) for name, error in wrong.items()]
         return [*(item for item in results if item.request_id not in wrong), *found]

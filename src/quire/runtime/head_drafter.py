@@ -36,8 +36,6 @@ class Waiting:
     """First position and rows of each."""
     is_left: bool = False
     """Positions were passed over, so that the layers lack their keys and values."""
-    last_row: int | None = None
-    """Its last row in the layers' last pass; None if it has none there."""
 
     def take(self, num_kept: int) -> tuple[int, list[NDArray[np.float32]]]:
         """Return the first position and all rows, and keep the last `num_kept` positions waiting.
@@ -111,25 +109,22 @@ class HeadDrafter(Drafter):
             for index in range(1, len(self._layers)):
                 self._run_layer(index)
 
-    def _read_waiting(self, states: Collection[RequestState]) -> bool:
-        """Let the first layer read what waits of these requests. Returns False if nothing does."""
+    def _read_waiting(self, states: Collection[RequestState]) -> dict[int, int]:
+        """Let the first layer read what waits of these requests. Returns: by their rows, the last row of each in the
+        pass; empty if nothing waits."""
         known: list[Waiting] = [state.waiting for state in self._states.by_id.values() if state.waiting is not None]
         readers: list[Waiting] = [state.waiting for state in states if state.waiting is not None]
         readers = [each for each in readers if each.passes]
         if not readers:
-            return False
+            return {}
         taken = [each.take(len(self._layers) - 1) for each in readers]
         counts = np.array([sum(map(len, rows)) for _, rows in taken], np.int32)
         rows = np.array([each.state.row for each in readers], np.int32)
         self._pass = rows, np.array([first for first, _ in taken], np.int32), counts
-        for each in known:
-            each.last_row = None
-        for each, end in zip(readers, np.cumsum(counts).tolist(), strict=True):
-            each.last_row = end - 1
         self._num_waiting = sum(len(rows) for each in known for _, rows in each.passes)
         self._read(np.concatenate([part for _, parts in taken for part in parts]))
         self._run_layer(0)
-        return True
+        return dict(zip(rows.tolist(), (np.cumsum(counts) - 1).tolist(), strict=True))
 
     def _run_layer(self, index: int) -> None:
         """Run a layer on the positions of the last pass. It makes the next guesses."""
@@ -142,13 +137,12 @@ class HeadDrafter(Drafter):
 
     def _first_pass(self, wanted: list[Guesses]) -> tuple[list[Guesses], NDArray[np.int32]]:
         """See `Drafter`. A sibling that the step forks has no row of its own."""
-        if not self._read_waiting([item.state for item in wanted]):
+        last_rows = self._read_waiting([item.state for item in wanted])
+        if not last_rows:
             self._planned = self._layers[-1]
             return [], _NONE
-        waiting: list[Waiting | None] = [item.state.waiting for item in wanted]
-        last_rows = [None if each is None else each.last_row for each in waiting]
-        ready = [item for item, row in zip(wanted, last_rows, strict=True) if row is not None]
-        return ready, np.array([row for row in last_rows if row is not None], np.int32)
+        ready = [item for item in wanted if item.state.row in last_rows]
+        return ready, np.array([last_rows[item.state.row] for item in ready], np.int32)
 
     def _next_pass(self, active: list[Guesses], logit_rows: NDArray[np.int32], ahead: int) -> NDArray[np.int32]:
         """See `Drafter`: with the next layer at the same positions, or with the last one at the next position."""

@@ -76,25 +76,22 @@ class ModelRunner:
         """Compute one step: request changes, transfers, forward, sampling, prompt logprobs, pooling; then further
         decode iterations, if the schedule allows them."""
         try:
-            return self._run(output)
+            states = self.states.apply(output)
+            for new in output.new_requests:
+                self.states[new.request_id].sampling = self.sampler.start(new)
+            if self._adapters is not None:
+                self._adapters.follow(output, self.states)
+            if output.forgets_all:
+                self.cache.forget_transfers()
+            if output.transfers:
+                self.cache.transfer(output.transfers, may_wait=output.awaits_transfers)
+            if self.drafter is not None:
+                self.drafter.begin_step(output)
+            if not output.num_tokens:
+                return StepResult(output.step_id, (), transfers=self.cache.report(waits=output.awaits_transfers))
+            return self._compute(output, lay_out(output, states))
         finally:
             self._ends_early = False
-
-    def _run(self, output: SchedulerOutput) -> StepResult:
-        states = self.states.apply(output)
-        for new in output.new_requests:
-            self.states[new.request_id].sampling = self.sampler.start(new)
-        if self._adapters is not None:
-            self._adapters.follow(output, self.states)
-        if output.forgets_all:
-            self.cache.forget_transfers()
-        if output.transfers:
-            self.cache.transfer(output.transfers, may_wait=output.awaits_transfers)
-        if self.drafter is not None:
-            self.drafter.begin_step(output)
-        if not output.num_tokens:
-            return StepResult(output.step_id, (), transfers=self.cache.report(waits=output.awaits_transfers))
-        return self._compute(output, lay_out(output, states))
 
     def _compute(self, output: SchedulerOutput, layout: StepLayout) -> StepResult:
         started = time.monotonic()

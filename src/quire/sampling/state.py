@@ -51,6 +51,20 @@ def log_failure(request_id: str, failure: Failure) -> None:
         logger.error("request %r fails: %s", request_id, failure.reason)
 
 
+def _make_repeats(new: NewRequest, params: SamplingParams, token_bytes: Sequence[bytes]) -> Repeats | None:
+    if not params.penalises_repeats:
+        return None
+    breakers = [breaker.encode() for breaker in params.dry_breakers] if token_bytes else []
+    return Repeats(new.token_ids[: new.num_prompt_tokens], params.dry_penalty_last_n, breakers, token_bytes)
+
+
+def _only_ids(params: SamplingParams, failure: Failure | None) -> npt.NDArray[np.int64] | None:
+    """Return the only tokens that may ever be chosen, ascending; None: all."""
+    if params.allowed_token_ids is None and failure is None:
+        return None
+    return np.array(sorted(params.allowed_token_ids or ()) if failure is None else [], np.int64)
+
+
 class SamplingState:
     """A request's parameters and its tokens, as far as these need them.
 
@@ -97,16 +111,9 @@ class SamplingState:
         if params.mirostat:
             self.mirostat_mu = 2 * params.mirostat_tau if new.mirostat_mu is None else new.mirostat_mu
         self.next_mirostat_mu = self.mirostat_mu
-        self.repeats: Repeats | None = None
-        if params.penalises_repeats:
-            breakers = [breaker.encode() for breaker in params.dry_breakers] if token_bytes else []
-            prompt_ids = new.token_ids[: new.num_prompt_tokens]
-            self.repeats = Repeats(prompt_ids, params.dry_penalty_last_n, breakers, token_bytes)
+        self.repeats = _make_repeats(new, params, token_bytes)
         self._matcher = matcher
-        self._only: npt.NDArray[np.int64] | None = None
-        if params.allowed_token_ids is not None or failure is not None:
-            kept = sorted(params.allowed_token_ids or ()) if failure is None else []
-            self._only = np.array(kept, np.int64)
+        self._only = _only_ids(params, failure)
         self._allowed: npt.NDArray[np.int64] | None = None
         self._knows_allowed = False
         self._forced: tuple[int, ...] | None = None

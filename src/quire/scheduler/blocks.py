@@ -9,22 +9,20 @@ need continues in a copy: after a fork, after a prefix hit, at a checkpoint, and
 Knows neither queues nor budgets. Next to read: `scheduler.py`; `prefix_lookup.py` and `tiers.py` for its parts.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
-from typing import Any
 
-from quire import cache_spec
-from quire.cache_spec import PoolShape, RecurrentState
+from quire.cache_spec import PoolShape
 from quire.config import SchedulerConfig
 from quire.errors import MemoryCapacityError
 from quire.events import EventKind, EventLog
 from quire.scheduler.block_pool import BlockPool
 from quire.scheduler.prefix_cache import Key, PrefixCache
-from quire.scheduler.prefix_lookup import PrefixHit, PrefixLookup
+from quire.scheduler.prefix_lookup import Checkpoints, PrefixHit, PrefixLookup
 from quire.scheduler.request import KeptState, OwnedBlocks, Request
 from quire.scheduler.tiers import BlockTiers
 from quire.transfers import Tier, Transfer
-from quire.types import NULL_BLOCK_ID, BlockTableUpdate
+from quire.types import NULL_BLOCK_ID
 
 
 class BlockManager:
@@ -38,24 +36,18 @@ class BlockManager:
         stored: Iterable[Key] = (),
     ) -> None:
         """`pool`: made by the caller, to choose blocks by another rule. `stored`: blocks that are on disk."""
-        self._block_size = config.block_size
+        self._config, self._block_size = config, config.block_size
         self.shape = PoolShape(config.kv_cache_groups, config.block_size, config.max_num_batched_tokens)
-        self._max_model_len = config.max_model_len
-        self._caches_prefixes = config.enable_prefix_caching
         self._specs = [group.spec for group in config.kv_cache_groups]
         self.state_groups = [index for index, spec in enumerate(self._specs) if spec.is_state]
         self.token_groups = [index for index, spec in enumerate(self._specs) if not spec.is_state]
         self._window_groups = [index for index, spec in enumerate(self._specs) if spec.window is not None]
-        self._checkpoint_interval: int | None = None
-        # Prompts that may not be split cannot stop at a checkpoint.
-        if config.enable_prefix_caching and config.enable_chunked_prefill:
-            intervals = (spec.checkpoint_interval for spec in self._specs if isinstance(spec, RecurrentState))
-            self._checkpoint_interval = next(intervals, None)
-        self._events = events
+        self._events = EventLog(0) if events is None else events
         self.pool = BlockPool(config.num_blocks) if pool is None else pool
         self.cache = PrefixCache()
+        self.checkpoints = Checkpoints(config, self.cache)
         self.lookup = PrefixLookup(config, self.cache)
-        self.tiers = BlockTiers(config, self.pool, self.cache, self.lookup, events, stored)
+        self.tiers = BlockTiers(config, self.pool, self.cache, self.lookup, self._events, stored)
 
     # --- How much is needed ---------------------------------------------------------------------
 
@@ -73,7 +65,7 @@ class BlockManager:
         num_needed, num_usable = self.shape.peak_blocks(num_tokens - num_uncomputed), self.pool.num_usable
         if num_needed <= num_usable:
             return
-        longest = self.shape.longest_sequence(num_usable, self._max_model_len)
+        longest = self.shape.longest_sequence(num_usable, self._config.max_model_len)
         prompt_len = request.num_prompt_tokens
         num_fitting = longest + num_uncomputed - prompt_len
         advice = f"max_tokens={num_fitting} fits" if num_fitting > 0 else f"a prompt of {longest} tokens fits"
@@ -82,14 +74,6 @@ class BlockManager:
             f"{prompt_len} prompt + {num_tokens - prompt_len} generated tokens, the cache has {num_usable}, "
             f"{num_needed - num_usable} too few; {advice}, or give the cache more (kv_cache_memory_bytes)"
         )
-
-    def chunk_limit(self, request: Request, num_tokens: int) -> int:
-        """Return how many of `num_tokens` a step may compute so that it ends at or before the next checkpoint."""
-        interval, start, last = self._checkpoint_interval, request.num_computed_tokens, self._last_checkpoint(request)
-        if interval is None:
-            return num_tokens
-        stop = start - start % interval + interval
-        return min(num_tokens, (min(stop, last) if start < last else stop) - start)
 
     def num_missing(self, request: Request) -> int:
         """Most blocks that the request will still take until all its known tokens are computed."""
@@ -117,10 +101,6 @@ class BlockManager:
 
     # --- Prefix cache ---------------------------------------------------------------------------
 
-    def find_prefix(self, request: Request) -> PrefixHit:
-        """Look up the request's known tokens on the device; at least one token is left to compute. Takes nothing."""
-        return self.lookup.find(request)
-
     def awaits_tiers(self, request: Request, hit: PrefixHit, num_reserved: int) -> bool:
         """Return True if blocks behind the hit are on the way to the device, from now on if they fit.
 
@@ -134,9 +114,13 @@ class BlockManager:
         cache. Steps in flight compute further ones."""
         num_full = num_tokens // self._block_size
         owned = request.blocks
-        if owned.kept_states:
-            self._settle_states(request, owned, num_tokens)
-        if num_full <= owned.num_registered or not self._caches_prefixes:
+        while owned.kept_states and owned.kept_states[0].position < num_tokens:
+            kept = owned.kept_states.pop(0)
+            for block_id in self.checkpoints.register(request, kept):
+                self._events.record(EventKind.CACHE, request.request_id, block_ids=(block_id,))
+            for block_id in kept.block_ids.values():
+                self._release(block_id)
+        if num_full <= owned.num_registered or not self._config.enable_prefix_caching:
             return
         chain = request.hashes(num_full, self._block_size)
         cached = [
@@ -147,7 +131,7 @@ class BlockManager:
             and self.cache.register(index, chain.digests[at], chain.contents[at], block_id)
         ]
         if cached:
-            self._record(EventKind.CACHE, request.request_id, block_ids=tuple(cached))
+            self._events.record(EventKind.CACHE, request.request_id, block_ids=tuple(cached))
         owned.num_registered = num_full
 
     def forget_prefixes(self, request: Request) -> None:
@@ -183,8 +167,9 @@ class BlockManager:
         """
         owned = request.blocks
         start = request.num_computed_tokens
-        if self._window_groups:
-            self._leave_behind(owned, start)
+        for index in self._window_groups:
+            for block_id in owned.leave_behind(index, self._specs[index].first_needed(start, self._block_size)):
+                self._release(block_id)
         table_len = -(-(start + num_tokens) // self._block_size)
         replaced: list[tuple[int, int]] = []
         num_needed = 0
@@ -196,7 +181,8 @@ class BlockManager:
                 replaced.append((index, written))
         keeps_states = False
         if self.state_groups:
-            keeps_states = num_drafts > 0 or self._wants_checkpoint(request, num_needed + len(replaced))
+            has_room = num_needed + len(replaced) + len(self.state_groups) <= self.pool.num_free
+            keeps_states = num_drafts > 0 or (has_room and self.checkpoints.wants(request))
             for index in self.state_groups:
                 if not (table := owned.tables[index]):
                     num_needed += 1
@@ -208,7 +194,7 @@ class BlockManager:
         if num_needed > self.pool.num_free:
             return None
         taken = self._take(num_needed)
-        self._record(EventKind.ALLOCATE, request.request_id, block_ids=tuple(taken))
+        self._events.record(EventKind.ALLOCATE, request.request_id, block_ids=tuple(taken))
         taken.reverse()
         sources = {index: owned.tables[index][at] for index, at in replaced}
         transfers = [self._replace(request, index, at, taken.pop()) for index, at in replaced]
@@ -217,12 +203,7 @@ class BlockManager:
             owned.kept_states.append(KeptState(start, states, start + num_tokens if num_drafts else None))
         for source_id in sources.values():
             self._release(source_id)
-        for index, table in enumerate(owned.tables):
-            num_entries = 1 if self._specs[index].is_state else table_len
-            if len(table) < num_entries:
-                owned.changed_from[index] = min(owned.changed_from[index], len(table))
-                table.extend(taken.pop() for _ in range(num_entries - len(table)))
-        owned.is_changed = True
+        self._fill(owned, table_len, taken)
         return tuple(transfers)
 
     def fork(self, parent: Request, child: Request) -> None:
@@ -234,19 +215,6 @@ class BlockManager:
         tables = [table[:num_held] for table in parent.blocks.tables]
         self._own(child, tables, parent.blocks.num_left_behind.copy(), parent.blocks.num_registered)
         child.chain = parent.chain.copy()
-
-    def take_table_updates(self, owned: OwnedBlocks) -> tuple[BlockTableUpdate, ...]:
-        """Return what changed in the tables since the last call, per group; the executor knows it from then on."""
-        if not owned.is_changed:
-            return owned.unchanged_updates
-        updates = tuple(
-            BlockTableUpdate(start, tuple(table[start:]))
-            for start, table in zip(owned.changed_from, owned.tables, strict=True)
-        )
-        owned.changed_from = [len(table) for table in owned.tables]
-        owned.unchanged_updates = tuple(BlockTableUpdate(len(table), ()) for table in owned.tables)
-        owned.is_changed = False
-        return updates
 
     # --- Giving back ----------------------------------------------------------------------------
 
@@ -265,20 +233,12 @@ class BlockManager:
             owned.kept_states.pop()
             num_tokens = kept.position
             for index, block_id in kept.block_ids.items():
-                self._release(owned.tables[index][0])
-                owned.tables[index][0] = block_id
-                owned.changed_from[index] = 0
-                owned.is_changed = True
+                self._release(owned.replace(index, 0, block_id))
         assert num_tokens >= owned.num_registered * self._block_size, "tokens behind them are cached"
-        for index, (spec, table) in enumerate(zip(self._specs, owned.tables, strict=True)):
+        for index, spec in enumerate(self._specs):
             assert spec.first_needed(num_tokens, self._block_size) >= owned.num_left_behind[index], "a window moved on"
-            num_entries = spec.table_len(num_tokens, self._block_size)
-            if num_entries < len(table):
-                for block_id in reversed(table[num_entries:]):
-                    self._release(block_id)
-                del table[num_entries:]
-                owned.changed_from[index] = min(owned.changed_from[index], num_entries)
-                owned.is_changed = True
+            for block_id in owned.cut(index, spec.table_len(num_tokens, self._block_size)):
+                self._release(block_id)
         return num_tokens
 
     def preempt(self, request: Request) -> None:
@@ -301,84 +261,30 @@ class BlockManager:
         for block_id in owned.block_ids():
             self._release(block_id)
 
-    # --- States ---------------------------------------------------------------------------------
-
-    def _last_checkpoint(self, request: Request) -> int:
-        """Return where a prompt gets a checkpoint besides those at multiples of the interval; 0 for none.
-
-        The next turn of a conversation goes on there. It is the last full block, if the interval leaves so much behind
-        it that to compute that again costs more than one more chunk of the prompt.
-        """
-        interval = self._checkpoint_interval
-        last = (request.num_prompt_tokens - 1) // self._block_size * self._block_size
-        is_worth = interval is not None and last % interval >= cache_spec.CHECKPOINT_INTERVALS[0]
-        return last if is_worth and request.sampling is not None else 0
-
-    def _is_checkpoint(self, request: Request, position: int) -> bool:
-        """Return True if the prefix cache is to keep the state after the first `position` tokens."""
-        interval = self._checkpoint_interval
-        if interval is None or position == 0:
-            return False
-        return position % interval == 0 or position == self._last_checkpoint(request)
-
-    def _wants_checkpoint(self, request: Request, num_needed: int) -> bool:
-        """Return True if the state before the next step is a checkpoint that the prefix cache lacks and can hold."""
-        start = request.num_computed_tokens
-        has_room = num_needed + len(self.state_groups) <= self.pool.num_free
-        if not (has_room and self._is_checkpoint(request, start)):
-            return False
-        if start > request.num_tokens:
-            return True  # steps in flight will yield some of its tokens: `register` will know the hash
-        at = start // self._block_size - 1
-        chain = request.hashes(at + 1, self._block_size)
-        return any(self.cache.find(i, chain.digests[at], chain.contents[at]) is None for i in self.state_groups)
-
-    def _settle_states(self, request: Request, owned: OwnedBlocks, num_tokens: int) -> None:
-        """Register kept states as checkpoints once a step has computed tokens behind them, and release them."""
-        while owned.kept_states and owned.kept_states[0].position < num_tokens:
-            kept = owned.kept_states.pop(0)
-            if self._is_checkpoint(request, kept.position):
-                at = kept.position // self._block_size - 1
-                chain = request.hashes(at + 1, self._block_size)
-                for index, block_id in kept.block_ids.items():
-                    if self.cache.register(index, chain.digests[at], chain.contents[at], block_id):
-                        self._record(EventKind.CACHE, request.request_id, block_ids=(block_id,))
-            for block_id in kept.block_ids.values():
-                self._release(block_id)
-
     # --- References -----------------------------------------------------------------------------
 
     def _own(self, request: Request, tables: list[list[int]], num_left_behind: list[int], num_registered: int) -> None:
         """Start a sequence with blocks that it shares."""
-        block_ids = tuple(_real_blocks(tables))
+        block_ids = tuple(block_id for table in tables for block_id in table if block_id != NULL_BLOCK_ID)
         for block_id in block_ids:
             self.pool.share(block_id)
-        changed_from = [0] * len(tables)
-        request.blocks = OwnedBlocks(tables, changed_from, num_left_behind, num_registered, is_changed=True)
+        request.blocks = OwnedBlocks(tables, [0] * len(tables), num_left_behind, num_registered, is_changed=True)
         if block_ids:
-            self._record(EventKind.SHARE, request.request_id, block_ids=block_ids)
+            self._events.record(EventKind.SHARE, request.request_id, block_ids=block_ids)
 
     def _replace(self, request: Request, group_index: int, at: int, target_id: int) -> Transfer:
         """Put a new block into a table, with the transfer that fills it; the old one is the caller's to release."""
-        owned = request.blocks
-        table = owned.tables[group_index]
-        source_id, table[at] = table[at], target_id
-        owned.changed_from[group_index] = min(owned.changed_from[group_index], at)
-        self._record(EventKind.COPY, request.request_id, source_id=source_id, target_id=target_id)
+        source_id = request.blocks.replace(group_index, at, target_id)
+        self._events.record(EventKind.COPY, request.request_id, source_id=source_id, target_id=target_id)
         return Transfer(group_index, Tier.DEVICE, (source_id,), Tier.DEVICE, (target_id,))
 
-    def _leave_behind(self, owned: OwnedBlocks, position: int) -> None:
-        for index in self._window_groups:
-            first = self._specs[index].first_needed(position, self._block_size)
-            table, done = owned.tables[index], owned.num_left_behind[index]
-            if first <= done:
-                continue
-            for at in range(first - 1, done - 1, -1):
-                self._release(table[at])
-                table[at] = NULL_BLOCK_ID
-            owned.num_left_behind[index] = first
-            owned.changed_from[index] = min(owned.changed_from[index], done)
-            owned.is_changed = True
+    def _fill(self, owned: OwnedBlocks, num_entries: int, block_ids: list[int]) -> None:
+        """Bring all tables to this length, those of states to one entry. Mutates: block_ids, by its end."""
+        for index, table in enumerate(owned.tables):
+            length = 1 if self._specs[index].is_state else num_entries
+            if len(table) < length:
+                owned.note_change(index, len(table))
+                table.extend(block_ids.pop() for _ in range(length - len(table)))
 
     def _take(self, count: int) -> list[int]:
         block_ids = self.pool.take(count)
@@ -391,15 +297,7 @@ class BlockManager:
         for block_id in evicted:
             self.pool.lose_prefix(block_id)
         if evicted:
-            self._record(EventKind.EVICT, "", block_ids=evicted)
+            self._events.record(EventKind.EVICT, "", block_ids=evicted)
 
     def _release(self, block_id: int) -> None:
         self.pool.release(block_id, holds_prefix=self.cache.holds(block_id))
-
-    def _record(self, kind: EventKind, request_id: str, **data: Any) -> None:
-        if self._events is not None:
-            self._events.record(kind, request_id, **data)
-
-
-def _real_blocks(tables: Iterable[list[int]]) -> Iterator[int]:
-    return (block_id for table in tables for block_id in table if block_id != NULL_BLOCK_ID)

@@ -66,6 +66,11 @@ class CacheEntry:
     digest: bytes
     content: bytes
 
+    @property
+    def key(self) -> Key:
+        """Cache group and digest."""
+        return self.group_index, self.digest
+
 
 class PrefixCache:
     """(KV cache group, digest) → block number, and back."""
@@ -102,7 +107,7 @@ class PrefixCache:
         entry = self._entries.pop(block_id, None)
         if entry is None:
             return False
-        del self._block_ids[entry.group_index, entry.digest]
+        del self._block_ids[entry.key]
         return True
 
     def entry(self, block_id: int) -> CacheEntry | None:

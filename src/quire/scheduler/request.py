@@ -53,6 +53,51 @@ class OwnedBlocks:
     kept_states: list[KeptState] = field(default_factory=list)
     """Checkpoints to register, and states to go back to if drafts are rejected; oldest first."""
 
+    def note_change(self, group_index: int, at: int) -> None:
+        """Take note that entries of a table changed from `at` on."""
+        self.changed_from[group_index] = min(self.changed_from[group_index], at)
+        self.is_changed = True
+
+    def replace(self, group_index: int, at: int, block_id: int) -> int:
+        """Put another block into a table. Returns: the block it replaces."""
+        table = self.tables[group_index]
+        before, table[at] = table[at], block_id
+        self.note_change(group_index, at)
+        return before
+
+    def cut(self, group_index: int, num_entries: int) -> list[int]:
+        """Take the entries behind the first `num_entries` out of a table. Returns: their blocks, deepest first."""
+        table = self.tables[group_index]
+        if num_entries >= len(table):
+            return []
+        blocks = table[num_entries:]
+        del table[num_entries:]
+        self.note_change(group_index, num_entries)
+        return blocks[::-1]
+
+    def leave_behind(self, group_index: int, num_entries: int) -> list[int]:
+        """Take the first `num_entries` out of a table, if a window moved on. Returns: their blocks, deepest first."""
+        table, done = self.tables[group_index], self.num_left_behind[group_index]
+        if num_entries <= done:
+            return []
+        blocks, table[done:num_entries] = table[done:num_entries], [NULL_BLOCK_ID] * (num_entries - done)
+        self.num_left_behind[group_index] = num_entries
+        self.note_change(group_index, done)
+        return blocks[::-1]
+
+    def take_updates(self) -> tuple[BlockTableUpdate, ...]:
+        """Return what changed in the tables since the last call, per group; the executor knows it from then on."""
+        if not self.is_changed:
+            return self.unchanged_updates
+        updates = tuple(
+            BlockTableUpdate(start, tuple(table[start:]))
+            for start, table in zip(self.changed_from, self.tables, strict=True)
+        )
+        self.changed_from = [len(table) for table in self.tables]
+        self.unchanged_updates = tuple(BlockTableUpdate(len(table), ()) for table in self.tables)
+        self.is_changed = False
+        return updates
+
     def block_ids(self) -> Iterator[int]:
         """Return all blocks, one entry per reference; deepest first, so that the start of a prefix is evicted last."""
         for kept in self.kept_states:
@@ -84,7 +129,7 @@ class Fetch:
 
 @dataclass(slots=True, eq=False)
 class DraftRecord:
-    """Notes of the parts of `drafts/` on a request.
+    """Record of a request that the parts of `drafts/` keep.
 
     accepted_share: of its last tokens, those that were right drafts. asked_from: number of its tokens from which on it
     is asked for a draft. guess: it came with the last step; is_offered: the next step may verify it. is_left: a head
@@ -101,8 +146,8 @@ class DraftRecord:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A sequence. It is given tokens to compute until `num_computed_tokens` catches up with the tokens it has; the
-    step that catches up samples at least one more.
+    """Record of one sequence. It is given tokens to compute until `num_computed_tokens` catches up with the tokens it
+    has; the step that catches up samples at least one more.
 
     The first four fields are those of `spec` that every step reads. Fields beyond the obvious:
         siblings: the other n - 1 sequences of an `n > 1` request, forked in the step that completes the prompt.

@@ -82,9 +82,9 @@ class RequestTable:
     def enter(self, request: Request) -> None:
         """Queue a new request; its siblings wait in it."""
         serial = next(self._counter)
-        self._register(request, serial)
+        self.register(request, serial)
         for sibling in request.siblings:
-            self._register(sibling, serial)
+            self.register(sibling, serial)
             sibling.leader = request
         self.waiting.push(request)
 
@@ -93,10 +93,6 @@ class RequestTable:
         self.running.append(request)
         if not request.num_preemptions:
             self.waiting.charge(request, num_tokens)
-
-    def enter_fork(self, parent: Request, child: Request) -> None:
-        """Register a child that arrived, for the policy, when its parent did. The caller gives it a place."""
-        self._register(child, parent.serial[0])
 
     def release_siblings(self, leader: Request) -> list[Request]:
         """Take the siblings out of their leader. The caller gives them a place."""
@@ -143,7 +139,8 @@ class RequestTable:
         adapter = request.spec.adapter
         return adapter is not None and adapter.digest not in self.usable_adapters
 
-    def _register(self, request: Request, serial: int) -> None:
+    def register(self, request: Request, serial: int) -> None:
+        """Take up a request that arrived in this order, a fork when its parent did. The caller gives it a place."""
         self.by_id[request.request_id] = request
         self.waiting.arrive(request)
         request.serial = (serial, next(self._counter))

@@ -67,7 +67,7 @@ class Scheduler:
         self._events = EventLog(0) if events is None else events
         self._clock = clock
         self.requests = RequestTable(config) if requests is None else requests
-        self.blocks = BlockManager(config, events, stored=stored) if blocks is None else blocks
+        self.blocks = BlockManager(config, self._events, stored=stored) if blocks is None else blocks
         self._planner = StepPlanner(config, self.requests, self.blocks, self._events)
         self._in_flight: deque[_StepInFlight] = deque()
         self._step_id = 0
@@ -114,7 +114,7 @@ class Scheduler:
             raise EngineError(f"cannot fork '{parent_id}': " + ("its step is in flight" if parent else "unknown"))
         child.output_token_ids = list(parent.output_token_ids)
         child.arrival_time_s, child.num_cached_tokens = parent.arrival_time_s, parent.num_cached_tokens
-        self.requests.enter_fork(parent, child)
+        self.requests.register(child, parent.serial[0])
         if parent.status is RequestStatus.RUNNING and self.requests.num_free_places() > 0:
             self._planner.fork_running(parent, child, parent.num_computed_tokens)
             return

@@ -192,7 +192,7 @@ class StepPlanner:
         self.executor_view = ExecutorView()
         self._config = config
         self._requests = requests
-        self._blocks = blocks
+        self._blocks, self._checkpoints = blocks, blocks.checkpoints
         self._events = events
         self._leaving: Request | None = None
         """A victim in flight: it gets no more tokens until it can be preempted."""
@@ -207,9 +207,8 @@ class StepPlanner:
         if not num_startable:
             plan.allow_lookahead(requests.running, self._blocks.num_free)
             if plan.num_lookahead_tokens and self._blocks.state_groups:  # a step past a checkpoint would leave it out
-                num_tokens = 1 + plan.num_lookahead_tokens
-                num_tokens = min(self._blocks.chunk_limit(request, num_tokens) for request in requests.running)
-                plan.num_lookahead_tokens = num_tokens - 1
+                num_tokens, limit = 1 + plan.num_lookahead_tokens, self._checkpoints.chunk_limit
+                plan.num_lookahead_tokens = min(limit(request, num_tokens) for request in requests.running) - 1
         self._continue_running(plan.may_compute(requests.running), plan)
         if requests.waiting and not (plan.num_preempted or plan.is_blocked):
             self._admit_waiting(plan)
@@ -245,7 +244,7 @@ class StepPlanner:
             if num_left > 1:
                 num_tokens = plan.chunk_len(num_left)
                 if num_tokens > 1:
-                    num_tokens = self._blocks.chunk_limit(request, num_tokens)
+                    num_tokens = self._checkpoints.chunk_limit(request, num_tokens)
             if num_tokens == 0:  # its next token is not decided yet, or the prefill budget is spent
                 continue
             drafts: tuple[int, ...] = ()
@@ -302,7 +301,7 @@ class StepPlanner:
     def _try_admit(self, request: Request, plan: StepPlan, *, fetches: bool) -> AdmissionOutcome:
         if plan.free_places < 1 + len(request.siblings):
             return AdmissionOutcome.BLOCKED
-        hit = self._blocks.find_prefix(request)
+        hit = self._blocks.lookup.find(request)
         num_reserved = plan.num_reserved_blocks + (self._headroom if self._requests.running else 0)
         if fetches and (self._requests.lacks_adapter(request) or self._blocks.awaits_tiers(request, hit, num_reserved)):
             return AdmissionOutcome.OVERTAKEN
@@ -318,14 +317,13 @@ class StepPlanner:
         if request.status is RequestStatus.WAITING:
             request.num_cached_tokens = hit.num_tokens
         request.num_computed_tokens = hit.num_tokens
-        num_tokens = self._blocks.chunk_limit(request, num_tokens)
+        num_tokens = self._checkpoints.chunk_limit(request, num_tokens)
         request.status = RequestStatus.RUNNING
         self._requests.admit(request, num_left)
         plan.free_places -= 1 + len(request.siblings)
         self._events.record(
             EventKind.ADMIT, request.request_id, num_prompt_tokens=request.num_prompt_tokens,
-            num_cached_tokens=hit.num_tokens, arrival_s=request.arrival_time_s,
-            is_resumed=request.num_preemptions > 0,
+            num_cached_tokens=hit.num_tokens, arrival_s=request.arrival_time_s, is_resumed=request.num_preemptions > 0,
         )  # fmt: skip
         self._blocks.admit(request, hit)
         transfers = self._blocks.allocate(request, num_tokens)
@@ -440,7 +438,7 @@ def _schedule(share: StepShare, plan: StepPlan, blocks: BlockManager) -> Schedul
         request.num_sent_tokens = num_tokens
     item = ScheduledRequest(
         request.request_id, request.num_computed_tokens, share.num_tokens, max_new_tokens, new_token_ids,
-        blocks.take_table_updates(request.blocks), share.logits_from, drafts,
+        request.blocks.take_updates(), share.logits_from, drafts,
     )  # fmt: skip
     request.num_in_flight += 1
     request.num_computed_tokens += share.num_tokens - len(drafts)

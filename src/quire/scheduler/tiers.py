@@ -29,7 +29,7 @@ class BlockTiers:
         pool: BlockPool,
         cache: PrefixCache,
         lookup: PrefixLookup,
-        events: EventLog | None,
+        events: EventLog,
         stored: Iterable[Key] = (),
     ) -> None:
         self._config, self._pool, self._cache, self._lookup, self._events = config, pool, cache, lookup, events
@@ -60,28 +60,25 @@ class BlockTiers:
         """Copy the cached ones of these blocks to other tiers, before the next step overwrites them."""
         if not (self._uses_disk or self._num_wanted):
             return
-        to_host: dict[int, list[tuple[int, int]]] = {}
-        to_disk: dict[int, list[tuple[int, bytes]]] = {}
+        moved: dict[tuple[bool, int], list[tuple[int, Any]]] = {}
+        """By whether it goes to disk, and by group: each block, with its digest or slot."""
         for block_id in block_ids:
             entry = self._cache.entry(block_id)
             if entry is None:
                 continue
-            group, key = entry.group_index, (entry.group_index, entry.digest)
+            group, key = entry.group_index, entry.key
             if self._uses_disk and key not in self.stored:
                 self.stored.add(key)
-                to_disk.setdefault(group, []).append((block_id, entry.digest))
+                moved.setdefault((True, group), []).append((block_id, entry.digest))
             if self._num_wanted[key] and key not in self.slots and self.free_slots and self._host_pays():
-                self.slots[key] = self.free_slots.pop()
+                slot = self.slots[key] = self.free_slots.pop()
                 self._unsent.add(key)
-                to_host.setdefault(group, []).append((block_id, self.slots[key]))
-        for group, moved in to_host.items():
-            ids, slots = zip(*moved, strict=True)
-            self._transfers.append(Transfer(group, Tier.DEVICE, ids, Tier.HOST, slots))
-            self._record(EventKind.OFFLOAD, block_ids=ids, tier=Tier.HOST.value)
-        for group, stored in to_disk.items():
-            ids, digests = zip(*stored, strict=True)
-            self._transfers.append(Transfer(group, Tier.DEVICE, ids, Tier.DISK, (), digests))
-            self._record(EventKind.OFFLOAD, block_ids=ids, tier=Tier.DISK.value)
+                moved.setdefault((False, group), []).append((block_id, slot))
+        for (to_disk, group), pairs in sorted(moved.items(), key=lambda item: item[0][0]):
+            ids, places = zip(*pairs, strict=True)
+            target = (Tier.DISK, (), places) if to_disk else (Tier.HOST, places)
+            self._transfers.append(Transfer(group, Tier.DEVICE, ids, *target))
+            self._events.record(EventKind.OFFLOAD, block_ids=ids, tier=target[0].value)
 
     def save_all(self) -> tuple[Transfer, ...]:
         """Return transfers of all free cached blocks to disk, for the end. The newest come first, each prefix from its
@@ -103,8 +100,8 @@ class BlockTiers:
         for block_id in block_ids:
             entry = self._cache.entry(block_id)
             if entry is not None:
-                self.stored.discard((entry.group_index, entry.digest))
-                self._free_slot((entry.group_index, entry.digest))
+                self.stored.discard(entry.key)
+                self._free_slot(entry.key)
 
     # --- Preempted requests ---------------------------------------------------------------------
 
@@ -165,7 +162,7 @@ class BlockTiers:
         for block_id in held:
             self._pool.share(block_id)
         # A transfer frees no slot before the step has read it, so blocks that leave now do not take those of `wanted`.
-        slots = [self._slot_of(entry) for entry in wanted]
+        slots = [None if entry.key in self._unsent else self.slots.get(entry.key) for entry in wanted]
         taken = take(len(wanted))
         request.has_fetched = True
         self._start(Fetch(request, held + taken), list(zip(taken, wanted, slots, strict=True)))
@@ -180,27 +177,23 @@ class BlockTiers:
             return CacheEntry(group_index, digest, content)
         return None
 
-    def _slot_of(self, entry: CacheEntry) -> int | None:
-        key = entry.group_index, entry.digest
-        return None if key in self._unsent else self.slots.get(key)
-
     def _start(self, fetch: Fetch, moves: list[tuple[int, CacheEntry, int | None]]) -> None:
         fetch.request.fetch = fetch
         self.fetches.append(fetch)
-        for group in sorted({entry.group_index for _, entry, _ in moves}):
-            of_group = [move for move in moves if move[1].group_index == group]
-            from_host = [(slot, block_id) for block_id, _, slot in of_group if slot is not None]
-            from_disk = [(entry.digest, block_id) for block_id, entry, slot in of_group if slot is None]
-            if from_host:
-                slots, ids = zip(*from_host, strict=True)
-                self._transfers.append(Transfer(group, Tier.HOST, slots, Tier.DEVICE, ids))
-            if from_disk:
-                digests, ids = zip(*from_disk, strict=True)
-                self._transfers.append(Transfer(group, Tier.DISK, (), Tier.DEVICE, ids, digests))
+        moved: dict[tuple[int, bool], list[tuple[Any, int]]] = {}
+        """By group, and by whether it comes from disk: the slot or digest of each block."""
         for block_id, entry, slot in moves:
             fetch.coming[block_id] = (Tier.DISK if slot is None else Tier.HOST, entry)
             self._fetch_of[block_id] = fetch
-        self._record(EventKind.FETCH, fetch.request.request_id, block_ids=tuple(fetch.block_ids))
+            place = entry.digest if slot is None else slot
+            moved.setdefault((entry.group_index, slot is None), []).append((place, block_id))
+        for (group, from_disk), pairs in sorted(moved.items(), key=lambda item: item[0]):
+            places, ids = zip(*pairs, strict=True)
+            if from_disk:
+                self._transfers.append(Transfer(group, Tier.DISK, (), Tier.DEVICE, ids, places))
+            else:
+                self._transfers.append(Transfer(group, Tier.HOST, places, Tier.DEVICE, ids))
+        self._events.record(EventKind.FETCH, fetch.request.request_id, block_ids=tuple(fetch.block_ids))
 
     def note(self, report: TransferReport | None) -> None:
         """Take up the blocks that transfers have filled or could not fill."""
@@ -209,36 +202,33 @@ class BlockTiers:
         # The fastest: a pause of the machine during one copy must not end all copies.
         self._host_bytes_per_s = max(self._host_bytes_per_s, report.host_bytes_per_s)
         if report.num_bytes_read or report.num_bytes_written:
-            self._record(
+            self._events.record(
                 EventKind.DISK, num_bytes_read=report.num_bytes_read, num_bytes_written=report.num_bytes_written
             )
-        ended = [self._fill(block_id) for block_id in report.filled]
-        ended += [self._fail(block_id) for block_id in report.failed]
+        ended = [self._end_read(block_id, is_filled=True) for block_id in report.filled]
+        ended += [self._end_read(block_id, is_filled=False) for block_id in report.failed]
         for fetch in {id(fetch): fetch for fetch in ended if not fetch.coming}.values():
             size, digests = self._config.block_size, (fetch.disk_digests, fetch.host_digests)
             num_disk_tokens, num_host_tokens = (size * len(found) for found in digests)
-            self._record(
+            self._events.record(
                 EventKind.FETCHED, fetch.request.request_id, num_disk_tokens=num_disk_tokens,
                 num_host_tokens=num_host_tokens,
             )  # fmt: skip
             if fetch.is_orphan:
                 self._give_up(fetch)
 
-    def _fill(self, block_id: int) -> Fetch:
+    def _end_read(self, block_id: int, *, is_filled: bool) -> Fetch:
         fetch = self._fetch_of.pop(block_id)
         tier, entry = fetch.coming.pop(block_id)
+        if not is_filled:
+            self.stored.discard(entry.key)
+            fetch.block_ids.remove(block_id)
+            self._pool.release(block_id, holds_prefix=False)
+            self._events.record(EventKind.RELEASE, fetch.request.request_id, block_ids=(block_id,))
+            return fetch
         (fetch.disk_digests if tier is Tier.DISK else fetch.host_digests).add(entry.digest)
         if self._cache.register(entry.group_index, entry.digest, entry.content, block_id):
-            self._record(EventKind.CACHE, fetch.request.request_id, block_ids=(block_id,))
-        return fetch
-
-    def _fail(self, block_id: int) -> Fetch:
-        fetch = self._fetch_of.pop(block_id)
-        _, entry = fetch.coming.pop(block_id)
-        self.stored.discard((entry.group_index, entry.digest))
-        fetch.block_ids.remove(block_id)
-        self._pool.release(block_id, holds_prefix=False)
-        self._record(EventKind.RELEASE, fetch.request.request_id, block_ids=(block_id,))
+            self._events.record(EventKind.CACHE, fetch.request.request_id, block_ids=(block_id,))
         return fetch
 
     # --- Ends -----------------------------------------------------------------------------------
@@ -280,8 +270,4 @@ class BlockTiers:
             fetch.request.fetch = None
         for block_id in reversed(fetch.block_ids):
             self._pool.release(block_id, holds_prefix=self._cache.holds(block_id))
-        self._record(EventKind.RELEASE, fetch.request.request_id, block_ids=tuple(fetch.block_ids))
-
-    def _record(self, kind: EventKind, request_id: str = "", **data: Any) -> None:
-        if self._events is not None:
-            self._events.record(kind, request_id, **data)
+        self._events.record(EventKind.RELEASE, fetch.request.request_id, block_ids=tuple(fetch.block_ids))

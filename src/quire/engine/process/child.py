@@ -133,15 +133,14 @@ class EngineLoop:
 
     def _prepare(self, message: Submit) -> None:
         """Prepare a request, beside the steps."""
-        request_id = message.spec.request_id
         try:
             prepared = self._engine.input_processor.complete(message.spec, streams=message.streams, tells_news=True)
-        except QuireError as error:
-            self._driver.post(partial(self._send, [_refusal(request_id, error)]))
         except Exception as error:
-            logger.error("request %r cannot be prepared", request_id, exc_info=error)
-            told = f"the request could not be prepared ({type(error).__name__}); the engine's log says more"
-            self._driver.post(partial(self._send, [_refusal(request_id, EngineError(told))]))
+            if not isinstance(error, QuireError):
+                logger.error("request %r cannot be prepared", message.spec.request_id, exc_info=error)
+                told = f"the request could not be prepared ({type(error).__name__}); the engine's log says more"
+                error = EngineError(told)
+            self._driver.post(partial(self._send, [_refusal(message.spec.request_id, error)]))
         else:
             self._driver.post(partial(self._submit, prepared, message.queue_timeout_s))
 
@@ -149,13 +148,12 @@ class EngineLoop:
         self._driver.post(partial(self._engine.abort_request, request_ids))
 
     def _submit(self, prepared: PreparedRequest, queue_timeout_s: float | None) -> None:
-        request_id = prepared.request.request_id
         try:
             self._engine.submit(prepared)
         except EngineDeadError:
             raise
         except QuireError as error:
-            self._send([_refusal(request_id, error)])
+            self._send([_refusal(prepared.request.request_id, error)])
         else:
             if self._recorder is not None and self._recorder.has_readers:
                 self._recorder.meet(prepared.request)
