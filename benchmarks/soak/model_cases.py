@@ -19,10 +19,10 @@ from safetensors.numpy import load_file, save_file
 from quire.runtime.adapter_layout import linear_shapes
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.gguf_file import read_gguf
-from quire.weights.quantize import quantize_gguf
 from quire.weights.sources import resolve_source
 from quire_lessons.compare.adapters import write_random_adapter
 from quire_workshop.cli.quantize import open_source
+from quire_workshop.gguf.quantize import quantize_gguf
 from quire_workshop.gguf.writer import TensorToWrite, key_value, write_gguf
 from tests.cli.tiny_directory import CONFIG, make_tiny_directory, tensor_shapes
 from tests.models.tiny_configs import TINY_CONFIGS, full_config
