@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -134,11 +135,13 @@ def test_reason_names_no_option_that_clients_lack() -> None:
 
 def test_largest_schema_and_enum_are_compiled_and_more_symbols_refused() -> None:
     process = CheckProcess(deadline_s=30)
-    schema: dict[str, Any] = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
+    names: list[str] = []
+    schema: dict[str, Any] = {"type": "object", "properties": {}, "required": names, "additionalProperties": False}
     while len(json.dumps(schema)) < MAX_TEXT_BYTES - 3000:
         for _ in range(50):
-            schema["properties"][f"property{len(schema['properties'])}"] = {"type": "string", "maxLength": 20}
-    assert len(schema["properties"]) > 1000
+            names.append(f"property{len(names)}")
+            schema["properties"][names[-1]] = {"type": "string", "maxLength": 20}
+    assert len(names) > 700
     words = [f"value{number}" for number in range(4000)]
     for spec in (Spec(json=schema), Spec(json={"enum": words}), Spec(choice=words[:1000])):
         assert isinstance(process.check(spec), str)
@@ -146,3 +149,17 @@ def test_largest_schema_and_enum_are_compiled_and_more_symbols_refused() -> None
     assert isinstance(answer, RefusedGrammar)
     assert f"number of symbols) too big (limit for this grammar: {MAX_GRAMMAR_SYMBOLS})" in answer.reason
     process.close()
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        (Spec(json={"type": "object", "properties": {f"p{number}": {} for number in range(1000)}}), "row has .* items"),
+        (Spec(regex="[ab]{3}(c{60000})"), "determines more than 16384 bytes"),
+        (Spec(json={"const": "x" * 20_000}), "determines more than 16384 bytes"),
+    ],
+)
+def test_grammar_that_breaks_a_limit_soon_is_refused(process: CheckProcess, spec: Spec, reason: str) -> None:
+    answer = ask(process, spec)
+    assert isinstance(answer, RefusedGrammar)
+    assert re.search(reason, answer.reason), answer.reason

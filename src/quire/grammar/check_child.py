@@ -22,7 +22,7 @@ import llguidance
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
-from quire.grammar.limits import READY, parser_limits
+from quire.grammar.limits import MAX_FORCED_BYTES, NUM_TRIED_BYTES, READY, parser_limits
 from quire.grammar.patterns import LARK_PARTS, ascii_classes
 from quire.grammar.schemas import UnenforceableError, enforceable
 
@@ -34,6 +34,8 @@ ALARM_S = 10
 NICENESS = 10
 """Steps of the engine come first: a check of two seconds doubled the inter-token latency of other clients (2 CPUs)."""
 _EOS = 256
+_BYTES = (1 << 255) - 1
+"""Mask of the tokens that are bytes."""
 
 
 class ByteTokens:
@@ -68,12 +70,17 @@ def check(tokenizer: llguidance.LLTokenizer, kind: str, text: str, options: dict
     except Exception as error:
         return {"error": str(error)}
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
-    if not matcher.is_error():
-        matcher.compute_bitmask()
-    if matcher.is_error():
-        return {"error": matcher.get_error()}
-    if matcher.is_stopped() and not matcher.is_accepting():
-        return {"error": "no text matches it"}
+    for step in range(NUM_TRIED_BYTES):
+        allowed = 0 if matcher.is_error() else int.from_bytes(matcher.compute_bitmask(), "little") & _BYTES
+        if matcher.is_error():
+            return {"error": matcher.get_error()}
+        if not step and matcher.is_stopped() and not matcher.is_accepting():
+            return {"error": "no text matches it"}
+        if len(matcher.compute_ff_bytes()) > MAX_FORCED_BYTES:
+            return {"error": f"it determines more than {MAX_FORCED_BYTES} bytes of the text at once"}
+        if not allowed:
+            break
+        matcher.consume_token(allowed.bit_length() - 1)
     return {"grammar": grammar}
 
 

@@ -17,10 +17,16 @@ MAX_LEXER_FUEL = 250_000
 """Cost of the lexer's start, in llguidance's units. It also bounds a prefix that the grammar determines, to a third as
 many bytes: each takes 0.4 KB in the parser, measured, so that `(ab){1000000}` takes 35 MB instead of 120. 5,000
 alternatives of an `enum` need 100,000."""
-MAX_ROW_ITEMS = 1000
-"""Parses of a text that are followed at once. A step of an ambiguous grammar takes 70 ms at this limit, measured."""
+MAX_ROW_ITEMS = 1024
+"""Parses of a text that are followed at once, which 1,000 choices that begin alike need. A step of an ambiguous grammar
+takes 70 ms at this limit, measured."""
+MAX_FORCED_BYTES = 16 << 10
+"""Bytes of a text that a grammar determines at once. A step of the engine takes 1 µs for each, measured."""
+NUM_TRIED_BYTES = 8
+"""Bytes of a text that a check follows. Most schemas that break a limit do so behind the first brace: a second would be
+spent on them in the engine too, and an error tell it there."""
 DEADLINE_S = 2.0
-"""Time to check one grammar."""
+"""Processor time to check one grammar."""
 READY = b"ready"
 """First message of the process that compiles grammars."""
 
