@@ -21,9 +21,7 @@ from typing import Any
 
 from benchmarks.soak.model_cases import KINDS, Case, make_case, make_models
 from benchmarks.soak.row import Row
-from quire.config import EngineOptions
 from quire.engine.adapters import LoRARequest
-from quire.engine.build import build_engine
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.tokenizer_source import load_tokenizer
 from quire.errors import QuireError, RequestError
@@ -119,7 +117,7 @@ def load(case: Case, base: LLMEngine) -> None:
         checkpoint = open_checkpoint(resolve_source(str(case.path)), with_tensors=False)
         ModelRegistry.make_model_config(checkpoint.hf_config, checkpoint.generation_config)
     else:
-        engine = build_engine(EngineOptions(model=str(case.path), **OPTIONS))
+        engine = LLMEngine.from_options(str(case.path), **OPTIONS)
         try:
             run(engine, None)
         finally:
@@ -158,7 +156,7 @@ def main() -> None:
     models = directory / "models"
     if not models.exists():
         make_models(models)
-    base = build_engine(EngineOptions(model=str(models / "hf"), **OPTIONS))
+    base = LLMEngine.from_options(str(models / "hf"), **OPTIONS)
     with contextlib.suppress(QuireError):  # a model that Quire does not have imports Transformers, if it is there
         ModelRegistry.resolve({"architectures": [FALLBACK]})
     resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_BYTES, MAX_ADDRESS_BYTES))

@@ -176,14 +176,14 @@ class DeadlineError(CapacityError):
 
 
 class UnreadError(CapacityError):
-    """A client left more log-probabilities of its answer unread than the server keeps."""
+    """A client left more of its answer unread than the server keeps."""
 
     code = "reader_too_slow"
 
     def __init__(self, limit: int) -> None:
         super().__init__(
-            f"more than {limit} log-probabilities of this answer waited to be read: read faster, ask for "
-            "fewer top_logprobs, or do not stream"
+            f"more than {limit} bytes of this answer waited to be read: read faster, ask for fewer "
+            "log-probabilities, or do not stream"
         )
 
 

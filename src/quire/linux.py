@@ -16,6 +16,8 @@ _PR_SET_PDEATHSIG = 1
 _WAIT_WRITE_WAIT = 1 | 2 | 4
 """Flags of `sync_file_range`: wait for earlier writes of dirty pages, write others, wait for them."""
 _MAP_FIXED = 16
+_PUNCH_HOLE = 1 | 2
+"""Flags of `fallocate`: free blocks, keep the file's size."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGE_BYTES = 1 << 20
 
@@ -92,6 +94,12 @@ def bytes_on_huge_pages(start: int) -> int:
 def reserve_blocks(descriptor: int, offset: int, num_bytes: int) -> None:
     """Reserve disk space for part of a file. Raises: OSError if the disk is full."""
     os.posix_fallocate(descriptor, offset, num_bytes)
+
+
+def free_blocks(descriptor: int, offset: int, num_bytes: int) -> bool:
+    """Give the disk space of part of a file back, which reads as zeros then. Returns: whether the file system can."""
+    function = ctypes.CDLL(None).fallocate
+    return bool(function(descriptor, _PUNCH_HOLE, ctypes.c_int64(offset), ctypes.c_int64(num_bytes)) == 0)
 
 
 def write_back(descriptor: int, offset: int, num_bytes: int) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class Logprob:
+
+class Logprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Log-probability of one token, its 1-based rank in the vocabulary, and its text."""
 
     logprob: float

@@ -16,7 +16,7 @@ from typing import Any
 import httptools
 import msgspec
 from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from quire.server.errors import ApiError
@@ -31,8 +31,9 @@ MAX_FRAMING_BYTES = 64 << 10
 """Bytes of a request outside its body: headers, sizes and extensions of chunks, trailers. With chunks of 1 KiB a body
 of 4 MiB needs 32 KiB."""
 MAX_PIPELINED = 16
-SOCKET_BUFFER_BYTES = 96 << 10
-"""The kernel doubles it: less than 256 KiB wait for a slow reader."""
+SOCKET_BUFFER_BYTES = 48 << 10
+"""The kernel doubles it. With pieces of `sending.py` in the transport and in a task, and the engine's updates that wait
+in `engine/process/stream.py`, less than 256 KiB wait for a slow reader."""
 READ_BYTES = 32 << 10
 """Most bytes that are read of a connection before the gate has looked at the head of its request."""
 ACCEPTED_AT_ONCE = 32
@@ -129,6 +130,7 @@ class Connection(HttpToolsProtocol):
         assert isinstance(self.server_state, Places)
         self._gate, self._places = self.app, self.server_state
         self._is_for_probes = False
+        self._answering: RequestResponseCycle | None = None
         self.timeout_keep_alive = self.KEEP_ALIVE_S
         self._refusal: ApiError | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -183,7 +185,9 @@ class Connection(HttpToolsProtocol):
         if self._is_deaf:
             return Rank.NO_HEAD
         if self.cycle is not None and not self.cycle.response_complete:
-            return Rank.NO_BODY if self._is_in_body and not (self.pipeline or self.cycle.response_started) else None
+            if self._is_in_body and not (self.pipeline or self.cycle.response_started):
+                return Rank.NO_BODY
+            return Rank.UNREAD if "write" in self._timers and self._is_answer_made else None
         if self._is_in_message or self.cycle is None:
             return Rank.NO_HEAD
         return Rank.UNREAD if "write" in self._timers else Rank.IDLE
@@ -334,7 +338,8 @@ class Connection(HttpToolsProtocol):
         """Start the time limit of a client that reads more slowly than the application writes."""
         super().pause_writing()
         if "write" not in self._timers:
-            self._start_write_timer(self.WRITE_TIMEOUT_S)
+            self._start_write_timer(self.TAKE_TIMEOUT_S if self._is_answer_made else self.WRITE_TIMEOUT_S)
+        self._note_rank()
 
     def resume_writing(self) -> None:
         """Stop the time limit: the client has read everything."""
@@ -354,6 +359,15 @@ class Connection(HttpToolsProtocol):
             self._stop_timer("write")
             self._start_write_timer(self.TAKE_TIMEOUT_S)
         self._note_rank()
+
+    @property
+    def _is_answer_made(self) -> bool:
+        """Return True if an answer of known length is being written: all of it is there."""
+        return self._answering is not None and self._answering.chunked_encoding is False
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _start_write_timer(self, timeout_s: float) -> None:
         num_unsent = self.transport.get_write_buffer_size()

@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 from quire.errors import CapacityError, ContextLengthError, InvalidParameterError, QuireError, RequestError, nearest
 from quire.server.keys import ADMIN
 from quire.server.request_record import CLIENT_LEFT, RECORD_KEY
+from quire.server.sending import UNSHARED
 
 LOGGER = logging.getLogger("quire.server")
 BUSY_S = 2.0
@@ -158,6 +159,13 @@ class JsonResponse(Response):
 
     def __init__(self, content: Any, status_code: int = 200, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(msgspec.json.encode(content), status_code, headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer. Mutates: it lets go of its body, which may be large and read slowly."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        message = {"type": "http.response.body", "body": self.body, UNSHARED: True}
+        self.body = b""
+        await send(message)
 
 
 def shown(value: Any) -> str:

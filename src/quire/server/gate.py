@@ -29,6 +29,7 @@ from quire.server.request_record import (
     RequestRecord,
     new_request_id,
 )
+from quire.server.sending import Sending
 from quire.server.state import STATE_KEY
 from quire.server.supervisor import asleep
 
@@ -97,7 +98,7 @@ class Gate:
             self._checked, self._origins, ("*",), ("*",), allow_private_network=True, expose_headers=CORS_EXPOSED
         )
         self._num_repeats: dict[str, int] = {}
-        self._bodies = BodyMemory(options.max_body_bytes)
+        self._bodies, self._sending = BodyMemory(options.max_body_bytes), Sending()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. A WebSocket is closed: no route has one."""
@@ -127,7 +128,7 @@ class Gate:
             elif not message.get("more_body", False):
                 has_ended = True
                 record.ended_s = time.perf_counter()
-            await send(message)
+            await self._sending.send(send, message)
 
         origin = header_value(scope, b"origin")
         app = self._cors if origin is not None and self._is_allowed_origin(origin) else self._checked

@@ -11,6 +11,8 @@ from quire.outputs import CompletionOutput, Logprob, PositionLogprobs
 from quire.text.detokenizer import IncrementalDetokenizer
 from quire.text.tokenizer import Tokenizer
 
+MAX_KNOWN = 256
+"""Tokens whose names and bytes are kept, at some 300 bytes."""
 LEAST = -9999.0
 """Replaces minus infinity, which JSON does not have; OpenAI does the same."""
 
@@ -28,7 +30,7 @@ class LogprobWriter:
         self._as_ids = as_ids
         self._offset = 0
         self._known: dict[int, tuple[str, list[int]]] = {}
-        """Name and bytes of each token so far: the same few are among the likeliest again and again."""
+        """Name and bytes of tokens: the same few are among the likeliest again and again."""
 
     def chat(self, positions: Sequence[PositionLogprobs]) -> dict[str, Any]:
         """Return the chat API's format: one object per position."""
@@ -78,6 +80,8 @@ class LogprobWriter:
         known = self._known.get(token_id)
         if known is None:
             name = self._name(token_id, value.decoded_token)
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
             known = self._known[token_id] = name, self._bytes(token_id, value.decoded_token)
         return {"token": known[0], "logprob": _finite(value.logprob), "bytes": known[1]}
 

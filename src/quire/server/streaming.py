@@ -20,6 +20,7 @@ from quire.engine.process.messages import RequestUpdate
 from quire.server.errors import ApiError, ClientDisconnected
 from quire.server.generation import Batch, generate, until_disconnect
 from quire.server.request_record import record_of
+from quire.server.sending import UNSHARED
 from quire.server.state import ServerState, state_of
 from quire.types import RequestSpec as EngineRequest
 
@@ -99,7 +100,9 @@ class EventStream(Response):
                     if not has_started:
                         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
                         has_started = True
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                    message = {"type": "http.response.body", "body": data, "more_body": True, UNSHARED: True}
+                    del data  # it may be large, and its client slow
+                    await send(message)
         except OSError:
             raise
         except Exception as error:
@@ -122,18 +125,20 @@ async def _written(
     state: ServerState, client_id: str, updates: AsyncGenerator[Batch, None], writer: EventWriter
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of updates. The opening waits for the first update: an error before it is an ordinary answer."""
-    data = writer.opening()
+    written = [writer.opening()]
     async with aclosing(updates) as received:
         async for batch in received:
             for index, update in batch:
                 if update.prompt_logprobs is None:
-                    data += writer.of(index, update)
+                    written.append(writer.of(index, update))
                 else:  # may be tens of thousands of numbers: other streams would wait
-                    yield data + await state.work.write(client_id, partial(writer.of, index, update))
-                    data = b""
-            if data:
-                yield data
-            data = b""
-    data += writer.closing()
-    if data:
-        yield data
+                    written.append(await state.work.write(client_id, partial(writer.of, index, update)))
+                # While the client reads, only bytes are held, and those not here.
+                update.choices, update.prompt_logprobs = [], None
+            written = [b"".join(written)]
+            if written[0]:
+                yield written.pop()
+    written.append(writer.closing())
+    written = [b"".join(written)]
+    if written[0]:
+        yield written.pop()

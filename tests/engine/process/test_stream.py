@@ -1,10 +1,11 @@
 import asyncio
+import tracemalloc
 
 import pytest
 
 from quire.engine.process import stream as module
 from quire.engine.process.messages import RequestUpdate
-from quire.engine.process.stream import MAX_UNREAD_LOGPROBS, RequestStream
+from quire.engine.process.stream import MAX_UNREAD_BYTES, RequestStream
 from quire.errors import EngineDeadError, UnreadError
 from quire.outputs import CompletionOutput, Logprob
 from tests.server.fake_engine import in_loop
@@ -57,24 +58,53 @@ async def test_unread_logprobs_are_merged_in_order(num_read_first: int) -> None:
     assert [item.finished for item in seen] == [False] * num_read_first + [True]
 
 
+@pytest.mark.parametrize(("num_top", "most"), [(0, 24), (5, 200), (20, 600)])
 @in_loop
-async def test_reader_with_too_many_unread_logprobs_gets_them_and_then_an_error() -> None:
+async def test_reader_that_leaves_too_much_unread_gets_it_and_then_an_error(num_top: int, most: int) -> None:
     stream = RequestStream("r")
     num_put = 0
     while not stream.is_cut:
-        stream.put(update(num_put, num_top=20))
+        stream.put(update(num_put, num_top=num_top))
         num_put += 1
-    assert MAX_UNREAD_LOGPROBS < num_put * 21 <= MAX_UNREAD_LOGPROBS + 21
+    assert MAX_UNREAD_BYTES / most < num_put < MAX_UNREAD_BYTES / (4 + 8 * num_top)
     stream.put(update(num_put, num_top=20))
     seen: list[RequestUpdate] = []
-    with pytest.raises(UnreadError, match=str(MAX_UNREAD_LOGPROBS)):
+    with pytest.raises(UnreadError, match=str(MAX_UNREAD_BYTES)):
         await read(stream, seen)
     assert [token_id for item in seen for token_id in item.choices[0].token_ids] == list(range(num_put))
     assert stream.has_ended
 
 
+@in_loop
+async def test_memory_of_unread_updates_is_bounded() -> None:
+    updates = [update(index, num_top=5) for index in range(1000)]
+    streams = [RequestStream("r") for _ in range(10)]
+    tracemalloc.start()
+    for stream in streams:
+        for item in updates:
+            stream.put(item)
+    used = tracemalloc.get_traced_memory()[0] / len(streams)
+    tracemalloc.stop()
+    assert all(stream.is_cut for stream in streams)
+    assert MAX_UNREAD_BYTES / 2 < used < 1.1 * MAX_UNREAD_BYTES
+
+
+@in_loop
+async def test_prompt_logprobs_are_not_what_a_reader_leaves_unread() -> None:
+    stream = RequestStream("r")
+    of_prompt = [None, *({k: Logprob(-k, k, "x" * 10) for k in range(20)} for _ in range(1000))]
+    first = update(0)
+    first.prompt_logprobs = of_prompt
+    stream.put(first)
+    for index in range(1, 200):
+        stream.put(update(index, finished=index == 199))
+    (only,) = await read(stream)
+    assert only.prompt_logprobs == of_prompt
+    assert only.choices[0].token_ids == list(range(200))
+
+
 def test_finished_answer_is_never_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_UNREAD_LOGPROBS", 20)
+    monkeypatch.setattr(module, "MAX_UNREAD_BYTES", 20)
 
     async def main() -> None:
         stream = RequestStream("r")

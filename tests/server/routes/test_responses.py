@@ -1,10 +1,10 @@
 """`/v1/responses`, whole and as events."""
 
 import asyncio
-import copy
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -209,12 +209,16 @@ def positions(token_ids: list[int]) -> list[dict[int, Logprob]]:
     return [{token_id: Logprob(-0.5, 1, f"t{token_id}")} for token_id in token_ids]
 
 
+def as_sent(value: Any) -> Any:
+    return json.loads(msgspec.json.encode(value))
+
+
 def written(
     text: str, cuts: list[int], *, delay: int = 0, reason: str = "stop", job: ResponseJob = WITH_TOOLS
 ) -> tuple[list[dict[str, Any]], list[Event]]:
     """Items and events of a text cut at these bytes, each a token; text comes `delay` characters late."""
     found: list[Event] = []
-    made = ResponseOutput(job, lambda kind, content: found.append((kind, copy.deepcopy(content))))
+    made = ResponseOutput(job, lambda kind, content: found.append((kind, as_sent(content))))
     made.begin()
     token_ids = list(text.encode())
     start = shown = 0
@@ -225,7 +229,7 @@ def written(
         start, shown = end, until
     rest = [*token_ids[start:], EOS]
     made.write(CompletionOutput(0, text[shown:], rest, None, positions(rest), reason))
-    return made.items, found
+    return as_sent(made.items), found
 
 
 def shown(items: list[dict[str, Any]]) -> list[tuple[str, str, str]]:

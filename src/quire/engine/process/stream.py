@@ -1,20 +1,27 @@
-"""Streams: what belongs to one request, on its way to one reader, which may be slow. Unread items are merged into one.
+"""Streams: what belongs to one request, on its way to one reader, which may be slow. Unread items become one.
 
 `AsyncLLM` has streams of outputs, the client of an engine process `RequestStream`s of updates. Knows no HTTP.
 Next to read: `client.py`, `../async_llm.py`.
 """
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
+import msgspec
+
 from quire.engine.process.messages import RequestUpdate
 from quire.errors import UnreadError
-from quire.outputs import CompletionOutput
+from quire.outputs import CompletionOutput, PositionLogprobs
 
-MAX_UNREAD_LOGPROBS = 4096
-"""Of one request: 680 tokens with five alternatives each, about 800 KiB."""
+MAX_UNREAD_BYTES = 80 << 10
+"""Of one request, packed: 3,500 log-probabilities, or 8,000 tokens of text."""
+MAX_PACKED = 64
+"""Packed updates that are merged into one: each has 40 bytes beside its text and numbers."""
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(RequestUpdate).decode
 
 
 class Item(Protocol):
@@ -70,17 +77,18 @@ class Stream(Generic[_Item]):
 
 
 class RequestStream(Stream[RequestUpdate]):
-    """The updates of one request; a slow reader loses nothing.
+    """The updates of one request. Those that wait for a slow reader are packed, to a tenth of their size.
 
-    Log-probabilities take a hundred times the memory of text: a reader that leaves more than `MAX_UNREAD_LOGPROBS`
-    unread gets those and then an error. `is_cut`: this has happened, so the engine need not go on.
+    A reader that leaves more than `MAX_UNREAD_BYTES` unread gets those and then an error. `is_cut`: this has happened,
+    so the engine need not go on.
     """
 
     def __init__(self, request_id: str, ready: asyncio.Event | None = None) -> None:
         super().__init__(merge, ready)
         self.request_id = request_id
         self.is_cut = False
-        self._num_logprobs = 0
+        self._packed: list[bytes] = []
+        self._prompt_logprobs: list[PositionLogprobs | None] | None = None
 
     def put(self, update: RequestUpdate) -> None:
         """Offer an update to the reader. Mutates: `is_cut`; after that updates are dropped."""
@@ -88,13 +96,31 @@ class RequestStream(Stream[RequestUpdate]):
             return
         if update.failure is not None:
             return self.fail(update.failure.revive())
-        self._num_logprobs = 0 if self._waiting is None else self._num_logprobs
-        self._num_logprobs += sum(len(position) for choice in update.choices for position in choice.logprobs or ())
-        super().put(update)
+        if self._waiting is None and not self._packed:
+            return super().put(update)
+        for item in (self._waiting, update):
+            if item is not None:
+                # They come once, before their reader has anything to read: it takes them at once.
+                self._prompt_logprobs, item.prompt_logprobs = item.prompt_logprobs or self._prompt_logprobs, None
+                self._packed.append(_pack(item))
+        self._waiting = None
+        if len(self._packed) > MAX_PACKED:
+            self._packed = [bytes(memoryview(_pack(self._unpacked())))]  # a copy without the encoder's spare bytes
+        self._ready.set()
         # A finished request costs the engine nothing more: its end is better than an error.
-        if self._num_logprobs > MAX_UNREAD_LOGPROBS and not update.finished:
+        if sum(map(len, self._packed)) > MAX_UNREAD_BYTES and not update.finished:
             self.is_cut = True
-            self.fail(UnreadError(MAX_UNREAD_LOGPROBS))
+            self.fail(UnreadError(MAX_UNREAD_BYTES))
+
+    def take(self) -> RequestUpdate | None:
+        """Return all that the reader has not read as one update, as `Stream.take`."""
+        if self._packed:
+            self._waiting, self._packed = self._unpacked(), []
+            self._waiting.prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, None
+        return super().take()
+
+    def _unpacked(self) -> RequestUpdate:
+        return functools.reduce(merge, map(_unpack, self._packed))
 
 
 def merge(first: RequestUpdate, second: RequestUpdate) -> RequestUpdate:

@@ -153,11 +153,14 @@ class _CompletionChunks(Chunks):
 
     def choices(self, index: int, choice: CompletionOutput, update: RequestUpdate) -> list[dict[str, Any]]:
         """Return the choice of the chunk for an update; none for part of a character."""
-        if update.prompt_logprobs is not None:
+        if update.prompt_logprobs is not None and self._job.body.echo:
             self._of_prompts[index] = update.prompt_logprobs
         if not (choice.text or choice.finish_reason or self._has_extras):
             return []
         key = (index, choice.index)
         if key not in self._writers:
             self._writers[key] = _ChoiceWriter(self._job, *key)
-        return [self._writers[key].write(choice, self._of_prompts.get(index))]
+        written = self._writers[key].write(choice, self._of_prompts.get(index))
+        if index in self._of_prompts and sum(of == index for of, _ in self._writers) == (self._job.body.n or 1):
+            del self._of_prompts[index]  # every choice has begun with them
+        return [written]
