@@ -17,9 +17,10 @@ from quire.config import EngineConfig, ModelConfig
 from quire.engine.adapters import Adapters, LoRARequest
 from quire.engine.prompts import ParsedPrompt, parse_prompt
 from quire.errors import ContextLengthError, InvalidParameterError, PromptError, RequestError
-from quire.grammar.compiler import CompiledGrammar, CompiledReasoning, GrammarCompiler
+from quire.grammar.compiler import CompiledGrammar, CompiledReasoning, GrammarCompiler, ReservedMatchers
 from quire.grammar.vocabulary import Vocabulary
 from quire.sampling_params import ALL_LOGPROBS, PoolingParams, SamplingParams
+from quire.structured_outputs import StructuredOutputsParams
 from quire.text.tokenizer import Tokenizer
 from quire.types import Request
 
@@ -40,7 +41,7 @@ class PreparedRequest:
     request: Request
     prompt: str | None
     streams: bool = True
-    grammar: CompiledGrammar | CompiledReasoning | None = None
+    grammar: CompiledGrammar | CompiledReasoning | ReservedMatchers | None = None
     tells_news: bool = False
 
 
@@ -97,12 +98,23 @@ class InputProcessor:
 
     def completed(self, request: Request) -> CompiledGrammar | CompiledReasoning | None:
         """Give a checked request its siblings, and return its grammar. Mutates: request. Raises: as `prepare`."""
+        form = self._with_siblings(request)
+        return None if form is None else self.grammars.compile(form, request.checked_grammar)
+
+    def reserved(self, request: Request) -> ReservedMatchers | None:
+        """Do the same, and return a matcher for each of its sequences. Mutates: request. Raises: as `prepare`."""
+        form = self._with_siblings(request)
+        if form is None:
+            return None
+        names = [item.request_id for item in (request, *request.siblings)]
+        return self.grammars.reserve(names, form, request.checked_grammar)
+
+    def _with_siblings(self, request: Request) -> StructuredOutputsParams | None:
         params = request.sampling
         if params is None:
             return None
         request.siblings = [_sibling(request, index) for index in range(1, params.n)]
-        form = params.structured_outputs
-        return None if form is None else self.grammars.compile(form, request.checked_grammar)
+        return params.structured_outputs
 
     def make_request(
         self,

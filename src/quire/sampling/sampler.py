@@ -57,7 +57,7 @@ class Sampler:
         try:
             # Checked before the request was queued: a failure here is rare, and ends this request alone.
             if spec is not None:
-                matcher = None if self.grammars is None else self.grammars.compile(spec).start()
+                matcher = None if self.grammars is None else self.grammars.start(new.request_id, spec)
                 failure = Failure(NO_GRAMMARS) if matcher is None else None
             if needs_text:
                 token_bytes = () if self.grammars is None else self.grammars.token_bytes()

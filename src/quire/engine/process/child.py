@@ -91,7 +91,7 @@ class EngineLoop:
         self._channel = channel
         self._driver = EngineDriver(engine, self._deliver)
         self._meter = Meter(engine)
-        self._grammars = GrammarThread(self._prepare, lambda request_id: self._post_abort([request_id]))
+        self._grammars = GrammarThread(self._prepare, self._has_room, lambda name: self._post_abort([name]))
         self._recorder: Recorder | None = None
         self._lines_sent_s = 0.0
         self._deadlines_s: dict[str, float] = {}
@@ -128,6 +128,10 @@ class EngineLoop:
         finally:
             # However it ends: an engine without a client must not look alive.
             self._driver.stop()
+
+    def _has_room(self) -> bool:
+        """Return whether another request may wait with matchers: as many as can start in one step."""
+        return self._engine.input_processor.grammars.num_reserved < self._engine.config.scheduler.max_num_seqs
 
     def _prepare(self, message: Submit) -> None:
         """Prepare a request, beside the steps."""
@@ -196,9 +200,9 @@ class EngineLoop:
 
 
 def prepared_of(message: Submit, processor: InputProcessor) -> PreparedRequest:
-    """Return the request of a message, to be queued. Raises: as `InputProcessor.completed`."""
-    grammar = processor.completed(message.request)
-    return PreparedRequest(message.request, None, message.streams, grammar, tells_news=True)
+    """Return the request of a message, to be queued. Raises: as `InputProcessor.reserved`."""
+    matchers = processor.reserved(message.request)
+    return PreparedRequest(message.request, None, message.streams, matchers, tells_news=True)
 
 
 def update_of(output: "Output") -> RequestUpdate:
