@@ -9,7 +9,7 @@ import pytest
 
 from quire.errors import InvalidParameterError
 from quire.grammar.check_process import CheckProcess, RefusedGrammar
-from quire.grammar.compiler import GrammarChecker, GrammarCompiler
+from quire.grammar.compiler import CompiledGrammar, GrammarChecker, GrammarCompiler
 from quire.structured_outputs import ReasoningSpan, StructuredOutputsParams
 from tests.grammar.builders import accepts, make_vocabulary
 
@@ -140,6 +140,32 @@ def test_threads_may_compile_at_once() -> None:
         thread.join()
     assert errors == []
     assert compiler._kept.num_bytes == sum(grammar.size_bytes for grammar in set(compiler._in_use.values()))
+
+
+@pytest.mark.parametrize("reasons", [False, True])
+def test_reserved_matchers_are_taken_by_their_sequences_and_freed_with_their_request(
+    monkeypatch: pytest.MonkeyPatch, reasons: bool
+) -> None:
+    compiler = GrammarCompiler(make_vocabulary)
+    spec = StructuredOutputsParams(regex="ab", reasoning=SPAN if reasons else None)
+    names = ["a", "a/1", "b"]
+    held = [compiler.reserve(names[:2], spec), compiler.reserve(names[2:], spec)]
+    assert compiler.num_reserved == 3
+    make = CompiledGrammar._make
+    monkeypatch.setattr(CompiledGrammar, "_make", lambda self: pytest.fail("made in a step"))
+    matchers = [compiler.start(name, spec) for name in names]
+    assert len(set(map(id, matchers))) == 3
+    assert compiler.num_reserved == 0
+    monkeypatch.setattr(CompiledGrammar, "_make", make)
+    matchers.append(compiler.start("a", spec))  # after a preemption
+    for matcher in matchers:
+        for byte in b"</r>ab" if reasons else b"ab":
+            matcher.append(byte)
+        assert matcher.failure is None
+    held.append(compiler.reserve(["c"], spec))
+    assert compiler.num_reserved == 1
+    held.clear()
+    assert compiler.num_reserved == 0
 
 
 # --- GrammarChecker ---------------------------------------------------------------------------

@@ -138,10 +138,7 @@ class Broken:
     def __init__(self, error: Exception | None) -> None:
         self.error = error
 
-    def compile(self, spec: StructuredOutputsParams) -> "Broken":
-        return self
-
-    def start(self) -> TokenMatcher:
+    def start(self, sequence_id: str, spec: StructuredOutputsParams) -> TokenMatcher:
         if self.error is not None:
             raise type(self.error)(*self.error.args)  # parameters live on, and a raised one holds its frames
         return TokenMatcher(self, VOCAB_SIZE, (EOS,))  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from quire.config import EngineConfig, ModelConfig
 from quire.engine.adapters import Adapters, LoRARequest
 from quire.engine.prompts import ParsedPrompt, parse_prompt
 from quire.errors import ContextLengthError, InvalidParameterError, PromptError, RequestError
-from quire.grammar.compiler import CompiledGrammar, CompiledReasoning, GrammarCompiler
+from quire.grammar.compiler import CompiledGrammar, CompiledReasoning, GrammarCompiler, ReservedMatchers
 from quire.grammar.vocabulary import Vocabulary
 from quire.sampling_params import ALL_LOGPROBS, PoolingParams, SamplingParams
 from quire.scheduler.request import Request
@@ -43,7 +43,7 @@ class PreparedRequest:
     request: Request
     prompt: str | None
     streams: bool = True
-    grammar: CompiledGrammar | CompiledReasoning | None = None
+    grammar: CompiledGrammar | CompiledReasoning | ReservedMatchers | None = None
     tells_news: bool = False
 
 
@@ -99,14 +99,27 @@ class InputProcessor:
         return self.complete(spec, text, streams=streams)
 
     def complete(
-        self, spec: RequestSpec, text: str | None = None, *, streams: bool, tells_news: bool = False
+        self,
+        spec: RequestSpec,
+        text: str | None = None,
+        *,
+        streams: bool,
+        tells_news: bool = False,
+        with_matchers: bool = False,
     ) -> PreparedRequest:
-        """Return what was checked as a request with its siblings and its grammar. Raises: as `prepare`."""
-        request, params, grammar = Request(spec), spec.sampling, None
+        """Return what was checked as a request with its siblings and its grammar. Raises: as `prepare`.
+
+        `with_matchers`: a matcher of each sequence is made now, so that the step that samples first need not.
+        """
+        request, params = Request(spec), spec.sampling
+        grammar: CompiledGrammar | CompiledReasoning | ReservedMatchers | None = None
         if params is not None:
             request.siblings = [Request(_of_sibling(spec, index)) for index in range(1, params.n)]
-            if params.structured_outputs is not None:
-                grammar = self.grammars.compile(params.structured_outputs, spec.checked_grammar)
+            if (form := params.structured_outputs) is not None and with_matchers:
+                names = [item.request_id for item in (request, *request.siblings)]
+                grammar = self.grammars.reserve(names, form, spec.checked_grammar)
+            elif form is not None:
+                grammar = self.grammars.compile(form, spec.checked_grammar)
         return PreparedRequest(request, text, streams, grammar, tells_news)
 
     def make_spec(

@@ -174,6 +174,19 @@ class CompiledReasoning:
         return ReasoningMatcher(self._span, self._vocabulary, answer)
 
 
+class ReservedMatchers:
+    """Matchers of a request that waits, made outside of steps. They are freed with it."""
+
+    def __init__(self, grammar: CompiledGrammar | CompiledReasoning, count: int) -> None:
+        """Raises: ValueError with the library's reason."""
+        self._grammar = grammar
+        self._matchers = [grammar.start() for _ in range(count)]
+
+    def take(self) -> TokenMatcher | ReasoningMatcher:
+        """Return one of them."""
+        return self._matchers.pop()
+
+
 class GrammarCompiler:
     """Compiles for one vocabulary. Thread-safe."""
 
@@ -190,7 +203,13 @@ class GrammarCompiler:
         self._check_process = check_process
         self._kept: _Cache[CompiledGrammar] = _Cache(cache_bytes)
         self._in_use: WeakValueDictionary[StructuredOutputsParams, CompiledGrammar] = WeakValueDictionary()
+        self._reserved: WeakValueDictionary[str, ReservedMatchers] = WeakValueDictionary()
         self._lock = threading.Lock()
+
+    @property
+    def num_reserved(self) -> int:
+        """Return the sequences that wait with a matcher."""
+        return len(self._reserved)
 
     def warm_up(self) -> None:
         """Prepare for the first grammar: 0.2 s, most of it with the interpreter's lock.
@@ -211,6 +230,24 @@ class GrammarCompiler:
             return grammar
         assert spec.reasoning is not None
         return CompiledReasoning(spec.reasoning, self._ready_vocabulary(), grammar)
+
+    def reserve(
+        self, sequence_ids: Sequence[str], spec: StructuredOutputsParams, checked: str | None = None
+    ) -> ReservedMatchers:
+        """Compile `spec`, and make a matcher for each sequence of a request. Raises: as `compile`, ValueError."""
+        reserved = ReservedMatchers(self.compile(spec, checked), len(sequence_ids))
+        with self._lock:
+            self._reserved.update(dict.fromkeys(sequence_ids, reserved))
+        return reserved
+
+    def start(self, sequence_id: str, spec: StructuredOutputsParams) -> TokenMatcher | ReasoningMatcher:
+        """Return a matcher at the beginning of a sequence's text: the reserved one, after a preemption a new one.
+
+        Raises: as `compile`, ValueError.
+        """
+        with self._lock:
+            reserved = self._reserved.pop(sequence_id, None)
+        return self.compile(spec).start() if reserved is None else reserved.take()
 
     def _compile_grammar(self, spec: StructuredOutputsParams, checked: str | None) -> CompiledGrammar:
         """Return the grammar of `spec`. A caller that holds it finds it again, even if it was dropped from the cache.

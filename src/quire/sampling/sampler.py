@@ -67,7 +67,7 @@ class Sampler:
         try:
             # Checked before the request was queued: a failure here is rare, and ends this request alone.
             if spec is not None:
-                matcher = None if self._grammars is None else self._grammars.compile(spec).start()
+                matcher = None if self._grammars is None else self._grammars.start(new.request_id, spec)
                 failure = Failure(NO_GRAMMARS) if matcher is None else None
             if needs_text:
                 token_bytes = () if self._grammars is None else self._grammars.token_bytes()

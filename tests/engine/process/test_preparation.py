@@ -9,7 +9,7 @@ from quire.engine.process.messages import Submit
 from quire.engine.process.preparation import GrammarThread
 from quire.errors import EngineDeadError
 from quire.sampling_params import SamplingParams
-from quire.types import Request
+from quire.types import RequestSpec
 from tests.processes import LIMIT_S, wait_until
 
 
@@ -20,17 +20,20 @@ class Slow:
         self.begun: list[str] = []
         self.ended: list[str] = []
         self._turn = threading.Semaphore(0)
-        self.thread = GrammarThread(self._prepare, lambda request_id: self.ended.append(f"abort {request_id}"))
+        self.has_room = True
+        self.thread = GrammarThread(
+            self._prepare, lambda: self.has_room, lambda request_id: self.ended.append(f"abort {request_id}")
+        )
 
     def _prepare(self, message: Submit) -> None:
-        self.begun.append(message.request.request_id)
+        self.begun.append(message.spec.request_id)
         assert self._turn.acquire(timeout=LIMIT_S)
-        self.ended.append(message.request.request_id)
+        self.ended.append(message.spec.request_id)
 
     def add(self, *names: str) -> None:
         for name in names:
             params = SamplingParams()
-            self.thread.add(Submit(Request(name, [1], params, max_tokens=1, seed=0, client_id=name[0])))
+            self.thread.add(Submit(RequestSpec(name, [1], params, max_tokens=1, seed=0, client_id=name[0])))
 
     def end(self, count: int = 1) -> None:
         for _ in range(count):
@@ -68,12 +71,23 @@ def test_dropped_request_is_not_prepared_and_one_under_way_is_aborted_afterwards
     assert not slow.thread.drop("a2")
 
 
+def test_request_is_prepared_when_there_is_room(slow: Slow) -> None:
+    slow.has_room = False
+    slow.add("a0", "a1")
+    assert slow.thread.drop("a0")
+    assert slow.thread.drop("a1")
+    slow.has_room = True
+    slow.add("a2")
+    slow.end()
+    wait_until(lambda: slow.ended == ["a2"])
+
+
 def test_thread_ends_with_the_engine() -> None:
     def prepare(message: Submit) -> None:
         raise EngineDeadError("it ended")
 
-    thread = GrammarThread(prepare, print)
-    thread.add(Submit(Request("a", [1], SamplingParams(), max_tokens=1, seed=0)))
+    thread = GrammarThread(prepare, lambda: True, print)
+    thread.add(Submit(RequestSpec("a", [1], SamplingParams(), max_tokens=1, seed=0)))
     assert thread._thread is not None
     thread._thread.join(LIMIT_S)
     assert not thread._thread.is_alive()

@@ -93,7 +93,7 @@ class EngineLoop:
         self._channel = channel
         self._driver = EngineDriver(engine, self._deliver)
         self._meter = Meter(engine)
-        self._grammars = GrammarThread(self._prepare, lambda request_id: self._post_abort([request_id]))
+        self._grammars = GrammarThread(self._prepare, self._has_room, lambda name: self._post_abort([name]))
         self._recorder: Recorder | None = None
         self._lines_sent_s = 0.0
         self._queued: list[tuple[float, Request]] = []
@@ -131,10 +131,16 @@ class EngineLoop:
             # However it ends: an engine without a client must not look alive.
             self._driver.stop()
 
+    def _has_room(self) -> bool:
+        """Return whether another request may wait with matchers: as many as can start in one step."""
+        return self._engine.input_processor.grammars.num_reserved < self._engine.config.scheduler.max_num_seqs
+
     def _prepare(self, message: Submit) -> None:
         """Prepare a request, beside the steps."""
         try:
-            prepared = self._engine.input_processor.complete(message.spec, streams=message.streams, tells_news=True)
+            prepared = self._engine.input_processor.complete(
+                message.spec, streams=message.streams, tells_news=True, with_matchers=True
+            )
         except Exception as error:
             if not isinstance(error, QuireError):
                 logger.error("request %r cannot be prepared", message.spec.request_id, exc_info=error)

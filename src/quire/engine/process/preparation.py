@@ -15,14 +15,19 @@ from quire.turns import Turns
 
 NICENESS = 10
 """The steps come first."""
+ROOM_CHECK_S = 0.005
+"""Requests start between steps."""
 
 
 class GrammarThread:
     """Thread that prepares one request at a time; clients take turns. It starts with the first request."""
 
-    def __init__(self, prepare: Callable[[Submit], None], abort: Callable[[str], None]) -> None:
-        """`prepare` is called with each request, `abort` with the id of one that was dropped meanwhile."""
-        self._prepare, self._abort = prepare, abort
+    def __init__(
+        self, prepare: Callable[[Submit], None], has_room: Callable[[], bool], abort: Callable[[str], None]
+    ) -> None:
+        """`prepare` is called with each request once `has_room` allows it, `abort` with the id of one that was dropped
+        meanwhile."""
+        self._prepare, self._has_room, self._abort = prepare, has_room, abort
         self._changed = threading.Condition()
         self._waiting = Turns[Submit]()
         self._running_id: str | None = None
@@ -54,8 +59,12 @@ class GrammarThread:
 
     def _prepare_next(self) -> None:
         with self._changed:
-            while (taken := self._waiting.take()) is None:
+            while not self._waiting:
                 self._changed.wait()
+            while not self._has_room():
+                self._changed.wait(ROOM_CHECK_S)
+            if (taken := self._waiting.take()) is None:
+                return  # it was dropped meanwhile
             client_id, message = taken
             request_id = self._running_id = message.spec.request_id
             self._is_dropped = False
