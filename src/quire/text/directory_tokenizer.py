@@ -13,10 +13,11 @@ from typing import Any
 import tokenizers
 from tokenizers import pre_tokenizers
 
-from quire.errors import ModelFileError, UnsupportedModelError
+from quire.errors import ModelFileError, UnsupportedModelError, printable
 from quire.text.fim_tokens import find_fim_tokens
 from quire.text.pre_tokenization import build_byte_level, find_pre_tokenization
-from quire.text.tokenizer_parts import TokenizerParts, add_bos_and_eos
+from quire.text.tokenizer_checks import fault_of
+from quire.text.tokenizer_parts import TokenizerParts, add_bos_and_eos, library_errors
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _BYTE_LEVEL_CLASSES = {"GPT2Tokenizer": "gpt-2", "Qwen2Tokenizer": "qwen2"}
@@ -77,13 +78,11 @@ def _follow_flags(
 
 
 def _read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
-    try:
-        backend = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except BaseException as error:
-        # The library panics on some malformed files, which raises a BaseException.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise ModelFileError(f"{path} is not a valid tokenizer: {_first_line(error)}") from None
+    document = _read_text(path)
+    if (fault := fault_of(document)) is not None:
+        raise ModelFileError(f"{path} is not a valid tokenizer: {printable(fault)}")
+    with library_errors(f"{path} is not a valid tokenizer"):
+        backend = tokenizers.Tokenizer.from_str(document)
     # Some files have the lengths of the training; a prompt must not be truncated or padded.
     backend.no_truncation()
     backend.no_padding()
