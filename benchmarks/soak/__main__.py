@@ -21,7 +21,7 @@ from dataclasses import asdict
 
 import httpx2
 
-from benchmarks.soak import attacks, faults, files, hogs, loads, long, memory, overload, wire
+from benchmarks.soak import attacks, faults, files, hogs, loads, long, memory, model_files, overload, wire
 from benchmarks.soak.row import Row
 from benchmarks.soak.server import Server, serving
 
@@ -56,6 +56,7 @@ def checks(arguments: argparse.Namespace) -> dict[str, Callable[[], Awaitable[Ro
         "L5": lambda: on_server(loads.slow_readers, "--max-num-seqs", "24"),
         "L6": lambda: on_server(loads.connections),
         "L7": lambda: on_server(lambda server: attacks.slow_attacks(server.url, duration_s=min(duration_s, 240))),
+        "A4": lambda: model_files.hostile_template(model),
         "F2": lambda: faults.kill_engine(model, repeat=repeat("F2")),
         "F4": lambda: faults.stopped_engine(model),
         "F5": lambda: faults.cut_links(model, count=repeat("F5")),
