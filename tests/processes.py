@@ -1,12 +1,14 @@
 """Waiting for processes, one of which may be gone, or be a zombie, between any two questions; processes with limits."""
 
 import functools
+import json
 import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -19,6 +21,20 @@ def run_limited(function: str, *arguments: str) -> "subprocess.CompletedProcess[
     module, _, name = function.partition(":")
     command = [sys.executable, "-c", _CALL.format(module=module, name=name), *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1], check=False)
+
+
+def outcomes_of(function: str, names: Iterable[str]) -> dict[str, Any]:
+    """Return what a function prints for each of the words that it is called with, a line `[word, outcome]` of JSON.
+
+    A word at which the process is ended gets "ended"; another process goes on with the next.
+    """
+    left, found = list(names), dict[str, Any]()
+    while left:
+        found |= dict(map(json.loads, run_limited(function, *left).stdout.splitlines()))
+        left = [name for name in left if name not in found]
+        if left:
+            found[left.pop(0)] = "ended"
+    return found
 
 
 def limit(*, seconds: int = 10, num_bytes: int = 1 << 30) -> None:

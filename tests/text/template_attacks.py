@@ -20,4 +20,4 @@ def main(*names: str) -> None:
         except ChatTemplateError as error:
             outcome = f"refused: {error}"
         grown_mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start_kib) / 1024
-        print(json.dumps([name, outcome, grown_mib]), flush=True)
+        print(json.dumps([name, [outcome, grown_mib]]), flush=True)

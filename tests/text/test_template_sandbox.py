@@ -1,6 +1,5 @@
 """Sandbox and limits of chat templates. Without limits, each template of WORK and LARGE takes hours or gigabytes."""
 
-import json
 from typing import Any
 
 import jinja2
@@ -11,12 +10,11 @@ from quire.text import template_budget
 from quire.text.template_budget import MAX_BYTES, MAX_CHARACTERS, TemplateLimitError
 from quire.text.template_functions import FILTERS, METHODS, TESTS
 from quire.text.template_sandbox import TemplateEnvironment
-from tests.processes import run_limited
+from tests.processes import outcomes_of
 from tests.text.template_cases import ESCAPES, HOSTILE, LARGE, NOT_NEEDED, ORDINARY, WORK
 
 ENVIRONMENT = TemplateEnvironment()
 PLAIN = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
-KILLED = ("killed", 0.0)
 
 
 def run(source: str, **values: Any) -> str:
@@ -25,18 +23,13 @@ def run(source: str, **values: Any) -> str:
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, tuple[str, float]]:
-    """What comes of each hostile template, and the growth of the process in MiB. A new one goes on after a kill."""
-    found: dict[str, tuple[str, float]] = {}
-    while left := [name for name in HOSTILE if name not in found]:
-        done = run_limited("tests.text.template_attacks:main", *left)
-        found |= {name: (outcome, mib) for name, outcome, mib in map(json.loads, done.stdout.splitlines())}
-        if done.returncode:
-            found.setdefault(next(name for name in left if name not in found), KILLED)
-    return found
+    """What comes of each hostile template, and the growth of the process in MiB."""
+    return outcomes_of("tests.text.template_attacks:main", HOSTILE)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_template_is_refused(name: str, outcomes: dict[str, tuple[str, float]]) -> None:
+    assert outcomes[name] != "ended"
     outcome, grown_mib = outcomes[name]
     assert outcome.startswith("refused: ")
     assert grown_mib < 1.5 * MAX_BYTES / 2**20

@@ -16,7 +16,8 @@ from quire.errors import ModelFileError, UnsupportedModelError, printable
 from quire.files import read_json_object, reading
 from quire.text.fim_tokens import find_fim_tokens
 from quire.text.pre_tokenization import build_byte_level, find_pre_tokenization
-from quire.text.tokenizer_parts import TokenizerParts, add_bos_and_eos
+from quire.text.tokenizer_checks import fault_of
+from quire.text.tokenizer_parts import TokenizerParts, add_bos_and_eos, library_errors
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _BYTE_LEVEL_CLASSES = {"GPT2Tokenizer": "gpt-2", "Qwen2Tokenizer": "qwen2"}
@@ -79,8 +80,11 @@ def _follow_flags(
 
 
 def _read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
-    with reading(path):
-        backend = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    document = _read_text(path)
+    if (fault := fault_of(document)) is not None:
+        raise ModelFileError(f"{path} is not a valid tokenizer: {printable(fault)}")
+    with library_errors(f"{path} is not a valid tokenizer"):
+        backend = tokenizers.Tokenizer.from_str(document)
     # Some files have the lengths of the training; a prompt must not be truncated or padded.
     backend.no_truncation()
     backend.no_padding()

@@ -12,16 +12,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quire.errors import PromptError
+from quire.errors import ModelFileError, PromptError
 from quire.text.directory_tokenizer import build_directory_tokenizer
 from quire.text.end_tokens import find_end_tokens
 from quire.text.gguf_tokenizer import build_gguf_tokenizer
 from quire.text.rendered_chat import RenderedChat, SpecialTokenMarks
 from quire.text.token_bytes import byte_decoding
-from quire.text.tokenizer_parts import TokenizerParts
+from quire.text.tokenizer_parts import TokenizerParts, library_errors
 
 LONG_TEXT = 4096
 """Characters; such a text takes about 2 ms."""
+_CANNOT_ENCODE = "the model's tokenizer cannot encode this text"
+MAX_VOCAB_SIZE = 1 << 22
+"""Lists of all tokens are made. The largest vocabularies have 262,144."""
 IDENTITY_STRIDE = 16
 """All 250,000 pieces of a large vocabulary would take 0.1 s to read."""
 
@@ -43,13 +46,20 @@ class Tokenizer:
     """
 
     def __init__(self, parts: TokenizerParts, *, model_vocab_size: int | None = None) -> None:
-        """`model_vocab_size`: `encode` then refuses text with tokens the model has no embedding for."""
+        """`model_vocab_size`: `encode` then refuses text with tokens the model has no embedding for.
+
+        Raises: ModelFileError for more than `MAX_VOCAB_SIZE` tokens.
+        """
         self._backend = parts.backend
         self.template_variables = parts.template_variables
         self.chat_templates = parts.chat_templates
         added: dict[int, Any] = parts.backend.get_added_tokens_decoder()
         self._added_tokens: dict[int, str] = {token_id: token.content for token_id, token in added.items()}
         self.vocab_size: int = max(parts.backend.get_vocab_size(), max(self._added_tokens, default=-1) + 1)
+        if self.vocab_size > MAX_VOCAB_SIZE:
+            raise ModelFileError(
+                f"the tokenizer has ids up to {self.vocab_size - 1}, more than {MAX_VOCAB_SIZE} tokens"
+            )
         self.bos_token_id = parts.bos_token_id
         self.eos_token_id = parts.eos_token_id
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
@@ -87,12 +97,15 @@ class Tokenizer:
         """Return the token ids of `text`; special tokens written in the text are recognised.
 
         `add_special_tokens` adds BOS and EOS if the model needs them; a rendered chat already has them.
-        Raises: PromptError for a value that is not Unicode text.
+        Raises: PromptError for a value that is not Unicode text; ModelFileError if the tokenizers library fails.
         """
         if not isinstance(text, str):
             raise PromptError(f"a prompt must be a string, got {type(text).__name__}")
         try:
-            ids: list[int] = self._encoding(text, add_special_tokens).ids
+            with library_errors(_CANNOT_ENCODE):
+                # The library releases the GIL only while it encodes a batch; a text of 1 MiB takes a second.
+                found = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            ids: list[int] = found[0].ids
         except (TypeError, UnicodeEncodeError):
             position = next(index for index, character in enumerate(text) if "\ud800" <= character <= "\udfff")
             raise PromptError(
@@ -101,6 +114,7 @@ class Tokenizer:
             ) from None
         return self._checked(ids)
 
+    @library_errors(_CANNOT_ENCODE)
     def encode_pair(self, first: str, second: str) -> list[int]:
         """Return the token ids of two texts with the special tokens that the model has for pairs.
 
@@ -117,14 +131,12 @@ class Tokenizer:
             )
         return ids
 
-    def _encoding(self, text: str, add_special_tokens: bool) -> Any:
-        if len(text) <= LONG_TEXT:
-            return self._backend.encode(text, add_special_tokens=add_special_tokens)
-        # The library releases the GIL only while it encodes a batch; a text of 1 MiB takes a second.
-        return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
-
+    @library_errors("the model's tokenizer cannot decode these tokens")
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of `ids`. Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary are dropped."""
+        """Return the text of `ids`. Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary are dropped.
+
+        Raises: ModelFileError if the tokenizers library fails.
+        """
         skipped = self.special_token_ids if skip_special_tokens else frozenset()
         decoding = self.byte_decoding
         if decoding is None:
@@ -180,16 +192,20 @@ class Tokenizer:
             return whole
         first, *others = [self.encode(piece, add_special_tokens=False) for piece in chat.pieces]
         # BOS and EOS of the first piece go around all pieces.
-        start = next(at for at in range(len(whole)) if whole[at : at + len(first)] == first)
-        end = start + len(first)
+        starts = range(len(whole) - len(first) + 1)
+        end = next((at + len(first) for at in starts if whole[at : at + len(first)] == first), None)
+        if end is None:
+            raise ModelFileError(f"{_CANNOT_ENCODE}: it leaves out text; fetch the model again")
         return [*whole[:end], *(token_id for ids in others for token_id in ids), *whole[end:]]
 
 
+@library_errors("the directory has no valid tokenizer")
 def load_tokenizer_directory(path: str | Path, *, model_vocab_size: int | None = None) -> Tokenizer:
     """Load the tokenizer of a Hugging Face directory. Raises: ModelFileError, UnsupportedModelError."""
     return Tokenizer(build_directory_tokenizer(Path(path)), model_vocab_size=model_vocab_size)
 
 
+@library_errors("the file has no valid tokenizer")
 def load_tokenizer_gguf(metadata: Mapping[str, Any], *, model_vocab_size: int | None = None) -> Tokenizer:
     """Build the tokenizer that the metadata of a GGUF file describes. Raises: ModelFileError, UnsupportedModelError."""
     return Tokenizer(build_gguf_tokenizer(metadata), model_vocab_size=model_vocab_size)

@@ -3,12 +3,15 @@
 Must not know: `Tokenizer`, which uses it. Next to read: `tokenizer.py`.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import tokenizers
 from tokenizers import processors
 
+from quire.errors import ModelFileError, printable
 from quire.text.fim_tokens import FimTokens
 
 
@@ -32,6 +35,18 @@ class TokenizerParts:
     chat_templates: dict[str, str] = field(default_factory=dict)
     fim: FimTokens | None = None
     end_token_ids: frozenset[int] = frozenset()
+
+
+@contextmanager
+def library_errors(failure: str) -> Iterator[None]:
+    """Raise ModelFileError for an error of the tokenizers library, and for a panic, which is no `Exception`."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
+            raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ModelFileError(f"{failure}: {printable(reason)}; fetch the model again") from None
 
 
 def add_bos_and_eos(backend: tokenizers.Tokenizer, *, bos: str | None, eos: str | None) -> None:

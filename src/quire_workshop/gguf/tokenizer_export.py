@@ -15,6 +15,7 @@ from quire.errors import ModelError, ModelFileError, UnsupportedModelError
 from quire.text.directory_tokenizer import build_directory_tokenizer
 from quire.text.gguf_tokenizer import build_gguf_tokenizer
 from quire.text.pre_tokenization import PRE_TOKENIZATIONS, build_byte_level
+from quire.text.tokenizer_parts import library_errors
 
 SAMPLES = (
     "The quick brown fox doesn't jump; it's 12345678 o'clock, I'LL go.  Two   spaces\tand\ttabs\n\n\nthree lines\r\n",
@@ -26,6 +27,7 @@ SAMPLES = (
 _ORDINARY, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 
 
+@library_errors("the tokenizer cannot be written to a GGUF file")
 def describe_tokenizer(
     path: Path, vocab_size: int, end_ids: Sequence[int] = (), *, has_merges: bool = False
 ) -> dict[str, Any]:
