@@ -17,7 +17,7 @@ from quire.files import read_json_object, reading
 from quire.text.fim_tokens import find_fim_tokens
 from quire.text.pre_tokenization import build_byte_level, find_pre_tokenization
 from quire.text.tokenizer_checks import fault_of
-from quire.text.tokenizer_parts import TokenizerParts, add_bos_and_eos, library_errors
+from quire.text.tokenizer_parts import TokenizerParts, add_bos_and_eos
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _BYTE_LEVEL_CLASSES = {"GPT2Tokenizer": "gpt-2", "Qwen2Tokenizer": "qwen2"}
@@ -80,10 +80,10 @@ def _follow_flags(
 
 
 def _read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
-    document = _read_text(path)
-    if (fault := fault_of(document)) is not None:
-        raise ModelFileError(f"{path} is not a valid tokenizer: {printable(fault)}")
-    with library_errors(f"{path} is not a valid tokenizer"):
+    with reading(path):
+        document = _read_text(path)
+        if (fault := fault_of(document)) is not None:
+            raise ModelFileError(f"damaged ({printable(fault)}); fetch it again")
         backend = tokenizers.Tokenizer.from_str(document)
     # Some files have the lengths of the training; a prompt must not be truncated or padded.
     backend.no_truncation()
