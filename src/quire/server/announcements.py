@@ -12,9 +12,9 @@ import msgspec
 
 from quire.engine.process.client import EngineClient
 from quire.server.admission import Admission
+from quire.server.engines import Engines
 from quire.server.keys import ROUTER
 from quire.server.request_record import RequestRecord
-from quire.server.supervisor import Supervisor
 
 EVERY_S = 0.05
 """Time between two looks at what is new."""
@@ -62,8 +62,8 @@ class PromptPrefix(msgspec.Struct):
 class Announcer:
     """Source of a server's announcements."""
 
-    def __init__(self, supervisor: Supervisor, admission: Admission) -> None:
-        self._supervisor = supervisor
+    def __init__(self, engines: Engines, admission: Admission) -> None:
+        self._engines = engines
         self._admission = admission
         self._ended: list[tuple[str, deque[Ended]]] = []
         """Of each reader: its name, and the requests that it has not read."""
@@ -84,7 +84,7 @@ class Announcer:
         Requests that ended are those of the reader's own key; the key named `ROUTER` gets those of all.
         Raises: ApiError 503, EngineDeadError without an engine.
         """
-        client = self._supervisor.client
+        client = self._engines.client
         client.check_alive()
         ended: deque[Ended] = deque(maxlen=MAX_ENDED)
         self._ended.append((reader, ended))
@@ -114,7 +114,7 @@ class Announcer:
         """Return an announcement of the changes. Mutates: they are taken."""
         found = {kind: b"".join(digest for digest, is_in in changes.items() if is_in is kind) for kind in (True, False)}
         announced = Announcement(
-            self._supervisor.front_end.config.scheduler.block_size, *load, client.statistics.num_generated_tokens,
+            self._engines.front_end.config.scheduler.block_size, *load, client.statistics.num_generated_tokens,
             is_whole=is_whole, cached=found[True].hex(), evicted=found[False].hex(), ended=list(ended),
         )  # fmt: skip
         changes.clear()

@@ -271,7 +271,7 @@ class Gate:
             return
         record.is_noted = True
         if (state := scope.get(STATE_KEY)) is not None and record.num_prompt_tokens:
-            state.supervisor.tell_watchers(record.client_id, record.served_line)
+            state.engines.tell_watchers(record.client_id, record.served_line)
         status, duration_s = record.status, (record.ended_s or time.perf_counter()) - record.started_s
         route = getattr(scope.get("route"), "path", None)
         if route is None and record.caller is not None and scope["path"] in QUEUED_PATHS:

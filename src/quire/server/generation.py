@@ -85,18 +85,18 @@ async def _compute(
     state: ServerState, requests: Sequence[Request], record: RequestRecord, num_at_once: int, *, streams: bool
 ) -> AsyncGenerator[Batch, None]:
     """Compute requests, `num_at_once` at a time. A slow reader finds several updates of a request merged."""
-    client, ready = state.supervisor.client, asyncio.Event()
+    engines, ready = state.engines, asyncio.Event()
     waiting, running = iter(enumerate(requests)), dict[int, RequestStream]()
 
-    def start(num: int) -> None:
+    async def start(num: int) -> None:
         for index, request in islice(waiting, num):
             if index:  # later requests of a large batch arrive when earlier ones end: the queue timeout begins then
                 request.arrival_time_s = time.monotonic()
             message = Submit(request, streams, state.options.queue_timeout_s or None)
-            running[index] = client.submit(message, ready)
+            running[index] = await engines.submit(message, ready)
 
     try:
-        start(num_at_once)
+        await start(num_at_once)
         if len(requests) == 1 and requests[0].sampling is not None and _reads_prefixes(state, requests[0]):
             # The engine computes meanwhile.
             caller = (requests[0].client_id, *requests[0].hash_extras)
@@ -110,18 +110,18 @@ async def _compute(
                         raise _failure(choice)
                 if update.finished:
                     del running[index]
-                    start(1)
+                    await start(1)
             if batch:
                 yield batch
             else:  # only now: behind its last update a stream may have an error
                 ready.clear()
     finally:
         for stream in running.values():
-            client.abort(stream)
+            engines.abort(stream)
 
 
 def _reads_prefixes(state: ServerState, request: Request) -> bool:
-    return request.reads_prefix_cache and state.supervisor.front_end.config.scheduler.enable_prefix_caching
+    return request.reads_prefix_cache and state.engines.front_end.config.scheduler.enable_prefix_caching
 
 
 def _failure(choice: CompletionOutput) -> ApiError:

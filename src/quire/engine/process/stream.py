@@ -73,13 +73,14 @@ class RequestStream(Stream[RequestUpdate]):
     """The updates of one request; a slow reader loses nothing.
 
     Log-probabilities take a hundred times the memory of text: a reader that leaves more than `MAX_UNREAD_LOGPROBS`
-    unread gets those and then an error. `is_cut`: this has happened, so the engine need not go on.
+    unread gets those and then an error. `is_cut`: this has happened, so the engine need not go on. `has_begun`: an
+    update has come.
     """
 
     def __init__(self, request_id: str, ready: asyncio.Event | None = None) -> None:
         super().__init__(merge, ready)
         self.request_id = request_id
-        self.is_cut = False
+        self.is_cut = self.has_begun = False
         self._num_logprobs = 0
 
     def put(self, update: RequestUpdate) -> None:
@@ -88,6 +89,7 @@ class RequestStream(Stream[RequestUpdate]):
             return
         if update.failure is not None:
             return self.fail(update.failure.revive())
+        self.has_begun = True
         self._num_logprobs = 0 if self._waiting is None else self._num_logprobs
         self._num_logprobs += sum(len(position) for choice in update.choices for position in choice.logprobs or ())
         super().put(update)

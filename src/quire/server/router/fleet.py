@@ -15,8 +15,8 @@ from quire.engine.process.prefixes import split
 from quire.errors import ConfigError
 from quire.server.announcements import Ended, PromptPrefix
 from quire.server.errors import MESSAGES_PATH, ApiError
+from quire.server.placement import Prompt, choose, waiting_work
 from quire.server.router.metrics import RouterMetrics
-from quire.server.router.placement import Prompt, choose
 from quire.server.router.replica import RETRY_AFTER_S, Replica
 
 LOGGER = logging.getLogger("quire.router")
@@ -100,7 +100,11 @@ class Fleet:
         if not ready:
             return None
         self._num_placed += 1
-        return choose(self.policy, ready, prompt, self._num_placed - 1)
+        start = (self._num_placed - 1) % len(ready)
+        if self.policy == "prefix":
+            return choose(ready, prompt, start)
+        rotated = [*ready[start:], *ready[:start]]
+        return rotated[0] if self.policy == "round-robin" else min(rotated, key=waiting_work)
 
     def _serving(self, model: str | None) -> list[Replica]:
         ready = self.ready

@@ -19,9 +19,9 @@ from quire.server.errors import ApiError, ClientDisconnected, is_messages_path
 from quire.server.gate import CLIENT_HEADER, QUEUED_PATHS, SALT_HEADER
 from quire.server.generation import until_disconnect
 from quire.server.options import ServerOptions
+from quire.server.placement import Prompt
 from quire.server.request_record import RequestRecord
 from quire.server.router.fleet import Fleet
-from quire.server.router.placement import Prompt
 from quire.server.router.replica import Replica, ReplicaFailedError
 from quire.server.router.upstream import UpstreamAnswer
 from quire.server.streaming import DONE, event

@@ -19,7 +19,7 @@ from quire.engine.process.prefixes import split
 from quire.errors import printable
 from quire.server.announcements import Announcement, Ended
 from quire.server.errors import ApiError
-from quire.server.router.placement import Prompt
+from quire.server.placement import Prompt
 from quire.server.router.upstream import Upstream, UpstreamAnswer
 
 LOGGER = logging.getLogger("quire.router")

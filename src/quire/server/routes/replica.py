@@ -66,7 +66,7 @@ async def prefix(request: Request) -> Response:
     body, state = await read_body(request, kind), state_of(request)
     job = await until_disconnect(request.receive, prepare(state, body, caller_of(request)))
     prepared = job.requests[0]
-    block_size = state.supervisor.front_end.config.scheduler.block_size
+    block_size = state.engines.front_end.config.scheduler.block_size
     digests = ""
     if prepared.reads_prefix_cache:
         digests = (await in_thread(request, prompt_digests, prepared, block_size)).hex()
