@@ -3,9 +3,9 @@
     python -m benchmarks.engines [--engines 2] [--requests 400] [--prompts 200] [--exponent 0.7] [--beside CHECKOUT]
 
 Each request has one of `--prompts` system prompts, chosen with probability 1 / rank^exponent (Zipf), and a question of
-its own. The KV memory of all engines together holds about a quarter of the prompts. Each run has a server of its own
-and the same requests; with `--beside`, runs of another checkout of Quire alternate with them. `ideal` is the hit rate of
-one LRU cache of the same total size, for whole prompts one after another: a bound for what placement can reach.
+its own. The KV memory of all engines together holds about a quarter of the prompts. Each run has its own server and the
+same requests; with `--beside`, runs of another checkout of Quire alternate. `ideal` is the hit rate of one LRU
+cache of the same total size, for whole prompts one after another: a bound for what placement can reach.
 Results: `README.md`.
 """
 
@@ -14,6 +14,8 @@ import random
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
+
+import psutil
 
 from benchmarks.command_line import Table, make_parser
 from benchmarks.server_process import ServerProcess, quire_serve
@@ -60,6 +62,13 @@ class Trace:
         return num_hits / len(self.chosen)
 
 
+def processor_s(pid: int) -> float:
+    """Return the processor time of a process and all its descendants."""
+    process = psutil.Process(pid)
+    times = [item.cpu_times() for item in (process, *process.children(recursive=True))]
+    return sum(item.user + item.system for item in times)
+
+
 def measure(side: str, checkout: str | None, trace: Trace, arguments: argparse.Namespace) -> dict[str, Any]:
     """Start a server and send it the trace."""
     command = quire_serve(
@@ -71,7 +80,9 @@ def measure(side: str, checkout: str | None, trace: Trace, arguments: argparse.N
     server = ServerProcess(command)
     try:
         endpoint = LoadTarget(server.url, "/v1/chat/completions")
+        before_s = processor_s(server.process.pid)
         result = put_load(endpoint, Load(concurrency=arguments.clients), trace.bodies)
+        used_s = processor_s(server.process.pid) - before_s
     finally:
         server.kill()
     prompt_tokens = sum(answer.num_prompt_tokens for answer in result.good)
@@ -83,13 +94,14 @@ def measure(side: str, checkout: str | None, trace: Trace, arguments: argparse.N
         "hit_rate": hits / max(1, prompt_tokens),
         "generated_tokens_per_s": result.tokens_per_s,
         "prompt_tokens_per_s": prompt_tokens / result.duration_s,
+        "processor_s": used_s,
         **{f"ttft_p{percent}_ms": result.percentile_ms("ttft", percent) for percent in (50, 95)},
     }
 
 
 FORMATS = {
     "side": "", "answers": "d", "prompt_tokens": ".0f", "hit_rate": ".3f", "generated_tokens_per_s": ".0f",
-    "prompt_tokens_per_s": ".0f", "ttft_p50_ms": ".0f", "ttft_p95_ms": ".0f",
+    "prompt_tokens_per_s": ".0f", "processor_s": ".2f", "ttft_p50_ms": ".0f", "ttft_p95_ms": ".0f",
 }  # fmt: skip
 
 

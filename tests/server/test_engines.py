@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from quire.config import EngineOptions
+from quire.engine.llm import LLM
 from quire.errors import ConfigError, EngineDeadError, ModelNotFoundError
 from quire.server import engines as engines_module
 from quire.server import supervisor as supervisor_module
@@ -330,6 +331,11 @@ def test_engines_that_cannot_have_a_share_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=advice):
         make_models({"tiny": EngineOptions(**engine)}, ServerOptions(**server), lambda error: None)
+
+
+def test_engine_in_this_process_is_one() -> None:
+    with pytest.raises(ConfigError, match=r"`quire serve` starts several; data_parallel_size=1 works"):
+        LLM("absent", data_parallel_size=2)
 
 
 def test_no_engine_is_refused() -> None:

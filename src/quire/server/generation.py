@@ -68,8 +68,6 @@ async def generate(
         except TimeoutError:
             raise ApiError(504, f"the request took longer than {timeout_s:g} s, the most that this server allows: ask "
                            "for fewer tokens", code="request_timeout") from None  # fmt: skip
-        finally:
-            state.announcer.note_end(record)
 
 
 async def collect(state: ServerState, requests: Sequence[Request], record: RequestRecord) -> list[RequestUpdate]:

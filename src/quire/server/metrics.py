@@ -86,10 +86,12 @@ HISTOGRAMS = (
 )  # fmt: skip
 
 
-class HttpMetrics:
-    """Metrics of HTTP, and the registry of all metrics of one server. For one event loop."""
+class Metrics(Collector):
+    """The content of `/metrics`. For one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: ServerOptions) -> None:
+        self._options = options
+        self._models: list[tuple[str, Engines, Admission, PrefixBreaks]] = []
         self._lag_timer: asyncio.TimerHandle | None = None
         self.registry = registry = CollectorRegistry(auto_describe=False)
         self._http = prometheus_client.Counter(
@@ -104,6 +106,7 @@ class HttpMetrics:
             buckets=LAG_BOUNDS_S,
         )  # fmt: skip
         ProcessCollector(registry=registry)
+        registry.register(self)
 
     def render(self) -> bytes:
         """Return the page."""
@@ -128,16 +131,6 @@ class HttpMetrics:
             self._lag.observe(max(0.0, now_s - due_s))
         next_s = now_s + LAG_EVERY_S
         self._lag_timer = loop.call_at(next_s, self._measure_lag, loop, next_s)
-
-
-class Metrics(HttpMetrics, Collector):
-    """The content of `/metrics` of a server of models."""
-
-    def __init__(self, options: ServerOptions) -> None:
-        super().__init__()
-        self._options = options
-        self._models: list[tuple[str, Engines, Admission, PrefixBreaks]] = []
-        self.registry.register(self)
 
     def add_model(self, name: str, engines: Engines, admission: Admission, breaks: PrefixBreaks) -> None:
         """Show the metrics of a model too. Of several models each has its name as the label `model`, of

@@ -70,11 +70,6 @@ class Models:
         return self.default.options
 
     @property
-    def backend(self) -> "Models":
-        """Return what answers the requests."""
-        return self
-
-    @property
     def is_draining(self) -> bool:
         """True once the server takes no more requests, of any model."""
         return self.default.is_draining

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from quire.server.admission import Admission
-from quire.server.announcements import Announcer
 from quire.server.engines import Engines
 from quire.server.metrics import Metrics
 from quire.server.options import ServerOptions
@@ -49,7 +48,6 @@ class ServerState:
     unloading: asyncio.Task[None] | None = None
     expiry: asyncio.TimerHandle | None = None
     admission: Admission = field(init=False)
-    announcer: Announcer = field(init=False)
     metrics: Metrics = field(init=False)
     work: Work = field(init=False)
     prefix_breaks: PrefixBreaks = field(default_factory=PrefixBreaks, init=False)
@@ -57,7 +55,6 @@ class ServerState:
     def __post_init__(self) -> None:
         rates = None if self.first is None else self.first.admission.rates
         self.admission = Admission(self.options, self.engines, tracer=Tracer.load(os.environ), rates=rates)
-        self.announcer = Announcer(self.engines, self.admission)
         self.metrics = Metrics(self.options) if self.first is None else self.first.metrics
         self.work = Work() if self.first is None else self.first.work
         self.metrics.add_model(self.model_name, self.engines, self.admission, self.prefix_breaks)
