@@ -3,8 +3,8 @@
     python -m benchmarks.engines [--engines 2] [--requests 400] [--prompts 200] [--exponent 0.7] [--beside CHECKOUT]
 
 Each request has one of `--prompts` system prompts, chosen with probability 1 / rank^exponent (Zipf), and a question of
-its own. The KV memory of all engines together holds about a quarter of the prompts. Each run has its own server and the
-same requests; with `--beside`, runs of another checkout of Quire alternate. `ideal` is the hit rate of one LRU
+its own. The KV memory of all engines together holds about a quarter of the prompts. With `--beside`, the server of
+another checkout of Quire gets the same requests in turns with this one's. `ideal` is the hit rate of one LRU
 cache of the same total size, for whole prompts one after another: a bound for what placement can reach.
 Results: `README.md`.
 """
@@ -12,7 +12,8 @@ Results: `README.md`.
 import argparse
 import random
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import psutil
@@ -20,7 +21,7 @@ import psutil
 from benchmarks.command_line import Table, make_parser
 from benchmarks.server_process import ServerProcess, quire_serve
 from quire_workshop.cli.bench_serve import WORDS
-from quire_workshop.load_client import Load, LoadTarget, put_load
+from quire_workshop.load_client import Load, LoadResult, LoadTarget, put_load
 
 BLOCK_TOKENS = 32
 QUESTION_WORDS = 8
@@ -69,34 +70,52 @@ def processor_s(pid: int) -> float:
     return sum(item.user + item.system for item in times)
 
 
-def measure(side: str, checkout: str | None, trace: Trace, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Start a server and send it the trace."""
+def measure(sides: Mapping[str, str | None], trace: Trace, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Start a server of each side, let them answer the trace in turns, and return a row for each.
+
+    `sides`: by name the checkout; None: this one. While one side answers, the others are idle.
+    """
+    load = Load(concurrency=arguments.clients)
+    results: dict[str, list[LoadResult]] = {side: [] for side in sides}
+    with ExitStack() as stack:
+        servers: dict[str, ServerProcess] = {}
+        for side, checkout in sides.items():
+            servers[side] = ServerProcess(command_of(checkout, arguments))
+            stack.callback(servers[side].kill)
+        before_s = {side: processor_s(server.process.pid) for side, server in servers.items()}
+        order = list(sides)
+        for start in range(0, len(trace.bodies), arguments.turn):
+            for side in order:
+                endpoint = LoadTarget(servers[side].url, "/v1/chat/completions")
+                results[side].append(put_load(endpoint, load, trace.bodies[start : start + arguments.turn]))
+            order.reverse()
+        used_s = {side: processor_s(server.process.pid) - before_s[side] for side, server in servers.items()}
+    rows = []
+    for side, turns in results.items():
+        answers = tuple(answer for turn in turns for answer in turn.answers)
+        result = LoadResult(load, answers, sum(turn.duration_s for turn in turns))
+        prompt_tokens = sum(answer.num_prompt_tokens for answer in result.good)
+        hits = sum(answer.num_cached_tokens for answer in result.good)
+        rows.append({
+            "side": side,
+            "answers": len(result.good),
+            "prompt_tokens": prompt_tokens,
+            "hit_rate": hits / max(1, prompt_tokens),
+            "generated_tokens_per_s": result.tokens_per_s,
+            "prompt_tokens_per_s": prompt_tokens / result.duration_s,
+            "processor_s": used_s[side],
+            **{f"ttft_p{percent}_ms": result.percentile_ms("ttft", percent) for percent in (50, 95)},
+        })  # fmt: skip
+    return rows
+
+
+def command_of(checkout: str | None, arguments: argparse.Namespace) -> list[str]:
+    """Return the command of a server."""
     command = quire_serve(
         arguments.model, "--data-parallel-size", str(arguments.engines),
         "--num-blocks-override", str(arguments.blocks * arguments.engines), "--max-model-len", "1024", name="bench",
     )  # fmt: skip
-    if checkout is not None:
-        command[0] = f"{checkout}/.venv/bin/python"
-    server = ServerProcess(command)
-    try:
-        endpoint = LoadTarget(server.url, "/v1/chat/completions")
-        before_s = processor_s(server.process.pid)
-        result = put_load(endpoint, Load(concurrency=arguments.clients), trace.bodies)
-        used_s = processor_s(server.process.pid) - before_s
-    finally:
-        server.kill()
-    prompt_tokens = sum(answer.num_prompt_tokens for answer in result.good)
-    hits = sum(answer.num_cached_tokens for answer in result.good)
-    return {
-        "side": side,
-        "answers": len(result.good),
-        "prompt_tokens": prompt_tokens,
-        "hit_rate": hits / max(1, prompt_tokens),
-        "generated_tokens_per_s": result.tokens_per_s,
-        "prompt_tokens_per_s": prompt_tokens / result.duration_s,
-        "processor_s": used_s,
-        **{f"ttft_p{percent}_ms": result.percentile_ms("ttft", percent) for percent in (50, 95)},
-    }
+    return command if checkout is None else [f"{checkout}/.venv/bin/python", *command[1:]]
 
 
 FORMATS = {
@@ -109,7 +128,7 @@ def main(words: Sequence[str] | None = None) -> None:
     """Measure and print a table, or JSON."""
     parser = make_parser(__doc__, "model", "json")
     parser.add_argument("--beside", metavar="CHECKOUT", help="another checkout of Quire, with its .venv")
-    parser.add_argument("--runs", type=int, default=1, help="of each side  [%(default)s]")
+    parser.add_argument("--turn", type=int, default=40, help="requests after which sides change  [%(default)s]")
     parser.add_argument("--engines", type=int, default=2, help="[%(default)s]")
     parser.add_argument("--requests", type=int, default=400, help="[%(default)s]")
     parser.add_argument("--prompts", type=int, default=200, help="system prompts  [%(default)s]")
@@ -123,8 +142,7 @@ def main(words: Sequence[str] | None = None) -> None:
     trace = Trace(arguments)
     table, num_tokens = Table(FORMATS, as_json=arguments.json), 0.0
     sides = {"this": None, **({} if arguments.beside is None else {"other": arguments.beside})}
-    for side in (*sides,) * arguments.runs:
-        row = measure(side, sides[side], trace, arguments)
+    for row in measure(sides, trace, arguments):
         num_tokens = row["prompt_tokens"] / row["answers"]
         table.row(*row.values())
     if not arguments.json and num_tokens:

@@ -321,7 +321,6 @@ def test_chosen_memory_is_shared_and_other_options_stay() -> None:
 @pytest.mark.parametrize(
     ("engine", "server", "advice"),
     [
-        ({"data_parallel_size": 4096}, {}, "--data-parallel-size [0-9]+ works"),
         ({"data_parallel_size": 2, "device": "cuda:0"}, {}, "--device cuda gives each engine its own"),
         ({"data_parallel_size": 2}, {"keep_alive": "5m"}, "one model that stays loaded"),
     ],

@@ -59,6 +59,10 @@ def serve_command(models: tuple[str, ...], **values: Any) -> None:
     options = replace(options, served_model_name=name)
     shape = f" · {engine.describe_ranks()}" if engine.num_ranks > 1 else ""
     if engine.data_parallel_size > 1:
+        with without_collections():
+            from quire.runtime.hardware import check_shares
+
+        check_shares(engine.data_parallel_size)
         shape += f" · DP {engine.data_parallel_size}"
     with without_collections():
         from quire.server.run import serve

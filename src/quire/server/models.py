@@ -332,9 +332,6 @@ def _check_engines(options: EngineOptions, *, is_on_demand: bool) -> None:
         raise ConfigError("--data-parallel-size is for one model that stays loaded: give one, no --keep-alive")
     if options.device.startswith("cuda:"):
         raise ConfigError(f"device={options.device!r} is one GPU: --device cuda gives each engine its own, or a share")
-    from quire.runtime.hardware import check_shares  # only here: it imports the kernels
-
-    check_shares(options.data_parallel_size)
 
 
 async def hold_model(request: Request, keep_alive: str | float | None) -> None:
