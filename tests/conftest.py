@@ -44,7 +44,7 @@ LONGEST_FILES = (
     "models/test_conformance.py", "test_equivalence.py", "test_smollm2.py", "parallel/test_rank_processes.py",
     "cli/test_stray_lines.py", "test_forced_tokens.py", "kernels/test_older_processors.py", "test_without_torch.py",
     "server/test_run.py", "parallel/test_ray_ranks.py", "runtime/test_tensor_parallel.py",
-    "text/tool_calls/test_parser.py", "server/router/test_local_replicas.py",
+    "text/tool_calls/test_parser.py", "server/test_data_parallel.py",
 )  # fmt: skip
 """From 180 s down to 25 s, 2026-11, on 2 cores; xdist's own order, by number of tests, has the longest last."""
 

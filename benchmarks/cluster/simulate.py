@@ -21,7 +21,7 @@ from quire.sampling_params import SamplingParams
 from quire.scheduler.pace import Pace
 from quire.scheduler.request import Request
 from quire.scheduler.scheduler import Scheduler
-from quire.server.router.placement import Prompt, choose
+from quire.server.placement import Prompt, choose, waiting_work
 from quire.types import RequestResult, RequestSpec, SchedulerOutput, StepResult
 from quire_workshop.load_client import highest_rate
 
@@ -196,7 +196,7 @@ class Cluster:
     def _place(self, name: str, now_s: float) -> None:
         job = self._jobs[name]
         request = _request(name, job.prompt, 1 if self.decode else job.num_generated)
-        replica = choose(self.policy, self.replicas, _Candidate(len(job.prompt), request=request), int(name))
+        replica = _choose(self.policy, self.replicas, _Candidate(len(job.prompt), request=request), int(name))
         job.num_cached = replica.num_hit_tokens(_Candidate(len(job.prompt), request=request))
         replica.add(request, now_s)
 
@@ -214,9 +214,18 @@ class Cluster:
         """Let a replica decode a request whose prompt was computed elsewhere."""
         job = self._jobs[name]
         request = _request(name, [*job.prompt, 0], job.num_generated - 1)
-        replica = choose("least-loaded", self.decode, _Candidate(len(job.prompt), request=request), int(name))
+        replica = _choose("least-loaded", self.decode, _Candidate(len(job.prompt), request=request), int(name))
         replica.received.add(name)
         replica.add(request, now_s)
+
+
+def _choose(policy: str, replicas: Sequence[SimulatedReplica], prompt: _Candidate, turn: int) -> SimulatedReplica:
+    """Return the replica of a request: with the policy "prefix" as the server chooses its engines."""
+    if policy == "prefix":
+        return choose(replicas, prompt, turn)
+    start = turn % len(replicas)
+    rotated = [*replicas[start:], *replicas[:start]]
+    return rotated[0] if policy == "round-robin" else min(rotated, key=waiting_work)
 
 
 def _request(name: str, prompt: list[int], num_generated: int) -> Request:

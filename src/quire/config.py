@@ -141,10 +141,8 @@ class EngineOptions:
     pipeline_parallel_size: int = option(
         1, "stages of layers, each in processes of its own, that compute steps in turn"
     )
-    data_parallel_size: int = option(
-        1, "replicas of the engine behind one address, each with its share of cores and memory"
-    )
-    data_parallel_rank: int | None = option(None, "number of this replica, from 0: `quire serve` sets it", low=0)
+    data_parallel_size: int = option(1, "engines of one server, each with its share of cores and memory")
+    data_parallel_rank: int | None = option(None, "number of this engine, from 0: `quire serve` sets it", low=0)
     lora: Sequence[str] = option(
         (), "LoRA adapter as NAME=PATH, of PEFT (a directory) or GGUF; a request names it as its model"
     )

@@ -112,12 +112,12 @@ def split_memory(
 ) -> Memory:
     """Divide the device's memory. `num_tokens`: of the largest step; `weights`: bytes of those of all ranks."""
     usable, num_ranks = hardware.available_memory_bytes, options.tensor_parallel_size
-    num_stages, num_replicas = options.pipeline_parallel_size, num_sharing(options)
+    num_stages, num_engines = options.pipeline_parallel_size, num_sharing(options)
     if hardware.device == "cpu":
-        usable = max(0, usable // num_replicas - (options.num_ranks - 1) * RANK_RESERVE_BYTES) // num_ranks
+        usable = max(0, usable // num_engines - (options.num_ranks - 1) * RANK_RESERVE_BYTES) // num_ranks
     else:
-        # Each rank has a GPU. Replicas that have started already have taken their shares of what is available.
-        usable = min(usable, int(options.gpu_memory_utilization * hardware.total_memory_bytes) // num_replicas)
+        # Each rank has a GPU. Engines that have started already have taken their shares of what is available.
+        usable = min(usable, int(options.gpu_memory_utilization * hardware.total_memory_bytes) // num_engines)
     beside = num_stages * bytes_beside(options, model, hardware.device, dtype, num_tokens)
     weights += _copied_bytes(options, model, weights)
     if model.draft is not None:
@@ -175,7 +175,7 @@ def keep_experts_on_disk(
 
 
 def num_sharing(options: EngineOptions) -> int:
-    """Return the number of replicas that share the device's memory: with `cuda:N` each has a GPU of its own."""
+    """Return the number of engines that share the device's memory: with `cuda:N` each has a GPU of its own."""
     return 1 if options.device.startswith("cuda:") else options.data_parallel_size
 
 

@@ -51,8 +51,8 @@ def explain_ranks(options: EngineOptions, hardware: Hardware, decisions: list[De
     elif num_ranks > hardware.num_threads:
         reason = f"chosen; the {num_ranks} ranks take turns on {hardware.num_threads} cores, which is slow"
     if options.data_parallel_size > 1:
-        of_replica = f"chosen; this replica has {hardware.num_threads} threads and its share of the memory"
-        decisions.append(Decision("data_parallel_size", str(options.data_parallel_size), of_replica))
+        of_engine = f"chosen; this engine has {hardware.num_threads} threads and its share of the memory"
+        decisions.append(Decision("data_parallel_size", str(options.data_parallel_size), of_engine))
     for name in ("tensor_parallel_size", "pipeline_parallel_size"):
         if getattr(options, name) > 1:
             decisions.append(Decision(name, str(getattr(options, name)), reason))

@@ -1,8 +1,8 @@
 """Load on a server and the answers of its clients: closed loop (clients at once) or open (requests per second).
 
-A client must not take the processor from the server that it measures, so it uses the router's connections, which cost
+A client must not take the processor from the server that it measures, so it uses connections of its own, which cost
 a fraction of httpx2's. In a closed loop each client sends its next request when its last is answered; in an open loop
-requests come with exponential gaps from a seed. Next to read: `cli/bench_serve.py`, `quire/server/router/upstream.py`.
+requests come with exponential gaps from a seed. Next to read: `cli/bench_serve.py`, `upstream.py`.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ import httpx2
 import msgspec
 
 from quire.cli.server_client import StreamedAnswer, base_url, errors_named
-from quire.server.router.upstream import Upstream
+from quire_workshop.upstream import Upstream
 
 HEADERS = [(b"Content-Type", b"application/json"), (b"Accept", b"text/event-stream")]
 Body = Mapping[str, Any]

@@ -64,13 +64,6 @@ REFUSALS: list[tuple[str, int, list[str]]] = [
     ("quantize TINY out --type Q8_0 --imatrix absent.dat", 3, ["cannot be opened"]),
     ("quantize TINY out --type Q8_0 --imatrix-text absent.txt", 2, ["absent.txt: No such file"]),
     ("quantize TINY out --type Q8_0 --imatrix-text in", 2, ["has 94 tokens; an importance matrix needs 127 or more"]),
-    ("route --port 0", 2, ["Missing argument"]),
-    ("route --port 0 127.0.0.1:8000", 2, ["http://127.0.0.1:8000 works"]),
-    ("route --port 0 http://h:1/v1", 2, ["http://h:1 works"]),
-    ("route --port 0 ftp://h:1", 2, ["http://host:port works"]),
-    ("route --port 0 http://h:1 http://h:1/", 2, ["named twice"]),
-    ("route --port 0 http://h:1 --router-policy fastest", 2, ["'prefix', 'round-robin', 'least-loaded'"]),
-    ("route --port 0 http://h:1 --host 0.0.0.0", 2, ["--api-key-file"]),
     # Before the model is loaded, which is not here.
     ("run 'Hi there' --temperature 5", 2, ["error[invalid_parameter]", "temperature", "5.0", "[0, 2]"]),
     ("run 'Hi there' --max-model-len 0", 2, ["error[invalid_option]", "max_model_len", "0", "at least 1"]),

@@ -1,18 +1,13 @@
 """`quire top` and `quire ps` against a server whose metrics are known; reading its page."""
 
-import itertools
-import os
 from typing import Any
 
 import pytest
 
-from quire.cli import top
-from quire.cli.main import cli
-from quire.cli.ps import format_duration
 from quire.cli.top import summary, view_lines
 from quire.cli.top_metrics import MetricsPage, load_between
 from quire.server.registration import registered
-from tests.cli.command_line import Terminal, call, keyboard, parsed
+from tests.cli.command_line import call, parsed
 from tests.cli.stub_server import Answer, Handler, stub_server
 
 
@@ -146,108 +141,28 @@ def test_view_tells_which_drafts_were_right_and_what_they_gained() -> None:
     assert "drafts" not in "".join((*view_lines(without, "http://x"), summary(without)))
 
 
-def router_page(**counters: int) -> str:
-    """Counters of replica-0; replica-1 is down, and http://other tells no tokens."""
-    lines = [f"quire_requests_running {counters['running']}"]
-    for name, is_up in (("replica-0", 1), ("replica-1", 0), ("http://other", 1)):
-        lines.append(f'quire_router_replica_up{{replica="{name}"}} {is_up}')
-    for name, value in counters.items():
-        kind, labels = (name, ',policy="prefix"') if name.endswith("total") else (f"replica_{name}", "")
-        lines.append(f'quire_router_{kind}{{replica="replica-0"{labels}}} {value}')
-    return "\n".join([*lines, 'quire_router_replica_generation_tokens{replica="replica-1"} 0']) + "\n"
+def engines_page(*engines: dict[str, int]) -> str:
+    """Counters and gauges of each engine."""
+    lines = ['quire_build_info{version="1",model="tiny"} 1']
+    for rank, values in enumerate(engines):
+        lines += [f'quire_{name}{{engine="{rank}"}} {value}' for name, value in values.items()]
+    return "\n".join(lines) + "\n"
 
 
-def test_view_of_a_router_has_each_replica_and_the_sums() -> None:
-    before = router_page(running=0, waiting=0, generation_tokens=10, prompt_tokens_total=0, hit_tokens_total=0)
-    after = router_page(
-        running=2, waiting=1, generation_tokens=30, prompt_tokens_total=40, hit_tokens_total=30, failures_total=5
-    )
+def test_view_of_several_engines_has_the_sums_and_each_of_them() -> None:
+    idle = {"engine_up": 1, "requests_running": 0, "kv_usage_ratio": 0, "generation_tokens_total": 100}
+    busy = {"engine_up": 1, "requests_running": 2, "kv_usage_ratio": 1, "generation_tokens_total": 140}
+    again = {**busy, "generation_tokens_total": 20}  # another process, which counts from 0
+    before, after = engines_page(idle, idle), engines_page(again, busy)
     with stub_server(serving_pages([before, after] * 3)) as server:
         value = parsed(call("top", "--url", server.url, "--once", "--interval-s", "0.05", "--json"))
-        title, header, *rows = call("top", "--url", server.url, "--once", "--interval-s", "0.05").stdout.splitlines()
-        line = call("top", "--url", server.url, "--interval-s", "0.05").stdout
-    first, *_ = value["replicas"]
-    assert value["schema"] == "quire.top.router/1"
-    assert [item["generation_tokens_per_s"] is None for item in value["replicas"]] == [False, False, True]
-    assert first["generation_tokens_per_s"] == value["total"]["generation_tokens_per_s"]
-    assert first["prompt_tokens_per_s"] == 2 * first["generation_tokens_per_s"] > 0
-    assert title == f"router at {server.url}"
-    assert [[cell.strip() for cell in row.split("  ") if cell][:2] for row in (header, *rows)] == [
-        ["REPLICA", "HEALTH"], ["replica-0", "ready"], ["replica-1", "not ready"], ["http://other", "ready"],
-        ["all 3", "ready"],
-    ]  # fmt: skip
-    assert [row.split()[-6:-3] for row in rows] == [
-        ["2", "1", "75%"], ["0", "0", "–"], ["0", "0", "–"], ["2", "1", "75%"],
-    ]  # fmt: skip
-    assert [row.split()[-1] for row in rows] == ["5", "0", "0", "5"]
-    assert line.startswith("2 of 3 ready · ")
-
-
-def test_view_on_a_terminal_is_redrawn_until_q(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    terminal = Terminal()
-    monkeypatch.setattr(top.sys, "stdout", terminal)
-    with keyboard(monkeypatch) as type_keys:
-
-        def pages() -> Any:
-            for number in itertools.count():
-                if number == 3:
-                    type_keys(b"xq")
-                yield page(tokens=number)
-
-        with stub_server(serving_pages(pages())) as server, pytest.raises(SystemExit) as ended:
-            cli.main(["top", "--url", server.url, "--interval-s", "0.05"])
-    assert ended.value.code == 0
-    assert terminal.getvalue().count("requests    0 running") >= 3
-    assert "\x1b[" in terminal.getvalue()
-
-
-def test_restarted_engine_counts_from_zero() -> None:
-    load = load_between(MetricsPage(page(tokens=1000, requests=50), 0.0), MetricsPage(page(tokens=20, requests=4), 1.0))
-    assert load.generation_tokens_per_s == 20
-    assert load.ttft_p50_s == pytest.approx(0.05)
-
-
-def serving(handler: Handler, body: dict[str, Any]) -> None:
-    send_text(handler, "" if handler.path == "/health/ready" else page(running=3, waiting=1))
-
-
-def test_ps_without_a_server() -> None:
-    assert parsed(call("ps", "--json")) == {"schema": "quire.ps/1", "servers": []}
-    result = call("ps")
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert "no server runs here" in result.stderr
-
-
-def test_ps_of_a_server() -> None:
-    with stub_server(serving) as server, registered(server.url, "tiny"):
-        (row,) = parsed(call("ps", "--json"))["servers"]
-        header, line = call("ps").stdout.splitlines()
-    assert (row["pid"], row["model"], row["url"]) == (os.getpid(), "tiny", server.url)
-    assert (row["state"], row["running"], row["waiting"]) == ("ready", 3, 1)
-    assert row["memory_bytes"] > 10_000_000
-    assert header.split()[:4] == ["PID", "MODEL", "URL", "STATE"]
-    assert line.split()[:6] == [str(os.getpid()), "tiny", server.url, "ready", "3", "1"]
-
-
-def test_ps_of_a_server_that_needs_another_key() -> None:
-    def refuse(handler: Handler, body: dict[str, Any]) -> None:
-        ready = handler.path == "/health/ready"
-        handler.send_json(503 if ready else 401, {"error": {"message": "m", "code": "draining" if ready else "key"}})
-
-    with stub_server(refuse) as server, registered(server.url, "tiny"):
-        (row,) = parsed(call("ps", "--json"))["servers"]
-    assert (row["state"], row["running"], row["waiting"]) == ("draining", None, None)
-
-
-def test_ps_of_a_server_that_does_not_answer() -> None:
-    with stub_server(serving) as server:
-        url = server.url
-    with registered(url, "tiny"):
-        assert parsed(call("ps", "--json"))["servers"][0]["state"] == "no answer"
-        assert " – " in call("ps").stdout
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0s"), (61, "1m01s"), (3700, "1h01m"), (9e4, "1d01h")])
-def test_duration_is_short(seconds: float, text: str) -> None:
-    assert format_duration(seconds) == text
+        title, *rows = call("top", "--url", server.url, "--once", "--interval-s", "0.05").stdout.splitlines()
+    assert value["schema"] == "quire.top/1"
+    assert (value["running"], value["kv_usage_ratio"]) == (4, 1)
+    first, second = value["engines"]
+    assert (first["running"], second["running"]) == (2, 2)
+    assert second["generation_tokens_per_s"] == 2 * first["generation_tokens_per_s"] > 0
+    assert value["generation_tokens_per_s"] == pytest.approx(3 * first["generation_tokens_per_s"])
+    assert title == f"tiny at {server.url}"
+    assert [row.split()[:2] for row in rows[-2:]] == [["engine", "0"], ["engine", "1"]]
+    assert "2 running" in rows[-1]

@@ -24,6 +24,7 @@ from quire.engine.process.client import EngineClient
 from quire.engine.process.messages import Abort, Ready, RequestUpdate, Submit, Updates
 from quire.errors import QuireError
 from quire.parallel.frames import SentError
+from quire.server.engines import Engines
 from quire.server.front_end import FrontEnd
 from quire.server.options import ServerOptions
 from quire.server.request_record import RECORD_KEY, Caller, RequestRecord
@@ -115,34 +116,47 @@ class FakeEngine(EngineClient):
 
 
 class ReadySupervisor(Supervisor):
-    """Supervisor of an engine that runs in this process, from the beginning and also while it sleeps."""
+    """Supervisor of an engine that runs in this process."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, options: EngineOptions) -> None:
         """`client`: a `FakeEngine`, or another client with an `engine`."""
-        config = client.engine.config
-        super().__init__(EngineOptions(max_num_seqs=config.scheduler.max_num_seqs), lambda error: None)
+        super().__init__(options, self._do_nothing, self._do_nothing)
         self.the_client = self._client = client
-        self._front_end = FrontEnd(config, byte_tokenizer(), None)
         self.state = EngineState.READY
+
+    def _do_nothing(self, event: Any) -> Any:
+        """No process ends or is loaded."""
+
+
+class ReadyEngines(Engines):
+    """Engines that run in this process, from the beginning and also while they sleep."""
+
+    def __init__(self, *clients: Any) -> None:
+        """`clients`: as `ReadySupervisor` takes them."""
+        config = clients[0].engine.config
+        options = EngineOptions(max_num_seqs=config.scheduler.max_num_seqs, data_parallel_size=len(clients))
+        super().__init__(options, lambda error: None)
+        self.supervisors = [ReadySupervisor(client, options) for client in clients]
+        self._front_end = FrontEnd(config, byte_tokenizer(), None)
 
     async def sleep(self) -> None:
         """Do nothing: there is no process to end."""
 
     async def wake_up(self) -> None:
-        """Do nothing: the engine has gone on."""
+        """Do nothing: the engines have gone on."""
 
 
 def make_server(engine: FakeEngine | None = None, **settings: Any) -> tuple[Starlette, FakeEngine]:
     """Return the application and its engine; `settings` are `FakeEngine`'s."""
     engine = engine or FakeEngine(**settings)
-    app = make_app(ServerState(ServerOptions(), MODEL, ReadySupervisor(engine)))
+    app = make_app(ServerState(ServerOptions(), MODEL, ReadyEngines(engine)))
     app.add_middleware(Recorded)
     return app, engine
 
 
 def use_template(app: Starlette, template: str) -> None:
     """Give the application's model another chat template."""
-    front_end = app.state.quire.supervisor.front_end
+    front_end = app.state.quire.engines.front_end
     front_end.dialogue = Dialogue({"default": template}, front_end.tokenizer)
 
 

@@ -25,7 +25,7 @@ from quire.server.routes import make_app
 from quire.server.run import HttpServer
 from quire.server.state import ServerState
 from tests.engine.builders import NextToken, ScriptedExecutor, make_engine, mixing
-from tests.server.fake_engine import LIMIT_S, ReadySupervisor, running
+from tests.server.fake_engine import LIMIT_S, ReadyEngines, ReadySupervisor, running
 
 CHAT = "/v1/chat/completions"
 
@@ -80,7 +80,7 @@ class Served:
 
     @property
     def supervisor(self) -> ReadySupervisor:
-        return self.state.supervisor  # type: ignore[return-value]
+        return self.state.engines.supervisors[0]  # type: ignore[return-value]
 
     @property
     def executor(self) -> ScriptedExecutor:
@@ -167,9 +167,9 @@ def dechunked(data: bytes) -> bytes:
     return found
 
 
-def make_state(client: ThreadedEngineClient | None = None, **options: Any) -> ServerState:
+def make_state(*clients: ThreadedEngineClient, **options: Any) -> ServerState:
     name = options.get("served_model_name", "scripted")
-    return ServerState(ServerOptions(**options), name, ReadySupervisor(client or ThreadedEngineClient()))
+    return ServerState(ServerOptions(**options), name, ReadyEngines(*(clients or [ThreadedEngineClient()])))
 
 
 @contextlib.asynccontextmanager
@@ -179,12 +179,14 @@ async def serving(
     connection: type[Connection] = Connection,
     next_token: NextToken = mixing,
     scheduler: dict[str, Any] | None = None,
+    num_engines: int = 1,
     **options: Any,
 ) -> AsyncIterator[Served]:
     """Start a server on a free port; `options` are fields of `ServerOptions`."""
-    client = ThreadedEngineClient(next_token, **(scheduler or {}))
-    await client.begin()
-    state = make_state(client, **options)
+    clients = [ThreadedEngineClient(next_token, **(scheduler or {})) for _ in range(num_engines)]
+    for client in clients:
+        await client.begin()
+    state = make_state(*clients, **options)
     app = make_app(state)
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
     server = HttpServer(Gate(app, state, KeyRing({}) if keys is None else keys), connection)
@@ -192,7 +194,8 @@ async def serving(
         async with running(server, [listener]):
             yield Served(state, app, listener.getsockname()[1], server)
     finally:
-        await client.stop()
+        for client in clients:
+            await client.stop()
 
 
 def quick(**times: float) -> type[Connection]:

@@ -40,6 +40,12 @@ class Serving(ServerProcess):
         except OSError:
             return 0, {}
 
+    def metric(self, name: str) -> float:
+        """Return a sample of `/metrics`, by its name with labels; 0 without it."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=LIMIT_S) as response:
+            lines = dict(line.rsplit(" ", 1) for line in response.read().decode().splitlines() if line[:1] != "#")
+        return float(lines.get(name, 0))
+
     def chat(self, max_tokens: int) -> tuple[int, dict[str, Any]]:
         """Ask for a chat completion of exactly `max_tokens` tokens."""
         return self.request("/v1/chat/completions", {**CHAT, "seed": 1, "max_tokens": max_tokens})

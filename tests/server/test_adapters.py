@@ -165,11 +165,6 @@ def test_request_with_an_adapter_whose_files_changed_is_refused_without_a_path(
     assert text(server, "one")[0] == "one"
 
 
-def workers(server: Serving) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = server.request("/list_workers")[1]["workers"]
-    return found
-
-
 def names(server: Serving) -> set[str]:
     return {card["id"] for card in server.request("/v1/models")[1]["data"] if card["parent"]}
 
@@ -186,9 +181,9 @@ def test_adapter_survives_the_death_of_the_engine(directory: Path, adapter: Path
         assert names(server) == {"two"}
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two replicas need two cores")
-def test_adapter_is_loaded_on_all_replicas_and_on_one_that_is_started_again(directory: Path, adapter: Path) -> None:
-    options = ("--data-parallel-size", "2", "--router-policy", "round-robin", "--lora", f"one={adapter}")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two engines need two cores")
+def test_adapter_is_loaded_for_all_engines_and_for_one_that_is_started_again(directory: Path, adapter: Path) -> None:
+    options = ("--data-parallel-size", "2", "--lora", f"one={adapter}")
     with serving(directory, *options) as server:
         wanted = text(server, "one")[1]
         body = {"lora_name": "two", "lora_path": str(adapter)}
@@ -196,11 +191,13 @@ def test_adapter_is_loaded_on_all_replicas_and_on_one_that_is_started_again(dire
         assert names(server) == {"one", "two"}
         assert [text(server, "two")[1] for _ in range(4)] == [wanted] * 4
         assert server.request("/v1/unload_lora_adapter", {"lora_name": "one"})[0] == 200
-        first, _ = children_of(server.process.pid, "quire.server.router.child")
+        first, second = children_of(server.process.pid, "quire.engine.process.child")
         first.kill()
         wait_for_end(first)
+        ups = [f'quire_engine_up{{engine="{rank}"}}' for rank in range(2)]
         wait_until(lambda: "starting another" in server.stderr)
-        wait_until(lambda: all(item["state"] == "ready" for item in workers(server)))
+        wait_until(lambda: [server.metric(up) for up in ups] == [1, 1])
+        assert second.is_running()
         assert names(server) == {"two"}
         assert [text(server, "two")[1] for _ in range(4)] == [wanted] * 4
         for _ in range(2):

@@ -34,10 +34,10 @@ def make(
     *, max_num_seqs: int = 2, statistics: Statistics | None = None, **options: object
 ) -> tuple[Admission, SimpleNamespace, Clock]:
     """Admission in front of an engine that says what we want."""
-    client = SimpleNamespace(statistics=statistics or Statistics())
-    engine = SimpleNamespace(is_ready=True, client=client, options=SimpleNamespace(max_num_seqs=max_num_seqs))
+    options_of_engines = SimpleNamespace(max_num_seqs=max_num_seqs)
+    engines = SimpleNamespace(statistics=[statistics or Statistics()], options=options_of_engines)
     clock = Clock()
-    return Admission(ServerOptions(**options), engine, clock), client, clock
+    return Admission(ServerOptions(**options), engines, clock), engines, clock
 
 
 def refused(admission: Admission, record: RequestRecord = ANONYMOUS, tokens: int = 1, n: int = 1) -> ApiError:
@@ -63,10 +63,10 @@ def test_running_and_queued_requests_share_the_limit() -> None:
 
 def test_refused_clients_get_the_time_of_the_work_left_and_increasing_times() -> None:
     statistics = Statistics(num_finished={"stop": 8, "length": 2}, busy_s=10.0)  # a second per completion
-    admission, client, clock = make(max_num_seqs=1, max_queued_requests=3)
+    admission, engines, clock = make(max_num_seqs=1, max_queued_requests=3)
     with admission.enter(ANONYMOUS, 1, 4):
         assert refused(admission).retry_after_s == 1, "nothing has finished"
-        client.statistics = statistics
+        engines.statistics = [statistics]
         hints = [refused(admission).retry_after_s for _ in range(80)]
         assert hints[:3] == [4, 5, 6]
         assert hints[-1] == 60
@@ -85,17 +85,17 @@ def test_n_completions_count_as_n() -> None:
 
 
 def test_queue_of_the_engine_leaves_no_room_to_run() -> None:
-    admission, client, _ = make(max_num_seqs=100, max_queued_requests=2)
-    client.statistics = Statistics(num_running=1, num_waiting=2)
+    admission, engines, _ = make(max_num_seqs=100, max_queued_requests=2)
+    engines.statistics = [Statistics(num_running=1, num_waiting=2)]
     with admission.enter(ANONYMOUS, 1, 3):
         assert refused(admission).code == "queue_full"
 
 
 def test_waiting_prompt_tokens_are_bounded() -> None:
-    admission, client, _ = make(max_num_seqs=100, max_queued_tokens=1000)
+    admission, engines, _ = make(max_num_seqs=100, max_queued_tokens=1000)
     with admission.enter(ANONYMOUS, 900, 1):
         assert refused(admission, tokens=101).code == "queue_full"
-        client.statistics = Statistics(num_running=1, num_running_prompt_tokens=900)
+        engines.statistics = [Statistics(num_running=1, num_running_prompt_tokens=900)]
         with admission.enter(ANONYMOUS, 101, 1):
             assert refused(admission, tokens=900).code == "queue_full"
 

@@ -64,7 +64,7 @@ def with_few_fields(document: dict[str, Any]) -> dict[str, Any]:
 def apis() -> Iterator[dict[bool, Any]]:
     """Load the API's description for good and other requests, with a server to send them to."""
     app, _ = make_server(next_token=saying("ok"))
-    app.state.quire.supervisor.front_end.tokenizer.fim = FimTokens(1, 2, 3)  # for /infill
+    app.state.quire.engines.front_end.tokenizer.fim = FimTokens(1, 2, 3)  # for /infill
     loop = asyncio.new_event_loop()
     stop = asyncio.Event()
     address: list[str] = []

@@ -40,7 +40,7 @@ def queries() -> Iterator[str]:
 def sample_lines() -> list[str]:
     """Return /metrics after an event of every kind."""
     state = make_state()
-    client = state.supervisor.client
+    client = state.engines.client
     client.statistics = Statistics(num_finished={"stop": 1})
     state.admission.num_refused["queue_full"] += 1
     state.metrics.http_request("GET", "/version", 200, 0.1)

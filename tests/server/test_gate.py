@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 
 from quire.errors import ConfigError
 from quire.server.gate import ADMIN_PATHS, MAX_TOKEN_BYTES, OPEN_PATHS, Gate, is_open
-from quire.server.keys import ADMIN, ROUTER, KeyRing
+from quire.server.keys import ADMIN, KeyRing
 from quire.server.models import Models
 from quire.server.request_record import ANONYMOUS, RECORD_KEY
 from quire.server.routes import make_app
@@ -172,7 +172,7 @@ async def test_key_opens_every_route(scheme: bytes) -> None:
 
 # --- Administrators -----------------------------------------------------------------------------
 
-RIGHTS = {"key-a": "ann", "key-b": ADMIN, "key-c": None, "key-d": ROUTER}
+RIGHTS = {"key-a": "ann", "key-b": ADMIN, "key-c": None}
 
 
 @pytest.mark.parametrize("path", sorted(ADMIN_PATHS))
@@ -184,18 +184,10 @@ def test_only_an_administrators_key_changes_what_others_get(method: str, path: s
         found[bool(options)] = [
             status(app, (b"authorization", b"Bearer " + key.encode()), method=method, path=path) for key in RIGHTS
         ]
-    assert found == {False: [403, 200, 403, 200], True: [200] * 4}
+    assert found == {False: [403, 200, 403], True: [200] * 3}
     assert status(gate(), method=method, path=path) == 200, "the one user of a server on this machine"
     assert status(gate(host="0.0.0.0", insecure=True), method=method, path=path) == 403
     assert status(gate(keys=RIGHTS), method=method, path=path) == 401
-
-
-@pytest.mark.parametrize(("name", "code"), [(b"admin", 200), (b"ann", 403), (b"anonymous", 200), (b"", 200)])
-def test_router_passes_the_rights_of_its_callers_on(name: bytes, code: int) -> None:
-    headers = ((b"authorization", b"Bearer key-d"), (b"x-quire-client", name))
-    assert status(gate(keys=RIGHTS), *headers, method="POST", path="/sleep") == code
-    of_ann = ((b"authorization", b"Bearer key-a"), (b"x-quire-client", b"admin"))
-    assert status(gate(keys=RIGHTS), *of_ann, method="POST", path="/sleep") == 403
 
 
 @in_loop

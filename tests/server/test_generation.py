@@ -26,7 +26,7 @@ def make_state(**settings: Any) -> tuple[ServerState, FakeEngine]:
 
 
 def requests(state: ServerState, num: int, **params: Any) -> list[RequestSpec]:
-    front_end = state.supervisor.front_end
+    front_end = state.engines.front_end
     chosen = SamplingParams(**{"max_tokens": 8, **params})
     return [front_end.prepare(new_id("t"), PromptTokens(None, [position + 1]), chosen) for position in range(num)]
 

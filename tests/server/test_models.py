@@ -1,4 +1,4 @@
-"""Loading and unloading by `Models`, with supervisors that have no engine."""
+"""Loading and unloading by `Models`, with engines that have no process."""
 
 import asyncio
 import math
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from quire.engine.process.messages import Statistics
 from quire.engine.process.sizes import ModelSize, Sizes
 from quire.errors import EngineDeadError, ModelNotFoundError
 from quire.server import models as models_module
@@ -20,8 +21,8 @@ from tests.server.fake_engine import in_loop, record_of
 SOON_S = 0.02
 
 
-class StandInSupervisor:
-    """A supervisor whose engine takes a few turns of the event loop to start and to end."""
+class StandInEngines:
+    """Engines that take a few turns of the event loop to start and to end."""
 
     def __init__(self, name: str, log: list[str]) -> None:
         self.name, self.log = name, log
@@ -47,8 +48,8 @@ class StandInSupervisor:
         self.log.append(f"+{self.name}")
 
     @property
-    def client(self) -> Any:
-        return SimpleNamespace(statistics=SimpleNamespace(num_running=0, num_waiting=0, num_running_prompt_tokens=0))
+    def statistics(self) -> list[Statistics]:
+        return [Statistics()]
 
 
 class Pool:
@@ -58,8 +59,8 @@ class Pool:
         self.log: list[str] = []
         states = []
         for name in names:
-            supervisor: Any = StandInSupervisor(name, self.log)
-            states.append(ServerState(ServerOptions(**options), name, supervisor, states[0] if states else None))
+            engines: Any = StandInEngines(name, self.log)
+            states.append(ServerState(ServerOptions(**options), name, engines, states[0] if states else None))
         self.models = Models(states, keep_alive_s=keep_alive_s, budget_bytes=room)
         for model in self.models.by_name.values():
             model.num_bytes = 1
@@ -161,12 +162,12 @@ async def test_running_request_keeps_its_model_beyond_the_keep_alive_time() -> N
 @in_loop
 async def test_error_of_loading_reaches_every_request_and_the_next_load_may_succeed() -> None:
     pool = Pool(room=1)
-    supervisor: Any = pool.models.default.supervisor
-    supervisor.error = ModelNotFoundError("it is gone")
+    engines: Any = pool.models.default.engines
+    engines.error = ModelNotFoundError("it is gone")
     results = await asyncio.gather(pool.use("a"), pool.use("a"), return_exceptions=True)
     assert [type(result) for result in results] == [ModelNotFoundError] * 2
     await pool.use("b")  # the failed one holds no memory
-    supervisor.error = None
+    engines.error = None
     await pool.use("a")
     assert pool.log == ["+b", "-b", "+a"]
 
@@ -271,7 +272,7 @@ async def test_start_measures_the_models_and_loads_the_first(monkeypatch: pytest
     monkeypatch.setattr(models_module, "replace", lambda options, **values: options)
     pool = Pool(models_memory_bytes=150)
     for model in pool.models.by_name.values():
-        model.supervisor.options.num_blocks_override = None
+        model.engines.options.num_blocks_override = None
     await pool.models.start()
     assert pool.log == ["+a"]
     await pool.use("b")

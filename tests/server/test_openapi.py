@@ -11,8 +11,8 @@ from quire.server.openapi import ENDPOINTS, build_document
 from tests.server.fake_engine import make_server
 
 ROOT = Path(__file__).parents[2]
-UNDESCRIBED = ("/page/", "/xray/", "/lab/", "/replica/")
-"""Routes of the page and of routers."""
+UNDESCRIBED = ("/page/", "/xray/", "/lab/")
+"""Routes of the page."""
 
 
 @pytest.fixture(scope="module")

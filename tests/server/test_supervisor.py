@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from quire.config import EngineOptions
-from quire.errors import EngineDeadError, ModelNotFoundError
+from quire.config import EngineConfig, EngineOptions
+from quire.errors import EngineDeadError
 from quire.server import supervisor
-from quire.server.errors import ApiError
 from quire.server.supervisor import EngineState, Supervisor
 from tests.engine.builders import make_config
 
@@ -39,50 +38,16 @@ class StandInClient:
 started: list[StandInClient] = []
 
 
-class StandInFrontEnd:
-    @classmethod
-    def load(cls, *arguments: Any) -> "StandInFrontEnd":
-        return cls()
-
-    async def run(self, work: Callable[[], None]) -> None:
-        work()
-
-    def warm_up(self) -> None:
-        """Do nothing."""
-
-
-def test_model_that_cannot_be_loaded_sleeps_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "EngineClient", StandInClient)
-    monkeypatch.setattr(supervisor, "FrontEnd", StandInFrontEnd)
-
-    async def fail(*arguments: Any, **options: Any) -> Any:
-        raise ModelNotFoundError("it is gone")
-
-    async def scenario() -> None:
-        watched = Supervisor(EngineOptions(), lambda error: None)
-        await watched.start()
-        await watched.sleep()
-        with monkeypatch.context() as patch:
-            patch.setattr(StandInClient, "start", fail)
-            with pytest.raises(ModelNotFoundError):
-                await watched.wake_up()
-        assert watched.is_asleep
-        with pytest.raises(ApiError, match="/wake_up"):
-            _ = watched.client
-        await watched.wake_up()
-        assert watched.is_ready
-        await watched.stop()
-
-    asyncio.run(asyncio.wait_for(scenario(), LIMIT_S))
+async def ignore(config: EngineConfig) -> None:
+    """Load nothing."""
 
 
 def test_only_an_engine_after_the_first_is_a_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "EngineClient", StandInClient)
-    monkeypatch.setattr(supervisor, "FrontEnd", StandInFrontEnd)
     started.clear()
 
     async def scenario() -> None:
-        watched = Supervisor(EngineOptions(), lambda error: None)
+        watched = Supervisor(EngineOptions(), lambda error: None, ignore)
         await watched.start()
         for num_engines in (1, 2):
             started[-1].die(EngineDeadError("gone"))
@@ -98,7 +63,7 @@ def test_only_an_engine_after_the_first_is_a_replacement(monkeypatch: pytest.Mon
 def test_stall_and_silence_count_from_the_last_step_and_the_last_message(monkeypatch: pytest.MonkeyPatch) -> None:
     now = SimpleNamespace(s=1000.0)
     monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: now.s))
-    watched = Supervisor(EngineOptions(), lambda error: None)
+    watched = Supervisor(EngineOptions(), lambda error: None, ignore)
     client: Any = SimpleNamespace(num_requests=0, progress_s=900.0, last_heard_s=995.0)
     watched._client = client
     assert watched.stall_s() == 0, "the engine starts"

@@ -196,7 +196,7 @@ class Forms:
 async def held(monkeypatch: pytest.MonkeyPatch, **options: Any) -> AsyncIterator[Forms]:
     async with serving(keys=KEYS, **options) as served:
         forms = Forms(served)
-        monkeypatch.setattr(served.state.supervisor.front_end.grammars, "check", forms.check)
+        monkeypatch.setattr(served.state.engines.front_end.grammars, "check", forms.check)
         try:
             yield forms
         finally:

@@ -16,7 +16,7 @@ import click
 from quire.cli.batch_files import STDIN, AnswerFile, read_requests
 from quire.cli.command import option, output_of, verb
 from quire.cli.exit_codes import ExitCode
-from quire.cli.options import OF_REPLICAS, chosen_options, option_flags
+from quire.cli.options import OF_SERVE, chosen_options, option_flags
 from quire.cli.output import Output, format_seconds
 from quire.cli.progress import show_progress, status_line
 from quire.cli.server_client import ServerAnswerError, ServerClient, client_settings, find_model
@@ -45,7 +45,7 @@ EXAMPLES = (
         help="times to ask a busy server again  [20]")  # fmt: skip
 @option("--timeout-s", type=click.FloatRange(1, 1e6), default=600.0, metavar="S",
         help="time to wait for one answer  [600]")  # fmt: skip
-@option_flags(EngineOptions, without=OF_REPLICAS)
+@option_flags(EngineOptions, without=OF_SERVE)
 def batch_command(
     source: Path, target: Path, url: str | None, concurrency: int, max_retries: int, timeout_s: float, **values: Any
 ) -> None:

@@ -26,7 +26,7 @@ _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
 SAMPLING_HELP = dict(re.findall(r"^        (\w+): (.*?)(?:\. .*|\.)$", SamplingParams.__doc__ or "", re.MULTILINE))
 """Help of each field of `SamplingParams`: the first sentence in its docstring; a test compares the names."""
-OF_REPLICAS = frozenset({"data_parallel_size", "data_parallel_rank"})
+OF_SERVE = frozenset({"data_parallel_size", "data_parallel_rank"})
 """Engine options that only `quire serve` can follow."""
 COMPUTED_DEFAULTS = {
     "tokenizer": "the model's",

@@ -15,7 +15,7 @@ from quire.cli.arguments import prompt_form, read_prompt, split_arguments
 from quire.cli.chat import DEFAULT_MAX_TOKENS, Chat, chat_to_continue, continue_option
 from quire.cli.command import option, output_of, verb
 from quire.cli.exit_codes import ExitCode
-from quire.cli.options import OF_REPLICAS, chosen_options, option_flags
+from quire.cli.options import OF_SERVE, chosen_options, option_flags
 from quire.cli.output import Output
 from quire.cli.session import (
     ChatEngine,
@@ -65,7 +65,7 @@ TIMINGS = ("time_to_first_token_s", "decode_s", "total_s", "decode_tokens_per_s"
 )
 @continue_option
 @option_flags(SamplingParams, defaults={"max_tokens": str(DEFAULT_MAX_TOKENS)})
-@option_flags(EngineOptions, without=OF_REPLICAS | {"seed"})
+@option_flags(EngineOptions, without=OF_SERVE | {"seed"})
 def run_command(
     words: tuple[str, ...], system: str | None, file: str | None, raw: bool, tools_file: str | None,
     reasoning_effort: str | None, reasoning_budget: int | None, continues: bool, **values: Any,

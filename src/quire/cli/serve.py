@@ -2,9 +2,8 @@
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,22 +58,19 @@ def serve_command(models: tuple[str, ...], **values: Any) -> None:
     (name, engine), *others = engines.items()
     options = replace(options, served_model_name=name)
     shape = f" · {engine.describe_ranks()}" if engine.num_ranks > 1 else ""
-    serve: Callable[..., None]
     if engine.data_parallel_size > 1:
         with without_collections():
             from quire.runtime.hardware import check_shares
-            from quire.server.router.run import serve_replicas as serve
 
-        if others or options.keep_alive is not None:
-            raise click.UsageError("--data-parallel-size is for one model that stays loaded: give one, no --keep-alive")
         check_shares(engine.data_parallel_size)
         shape += f" · DP {engine.data_parallel_size}"
-    else:
-        with without_collections():
-            from quire.server.run import serve as serve_models
+    with without_collections():
+        from quire.server.run import serve
 
-        serve = partial(serve_models, others=dict(others))
-    serve(engine, options, on_ready=lambda url: output.note(f"serving {', '.join(engines)} at {url}{shape}"))
+    serve(
+        engine, options, others=dict(others),
+        on_ready=lambda url: output.note(f"serving {', '.join(engines)} at {url}{shape}"),
+    )  # fmt: skip
 
 
 def named_models(models: Sequence[str], served_name: str | None) -> dict[str, str]:

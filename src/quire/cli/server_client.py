@@ -1,7 +1,7 @@
 """The HTTP client of every verb that speaks to a server: address, key, errors in OpenAI's shape, streamed answers.
 
 `ServerClient` blocks and asks for one answer at a time; `batch_run.py` uses `client_settings` with an asynchronous
-client; `quire_workshop/load_client.py` has those of the router, for their cost. httpx2 is imported at the first use, so
+client; `quire_workshop/load_client.py` has cheaper ones. httpx2 is imported at the first use, so
 that help texts stay instant. Knows no verb. Next to read: `chat_client.py`.
 """
 

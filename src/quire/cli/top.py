@@ -15,14 +15,13 @@ from quire.byte_sizes import format_bytes
 from quire.cli.command import option, output_of, verb
 from quire.cli.output import Output, format_seconds, is_capable_terminal
 from quire.cli.server_client import ServerAnswerError, ServerClient, find_url, url_option
-from quire.cli.top_metrics import MetricsPage, ReplicaLoad, ServerLoad, load_between, replicas_between
+from quire.cli.top_metrics import MetricsPage, ServerLoad, engines_between, load_between
 from quire.cli.typed_keys import END, ReadKey, typed_keys
 from quire.errors import escaped
 
 EXAMPLES = ("quire top", "quire top --url http://127.0.0.1:8000 --once --json")
 BAR_CELLS = 20
 NOTHING = "–"
-ROUTER_HEADER = ("REPLICA", "HEALTH", "RUNNING", "WAITING", "HIT", "PROMPT TOK/S", "TOK/S", "FAILURES")
 CLEAR = "\x1b[H\x1b[2J"
 """Escape sequences: the cursor to the first line, clear the screen."""
 
@@ -36,7 +35,7 @@ def top_command(url: str | None, interval_s: float, once: bool) -> None:
     """Watch a server: tokens per second, requests, KV cache, cache hits, latency, preemptions, engine deaths.
 
     Prompts that break the prefix of an earlier one are counted since the server's start, with the token of the last.
-    Of a router it shows each replica and the sums.
+    Of several engines it shows the sums, and then each of them.
     Each view compares two readings of /metrics; "–" stands for a value without samples. q or Ctrl-C leaves.
     """
     output = output_of()
@@ -44,10 +43,8 @@ def top_command(url: str | None, interval_s: float, once: bool) -> None:
         before = read_metrics(client)
         while not _is_left(read_key, interval_s):
             after = read_metrics(client)
-            if "quire_build_info" in after:
-                _show(load_between(before, after), output, client.url, live=not once)
-            else:
-                _show_router(replicas_between(before, after), output, client.url, live=not once)
+            load, engines = load_between(before, after), engines_between(before, after)
+            _show(load, engines, output, client.url, live=not once)
             before = after
             if once:
                 return
@@ -72,40 +69,16 @@ def _is_left(read_key: ReadKey, seconds: float) -> bool:
     return False
 
 
-def _show(load: ServerLoad, output: Output, url: str, *, live: bool) -> None:
+def _show(load: ServerLoad, engines: Sequence[ServerLoad], output: Output, url: str, *, live: bool) -> None:
     if output.json:
-        output.result_json("quire.top/1", {"url": url, **asdict(load)})
+        each = {"engines": [asdict(engine) for engine in engines]} if engines else {}
+        output.result_json("quire.top/1", {"url": url, **asdict(load), **each})
     elif live and not is_capable_terminal(sys.stdout):
         output.result(summary(load))
     else:
         output.stream(CLEAR if live else "")
-        output.result("\n".join(map(escaped, view_lines(load, url))))
-
-
-def _show_router(replicas: Sequence[ReplicaLoad], output: Output, url: str, *, live: bool) -> None:
-    *replicas, total = replicas
-    if output.json:
-        output.result_json("quire.top.router/1", {
-            "url": url, "replicas": [asdict(item) for item in replicas], "total": asdict(total),
-        })  # fmt: skip
-    elif live and not is_capable_terminal(sys.stdout):
-        num_ready = sum(item.is_ready for item in replicas)
-        output.result(" · ".join((
-            f"{num_ready} of {len(replicas)} ready", f"{total.generation_tokens_per_s:.1f} tok/s",
-            f"{total.running} running", f"{total.waiting} waiting", f"hit {_percent(total.cache_hit_ratio)}",
-        )))  # fmt: skip
-    else:
-        output.stream(CLEAR if live else "")
-        output.result(f"router at {url}")
-        rows = [_cells(item) for item in (*replicas, total)]
-        output.table(ROUTER_HEADER, rows, right=frozenset(range(2, len(ROUTER_HEADER))))
-
-
-def _cells(load: ReplicaLoad) -> list[str]:
-    tokens_per_s = NOTHING if load.generation_tokens_per_s is None else f"{load.generation_tokens_per_s:.1f}"
-    counts = [str(count) for count in (load.running, load.waiting)]
-    return [load.name, "ready" if load.is_ready else "not ready", *counts, _percent(load.cache_hit_ratio),
-            f"{load.prompt_tokens_per_s:.1f}", tokens_per_s, str(load.failures)]  # fmt: skip
+        lines = [*view_lines(load, url), *(f"{f'engine {rank}':<10}  {summary(it)}" for rank, it in enumerate(engines))]
+        output.result("\n".join(map(escaped, lines)))
 
 
 def view_lines(load: ServerLoad, url: str) -> list[str]:

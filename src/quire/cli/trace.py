@@ -14,7 +14,7 @@ import click
 
 from quire.cli.arguments import read_prompt, split_arguments
 from quire.cli.command import option, output_of, verb
-from quire.cli.options import OF_REPLICAS, chosen_options, option_flags
+from quire.cli.options import OF_SERVE, chosen_options, option_flags
 from quire.cli.output import Output, open_file
 from quire.cli.server_client import LOOPBACK, ServerClient, find_url, url_option
 from quire.config import EngineOptions
@@ -57,7 +57,7 @@ EXAMPLES = (
         help="time the instructions of every N-th step; 0: of none")  # fmt: skip
 @option("--torch-profiler", is_flag=True, help="add what torch.profiler sees: shown by a .json timeline")
 @option_flags(SamplingParams, defaults={"max_tokens": str(DEFAULT_MAX_TOKENS)})
-@option_flags(EngineOptions, without=OF_REPLICAS | {"seed"})
+@option_flags(EngineOptions, without=OF_SERVE | {"seed"})
 def trace_command(
     words: tuple[str, ...],
     path: str,

@@ -30,7 +30,6 @@ OWN: dict[str, Verb] = {
     "run": Verb("Use", "quire.cli.run", "Answer one prompt, or chat."),
     "chat": Verb("Use", "quire.cli.chat_client", "Chat with a server."),
     "serve": Verb("Use", "quire.cli.serve", "Serve a model over HTTP with OpenAI's API."),
-    "route": Verb("Use", "quire.cli.route", "Share requests among servers that run already."),
     "batch": Verb("Use", "quire.cli.batch", "Answer a file of requests."),
     "pull": Verb("Models", "quire.cli.models", "Fetch a model into the cache."),
     "ls": Verb("Models", "quire.cli.models", "List cached models."),

@@ -78,7 +78,7 @@ def load_parts(
     """
     if options.data_parallel_size > 1 and options.data_parallel_rank is None:
         raise ConfigError(
-            f"data_parallel_size={options.data_parallel_size}: an engine is one replica, and `quire serve` starts "
+            f"data_parallel_size={options.data_parallel_size}: this is one engine, and `quire serve` starts "
             "several; data_parallel_size=1 works"
         )
     follow_environment()

@@ -215,7 +215,8 @@ def fingerprint(config: EngineConfig, checkpoint: Checkpoint, rank: int = 0) -> 
     options = {
         name: value
         for name, value in config.options.__dict__.items()
-        if name not in INDIFFERENT and not name.startswith("data_parallel")  # replicas have the same blocks
+        if name not in INDIFFERENT
+        and not name.startswith("data_parallel")  # engines of one server have the same blocks
     }
     scheduler = config.scheduler
     parts = [

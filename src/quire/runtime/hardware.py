@@ -229,7 +229,7 @@ def check_shares(num_shares: int, topology: Path = Path("/sys/devices/system/cpu
     num_cores = len(_cores(topology))
     if num_shares > num_cores:
         raise ConfigError(
-            f"data_parallel_size={num_shares}: this process may use {num_cores} cores, and each replica needs one of "
+            f"data_parallel_size={num_shares}: this process may use {num_cores} cores, and each engine needs one of "
             f"its own: --data-parallel-size {num_cores} works"
         )
 

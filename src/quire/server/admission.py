@@ -7,15 +7,15 @@ run yet. Knows no HTTP beyond the errors. Next to read: `metrics.py`.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from quire.engine.process.messages import RequestUpdate, Statistics
+from quire.server.engines import Engines
 from quire.server.errors import ApiError
 from quire.server.options import ServerOptions
 from quire.server.request_record import RequestRecord
-from quire.server.supervisor import Supervisor
 from quire.server.tracing import Tracer
 
 MINUTE_S = 60.0
@@ -119,7 +119,7 @@ class Admission:
     def __init__(
         self,
         options: ServerOptions,
-        supervisor: Supervisor,
+        engines: Engines,
         clock: Callable[[], float] = time.monotonic,
         tracer: Tracer | None = None,
         rates: KeyRates | None = None,
@@ -129,7 +129,7 @@ class Admission:
         self.num_refused: Counter[str] = Counter()
         """By reason: the `code` of the error."""
         self._options = options
-        self._supervisor = supervisor
+        self._engines = engines
         self._clock = clock
         self._num_prompt_tokens = 0
         self._next_return_s = 0.0
@@ -138,9 +138,16 @@ class Admission:
         self._tracer = tracer
 
     @property
+    def _max_num_seqs(self) -> int:
+        """Sequences that all engines compute at once."""
+        return self._engines.options.max_num_seqs * len(self._engines.statistics)
+
+    @property
     def num_queued_tokens(self) -> int:
         """Prompt tokens of requests that, by the engine's last report, have not been scheduled."""
-        return max(0, self._num_prompt_tokens - statistics_of(self._supervisor).num_running_prompt_tokens)
+        return max(
+            0, self._num_prompt_tokens - sum(item.num_running_prompt_tokens for item in self._engines.statistics)
+        )
 
     # --- Calls of the routes --------------------------------------------------------------------
 
@@ -160,7 +167,7 @@ class Admission:
 
     def num_at_once(self, num_prompts: int, num_choices: int) -> int:
         """Return the number of prompts of one request to compute at a time, each with `num_choices` choices."""
-        limit = self._supervisor.options.max_num_seqs + self._options.max_queued_requests
+        limit = self._max_num_seqs + self._options.max_queued_requests
         return min(num_prompts, max(1, (limit - limit // RESERVED_SHARE) // num_choices))
 
     @contextmanager
@@ -190,14 +197,14 @@ class Admission:
     # --- The queue ------------------------------------------------------------------------------
 
     def _check_queue(self, record: RequestRecord, num_prompt_tokens: int, num_completions: int) -> None:
-        options, max_num_seqs = self._options, self._supervisor.options.max_num_seqs
-        limit = max_num_seqs + options.max_queued_requests
+        options = self._options
+        limit = self._max_num_seqs + options.max_queued_requests
         if num_completions > limit:
             message = f"n={num_completions} is more than this server takes at once, {limit}: ask for fewer"
             raise self._refuse(ApiError(400, message, code="too_many_completions", param="n"))
-        statistics = statistics_of(self._supervisor)
-        # While the engine's queue is empty, it has room for `max_num_seqs` sequences.
-        num_waiting = self.num_requests - (statistics.num_running if statistics.num_waiting else max_num_seqs)
+        # While an engine's queue is empty, it has room for `max_num_seqs` sequences.
+        max_num_seqs, statistics = self._engines.options.max_num_seqs, self._engines.statistics
+        num_waiting = self.num_requests - sum(it.num_running if it.num_waiting else max_num_seqs for it in statistics)
         if num_waiting + num_completions > options.max_queued_requests:
             raise self._full(
                 f"{max(0, num_waiting)} completions wait already, of at most {options.max_queued_requests}", statistics
@@ -213,13 +220,14 @@ class Admission:
                 f"this key has {self._held[record.client_id]} completions here, of at most {share}", statistics
             )
 
-    def _full(self, what: str, statistics: Statistics) -> ApiError:
-        """Return the refusal; `Retry-After` is the engine's mean time per completion times those in the server.
+    def _full(self, what: str, statistics: Sequence[Statistics]) -> ApiError:
+        """Return the refusal; `Retry-After` is the engines' mean time per completion times those in the server.
 
         Each refused client gets a later time than the one before: with one time for all, most would be refused again.
         """
-        now_s, num_finished = self._clock(), sum(statistics.num_finished.values())
-        each_s = statistics.busy_s / num_finished if num_finished else 0.0
+        now_s, num_finished = self._clock(), sum(sum(item.num_finished.values()) for item in statistics)
+        busy_s = sum(item.busy_s for item in statistics) / len(statistics)
+        each_s = busy_s / num_finished if num_finished else 0.0
         free_s = max(self._next_return_s, now_s + self.num_requests * each_s)
         wait_s = min(MAX_WAIT_S, max(MIN_WAIT_S, free_s - now_s))
         self._next_return_s = now_s + wait_s + each_s
@@ -242,8 +250,3 @@ class Admission:
         self._held[record.client_id] += num_completions
         if not self._held[record.client_id]:
             del self._held[record.client_id]
-
-
-def statistics_of(supervisor: Supervisor) -> Statistics:
-    """Return the engine's last report; all zeros while no engine runs."""
-    return supervisor.client.statistics if supervisor.is_ready else Statistics()

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.server.bodies import SMALL_BYTES, BodyMemory, Room
 from quire.server.errors import MESSAGES_PATH, ApiError, is_messages_path, not_admin
-from quire.server.keys import ADMIN, ROUTER, KeyRing, check_exposure
+from quire.server.keys import ADMIN, KeyRing, check_exposure
 from quire.server.request_record import (
     ANONYMOUS,
     CLIENT_LEFT,
@@ -34,7 +34,6 @@ from quire.server.state import STATE_KEY
 from quire.server.supervisor import asleep
 
 if TYPE_CHECKING:
-    from quire.server.router.routes import RouterState
     from quire.server.state import ServerState
 
 ACCESS_LOG = logging.getLogger("quire.access")
@@ -56,12 +55,8 @@ QUEUED_PATHS = frozenset(
     | {*SCORE_PATHS, *RERANK_PATHS}
 )
 """Routes whose requests take a place in the queue."""
-ADMIN_PATHS = frozenset(
-    {"/sleep", "/wake_up", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/add_worker", "/remove_worker"}
-)
+ADMIN_PATHS = frozenset({"/sleep", "/wake_up", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 """Routes that change what other clients get."""
-REPLICA_PATHS = "/replica/"
-"""Beginning of the paths by which a router asks about a request; the request itself is counted."""
 CORS_EXPOSED = ("x-request-id", "request-id", "retry-after")
 MAX_TOKEN_BYTES = 1024
 MAX_PATH_CHARACTERS = 200
@@ -70,8 +65,6 @@ REPEATS_S = 1.0
 NO_KEY = "this server needs an API key, sent as `Authorization: Bearer KEY` or `x-api-key: KEY`"
 UNKNOWN_KEY = "this API key is not known here: check it, or ask for one of this server"
 """Contains no part of the key."""
-CLIENT_HEADER, SALT_HEADER = b"x-quire-client", b"x-quire-salt"
-"""Headers that name the caller of a request that a router passes on; read only from the key named `ROUTER`."""
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253})(?::([0-9]{1,5}))?")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _TRACE_HEADERS = (b"traceparent", b"tracestate")
@@ -80,7 +73,7 @@ _TRACE_HEADERS = (b"traceparent", b"tracestate")
 class Gate:
     """The application with its protection, as one ASGI application."""
 
-    def __init__(self, app: ASGIApp, state: "ServerState | RouterState", keys: KeyRing | None = None) -> None:
+    def __init__(self, app: ASGIApp, state: "ServerState", keys: KeyRing | None = None) -> None:
         """`keys` None: those of the options and the environment.
 
         Raises: ConfigError for unreadable keys, and for a public address without a key.
@@ -182,8 +175,6 @@ class Gate:
             if caller is None:
                 message = NO_KEY if token is None else UNKNOWN_KEY
                 raise ApiError(401, message, code="invalid_api_key", extra_headers={"WWW-Authenticate": "Bearer"})
-            if caller.client_id == ROUTER:
-                caller = _routed_caller(scope)
         scope[RECORD_KEY].caller = caller
 
     def _check_names(self, scope: Scope) -> None:
@@ -211,7 +202,7 @@ class Gate:
         """Decide whether the caller is an administrator. Mutates: `scope`. Raises: ApiError 403 if it must be one."""
         record, options = scope[RECORD_KEY], self._state.options
         is_owner = record.caller == ANONYMOUS and options.is_local
-        record.is_admin = is_owner or options.any_client_is_admin or record.client_id in (ADMIN, ROUTER)
+        record.is_admin = is_owner or options.any_client_is_admin or record.client_id == ADMIN
         if scope["path"] in ADMIN_PATHS and not record.is_admin:
             raise not_admin(scope["path"])
 
@@ -238,7 +229,7 @@ class Gate:
                 retry_after_s=self._state.options.drain_timeout_s, extra_headers={"Connection": "close"},
             )  # fmt: skip
         path = scope["path"]
-        if scope["method"] == "POST" and not is_open(path) and not path.startswith(REPLICA_PATHS):
+        if scope["method"] == "POST" and not is_open(path):
             is_queued = path in QUEUED_PATHS and not self._state.is_on_demand
             if is_queued and self._state.is_asleep:
                 raise asleep()
@@ -284,7 +275,7 @@ class Gate:
             return
         record.is_noted = True
         if (state := scope.get(STATE_KEY)) is not None and record.num_prompt_tokens:
-            state.supervisor.tell_watchers(record.client_id, record.served_line)
+            state.engines.tell_watchers(record.client_id, record.served_line)
         status, duration_s = record.status, (record.ended_s or time.perf_counter()) - record.started_s
         route = getattr(scope.get("route"), "path", None)
         if route is None and record.caller is not None and scope["path"] in QUEUED_PATHS:
@@ -346,13 +337,6 @@ def key_of(scope: Scope) -> bytes | None:
     token = token if scheme.lower() == b"bearer" else header_value(scope, b"x-api-key") or b""
     token = token.strip(b" ")
     return token if 0 < len(token) <= MAX_TOKEN_BYTES else None
-
-
-def _routed_caller(scope: Scope) -> Caller:
-    """Return the caller that a router names: its keys are the router's."""
-    client_id = (header_value(scope, CLIENT_HEADER) or b"").decode("latin-1")[:MAX_TOKEN_BYTES]
-    salt = (header_value(scope, SALT_HEADER) or b"").decode("latin-1")[:MAX_TOKEN_BYTES]
-    return Caller(client_id or ROUTER, salt)
 
 
 def new_record(scope: Scope) -> RequestRecord:

@@ -75,8 +75,6 @@ async def generate(
         except TimeoutError:
             raise ApiError(504, f"the request took longer than {timeout_s:g} s, the most that this server allows: ask "
                            "for fewer tokens", code="request_timeout") from None  # fmt: skip
-        finally:
-            state.announcer.note_end(record)
 
 
 async def collect(state: ServerState, requests: Sequence[RequestSpec], record: RequestRecord) -> list[RequestUpdate]:
@@ -92,18 +90,18 @@ async def _compute(
     state: ServerState, requests: Sequence[RequestSpec], record: RequestRecord, num_at_once: int, *, streams: bool
 ) -> AsyncGenerator[Batch, None]:
     """Compute requests, `num_at_once` at a time. A slow reader finds several updates of a request merged."""
-    client, ready = state.supervisor.client, asyncio.Event()
+    engines, ready = state.engines, asyncio.Event()
     waiting, running = iter(enumerate(requests)), dict[int, RequestStream]()
 
-    def start(num: int) -> None:
+    async def start(num: int) -> None:
         for index, request in islice(waiting, num):
             if index:  # later requests of a large batch arrive when earlier ones end: the queue timeout begins then
                 request = msgspec.structs.replace(request, arrival_time_s=time.monotonic())
             message = Submit(request, streams, state.options.queue_timeout_s or None)
-            running[index] = client.submit(message, ready)
+            running[index] = await engines.submit(message, ready)
 
     try:
-        start(num_at_once)
+        await start(num_at_once)
         if len(requests) == 1 and requests[0].sampling is not None and _reads_prefixes(state, requests[0]):
             # The engine computes meanwhile.
             caller = (requests[0].client_id, *requests[0].hash_extras)
@@ -117,18 +115,18 @@ async def _compute(
                         raise _failure(choice, record)
                 if update.finished:
                     del running[index]
-                    start(1)
+                    await start(1)
             if batch:
                 yield batch
             else:  # only now: behind its last update a stream may have an error
                 ready.clear()
     finally:
         for stream in running.values():
-            client.abort(stream)
+            engines.abort(stream)
 
 
 def _reads_prefixes(state: ServerState, request: RequestSpec) -> bool:
-    return request.reads_prefix_cache and state.supervisor.front_end.config.scheduler.enable_prefix_caching
+    return request.reads_prefix_cache and state.engines.front_end.config.scheduler.enable_prefix_caching
 
 
 def unusable(adapter: str, reason: str, *, param: str) -> ApiError:

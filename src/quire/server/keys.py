@@ -17,8 +17,8 @@ from quire.server.options import ServerOptions
 from quire.server.request_record import Caller
 
 VARIABLE = "QUIRE_API_KEY"
-ROUTER, ADMIN = "router", "admin"
-"""Names of keys with rights: a server takes callers' names from the first, the second may use `gate.ADMIN_PATHS`."""
+ADMIN = "admin"
+"""Name of the key that may use `gate.ADMIN_PATHS`."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _KEY = re.compile(r"[!-~]{1,512}")
 _SALT_OF = b"quire prefix cache of one key"

@@ -18,7 +18,8 @@ from prometheus_client.registry import Collector
 from quire import __version__
 from quire.engine.process.messages import Histogram, Statistics
 from quire.engine.process.statistics import BOUNDS_S, LATENCY_BOUNDS_S
-from quire.server.admission import Admission, statistics_of
+from quire.server.admission import Admission
+from quire.server.engines import Engines
 from quire.server.options import ServerOptions
 from quire.server.prefix_breaks import PrefixBreaks
 from quire.server.supervisor import Supervisor
@@ -85,10 +86,12 @@ HISTOGRAMS = (
 )  # fmt: skip
 
 
-class HttpMetrics:
-    """Metrics of HTTP, and the registry of all metrics of one server. For one event loop."""
+class Metrics(Collector):
+    """The content of `/metrics`. For one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: ServerOptions) -> None:
+        self._options = options
+        self._models: list[tuple[str, Engines, Admission, PrefixBreaks]] = []
         self._lag_timer: asyncio.TimerHandle | None = None
         self.registry = registry = CollectorRegistry(auto_describe=False)
         self._http = prometheus_client.Counter(
@@ -103,6 +106,7 @@ class HttpMetrics:
             buckets=LAG_BOUNDS_S,
         )  # fmt: skip
         ProcessCollector(registry=registry)
+        registry.register(self)
 
     def render(self) -> bytes:
         """Return the page."""
@@ -128,19 +132,10 @@ class HttpMetrics:
         next_s = now_s + LAG_EVERY_S
         self._lag_timer = loop.call_at(next_s, self._measure_lag, loop, next_s)
 
-
-class Metrics(HttpMetrics, Collector):
-    """The content of `/metrics` of a server of models."""
-
-    def __init__(self, options: ServerOptions) -> None:
-        super().__init__()
-        self._options = options
-        self._models: list[tuple[str, Supervisor, Admission, PrefixBreaks]] = []
-        self.registry.register(self)
-
-    def add_model(self, name: str, supervisor: Supervisor, admission: Admission, breaks: PrefixBreaks) -> None:
-        """Show the metrics of a model too. Of several models each has its name as the label `model`."""
-        self._models.append((name, supervisor, admission, breaks))
+    def add_model(self, name: str, engines: Engines, admission: Admission, breaks: PrefixBreaks) -> None:
+        """Show the metrics of a model too. Of several models each has its name as the label `model`, of
+        several engines each its number as the label `engine`."""
+        self._models.append((name, engines, admission, breaks))
 
     # --- Calls of Prometheus's client -----------------------------------------------------------
 
@@ -152,13 +147,9 @@ class Metrics(HttpMetrics, Collector):
         if len(self._models) == 1:
             yield from self._of_model(*self._models[0])
         else:
-            yield from _labelled((model[0], self._of_model(*model)) for model in self._models)
+            yield from _labelled("model", ((model[0], self._of_model(*model)) for model in self._models))
 
-    def _of_model(
-        self, name: str, supervisor: Supervisor, admission: Admission, breaks: PrefixBreaks
-    ) -> Iterable[Metric]:
-        yield _GAUGE("quire_engine_up", "1 while the engine takes requests", supervisor.is_ready)
-        yield _COUNTER("quire_engine_deaths", "Engine processes that ended unexpectedly", supervisor.num_deaths)
+    def _of_model(self, name: str, engines: Engines, admission: Admission, breaks: PrefixBreaks) -> Iterable[Metric]:
         yield _GAUGE("quire_admitted_requests", "Completions, waiting or running", admission.num_requests)
         refused = [((reason,), number) for reason, number in {**_NO_REFUSALS, **admission.num_refused}.items()]
         yield _family(_COUNTER, "quire_refused_requests", "Refused requests", ("reason",), refused)
@@ -166,15 +157,28 @@ class Metrics(HttpMetrics, Collector):
         yield _COUNTER("quire_prefix_break_tokens", "Prompt tokens behind such a difference", breaks.num_lost_tokens)
         if breaks.last_at is not None:
             yield _GAUGE("quire_prefix_last_break", "Token at which the last such prompt differs", breaks.last_at)
-        yield from engine_metrics(statistics_of(supervisor), name if self._options.metrics_names == "vllm" else None)
+        vllm_name = name if self._options.metrics_names == "vllm" else None
+        of_engines = [
+            _of_engine(*pair, vllm_name, str(rank))
+            for rank, pair in enumerate(zip(engines.supervisors, engines.statistics, strict=True))
+        ]
+        yield from of_engines[0] if len(of_engines) == 1 else _labelled("engine", enumerate(of_engines))
 
 
 # --- Metrics of the engine ----------------------------------------------------------------------
 
 
-def engine_metrics(statistics: Statistics, vllm_model_name: str | None = None) -> Iterable[Metric]:
+def _of_engine(
+    supervisor: Supervisor, statistics: Statistics, vllm_model_name: str | None, rank: str
+) -> Iterable[Metric]:
+    yield _GAUGE("quire_engine_up", "1 while the engine takes requests", supervisor.is_ready)
+    yield _COUNTER("quire_engine_deaths", "Engine processes that ended unexpectedly", supervisor.num_deaths)
+    yield from engine_metrics(statistics, vllm_model_name, rank)
+
+
+def engine_metrics(statistics: Statistics, vllm_model_name: str | None = None, rank: str = "0") -> Iterable[Metric]:
     """Return all metrics, 0 where no engine has reported; with a model's name also those of vLLM."""
-    of_vllm = () if vllm_model_name is None else (vllm_model_name, "0")
+    of_vllm = () if vllm_model_name is None else (vllm_model_name, rank)
     for kind, rows in ((_GAUGE, GAUGES), (_COUNTER, COUNTERS)):
         for name, vllm_name, text, value in rows:
             yield kind(f"quire_{name}", text, value(statistics))
@@ -206,13 +210,13 @@ def engine_metrics(statistics: Statistics, vllm_model_name: str | None = None) -
         yield _family(_COUNTER, "vllm:request_success", "Requests that ended", labels, of_models)
 
 
-def _labelled(models: Iterable[tuple[str, Iterable[Metric]]]) -> Iterable[Metric]:
-    """Merge the metrics of several models, with the model's name as a label. vLLM's have one of their own."""
+def _labelled(label_name: str, items: Iterable[tuple[str | int, Iterable[Metric]]]) -> Iterable[Metric]:
+    """Merge the metrics of several models or engines, with their name as a label. vLLM's have both of their own."""
     merged: dict[str, Metric] = {}
-    for name, metrics in models:
+    for name, metrics in items:
         for metric in metrics:
             family = merged.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
-            label = {} if metric.name.startswith("vllm:") else {"model": name}
+            label = {} if metric.name.startswith("vllm:") else {label_name: str(name)}
             family.samples += [sample._replace(labels={**label, **sample.labels}) for sample in metric.samples]
     return merged.values()
 

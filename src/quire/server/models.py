@@ -3,7 +3,7 @@
 A server of one model loads it at start and keeps it; `/sleep` ends its engine's process and `/wake_up` starts it. With
 several models, or a keep-alive time, models are loaded on demand: a request holds a lease on its model, which is loaded
 first if there is room. For room the model used least recently is unloaded, once it is idle.
-Knows no HTTP beyond the errors. Next to read: `supervisor.py`.
+Knows no HTTP beyond the errors. Next to read: `engines.py`.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ from quire.byte_sizes import format_bytes
 from quire.config import EngineOptions
 from quire.engine.process.sizes import BUDGET_SHARE, measure
 from quire.errors import ConfigError, QuireError
+from quire.server.engines import Engines
 from quire.server.errors import ApiError, not_admin
 from quire.server.generation import until_disconnect
 from quire.server.options import DEFAULT_KEEP_ALIVE, ServerOptions, parse_keep_alive
 from quire.server.request_record import LEASES_KEY, RequestRecord, record_of
 from quire.server.state import ServerState, state_of
-from quire.server.supervisor import Supervisor
 
 LOGGER = logging.getLogger("quire.server")
 DRAIN_CHECK_S = 0.02
@@ -49,7 +49,7 @@ class Models:
         self.keep_alive_s = keep_alive_s
         for state in states if self.is_on_demand else ():
             state.is_on_demand = True
-            state.supervisor.rest()
+            state.engines.rest()
         self._making_room = asyncio.Lock()
         self._sleeping = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -68,11 +68,6 @@ class Models:
     def options(self) -> ServerOptions:
         """Return the server's options."""
         return self.default.options
-
-    @property
-    def backend(self) -> "Models":
-        """Return what answers the requests."""
-        return self
 
     @property
     def is_draining(self) -> bool:
@@ -108,21 +103,21 @@ class Models:
             await self._measure()
             await self._until_open(self.default)
         else:
-            await self.default.supervisor.start()
+            await self.default.engines.start()
 
     async def _measure(self) -> None:
         """Set the budget and the memory of each model, which then stays as measured."""
         chosen = self.default.options.models_memory_bytes
         if chosen is None and len(self.by_name) == 1:
             return  # it has the machine's memory, as a model that stays loaded
-        supervisors = [model.supervisor for model in self.by_name.values()]
-        sizes = await measure([supervisor.options for supervisor in supervisors], chosen)
+        all_engines = [model.engines for model in self.by_name.values()]
+        sizes = await measure([engines.options for engines in all_engines], chosen)
         self.budget_bytes = sizes.budget_bytes
         for model, size in zip(self.by_name.values(), sizes.models, strict=True):
             model.num_bytes = size.num_bytes
-            options = model.supervisor.options
+            options = model.engines.options
             if options.num_blocks_override is None:
-                model.supervisor.options = replace(options, kv_cache_memory_bytes=size.kv_bytes)
+                model.engines.options = replace(options, kv_cache_memory_bytes=size.kv_bytes)
         reason = "chosen" if chosen else f"{BUDGET_SHARE:.0%} of the memory that was available at start"
         LOGGER.info("models_memory_bytes = %s: %s", format_bytes(sizes.budget_bytes), reason)
 
@@ -133,13 +128,13 @@ class Models:
                 model.loading.cancel()
             if model.expiry is not None:
                 model.expiry.cancel()
-        await asyncio.gather(*(model.supervisor.stop() for model in self.by_name.values()))
+        await asyncio.gather(*(model.engines.stop() for model in self.by_name.values()))
 
     def note_lost(self, name: str, error: QuireError) -> None:
         """Take note that a model's engine died too often: the next request loads it anew."""
         LOGGER.error("%s: %s; the next request loads the model again", name, error.message)
         model = self.by_name[name]
-        model.supervisor.rest()
+        model.engines.rest()
         model.holds_memory = model.is_leaving = False
         self._note_change()
 
@@ -159,10 +154,10 @@ class Models:
             return
         async with self._sleeping:
             if not model.is_asleep:
-                _ = model.supervisor.client  # raises while there is none
+                _ = model.engines.client  # raises while there is none
                 model.is_asleep = True
                 await self._until_idle(model, timeout_s)
-                await model.supervisor.sleep()
+                await model.engines.sleep()
 
     async def wake_up(self, model: ServerState) -> None:
         """Load a model that sleeps; does nothing if it is awake. Raises: the error of loading it."""
@@ -170,7 +165,7 @@ class Models:
             return await self._until_open(model)
         async with self._sleeping:
             if model.is_asleep:
-                await model.supervisor.wake_up()
+                await model.engines.wake_up()
                 model.is_asleep = False
 
     async def _until_idle(self, model: ServerState, timeout_s: float) -> None:
@@ -251,7 +246,7 @@ class Models:
                 model.holds_memory = True
             began_s = loop.time()
             try:
-                await model.supervisor.wake_up()
+                await model.engines.wake_up()
             except BaseException:
                 model.holds_memory = False
                 raise
@@ -270,7 +265,7 @@ class Models:
 
     async def _make_room(self, deadline_s: float) -> None:
         """Unload the idle model that was used least recently, or wait until something changes."""
-        loaded = [model for model in self.by_name.values() if model.is_open and model.supervisor.is_ready]
+        loaded = [model for model in self.by_name.values() if model.is_open and model.engines.is_ready]
         loaded.sort(key=lambda model: model.used_s)
         idle = [model for model in loaded if model.is_idle]
         if idle:
@@ -295,7 +290,7 @@ class Models:
         if model.expiry is not None:
             model.expiry.cancel()
         try:
-            await model.supervisor.sleep()
+            await model.engines.sleep()
             LOGGER.info("unloaded %s", model.model_name)
         finally:
             model.holds_memory = model.is_leaving = False
@@ -312,18 +307,31 @@ def make_models(
 ) -> Models:
     """Make the models of a server; `on_lost` is called when that of a server of one model cannot go on.
 
-    Raises: ConfigError if a chat template cannot be read, or for a budget without models on demand.
+    Raises: ConfigError if a chat template cannot be read, for a budget without models on demand, or for several engines
+    where one cannot have its share.
     """
     is_on_demand = len(engine_options) > 1 or options.keep_alive is not None
     if options.models_memory_bytes is not None and not is_on_demand:
         raise ConfigError("models_memory_bytes is for models on demand: name several models, or add --keep-alive 5m")
+    for model_options in engine_options.values():
+        _check_engines(model_options, is_on_demand=is_on_demand)
     states: list[ServerState] = []
     for name, model_options in engine_options.items():
         lost = partial(lambda name, error: models.note_lost(name, error), name) if is_on_demand else on_lost
-        states.append(ServerState(options, name, Supervisor(model_options, lost), states[0] if states else None))
+        states.append(ServerState(options, name, Engines(model_options, lost), states[0] if states else None))
     keep_alive_s = parse_keep_alive(options.keep_alive or DEFAULT_KEEP_ALIVE) if is_on_demand else None
     models = Models(states, keep_alive_s=keep_alive_s)
     return models
+
+
+def _check_engines(options: EngineOptions, *, is_on_demand: bool) -> None:
+    """Raises: ConfigError if several engines cannot share the machine."""
+    if options.data_parallel_size == 1:
+        return
+    if is_on_demand:
+        raise ConfigError("--data-parallel-size is for one model that stays loaded: give one, no --keep-alive")
+    if options.device.startswith("cuda:"):
+        raise ConfigError(f"device={options.device!r} is one GPU: --device cuda gives each engine its own, or a share")
 
 
 async def hold_model(request: Request, keep_alive: str | float | None) -> None:

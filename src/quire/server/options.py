@@ -21,7 +21,6 @@ DEFAULT_KEEP_ALIVE = "5m"
 """Of a server of several models; one model stays loaded."""
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
-ROUTER_POLICIES = ("prefix", "round-robin", "least-loaded")
 MAX_LIMIT = 2**53
 """Whole numbers up to here are exact as floating point."""
 MAX_TIME_S = 10**9
@@ -56,17 +55,13 @@ class ServerOptions:
         None, "most tokens of reasoning before its end is forced; unset: no limit", group="server", low=0,
         high=MAX_LIMIT,
     )  # fmt: skip
-    router_policy: str = option(
-        "prefix", "replica of a request: that with most of its prompt cached, the next, or the least loaded",
-        choices=ROUTER_POLICIES, group="server",
-    )  # fmt: skip
     api_key_file: str | None = option(
         None, "file with one API key, or name:key, per line; beside QUIRE_API_KEY", group="access"
     )
     xray_text: bool = option(False, "send prompts and answers to the live view too, not only numbers", group="access")
     insecure: bool = option(False, "allow a public address without an API key", group="access")
     any_client_is_admin: bool = option(
-        False, "let every client load and unload models and adapters, and add replicas; else only the API key named "
+        False, "let every client load and unload models and adapters; else only the API key named "
         "admin, and clients of a server on this machine without keys", group="access",
     )  # fmt: skip
     allowed_hosts: Sequence[str] = option((), "host name that clients may call the server by", group="access")

@@ -16,7 +16,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import uvicorn
 
@@ -25,15 +25,11 @@ from quire.errors import ConfigError, QuireError
 from quire.linux import resident_bytes, return_free_memory, return_large_blocks
 from quire.server.connection import ACCEPTED_AT_ONCE, Connection, Places
 from quire.server.gate import Gate
-from quire.server.keys import KeyRing
 from quire.server.logs import use_format
 from quire.server.models import Models, make_models
 from quire.server.options import ServerOptions
 from quire.server.registration import registered
 from quire.server.routes import make_app
-
-if TYPE_CHECKING:
-    from quire.server.router.routes import RouterState
 
 LOGGER = logging.getLogger("quire.server")
 BACKLOG = 2048
@@ -152,19 +148,17 @@ class HttpServer(uvicorn.Server):
             self._least_bytes = num_bytes
 
 
-Build: TypeAlias = "Callable[[Callable[[QuireError], None]], tuple[Models | RouterState, Gate]]"
+Build: TypeAlias = Callable[[Callable[[QuireError], None]], tuple[Models, Gate]]
 """Makes a server and its application; its argument is called with the error that ends the server."""
 
 
-def model_server(
-    engine_options: Mapping[str, EngineOptions], options: ServerOptions, keys: KeyRing | None = None
-) -> Build:
-    """Return the `Build` of a server of models, by their names. `keys` None: as options and environment say."""
+def model_server(engine_options: Mapping[str, EngineOptions], options: ServerOptions) -> Build:
+    """Return the `Build` of a server of models, by their names."""
 
     def build(on_lost: Callable[[QuireError], None]) -> tuple[Models, Gate]:
         models = make_models(engine_options, options, on_lost)
         state = models.default
-        return models, Gate(make_app(state, models), state, keys)
+        return models, Gate(make_app(state, models), state)
 
     return build
 
@@ -192,7 +186,7 @@ class Service:
         for number in self._signals:
             loop.add_signal_handler(number, self._on_signal)
         answering = asyncio.create_task(self._http.serve(sockets=[self._listener]))
-        starting = asyncio.create_task(self._served.backend.start())
+        starting = asyncio.create_task(self._served.start())
         stopping = asyncio.create_task(self._stop_wanted.wait())
         try:
             await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -205,7 +199,7 @@ class Service:
         finally:
             for task in (starting, stopping):
                 task.cancel()
-            await self._served.backend.stop()
+            await self._served.stop()
             self._http.should_exit = True
             await asyncio.gather(answering, starting, stopping, return_exceptions=True)
         if self._failure is not None:

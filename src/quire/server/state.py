@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from quire.server.admission import Admission
-from quire.server.announcements import Announcer
+from quire.server.engines import Engines
 from quire.server.metrics import Metrics
 from quire.server.options import ServerOptions
 from quire.server.prefix_breaks import PrefixBreaks
-from quire.server.supervisor import Supervisor
 from quire.server.tracing import Tracer
 from quire.server.work import PreparationPools
 
@@ -34,7 +33,7 @@ class ServerState:
 
     options: ServerOptions
     model_name: str
-    supervisor: Supervisor
+    engines: Engines
     first: "ServerState | None" = None
     is_draining: bool = False
     is_asleep: bool = False
@@ -49,25 +48,23 @@ class ServerState:
     unloading: asyncio.Task[None] | None = None
     expiry: asyncio.TimerHandle | None = None
     admission: Admission = field(init=False)
-    announcer: Announcer = field(init=False)
     metrics: Metrics = field(init=False)
     work: PreparationPools = field(init=False)
     prefix_breaks: PrefixBreaks = field(default_factory=PrefixBreaks, init=False)
 
     def __post_init__(self) -> None:
         rates = None if self.first is None else self.first.admission.rates
-        self.admission = Admission(self.options, self.supervisor, tracer=Tracer.load(os.environ), rates=rates)
-        self.announcer = Announcer(self.supervisor, self.admission)
+        self.admission = Admission(self.options, self.engines, tracer=Tracer.load(os.environ), rates=rates)
         self.metrics = Metrics(self.options) if self.first is None else self.first.metrics
         self.work = PreparationPools() if self.first is None else self.first.work
-        self.metrics.add_model(self.model_name, self.supervisor, self.admission, self.prefix_breaks)
+        self.metrics.add_model(self.model_name, self.engines, self.admission, self.prefix_breaks)
 
     @property
     def adapter_names(self) -> tuple[str, ...]:
         """Names of the adapters that requests may choose; those of the options while the model was never loaded."""
-        if self.supervisor.has_front_end:
-            return self.supervisor.front_end.input_processor.adapters.names
-        return tuple(item.partition("=")[0] for item in self.supervisor.options.lora)
+        if self.engines.has_front_end:
+            return self.engines.front_end.input_processor.adapters.names
+        return tuple(item.partition("=")[0] for item in self.engines.options.lora)
 
     @property
     def is_idle(self) -> bool:
@@ -84,11 +81,11 @@ class ServerState:
         """State of the model as `/v1/models` shows it: llama.cpp's words, and "restarting" after its engine died."""
         if self.is_asleep:
             return "sleeping"
-        if self.supervisor.is_ready:
+        if self.engines.is_ready:
             return "loaded"
-        if self.supervisor.is_restarting:
+        if self.engines.is_restarting:
             return "restarting"
-        return "unloaded" if self.supervisor.is_asleep else "loading"
+        return "unloaded" if self.engines.is_asleep else "loading"
 
 
 def state_of(request: Request) -> ServerState:

@@ -1,6 +1,7 @@
-"""Supervisor of the engine process: starts it, replaces it when it dies, gives up when it dies too often.
+"""Supervisor of one engine process: starts it, replaces it when it dies, gives up when it dies too often.
 
-A platform should restart a server whose engine stalls. Knows no HTTP. Next to read: `engine/process/client.py`.
+A platform should restart a server whose engine stalls. Knows no HTTP.
+Next to read: `engines.py`, `../engine/process/client.py`.
 """
 
 import asyncio
@@ -8,16 +9,12 @@ import enum
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
-from quire.byte_sizes import format_bytes
-from quire.config import EngineOptions
+from quire.config import EngineConfig, EngineOptions
 from quire.engine.process.client import EngineClient
-from quire.engine.tokenizer_source import read_chat_template
 from quire.errors import EngineDeadError, QuireError
-from quire.memory_plan import kv_bytes
 from quire.server.errors import ApiError
-from quire.server.front_end import FrontEnd
 
 LOGGER = logging.getLogger("quire.server")
 MAX_DEATHS = 5
@@ -39,17 +36,26 @@ class EngineState(enum.Enum):
 
 
 class Supervisor:
-    """Owner of the running engine. It calls `on_stop` with the reason when it starts no further one."""
+    """Owner of one running engine.
 
-    def __init__(self, options: EngineOptions, on_stop: Callable[[QuireError], None]) -> None:
-        """Raises: ConfigError if the chat template cannot be read or does not parse."""
+    `prefix`: of what is told about this engine, one of several. `on_loaded` is awaited with its configuration before it
+    takes requests. `on_stop` is called with the reason when no further one is started.
+    """
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        on_stop: Callable[[QuireError], None],
+        on_loaded: Callable[[EngineConfig], Awaitable[None]],
+        prefix: str = "",
+    ) -> None:
         self.options = options
+        self.prefix = prefix
         self.state = EngineState.STARTING
         self.num_deaths = 0
-        self._chat_template = read_chat_template(options.chat_template)
-        self._on_stop = on_stop
+        self._on_stop, self._on_loaded = on_stop, on_loaded
         self._client: EngineClient | None = None
-        self._front_end: FrontEnd | None = None
+        self._was_loaded = False
         self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
         self._task: asyncio.Task[None] | None = None
         self._died = asyncio.Event()
@@ -75,25 +81,13 @@ class Supervisor:
         if self.is_asleep:
             raise asleep()
         if self._client is None or not self.is_ready:
-            raise _not_ready(f"the engine is {self.state.value}")
+            raise not_ready(f"{self.prefix}the engine is {self.state.value}")
         return self._client
 
     def tell_watchers(self, client_id: str, make_line: Callable[[], bytes]) -> None:
         """Send a line to the watchers of the engine's events that are this client, if there are some."""
         if self._client is not None:
             self._client.tell_watchers(client_id, make_line)
-
-    @property
-    def has_front_end(self) -> bool:
-        """True after the first start."""
-        return self._front_end is not None
-
-    @property
-    def front_end(self) -> FrontEnd:
-        """Return the model's tokenizer and limits. Raises: ApiError 503 before the first start."""
-        if self._front_end is None:
-            raise _not_ready("the model is being loaded")
-        return self._front_end
 
     def stall_s(self) -> float:
         """Return the seconds without a step while there are requests; 0 without requests or while the engine starts."""
@@ -113,24 +107,6 @@ class Supervisor:
         await self._launch()
         self._task = asyncio.create_task(self._watch(), name="quire-supervisor")
 
-    async def sleep(self) -> None:
-        """End the engine's process, which gives all of its memory back. The tokenizer and checks stay."""
-        await self.stop(EngineState.ASLEEP)
-
-    def rest(self) -> None:
-        """Take note that no engine runs, and that `wake_up` starts one."""
-        self.state = EngineState.ASLEEP
-
-    async def wake_up(self) -> None:
-        """Start the engine again. Raises: as `start`; it then sleeps on."""
-        self.state = EngineState.STARTING
-        try:
-            await self.start()
-        except BaseException:
-            if self.state is not EngineState.STOPPED:
-                self.rest()
-            raise
-
     async def stop(self, state: EngineState = EngineState.STOPPED) -> None:
         """End the engine, and all requests with it."""
         self.state = state
@@ -142,12 +118,9 @@ class Supervisor:
     async def _launch(self) -> None:
         self._died.clear()
         client = self._client = EngineClient(self._on_death)
-        ready = await client.start(self.options, is_replacement=self._front_end is not None)
-        if self._front_end is None:
-            LOGGER.info("loaded %s: %s of KV cache", self.options.model, format_bytes(kv_bytes(ready.config)))
-            front_end = await asyncio.to_thread(FrontEnd.load, ready.config, self._chat_template)
-            await asyncio.to_thread(front_end.warm_up)
-            self._front_end = front_end
+        ready = await client.start(self.options, is_replacement=self._was_loaded)
+        await self._on_loaded(ready.config)
+        self._was_loaded = True
         if self.state in (EngineState.STARTING, EngineState.RESTARTING) and not self._died.is_set():
             self.state = EngineState.READY
 
@@ -166,13 +139,13 @@ class Supervisor:
             how = await self._client.describe_end()
             if len(self._deaths) == MAX_DEATHS and self._deaths[-1] - self._deaths[0] < DEATHS_WITHIN_S:
                 self.state = EngineState.STOPPED
-                message = f"{how}, the {MAX_DEATHS}th time within {DEATHS_WITHIN_S:.0f} s: giving up"
+                message = f"{self.prefix}{how}, the {MAX_DEATHS}th time within {DEATHS_WITHIN_S:.0f} s: giving up"
                 return self._on_stop(EngineDeadError(message))
-            LOGGER.error("%s; starting another", how)
+            LOGGER.error("%s%s; starting another", self.prefix, how)
             try:
                 await self._launch()
             except QuireError as error:
-                LOGGER.error("the engine does not start again: %s", error.message)
+                LOGGER.error("%sthe engine does not start again: %s", self.prefix, error.message)
                 self._died.set()
                 await asyncio.sleep(1)
 
@@ -182,5 +155,6 @@ def asleep() -> ApiError:
     return ApiError(503, "the model is asleep: POST /wake_up loads it again", code="model_asleep")
 
 
-def _not_ready(what: str) -> ApiError:
+def not_ready(what: str) -> ApiError:
+    """Return the refusal of a request while no engine takes it."""
     return ApiError(503, f"{what}: try again in a moment", code="engine_not_ready", retry_after_s=2)

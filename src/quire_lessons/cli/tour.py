@@ -15,7 +15,7 @@ import click
 from quire.cli.arguments import read_prompt, split_arguments
 from quire.cli.command import option, output_of, verb
 from quire.cli.language import lang_option
-from quire.cli.options import OF_REPLICAS, chosen_options, option_flags
+from quire.cli.options import OF_SERVE, chosen_options, option_flags
 from quire.cli.output import Output, is_capable_terminal, open_file
 from quire.cli.progress import show_progress
 from quire.cli.typed_keys import END, ReadKey, typed_keys
@@ -34,7 +34,7 @@ EXAMPLES = (
     "quire tour qwen3-4b --num-layers 1 --tp 2 --prompt-len 128 --max-tokens 11 --chunk 32",
 )
 DEFAULT_PROMPT = "Why is the sky blue?"
-FIXED = OF_REPLICAS | {
+FIXED = OF_SERVE | {
     "seed", "enable_prefix_caching", "multi_step_decode", "speculative", "tensor_parallel_size",
     "pipeline_parallel_size", "batch_invariant",
 }  # fmt: skip

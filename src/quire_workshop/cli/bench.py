@@ -15,7 +15,7 @@ import click
 
 from quire import __version__
 from quire.cli.command import option, output_of, verb
-from quire.cli.options import OF_REPLICAS, chosen_options, option_flags
+from quire.cli.options import OF_SERVE, chosen_options, option_flags
 from quire.cli.output import Output, format_count, padded
 from quire.cli.session import open_engine
 from quire.cli.values import LENGTHS
@@ -42,7 +42,7 @@ SPEED_WIDTH = 20
 @option("-d", "--n-depth", type=LENGTHS, default=(0,), help="tokens in the context before tg  [0]")
 @option("-r", "--repetitions", type=click.IntRange(1, 1000), metavar="N", default=3, help="per row  [3]")
 @option("--warm-up/--no-warm-up", default=True, help="one repetition more, not counted  [on]")
-@option_flags(EngineOptions, without=OF_REPLICAS | {"enable_prefix_caching", "speculative"})
+@option_flags(EngineOptions, without=OF_SERVE | {"enable_prefix_caching", "speculative"})
 def bench_command(
     model: str | None, n_prompt: tuple[int, ...], n_gen: tuple[int, ...], concurrency: tuple[int, ...],
     n_depth: tuple[int, ...], repetitions: int, warm_up: bool, **values: Any,

@@ -228,7 +228,7 @@ def filling(text: str = "fill", **settings: Any) -> tuple[Starlette, FakeEngine]
     """Return a server of a model with fill-in-the-middle tokens, whose answer is `text`."""
     tokenizer = fim_tokenizer(*QWEN)
     app, engine = make_server(**({"next_token": saying(text)} | settings), tokenizer=tokenizer)
-    app.state.quire.supervisor._front_end = FrontEnd(engine.engine.config, tokenizer, None)
+    app.state.quire.engines._front_end = FrontEnd(engine.engine.config, tokenizer, None)
     return app, engine
 
 

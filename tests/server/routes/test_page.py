@@ -87,7 +87,7 @@ async def test_comparison_runs_the_served_model_if_asked(command: Path) -> None:
     async with serving() as server:
         settings = {"model": "served", "rate": 2.5, "pool": 1 << 20}
         given = (await server.answer("POST", "/lab/compare", body={"name": "kv", "settings": settings})).json["given"]
-        model = server.app.state.quire.supervisor.options.model
+        model = server.app.state.quire.engines.options.model
         assert given[4:] == ["--model", model, "--rate", "2.5", "--pool", str(1 << 20)]
 
 
@@ -145,7 +145,7 @@ async def test_ranks_are_drawn_for_a_model_that_has_several(command: Path) -> No
     async with serving() as server:
         refused = await server.answer("GET", "/xray/ranks")
         assert (refused.status, refused.code) == (404, "single_rank")
-        supervisor = server.app.state.quire.supervisor
+        supervisor = server.app.state.quire.engines
         supervisor.options = replace(supervisor.options, tensor_parallel_size=3)
         given = (await server.answer("GET", "/xray/ranks")).json["given"]
         assert given == ["view", "ranks", supervisor.options.model, "--tp", "3", "--json", "--quiet"]

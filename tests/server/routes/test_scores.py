@@ -113,7 +113,7 @@ async def test_long_query_of_many_pairs_is_refused_before_it_is_tokenised(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
     app, _ = make_server(with_model(**settings))
-    tokenizer = app.state.quire.supervisor.front_end.tokenizer
+    tokenizer = app.state.quire.engines.front_end.tokenizer
     for name in ("encode", "encode_pair"):
         monkeypatch.setattr(tokenizer, name, lambda *args, **kwargs: pytest.fail("tokenised"))
     body = {"query": "a" * (MAX_SHARED_CHARACTERS // 8), "documents": ["a"] * 9}

@@ -170,12 +170,16 @@ class EngineClient(asyncio.Protocol):
         self._send(message)
         return stream
 
+    def is_running(self, stream: RequestStream) -> bool:
+        """Return whether a request has not ended here."""
+        return self._streams.get(stream.request_id) is stream
+
     def abort(self, stream: RequestStream) -> None:
         """Abort a request whose reader is gone; does nothing if it has ended.
 
         Its id must not be used again: late updates would go to the new request's stream.
         """
-        if self._streams.get(stream.request_id) is stream:
+        if self.is_running(stream):
             del self._streams[stream.request_id]
             if self.dead_error is None:
                 self._send(Abort([stream.request_id]))

@@ -1,13 +1,12 @@
-"""Digests of the cached prefix blocks of one engine, as the server process and routers know them.
+"""Digests of the cached prefix blocks of one engine, as the server process knows them.
 
 The engine's end, `PrefixJournal`, turns events of the log into changes; each message of updates carries them. The
 server's end, `PrefixMirror`, keeps the set. A digest is the beginning of the SHA-256 of `scheduler/prefix_cache.py`:
 it decides where a request is computed, never what it may share. Knows no HTTP.
-Next to read: `statistics.py`, `../../server/announcements.py`.
+Next to read: `statistics.py`, `../../server/engines.py`.
 """
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from quire.scheduler.prefix_cache import PrefixChain
@@ -59,29 +58,15 @@ class PrefixJournal:
 
 
 class PrefixMirror:
-    """The digests of one engine's cached blocks, and the changes that each watcher has not read."""
+    """The digests of one engine's cached blocks."""
 
     def __init__(self) -> None:
         self.digests: set[bytes] = set()
-        self._changes: list[dict[bytes, bool]] = []
 
     def apply(self, cached: bytes, evicted: bytes) -> None:
         """Take over the changes of one message. A prefix may move to another block: evictions come first."""
-        for digests, is_cached in ((evicted, False), (cached, True)):
-            for digest in split(digests):
-                (self.digests.add if is_cached else self.digests.discard)(digest)
-                for changes in self._changes:
-                    changes[digest] = is_cached
-
-    @contextmanager
-    def watch(self) -> Iterator[dict[bytes, bool]]:
-        """Yield a dictionary that collects changes: digest → True if it is cached now. The reader empties it."""
-        changes = dict.fromkeys(self.digests, True)
-        self._changes.append(changes)
-        try:
-            yield changes
-        finally:
-            self._changes = [other for other in self._changes if other is not changes]
+        self.digests.difference_update(split(evicted))
+        self.digests.update(split(cached))
 
 
 def split(digests: bytes) -> Iterator[bytes]:

@@ -80,13 +80,14 @@ class RequestStream(Stream[RequestUpdate]):
     """The updates of one request. Those that wait for a slow reader are packed, to a tenth of their size.
 
     A reader that leaves more than `MAX_UNREAD_BYTES` unread gets those and then an error. `is_cut`: this has happened,
-    so the engine need not go on.
+    so the engine need not go on. `has_begun`: an update
+    has come.
     """
 
     def __init__(self, request_id: str, ready: asyncio.Event | None = None) -> None:
         super().__init__(merge, ready)
         self.request_id = request_id
-        self.is_cut = False
+        self.is_cut = self.has_begun = False
         self._packed: list[bytes] = []
         self._prompt_logprobs: list[PositionLogprobs | None] | None = None
 
@@ -96,6 +97,7 @@ class RequestStream(Stream[RequestUpdate]):
             return
         if update.failure is not None:
             return self.fail(update.failure.revive())
+        self.has_begun = True
         if self._waiting is None and not self._packed:
             return super().put(update)
         for item in (self._waiting, update):

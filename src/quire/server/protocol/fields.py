@@ -57,7 +57,7 @@ _REASONS = {
     "templates of clients are not run; the operator chooses one with `quire serve --chat-template`": "chat_template",
     "texts are not marked": "watermarking",
     "texts are not moderated": "moderation",
-    "the answer has its items only": "enable_response_messages",
+    "the answer has its items only": "enable_response_messages return_hidden_states",
     "text is filled in by /v1/completions": "suffix",
     "the routing of experts is not reported": "routed_experts_prompt_start",
     "the client runs all tools, which it sends as tools": "container mcp_servers",
@@ -67,6 +67,7 @@ _REASONS = {
     "this server reads text only": "media_io_kwargs mm_payload mm_processor_kwargs return_mm_kwargs",
     "this server writes text only": "audio",
     "tools are called by /v1/chat/completions and /v1/responses": "tool_choice tools",
+    "use include_reasoning, include_stop_str_in_output": "no_stop_trim separate_reasoning stream_reasoning",
     "use frequency_penalty or repetition_penalty": "repetition_detection",
     "use logprobs with a number of likeliest tokens": "logprob_token_ids",
     "reasoning is limited by /v1/chat/completions, and by /v1/responses with reasoning.max_tokens":
@@ -84,10 +85,11 @@ UNSUPPORTED = {name: reason for reason, names in _REASONS.items() for name in na
 WITHOUT_EFFECT = {
     "background": False, "context_management": [], "early_stopping": False, "embed_dtype": "float32",
     "enable_response_messages": False, "endianness": "native", "length_penalty": 1, "mcp_servers": [],
-    "mm_payload": "tensors", "return_prompt_text": False, "return_token_offsets": False,
-    "routed_experts_prompt_start": 0, "suffix": "", "use_beam_search": False,
+    "mm_payload": "tensors", "no_stop_trim": False, "return_hidden_states": False, "return_prompt_text": False,
+    "return_token_offsets": False, "routed_experts_prompt_start": 0, "separate_reasoning": True,
+    "stream_reasoning": True, "suffix": "", "use_beam_search": False,
 }  # fmt: skip
-"""Neutral values of unsupported fields, accepted because some clients send every default."""
+"""Neutral values of unsupported fields, accepted because some clients, and vLLM's router, send every default."""
 OTHER_NAMES = {
     "best_of": ("n",),
     "enable_thinking": ("chat_template_kwargs.enable_thinking",),

@@ -15,7 +15,6 @@ from quire.server.routes import (
     infill,
     messages,
     page,
-    replica,
     responses,
     scores,
     sleep,
@@ -39,7 +38,6 @@ MODULES = (
     sleep,
     adapters,
     xray,
-    replica,
     page,
 )
 

@@ -27,7 +27,7 @@ async def load_lora_adapter(request: Request) -> Response:
     if body.lora_name in models_of(request).by_name:
         message = f"lora_name {shown(body.lora_name)} is the name of a model: choose another"
         raise ApiError(400, message, code="invalid_parameter", param="lora_name")
-    front_end = state_of(request).supervisor.front_end
+    front_end = state_of(request).engines.front_end
     try:
         await asyncio.to_thread(front_end.input_processor.adapters.load, body.lora_name, body.lora_path)
     except ModelError as error:
@@ -43,5 +43,5 @@ async def unload_lora_adapter(request: Request) -> Response:
     if adapter is None:
         message = f"{shown(body.lora_name)} is a model, not an adapter: name one that /v1/models lists with a parent"
         raise ApiError(400, message, code="invalid_parameter", param="lora_name")
-    model.supervisor.front_end.input_processor.adapters.unload(adapter)
+    model.engines.front_end.input_processor.adapters.unload(adapter)
     return JsonResponse({"lora_name": body.lora_name, "status": "unloaded"})

@@ -71,7 +71,7 @@ async def prepare_chat(state: ServerState, body: ChatRequest, caller: Caller) ->
 
 
 def _job(state: ServerState, body: ChatRequest, caller: Caller) -> ChatJob:
-    front_end = state.supervisor.front_end
+    front_end = state.engines.front_end
     max_tokens = body.max_completion_tokens or body.max_tokens
     num_top = (body.top_logprobs or 0) if body.logprobs else None
     offer, values = body.offer(), body.sampling_values()

@@ -46,7 +46,7 @@ async def prepare_completion(state: ServerState, body: CompletionRequest, caller
 
 
 def _job(state: ServerState, body: CompletionRequest, caller: Caller) -> Job:
-    front_end = state.supervisor.front_end
+    front_end = state.engines.front_end
     scores_only = body.max_tokens == 0
     chosen = body.sampling_values()
     # The engine generates at least one token; it is not shown.

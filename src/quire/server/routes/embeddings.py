@@ -41,7 +41,7 @@ async def _prepare(state: ServerState, body: EmbeddingRequest, caller: Caller) -
 
 
 def _requests(state: ServerState, body: EmbeddingRequest, caller: Caller) -> list[EngineRequest]:
-    front_end = state.supervisor.front_end
+    front_end = state.engines.front_end
     width = front_end.config.model.hidden_size
     if body.dimensions is not None and body.dimensions > width:
         message = f"dimensions must be at most {width}, the width of this model, got {body.dimensions}"

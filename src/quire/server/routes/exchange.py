@@ -53,7 +53,7 @@ async def read_body(request: Request, kind: type[_B]) -> _B:
     body = await in_thread(request, parse_body, kind, data) if is_large else parse_body(kind, data)
     state, record.adapter = models_of(request).choose(getattr(body, "model", None))
     request.scope[STATE_KEY] = state
-    if state.is_on_demand and not state.supervisor.has_front_end:  # without a tokenizer the prompt cannot be checked
+    if state.is_on_demand and not state.engines.has_front_end:  # without a tokenizer the prompt cannot be checked
         await hold_model(request, getattr(body, "keep_alive", None))
     return body
 
@@ -112,7 +112,7 @@ async def check_grammars(state: ServerState, caller: Caller, requests: list[Engi
 
     Raises: InvalidParameterError, QueueFullError.
     """
-    sampling, grammars = requests[0].sampling, state.supervisor.front_end.grammars
+    sampling, grammars = requests[0].sampling, state.engines.front_end.grammars
     if sampling is None or (form := sampling.structured_outputs) is None:
         return
     checked = grammars.found(form)

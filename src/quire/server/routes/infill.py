@@ -59,7 +59,7 @@ async def prepare_infill(state: ServerState, body: InfillRequest, caller: Caller
 
 
 def _job(state: ServerState, body: InfillRequest, completion: CompletionRequest, caller: Caller) -> Job:
-    front_end = state.supervisor.front_end
+    front_end = state.engines.front_end
     fim = fim_tokens(front_end, "input_suffix")
     max_model_len = front_end.config.scheduler.max_model_len
     num_free = USUAL_TOKENS if completion.max_tokens is None else max(1, completion.max_tokens)

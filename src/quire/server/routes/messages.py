@@ -64,7 +64,7 @@ def _num_tokens(state: ServerState, body: CountTokensRequest) -> int:
     tools = None if offer is None else offer.tools
     with renaming(NAMES):
         # Without a limit: an agent that counts wants to know how far a conversation is above it.
-        prepared, _ = state.supervisor.front_end.chat_prompt(
+        prepared, _ = state.engines.front_end.chat_prompt(
             message_dicts(chat.messages), tools, options, max_len=MAX_INTEGER
         )
     return len(prepared.token_ids)

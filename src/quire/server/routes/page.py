@@ -103,7 +103,7 @@ async def explain(request: Request) -> Response:
 
     That changes what all clients get. The header `x-measured-at` says when, in seconds of the Unix epoch.
     """
-    model = models_of(request).find(request.query_params.get("model")).supervisor.options.model
+    model = models_of(request).find(request.query_params.get("model")).engines.options.model
     again = "again" in request.query_params
     if again and not record_of(request).is_admin:
         raise not_admin("measuring again")
@@ -113,7 +113,7 @@ async def explain(request: Request) -> Response:
 @router.get("/xray/ranks")
 async def ranks(request: Request) -> Response:
     """Return what `quire view ranks --json` prints for a served model. Raises: ApiError for a model on one rank."""
-    options = models_of(request).find(request.query_params.get("model")).supervisor.options
+    options = models_of(request).find(request.query_params.get("model")).engines.options
     if options.tensor_parallel_size == 1:
         raise ApiError(404, "this model runs on one rank: --tensor-parallel-size cuts it", code="single_rank")
     return await _once(request, "view", "ranks", options.model, "--tp", str(options.tensor_parallel_size))
@@ -125,7 +125,7 @@ async def compare(request: Request) -> Response:
     body = await read_body(request, ComparisonRequest)
     values = body.settings.model_dump(exclude_none=True)
     if "model" in values:
-        values["model"] = state_of(request).supervisor.options.model
+        values["model"] = state_of(request).engines.options.model
     settings = [part for name, value in values.items() for part in (f"--{name}", str(value))]
     return JsonResponse(await _run(request, ["compare", body.name, "--json", "--quiet", *settings]))
 

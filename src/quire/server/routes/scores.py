@@ -78,7 +78,7 @@ async def create_classification(request: Request) -> Response:
     body = await read_body(request, ClassifyRequest)
     prompts = prompt_list(body.input)
     requests = await prepare(request, body, _prepare_texts, num_prompts=len(prompts), n=1)
-    labels = state_of(request).supervisor.front_end.config.model.labels
+    labels = state_of(request).engines.front_end.config.model.labels
 
     def write(results: list[RequestUpdate]) -> dict[str, Any]:
         data = []
@@ -96,7 +96,7 @@ async def _prepare(pairs: Sequence[tuple[str, str]], state: ServerState, body: P
 
 
 def _scored(pairs: Sequence[tuple[str, str]], state: ServerState, body: PairFields, caller: Caller) -> Prepared:
-    front_end = state.supervisor.front_end
+    front_end = state.engines.front_end
     model = front_end.config.model
     if model.labels or model.label_tokens:  # else each text is a prompt of its own
         check_shared("query", max(len(query) for query, _ in pairs), len(pairs))
@@ -122,7 +122,7 @@ def _requests(
     caller: Caller,
     priority: int | None,
 ) -> list[EngineRequest]:
-    front_end, identity = state.supervisor.front_end, caller.identity(priority)
+    front_end, identity = state.engines.front_end, caller.identity(priority)
     return [
         front_end.prepare(name, front_end.prompt(item), params, **identity)
         for name, item in zip(engine_ids(caller, len(prompts)), prompts, strict=True)

@@ -45,7 +45,7 @@ async def wake_up(request: Request) -> Response:
 @router.get("/is_sleeping")
 async def is_sleeping(request: Request) -> Response:
     """Return whether the model, or all of them, are asleep."""
-    return JsonResponse({"is_sleeping": all(model.supervisor.is_asleep for model in _chosen(request))})
+    return JsonResponse({"is_sleeping": all(model.engines.is_asleep for model in _chosen(request))})
 
 
 def _chosen(request: Request) -> list[ServerState]:

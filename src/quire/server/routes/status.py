@@ -29,7 +29,7 @@ STARTED = timestamp()
 @router.route("/health/live", PROBE_METHODS)
 async def live(request: Request) -> Response:
     """Answer 200 while the server makes progress, also while it starts or drains. A platform restarts it otherwise."""
-    stall_s = max(model.supervisor.stall_s() for model in models_of(request).by_name.values())
+    stall_s = max(model.engines.stall_s() for model in models_of(request).by_name.values())
     if stall_s >= supervisor.MAX_STALL_S:
         message = f"requests are under way, but no step of the engine has ended for {stall_s:.0f} s"
         raise ApiError(503, message, code="engine_stalled")
@@ -50,10 +50,10 @@ async def ready(request: Request) -> Response:
     state = models.find(name)
     if state.is_asleep:
         raise supervisor.asleep()
-    if not state.supervisor.is_ready:
-        message = f"the engine is {state.supervisor.state.value}"
+    if not state.engines.is_ready:
+        message = f"the engine is {state.engines.state.value}"
         raise ApiError(503, message, code="engine_not_ready", retry_after_s=RETRY_AFTER_S)
-    if (silence_s := state.supervisor.silence_s()) >= supervisor.MAX_SILENT_S:
+    if (silence_s := state.engines.silence_s()) >= supervisor.MAX_SILENT_S:
         message = f"the engine has sent nothing for {silence_s:.0f} s"
         raise ApiError(503, message, code="engine_not_answering", retry_after_s=RETRY_AFTER_S)
     return JsonResponse({"status": "ready"})
@@ -92,8 +92,8 @@ async def openapi(request: Request) -> Response:
 
 
 def _card(model: ServerState, adapter: str | None = None) -> dict[str, Any]:
-    supervisor = model.supervisor
-    front_end = supervisor.front_end if supervisor.has_front_end or not model.is_on_demand else None
+    engines = model.engines
+    front_end = engines.front_end if engines.has_front_end or not model.is_on_demand else None
     return {
         "id": adapter or model.model_name,
         "object": "model",

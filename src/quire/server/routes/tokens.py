@@ -22,7 +22,7 @@ router = RouteTable()
 async def tokenize(request: Request) -> Response:
     """Return the token ids of a prompt or a conversation."""
     body = await read_body(request, TokenizeRequest)
-    front_end = state_of(request).supervisor.front_end
+    front_end = state_of(request).engines.front_end
     return JsonResponse(await in_thread(request, _tokenize, front_end, body))
 
 
@@ -30,7 +30,7 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """Return the text of token ids."""
     body = await read_body(request, DetokenizeRequest)
-    front_end = state_of(request).supervisor.front_end
+    front_end = state_of(request).engines.front_end
     return JsonResponse({"prompt": await in_thread(request, _detokenize, front_end, body.tokens)})
 
 

@@ -27,15 +27,19 @@ async def events(request: Request) -> Response:
     """Stream event lines: a header, then an event of one or more lines at most 20 times a second.
 
     The query's `model` chooses a model, which is not loaded for it; `op_period` N times the instructions of every N-th
-    step, `op_interval_ms` N those of a step each N ms at most. Tokens and their text are sent if `--xray-text` allows
-    it. Only requests of the same key have their ids.
+    step, `op_interval_ms` N those of a step each N ms at most. `engine` I: the I-th of several engines, else the first,
+    0. Tokens and their text are sent if `--xray-text` allows it. Only requests of the same key have their ids.
     """
     period, interval_ms = (_number(request, name) for name in ("op_period", "op_interval_ms"))
     state = models_of(request).find(request.query_params.get("model"))
-    if state.is_on_demand and state.supervisor.is_asleep:
+    if state.is_on_demand and state.engines.is_asleep:
         message = f'the model "{state.model_name}" is not loaded: its next request loads it'
         raise ApiError(503, message, code="model_not_loaded", retry_after_s=2)
-    return EventStream(_stream(state, record_of(request).client_id, period, interval_ms / 1e3), EventWriter().failed)
+    engine, num_engines = _number(request, "engine"), len(state.engines.supervisors)
+    if engine >= num_engines:
+        raise ApiError(400, f"engine={engine}: this server has {num_engines}, numbered from 0", param="engine")
+    lines = _stream(state, engine, record_of(request).client_id, period, interval_ms / 1e3)
+    return EventStream(lines, EventWriter().failed)
 
 
 def _number(request: Request, name: str) -> int:
@@ -48,9 +52,9 @@ def _number(request: Request, name: str) -> int:
 
 
 async def _stream(
-    state: ServerState, client_id: str, op_period: int, op_interval_s: float
+    state: ServerState, engine: int, client_id: str, op_period: int, op_interval_s: float
 ) -> AsyncGenerator[bytes, None]:
-    watching = state.supervisor.client.watch(
+    watching = state.engines.supervisors[engine].client.watch(
         client_id, op_period=op_period, op_interval_s=op_interval_s, with_text=state.options.xray_text
     )
     async with aclosing(watching) as lines:

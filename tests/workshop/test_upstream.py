@@ -1,4 +1,4 @@
-"""Answers of a replica over real sockets: where their framing ends them, and what a slow reader holds back."""
+"""Answers of a server over real sockets: where their framing ends them, and what a slow reader holds back."""
 
 import asyncio
 import contextlib
@@ -7,12 +7,16 @@ from collections.abc import AsyncIterator
 import httpx2
 import pytest
 
-from quire.server.router.upstream import MAX_HELD_BYTES, Upstream, UpstreamAnswer
+from quire_workshop.upstream import MAX_HELD_BYTES, Upstream, UpstreamAnswer
 from tests.server.fake_engine import in_loop
-from tests.server.router.routing import response
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n"
 ENDLESS = b"HTTP/1.1 200 OK\r\n\r\nabc"
+
+
+def response(status: int, body: bytes, *headers: str) -> bytes:
+    lines = [f"HTTP/1.1 {status} X", f"Content-Length: {len(body)}", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
 @contextlib.asynccontextmanager
@@ -88,7 +92,7 @@ async def test_answer_to_head_has_no_body() -> None:
 
 
 @in_loop
-async def test_slow_reader_holds_the_replica_back() -> None:
+async def test_slow_reader_holds_the_server_back() -> None:
     body = bytes(64 << 20)
     async with answering(response(200, body)) as (upstream, _):
         answer = await upstream.begin("GET", b"/", [], b"")

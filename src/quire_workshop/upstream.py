@@ -1,7 +1,7 @@
-"""`Upstream`: the connections on which a replica gets its requests, and `UpstreamAnswer`, what comes back on one.
+"""`Upstream`: the connections on which a server gets its requests, and `UpstreamAnswer`, what comes back on one.
 
 HTTP/1.1 over asyncio, parsed by httptools: httpx2 costs several times as much per request and per piece of a stream.
-Failures are httpx2's errors, which health checks have too. Next to read: `replica.py`.
+Failures are httpx2's errors. Next to read: `load_client.py`.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ CONNECT_S = 2.0
 KEEP_ALIVE_S = 20.0
 """Shorter than a server's, so that no request meets a connection that the server is closing."""
 MAX_HELD_BYTES = 64 << 10
-"""Bytes of an answer that wait for a slow client; the others wait at the replica."""
+"""Bytes of an answer that wait for a slow client; the others wait at the server."""
 SOCKET_OPTIONS = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
@@ -78,7 +78,7 @@ class UpstreamAnswer(asyncio.Protocol):
         self._wake()
 
     def close(self) -> None:
-        """Leave the connection to the next request. If it has not come to its end, the replica aborts the request."""
+        """Leave the connection to the next request. If it has not come to its end, the server aborts the request."""
         if self._is_complete and not self._ends_with_connection and not self._transport.is_closing():
             self._upstream.keep(self)
         else:
