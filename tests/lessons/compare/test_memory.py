@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from quire.errors import MemoryCapacityError
-from quire.insight import compare
 from quire.runtime.hardware import detect_hardware
+from quire_lessons import compare
 from quire_lessons.compare import adapters, kv, memory
 from quire_lessons.compare.memory import LIMIT, limited_memory
 from quire_lessons.compare.results import RunSettings
