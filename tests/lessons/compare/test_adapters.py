@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from quire.errors import ConfigError
+from quire.files import read_json_object
 from quire.runtime.adapter_layout import linear_shapes, num_parameters
 from quire.weights.adapter_files import read_adapter
-from quire.weights.model_files import read_json_object
 from quire_lessons.compare import run
 from quire_lessons.compare.adapters import write_random_adapter
 from quire_lessons.compare.results import RunSettings
