@@ -36,9 +36,13 @@ def limited_memory() -> Iterator[None]:
     """
     before = resource.getrlimit(resource.RLIMIT_DATA)
     share_bytes = int(SHARE * detect_hardware("cpu").available_memory_bytes)
-    if not has_gpu_driver():
-        resource.setrlimit(resource.RLIMIT_DATA, (psutil.Process().memory_info().data + share_bytes, before[1]))
+    most = psutil.Process().memory_info().data + share_bytes
     try:
+        if not has_gpu_driver():
+            hard = before[1]
+            resource.setrlimit(
+                resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard)
+            )
         yield
     except MemoryError:
         needs = f"the comparison needs more than {format_bytes(share_bytes)}, {LIMIT}"
