@@ -1,4 +1,4 @@
-"""Simulation of replicas behind a router, in virtual time: Quire's own scheduler and placement, measured step times.
+"""Simulation of replicas of a model, in virtual time: Quire's own scheduler and placement, measured step times.
 
 Only the model is not computed. A step's seconds come from `StepTimes`; the scheduler decides it as it does in a server,
 prefix cache, chunked prefill and multi-step decode included. HTTP and tokenizing take a constant time of a replica's
@@ -68,7 +68,7 @@ class _Candidate(Prompt):
 class SimulatedReplica:
     """A scheduler, and an executor that computes nothing but takes time. `tell` gets each job's new tokens.
 
-    `front_s`: seconds of the replica's core per token that server, router and client take.
+    `front_s`: seconds of the replica's core per token that server and client take.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class SimulatedReplica:
 
 @dataclass(slots=True)
 class Cluster:
-    """Replicas behind a router. `decode`: these decode what `replicas` have prefilled; else each does both.
+    """Replicas, and the choice among them. `decode`: these decode what `replicas` have prefilled; else each does both.
 
     handover_s: seconds per token to move a prompt's KV from one to the other.
     """
