@@ -33,6 +33,7 @@ ROOT_MODULES = {
     "garbage",
     "extras",
     "linux",
+    "turns",
     "logs",
     "weight_map",
 }

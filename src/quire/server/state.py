@@ -13,7 +13,7 @@ from quire.server.options import ServerOptions
 from quire.server.prefix_breaks import PrefixBreaks
 from quire.server.supervisor import Supervisor
 from quire.server.tracing import Tracer
-from quire.server.work import Work
+from quire.server.work import WorkPools
 
 STATE_KEY = "quire.state"
 """Key of the chosen model's state in the ASGI scope, once the body has been read."""
@@ -51,7 +51,7 @@ class ServerState:
     admission: Admission = field(init=False)
     announcer: Announcer = field(init=False)
     metrics: Metrics = field(init=False)
-    work: Work = field(init=False)
+    work: WorkPools = field(init=False)
     prefix_breaks: PrefixBreaks = field(default_factory=PrefixBreaks, init=False)
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class ServerState:
         self.admission = Admission(self.options, self.supervisor, tracer=Tracer.load(os.environ), rates=rates)
         self.announcer = Announcer(self.supervisor, self.admission)
         self.metrics = Metrics(self.options) if self.first is None else self.first.metrics
-        self.work = Work() if self.first is None else self.first.work
+        self.work = WorkPools() if self.first is None else self.first.work
         self.metrics.add_model(self.model_name, self.supervisor, self.admission, self.prefix_breaks)
 
     @property
