@@ -141,7 +141,7 @@ def unusable(adapter: str, reason: str, *, param: str) -> ApiError:
 
 
 def _failure(choice: CompletionOutput, record: RequestRecord) -> ApiError:
-    if choice.error_code in (kind.code for kind in UNUSABLE):
+    if choice.error_code in [kind.code for kind in UNUSABLE]:
         return unusable(record.adapter or "", choice.error or "", param="model")
     if choice.error_code == STRUCTURED_OUTPUTS_FAILED:
         return ApiError(
