@@ -11,7 +11,7 @@ import pytest
 from quire.errors import QueueFullError
 from quire.server.keys import KeyRing
 from quire.server.request_record import Caller
-from quire.server.work import LEAST_BYTES, LONG_BYTES, FairPool, PreparationPools
+from quire.server.work import LEAST_BYTES, LONG_BYTES, FairPool, WorkPools
 from tests.server.fake_engine import LIMIT_S, in_loop
 from tests.server.served import CHAT, Served, chat_body, serving
 
@@ -147,7 +147,7 @@ async def test_waiting_bytes_are_bounded_in_all_and_per_caller(gates: Gates) -> 
 
 @in_loop
 async def test_short_work_waits_neither_for_long_work_nor_for_grammars_nor_for_answers(gates: Gates) -> None:
-    work, caller = PreparationPools(), Caller("a")
+    work, caller = WorkPools(), Caller("a")
     long_caller = Caller("a", num_bytes=LONG_BYTES + 1)
     tasks = [
         asyncio.create_task(work.prepare(long_caller, gates.job("long"))),

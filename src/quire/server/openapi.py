@@ -56,7 +56,7 @@ ERRORS = {
     405: "The route exists, but not for this method.",
     413: "The body is too large.",
     415: "The body is not JSON, or is compressed.",
-    429: "Too many requests at once: try again after `Retry-After` seconds.",
+    429: "Too many requests at once, or in a minute: try again after `Retry-After` seconds.",
     500: "The server failed on this request.",
     504: "The request took longer than the server allows.",
     503: "The engine is starting, or has died: try again after `Retry-After` seconds.",
@@ -95,9 +95,9 @@ class Endpoint:
             return (503,)
         if self.body is None:
             found: tuple[int, ...] = (401, 404, 500, 503) if "{" in self.path else (401, 500, 503)
-            return (400, 404, *found) if self.method == "post" else found
-        found = (400, 401, 404, 413, 415, 500, 503)
-        return (*found, 429, 504) if self.path in QUEUED_PATHS else found
+            return (400, 404, 429, *found) if self.method == "post" else found
+        found = (400, 401, 404, 413, 415, 429, 500, 503)
+        return (*found, 504) if self.path in QUEUED_PATHS else found
 
 
 ENDPOINTS = (

@@ -73,7 +73,9 @@ class ServerOptions:
     max_queued_tokens: int = option(
         1 << 18, "prompt tokens that may wait to be computed", group="limits", high=MAX_LIMIT
     )
-    requests_per_minute: int | None = option(None, "requests per minute of one API key", group="limits", high=MAX_LIMIT)
+    requests_per_minute: int | None = option(
+        None, "POST requests per minute of one API key, refused ones included", group="limits", high=MAX_LIMIT
+    )
     tokens_per_minute: int | None = option(
         None, "prompt and generated tokens per minute of one API key", group="limits", high=MAX_LIMIT
     )

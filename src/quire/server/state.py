@@ -12,7 +12,7 @@ from quire.server.metrics import Metrics
 from quire.server.options import ServerOptions
 from quire.server.prefix_breaks import PrefixBreaks
 from quire.server.tracing import Tracer
-from quire.server.work import PreparationPools
+from quire.server.work import WorkPools
 
 STATE_KEY = "quire.state"
 """Key of the chosen model's state in the ASGI scope, once the body has been read."""
@@ -49,14 +49,14 @@ class ServerState:
     expiry: asyncio.TimerHandle | None = None
     admission: Admission = field(init=False)
     metrics: Metrics = field(init=False)
-    work: PreparationPools = field(init=False)
+    work: WorkPools = field(init=False)
     prefix_breaks: PrefixBreaks = field(default_factory=PrefixBreaks, init=False)
 
     def __post_init__(self) -> None:
         rates = None if self.first is None else self.first.admission.rates
         self.admission = Admission(self.options, self.engines, tracer=Tracer.load(os.environ), rates=rates)
         self.metrics = Metrics(self.options) if self.first is None else self.first.metrics
-        self.work = PreparationPools() if self.first is None else self.first.work
+        self.work = WorkPools() if self.first is None else self.first.work
         self.metrics.add_model(self.model_name, self.engines, self.admission, self.prefix_breaks)
 
     @property

@@ -1,4 +1,4 @@
-"""`FairPool`: threads beside the event loop in which callers take turns; `PreparationPools`: one for each kind of work.
+"""`FairPool`: threads beside the event loop in which callers take turns; `WorkPools`: one for each kind of work.
 
 Kinds are apart, so that a short request never waits for a long text, or for a grammar that takes its whole deadline.
 Knows neither HTTP nor the engine. Next to read: `front_end.py`, what is done in these threads.
@@ -110,7 +110,7 @@ class FairPool:
         self._start()
 
 
-class PreparationPools:
+class WorkPools:
     """The threads of a server, for all of its models."""
 
     def __init__(self) -> None:

@@ -151,7 +151,7 @@ def _is_tag(part: int | str) -> bool:
 
 MAX_DEPTH = 64
 MAX_PARTS = 1 << 16
-"""While Python reads 65,536 parts it holds its lock for up to 60 ms, in which no other stream would get its tokens."""
+"""Python reads them in 60 ms at most, in which it holds its lock and no other stream gets its tokens."""
 MAX_KEYS = 1 << 13
 """Each unknown one is an error of its own for pydantic: 300,000 take 2 s."""
 SLICE_BYTES = 256 << 10
