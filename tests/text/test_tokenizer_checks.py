@@ -65,6 +65,9 @@ REFUSED = {
         model={"type": "WordPiece", "unk_token": "a", "continuing_subword_prefix": "##", "vocab": {"a": 0},
                "max_input_chars_per_word": 1 << 40}
     ),
+    "special tokens of all lengths": document(
+        added_tokens=[ADDED | {"id": 256 + length, "content": "a" * length} for length in range(1, 200)]
+    ),
     "huge id": document(model=BPE | {"vocab": ALPHABET | {"zz": 2**32 - 1}}, added_tokens=[{"id": 2**32 - 1, **ADDED}]),
 }  # fmt: skip
 """Refused when they are loaded."""

@@ -25,6 +25,8 @@ LONG_TEXT = 4096
 _CANNOT_ENCODE = "the model's tokenizer cannot encode this text"
 MAX_VOCAB_SIZE = 1 << 22
 """Lists of all tokens are made. The largest vocabularies have 262,144."""
+MAX_MARK_LENGTHS = 100
+"""Different lengths of special tokens: each is tried at each place of a message where one may begin."""
 IDENTITY_STRIDE = 16
 """All 250,000 pieces of a large vocabulary would take 0.1 s to read."""
 
@@ -48,7 +50,7 @@ class Tokenizer:
     def __init__(self, parts: TokenizerParts, *, model_vocab_size: int | None = None) -> None:
         """`model_vocab_size`: `encode` then refuses text with tokens the model has no embedding for.
 
-        Raises: ModelFileError for more than `MAX_VOCAB_SIZE` tokens.
+        Raises: ModelFileError for more than `MAX_VOCAB_SIZE` tokens or `MAX_MARK_LENGTHS` lengths.
         """
         self._backend = parts.backend
         self.template_variables = parts.template_variables
@@ -70,7 +72,10 @@ class Tokenizer:
         self.fim = parts.fim
         marked = self.special_token_ids.union(() if parts.fim is None else parts.fim.endings)
         self.special_tokens = frozenset(self._added_tokens[token_id] for token_id in self.special_token_ids)
-        self.marks = SpecialTokenMarks(piece for token_id in marked if (piece := self.id_to_token(token_id)))
+        pieces = [piece for token_id in marked if (piece := self.id_to_token(token_id))]
+        if len(set(map(len, pieces))) > MAX_MARK_LENGTHS:
+            raise ModelFileError(f"the special tokens have more than {MAX_MARK_LENGTHS} different lengths")
+        self.marks = SpecialTokenMarks(pieces)
         self._bytes_of: dict[int, bytes] = {}
         # None if every id of the tokenizer has an embedding, which is the usual case.
         exceeds_model = model_vocab_size is not None and self.vocab_size > model_vocab_size
