@@ -67,6 +67,12 @@ def test_layers_of_one_spec_are_one_group_without_waste(specs: list[CacheSpec]) 
     assert fit_block_size(specs, 32) == 32
 
 
+def test_windows_of_one_token_hold_and_waste_nothing() -> None:
+    groups = make_groups([PagedKV(2, 8, 2, window=1)] * 3, 16)
+    assert [len(group.layer_indices) for group in groups] == [3]
+    assert PoolShape(groups, 16, 64).waste() == 0
+
+
 def test_five_windows_per_full_layer_share_pages_of_about_ten_layers() -> None:
     groups = make_groups(GEMMA, 32)
     assert [len(group.layer_indices) for group in groups] == [10, 10, 10, 11, 10, 11]

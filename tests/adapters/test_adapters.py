@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import shutil
+import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from quire.runtime import adapter_pool
 from quire.sampling_params import BeamSearchParams, SamplingParams
 from tests.adapters.builders import random_matrices, write_gguf, write_merged, write_peft
 from tests.tiny_engine import build, engine_with, prompt, write_tiny_llama
+from tests.weights.gguf_cases import ARRAY, DATA, STRING, UINT32, array, gguf_bytes, key_value, string, tensor_info
 
 RUNS = itertools.count()
 PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1)
@@ -381,6 +383,8 @@ def test_adapter_of_another_shape_or_module_is_refused_by_name(base: Path, engin
         ({"r": 0}, "r=0"),
         ({"r": 1000}, "ranks from 1 to 256"),
         ({"lora_alpha": "much"}, "lora_alpha"),
+        ({"lora_alpha": 10**400}, "lora_alpha"),
+        ({"lora_alpha": 1e308}, "lora_alpha"),
         ({"peft_type": "LOHA"}, "only LORA"),
         ({"use_dora": True}, "use_dora"),
         ({"init_lora_weights": "pissa_niter_16"}, "path_initial_model_for_weight_conversion"),
@@ -407,6 +411,13 @@ def test_missing_and_cut_files_are_refused(base: Path, engine: LLMEngine, tmp_pa
     assert isinstance(refused(engine, whole), ModelFileError)
     other = write_gguf(tmp_path / "other.gguf", matrices, 8, **{"adapter.type": "other"})
     assert "not a LoRA adapter" in refused(engine, other).message
+    texts = {"general.type": "adapter", "adapter.type": "lora", "general.architecture": "llama"}
+    for key in ("general.architecture", "split.count", "adapter.lora.alpha"):
+        values = {name: (STRING, string(text)) for name, text in texts.items()}
+        values |= {key: (ARRAY, array(UINT32, 1, struct.pack("<I", 7)))}
+        content = gguf_bytes(tuple(key_value(name, *value) for name, value in values.items()), (tensor_info(),), DATA)
+        (tmp_path / "list.gguf").write_bytes(content)
+        assert f"{key}" in refused(engine, tmp_path / "list.gguf").message
     (cut / "adapter_config.json").write_text(json.dumps({}))
     assert "peft_type" in refused(engine, cut).message
 

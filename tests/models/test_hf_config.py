@@ -1,5 +1,6 @@
 """Every field of a config is honoured, refused, or known to be harmless."""
 
+import math
 from typing import Any
 
 import pytest
@@ -7,8 +8,9 @@ import transformers
 
 from quire.errors import ModelError, ModelFileError, UnsupportedModelError
 from quire.layers.rotary import RopeConfig
+from quire.models.hf_rope import ORIGINAL
 from quire.models.registry import ModelRegistry
-from tests.models.tiny_configs import LLAMA, LLAMA3_ROPE, TINY_CONFIGS, YARN, full_config
+from tests.models.tiny_configs import LLAMA, LLAMA3_ROPE, MINISTRAL_ROPE, TINY_CONFIGS, YARN, full_config
 
 CASES = [(model_type, name) for model_type, configs in TINY_CONFIGS.items() for name in configs]
 
@@ -142,6 +144,9 @@ def test_fields_that_would_change_the_mathematics_are_refused(
         ({"vocab_size": "many"}, "vocab_size='many'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers=0"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000"),
+        ({"num_hidden_layers": 1001}, "num_hidden_layers=1001, which is not an integer from 1 to 1000"),
+        ({"hidden_size": 2**28}, "hidden_size=268435456, which is not an integer from 1 to 1048576"),
+        ({"head_dim": 2**28}, "head_dim=268435456, which is not an integer from 1 to 1048576"),
         ({"num_hidden_layers": True}, "num_hidden_layers=True"),
         ({"num_attention_heads": 5}, "hidden_size=48, which is not a multiple of num_attention_heads=5"),
         ({"num_key_value_heads": 3}, "num_attention_heads=4, which is not a multiple of num_key_value_heads=3"),
@@ -149,7 +154,11 @@ def test_fields_that_would_change_the_mathematics_are_refused(
         ({"rms_norm_eps": 0}, "rms_norm_eps=0"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps=nan"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings='yes'"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps=1000.*is not a number above 0, from 1e-18 to 1e\\+18"),
+        ({"rms_norm_eps": 1e-320}, "rms_norm_eps=1e-320"),
         ({"rope_theta": -1.0}, "rope_theta=-1.0"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 1e308}}, r"factor=1e\+308"),
+        ({"rope_scaling": {**LLAMA3_ROPE, "high_freq_factor": 1.0}}, "high_freq_factor=1.0.*above low_freq_factor"),
         ({"rope_scaling": {"rope_type": "linear"}}, "lacks factor"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "lacks low_freq_factor"),
         ({"rope_scaling": {"rope_type": "linear", "factor": "two"}}, "factor='two'"),
@@ -174,7 +183,23 @@ def test_bad_value_names_field_and_value(changes: dict[str, Any], message: str) 
     [
         ("smollm3", {"no_rope_layers": [1, 2, 0, 1]}, "no_rope_layers=.*4 numbers"),
         ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers=.*4 numbers"),
+        ("mixtral", {"num_hidden_layers": 500, "num_local_experts": 132}, "num_local_experts=132.* from 1 to 131"),
+        (
+            "granitemoehybrid",
+            {"num_hidden_layers": 500, "layer_types": None, "num_local_experts": 132},
+            "num_local_experts=132.* from 0 to 131",
+        ),
         ("granite", {"residual_multiplier": 0}, "residual_multiplier=0"),
+        ("granite", {"residual_multiplier": 1e308}, "residual_multiplier=1e"),
+        ("granite", {"residual_multiplier": 1e-320}, "residual_multiplier=1e-320"),
+        (
+            "ministral3",
+            {"max_position_embeddings": 2**31 - 1, "rope_parameters": {**MINISTRAL_ROPE, ORIGINAL: 1}},
+            f"{ORIGINAL}=1, which is not at least max_position_embeddings / 65536",
+        ),
+        ("ministral3", {"rope_parameters": {**MINISTRAL_ROPE, ORIGINAL: 0.5}}, f"{ORIGINAL}=0, which is not at least"),
+        ("deepseek_v2", {"rope_scaling": {**YARN, "beta_fast": 1e308}}, "beta_fast=1e"),
+        ("deepseek_v2", {"rope_scaling": {**YARN, "beta_slow": 1e-320}}, "beta_slow=1e-320"),
         ("gemma2", {"final_logit_softcapping": -1.0}, "final_logit_softcapping=-1.0"),
         ("glm4", {"partial_rotary_factor": 0.2}, "partial_rotary_factor=0.2.*pairs"),
         ("ministral3", {"rope_parameters": {"rope_type": "default"}}, "lacks llama_4_scaling_beta"),
@@ -192,17 +217,26 @@ def test_bad_value_of_a_family_names_field_and_value(model_type: str, changes: d
         read(model_type, {**fields, **changes})
 
 
-@pytest.mark.parametrize("value", [None, [], {}, "", -1, 0, 1.5, "x", True, [1], {"a": 1}])
+VALUES = (
+    None, [], {}, "", -1, 0, 1.5, "x", True, [1], {"a": 1}, 1, 10**400, 1e308, 1e-320, math.nan, math.inf, "\x1b[2J",
+    "\ud800", [None, []], {"rope_type": []}, {"rope_type": "yarn", "factor": 1e308},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
 @pytest.mark.parametrize("model_type", sorted(TINY_CONFIGS))
 def test_no_value_of_any_field_raises_anything_but_a_model_error(model_type: str, value: Any) -> None:
     fields = transformers.CONFIG_MAPPING[model_type](**next(iter(TINY_CONFIGS[model_type].values()))).to_dict()
+    messages = []
     for name in fields:
         hf_config = {**fields, "architectures": full_config(model_type, {})["architectures"], name: value}
         try:
             config = ModelRegistry.resolve(hf_config).Config.from_hf(hf_config)
-        except ModelError:
+        except ModelError as error:
+            messages.append(str(error))
             continue
         assert min(config.vocab_size, config.hidden_size, config.num_layers) > 0
+    assert [text for text in messages if not text.isprintable()] == []
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,27 @@ def test_overrides_replace_fields() -> None:
     assert hf_config["strange_field"] == 3
 
 
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"classifier_from_token": 1}, {"classifier_from_token": [1]}, {"num_labels": 10**9}, {"num_labels": "two"},
+        {"num_labels": -1}, {"id2label": {"x": "yes"}}, {"id2label": {"-1": "yes"}}, {"id2label": {"\u00b2": "yes"}},
+        {"id2label": {"9" * 5000: "yes"}},
+    ],
+)  # fmt: skip
+def test_bad_labels_are_named(field: dict[str, Any]) -> None:
+    fields = {**full_config("qwen3", LLAMA), "architectures": ["Qwen3ForSequenceClassification"], **field}
+    with pytest.raises(ModelFileError, match=rf"the model's config has {next(iter(field))}="):
+        ModelRegistry.make_model_config(fields)
+
+
+def test_names_in_errors_are_short_and_printable() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"architecture   x+… is not supported") as caught:
+        ModelRegistry.make_model_config({"architectures": ["\x1b\n" + "x" * 100_000]}, model_impl="quire")
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 5000
+
+
 @pytest.mark.parametrize("value", [-1, "two", [1, "x"], True, 2.5])
 def test_bad_token_ids_are_named(value: Any) -> None:
     with pytest.raises(ModelFileError, match="eos_token_id"):

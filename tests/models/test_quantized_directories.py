@@ -411,6 +411,13 @@ def load_all(path: Path) -> list[np.ndarray]:
         ("GPTQ 4", {"bits": 8}, ModelFileError, "96 columns, no multiple of group_size=64"),
         ("GPTQ 4", {"group_size": 40}, ModelFileError, "columns, no multiple of group_size=40"),
         ("GPTQ 4", {"group_size": 32}, ModelFileError, "groups of 64 columns, but .* group_size=32; correct"),
+        (
+            "GPTQ 4",
+            {"group_size": 2**64},
+            ModelFileError,
+            "group_size=18446744073709551616, not -1 or",
+        ),
+        ("FP8 blocks", {"weight_block_size": [128, 2**64]}, ModelFileError, "weight_block_size=.*, not null or two"),
         ("GPTQ 4", {"group_size": 0}, ModelFileError, "group_size=0, not -1 or a number above 0"),
         ("GPTQ 4", {"checkpoint_format": "marlin"}, UnsupportedModelError, "checkpoint_format=marlin"),
         ("GPTQ 4, act-order", {"desc_act": False}, ModelFileError, "another order, but desc_act is not true"),
@@ -458,6 +465,16 @@ def test_scales_of_groups_that_do_not_divide_are_named(tmp_path: Path) -> None:
     with pytest.raises(
         ModelFileError, match=r"_proj.weight_scale' has 5 groups, which do not divide the \d+ columns of"
     ):
+        open_saved(tmp_path)
+
+
+def test_shape_that_is_no_pair_is_named(tmp_path: Path) -> None:
+    def pack(weight: torch.Tensor) -> Parts:
+        parts, values = CASES["W4A16"][1][1](weight)
+        return {**parts, "weight_shape": parts["weight_shape"][:1]}, values
+
+    save(tmp_path, CASES["W4A16"][1][0], pack)
+    with pytest.raises(ModelFileError, match=r"_proj.weight_shape' is I64 \[1\], but I64 \[2\] would fit"):
         open_saved(tmp_path)
 
 

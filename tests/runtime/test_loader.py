@@ -2,6 +2,7 @@
 
 import weakref
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,13 @@ from torch import nn
 
 from quire.config import EngineOptions
 from quire.errors import ModelFileError
+from quire.models.registry import ModelRegistry
 from quire.runtime import loader
 from quire.runtime.eager import load_model
 from quire.weight_map import Layout
+from quire.weights.checkpoint import open_checkpoint
+from quire.weights.sources import resolve_source
+from tests.cli.tiny_directory import make_tiny_directory
 from tests.runtime.builders import make_config
 from tests.runtime.tiny_model import ONE_GROUP
 
@@ -165,6 +170,14 @@ def test_mismatch_of_files_and_model_names_tensors_and_shapes(load: Any, changes
         assert word in str(raised.value)
     assert "\n" not in str(raised.value)
     assert not any(tensor.decoded for tensor in files.tensors.values()), "checked before anything is read"
+
+
+def test_more_layers_than_tensors_are_refused_before_their_names_are_made(tmp_path: Path) -> None:
+    path = make_tiny_directory(tmp_path / "model", num_hidden_layers=900)
+    checkpoint = open_checkpoint(resolve_source(str(path)))
+    model = ModelRegistry.make_model_config(checkpoint.hf_config)
+    with pytest.raises(ModelFileError, match="has 900 layers, but the checkpoint has only 20 tensors"):
+        loader.weigh(model, checkpoint.tensors)
 
 
 def test_progress_counts_all_bytes(load: Any) -> None:

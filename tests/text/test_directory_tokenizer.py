@@ -249,6 +249,18 @@ BAD_FILES = [
     ({"tokenizer_config__json": {"added_tokens_decoder": [1]}}, "added_tokens_decoder is a list, not a dict"),
     ({"tokenizer_config__json": {"additional_special_tokens": 5}}, "additional_special_tokens is a int, not a list"),
     ({"tokenizer_config__json": {"added_tokens_decoder": {"x": {}}}}, "added_tokens_decoder has the entry 'x'"),
+    (
+        {"tokenizer_config__json": {"added_tokens_decoder": {"\u00b2": "x"}}},
+        "added_tokens_decoder has the entry '\u00b2'",
+    ),
+    (
+        {"tokenizer_config__json": {"added_tokens_decoder": {"9" * 5000: "x"}}},
+        "added_tokens_decoder has the entry '9999",
+    ),
+    ({"tokenizer_config__json": {"added_tokens_decoder": {"7": "\ud800"}}}, "tokenizer_config.json: damaged"),
+    ({"tokenizer_config__json": '{"eos_token": ' + "9" * 5000 + "}"}, "tokenizer_config.json: not valid JSON"),
+    ({"special_tokens_map__json": "[" * 50_000}, "special_tokens_map.json: not valid JSON: nested too deeply"),
+    ({"added_tokens__json": {"<new>": [1]}}, r"added_tokens.json gives '<new>' the id \[1\], not a token id"),
     ({"tokenizer_config__json": {"added_tokens_decoder": {"7": {"content": "<new>"}}}}, "do not belong together"),
 ]
 

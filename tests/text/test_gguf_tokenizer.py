@@ -163,6 +163,8 @@ def test_empty_strings_in_the_vocabulary_decode_to_nothing() -> None:
 BAD: list[tuple[str, dict[str, Any], str]] = [
     ("no kind", {"model": None}, "missing required field `tokenizer.ggml.model`"),
     ("kind is a number", {"model": 3}, "got `int` - at `\\$.tokenizer.ggml.model`"),
+    ("empty tokens", {"tokens": []}, r"tokenizer\.ggml\.tokens is empty"),
+    ("empty tokens of SentencePiece", {"model": "llama", "tokens": []}, r"tokenizer\.ggml\.tokens is empty"),
     ("no tokens", {"tokens": None}, "missing required field `tokenizer.ggml.tokens`"),
     ("tokens are text", {"tokens": "abc"}, "got `str` - at `\\$.tokenizer.ggml.tokens`"),
     ("a token is a number", {"tokens": ["a", 1]}, "got `int` - at `\\$.tokenizer.ggml.tokens"),

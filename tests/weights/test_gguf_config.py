@@ -93,6 +93,8 @@ BAD = {
     "experts without a number per token": ({"llama.expert_count": 8}, r"llama\.expert_used_count is missing"),
     "missing": ({"llama.context_length": None}, r"llama\.context_length is missing"),
     "type": ({"llama.embedding_length": "64"}, "not a positive integer"),
+    "predictors": ({"llama.nextn_predict_layers": 2**32 - 1}, "nextn_predict_layers is 4294967295, not less than the"),
+    "architecture": ({"general.architecture": 7}, "general.architecture is missing, or no text"),
     "zero": ({"llama.attention.head_count": 0}, "not a positive integer"),
     "layers huge": ({"llama.block_count": 2**32 - 1}, "4,294,967,295 layers"),
     "heads huge": ({"llama.attention.head_count": 2**32 - 1}, "multiple"),

@@ -1,6 +1,7 @@
 """The rows of keys in both directions, for every architecture: config.json -> keys -> config.json. Needs no PyTorch."""
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import astuple, is_dataclass, replace
 from pathlib import Path
@@ -9,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.errors import ModelFileError, UnsupportedModelError
+from quire.errors import ModelError, ModelFileError, UnsupportedModelError
 from quire.models.registry import ModelRegistry
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.gguf_architectures import ARCHITECTURES
-from quire.weights.gguf_config import translate_config
+from quire.weights.gguf_config import translate_config, translate_generation_config
 from quire.weights.gguf_file import GGUFFile, GGUFTensor
 from quire_workshop.gguf.export import architecture_for, completed, describe_config
 from tests.models.tiny_configs import (
@@ -137,6 +138,49 @@ CLOSE = {
     "qwen3_5_text": {**DELTA_NET, "layer_types": ["full_attention", "linear_attention"]},
 }
 """Configs of types of which few or none of the above can be written."""
+
+
+WRONG = (
+    [],
+    [1],
+    ["x"],
+    "x",
+    -1,
+    0,
+    1,
+    2,
+    2**31,
+    2**64 - 1,
+    0.5,
+    math.nan,
+    math.inf,
+    1e30,
+    True,
+    [0] * 2,
+    [math.nan] * 6,
+)
+
+
+@pytest.mark.parametrize("model_type", sorted({model_type for model_type, _ in CASES}))
+def test_no_value_of_any_key_raises_anything_but_a_model_error(model_type: str) -> None:
+    """Files without some keys are refused, and so are those with values of other kinds, or read."""
+    said = [CASES[case] for case in CASES if case[0] == model_type and case[1] not in NOT_SAID.get(model_type, ())]
+    fields = said[0] if said else CLOSE[model_type]
+    config = {"model_type": model_type, **fields}
+    file = gguf_of(config, ModelRegistry.resolve(config).Config.from_hf(config))
+    messages = []
+    for key, value in itertools.product(file.metadata, (None, *WRONG)):
+        metadata = {name: value if name == key else known for name, known in file.metadata.items()}
+        metadata = {name: value for name, value in metadata.items() if value is not None}
+        try:
+            found = translate_config(replace(file, metadata=metadata))
+            ModelRegistry.make_model_config(found, translate_generation_config(file, found["vocab_size"]))
+        except ModelError as error:
+            messages.append(str(error))
+    assert len(messages) > 20
+    assert [text for text in messages if not text.isprintable()] == []
+
+
 SAID = [
     *(config for (model_type, name), config in CASES.items() if name not in NOT_SAID.get(model_type, ())),
     *({"model_type": model_type, **fields} for model_type, fields in CLOSE.items()),

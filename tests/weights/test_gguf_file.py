@@ -17,6 +17,7 @@ from quire_workshop.gguf.quantize_source import from_gguf
 from tests.weights.gguf_builder import TinyModel, add_value, random_rows
 from tests.weights.gguf_cases import (
     ARRAY,
+    BOOL,
     BROKEN,
     DATA,
     STRING,
@@ -211,6 +212,22 @@ def test_any_part_of_a_split_file_gives_the_whole_model(tmp_path: Path) -> None:
     merged = tmp_path / "merged.gguf"
     quantize_gguf(from_gguf(read_gguf(parts[1])), merged, "F16")
     assert read_gguf(merged).tensors.keys() == whole.keys()
+
+
+@pytest.mark.parametrize(
+    "wrong", [(ARRAY, array(UINT32, 1, struct.pack("<I", 2))), (STRING, string("2")), (BOOL, b"\1")]
+)
+@pytest.mark.parametrize("name", ["count", "no", "tensors.count"])
+def test_split_that_is_no_integer_is_named(tmp_path: Path, name: str, wrong: tuple[int, bytes]) -> None:
+    for number in range(2):
+        values = {"count": 2, "no": number, "tensors.count": 2}
+        keys = {key: (UINT32, struct.pack("<I", value)) for key, value in values.items()} | {name: wrong}
+        content = gguf_bytes(
+            tuple(key_value(f"split.{key}", *value) for key, value in keys.items()), (tensor_info(f"w{number}"),), DATA
+        )
+        (tmp_path / f"m-0000{number + 1}-of-00002.gguf").write_bytes(content)
+    with pytest.raises(ModelFileError, match=rf"m-00001-of-00002\.gguf: split\.{name} is .*, not an integer"):
+        read_gguf(tmp_path / "m-00001-of-00002.gguf")
 
 
 def test_missing_wrong_and_renamed_parts_are_named(tmp_path: Path) -> None:

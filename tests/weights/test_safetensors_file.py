@@ -154,12 +154,13 @@ def test_missing_shard_or_index_is_named(tmp_path: Path) -> None:
         {}, {"weight_map": []}, {"weight_map": {}}, {"weight_map": {"a": 3}}, {"weight_map": {"a": "../secret"}},
         {"weight_map": {"a": "/etc/passwd"}}, {"weight_map": {"a": ".."}}, {"weight_map": {"a": ""}},
         {"weight_map": {"zzz": "model-00001-of-00002.safetensors"}}, {"weight_map": {"a": "x\0y"}},
+        {"weight_map": {"a": "x" * 10_000}}, {"weight_map": {"a": "\ud800"}},
     ],
 )  # fmt: skip
 def test_bad_index(tmp_path: Path, index: dict[str, Any]) -> None:
     write_shards(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ModelFileError):
+    with pytest.raises(ModelFileError, match=str(tmp_path)):
         read_directory(tmp_path)
 
 

@@ -39,7 +39,8 @@ class Granite4Config(GraniteConfig):
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
         fields, shared_size = super().read(reader), reader.integer("shared_intermediate_size", 1024)
-        num_experts = reader.integer("num_local_experts", 8, minimum=0, maximum=MAX_EXPERTS)
+        maximum = MAX_EXPERTS // fields["num_layers"]
+        num_experts = reader.integer("num_local_experts", 8, minimum=0, maximum=maximum)
         top_k = reader.integer("num_experts_per_tok", 2, minimum=0)
         if num_experts and not 1 <= top_k <= num_experts:
             raise wrong("num_experts_per_tok", top_k, f"from 1 to num_local_experts={num_experts}: correct it there")

@@ -41,11 +41,18 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "relu2": "relu2",
 }  # fmt: skip
 """Hugging Face's names of activations, and those of `kernels.activations`."""
-MAX_SIZE = 2**31 - 1
+MAX_SIZE = 1 << 20
+"""Of widths, heads, experts and their like. A head has as many angles."""
+MAX_LENGTH = 2**31 - 1
+LENGTHS = frozenset({
+    "max_position_embeddings", "original_max_position_embeddings", "n_positions", "sliding_window", "vocab_size",
+    "vocab_size_per_layer_input", "draft_vocab_size",
+})  # fmt: skip
+"""Fields of positions and tokens, up to `MAX_LENGTH`: they take no memory by themselves."""
 SMALLEST, LARGEST = 1e-18, 1e18
 """Of numbers above 0: no model has others, and products and quotients of two are numbers in fp32."""
-MAX_LAYERS = 10_000
-"""A config with more is corrupted; building that many layers would look like a hang."""
+MAX_LAYERS = 1000
+"""A config with more is corrupted; building 10,000 layers takes up to 9 s and 100 MiB."""
 
 
 class HFConfigReader:
@@ -73,17 +80,19 @@ class HFConfigReader:
         value = self._fields.get(name)
         return self._defaults.get(name) if value is None else value
 
-    def optional_integer(self, name: str, *, minimum: int = 1, maximum: int = MAX_SIZE) -> int | None:
-        """An integer from `minimum` to `maximum`, or None if absent."""
+    def optional_integer(self, name: str, *, minimum: int = 1, maximum: int | None = None) -> int | None:
+        """An integer from `minimum` to `maximum`, or None if absent. `maximum` None: `MAX_SIZE` or `MAX_LENGTH`."""
         value = self.raw(name)
+        if maximum is None:
+            maximum = MAX_LENGTH if name in LENGTHS else MAX_SIZE
         if value is None:
             return None
         if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
             raise wrong(name, repr(value), f"an integer from {minimum} to {maximum}")
         return value
 
-    def integer(self, name: str, default: int | None = None, *, minimum: int = 1, maximum: int = MAX_SIZE) -> int:
-        """An integer from `minimum` to `maximum`; required unless there is a default."""
+    def integer(self, name: str, default: int | None = None, *, minimum: int = 1, maximum: int | None = None) -> int:
+        """An integer as of `optional_integer`; required unless there is a default."""
         value = self.optional_integer(name, minimum=minimum, maximum=maximum)
         value = default if value is None else value
         if value is None:

@@ -17,8 +17,8 @@ from quire.models.hf_llama import LlamaConfig
 
 TRAINING_FIELDS = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
 """Of losses and noise, which are not used."""
-MAX_EXPERTS = 10_000
-"""A config with more is corrupted; building as many would look like a hang."""
+MAX_EXPERTS = 1 << 16
+"""Of all layers. A config with more is corrupted; naming the tensors of 10,000,000 takes all memory."""
 
 
 class MoE(nn.Module):
@@ -63,7 +63,8 @@ def read_experts(
     """
     for name in TRAINING_FIELDS:
         reader.raw(name)
-    found = {name: reader.optional_integer(name, maximum=MAX_EXPERTS) for name in names}
+    maximum = MAX_EXPERTS // fields["num_layers"]
+    found = {name: reader.optional_integer(name, maximum=maximum) for name in names}
     counts = {name: value for name, value in found.items() if value is not None}
     if len(set(counts.values())) > 1:
         shown = " and ".join(f"{name}={value}" for name, value in counts.items())

@@ -80,9 +80,17 @@ def make_stored(hf_config: Mapping[str, Any], names: Collection[str]) -> Any:
 
 
 def weigh(model: ModelConfig, tensors: Mapping[str, WeightTensor]) -> ModelConfig:
-    """Return the model's facts with the bytes of its stored weights, and the share of these in experts."""
+    """Return the model's facts with the bytes of its stored weights, and the share of these in experts.
+
+    Raises: ModelFileError for more layers than tensors: a map of them would take more memory than the weights.
+    """
     if not tensors:
         return model
+    if model.num_layers > len(tensors):
+        raise ModelFileError(
+            f"the model's config has {model.num_layers} layers, but the checkpoint has only {len(tensors)} tensors: "
+            "configuration and weights do not belong together"
+        )
     stored_bytes, share = kept_bytes(tensors.values()), 0.0
     if model.chosen_share < 1:
         with on_meta():

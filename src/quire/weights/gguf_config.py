@@ -90,7 +90,8 @@ def sampling_keys(generation_config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         f"general.sampling.{key}": max(value, 0) if key == "top_k" else float(value)
         for key, value in found.items()
-        if type(value) is int or (isinstance(value, float) and key != "top_k")
+        if (type(value) is int and abs(value) < 2**31)
+        or (isinstance(value, float) and key != "top_k" and abs(value) <= LARGEST_FP32)
     }
 
 
