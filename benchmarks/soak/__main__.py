@@ -87,6 +87,7 @@ def checks(arguments: argparse.Namespace) -> dict[str, Callable[[], Awaitable[Ro
         "A2c": lambda: work.long_texts(model),
         "A2d": lambda: work.refusals(model),
         "A2e": lambda: work.counted(model),
+        "A2f": lambda: work.schemas(model),
         "B2": lambda: on_server(lambda server: wire.wire_fuzz(server, count=repeat("B2")), *wire.SMALL),
     }
 

@@ -1,7 +1,7 @@
 """Work before admission (A2): requests of one client whose preparation is expensive, beside another client.
 
 Grammars that take their deadline, the same from a client that hangs up, texts of 1 MiB that are truncated, large bodies
-that are refused. Next to read: `beside.py`, `src/quire/server/work.py`.
+that are refused, schemas that take the engine long. Next to read: `beside.py`, `src/quire/server/work.py`.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from benchmarks.soak.client import CHAT, POLITE, Manners, chat_body, exchange
 from benchmarks.soak.row import Row
 from benchmarks.soak.server import Server
 
-NUM_GRAMMARS, NUM_TEXTS, NUM_REFUSED = 40, 20, 60
+NUM_GRAMMARS, NUM_TEXTS, NUM_SCHEMAS, NUM_REFUSED = 40, 20, 20, 60
 HANG_UP_S = 0.3
 PER_MINUTE = 5
 TEXT_BYTES, BODY_BYTES = 1 << 20, 4 << 20
@@ -28,6 +28,14 @@ def costly_grammar() -> bytes:
     terms = " & ".join(f"/.*a.{{{term}}}/" for term in range(19))
     form = {"grammar": f"start: {name}\n{name}: {terms}"}
     return json.dumps(chat_body("x", 1, stream=False, structured_outputs=form)).encode()
+
+
+def large_schema() -> bytes:
+    """Return a body of 40 KiB whose schema is in order, and takes a tenth of a second in the engine."""
+    names = [f"p{number}" for number in range(2200)]
+    schema = {"type": "object", "properties": {name: {} for name in names}, "required": names,
+              "additionalProperties": False}  # fmt: skip
+    return json.dumps(chat_body("x", 4, stream=False, structured_outputs={"json": schema})).encode()
 
 
 def long_text() -> bytes:
@@ -74,6 +82,12 @@ async def refusals(model: str) -> Row:
     """Measure a client beside large bodies that are refused."""
     bodies = refused_bodies() * 2
     return await _beside(model, "A2d", f"{len(bodies)} wrong bodies of 4 MiB at a time", lambda: bodies)
+
+
+async def schemas(model: str) -> Row:
+    """Measure a client beside 20 large schemas at a time."""
+    bodies = [large_schema()] * NUM_SCHEMAS
+    return await _beside(model, "A2f", "20 schemas of 2,200 properties at a time", lambda: bodies)
 
 
 async def counted(model: str) -> Row:

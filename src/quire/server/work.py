@@ -73,10 +73,10 @@ class FairPool:
         return result
 
     def _check_room(self, job: _Job) -> None:
-        num_own, num_all, most = self._num_bytes[job.caller], self._num_bytes.total(), self._max_waiting_bytes
-        share = most - most / RESERVED_SHARE
+        own, total, most = self._num_bytes[job.caller], self._num_bytes.total(), self._max_waiting_bytes
+        share = most * (1 - 1 / RESERVED_SHARE)
         # A job larger than the limit waits alone.
-        if (num_all and num_all + job.num_bytes > most) or (num_own and num_own + job.num_bytes > share):
+        if (total and total + job.num_bytes > most) or (own and own + job.num_bytes > share):
             raise QueueFullError("the server is busy: too many requests wait to be prepared; try again later")
 
     def _uncount(self, job: _Job) -> None:
