@@ -273,8 +273,10 @@ def fit_block_size(layer_specs: Sequence[CacheSpec], block_size: int) -> int:
         return block_size
     sizes = [factor * block_size for factor in range(1, MAX_BLOCK_FACTOR + 1)]
     wastes = [PoolShape(make_groups(layer_specs, size), size, 1).waste() for size in sizes]
-    return next((size for size, waste in zip(sizes, wastes, strict=True) if waste <= MAX_PAGE_WASTE),
-                sizes[wastes.index(min(wastes))])  # fmt: skip
+    return next(
+        (size for size, waste in zip(sizes, wastes, strict=True) if waste <= MAX_PAGE_WASTE),
+        sizes[wastes.index(min(wastes))],
+    )
 
 
 def _checkpoint_interval(layer_specs: Iterable[CacheSpec], block_size: int) -> int:

@@ -61,19 +61,24 @@ class EngineOptions:
         "auto", "weights: auto, or dummy for random ones", choices=("auto", "dummy"), group="model"
     )
     model_impl: str = option(
-        "auto", "code of the model: Quire's own, or Transformers' module, which auto takes where Quire has none",
-        choices=("auto", "quire", "transformers"), group="model",
-    )  # fmt: skip
-    weight_cache: str = option(
-        "auto", "packed weights on disk, which later starts and other processes map: auto, off or a directory",
+        "auto",
+        "code of the model: Quire's own, or Transformers' module, which auto takes where Quire has none",
+        choices=("auto", "quire", "transformers"),
         group="model",
-    )  # fmt: skip
+    )
+    weight_cache: str = option(
+        "auto",
+        "packed weights on disk, which later starts and other processes map: auto, off or a directory",
+        group="model",
+    )
     weight_cache_bytes: int | None = option(None, "most bytes in that directory", group="model")
     dtype: str = option("auto", "compute type: auto, float32, bfloat16, float16", group="model")
     quantization: str | None = option(
-        None, "quantise the weights of an unquantised model at load; fp8: FP8's values, held and computed as int8",
-        choices=("int8", "int4", "fp8"), group="model",
-    )  # fmt: skip
+        None,
+        "quantise the weights of an unquantised model at load; fp8: FP8's values, held and computed as int8",
+        choices=("int8", "int4", "fp8"),
+        group="model",
+    )
     device: str = option("auto", "auto, cpu, cuda or cuda:N", group="model")
     seed: int = option(0, "seeds requests that bring none", group="model", low=-math.inf)
     max_model_len: int | None = option(None, "context length: prompt and generated tokens")
@@ -97,9 +102,10 @@ class EngineOptions:
     )
     kv_disk_bytes: int | None = option(None, "most bytes in that directory")
     preemption_mode: str = option(
-        "auto", "preempted requests: swap copies their KV blocks to host memory, recompute computes them again",
+        "auto",
+        "preempted requests: swap copies their KV blocks to host memory, recompute computes them again",
         choices=PREEMPTION_MODES,
-    )  # fmt: skip
+    )
     swap_space: float | None = option(None, "host memory for blocks of preempted requests, in GiB; 0: none", low=0)
     enable_chunked_prefill: bool = option(True, "split prompts over several steps")
     max_num_partial_prefills: int = option(1, "prompts that may be partly prefilled at once")
@@ -108,18 +114,20 @@ class EngineOptions:
         0, "prompts above this length get at most this many tokens a step; 0: off", low=0
     )
     performance_mode: str = option(
-        "throughput", "interactivity, on CPUs: short prefill chunks while other requests decode",
+        "throughput",
+        "interactivity, on CPUs: short prefill chunks while other requests decode",
         choices=PERFORMANCE_MODES,
-    )  # fmt: skip
+    )
     multi_step_decode: int = option(
         8, "most tokens to decode per request in one engine step; 1 when a request waits or uses stop strings"
     )
     speculative: str = option(
-        "auto", "drafts of the next tokens, verified in one step: suffix takes them from the request's text and from"
+        "auto",
+        "drafts of the next tokens, verified in one step: suffix takes them from the request's text and from"
         " finished answers; draft and eagle from draft_model, mtp from the model's layer for it, too; auto is what"
         " draft_model says, else suffix where it never changes an answer; off",
         choices=("auto", "suffix", "draft", "mtp", "eagle", "off"),
-    )  # fmt: skip
+    )
     draft_model: str | None = option(
         None, "small model of the same vocabulary, or EAGLE-3 head, that guesses tokens for the model"
     )

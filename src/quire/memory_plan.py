@@ -327,9 +327,11 @@ def _default_kv_bytes(options: EngineOptions, memory: Memory, shape: PoolShape, 
     if options.max_model_len is None or num_seqs == DEFAULT_MAX_NUM_SEQS:
         usual = (
             (num_seqs * shape.peak_blocks(typical), f"room for {num_seqs} sequences of {typical} tokens{_MORE}"),
-            (DEFAULT_NUM_CONTEXTS * shape.peak_blocks(model_len),
-             f"room for {DEFAULT_NUM_CONTEXTS} sequences of {model_len} tokens{_MORE}"),
-        )  # fmt: skip
+            (
+                DEFAULT_NUM_CONTEXTS * shape.peak_blocks(model_len),
+                f"room for {DEFAULT_NUM_CONTEXTS} sequences of {model_len} tokens{_MORE}",
+            ),
+        )
         choices.insert(1, max(usual, key=lambda choice: choice[0]))
     num_blocks, reason = min(choices, key=lambda choice: choice[0])
     return (num_blocks + 1) * shape.block_bytes, reason

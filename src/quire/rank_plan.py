@@ -117,8 +117,10 @@ def _check_draft(options: EngineOptions, model: ModelConfig, *, uses_plan: bool)
             " --tensor-parallel-size fits"
         )
     if not uses_plan:
-        raise ConfigError(f"{named} runs as a native plan beside that of the model, and this model has none: see"
-                          " 'execution' in `quire explain`, or --speculative off without --draft-model")  # fmt: skip
+        raise ConfigError(
+            f"{named} runs as a native plan beside that of the model, and this model has none: see"
+            " 'execution' in `quire explain`, or --speculative off without --draft-model"
+        )
     draft = None if model.draft is None else model.draft.model
     if draft is not None and any(spec.is_state for spec in draft.cache_specs):
         raise ConfigError(

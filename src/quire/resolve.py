@@ -109,9 +109,20 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
     )
     drafts = draft_source(options, decisions, model, uses_plan=uses_plan)
     return EngineConfig(
-        options, model, hardware, device, dtype, kv_dtype, scheduler, tuple(decisions), uses_plan, keeps_stored,
-        memory.weights_on_disk, drafts, batch_invariant,
-    )  # fmt: skip
+        options,
+        model,
+        hardware,
+        device,
+        dtype,
+        kv_dtype,
+        scheduler,
+        tuple(decisions),
+        uses_plan,
+        keeps_stored,
+        memory.weights_on_disk,
+        drafts,
+        batch_invariant,
+    )
 
 
 def _check_options(options: EngineOptions) -> None:

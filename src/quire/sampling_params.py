@@ -147,10 +147,16 @@ class SamplingParams:
 
     def _check_llama_cpp(self) -> None:
         for name, low, high in (
-            ("top_n_sigma", -1, 1000), ("xtc_probability", 0, 1), ("xtc_threshold", 0, 1), ("dry_multiplier", 0, 100),
-            ("dry_base", 1, 100), ("mirostat_tau", 0, 100), ("mirostat_eta", 0, 1), ("dynatemp_range", 0, 2),
+            ("top_n_sigma", -1, 1000),
+            ("xtc_probability", 0, 1),
+            ("xtc_threshold", 0, 1),
+            ("dry_multiplier", 0, 100),
+            ("dry_base", 1, 100),
+            ("mirostat_tau", 0, 100),
+            ("mirostat_eta", 0, 1),
+            ("dynatemp_range", 0, 2),
             ("dynatemp_exponent", 0, 10),
-        ):  # fmt: skip
+        ):
             _number(name, getattr(self, name), low, high)
         _number("typical_p", self.typical_p, 0, 1, open_low=True)
         _integer("dry_allowed_length", self.dry_allowed_length, 0, None)
@@ -219,18 +225,29 @@ class SamplingParams:
     def takes_logits_as_they_are(self) -> bool:
         """True if nothing changes the logits before the draw, and no log-probabilities are returned."""
         return (
-            self.logprobs is None and self.allowed_token_ids is None and not self.logit_bias and not self.bad_words
-            and self.repetition_penalty == 1 and not self.frequency_penalty and not self.presence_penalty
-            and self.structured_outputs is None and not self.logits_processors and not self.uses_chain
-        )  # fmt: skip
+            self.logprobs is None
+            and self.allowed_token_ids is None
+            and not self.logit_bias
+            and not self.bad_words
+            and self.repetition_penalty == 1
+            and not self.frequency_penalty
+            and not self.presence_penalty
+            and self.structured_outputs is None
+            and not self.logits_processors
+            and not self.uses_chain
+        )
 
     @property
     def uses_chain(self) -> bool:
         """True if one of `LLAMA_CPP_FIELDS` is on: the token is chosen by `sampling/chain.py`."""
         return (
-            self.typical_p < 1 or self.top_n_sigma > 0 or self.xtc_probability > 0 or self.penalises_repeats
-            or self.mirostat > 0 or self.dynatemp_range > 0
-        )  # fmt: skip
+            self.typical_p < 1
+            or self.top_n_sigma > 0
+            or self.xtc_probability > 0
+            or self.penalises_repeats
+            or self.mirostat > 0
+            or self.dynatemp_range > 0
+        )
 
     @property
     def penalises_repeats(self) -> bool:

@@ -41,8 +41,10 @@ def record_story(engine: LLMEngine, prompt_token_ids: Sequence[int]) -> EngineTr
     answer = _step_until(engine, PROMPT, LEAD)
     token_ids, tables = answer.outputs[0].token_ids, answer.outputs[0].logprobs
     assert tables is not None
-    others = [[(entry.logprob, token_id) for token_id, entry in table.items() if token_id != chosen]
-              for table, chosen in zip(tables, token_ids, strict=True)]  # fmt: skip
+    others = [
+        [(entry.logprob, token_id) for token_id, entry in table.items() if token_id != chosen]
+        for table, chosen in zip(tables, token_ids, strict=True)
+    ]
     # Behind half of the lead, where the second choice was likeliest: a future worth looking at, with blocks to share.
     place = max(range(LEAD // 2, LEAD), key=lambda at: max(others[at], default=(-1e9, 0)))
     if not others[place]:

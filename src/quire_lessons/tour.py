@@ -264,8 +264,11 @@ class Tour:
             " so that a long prompt does not stop them. A chunk's mask is some rows of the whole mask: the KV"
             " cache holds the rest. Each chunk reads all weights again."
         )
-        facts = {"chunks": [run.figures(step).facts for step in chunks], "total": total.facts,
-                 "same_tokens": run.token_ids == self._whole.token_ids}  # fmt: skip
+        facts = {
+            "chunks": [run.figures(step).facts for step in chunks],
+            "total": total.facts,
+            "same_tokens": run.token_ids == self._whole.token_ids,
+        }
         return TourStop(f"The same prompt as a chunked prefill, {self._chunk} tokens a step", lines, why, facts)
 
     def _decode(self) -> TourStop:

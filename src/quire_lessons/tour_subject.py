@@ -49,8 +49,10 @@ def cut_layers(config: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
     count = config[name]
     if num_layers > count:
         raise ConfigError(f"--num-layers {num_layers} exceeds the {count} layers of the model: leave it out")
-    cut = {key: value[:num_layers] if isinstance(value, list) and len(value) == count > 1 else value
-           for key, value in config.items()}  # fmt: skip
+    cut = {
+        key: value[:num_layers] if isinstance(value, list) and len(value) == count > 1 else value
+        for key, value in config.items()
+    }
     return {**cut, name: num_layers}
 
 

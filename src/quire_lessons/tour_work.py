@@ -148,12 +148,21 @@ class StepWork:
         """Return the numbers of one such step. The ranks of a CPU share its memory and its cores."""
         phase = self.phase(start, count, num_logit_rows)
         shared = self.num_ranks if self._config.device == "cpu" else 1
-        dropped = sum(work.uncausal_flops - work.cost.flops for works in phase.works for work in works
-                      if work.uncausal_flops)  # fmt: skip
+        dropped = sum(
+            work.uncausal_flops - work.cost.flops for works in phase.works for work in works if work.uncausal_flops
+        )
         return Figures(
-            count, seconds, phase.flops, phase.flops + dropped, phase.num_bytes, phase.bytes_sent,
-            shared * phase.memory_s, shared * phase.compute_s, shared * phase.floor_s, phase.predicted_s or 0.0,
-        )  # fmt: skip
+            count,
+            seconds,
+            phase.flops,
+            phase.flops + dropped,
+            phase.num_bytes,
+            phase.bytes_sent,
+            shared * phase.memory_s,
+            shared * phase.compute_s,
+            shared * phase.floor_s,
+            phase.predicted_s or 0.0,
+        )
 
     def operations(self, steps: Mapping[str, tuple[Phase, Sequence[Line]]]) -> list[dict[str, Operation]]:
         """Return the operations by the names of steps. `steps`: phases, and the timed instructions of each.

@@ -102,9 +102,14 @@ def _ours(
 ) -> tuple[Outputs, dict[str, str], Any]:
     """Compute the prompt in one step. Returns: outputs by module, class and file of each module, and the model."""
     options = replace(
-        options, device="cpu", dtype="float32", max_model_len=len(token_ids) + 1, max_num_seqs=1,
-        max_num_batched_tokens=len(token_ids) + 1, enable_prefix_caching=False,
-    )  # fmt: skip
+        options,
+        device="cpu",
+        dtype="float32",
+        max_model_len=len(token_ids) + 1,
+        max_num_seqs=1,
+        max_num_batched_tokens=len(token_ids) + 1,
+        enable_prefix_caching=False,
+    )
     worker = Worker(resolve_config(options, checkpoint), checkpoint)
     engine = LLMEngine(worker.config, InProcessExecutor(worker), None)
     model = getattr(worker.forward, "model", None)

@@ -48,9 +48,14 @@ def measure_importance(
     if not windows:
         raise ConfigError(f"the text has {len(token_ids)} tokens; an importance matrix needs {window_len} or more")
     options = EngineOptions(
-        model=files.name, device="cpu", enforce_eager=True, max_model_len=window_len + 1, max_num_seqs=1,
-        max_num_batched_tokens=window_len + 1, enable_prefix_caching=False,
-    )  # fmt: skip
+        model=files.name,
+        device="cpu",
+        enforce_eager=True,
+        max_model_len=window_len + 1,
+        max_num_seqs=1,
+        max_num_batched_tokens=window_len + 1,
+        enable_prefix_caching=False,
+    )
     worker = Worker(resolve_config(options, checkpoint), checkpoint)
     model = worker.forward.model  # type: ignore[attr-defined]
     engine = LLMEngine(worker.config, InProcessExecutor(worker), None)

@@ -109,9 +109,7 @@ class Tuner:
         best, ratios, found = self.hardware, [], []
         settings = [
             (f"{number} threads", THREAD_CASES, {"num_threads": number}) for number in thread_counts(best.num_threads)
-        ] + [
-            (f"{size >> 20} MiB of KV fetched ahead", AHEAD_CASES, {"kv_ahead_bytes": size}) for size in AHEAD_BYTES
-        ]  # fmt: skip
+        ] + [(f"{size >> 20} MiB of KV fetched ahead", AHEAD_CASES, {"kv_ahead_bytes": size}) for size in AHEAD_BYTES]
         for name, cases, changes in settings:
             candidate = replace(best, **changes)  # type: ignore[arg-type]
             ratios.append(self._compare(name, cases, best, candidate))

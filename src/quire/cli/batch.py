@@ -37,14 +37,28 @@ EXAMPLES = (
 
 @verb("batch", EXAMPLES)
 @click.argument("source", metavar="IN", type=click.Path(path_type=Path, dir_okay=False, allow_dash=True))
-@option("-o", "--output", "target", metavar="OUT", required=True, help="file of the answers",
-        type=click.Path(path_type=Path, dir_okay=False))  # fmt: skip
+@option(
+    "-o",
+    "--output",
+    "target",
+    metavar="OUT",
+    required=True,
+    help="file of the answers",
+    type=click.Path(path_type=Path, dir_okay=False),
+)
 @option("--url", envvar="QUIRE_URL", help="a running server, instead of a new one  [QUIRE_URL]")
 @option("-c", "--concurrency", type=click.IntRange(1, 4096), default=32, metavar="N", help="requests at once  [32]")
-@option("--retries", "max_retries", type=click.IntRange(0, 1000), default=20, metavar="N",
-        help="times to ask a busy server again  [20]")  # fmt: skip
-@option("--timeout-s", type=click.FloatRange(1, 1e6), default=600.0, metavar="S",
-        help="time to wait for one answer  [600]")  # fmt: skip
+@option(
+    "--retries",
+    "max_retries",
+    type=click.IntRange(0, 1000),
+    default=20,
+    metavar="N",
+    help="times to ask a busy server again  [20]",
+)
+@option(
+    "--timeout-s", type=click.FloatRange(1, 1e6), default=600.0, metavar="S", help="time to wait for one answer  [600]"
+)
 @option_flags(EngineOptions, without=OF_SERVE)
 def batch_command(
     source: Path, target: Path, url: str | None, concurrency: int, max_retries: int, timeout_s: float, **values: Any
@@ -75,9 +89,12 @@ def batch_command(
         pending = [request for request in requests if request.custom_id not in answers.done]
         counts.num_skipped = len(requests) - len(pending)
         run = BatchRun(
-            answers, counts, concurrency, max_retries,
+            answers,
+            counts,
+            concurrency,
+            max_retries,
             lambda: show("", progress_text(counts, time.monotonic() - start_s)),
-        )  # fmt: skip
+        )
 
         needs_server = any(request.problem is None for request in pending)
 

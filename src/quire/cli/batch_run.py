@@ -56,9 +56,13 @@ class BatchRun:
     """A pass over the requests of a file. `on_change` is called after each answer."""
 
     def __init__(
-        self, answers: AnswerFile, counts: BatchCounts, concurrency: int, max_retries: int,
+        self,
+        answers: AnswerFile,
+        counts: BatchCounts,
+        concurrency: int,
+        max_retries: int,
         on_change: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._answers, self._counts, self._concurrency = answers, counts, concurrency
         self._max_retries, self._on_change = max_retries, on_change
         self._model: str | None = None

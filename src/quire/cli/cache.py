@@ -43,17 +43,30 @@ def cache_ls_command(directory: Path | None) -> None:
         return
     if weights:
         rows = [
-            [item["model"], str(item["rank"]), format_bytes(item["num_bytes"]), _ago(item["used_s"]), item["made_by"],
-             item["source"]]
+            [
+                item["model"],
+                str(item["rank"]),
+                format_bytes(item["num_bytes"]),
+                _ago(item["used_s"]),
+                item["made_by"],
+                item["source"],
+            ]
             for item in weights
-        ]  # fmt: skip
+        ]
         output.table(WEIGHTS_HEADER, rows, right=frozenset({1, 2}))
     if models:
         rows = [
-            [item["model"], item["kv_cache_dtype"], str(item["block_size"]), str(item["num_blocks"]),
-             format_bytes(item["num_bytes"]), item["made_by"], item["key"]]
+            [
+                item["model"],
+                item["kv_cache_dtype"],
+                str(item["block_size"]),
+                str(item["num_blocks"]),
+                format_bytes(item["num_bytes"]),
+                item["made_by"],
+                item["key"],
+            ]
             for item in models
-        ]  # fmt: skip
+        ]
         output.table(HEADER, rows, right=frozenset({2, 3, 4}))
     if not models and not weights:
         output.note(f"no packed weights and no KV blocks in {directory}")

@@ -56,9 +56,15 @@ Values = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
 def statistics_line(
-    reason: str, num_prompt: int, num_cached: int, num_new: int, first_s: float | None, tokens_per_s: float | None,
-    max_model_len: int | None, num_used: int | None = None,
-) -> str:  # fmt: skip
+    reason: str,
+    num_prompt: int,
+    num_cached: int,
+    num_new: int,
+    first_s: float | None,
+    tokens_per_s: float | None,
+    max_model_len: int | None,
+    num_used: int | None = None,
+) -> str:
     """Return `[stop] prompt 36 tok (16 cached) · 58 new · TTFT 21 ms · 61.2 tok/s · ctx 94/2048 (5%)`.
 
     `num_used`: tokens of the context, unless prompt and new ones.
@@ -193,9 +199,14 @@ class Chat:
     def _command(self, line: str) -> None:
         name, _, rest = line.strip().partition(" ")
         actions = {
-            "/help": self._help, "/clear": self._clear, "/set": self._set, "/system": self._set_system,
-            "/save": self._save, "/load": self._load, "/stats": self._stats,
-        }  # fmt: skip
+            "/help": self._help,
+            "/clear": self._clear,
+            "/set": self._set,
+            "/system": self._set_system,
+            "/save": self._save,
+            "/load": self._load,
+            "/stats": self._stats,
+        }
         if name not in actions:
             raise ValueError(f"no such command '{name}'{nearest(name, COMMANDS)}; /help lists them")
         actions[name](rest.strip())

@@ -83,9 +83,13 @@ def chat_command(
         if text is None:
             output.note(f"{served.name} at {client.url}")
             Chat(
-                ask, lambda values: all_values({**defaults, **values}), output, chosen,
-                system=system, saved_name=saved_name,
-            ).loop()  # fmt: skip
+                ask,
+                lambda values: all_values({**defaults, **values}),
+                output,
+                chosen,
+                system=system,
+                saved_name=saved_name,
+            ).loop()
             return
         messages = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": text})
@@ -112,15 +116,26 @@ def _answer_whole(
     except (KeyError, IndexError, TypeError):
         raise ServerAnswerError(200, f"{client.url} did not answer with a chat completion", "not_a_chat") from None
     if output.json:
-        output.result_json("quire.chat/1", {
-            "url": client.url, "model": response.get("model", model.name), "text": texts[0],
-            "finish_reason": first.get("finish_reason"), "usage": response.get("usage"),
-            "timings": response.get("timings"), "completions": [
-                {"index": index, "text": text, "finish_reason": choice.get("finish_reason"),
-                 "logprobs": choice.get("logprobs")}
-                for index, (text, choice) in enumerate(zip(texts, response["choices"], strict=True))
-            ],
-        })  # fmt: skip
+        output.result_json(
+            "quire.chat/1",
+            {
+                "url": client.url,
+                "model": response.get("model", model.name),
+                "text": texts[0],
+                "finish_reason": first.get("finish_reason"),
+                "usage": response.get("usage"),
+                "timings": response.get("timings"),
+                "completions": [
+                    {
+                        "index": index,
+                        "text": text,
+                        "finish_reason": choice.get("finish_reason"),
+                        "logprobs": choice.get("logprobs"),
+                    }
+                    for index, (text, choice) in enumerate(zip(texts, response["choices"], strict=True))
+                ],
+            },
+        )
         return
     for index, text in enumerate(texts):
         output.result(f"[{index + 1}/{len(texts)}]\n{text}")
@@ -144,9 +159,13 @@ def all_values(chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ask_server(
-    client: ServerClient, model: ServedModel, messages: Sequence[Message], chosen: Mapping[str, Any],
-    on_text: Callable[[str], None], on_reasoning: Callable[[str], None] = lambda text: None,
-) -> Reply:  # fmt: skip
+    client: ServerClient,
+    model: ServedModel,
+    messages: Sequence[Message],
+    chosen: Mapping[str, Any],
+    on_text: Callable[[str], None],
+    on_reasoning: Callable[[str], None] = lambda text: None,
+) -> Reply:
     """Answer a conversation; Ctrl-C closes the connection.
 
     `on_text` gets the content, `on_reasoning` the reasoning. Raises: ServerUnreachableError, ServerAnswerError.
@@ -181,6 +200,11 @@ def _statistics_line(answer: StreamedAnswer, interrupted: str | None, max_model_
         parts = [f"[{reason}] {len(answer.chunk_times)} pieces of text"]
         return " · ".join(parts + ([f"TTFT {format_seconds(first_s)}"] if first_s is not None else []))
     return statistics_line(
-        reason, answer.num_prompt_tokens, answer.num_cached_tokens, answer.num_tokens, first_s, answer.tokens_per_s,
+        reason,
+        answer.num_prompt_tokens,
+        answer.num_cached_tokens,
+        answer.num_tokens,
+        first_s,
+        answer.tokens_per_s,
         max_model_len,
-    )  # fmt: skip
+    )

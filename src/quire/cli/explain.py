@@ -53,32 +53,57 @@ KV_TYPES = Value("type,…", _parse_kv_types, f"a list of auto, fp8, {', '.join(
 
 @verb("explain", EXAMPLES)
 @click.argument("model", default=EngineOptions.model, envvar=environment_name("model"))
-@option("--tp", "--tensor-parallel-size", "tp", type=click.IntRange(1, 1024), metavar="N", default=1,
-        help="ranks that share each layer; figures are of one  [1]")  # fmt: skip
+@option(
+    "--tp",
+    "--tensor-parallel-size",
+    "tp",
+    type=click.IntRange(1, 1024),
+    metavar="N",
+    default=1,
+    help="ranks that share each layer; figures are of one  [1]",
+)
 @option("--batch", type=LENGTHS, default=(1, 8, 32), help="streams that decode  [1,8,32]")
 @option("--ctx", type=LENGTH, help="tokens of a prompt and of a context  [512]")
 @option("--chunk", type=LENGTH, help="compute the prompt in chunks, and add a step: a chunk beside the decodes")
 @option("--dtype", type=click.Choice((AUTO, *DTYPES, *DTYPE_ALIASES)), default=AUTO, help="compute type  [auto]")
 @option("--kv-dtype", type=KV_TYPES, default=(AUTO,), help="KV cache type, for any device  [the compute type]")
 @option("--quantization", type=click.Choice(tuple(QUANTIZED_BITS)), help="quantise the weights at load")
-@option("--device", default=AUTO, metavar="NAME|FILE",
-        help="cpu, cuda, a known one such as A100-80GB, or a JSON file with its data sheet  [auto]")  # fmt: skip
-@option("--gpu-memory-utilization", type=SHARES, default=(EngineOptions.gpu_memory_utilization,),
-        help="share of a GPU's memory used in all  [0.9]")  # fmt: skip
+@option(
+    "--device",
+    default=AUTO,
+    metavar="NAME|FILE",
+    help="cpu, cuda, a known one such as A100-80GB, or a JSON file with its data sheet  [auto]",
+)
+@option(
+    "--gpu-memory-utilization",
+    type=SHARES,
+    default=(EngineOptions.gpu_memory_utilization,),
+    help="share of a GPU's memory used in all  [0.9]",
+)
 @option("--max-num-seqs", type=LENGTHS, default=(), help="sequences running at once  [the largest batch]")
 @option("--max-model-len", type=LENGTHS, default=(), help="length of the requests that must fit  [--ctx]")
 @option("--max-num-batched-tokens", type=LENGTH, help="token budget of one step  [2048]")
 @option("--block-size", type=LENGTH, help="tokens per KV block  [16, on a CPU 32]")
-@option("--lora", multiple=True, metavar="NAME=PATH|RANK",
-        help="show bytes and work of an adapter, or of any one of a rank; may be given several times")  # fmt: skip
+@option(
+    "--lora",
+    multiple=True,
+    metavar="NAME=PATH|RANK",
+    help="show bytes and work of an adapter, or of any one of a rank; may be given several times",
+)
 @option("--ops", is_flag=True, help="list every operation of each phase")
 @option("--html", type=click.Path(dir_okay=False, path_type=Path), help="write a page that needs no other file")
 @option("--measure", is_flag=True, help="load the model, and show measured figures beside the predicted")
 @lang_option
 def explain_command(
-    model: str, ctx: int | None, ops: bool, html: Path | None, measure: bool, max_model_len: tuple[int, ...],
-    translate: Callable[[str], str], **values: Any,
-) -> None:  # fmt: skip
+    model: str,
+    ctx: int | None,
+    ops: bool,
+    html: Path | None,
+    measure: bool,
+    max_model_len: tuple[int, ...],
+    translate: Callable[[str], str],
+    **values: Any,
+) -> None:
     """Explain a model's size, memory, work and time.
 
     MODEL is a model as for the other verbs, a config.json or a directory that holds only that, a hub id (only its
@@ -90,8 +115,11 @@ def explain_command(
     output = output_of()
     ctx = min(DEFAULT_CTX, *max_model_len[:1]) if ctx is None and max_model_len else DEFAULT_CTX if ctx is None else ctx
     lengths = {"--ctx": (ctx,), "--batch": values["batch"] or (0,), "--max-model-len": max_model_len}
-    lengths |= {f"--{name.replace('_', '-')}": value if isinstance(value, tuple) else (value,)
-                for name, value in values.items() if name in POSITIVE and value is not None}  # fmt: skip
+    lengths |= {
+        f"--{name.replace('_', '-')}": value if isinstance(value, tuple) else (value,)
+        for name, value in values.items()
+        if name in POSITIVE and value is not None
+    }
     for name, found in lengths.items():
         if min(found, default=1) < 1:
             raise click.UsageError(f"{name} {min(found)} explains nothing: give 1 or more")

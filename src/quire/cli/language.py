@@ -32,9 +32,12 @@ def _chosen(ctx: click.Context, parameter: click.Parameter, value: str | None) -
 
 
 lang_option = option(
-    "--lang", "translate", type=click.Choice(LANGUAGES), callback=_chosen,
+    "--lang",
+    "translate",
+    type=click.Choice(LANGUAGES),
+    callback=_chosen,
     help="language of fixed sentences  [zh if LANG begins so, else en]",
-)  # fmt: skip
+)
 """Passes `translate`: a text to the same text in the chosen language."""
 
 

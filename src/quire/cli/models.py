@@ -45,10 +45,15 @@ def ls_command() -> None:
     packed = [sum(file.num_bytes for file in files) for files in _packed_weights(cached)]
     if output.json:
         models = [
-            {"name": item.name, "origin": item.origin, "path": str(item.path), "size_bytes": item.size_bytes,
-             "packed_bytes": packed_bytes}
+            {
+                "name": item.name,
+                "origin": item.origin,
+                "path": str(item.path),
+                "size_bytes": item.size_bytes,
+                "packed_bytes": packed_bytes,
+            }
             for item, packed_bytes in zip(cached, packed, strict=True)
-        ]  # fmt: skip
+        ]
         output.result_json("quire.ls/1", {"models": models})
     elif cached:
         rows = [

@@ -113,9 +113,14 @@ def _flag(item: Field[Any], hint: Any, default_text: str, prefix: str) -> Callab
     shown = f"{default_text}; {variable}" if default_text else variable
     help_text = item.metadata.get("help") or SAMPLING_HELP.get(item.name, "")
     return option(
-        flag, f"{prefix}_{item.name}", group=GROUPS.get(group, group.title()), default=None,
-        envvar=variable, help=f"{help_text}  [{shown}]", **settings,
-    )  # fmt: skip
+        flag,
+        f"{prefix}_{item.name}",
+        group=GROUPS.get(group, group.title()),
+        default=None,
+        envvar=variable,
+        help=f"{help_text}  [{shown}]",
+        **settings,
+    )
 
 
 def _click_settings(hint: Any, name: str) -> dict[str, Any]:

@@ -136,8 +136,10 @@ class Output:
 def padded(cells: Sequence[str], widths: Sequence[int], right: Container[int]) -> list[str]:
     """Return the cells of a row in the widths of their columns; those in `right` are right-aligned."""
     padding = [" " * (width - display_width(cell)) for cell, width in zip(cells, widths, strict=True)]
-    return [space + cell if index in right else cell + space
-            for index, (cell, space) in enumerate(zip(cells, padding, strict=True))]  # fmt: skip
+    return [
+        space + cell if index in right else cell + space
+        for index, (cell, space) in enumerate(zip(cells, padding, strict=True))
+    ]
 
 
 def is_capable_terminal(stream: TextIO) -> bool:

@@ -67,9 +67,16 @@ TIMINGS = ("time_to_first_token_s", "decode_s", "total_s", "decode_tokens_per_s"
 @option_flags(SamplingParams, defaults={"max_tokens": str(DEFAULT_MAX_TOKENS)})
 @option_flags(EngineOptions, without=OF_SERVE | {"seed"})
 def run_command(
-    words: tuple[str, ...], system: str | None, file: str | None, raw: bool, tools_file: str | None,
-    reasoning_effort: str | None, reasoning_budget: int | None, continues: bool, **values: Any,
-) -> None:  # fmt: skip
+    words: tuple[str, ...],
+    system: str | None,
+    file: str | None,
+    raw: bool,
+    tools_file: str | None,
+    reasoning_effort: str | None,
+    reasoning_budget: int | None,
+    continues: bool,
+    **values: Any,
+) -> None:
     """Decide between one answer and a chat, check the parameters, then load the model."""
     ctx = click.get_current_context()
     output = output_of(ctx)
@@ -97,9 +104,13 @@ def run_command(
             chat = ChatEngine(engine, output, tools=tools, options=dialogue)
             if text is None:
                 Chat(
-                    chat.ask, lambda some: vars(sampling_params_for(engine, some)), output, chosen,
-                    system=system, saved_name=saved_name,
-                ).loop()  # fmt: skip
+                    chat.ask,
+                    lambda some: vars(sampling_params_for(engine, some)),
+                    output,
+                    chosen,
+                    system=system,
+                    saved_name=saved_name,
+                ).loop()
                 return
             streams = chosen.get("n", 1) == 1 and not output.json
             with output.answer() if streams else nullcontext() as on_text:
@@ -179,9 +190,11 @@ def _logprobs_json(positions: Any) -> list[list[dict[str, Any]] | None] | None:
     if positions is None:
         return None
     return [
-        None if position is None else [
+        None
+        if position is None
+        else [
             {"token_id": token_id, "text": item.decoded_token, "logprob": item.logprob, "rank": item.rank}
             for token_id, item in position.items()
         ]
         for position in positions
-    ]  # fmt: skip
+    ]

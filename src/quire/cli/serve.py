@@ -68,9 +68,11 @@ def serve_command(models: tuple[str, ...], **values: Any) -> None:
         from quire.server.run import serve
 
     serve(
-        engine, options, others=dict(others),
+        engine,
+        options,
+        others=dict(others),
         on_ready=lambda url: output.note(f"serving {', '.join(engines)} at {url}{shape}"),
-    )  # fmt: skip
+    )
 
 
 def named_models(models: Sequence[str], served_name: str | None) -> dict[str, str]:

@@ -67,9 +67,15 @@ class Generation:
         reason = "interrupted" if self.interrupted else str(completions[0].finish_reason)
         used = self.num_prompt_tokens + max(len(completion.token_ids) for completion in completions)
         return statistics_line(
-            reason, self.num_prompt_tokens, self.output.num_cached_tokens, self.num_generated_tokens,
-            self.time_to_first_token_s, self.decode_tokens_per_s, max_model_len, used,
-        )  # fmt: skip
+            reason,
+            self.num_prompt_tokens,
+            self.output.num_cached_tokens,
+            self.num_generated_tokens,
+            self.time_to_first_token_s,
+            self.decode_tokens_per_s,
+            max_model_len,
+            used,
+        )
 
 
 @contextlib.contextmanager
@@ -186,9 +192,12 @@ def generate(
 
 
 def chat_of(
-    engine: "LLMEngine", messages: Sequence[Message], params: SamplingParams,
-    tools: Sequence[Mapping[str, Any]] | None = None, options: "DialogueOptions | None" = None,
-) -> "Conversation":  # fmt: skip
+    engine: "LLMEngine",
+    messages: Sequence[Message],
+    params: SamplingParams,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    options: "DialogueOptions | None" = None,
+) -> "Conversation":
     """Return a conversation ready for `generate`. Raises: ChatTemplateError, PromptError, InvalidParameterError."""
     from quire.engine.chat import Conversation, dialogue_of
     from quire.text.dialogue import DialogueOptions

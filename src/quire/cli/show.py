@@ -37,8 +37,9 @@ CONFIG_FIELDS = {
 }
 """The shown fields of config.json, and their labels."""
 IMPLEMENTATIONS = {
-    "quire": "Quire's own model, on CPUs as a plan", "transformers": "Transformers' own module, op by op"
-}  # fmt: skip
+    "quire": "Quire's own model, on CPUs as a plan",
+    "transformers": "Transformers' own module, op by op",
+}
 
 
 @verb("show", ("quire show", "quire show ./model.gguf --tensors"))
@@ -94,10 +95,13 @@ def show_template(tokenizer: "Tokenizer", output: Output) -> None:
 
     dialogue = Dialogue(tokenizer.chat_templates, tokenizer)
     found: dict[str, dict[str, Any]] = {
-        name: {"source": source, "traits": dialogue.traits(source).described(),
-               "call_format": dialogue.call_format(source, dialogue.traits(source)).name}
+        name: {
+            "source": source,
+            "traits": dialogue.traits(source).described(),
+            "call_format": dialogue.call_format(source, dialogue.traits(source)).name,
+        }
         for name, source in tokenizer.chat_templates.items()
-    }  # fmt: skip
+    }
     if output.json:
         return output.result_json("quire.show.template/1", {"templates": found})
     for name, item in found.items():

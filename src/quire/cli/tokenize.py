@@ -25,15 +25,30 @@ EXAMPLES = ('quire tokenize "Hello world"', 'quire tokenize smollm2 --template -
 @option("--system", metavar="TEXT", help="system message, with --template")
 @option("--ids", is_flag=True, help="print the ids only, on one line")
 @option("--special/--no-special", default=True, help="add the model's BOS and EOS  [on]")
-@option("--model", "engine_model", envvar=environment_name("model"), metavar="TEXT",
-        help="the model  [smollm2; QUIRE_MODEL]")  # fmt: skip
+@option(
+    "--model",
+    "engine_model",
+    envvar=environment_name("model"),
+    metavar="TEXT",
+    help="the model  [smollm2; QUIRE_MODEL]",
+)
 @revision_option
-@option("--tokenizer", envvar=environment_name("tokenizer"), metavar="PATH",
-        help="tokenizer file or directory, if not the model's")  # fmt: skip
+@option(
+    "--tokenizer",
+    envvar=environment_name("tokenizer"),
+    metavar="PATH",
+    help="tokenizer file or directory, if not the model's",
+)
 def tokenize_command(
-    words: tuple[str, ...], template: bool, system: str | None, ids: bool, special: bool, engine_model: str | None,
-    revision: str | None, tokenizer: str | None,
-) -> None:  # fmt: skip
+    words: tuple[str, ...],
+    template: bool,
+    system: str | None,
+    ids: bool,
+    special: bool,
+    engine_model: str | None,
+    revision: str | None,
+    tokenizer: str | None,
+) -> None:
     """Show how text becomes tokens.
 
     Prints one line per token: its position, id, and text. Without TEXT, or with "-", standard input is read.

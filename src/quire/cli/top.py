@@ -28,8 +28,9 @@ CLEAR = "\x1b[H\x1b[2J"
 
 @verb("top", EXAMPLES)
 @url_option
-@option("--interval-s", type=click.FloatRange(0.05, 3600), default=1.0, metavar="S",
-        help="time between two readings  [1]")  # fmt: skip
+@option(
+    "--interval-s", type=click.FloatRange(0.05, 3600), default=1.0, metavar="S", help="time between two readings  [1]"
+)
 @option("--once", is_flag=True, help="show one interval, then end")
 def top_command(url: str | None, interval_s: float, once: bool) -> None:
     """Watch a server: tokens per second, requests, KV cache, cache hits, latency, preemptions, engine deaths.
@@ -106,12 +107,22 @@ def summary(load: ServerLoad) -> str:
     breaks = [f"prefixes {_breaks(load)}"] if load.prefix_breaks else []
     weights = [f"weights {_weights(load)}"] if load.weights_mapped_bytes else []
     drafts = [f"drafts {_drafts(load)}"] if load.drafts_per_s else []
-    return " · ".join((
-        f"{load.generation_tokens_per_s:.1f} tok/s", f"{load.running} running", f"{load.waiting} waiting",
-        f"KV {_percent(load.kv_usage_ratio)}", f"hit {_percent(load.cache_hit_ratio)}",
-        f"TTFT {_seconds(load.ttft_p50_s)}", f"ITL {_seconds(load.itl_p50_s)}",
-        f"{load.preemptions} preemptions", f"{load.engine_deaths} engine deaths", *weights, *drafts, *breaks,
-    ))  # fmt: skip
+    return " · ".join(
+        (
+            f"{load.generation_tokens_per_s:.1f} tok/s",
+            f"{load.running} running",
+            f"{load.waiting} waiting",
+            f"KV {_percent(load.kv_usage_ratio)}",
+            f"hit {_percent(load.cache_hit_ratio)}",
+            f"TTFT {_seconds(load.ttft_p50_s)}",
+            f"ITL {_seconds(load.itl_p50_s)}",
+            f"{load.preemptions} preemptions",
+            f"{load.engine_deaths} engine deaths",
+            *weights,
+            *drafts,
+            *breaks,
+        )
+    )
 
 
 def _weights(load: ServerLoad) -> str:

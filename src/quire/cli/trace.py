@@ -47,14 +47,31 @@ EXAMPLES = (
 
 @verb("trace", EXAMPLES, help=HELP)
 @click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT] | RECORDING")
-@option("-o", "--output", "path", default="trace.jsonl", show_default=True, metavar="FILE",
-              help="file to write: .jsonl, .json or .html")  # fmt: skip
+@option(
+    "-o",
+    "--output",
+    "path",
+    default="trace.jsonl",
+    show_default=True,
+    metavar="FILE",
+    help="file to write: .jsonl, .json or .html",
+)
 @option("--attach", is_flag=True, help="record a running server")
 @url_option
-@option("--seconds", type=click.FloatRange(min=0, min_open=True), metavar="N",
-              help="with --attach: time to record  [until Ctrl-C]")  # fmt: skip
-@option("--op-period", type=click.IntRange(0, 1 << 20), default=OPS_OF_STEPS, show_default=True, metavar="N",
-        help="time the instructions of every N-th step; 0: of none")  # fmt: skip
+@option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="N",
+    help="with --attach: time to record  [until Ctrl-C]",
+)
+@option(
+    "--op-period",
+    type=click.IntRange(0, 1 << 20),
+    default=OPS_OF_STEPS,
+    show_default=True,
+    metavar="N",
+    help="time the instructions of every N-th step; 0: of none",
+)
 @option("--torch-profiler", is_flag=True, help="add what torch.profiler sees: shown by a .json timeline")
 @option_flags(SamplingParams, defaults={"max_tokens": str(DEFAULT_MAX_TOKENS)})
 @option_flags(EngineOptions, without=OF_SERVE | {"seed"})

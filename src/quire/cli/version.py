@@ -12,8 +12,10 @@ from quire.cli.command import output_of, verb
 from quire.cli.main import COMPLETION_VARIABLE
 
 COMPLETION_EXAMPLES = (
-    'eval "$(quire completion bash)"', 'eval "$(quire completion zsh)"', "quire completion fish | source",
-)  # fmt: skip
+    'eval "$(quire completion bash)"',
+    'eval "$(quire completion zsh)"',
+    "quire completion fish | source",
+)
 PACKAGES = ("torch", "numpy", "tokenizers", "huggingface-hub")
 """Dependencies that results and speed depend on."""
 

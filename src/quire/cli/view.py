@@ -44,8 +44,14 @@ AUTO = "auto"
 @option("--layer", type=click.IntRange(min=0), metavar="N", help="layer of the model  [0]")
 @option("--tokens", type=click.IntRange(min=1), metavar="N", help="tokens that the layer computes  [128]")
 @option("--start", type=click.IntRange(min=0), metavar="N", help="tokens before them, in the KV cache  [0]")
-@option("--tp", "--tensor-parallel-size", "tp", type=click.IntRange(1, 1024), metavar="N",
-        help="ranks that share each layer  [1, of ranks 2]")  # fmt: skip
+@option(
+    "--tp",
+    "--tensor-parallel-size",
+    "tp",
+    type=click.IntRange(1, 1024),
+    metavar="N",
+    help="ranks that share each layer  [1, of ranks 2]",
+)
 @option("--dtype", type=click.Choice((AUTO, *DTYPES, *DTYPE_ALIASES)), help="compute type  [auto]")
 @option("--device", metavar="NAME|FILE", help="device of the model, as for explain  [auto]")
 @option("--svg", type=click.Path(dir_okay=False), metavar="FILE", help="write an SVG file")
@@ -108,9 +114,16 @@ def _of_step(
 
 
 def _of_model(
-    what: str, model: str, *, layer: int = 0, tokens: int = 128, start: int = 0, tp: int | None = None,
-    dtype: str = AUTO, device: str = AUTO,
-) -> "Picture":  # fmt: skip
+    what: str,
+    model: str,
+    *,
+    layer: int = 0,
+    tokens: int = 128,
+    start: int = 0,
+    tp: int | None = None,
+    dtype: str = AUTO,
+    device: str = AUTO,
+) -> "Picture":
     """Draw a layer of a model, or its ranks."""
     from quire.insight.explain.settings import Settings
     from quire.insight.explain.subject import open_subject

@@ -43,9 +43,13 @@ class BeamSearch:
     """The beams of one prompt. `start`, then `advance` after each engine step until `output` is there."""
 
     def __init__(
-        self, engine: LLMEngine, request_id: str, prompt: object, params: BeamSearchParams,
+        self,
+        engine: LLMEngine,
+        request_id: str,
+        prompt: object,
+        params: BeamSearchParams,
         lora_request: LoRARequest | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Check prompt, width and adapter. Raises: RequestError, ModelError."""
         max_num_seqs = engine.config.scheduler.max_num_seqs
         if params.beam_width > max_num_seqs:

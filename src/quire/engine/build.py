@@ -159,13 +159,16 @@ def _log_decisions(config: EngineConfig) -> None:
     if native.requested_isa_missing:
         logger.warning(
             "QUIRE_ISA=%s is unknown or not available here, %s is used: unset it, or see `quire doctor`",
-            os.environ.get("QUIRE_ISA"), native.isa(),
-        )  # fmt: skip
+            os.environ.get("QUIRE_ISA"),
+            native.isa(),
+        )
     if native.unbuilt_isa:
         logger.warning(
             "Quire was built without the kernels for %s, which this processor has; %s is used: build it again here "
-            "with `make run` or `pip install -e .`", native.unbuilt_isa, native.isa(),
-        )  # fmt: skip
+            "with `make run` or `pip install -e .`",
+            native.unbuilt_isa,
+            native.isa(),
+        )
     elif native.isa() == "scalar" and not os.environ.get("QUIRE_ISA"):
         logger.warning(
             "the portable kernels are used, many times slower than those for AVX2 (x86-64) or dot products (Armv8.2): "

@@ -93,7 +93,12 @@ def _with_eagle(model: ModelConfig, options: EngineOptions, checkpoint: Checkpoi
     added = sum(parameter.numel() for name, parameter in nn.named_parameters(whole) if name.startswith("eagle."))
     spec = head.behind(model.num_layers).kv_specs()[-1]
     own = replace(
-        model, hf_config=checkpoint.hf_config, num_layers=1, cache_specs=(spec,), num_parameters=added,
-        stored_bytes=None, context_len=head.context_len,
-    )  # fmt: skip
+        model,
+        hf_config=checkpoint.hf_config,
+        num_layers=1,
+        cache_specs=(spec,),
+        num_parameters=added,
+        stored_bytes=None,
+        context_len=head.context_len,
+    )
     return replace(model, draft=DraftModel(own, str(checkpoint.files.path), checkpoint.files.kind, kind="eagle"))

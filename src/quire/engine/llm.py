@@ -89,11 +89,16 @@ class LLM(EngineHandle):
         prepare = self.llm_engine.input_processor.prepare
         prepared = [
             prepare(
-                str(next(self._ids)), item, params[i], streams=False,
-                priority=priorities[i], lora_request=adapters[i], deadline_s=deadlines_s[i],
+                str(next(self._ids)),
+                item,
+                params[i],
+                streams=False,
+                priority=priorities[i],
+                lora_request=adapters[i],
+                deadline_s=deadlines_s[i],
             )
             for i, item in enumerate(items)
-        ]  # fmt: skip
+        ]
         return self._run(prepared, use_tqdm)
 
     def chat(

@@ -197,10 +197,18 @@ class LLMEngine:
         if result.op_times:
             self.events.record(EventKind.OPS, time_s=ended, step_id=schedule.step_id, ops=result.op_times)
         self.events.record(
-            EventKind.STEP, step_id=schedule.step_id, num_tokens=num_tokens, num_requests=len(schedule.scheduled),
-            **kind, duration_s=ended - started, time_s=ended, schedule_s=scheduled - started,
-            execute_s=executed - scheduled, output_s=ended - executed, **drafts,
-        )  # fmt: skip
+            EventKind.STEP,
+            step_id=schedule.step_id,
+            num_tokens=num_tokens,
+            num_requests=len(schedule.scheduled),
+            **kind,
+            duration_s=ended - started,
+            time_s=ended,
+            schedule_s=scheduled - started,
+            execute_s=executed - scheduled,
+            output_s=ended - executed,
+            **drafts,
+        )
         return outputs
 
     def has_unfinished_requests(self) -> bool:

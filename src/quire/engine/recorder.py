@@ -59,9 +59,14 @@ class Recorder:
     """
 
     def __init__(
-        self, engine: "LLMEngine", *, op_period: int = 0, op_interval_s: float = 0.0, with_text: bool = False,
+        self,
+        engine: "LLMEngine",
+        *,
+        op_period: int = 0,
+        op_interval_s: float = 0.0,
+        with_text: bool = False,
         reader: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._engine = engine
         self._with_text = with_text
         self._steps: deque[tuple[SchedulerOutput, StepResult]] = deque(maxlen=MAX_STEPS)

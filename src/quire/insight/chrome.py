@@ -76,15 +76,25 @@ class _Timeline:
                 if line["kind"] == "finish":  # it was aborted in the queue
                     yield from self._end_of_waiting(line["id"], self._us(line["t"]))
                 yield {
-                    "ph": "i", "s": "t", "name": line["kind"], "ts": self._us(line["t"]), "pid": REQUESTS,
-                    "tid": self._tracks[line["id"]], "args": args,
-                }  # fmt: skip
+                    "ph": "i",
+                    "s": "t",
+                    "name": line["kind"],
+                    "ts": self._us(line["t"]),
+                    "pid": REQUESTS,
+                    "tid": self._tracks[line["id"]],
+                    "args": args,
+                }
 
     def _step(self, line: Slice) -> Iterator[Slice]:
         end_us = self._us(line["t"])
         start_us = end_us - line["duration_s"] * 1e6
-        args = {"tokens": line["num_tokens"], "requests": line["num_requests"], "iterations": line["num_iterations"],
-                "drafts": line.get("num_drafts", 0), "accepted": line.get("num_accepted", 0)}  # fmt: skip
+        args = {
+            "tokens": line["num_tokens"],
+            "requests": line["num_requests"],
+            "iterations": line["num_iterations"],
+            "drafts": line.get("num_drafts", 0),
+            "accepted": line.get("num_accepted", 0),
+        }
         step_id = line["step_id"]
         yield _slice(f"step {step_id}", start_us, end_us - start_us, ENGINE, STEPS, args)
         at = start_us

@@ -97,10 +97,10 @@ def view_step(trace: EngineTrace, step: Line) -> Picture:
     rows = []
     for name in ids:
         shares = [next((share for share in item["requests"] if share["id"] == name), None) for item in shown]
-        last = shares[-1]
-        remark = "" if last is None else (
-            f"{counted(last['count'], 'token')} from position {last['start']}, {len(last['new'])} new{_drafts(last)}"
-        )  # fmt: skip
+        last, remark = shares[-1], ""
+        if last is not None:
+            remark = f"{counted(last['count'], 'token')} from position {last['start']}, "
+            remark += f"{len(last['new'])} new{_drafts(last)}"
         rows.append(Row(f"{names[name]} {name}"[:24], [_share_kind(share) for share in shares], remark))
     for name, since_s in trace.state_after(step).waiting.items():
         rows.append(Row(f"{names[name]} {name}"[:24], (), f"waits for {1e3 * (step['t'] - since_s):.1f} ms"))
@@ -135,24 +135,32 @@ def _share_kind(share: dict[str, Any] | None) -> str:
 def view_ops(trace: EngineTrace, step: Line) -> Picture:
     """Time of each kind of instruction in the step, or in the newest timed step before it."""
     return _times(
-        trace, step, lambda op: f"{op['name'].split(':')[0]} {op['arithmetic']}", "Instructions of one kind together",
+        trace,
+        step,
+        lambda op: f"{op['name'].split(':')[0]} {op['arithmetic']}",
+        "Instructions of one kind together",
         lambda row: -row[1][1],
-    )  # fmt: skip
+    )
 
 
 def view_layers(trace: EngineTrace, step: Line) -> Picture:
     """Time of each layer in the step, or in the newest timed step before it."""
     return _times(
-        trace, step, lambda op: "outside" if (at := op.get("layer")) is None else f"layer {at}",
+        trace,
+        step,
+        lambda op: "outside" if (at := op.get("layer")) is None else f"layer {at}",
         "Instructions of one layer together; outside are the embedding, the last norm and the head",
         lambda row: (row[0] == "outside", 0),
-    )  # fmt: skip
+    )
 
 
 def _times(
-    trace: EngineTrace, step: Line, group: Callable[[Line], str], meaning: str,
+    trace: EngineTrace,
+    step: Line,
+    group: Callable[[Line], str],
+    meaning: str,
     order: Callable[[tuple[str, list[float]]], Any],
-) -> Picture:  # fmt: skip
+) -> Picture:
     """Draw the times of the groups of instructions, a row each. `order`: of a group's name and its totals."""
     steps = trace.steps[: trace.steps.index(step) + 1]
     timed = next((item for item in reversed(steps) if trace.ops_of(item)), None)
@@ -160,8 +168,11 @@ def _times(
     if timed is None:
         return Picture(
             f"step {step['step_id']}: no instruction was timed",
-            "Record with --op-period 1; only plans have instructions.", "", "src/quire/runtime/plan/emit.py", kinds,
-        )  # fmt: skip
+            "Record with --op-period 1; only plans have instructions.",
+            "",
+            "src/quire/runtime/plan/emit.py",
+            kinds,
+        )
     totals: dict[str, list[float]] = {}
     for op in trace.ops_of(timed):
         total = totals.setdefault(group(op), [0.0] * 4)

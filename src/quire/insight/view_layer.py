@@ -50,7 +50,8 @@ def view_layer(checkpoint: Checkpoint, settings: Settings, *, layer: int, start:
     whole = phase.flops, phase.num_bytes
     return Picture(
         f"{checkpoint.files.name}: layer {layer} of {num_layers}, {counted(count, 'token')}"
-        + f" after {start} in the KV cache" * (start > 0) + f", rank 0 of {settings.tp}" * (settings.tp > 1),
+        + f" after {start} in the KV cache" * (start > 0)
+        + f", rank 0 of {settings.tp}" * (settings.tp > 1),
         f"A row is an instruction, from top to bottom, a lane a value [{count}, width]. {len(alike)} of"
         f" {num_layers} layers have the same work. Bytes are those of weights and KV cache. Activations, biases and"
         " residual sums are part of the instruction whose result they change.",
@@ -61,7 +62,7 @@ def view_layer(checkpoint: Checkpoint, settings: Settings, *, layer: int, start:
         "src/quire/insight/explain/phases.py",
         KINDS,
         rows,
-    )  # fmt: skip
+    )
 
 
 def _work(phase: Phase, layers: Sequence[int | None], layer: int) -> list[tuple[str, str, object]]:

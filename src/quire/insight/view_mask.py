@@ -61,8 +61,10 @@ def view_mask(trace: EngineTrace, step: Line, letters: Mapping[str, str]) -> Pic
     scale = -(-sum(block.num_keys for block in shown) // MAX_COLUMNS)
     every = -(-sum(block.count for block in shown) // MAX_ROWS)
     num_columns = [-(-block.num_keys // scale) for block in shown]
-    owners = {f"keys {block.request_id}": Kind(block.letter, COLOURS[at % len(COLOURS)], f"keys of {block.request_id}")
-              for at, block in enumerate(shown)}  # fmt: skip
+    owners = {
+        f"keys {block.request_id}": Kind(block.letter, COLOURS[at % len(COLOURS)], f"keys of {block.request_id}")
+        for at, block in enumerate(shown)
+    }
     rows = [Row("keys of", [name for name, width in zip(owners, num_columns, strict=True) for _ in range(width)])]
     for at, block in enumerate(shown):
         before, behind = (["other"] * sum(part) for part in (num_columns[:at], num_columns[at + 1 :]))
@@ -103,8 +105,11 @@ def _block(trace: EngineTrace, step: Line, share: Line, letter: str) -> _Block:
             num_cached, chunks = line["num_cached_tokens"], []
         elif line.get("kind") == "step":
             own = (one for one in line.get("requests", ()) if one["id"] == share["id"])
-            chunks += [(one["start"], one["start"] + one["count"]) for one in own
-                       if one["count"] > 1 + one["drafts"] or not one["new"]]  # fmt: skip
+            chunks += [
+                (one["start"], one["start"] + one["count"])
+                for one in own
+                if one["count"] > 1 + one["drafts"] or not one["new"]
+            ]
     return _Block(share["id"], letter, share["start"], share["count"], num_cached, chunks)
 
 

@@ -47,9 +47,12 @@ def view_ranks(checkpoint: Checkpoint, settings: Settings, *, layer: int) -> Pic
     in_layers = [index for index, found in enumerate(layers) if found is not None]
     rows = [
         *drawing.rows(range(in_layers[0])),
-        Row(""), Row(f"layer {layer}"), *drawing.rows(inside), Row(""),
+        Row(""),
+        Row(f"layer {layer}"),
+        *drawing.rows(inside),
+        Row(""),
         *drawing.rows(range(in_layers[-1] + 1, len(phase.instructions))),
-    ]  # fmt: skip
+    ]
     sent = [cost for index in inside if (cost := phase.costs[index][1].bytes_sent)]
     return Picture(
         f"{checkpoint.files.name} on {tp} ranks: layer {layer} of {config.model.num_layers}",

@@ -118,9 +118,14 @@ class SharedNorm(Instruction):
 
     def emit(self, to: Emitter) -> None:
         to.push(
-            "shared_norm", x=self.x, out=self.out, weight=self.weight, width=self.x.width, epsilon=self.epsilon,
+            "shared_norm",
+            x=self.x,
+            out=self.out,
+            weight=self.weight,
+            width=self.x.width,
+            epsilon=self.epsilon,
             exchange=to.exchange(),
-        )  # fmt: skip
+        )
 
     def cost(self, step: StepShape) -> Cost:
         """See `Instruction`. Ranks exchange one fp32 value per token."""

@@ -108,8 +108,9 @@ def experts(
     out = torch.zeros(len(x), downs.shape[1], dtype=torch.float32, device=x.device)
     for expert in weights.any(0).nonzero().flatten().tolist():
         rows = weights[:, expert].nonzero().flatten()
-        of_gates, of_downs = (None if bias is None else bias.view(num_experts, -1)[expert]
-                              for bias in (gate_up_bias, down_bias))  # fmt: skip
+        of_gates, of_downs = (
+            None if bias is None else bias.view(num_experts, -1)[expert] for bias in (gate_up_bias, down_bias)
+        )
         gates, ups = functional.linear(x[rows], gates_ups[expert], of_gates).chunk(2, -1)
         inner = _clamped(gates, ups) if name == CLAMPED else OPERATORS[name](gates) * ups
         results = functional.linear(inner, downs[expert], of_downs)
@@ -138,10 +139,18 @@ class Route(Instruction):
 
     def emit(self, to: Emitter) -> None:
         to.push(
-            "route", logits=self.logits, choices=self.choices, routed=to.address(self.routed),
-            counts=to.counters(self, self.num_experts), num_experts=self.num_experts, top_k=self.top_k,
-            renormalise=self.renormalise, bias=self.bias, scales=self.scales, **asdict(self.scoring),
-        )  # fmt: skip
+            "route",
+            logits=self.logits,
+            choices=self.choices,
+            routed=to.address(self.routed),
+            counts=to.counters(self, self.num_experts),
+            num_experts=self.num_experts,
+            top_k=self.top_k,
+            renormalise=self.renormalise,
+            bias=self.bias,
+            scales=self.scales,
+            **asdict(self.scoring),
+        )
 
     def cost(self, step: StepShape) -> Cost:
         return Cost(10 * step.num_tokens * self.num_experts)
@@ -182,11 +191,19 @@ class ExpertUp(ExpertGemm):
 
     def emit(self, to: Emitter) -> None:
         to.push(
-            "expert_up", weight=self.weight, bias=self.bias, x=self.x, down=self.down,
-            out=_rows_of_choices(to, self.out, self.route), routed=to.address(self.routed),
-            counts=to.counters(self.route, self.route.num_experts), num_experts=self.route.num_experts,
-            activation=self.activation, alpha=ALPHA, limit=LIMIT if self.is_clamped else 0.0,
-        )  # fmt: skip
+            "expert_up",
+            weight=self.weight,
+            bias=self.bias,
+            x=self.x,
+            down=self.down,
+            out=_rows_of_choices(to, self.out, self.route),
+            routed=to.address(self.routed),
+            counts=to.counters(self.route, self.route.num_experts),
+            num_experts=self.route.num_experts,
+            activation=self.activation,
+            alpha=ALPHA,
+            limit=LIMIT if self.is_clamped else 0.0,
+        )
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -197,10 +214,16 @@ class ExpertDown(ExpertGemm):
 
     def emit(self, to: Emitter) -> None:
         to.push(
-            "expert_down", weight=self.weight, bias=self.bias, x=_rows_of_choices(to, self.x.buffer, self.route),
-            out=self.out, routed=to.address(self.routed),
-            counts=to.counters(self.route, self.route.num_experts), num_experts=self.route.num_experts, add=self.add,
-        )  # fmt: skip
+            "expert_down",
+            weight=self.weight,
+            bias=self.bias,
+            x=_rows_of_choices(to, self.x.buffer, self.route),
+            out=self.out,
+            routed=to.address(self.routed),
+            counts=to.counters(self.route, self.route.num_experts),
+            num_experts=self.route.num_experts,
+            add=self.add,
+        )
 
 
 def _rows_of_choices(to: Emitter, buffer: Buffer, route: Route) -> Any:

@@ -114,9 +114,17 @@ class WriteLatent(Instruction):
         places = {name: to.address(part) for name, part in parts.items()}
         strides = {f"{name}_stride": part.buffer.row_bytes // 4 for name, part in parts.items()}
         to.push(
-            "write_latent", **places, **strides, num_heads=self.num_heads, head_size=self.q.width // self.num_heads,
-            cos=cos, sin=sin, half=half, rank=self.latent.width, kv=to.kv_layer(self.layer_index),
-        )  # fmt: skip
+            "write_latent",
+            **places,
+            **strides,
+            num_heads=self.num_heads,
+            head_size=self.q.width // self.num_heads,
+            cos=cos,
+            sin=sin,
+            half=half,
+            rank=self.latent.width,
+            kv=to.kv_layer(self.layer_index),
+        )
 
     def cost(self, step: StepShape) -> Cost:
         half = 0 if self.rotation is None else self.rotation[0].width
@@ -148,11 +156,21 @@ class LatentAttend(Instruction):
     def emit(self, to: Emitter) -> None:
         rank, rotary, nope, value = self.sizes
         to.push(
-            "latent_attend", q=to.address(self.q), q_stride=self.q.buffer.row_bytes // 4, up=self.weight,
-            out=self.out, work=to.address(self.work), work_stride=self.work.row_bytes // 4,
-            num_heads=self.num_heads, rank=rank, rotary=rotary, nope=nope, value=value, scale=self.scale,
+            "latent_attend",
+            q=to.address(self.q),
+            q_stride=self.q.buffer.row_bytes // 4,
+            up=self.weight,
+            out=self.out,
+            work=to.address(self.work),
+            work_stride=self.work.row_bytes // 4,
+            num_heads=self.num_heads,
+            rank=rank,
+            rotary=rotary,
+            nope=nope,
+            value=value,
+            scale=self.scale,
             kv=to.kv_layer(self.layer_index),
-        )  # fmt: skip
+        )
 
     def cost(self, step: StepShape) -> Cost:
         flops = sum(self.num_heads * latent_cost(start, count, *self.sizes)[1] for start, count in step.requests)
@@ -197,9 +215,7 @@ def _lower(to: Lowering, call: Call) -> None:
     entry, state = latent.num_columns + rotary_size, 32 + -(-value_size // 16) * 16
     work = Buffer(num_heads * max(-(-entry // 16) * 16, state))
     to.append(WriteLatent(place, to.columns(rotary), to.columns(latent), num_heads, rotation, cache.layer_index))
-    to.append(
-        LatentAttend(place, up, to.packing_of(up), out, work, num_heads, rotary_size, scale, cache.layer_index)
-    )  # fmt: skip
+    to.append(LatentAttend(place, up, to.packing_of(up), out, work, num_heads, rotary_size, scale, cache.layer_index))
 
 
 def _sizes(q: Symbol, up: Any, cache: Any, step: Any, group_index: int, rotary_size: int, scale: float) -> Any:

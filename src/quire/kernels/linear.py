@@ -60,9 +60,17 @@ class Gemm(Instruction):
 
     def emit(self, to: Emitter) -> None:
         to.push(
-            "gemm", weight=self.weight, bias=self.bias, x=self.x, out=self.out, activation=self.activation,
-            gated=self.gated, add=self.add, ahead=to.ahead(self), lora=to.adapter_site(self.weight),
-        )  # fmt: skip
+            "gemm",
+            weight=self.weight,
+            bias=self.bias,
+            x=self.x,
+            out=self.out,
+            activation=self.activation,
+            gated=self.gated,
+            add=self.add,
+            ahead=to.ahead(self),
+            lora=to.adapter_site(self.weight),
+        )
 
     def cost(self, step: StepShape) -> Cost:
         return self.product.cost(step, self.bias)

@@ -173,9 +173,11 @@ class Lowering:
         of_columns = [
             user
             for user in self.users(source)
-            if any(each.call is source and each.start < end and x.start < each.start + each.num_columns
-                   for each in user.inputs)
-        ]  # fmt: skip
+            if any(
+                each.call is source and each.start < end and x.start < each.start + each.num_columns
+                for each in user.inputs
+            )
+        ]
         waits = is_kept and all(_takes_in(user, call) for user in (*self.users(call), *of_columns))
         if waits:
             self._waiting.add(call)

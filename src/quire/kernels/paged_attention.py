@@ -124,11 +124,24 @@ class WriteKv(Instruction):
         half = self.rotation[0].width if self.rotation else 0
         q_stride, k_stride, v_stride = (part.buffer.row_bytes // 4 for part in (self.q, self.k, self.v))
         to.push(
-            "write_kv", q=to.address(self.q), k=to.address(self.k), v=to.address(self.v), q_stride=q_stride,
-            k_stride=k_stride, v_stride=v_stride, num_heads=self.num_heads, q_norm=self.q_norm,
-            k_norm=self.k_norm, epsilon=self.epsilon, cos=cos, sin=sin, half=half, q_cos=q_cos, q_sin=q_sin,
+            "write_kv",
+            q=to.address(self.q),
+            k=to.address(self.k),
+            v=to.address(self.v),
+            q_stride=q_stride,
+            k_stride=k_stride,
+            v_stride=v_stride,
+            num_heads=self.num_heads,
+            q_norm=self.q_norm,
+            k_norm=self.k_norm,
+            epsilon=self.epsilon,
+            cos=cos,
+            sin=sin,
+            half=half,
+            q_cos=q_cos,
+            q_sin=q_sin,
             kv=to.kv_layer(self.layer_index),
-        )  # fmt: skip
+        )
 
     def cost(self, step: StepShape) -> Cost:
         norms = [norm for norm in (self.q_norm, self.k_norm) if norm is not None]
@@ -160,10 +173,17 @@ class Attend(Instruction):
 
     def emit(self, to: Emitter) -> None:
         to.push(
-            "attend", q=to.address(self.q), stride=self.q.buffer.row_bytes // 4, out=self.out,
-            num_heads=self.num_heads, window=self.window, scale=self.scale, kv=to.kv_layer(self.layer_index),
-            soft_cap=self.soft_cap, sinks=self.sinks,
-        )  # fmt: skip
+            "attend",
+            q=to.address(self.q),
+            stride=self.q.buffer.row_bytes // 4,
+            out=self.out,
+            num_heads=self.num_heads,
+            window=self.window,
+            scale=self.scale,
+            kv=to.kv_layer(self.layer_index),
+            soft_cap=self.soft_cap,
+            sinks=self.sinks,
+        )
 
     def cost(self, step: StepShape) -> Cost:
         num_bytes = step.num_positions(self.window) * kv_bytes(step, self.num_kv_heads, self.q.width // self.num_heads)
@@ -240,11 +260,19 @@ def _lower(to: Lowering, call: Call) -> None:
     if is_first:
         to.append(
             WriteKv(
-                queries.columns, keys.columns, values.columns, num_heads, queries.norm, keys.norm, queries.epsilon,
-                keys.rotation, cache.layer_index, num_kv_heads,
+                queries.columns,
+                keys.columns,
+                values.columns,
+                num_heads,
+                queries.norm,
+                keys.norm,
+                queries.epsilon,
+                keys.rotation,
+                cache.layer_index,
+                num_kv_heads,
                 None if queries.rotation == keys.rotation else queries.rotation,
             )
-        )  # fmt: skip
+        )
     to.append(
         Attend(
             queries.columns, out, num_heads, scale, window or 0, cache.layer_index, num_kv_heads, soft_cap or 0, sinks

@@ -67,8 +67,9 @@ def causal_conv(
     for rows, state, is_fresh in states(cache, step, group_index, 0, (len(taps) - 1, num_channels)):
         past = torch.zeros_like(state) if is_fresh else state
         inputs = torch.cat((past, x[rows].float()))  # [W - 1 + tokens, C]
-        sums = functional.conv1d(inputs.T[None], taps.T[:, None], None if bias is None else bias.float(),
-                                 groups=num_channels)[0].T  # fmt: skip
+        sums = functional.conv1d(
+            inputs.T[None], taps.T[:, None], None if bias is None else bias.float(), groups=num_channels
+        )[0].T
         out[rows] = (sums if activation is None else OPERATORS[activation](sums)).to(x.dtype)
         state.copy_(inputs[len(inputs) - len(taps) + 1 :])
     return out
@@ -162,9 +163,16 @@ class CausalConvolution(Instruction):
 
     def emit(self, to: Emitter) -> None:
         to.push(
-            "causal_conv", x=self.x, out=self.out, weight=self.weight, bias=self.bias, channels=self.out.width,
-            taps=self.num_taps, activation=self.activation, kv=to.kv_layer(self.layer_index),
-        )  # fmt: skip
+            "causal_conv",
+            x=self.x,
+            out=self.out,
+            weight=self.weight,
+            bias=self.bias,
+            channels=self.out.width,
+            taps=self.num_taps,
+            activation=self.activation,
+            kv=to.kv_layer(self.layer_index),
+        )
 
     def cost(self, step: StepShape) -> Cost:
         width, taps = self.out.width, self.num_taps
@@ -210,11 +218,23 @@ class Recurrence(Instruction):
         log_rates, time_bias, skip = self.vectors
         key_size, value_size = self.sizes
         to.push(
-            "recurrence", q=self.q, k=self.k, v=self.v, gates=self.gates, out=self.out, log_rates=log_rates,
-            time_bias=time_bias, skip=skip, num_key_heads=self.num_key_heads, num_heads=self.num_heads,
-            key_size=key_size, value_size=value_size, delta=self.delta, offset=self.offset_bytes,
+            "recurrence",
+            q=self.q,
+            k=self.k,
+            v=self.v,
+            gates=self.gates,
+            out=self.out,
+            log_rates=log_rates,
+            time_bias=time_bias,
+            skip=skip,
+            num_key_heads=self.num_key_heads,
+            num_heads=self.num_heads,
+            key_size=key_size,
+            value_size=value_size,
+            delta=self.delta,
+            offset=self.offset_bytes,
             kv=to.kv_layer(self.layer_index),
-        )  # fmt: skip
+        )
 
     def cost(self, step: StepShape) -> Cost:
         key_size, value_size = self.sizes
@@ -253,10 +273,19 @@ def _lower_recurrence(to: Lowering, call: Call) -> None:
     columns = None if gates is None else to.columns(gates)
     to.append(
         Recurrence(
-            to.columns(q), to.columns(k), to.columns(v), columns, to.result(call), tuple(vectors), q.sizes[0],
-            v.sizes[0], offset_bytes, cache.layer_index, delta,
+            to.columns(q),
+            to.columns(k),
+            to.columns(v),
+            columns,
+            to.result(call),
+            tuple(vectors),
+            q.sizes[0],
+            v.sizes[0],
+            offset_bytes,
+            cache.layer_index,
+            delta,
         )
-    )  # fmt: skip
+    )
 
 
 def _check_state(to: Lowering, call: Call, cache: Any, group_index: int) -> None:

@@ -50,11 +50,21 @@ class Norm(Instruction):
 
     def emit(self, to: Emitter) -> None:
         to.push(
-            "norm", x=self.x, out=self.out, weight=self.weight, bias=self.bias, width=self.out.width // self.groups,
-            epsilon=self.epsilon, subtract_mean=self.subtract_mean, groups=self.groups, add=self.add, gates=self.gates,
-            activation=self.activation, gates_first=self.gates_first,
+            "norm",
+            x=self.x,
+            out=self.out,
+            weight=self.weight,
+            bias=self.bias,
+            width=self.out.width // self.groups,
+            epsilon=self.epsilon,
+            subtract_mean=self.subtract_mean,
+            groups=self.groups,
+            add=self.add,
+            gates=self.gates,
+            activation=self.activation,
+            gates_first=self.gates_first,
             weight_per_group=self.weight is not None and int(self.weight.shape[0]) * self.groups != self.out.width,
-        )  # fmt: skip
+        )
 
     def cost(self, step: StepShape) -> Cost:
         vectors = sum(4 * int(vector.shape[0]) for vector in (self.weight, self.bias) if vector is not None)

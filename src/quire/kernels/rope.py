@@ -66,9 +66,15 @@ class Rope(Instruction):
     def emit(self, to: Emitter) -> None:
         cos, sin = self.rotation
         to.push(
-            "rope", x=self.x, out=self.out, num_heads=self.num_heads, head_size=self.out.width // self.num_heads,
-            cos=to.address(cos), sin=to.address(sin), half=cos.width,
-        )  # fmt: skip
+            "rope",
+            x=self.x,
+            out=self.out,
+            num_heads=self.num_heads,
+            head_size=self.out.width // self.num_heads,
+            cos=to.address(cos),
+            sin=to.address(sin),
+            half=cos.width,
+        )
 
     def cost(self, step: StepShape) -> Cost:
         return Cost(6 * step.num_tokens * self.num_heads * self.rotation[0].width)

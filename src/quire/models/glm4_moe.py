@@ -29,12 +29,16 @@ class GLM4MoeConfig(LlamaConfig):
         fields = super().read(reader)
         experts = read_routed_experts(reader, fields, 1, 1, 1, "num_local_experts")
         factor = reader.number("routed_scaling_factor", 1.0)
-        return fields | experts | {
-            "output_bias": False,
-            "has_head_norms": reader.flag("use_qk_norm", False),
-            "renormalise": reader.flag("norm_topk_prob", True),
-            "scoring": replace(read_groups(reader, experts, 1, 1), is_sigmoid=True, factor=factor, group_best=2),
-        }  # fmt: skip
+        return (
+            fields
+            | experts
+            | {
+                "output_bias": False,
+                "has_head_norms": reader.flag("use_qk_norm", False),
+                "renormalise": reader.flag("norm_topk_prob", True),
+                "scoring": replace(read_groups(reader, experts, 1, 1), is_sigmoid=True, factor=factor, group_best=2),
+            }
+        )
 
 
 class GLM4MoeForCausalLM(LlamaForCausalLM):

@@ -44,8 +44,11 @@ class GPT2Config(LlamaConfig):
             "activation": ACTIVATIONS[reader.choice("activation_function", "gelu_new", tuple(ACTIVATIONS))],
             "rms_norm_epsilon": reader.number("layer_norm_epsilon", 1e-5),
             "scales": tuple(scale / (index + 1) if by_layer else scale for index in range(fields["num_layers"])),
-            "rope": RopeConfig(), "qkv_bias": True, "output_bias": True, "mlp_bias": True,
-        }  # fmt: skip
+            "rope": RopeConfig(),
+            "qkv_bias": True,
+            "output_bias": True,
+            "mlp_bias": True,
+        }
 
 
 class GPT2Attention(LlamaAttention):
@@ -88,13 +91,18 @@ class GPT2LMHeadModel(LlamaForCausalLM):
         return super().layout() | Layout(
             prefixes=("transformer.",),
             renames={
-                "wte": "embed_tokens", "wpe": "embed_positions", "h": "layers", "ln_1": "input_layernorm",
-                "attn.c_attn": "self_attn.qkv_proj", "attn.c_proj": "self_attn.o_proj",
-                "ln_2": "post_attention_layernorm", "ln_f": "norm",
+                "wte": "embed_tokens",
+                "wpe": "embed_positions",
+                "h": "layers",
+                "ln_1": "input_layernorm",
+                "attn.c_attn": "self_attn.qkv_proj",
+                "attn.c_proj": "self_attn.o_proj",
+                "ln_2": "post_attention_layernorm",
+                "ln_f": "norm",
             },
             views={r"\.(qkv_proj|o_proj|c_fc|c_proj)\.weight$": (Transpose(),)},
             unused=(r"\.attn\.(masked_)?bias$",),
-        )  # fmt: skip
+        )
 
     def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
         """Hidden states after the last norm. Shapes: token_ids [T] -> [T, E]."""

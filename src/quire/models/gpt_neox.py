@@ -41,8 +41,10 @@ class GPTNeoXConfig(LlamaConfig):
             "rms_norm_epsilon": reader.number("layer_norm_eps", 1e-5),
             "rope": rope_config,
             "parallel": reader.flag("use_parallel_residual", True),
-            "qkv_bias": bias, "output_bias": bias, "mlp_bias": True,
-        }  # fmt: skip
+            "qkv_bias": bias,
+            "output_bias": bias,
+            "mlp_bias": True,
+        }
 
 
 class GPTNeoXLayer(LlamaLayer):
@@ -76,13 +78,17 @@ class GPTNeoXForCausalLM(LlamaForCausalLM):
         return super().layout() | Layout(
             prefixes=("gpt_neox.",),
             renames={
-                "embed_in": "embed_tokens", "embed_out": "lm_head", "final_layer_norm": "norm",
-                "attention.query_key_value": "self_attn.qkv_proj", "attention.dense": "self_attn.o_proj",
-                "dense_h_to_4h": "c_fc", "dense_4h_to_h": "c_proj",
+                "embed_in": "embed_tokens",
+                "embed_out": "lm_head",
+                "final_layer_norm": "norm",
+                "attention.query_key_value": "self_attn.qkv_proj",
+                "attention.dense": "self_attn.o_proj",
+                "dense_h_to_4h": "c_fc",
+                "dense_4h_to_h": "c_proj",
             },
             views={r"\.qkv_proj\.": (Rows(rows.swapaxes(0, 1).reshape(-1)),)},
             unused=(r"attention\.(bias|masked_bias)$",),
-        )  # fmt: skip
+        )
 
 
 ARCHITECTURES = {"GPTNeoXForCausalLM": GPTNeoXForCausalLM}

@@ -48,15 +48,22 @@ class Granite4Config(GraniteConfig):
         experts: dict[str, Any] = {}
         if num_experts:
             experts = {
-                "num_experts": num_experts, "top_k": top_k, "expert_size": fields["intermediate_size"],
-                "shared_size": shared_size, "sparse_layers": (True,) * fields["num_layers"],
-            }  # fmt: skip
-        return fields | experts | {
-            "intermediate_size": shared_size,
-            "rotates": reader.choice("position_embedding_type", "nope", ("rope", "nope")) == "rope",
-            "recurrent_layers": recurrent if any(recurrent) else (),
-            "state_space": read_state_space(reader, fields["hidden_size"], fields["rms_norm_epsilon"], STATES),
-        }  # fmt: skip
+                "num_experts": num_experts,
+                "top_k": top_k,
+                "expert_size": fields["intermediate_size"],
+                "shared_size": shared_size,
+                "sparse_layers": (True,) * fields["num_layers"],
+            }
+        return (
+            fields
+            | experts
+            | {
+                "intermediate_size": shared_size,
+                "rotates": reader.choice("position_embedding_type", "nope", ("rope", "nope")) == "rope",
+                "recurrent_layers": recurrent if any(recurrent) else (),
+                "state_space": read_state_space(reader, fields["hidden_size"], fields["rms_norm_epsilon"], STATES),
+            }
+        )
 
     def state_spec(self) -> CacheSpec:
         return self.state_space.spec()
@@ -72,16 +79,18 @@ class Granite4ForCausalLM(GraniteForCausalLM):
 
     def layout(self) -> Layout:
         """Return Llama's, under other names. Gates and ups of the MLP are stored in one piece."""
-        return super().layout() | Layout(renames={
-            "block_sparse_moe.input_linear.weight": "mlp.experts.gate_up_proj",
-            "block_sparse_moe.output_linear.weight": "mlp.experts.down_proj",
-            "block_sparse_moe": "mlp",
-            "router.layer": "router",
-            "router": "gate",
-            "shared_mlp": "mlp.shared_experts" if self.config.num_experts else "mlp",
-            "input_linear": "gate_up_proj",
-            "output_linear": "down_proj",
-        })  # fmt: skip
+        return super().layout() | Layout(
+            renames={
+                "block_sparse_moe.input_linear.weight": "mlp.experts.gate_up_proj",
+                "block_sparse_moe.output_linear.weight": "mlp.experts.down_proj",
+                "block_sparse_moe": "mlp",
+                "router.layer": "router",
+                "router": "gate",
+                "shared_mlp": "mlp.shared_experts" if self.config.num_experts else "mlp",
+                "input_linear": "gate_up_proj",
+                "output_linear": "down_proj",
+            }
+        )
 
     def rotations(self, positions: Tensor) -> Sequence[Rotation | None]:
         return super().rotations(positions) if self.config.rotates else [None] * len(self.layers)

@@ -54,9 +54,13 @@ def read_window(reader: HFConfigReader, default: int | None = None) -> int | Non
 
 
 def read_layers(
-    reader: HFConfigReader, num_layers: int, chosen: Sequence[str], others: Sequence[str],
-    is_chosen: Callable[[int], bool], *names: str,
-) -> list[bool]:  # fmt: skip
+    reader: HFConfigReader,
+    num_layers: int,
+    chosen: Sequence[str],
+    others: Sequence[str],
+    is_chosen: Callable[[int], bool],
+    *names: str,
+) -> list[bool]:
     """Read of each layer whether `layer_types`, or a field of another of the `names`, has one of the `chosen` types.
 
     Without such a field `is_chosen` tells, by index. Raises: UnsupportedModelError for types that are not `others`.

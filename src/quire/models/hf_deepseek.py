@@ -55,20 +55,27 @@ class DeepseekV2Config(LlamaConfig):
         has_bias = reader.flag("attention_bias", False)
         counts = cls.default_dense_layers, cls.default_shared_experts, cls.default_predictors
         experts = read_routed_experts(reader, fields, *counts)
-        return fields | experts | {
-            "context_len": rope_config.stretched(fields["context_len"]),
-            "intermediate_size": reader.integer("intermediate_size"),
-            "num_kv_heads": 1,
-            "rms_norm_epsilon": reader.number("rms_norm_eps", 1e-6),
-            "rope": rope_config,
-            "qkv_bias": has_bias,
-            "output_bias": has_bias,
-            "mlp_bias": reader.flag("mlp_bias", False),
-            "score_scale": (nope + rotary) ** -0.5 * read_score_factor(reader),
-            "query_rank": reader.optional_integer("q_lora_rank"),
-            "kv_rank": rank, "rotary_size": rotary, "nope_size": nope, "value_size": value,
-            **cls.read_routing(reader, experts),
-        }  # fmt: skip
+        return (
+            fields
+            | experts
+            | {
+                "context_len": rope_config.stretched(fields["context_len"]),
+                "intermediate_size": reader.integer("intermediate_size"),
+                "num_kv_heads": 1,
+                "rms_norm_epsilon": reader.number("rms_norm_eps", 1e-6),
+                "rope": rope_config,
+                "qkv_bias": has_bias,
+                "output_bias": has_bias,
+                "mlp_bias": reader.flag("mlp_bias", False),
+                "score_scale": (nope + rotary) ** -0.5 * read_score_factor(reader),
+                "query_rank": reader.optional_integer("q_lora_rank"),
+                "kv_rank": rank,
+                "rotary_size": rotary,
+                "nope_size": nope,
+                "value_size": value,
+                **cls.read_routing(reader, experts),
+            }
+        )
 
     @classmethod
     def read_routing(cls, reader: HFConfigReader, experts: dict[str, Any]) -> dict[str, Any]:

@@ -45,11 +45,16 @@ class FallbackConfig:
             hf = read_config(hf_config)
             layers, text = probe(hf), hf.get_text_config()  # of a model that also sees or hears, which it does not here
             return cls(
-                vocab_size=text.vocab_size, hidden_size=text.hidden_size, num_layers=len(layers), hf=hf, layers=layers,
+                vocab_size=text.vocab_size,
+                hidden_size=text.hidden_size,
+                num_layers=len(layers),
+                hf=hf,
+                layers=layers,
                 num_heads=max(layer.num_heads for layer in layers),
                 num_kv_heads=max(layer.num_kv_heads for layer in layers),
-                head_size=max(layer.head_size for layer in layers), context_len=text.max_position_embeddings,
-            )  # fmt: skip
+                head_size=max(layer.head_size for layer in layers),
+                context_len=text.max_position_embeddings,
+            )
         except UnsupportedModelError:
             raise
         except Exception as error:  # any code of any model

@@ -86,19 +86,23 @@ class Gemma4Config(LlamaConfig):
                 f"the model's config has vocab_size_per_layer_input={per_layer_vocab}, less than vocab_size="
                 f"{fields['vocab_size']}: tokens without an input of each layer are not supported"
             )
-        return fields | _read_experts(reader, fields) | {
-            "windows": windows,
-            "local_rope": local,
-            "score_scale": 1.0,
-            "full_head_size": head_size,
-            "full_kv_heads": kv_heads,
-            "shares_values": shares_values,
-            "sources": _read_sources(reader, windows),
-            "widens_mlp": reader.flag("use_double_wide_mlp", False),
-            "per_layer_size": size or 0,
-            "per_layer_vocab": per_layer_vocab if size else 0,
-            "logit_cap": None if cap is None else reader.number("final_logit_softcapping", 0.0),
-        }  # fmt: skip
+        return (
+            fields
+            | _read_experts(reader, fields)
+            | {
+                "windows": windows,
+                "local_rope": local,
+                "score_scale": 1.0,
+                "full_head_size": head_size,
+                "full_kv_heads": kv_heads,
+                "shares_values": shares_values,
+                "sources": _read_sources(reader, windows),
+                "widens_mlp": reader.flag("use_double_wide_mlp", False),
+                "per_layer_size": size or 0,
+                "per_layer_vocab": per_layer_vocab if size else 0,
+                "logit_cap": None if cap is None else reader.number("final_logit_softcapping", 0.0),
+            }
+        )
 
     @classmethod
     def read_rope(cls, reader: HFConfigReader) -> RopeConfig:

@@ -144,10 +144,12 @@ class LlamaConfig:
         """Return the config with more layers, with attention, and with experts if the last one has them."""
         sparse, recurrent = self.sparse_layers, self.recurrent_layers
         return replace(
-            self, num_layers=self.num_layers + count, windows=self.windows + (None,) * count,
+            self,
+            num_layers=self.num_layers + count,
+            windows=self.windows + (None,) * count,
             sparse_layers=sparse + sparse[-1:] * count,
             recurrent_layers=recurrent + (False,) * count if recurrent else (),
-        )  # fmt: skip
+        )
 
     def for_length(self, max_len: int) -> Self:
         """Return the config for sequences of at most `max_len` tokens; some models choose rotary frequencies by it."""

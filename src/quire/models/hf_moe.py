@@ -77,9 +77,11 @@ def read_experts(
             f"set {chosen} to at most {num_experts}"
         )
     return {
-        "num_experts": num_experts, "top_k": top_k, "expert_size": fields["intermediate_size"],
+        "num_experts": num_experts,
+        "top_k": top_k,
+        "expert_size": fields["intermediate_size"],
         "sparse_layers": (True,) * fields["num_layers"],
-    }  # fmt: skip
+    }
 
 
 def read_moe(

@@ -57,9 +57,12 @@ class Predictors(nn.ModuleList):
         for index in range(len(self)):
             at, own = f"layers.{self._first + index}", f"mtp.{index}"
             renames |= {
-                f"{at}.enorm": f"{own}.pre_fc_norm_embedding", f"{at}.hnorm": f"{own}.pre_fc_norm_hidden",
-                f"{at}.eh_proj": f"{own}.fc", f"{at}.shared_head.norm": f"{own}.norm", at: f"{own}.layers.0",
-            }  # fmt: skip
+                f"{at}.enorm": f"{own}.pre_fc_norm_embedding",
+                f"{at}.hnorm": f"{own}.pre_fc_norm_hidden",
+                f"{at}.eh_proj": f"{own}.fc",
+                f"{at}.shared_head.norm": f"{own}.norm",
+                at: f"{own}.layers.0",
+            }
         return Layout(renames=renames, unused=(rf"{self._behind}(embed_tokens|shared_head\.head)\.",))
 
 

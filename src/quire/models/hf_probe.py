@@ -165,9 +165,14 @@ def _record(
         problem = attention_mask.problem if isinstance(attention_mask, Mask) else "is not Transformers' own"
         raise refused(model_type, f"its attention_mask {problem}")
     layer = ProbedLayer(
-        "", query.shape[1], key.shape[1], max(query.shape[-1], value.shape[-1]),
-        options.get("scaling") or query.shape[-1] ** -0.5, attention_mask.window, options.get("softcap"),
-    )  # fmt: skip
+        "",
+        query.shape[1],
+        key.shape[1],
+        max(query.shape[-1], value.shape[-1]),
+        options.get("scaling") or query.shape[-1] ** -0.5,
+        attention_mask.window,
+        options.get("softcap"),
+    )
     calls.append((module, layer))
     return value.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
 

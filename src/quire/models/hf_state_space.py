@@ -70,10 +70,16 @@ def read_state_space(reader: HFConfigReader, hidden_size: int, epsilon: float, n
         raise wrong(heads, f"{num_heads} of {head_size}={size}", f"{expand}={times} times hidden_size={hidden_size}")
     check_divides(groups, num_groups, heads, num_heads)
     return StateSpaceSizes(
-        hidden_size=hidden_size, num_heads=num_heads, head_size=size, num_groups=num_groups,
-        state_size=reader.integer(state_size), num_taps=reader.integer(taps, maximum=MAX_TAPS),
-        conv_bias=reader.flag(conv_bias, True), bias=reader.flag(bias, False), epsilon=epsilon,
-    )  # fmt: skip
+        hidden_size=hidden_size,
+        num_heads=num_heads,
+        head_size=size,
+        num_groups=num_groups,
+        state_size=reader.integer(state_size),
+        num_taps=reader.integer(taps, maximum=MAX_TAPS),
+        conv_bias=reader.flag(conv_bias, True),
+        bias=reader.flag(bias, False),
+        epsilon=epsilon,
+    )
 
 
 class GroupRMSNorm(RMSNorm):
@@ -128,7 +134,15 @@ class StateSpaceMixer(nn.Module):
         values, keys, queries = self.conv1d(xbc, batch).split(self.widths, dim=1)
         keys, queries = (part.view(-1, self.widths[1] // self.state_size, self.state_size) for part in (keys, queries))
         found = recur(
-            queries, keys, values.view(-1, self.num_heads, self.head_size), batch, self.layer_index, gates=steps,
-            log_rates=self.A_log, time_bias=self.dt_bias, skip=self.D, offset_bytes=self.conv1d.state_bytes,
-        )  # [T, H, V]  # fmt: skip
+            queries,
+            keys,
+            values.view(-1, self.num_heads, self.head_size),
+            batch,
+            self.layer_index,
+            gates=steps,
+            log_rates=self.A_log,
+            time_bias=self.dt_bias,
+            skip=self.D,
+            offset_bytes=self.conv1d.state_bytes,
+        )  # [T, H, V]
         return self.out_proj(self.norm(found.flatten(1) * silu(z)))

@@ -105,11 +105,20 @@ class LFM2ForCausalLM(LlamaForCausalLM):
 
     def layout(self) -> Layout:
         """Return Llama's, under other names."""
-        return super().layout() | Layout(renames={
-            "operator_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "embedding_norm": "norm",
-            "q_layernorm": "q_norm", "k_layernorm": "k_norm", "out_proj": "o_proj", "feed_forward": "mlp",
-            "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj",
-        })  # fmt: skip
+        return super().layout() | Layout(
+            renames={
+                "operator_norm": "input_layernorm",
+                "ffn_norm": "post_attention_layernorm",
+                "embedding_norm": "norm",
+                "q_layernorm": "q_norm",
+                "k_layernorm": "k_norm",
+                "out_proj": "o_proj",
+                "feed_forward": "mlp",
+                "w1": "gate_proj",
+                "w2": "down_proj",
+                "w3": "up_proj",
+            }
+        )
 
 
 ARCHITECTURES = {"Lfm2ForCausalLM": LFM2ForCausalLM}

@@ -42,9 +42,12 @@ class LlamaAttention(nn.Module):
         self.qkv_proj = ColumnParallelLinear(config.hidden_size, (q, k, k), bias=config.qkv_bias, stored=QKV)
         self.o_proj = RowParallelLinear(q, config.hidden_size, group, bias=config.output_bias)
         self.attention = Attention(
-            layer_index, self.head_size, scale=config.score_scale, window=config.windows[layer_index],
+            layer_index,
+            self.head_size,
+            scale=config.score_scale,
+            window=config.windows[layer_index],
             soft_cap=config.score_cap,
-        )  # fmt: skip
+        )
 
     def forward(self, x: Tensor, rotation: Any, batch: ForwardBatch) -> Tensor:
         """Shapes: x [T, E]; rotation: cos, sin [T, D], or None for none -> [T, E]."""

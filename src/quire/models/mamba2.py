@@ -47,13 +47,24 @@ class Mamba2Config(LlamaConfig):
         num_layers = reader.integer("num_hidden_layers", maximum=MAX_LAYERS)
         sizes = read_state_space(reader, hidden_size, epsilon, STATES)
         return {
-            "vocab_size": reader.integer("vocab_size"), "hidden_size": hidden_size, "num_layers": num_layers,
-            "intermediate_size": sizes.num_heads * sizes.head_size, "num_heads": sizes.num_heads,
-            "num_kv_heads": sizes.num_heads, "head_size": sizes.head_size, "context_len": CONTEXT_LEN,
-            "windows": (None,) * num_layers, "tie_word_embeddings": reader.flag("tie_word_embeddings", False),
-            "rope": RopeConfig(), "qkv_bias": False, "output_bias": False, "mlp_bias": False,
-            "recurrent_layers": (True,) * num_layers, "rms_norm_epsilon": epsilon, "state_space": sizes,
-        }  # fmt: skip
+            "vocab_size": reader.integer("vocab_size"),
+            "hidden_size": hidden_size,
+            "num_layers": num_layers,
+            "intermediate_size": sizes.num_heads * sizes.head_size,
+            "num_heads": sizes.num_heads,
+            "num_kv_heads": sizes.num_heads,
+            "head_size": sizes.head_size,
+            "context_len": CONTEXT_LEN,
+            "windows": (None,) * num_layers,
+            "tie_word_embeddings": reader.flag("tie_word_embeddings", False),
+            "rope": RopeConfig(),
+            "qkv_bias": False,
+            "output_bias": False,
+            "mlp_bias": False,
+            "recurrent_layers": (True,) * num_layers,
+            "rms_norm_epsilon": epsilon,
+            "state_space": sizes,
+        }
 
     def state_spec(self) -> CacheSpec:
         return self.state_space.spec()

@@ -48,9 +48,12 @@ class OPTConfig(LlamaConfig):
             "norm_before": norm_before,
             "final_norm": norm_before and not removes_final_norm,
             "norm_affine": reader.flag("layer_norm_elementwise_affine", True),
-            "rms_norm_epsilon": 1e-5, "rope": RopeConfig(),
-            "qkv_bias": bias, "output_bias": bias, "mlp_bias": bias,
-        }  # fmt: skip
+            "rms_norm_epsilon": 1e-5,
+            "rope": RopeConfig(),
+            "qkv_bias": bias,
+            "output_bias": bias,
+            "mlp_bias": bias,
+        }
 
 
 class OPTLayer(LlamaLayer):

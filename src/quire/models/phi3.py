@@ -15,13 +15,16 @@ class Phi3Config(LlamaConfig):
 
     has_window = True
     required = {
-        **dict.fromkeys(("attention_bias", "mlp_bias", "lm_head_bias"), False), "full_attn_mod": 1,
+        **dict.fromkeys(("attention_bias", "mlp_bias", "lm_head_bias"), False),
+        "full_attn_mod": 1,
         "interpolate_factor": 1,
-    }  # fmt: skip
+    }
     unused = ("resid_pdrop", "embd_pdrop")
     rope_options = {
-        "rotates_part": True, "default_original": 4096, "renames": {"su": "longrope", "yarn": "longrope"},
-    }  # fmt: skip
+        "rotates_part": True,
+        "default_original": 4096,
+        "renames": {"su": "longrope", "yarn": "longrope"},
+    }
     """Early configs have other names of LongRoPE."""
 
 

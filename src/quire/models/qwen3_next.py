@@ -44,8 +44,9 @@ class DeltaNetConfig(LlamaConfig):
     num_taps: int
     defaults = {"head_dim": 256, "partial_rotary_factor": 0.25}
     rope_options = {
-        "rotates_part": True, "ignored": ("mrope_section", "mrope_interleaved"),
-    }  # fmt: skip
+        "rotates_part": True,
+        "ignored": ("mrope_section", "mrope_interleaved"),
+    }
     """Of text, all parts of a multimodal position are the same number."""
     required = {"attn_output_gate": True, "use_sliding_window": False, "mlp_bias": False}
     unused = ("mamba_ssm_dtype", "mtp_use_dedicated_embeddings")
@@ -146,11 +147,17 @@ class GatedDeltaNet(nn.Module):
         q, k, v = self.conv1d(qkv, batch).split(self.widths, dim=1)
         key_size, value_size = self.sizes
         found = recur(
-            q.view(-1, self.widths[0] // key_size, key_size), k.view(-1, self.widths[0] // key_size, key_size),
-            v.view(-1, self.widths[2] // value_size, value_size), batch, self.layer_index,
-            gates=self.in_proj_ba(x), log_rates=self.A_log, time_bias=self.dt_bias,
-            offset_bytes=self.conv1d.state_bytes, delta=True,
-        )  # [T, H, V]  # fmt: skip
+            q.view(-1, self.widths[0] // key_size, key_size),
+            k.view(-1, self.widths[0] // key_size, key_size),
+            v.view(-1, self.widths[2] // value_size, value_size),
+            batch,
+            self.layer_index,
+            gates=self.in_proj_ba(x),
+            log_rates=self.A_log,
+            time_bias=self.dt_bias,
+            offset_bytes=self.conv1d.state_bytes,
+            delta=True,
+        )  # [T, H, V]
         return self.out_proj(self.norm(found).flatten(1) * silu(z))
 
 
@@ -183,10 +190,12 @@ class Qwen3NextForCausalLM(DeltaNetForCausalLM):
         config = self.config
         keys, ratio = config.num_key_heads, config.num_value_heads // config.num_key_heads
         values = ratio * config.value_size
-        return super().layout() | Layout(views={
-            r"\.in_proj_qkvz\.": (Rows(_parts_first(keys, (config.key_size, config.key_size, values, values))),),
-            r"\.in_proj_ba\.": (Rows(_parts_first(keys, (ratio, ratio), (1, 0))),),
-        })  # fmt: skip
+        return super().layout() | Layout(
+            views={
+                r"\.in_proj_qkvz\.": (Rows(_parts_first(keys, (config.key_size, config.key_size, values, values))),),
+                r"\.in_proj_ba\.": (Rows(_parts_first(keys, (ratio, ratio), (1, 0))),),
+            }
+        )
 
 
 def _parts_first(num_pieces: int, sizes: tuple[int, ...], order: tuple[int, ...] | None = None) -> np.ndarray:

@@ -33,8 +33,10 @@ class StarCoder2Config(LlamaConfig):
         return fields | {
             "activation": ACTIVATIONS[reader.choice("hidden_act", "gelu_pytorch_tanh", tuple(ACTIVATIONS))],
             "rms_norm_epsilon": reader.number("norm_epsilon", 1e-5),
-            "qkv_bias": bias, "output_bias": bias, "mlp_bias": bias,
-        }  # fmt: skip
+            "qkv_bias": bias,
+            "output_bias": bias,
+            "mlp_bias": bias,
+        }
 
     @classmethod
     def check_activation(cls, reader: HFConfigReader) -> None:

@@ -58,10 +58,15 @@ class Executor(Protocol):
 def log_step(output: SchedulerOutput) -> None:
     """Write the debug line of a submitted step."""
     logger.debug(
-        "step %d: %d requests, %d tokens, %d new, %d ended, %d preempted, %d transfers", output.step_id,
-        len(output.scheduled), output.num_tokens, len(output.new_requests), len(output.finished_ids),
-        len(output.preempted_ids), len(output.transfers),
-    )  # fmt: skip
+        "step %d: %d requests, %d tokens, %d new, %d ended, %d preempted, %d transfers",
+        output.step_id,
+        len(output.scheduled),
+        output.num_tokens,
+        len(output.new_requests),
+        len(output.finished_ids),
+        len(output.preempted_ids),
+        len(output.transfers),
+    )
 
 
 class InProcessExecutor:

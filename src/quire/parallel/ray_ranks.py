@@ -146,8 +146,11 @@ class RayRanks(Ranks):
         self.cpus: list[int] = []
         self._memory = RankMemory.of(config, num_stages=1) if group_size > 1 else None
         self._bundles: list[Any] = []
-        self._actors = [actor for stage in range(config.options.pipeline_parallel_size)
-                        for actor in self._start_actors(config, stage)]  # fmt: skip
+        self._actors = [
+            actor
+            for stage in range(config.options.pipeline_parallel_size)
+            for actor in self._start_actors(config, stage)
+        ]
         address, path = _free_address(ray.util.get_node_ip_address()), str(files.path.absolute())
         num_spins = spins_of(group_size * config.threads_per_rank)
         starts = [

@@ -156,9 +156,13 @@ def _place(files: AdapterFiles, name: str, sources: list[Any], parameter: Any, p
 
 
 def _sizes(
-    files: AdapterFiles, name: str, sources: list[Any], pairs: list[LowRankPair | None], partition: Partition,
+    files: AdapterFiles,
+    name: str,
+    sources: list[Any],
+    pairs: list[LowRankPair | None],
+    partition: Partition,
     shape: tuple[int, ...],
-) -> list[int]:  # fmt: skip
+) -> list[int]:
     """Return the rows of each stored tensor: those of the layer's parts, else as the adapter has them."""
     if len(sources) == 1:
         return [shape[0]]

@@ -184,7 +184,11 @@ class AdapterPool:
         self._rows[: len(rows)], self._slots[: len(groups)] = rows, groups
         self._starts[: len(groups)], self._starts[len(groups)] = starts, len(rows)
         self._step[:] = (
-            len(groups), self._starts.ctypes.data, self._slots.ctypes.data, self._rows.ctypes.data,
-            self._products.ctypes.data, self._products.shape[1],
-        )  # fmt: skip
+            len(groups),
+            self._starts.ctypes.data,
+            self._slots.ctypes.data,
+            self._rows.ctypes.data,
+            self._products.ctypes.data,
+            self._products.shape[1],
+        )
         return len(rows) > 0

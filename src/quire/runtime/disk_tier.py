@@ -200,9 +200,12 @@ def open_disk_tier(config: EngineConfig, checkpoint: Checkpoint, rank: int = 0) 
             " --kv-disk out"
         )
     description = {
-        "model": options.model, "dtype": config.dtype, "kv_cache_dtype": config.kv_dtype,
-        "block_size": config.scheduler.block_size, "made_by": f"quire {__version__}",
-    }  # fmt: skip
+        "model": options.model,
+        "dtype": config.dtype,
+        "kv_cache_dtype": config.kv_dtype,
+        "block_size": config.scheduler.block_size,
+        "made_by": f"quire {__version__}",
+    }
     key, max_bytes = fingerprint(config, checkpoint, rank), config.scheduler.max_disk_bytes
     return DiskTier(BlockFiles(options.kv_disk, key, description, max_bytes, rank, config.num_ranks))
 
@@ -220,11 +223,22 @@ def fingerprint(config: EngineConfig, checkpoint: Checkpoint, rank: int = 0) -> 
     }
     scheduler = config.scheduler
     parts = [
-        code_digest(), rank, _versions(config.uses_plan), _native.isa(), os.environ.get("QUIRE_KERNELS"),
-        config.model.hf_config, options, config.device,
-        config.dtype, config.kv_dtype, config.keeps_stored_weights, config.uses_plan, config.tile_rows,
-        scheduler.block_size, [[group.layer_indices, group.spec] for group in scheduler.kv_cache_groups],
-    ]  # fmt: skip
+        code_digest(),
+        rank,
+        _versions(config.uses_plan),
+        _native.isa(),
+        os.environ.get("QUIRE_KERNELS"),
+        config.model.hf_config,
+        options,
+        config.device,
+        config.dtype,
+        config.kv_dtype,
+        config.keeps_stored_weights,
+        config.uses_plan,
+        config.tile_rows,
+        scheduler.block_size,
+        [[group.layer_indices, group.spec] for group in scheduler.kv_cache_groups],
+    ]
     digest = hashlib.sha256(msgspec.json.encode(parts, order="sorted", enc_hook=str))
     place = checkpoint.files.path
     for path in sorted(place.glob("*.safetensors")) if place.is_dir() else [place]:

@@ -43,10 +43,12 @@ def load_drafter(
     draft, scheduler = config.model.draft, config.scheduler
     assert draft is not None
     limits = PlanLimits(
-        max_tokens=scheduler.max_num_batched_tokens, max_requests=scheduler.max_num_seqs,
-        max_logit_rows=scheduler.max_num_seqs, tile_rows=config.tile_rows,
+        max_tokens=scheduler.max_num_batched_tokens,
+        max_requests=scheduler.max_num_seqs,
+        max_logit_rows=scheduler.max_num_seqs,
+        tile_rows=config.tile_rows,
         kv_ahead_bytes=config.hardware.kv_ahead_bytes,
-    )  # fmt: skip
+    )
     if draft.kind != "draft":
         if not isinstance(forward, PlannedForward) or not forward.planned.program.predictors:
             raise UnsupportedModelError(
@@ -75,9 +77,15 @@ def _config_of(config: EngineConfig, draft: DraftModel) -> EngineConfig:
     layers = range(first, first + len(draft.model.cache_specs))
     options = replace(config.options, quantization=None, hf_overrides=None, draft_model=None, speculative="off")
     return replace(
-        config, model=draft.model, options=options, scheduler=config.scheduler.of_layers(layers), dtype="bfloat16",
-        keeps_stored_weights=True, weights_on_disk=False, speculative="off",
-    )  # fmt: skip
+        config,
+        model=draft.model,
+        options=options,
+        scheduler=config.scheduler.of_layers(layers),
+        dtype="bfloat16",
+        keeps_stored_weights=True,
+        weights_on_disk=False,
+        speculative="off",
+    )
 
 
 def _token_ids(config: EngineConfig) -> NDArray[np.int64]:

@@ -142,16 +142,24 @@ class ModelDrafter(Drafter):
     """
 
     def __init__(
-        self, planned: PlannedModel, states: RequestStates, context_len: int, links: Links, config: SchedulerConfig,
+        self,
+        planned: PlannedModel,
+        states: RequestStates,
+        context_len: int,
+        links: Links,
+        config: SchedulerConfig,
         layer_indices: Collection[int],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`layer_indices`: of the draft model."""
         super().__init__(planned, states, context_len, links)
         self._block_size = config.block_size
         # A cache group with layers of the draft model, without a window if there is one.
         groups = enumerate(config.kv_cache_groups)
-        of_draft = [(group.spec.window is not None, index) for index, group in groups
-                    if not set(group.layer_indices).isdisjoint(layer_indices)]  # fmt: skip
+        of_draft = [
+            (group.spec.window is not None, index)
+            for index, group in groups
+            if not set(group.layer_indices).isdisjoint(layer_indices)
+        ]
         self._group = min(of_draft)[1]
         sizes = {Tier.DEVICE: config.num_blocks, Tier.HOST: config.num_host_blocks}
         self._is_whole = {tier: np.zeros(size, np.bool_) for tier, size in sizes.items()}

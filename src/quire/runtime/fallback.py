@@ -39,9 +39,13 @@ def load_fallback(config: EngineConfig, tensors: Mapping[str, WeightTensor]) -> 
     kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(model_config.hf)]
     with _silent(transformers):
         module, info = kind.from_pretrained(
-            None, config=model_config.hf, dtype=dtype, attn_implementation=RUN, output_loading_info=True,
+            None,
+            config=model_config.hf,
+            dtype=dtype,
+            attn_implementation=RUN,
+            output_loading_info=True,
             state_dict={name: tensor.to_torch(dtype) for name, tensor in tensors.items()},
-        )  # fmt: skip
+        )
     for what in ("missing", "mismatched"):
         if info[f"{what}_keys"]:
             names = ", ".join(sorted(map(str, info[f"{what}_keys"]))[:3])
@@ -70,19 +74,27 @@ def check_fallback(model: TransformersForCausalLM) -> None:
     name, is_ours = type(model.model).__name__, config.hf.model_type in model_types()
     logger.warning(
         "Transformers' own %s computes this model, op by op, at about %.0f tok/s for one request here; %s",
-        name, 1 / min(seconds for _, seconds in decodes),
+        name,
+        1 / min(seconds for _, seconds in decodes),
         "Quire's own runs as a plan, several times as fast" if is_ours else f"Quire has no implementation of {name}",
-    )  # fmt: skip
+    )
 
 
 def _pools(model: TransformersForCausalLM) -> tuple[torch.Tensor, ...]:
     """KV memory of two requests. Shapes: per layer [N, 2, B, K, D]."""
     parameter, num_blocks = next(model.parameters()), 2 * NUM_BLOCKS
     return tuple(
-        torch.zeros(num_blocks, 2, CHECK_BLOCK, layer.num_kv_heads, layer.head_size,
-                    dtype=parameter.dtype, device=parameter.device)
+        torch.zeros(
+            num_blocks,
+            2,
+            CHECK_BLOCK,
+            layer.num_kv_heads,
+            layer.head_size,
+            dtype=parameter.dtype,
+            device=parameter.device,
+        )
         for layer in model.config.layers
-    )  # fmt: skip
+    )
 
 
 def _step(

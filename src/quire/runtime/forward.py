@@ -188,5 +188,9 @@ class PlannedForward:
             for op in times:
                 trace_logger().info(
                     "%s: %.1f us, %.1f Mop %s, %.1f kB",
-                    op.name, op.microseconds, op.flops / 1e6, op.arithmetic, op.num_bytes / 1e3,
-                )  # fmt: skip
+                    op.name,
+                    op.microseconds,
+                    op.flops / 1e6,
+                    op.arithmetic,
+                    op.num_bytes / 1e3,
+                )

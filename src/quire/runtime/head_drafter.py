@@ -157,9 +157,15 @@ class EagleDrafter(HeadDrafter):
     """Guesses with an EAGLE-3 head, which reads hidden states of three layers and has a vocabulary of its own."""
 
     def __init__(
-        self, planned: PlannedModel, states: RequestStates, context_len: int, links: Links, joining: PlannedModel,
-        kept: Sequence[NDArray[np.float32]], token_ids: NDArray[np.int64],
-    ) -> None:  # fmt: skip
+        self,
+        planned: PlannedModel,
+        states: RequestStates,
+        context_len: int,
+        links: Links,
+        joining: PlannedModel,
+        kept: Sequence[NDArray[np.float32]],
+        token_ids: NDArray[np.int64],
+    ) -> None:
         """`joining`: makes one value of the `kept` ones of a pass. `token_ids`: of the head's tokens."""
         super().__init__([planned], states, context_len, links)
         self._joining, self._kept, self._token_ids = joining, kept, token_ids.tolist()

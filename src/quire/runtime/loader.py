@@ -171,14 +171,22 @@ def plan_share(model: Any, tensors: Mapping[str, WeightTensor], config: EngineCo
     quantization = None if config is None else config.options.quantization
     needed = weight_map(model, tensors)
     names = {source.name for sources in needed.sources.values() for source in sources}
-    _complain("lacks", [source.name for sources in needed.sources.values() for source in sources
-                        if source.name not in tensors])  # fmt: skip
+    _complain(
+        "lacks",
+        [source.name for sources in needed.sources.values() for source in sources if source.name not in tensors],
+    )
     # GPTQ's tools give every layer a bias, zeros where the model has none.
-    _complain("has unexpected", [
-        name for name, tensor in tensors.items()
-        if name not in names and name not in needed.unused and name != CLASSIFIER
-        and not (name.endswith(".bias") and not tensor.raw.any())
-    ])  # fmt: skip
+    _complain(
+        "has unexpected",
+        [
+            name
+            for name, tensor in tensors.items()
+            if name not in names
+            and name not in needed.unused
+            and name != CLASSIFIER
+            and not (name.endswith(".bias") and not tensor.raw.any())
+        ],
+    )
     share = ModelShare(model, dict(nn.named_parameters(model)), partitions_of(model), [])
     for target, sources in needed.sources.items():
         stored = [(tensors[source.name], source.views) for source in sources]
@@ -220,8 +228,12 @@ def random_weights(
         partition = share.partitions.get(name, Partition())
         whole = np.random.default_rng((seed, index)).standard_normal(partition.whole_shape(shape), np.float32)
         whole *= np.float32(whole.shape[-1] ** -0.5)
-        yield name, np.concatenate([whole[rows.start : rows.stop, partition.column_slice]
-                                    for rows in partition.row_ranges(len(whole))])  # fmt: skip
+        yield (
+            name,
+            np.concatenate(
+                [whole[rows.start : rows.stop, partition.column_slice] for rows in partition.row_ranges(len(whole))]
+            ),
+        )
 
 
 def _check_shapes(target: str, shape: tuple[int, ...], parts: list[WeightTensor]) -> None:

@@ -132,13 +132,22 @@ class ModelRunner:
             results = self._adapters.refuse(output, results)
         op_times = self.forward.take_op_times()
         logger.debug(
-            "step %d: %d rows, %d requests, %d sample, %d iterations, %.2f ms", output.step_id, output.num_tokens,
-            len(output.scheduled), len(yields), num_iterations, 1e3 * (time.monotonic() - started),
-        )  # fmt: skip
+            "step %d: %d rows, %d requests, %d sample, %d iterations, %.2f ms",
+            output.step_id,
+            output.num_tokens,
+            len(output.scheduled),
+            len(yields),
+            num_iterations,
+            1e3 * (time.monotonic() - started),
+        )
         return StepResult(
-            output.step_id, tuple(results), num_iterations=num_iterations, op_times=op_times,
-            transfers=self.cache.report(), draft_s=draft_s,
-        )  # fmt: skip
+            output.step_id,
+            tuple(results),
+            num_iterations=num_iterations,
+            op_times=op_times,
+            transfers=self.cache.report(),
+            draft_s=draft_s,
+        )
 
     def _iterate(self, layout: StepLayout, yields: list[Yield]) -> None:
         """Compute and sample one token of each request, or those behind right drafts. Mutates: yields, states."""

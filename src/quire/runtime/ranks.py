@@ -126,9 +126,15 @@ class RankSampler(Sampler):
         num_keys = sizes * exchange.num_ranks
         keys = np.empty(num_keys.sum() if exchange.rank == 0 else 0, np.uint64)
         if not self.rows.native.merge_best(
-            logits.ctypes.data, logits.strides[0] // logits.itemsize, self._share.size, self._share.start,
-            sizes.ctypes.data, len(sizes), exchange, keys.ctypes.data,
-        ):  # fmt: skip
+            logits.ctypes.data,
+            logits.strides[0] // logits.itemsize,
+            self._share.size,
+            self._share.start,
+            sizes.ctypes.data,
+            len(sizes),
+            exchange,
+            keys.ctypes.data,
+        ):
             raise EngineDeadError(RANK_LOST)
         return keys, num_keys
 

@@ -88,9 +88,16 @@ class Worker:
             drafter = load_drafter(config, self.forward, layers, states, self.pool, group, links, progress)
         classifier = load_classifier(config, checkpoint) if config.model.labels else None
         self.runner = make_runner(
-            config, self.forward, self.cache, self.sampler, links, states=states, classifier=classifier,
-            adapters=self.adapters, drafter=drafter,
-        )  # fmt: skip
+            config,
+            self.forward,
+            self.cache,
+            self.sampler,
+            links,
+            states=states,
+            classifier=classifier,
+            adapters=self.adapters,
+            drafter=drafter,
+        )
 
     def follow(self, output: SchedulerOutput, yielded: Sequence[Yielded], wanted: Sequence[Adapter] = ()) -> StepResult:
         """Run a step on a rank whose result is not the engine's.
@@ -171,8 +178,13 @@ def kv_layers(config: EngineConfig, cache: CacheEngine) -> list[_native.KvLayer]
                 f"a plan cannot hold {type(spec).__name__} caches: --enforce-eager runs the model op by op"
             )
         layer = _native.KvLayer(
-            address, cache.block_stride_bytes, scheduler.block_size, num_kv_heads, head_size,
-            KV_FORMATS[config.kv_dtype], group,
-        )  # fmt: skip
+            address,
+            cache.block_stride_bytes,
+            scheduler.block_size,
+            num_kv_heads,
+            head_size,
+            KV_FORMATS[config.kv_dtype],
+            group,
+        )
         layers.append(layer)
     return layers

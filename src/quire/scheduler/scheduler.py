@@ -184,9 +184,12 @@ class Scheduler:
         if plan.shares or output.awaits_transfers:
             self._in_flight.append(_StepInFlight(output, list(plan.shares)))
             self._events.record(
-                EventKind.SCHEDULE, step_id=self._step_id, num_tokens=output.num_tokens,
-                num_requests=len(plan.shares), num_waiting=self.num_waiting,
-            )  # fmt: skip
+                EventKind.SCHEDULE,
+                step_id=self._step_id,
+                num_tokens=output.num_tokens,
+                num_requests=len(plan.shares),
+                num_waiting=self.num_waiting,
+            )
         return output
 
     def schedule_last(self) -> SchedulerOutput:

@@ -322,9 +322,13 @@ class StepPlanner:
         self._requests.admit(request, num_left)
         plan.free_places -= 1 + len(request.siblings)
         self._events.record(
-            EventKind.ADMIT, request.request_id, num_prompt_tokens=request.num_prompt_tokens,
-            num_cached_tokens=hit.num_tokens, arrival_s=request.arrival_time_s, is_resumed=request.num_preemptions > 0,
-        )  # fmt: skip
+            EventKind.ADMIT,
+            request.request_id,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_cached_tokens=hit.num_tokens,
+            arrival_s=request.arrival_time_s,
+            is_resumed=request.num_preemptions > 0,
+        )
         self._blocks.admit(request, hit)
         transfers = self._blocks.allocate(request, num_tokens)
         if transfers is None:
@@ -403,9 +407,14 @@ class ExecutorView:
         news = tuple(self._preempted), tuple(self._finished), self._forgets_all
         self._preempted, self._finished, self._forgets_all = [], [], False
         return SchedulerOutput(
-            step_id, new_requests, tuple(scheduled), transfers, *news, awaits_transfers=awaits,
+            step_id,
+            new_requests,
+            tuple(scheduled),
+            transfers,
+            *news,
+            awaits_transfers=awaits,
             num_draft_tokens=num_guesses,
-        )  # fmt: skip
+        )
 
 
 def _announce(request: Request) -> NewRequest:
@@ -437,9 +446,15 @@ def _schedule(share: StepShare, plan: StepPlan, blocks: BlockManager) -> Schedul
         new_token_ids = tuple(request.token_slice(num_sent, num_tokens))
         request.num_sent_tokens = num_tokens
     item = ScheduledRequest(
-        request.request_id, request.num_computed_tokens, share.num_tokens, max_new_tokens, new_token_ids,
-        request.blocks.take_updates(), share.logits_from, drafts,
-    )  # fmt: skip
+        request.request_id,
+        request.num_computed_tokens,
+        share.num_tokens,
+        max_new_tokens,
+        new_token_ids,
+        request.blocks.take_updates(),
+        share.logits_from,
+        drafts,
+    )
     request.num_in_flight += 1
     request.num_computed_tokens += share.num_tokens - len(drafts)
     request.draft_token_ids, request.num_guesses = (), 0

@@ -211,9 +211,11 @@ class BlockTiers:
             size, digests = self._config.block_size, (fetch.disk_digests, fetch.host_digests)
             num_disk_tokens, num_host_tokens = (size * len(found) for found in digests)
             self._events.record(
-                EventKind.FETCHED, fetch.request.request_id, num_disk_tokens=num_disk_tokens,
+                EventKind.FETCHED,
+                fetch.request.request_id,
+                num_disk_tokens=num_disk_tokens,
                 num_host_tokens=num_host_tokens,
-            )  # fmt: skip
+            )
             if fetch.is_orphan:
                 self._give_up(fetch)
 

@@ -185,18 +185,20 @@ class Gate:
         """
         host = header_value(scope, b"host") or b""
         if self._hosts is not None and not self._is_known_host(host.decode("latin-1")):
-            raise ApiError(403, "the Host header names a host that this server does not answer for; see "
-                                "--allowed-hosts", code="host_not_allowed")  # fmt: skip
+            raise ApiError(
+                403,
+                "the Host header names a host that this server does not answer for; see --allowed-hosts",
+                code="host_not_allowed",
+            )
         # Behind a proxy the browser speaks https and this server http.
         own = (b"http://" + host.lower(), b"https://" + host.lower())
         origins = header_values(scope, b"origin")
         from_site = set(header_values(scope, b"sec-fetch-site")) - {b"same-origin", b"none"}
         is_foreign = bool(from_site) and not (origins or is_open(scope["path"]) or "*" in self._origins)
-        if is_foreign or any(
-            origin.lower() not in own and not self._is_allowed_origin(origin) for origin in origins
-        ):  # fmt: skip
-            raise ApiError(403, "pages of this origin may not call the server; see --allowed-origins",
-                           code="origin_not_allowed")  # fmt: skip
+        if is_foreign or any(origin.lower() not in own and not self._is_allowed_origin(origin) for origin in origins):
+            raise ApiError(
+                403, "pages of this origin may not call the server; see --allowed-origins", code="origin_not_allowed"
+            )
 
     def _check_rights(self, scope: Scope) -> None:
         """Decide whether the caller is an administrator. Mutates: `scope`. Raises: ApiError 403 if it must be one."""
@@ -225,9 +227,12 @@ class Gate:
         """
         if self._state.is_draining and scope["path"] not in OPEN_WHILE_DRAINING:
             raise ApiError(
-                503, "the server is shutting down: ask another one", code="draining",
-                retry_after_s=self._state.options.drain_timeout_s, extra_headers={"Connection": "close"},
-            )  # fmt: skip
+                503,
+                "the server is shutting down: ask another one",
+                code="draining",
+                retry_after_s=self._state.options.drain_timeout_s,
+                extra_headers={"Connection": "close"},
+            )
         path = scope["path"]
         if scope["method"] == "POST" and not is_open(path):
             is_queued = path in QUEUED_PATHS and not self._state.is_on_demand
@@ -238,8 +243,9 @@ class Gate:
     async def _read_body(self, scope: Scope, receive: Receive, room: Room) -> bytes | None:
         """Return the whole body; None if the client left first. Raises: ApiError 413, 415, 429 without room."""
         if any(value.strip().lower() not in (b"", b"identity") for value in header_values(scope, b"content-encoding")):
-            raise ApiError(415, "send the body without Content-Encoding: it is not decompressed here",
-                           code="unsupported_encoding")  # fmt: skip
+            raise ApiError(
+                415, "send the body without Content-Encoding: it is not decompressed here", code="unsupported_encoding"
+            )
         max_bytes = self._state.options.max_body_bytes
         length = header_value(scope, b"content-length") or b""
         num_bytes = int(length) if length.isdigit() else 0
@@ -255,8 +261,11 @@ class Gate:
             if not message.get("more_body", False) and len(body) <= max_bytes:
                 room.keep(len(body))
                 return bytes(body)
-        raise ApiError(413, f"the body is larger than {max_bytes} bytes: send less, or raise --max-body-bytes",
-                       code="body_too_large")  # fmt: skip
+        raise ApiError(
+            413,
+            f"the body is larger than {max_bytes} bytes: send less, or raise --max-body-bytes",
+            code="body_too_large",
+        )
 
     # --- What is written down -------------------------------------------------------------------
 

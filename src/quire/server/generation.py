@@ -73,8 +73,11 @@ async def generate(
         except UNUSABLE as error:
             raise unusable(record.adapter or "", error.message, param="model") from None
         except TimeoutError:
-            raise ApiError(504, f"the request took longer than {timeout_s:g} s, the most that this server allows: ask "
-                           "for fewer tokens", code="request_timeout") from None  # fmt: skip
+            raise ApiError(
+                504,
+                f"the request took longer than {timeout_s:g} s, the most that this server allows: ask for fewer tokens",
+                code="request_timeout",
+            ) from None
 
 
 async def collect(state: ServerState, requests: Sequence[RequestSpec], record: RequestRecord) -> list[RequestUpdate]:

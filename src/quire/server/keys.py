@@ -33,8 +33,10 @@ class KeyRing:
         client_ids: set[str] = set()
         for key, name in names.items():
             if not _KEY.fullmatch(key):
-                raise ConfigError("an API key has 1 to 512 visible ASCII characters and no spaces: make one with "
-                                  "`openssl rand -hex 32`")  # fmt: skip
+                raise ConfigError(
+                    "an API key has 1 to 512 visible ASCII characters and no spaces: make one with "
+                    "`openssl rand -hex 32`"
+                )
             digest = hashlib.sha256(key.encode()).digest()
             client_id = name or f"key-{digest.hex()[:8]}"
             if client_id in client_ids:

@@ -43,39 +43,70 @@ GAUGES: tuple[_Row, ...] = (
     ("requests_running", "num_requests_running", "Running sequences", lambda s: s.num_running),
     ("requests_waiting", "num_requests_waiting", "Requests in the engine's queue", lambda s: s.num_waiting),
     ("kv_usage_ratio", "kv_cache_usage_perc", "Share of the KV blocks in use, 1 is all", lambda s: kv_usage(s)),
-    ("weights_mapped_bytes", None, "Weights on disk, larger than memory; 0: all are in memory",
-     lambda s: s.weights_mapped_bytes),
-    ("weights_resident_bytes", None, "Of mapped files, what is in the engine's memory",
-     lambda s: s.weights_resident_bytes),
+    (
+        "weights_mapped_bytes",
+        None,
+        "Weights on disk, larger than memory; 0: all are in memory",
+        lambda s: s.weights_mapped_bytes,
+    ),
+    (
+        "weights_resident_bytes",
+        None,
+        "Of mapped files, what is in the engine's memory",
+        lambda s: s.weights_resident_bytes,
+    ),
     ("weights_limit_bytes", None, "Room in memory for weights on disk", lambda s: s.weights_limit_bytes),
-)  # fmt: skip
+)
 COUNTERS: tuple[_Row, ...] = (
     ("steps", None, "Engine steps", lambda s: s.num_steps),
     ("step_seconds", None, "Time spent in steps", lambda s: s.busy_s),
     ("computed_tokens", None, "Tokens computed in steps", lambda s: s.num_computed_tokens),
     ("prompt_tokens", "prompt_tokens", "Prompt tokens of started requests", lambda s: s.num_prompt_tokens),
     ("generation_tokens", "generation_tokens", "Generated tokens", lambda s: s.num_generated_tokens),
-    ("prefix_cache_queries", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache",
-     lambda s: s.num_looked_up_tokens),
-    ("prefix_cache_hits", "prefix_cache_hits", "Prompt tokens found in the prefix cache",
-     lambda s: s.num_cached_tokens),
+    (
+        "prefix_cache_queries",
+        "prefix_cache_queries",
+        "Prompt tokens looked up in the prefix cache",
+        lambda s: s.num_looked_up_tokens,
+    ),
+    (
+        "prefix_cache_hits",
+        "prefix_cache_hits",
+        "Prompt tokens found in the prefix cache",
+        lambda s: s.num_cached_tokens,
+    ),
     ("kv_disk_hits", None, "Tokens whose KV blocks were read back from disk", lambda s: s.num_disk_tokens),
     ("kv_disk_read_bytes", None, "KV blocks read from disk", lambda s: s.num_disk_bytes_read),
     ("kv_disk_written_bytes", None, "KV blocks written to disk", lambda s: s.num_disk_bytes_written),
-    ("kv_swapped_in_tokens", None, "Tokens of preempted requests whose KV blocks came back from host memory",
-     lambda s: s.num_swapped_tokens),
+    (
+        "kv_swapped_in_tokens",
+        None,
+        "Tokens of preempted requests whose KV blocks came back from host memory",
+        lambda s: s.num_swapped_tokens,
+    ),
     ("drafts", "spec_decode_num_drafts", "Drafts that steps verified", lambda s: s.num_drafts),
-    ("draft_tokens", "spec_decode_num_draft_tokens", "Draft tokens that steps verified",
-     lambda s: s.num_draft_tokens),
-    ("accepted_tokens", "spec_decode_num_accepted_tokens", "Draft tokens that were right",
-     lambda s: s.num_accepted_tokens),
-    ("weights_read_bytes", None, "Read from disk where weights are larger than memory, KV blocks left out",
-     lambda s: s.weights_read_bytes),
-    ("experts_chosen_bytes", None, "Experts on disk that steps read, from memory or from disk",
-     lambda s: s.experts_chosen_bytes),
+    ("draft_tokens", "spec_decode_num_draft_tokens", "Draft tokens that steps verified", lambda s: s.num_draft_tokens),
+    (
+        "accepted_tokens",
+        "spec_decode_num_accepted_tokens",
+        "Draft tokens that were right",
+        lambda s: s.num_accepted_tokens,
+    ),
+    (
+        "weights_read_bytes",
+        None,
+        "Read from disk where weights are larger than memory, KV blocks left out",
+        lambda s: s.weights_read_bytes,
+    ),
+    (
+        "experts_chosen_bytes",
+        None,
+        "Experts on disk that steps read, from memory or from disk",
+        lambda s: s.experts_chosen_bytes,
+    ),
     ("preemptions", "num_preemptions", "Preempted sequences", lambda s: s.num_preemptions),
     ("lost_events", None, "Events that left the event log before they were counted", lambda s: s.num_lost_events),
-)  # fmt: skip
+)
 # Name, vLLM's name, help text, key in `Statistics.histograms`.
 HISTOGRAMS = (
     ("time_to_first_token_seconds", "time_to_first_token_seconds", "From arrival to the first token",
@@ -98,13 +129,18 @@ class Metrics(Collector):
             "quire_http_requests", "HTTP requests", ("method", "route", "status"), registry=registry
         )
         self._http_s = prometheus_client.Histogram(
-            "quire_http_request_seconds", "Until the last byte of the answer", ("route",), registry=registry,
+            "quire_http_request_seconds",
+            "Until the last byte of the answer",
+            ("route",),
+            registry=registry,
             buckets=LATENCY_BOUNDS_S,
-        )  # fmt: skip
+        )
         self._lag = prometheus_client.Histogram(
-            "quire_event_loop_lag_seconds", "How late the server's event loop is", registry=registry,
+            "quire_event_loop_lag_seconds",
+            "How late the server's event loop is",
+            registry=registry,
             buckets=LAG_BOUNDS_S,
-        )  # fmt: skip
+        )
         ProcessCollector(registry=registry)
         registry.register(self)
 

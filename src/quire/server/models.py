@@ -192,8 +192,12 @@ class Models:
                         await self._until_open(model)
                 except TimeoutError:
                     message = f'the model "{model.model_name}" could not be loaded within {timeout_s:g} s: other '
-                    raise ApiError(503, message + "models are in use, try again later", code="queue_timeout",
-                                   retry_after_s=PATIENCE_S) from None  # fmt: skip
+                    raise ApiError(
+                        503,
+                        message + "models are in use, try again later",
+                        code="queue_timeout",
+                        retry_after_s=PATIENCE_S,
+                    ) from None
         model.num_leases += 1
         if model.expiry is not None:
             model.expiry.cancel()

@@ -101,15 +101,17 @@ class Endpoint:
 
 
 ENDPOINTS = (
-    Endpoint("post", "/v1/chat/completions", "Answer a conversation", ChatRequest, ChatCompletion,
-             streams=True),
+    Endpoint("post", "/v1/chat/completions", "Answer a conversation", ChatRequest, ChatCompletion, streams=True),
     Endpoint("post", "/v1/completions", "Continue prompts", CompletionRequest, Completion, streams=True),
-    Endpoint("post", "/infill", "Fill in the text between prefix and suffix", InfillRequest, InfillAnswer,
-             streams=True),
-    Endpoint("post", "/v1/responses", "Answer a text or a conversation", ResponsesRequest, ResponseObject,
-             streams=True),
-    Endpoint("post", MESSAGES_PATH, "Answer a conversation, as Anthropic's API", MessagesRequest, MessageObject,
-             streams=True),
+    Endpoint(
+        "post", "/infill", "Fill in the text between prefix and suffix", InfillRequest, InfillAnswer, streams=True
+    ),
+    Endpoint(
+        "post", "/v1/responses", "Answer a text or a conversation", ResponsesRequest, ResponseObject, streams=True
+    ),
+    Endpoint(
+        "post", MESSAGES_PATH, "Answer a conversation, as Anthropic's API", MessagesRequest, MessageObject, streams=True
+    ),
     Endpoint("post", MESSAGES_PATH + "/count_tokens", "Number of tokens of a prompt", CountTokensRequest, TokenCount),
     Endpoint("post", "/v1/embeddings", "Turn texts into vectors", EmbeddingRequest, EmbeddingList),
     *(Endpoint("post", path, "Score pairs of texts", ScoreRequest, ScoreList) for path in SCORE_PATHS),
@@ -121,8 +123,7 @@ ENDPOINTS = (
     Endpoint("post", "/detokenize", "The text of token ids", DetokenizeRequest, DetokenizeAnswer),
     Endpoint("post", "/v1/load_lora_adapter", "Load an adapter", LoadAdapterRequest, AdapterAnswer),
     Endpoint("post", "/v1/unload_lora_adapter", "Unload an adapter", UnloadAdapterRequest, AdapterAnswer),
-    Endpoint("post", "/sleep", "Free the memory of the model", None, SleepAnswer,
-             query=("level", ("1", "2"))),
+    Endpoint("post", "/sleep", "Free the memory of the model", None, SleepAnswer, query=("level", ("1", "2"))),
     Endpoint("post", "/wake_up", "Load the model again", None, SleepAnswer),
     Endpoint("get", "/is_sleeping", "Whether the model sleeps", None, SleepAnswer),
     Endpoint("get", "/version", "The server's version", None, VersionAnswer),
@@ -132,7 +133,7 @@ ENDPOINTS = (
     Endpoint("get", "/ping", "Whether requests are taken", None, StatusAnswer),
     Endpoint("get", "/metrics", "Metrics for Prometheus", None, None, media_type="text/plain"),
     Endpoint("get", "/openapi.json", "This description", None, None),
-)  # fmt: skip
+)
 
 
 def build_document() -> dict[str, Any]:
@@ -194,8 +195,9 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
 
 def _error(status: int, kind: type[BaseModel]) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "description": ERRORS[status], "content": {"application/json": {"schema": _ref(kind)}},
-    }  # fmt: skip
+        "description": ERRORS[status],
+        "content": {"application/json": {"schema": _ref(kind)}},
+    }
     if status in (429, 503):
         found["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds"}}
     return found

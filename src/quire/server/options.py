@@ -34,9 +34,11 @@ class ServerOptions:
     port: int = option(8000, "port to listen on; 0: any free one", group="server", low=0, high=65535)
     served_model_name: str | None = option(None, "the model's name in the API; unset: the model option", group="server")
     keep_alive: str | None = option(
-        None, "time that an idle model stays loaded, such as 5m; 0: until its request ends; -1: as long as there is "
-        "room; then it is loaded on demand", group="server",
-    )  # fmt: skip
+        None,
+        "time that an idle model stays loaded, such as 5m; 0: until its request ends; -1: as long as there is "
+        "room; then it is loaded on demand",
+        group="server",
+    )
     models_memory_bytes: int | None = option(
         None, "memory for all loaded models together", group="server", high=MAX_LIMIT
     )
@@ -48,22 +50,29 @@ class ServerOptions:
         "quire", "names at /metrics; vllm: vLLM's beside Quire's", choices=METRICS_NAMES, group="server"
     )
     reasoning_format: str = option(
-        "auto", "reasoning of models that think: apart from the answer, or none: within it", choices=REASONING_FORMATS,
+        "auto",
+        "reasoning of models that think: apart from the answer, or none: within it",
+        choices=REASONING_FORMATS,
         group="server",
-    )  # fmt: skip
+    )
     reasoning_budget: int | None = option(
-        None, "most tokens of reasoning before its end is forced; unset: no limit", group="server", low=0,
+        None,
+        "most tokens of reasoning before its end is forced; unset: no limit",
+        group="server",
+        low=0,
         high=MAX_LIMIT,
-    )  # fmt: skip
+    )
     api_key_file: str | None = option(
         None, "file with one API key, or name:key, per line; beside QUIRE_API_KEY", group="access"
     )
     xray_text: bool = option(False, "send prompts and answers to the live view too, not only numbers", group="access")
     insecure: bool = option(False, "allow a public address without an API key", group="access")
     any_client_is_admin: bool = option(
-        False, "let every client load and unload models and adapters; else only the API key named "
-        "admin, and clients of a server on this machine without keys", group="access",
-    )  # fmt: skip
+        False,
+        "let every client load and unload models and adapters; else only the API key named "
+        "admin, and clients of a server on this machine without keys",
+        group="access",
+    )
     allowed_hosts: Sequence[str] = option((), "host name that clients may call the server by", group="access")
     allowed_origins: Sequence[str] = option(
         (), "web page origin that may call from a browser; * is any", group="access"

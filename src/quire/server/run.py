@@ -113,10 +113,18 @@ class HttpServer(uvicorn.Server):
     def __init__(self, gate: Gate, connection: type[Connection] = Connection) -> None:
         """`connection`: the class that speaks HTTP."""
         config = uvicorn.Config(
-            gate, http=connection, ws="none", lifespan="off", log_config=None,
-            access_log=False, server_header=False, proxy_headers=False, backlog=ACCEPTED_AT_ONCE,
-            timeout_graceful_shutdown=LAST_WORDS_S, log_level=logging.WARNING,
-        )  # fmt: skip
+            gate,
+            http=connection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            backlog=ACCEPTED_AT_ONCE,
+            timeout_graceful_shutdown=LAST_WORDS_S,
+            log_level=logging.WARNING,
+        )
         super().__init__(config)
         self.server_state = Places()
         self._least_bytes: int | None = None

@@ -295,8 +295,10 @@ def _completed(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for tool in tools:
         function = {"description": "", **tool["function"]}
         schema = {"type": "object", "properties": {}, **(function.get("parameters") or {})}
-        named = {name: {"type": "string", "description": "", **value} if isinstance(value, dict) else value
-                 for name, value in schema["properties"].items()}  # fmt: skip
+        named = {
+            name: {"type": "string", "description": "", **value} if isinstance(value, dict) else value
+            for name, value in schema["properties"].items()
+        }
         found.append({**tool, "function": {**function, "parameters": {"required": [], **schema, "properties": named}}})
     return found
 

@@ -393,10 +393,18 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "replace": _replace,
     **dict.fromkeys(("e", "escape", "forceescape"), _escape),
     **dict.fromkeys(("safe", "string"), lambda value: current().text(value)),
-    "format": _format, "join": _join, "list": lambda value: current().keep([*current().listed(value)]),
-    "max": _extreme(max), "min": _extreme(min), "reverse": _reverse, "round": _round, "sort": _sort, "sum": _sum,
-    "tojson": _tojson, "unique": _unique,
-}  # fmt: skip
+    "format": _format,
+    "join": _join,
+    "list": lambda value: current().keep([*current().listed(value)]),
+    "max": _extreme(max),
+    "min": _extreme(min),
+    "reverse": _reverse,
+    "round": _round,
+    "sort": _sort,
+    "sum": _sum,
+    "tojson": _tojson,
+    "unique": _unique,
+}
 
 
 # --- Tests ----------------------------------------------------------------------------------

@@ -189,8 +189,12 @@ class _Probe:
                     self._offered = {name: value}
                     if needs_tools:  # without any it prints nothing: the other conversations have some
                         self._tools, self._rendered = self._offered, {}
-                    return {"tools": name, "tools_as": form, "tools_need_system": needs_system,
-                            "needs_tools": needs_tools}  # fmt: skip
+                    return {
+                        "tools": name,
+                        "tools_as": form,
+                        "tools_need_system": needs_system,
+                        "needs_tools": needs_tools,
+                    }
         return {"tools": None}
 
     def _tool_names(self) -> list[str]:
@@ -285,15 +289,17 @@ class _Probe:
         user, answer = message("user", "quser1"), message("assistant", _ANSWER)
         return {
             "several_users": self._shows([self._user, user], _USER, "quser1"),
-            "several_assistants": self._shows([self._user, answer, message("assistant", "qanswer1")],
-                                              _ANSWER, "qanswer1"),
+            "several_assistants": self._shows(
+                [self._user, answer, message("assistant", "qanswer1")], _ANSWER, "qanswer1"
+            ),
             "assistant_first": self._shows([answer, self._user], _ANSWER, _USER),
             "user_after_call": self._shows([self._user, call, user], _USER, "quser1"),
             "user_after_result": len(turns) > 2 and self._shows([*turns, user], _RESULT, "quser1"),
-            "answer_before_call": len(turns) < 3 or self._shows(
+            "answer_before_call": len(turns) < 3
+            or self._shows(
                 [self._user, answer, *turns[1:], message("assistant", "qanswer1")], _ANSWER, _RESULT, "qanswer1"
             ),
-        }  # fmt: skip
+        }
 
     def _find_reasoning(self, call: dict[str, Any], turns: list[dict[str, Any]]) -> dict[str, Any]:
         opened = self._render([self._user], generates=True) or ""
@@ -301,8 +307,11 @@ class _Probe:
         thoughts = {key: f"{_THOUGHT}{key}" for key in REASONING_KEYS}
         answer, on = message("assistant", _ANSWER, **thoughts), {"thinking": True, "enable_thinking": True}
         # Some leave reasoning out unless the next answer reasons, or beside calls only.
-        for messages, variables in (([self._user, answer], {}), ([self._user, answer], on),
-                                    ([self._user, {**call, **thoughts}, *turns[2:]], {})):  # fmt: skip
+        for messages, variables in (
+            ([self._user, answer], {}),
+            ([self._user, answer], on),
+            ([self._user, {**call, **thoughts}, *turns[2:]], {}),
+        ):
             text = self._render(messages, **variables) or ""
             if (name := next((key for key, word in thoughts.items() if word in text), None)) is None:
                 continue

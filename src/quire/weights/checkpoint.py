@@ -35,9 +35,7 @@ from quire.weights.weight_tensor import WeightTensor
 
 SCALE = re.compile(r"(.*)\.(?:input_)?scale")
 """Names of scales beside weights in NVFP4."""
-SEPARATE_QUANTIZATION = {
-    "hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"
-}  # fmt: skip
+SEPARATE_QUANTIZATION = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
 """Files in which older tools write what `quantization_config` says, and their methods."""
 POOLINGS = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean"}
 """Poolings of sentence-transformers, and those of `PoolingParams`."""
@@ -177,15 +175,22 @@ def _nvfp4(tensor: WeightTensor, file: GGUFFile, whole: GGUFTensor, index: int) 
     if scale is not None:
         values = WeightTensor(scale.name, scale.shape, scale.format.name, file.rows(scale)).to_numpy().reshape(-1)
         if len(values) not in (1, math.prod(whole.shape[:-2])):
-            raise ModelFileError(f"{file.path}: '{printable(scale.name)}' {list(scale.shape)} does not fit "
-                                 f"'{printable(whole.name)}' {list(whole.shape)}; fetch the model again")  # fmt: skip
+            raise ModelFileError(
+                f"{file.path}: '{printable(scale.name)}' {list(scale.shape)} does not fit "
+                f"'{printable(whole.name)}' {list(whole.shape)}; fetch the model again"
+            )
         factor = values[index % len(values)]
     blocks = tensor.stored.reshape(len(tensor.stored), -1, 4 + 32)
     blocks = blocks if tensor.column_order is None else blocks[:, tensor.column_order]
 
     rows = blocks.reshape(len(blocks), -1)
-    found = nvfp4(tensor.name, (len(rows), tensor.shape[1]), StoredCodes(CodeLayout.nvfp4, rows),
-                  StoredCodes(CodeLayout.nvfp4_scales, rows), factor)  # fmt: skip
+    found = nvfp4(
+        tensor.name,
+        (len(rows), tensor.shape[1]),
+        StoredCodes(CodeLayout.nvfp4, rows),
+        StoredCodes(CodeLayout.nvfp4_scales, rows),
+        factor,
+    )
     return replace(found, shape=tensor.shape, row_order=tensor.row_order)
 
 

@@ -34,7 +34,12 @@ def quantize(
     num_rows, num_columns = values.shape
     weights = None if importance is None else np.ascontiguousarray(importance, np.float32)
     quantize_rows(
-        format_name, values.ctypes.data, num_rows, num_columns, out.ctypes.data,
-        0 if weights is None else weights.ctypes.data, num_threads,
-    )  # fmt: skip
+        format_name,
+        values.ctypes.data,
+        num_rows,
+        num_columns,
+        out.ctypes.data,
+        0 if weights is None else weights.ctypes.data,
+        num_threads,
+    )
     return out

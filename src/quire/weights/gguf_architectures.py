@@ -92,13 +92,16 @@ QWEN = (WINDOW, Field("attention.sliding_window", "use_sliding_window", codecs.I
 QWEN_UNSAID = {**SILU, "max_window_layers": 0}
 MULTIPLES = (
     Field(
-        "attention.scale", "attention_multiplier", codecs.NUMBER, lambda fields: fields["head_dim"] ** -0.5,
+        "attention.scale",
+        "attention_multiplier",
+        codecs.NUMBER,
+        lambda fields: fields["head_dim"] ** -0.5,
         "score_scale",
     ),
     Field("embedding_scale", "embedding_multiplier", codecs.NUMBER, 1.0),
     Field("residual_scale", "residual_multiplier", codecs.NUMBER, 1.0),
     Field("logit_scale", "logits_scaling", codecs.NUMBER, 1.0, "logits_divisor"),
-)  # fmt: skip
+)
 EXPERT_SIZE = Field("expert_feed_forward_length", "moe_intermediate_size", attribute="expert_size")
 ROTATES = Codec(lambda metadata, key, default: "rope" if metadata.flag(key, default) else "nope")
 LOCAL_THETA = Field("rope.freq_base_swa", "rope_local_base_freq", codecs.NUMBER, 10000.0, "local_rope.theta")
@@ -113,9 +116,10 @@ def _experts(count: str, codec: Codec = codecs.COUNT, default: Any = None) -> tu
 
 
 SHARED_EXPERTS = (
-    *_experts("num_experts"), EXPERT_SIZE,
+    *_experts("num_experts"),
+    EXPERT_SIZE,
     Field("expert_shared_feed_forward_length", "shared_expert_intermediate_size", attribute="shared_size"),
-)  # fmt: skip
+)
 
 
 LAYER_NORMS = Field("attention.layer_norm_epsilon", "rms_norm_eps", codecs.NUMBER, attribute="rms_norm_epsilon")
@@ -128,10 +132,14 @@ def _score_size(config: Mapping[str, Any]) -> int:
 
 
 ROUTED_EXPERTS = (
-    *_experts("n_routed_experts"), EXPERT_SIZE,
+    *_experts("n_routed_experts"),
+    EXPERT_SIZE,
     Field("expert_shared_count", "n_shared_experts", attribute=lambda read: read.shared_size // read.expert_size),
     Field(
-        "leading_dense_block_count", "first_k_dense_replace", codecs.SIZE, 0,
+        "leading_dense_block_count",
+        "first_k_dense_replace",
+        codecs.SIZE,
+        0,
         lambda read: (*read.sparse_layers, True).index(True),
     ),
     Field("expert_weights_scale", "routed_scaling_factor", codecs.NUMBER, 1.0, "scoring.factor"),
@@ -139,7 +147,7 @@ ROUTED_EXPERTS = (
     Field("expert_group_count", "n_group", codecs.COUNT, 1, "scoring.num_groups"),
     Field("expert_group_used_count", "topk_group", codecs.COUNT, 1, "scoring.top_groups"),
     Field("expert_gating_func", "", codecs.COUNT, 1, lambda read: SIGMOID if read.scoring.is_sigmoid else 1),
-)  # fmt: skip
+)
 
 DEEPSEEK = (
     *ROUTED_EXPERTS,
@@ -147,23 +155,27 @@ DEEPSEEK = (
     # tensor have the sizes of heads under these keys instead.
     Field("rope.dimension_count", "qk_rope_head_dim", attribute="rotary_size"),
     Field(
-        "attention.key_length_mla", "qk_nope_head_dim",
+        "attention.key_length_mla",
+        "qk_nope_head_dim",
         Codec(lambda metadata, key, default: metadata.integer(key, default) - metadata.fields["qk_rope_head_dim"]),
-        "head_dim", lambda read: read.nope_size + read.rotary_size,
+        "head_dim",
+        lambda read: read.nope_size + read.rotary_size,
     ),
     Field("attention.value_length", "value_length", attribute="kv_rank"),
     Field("attention.value_length_mla", "v_head_dim", codecs.COUNT, "value_length", "value_size"),
     Field("attention.kv_lora_rank", "kv_lora_rank", attribute="kv_rank"),
     Field("attention.q_lora_rank", "q_lora_rank", codecs.OPTIONAL, attribute="query_rank"),
-)  # fmt: skip
+)
 
 # --- Names of several architectures ---------------------------------------------------------
 
 SECOND_NORM = {"post_attention_norm": "post_attention_layernorm"}
 """Of architectures that do not call it `ffn_norm`."""
 NORMS_AROUND = {
-    **SECOND_NORM, "ffn_norm": "pre_feedforward_layernorm", "post_ffw_norm": "post_feedforward_layernorm",
-}  # fmt: skip
+    **SECOND_NORM,
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 GATE_UP_DOWN = ("gate", "up", "down")
 SHARED_EXPERT = {f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in GATE_UP_DOWN}
 
@@ -174,14 +186,15 @@ DELTA_NAMES = {
     **SECOND_NORM, **SHARED_EXPERT,
 }  # fmt: skip
 GRANITE4_NAMES = {
-    **state_space_names("mamba"), "ffn_gate_inp": "block_sparse_moe.router.layer",
+    **state_space_names("mamba"),
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
     **{f"ffn_{part}_exps": f"block_sparse_moe.experts.*.{part}_proj" for part in GATE_UP_DOWN},
     **{
         f"ffn_{part}{suffix}": f"shared_mlp.{name}"
         for part, name in zip(GATE_UP_DOWN, ("gate_proj", "up_proj", "output_linear"), strict=True)
         for suffix in ("", "_shexp")
     },
-}  # fmt: skip
+}
 
 # --- The architectures ----------------------------------------------------------------------
 
@@ -193,48 +206,69 @@ MINISTRAL3 = Architecture(
     "Ministral3ForCausalLM", "ministral3", fields=(WINDOW,), finish=finish_ministral, reorders_pairs=True
 )
 OLMO3 = Architecture(
-    "Olmo3ForCausalLM", "olmo3", names=NORMS_AROUND, finish=finish_olmo3,
+    "Olmo3ForCausalLM",
+    "olmo3",
+    names=NORMS_AROUND,
+    finish=finish_olmo3,
     fields=(
-        WINDOW, Field("attention.sliding_window_pattern", "layer_types", codecs.TYPES, 4, "windows"),
+        WINDOW,
+        Field("attention.sliding_window_pattern", "layer_types", codecs.TYPES, 4, "windows"),
         replace(LOCAL_THETA, default="rope_theta"),
     ),
     config_names={"rope_local_base_freq": "", "rope_scaling": ""},
-)  # fmt: skip
+)
 _deepseek = functools.partial(
     Architecture, fields=DEEPSEEK, finish=finish_deepseek, config_names={"head_dim": "", "value_length": ""}
 )
 DEEPSEEK_HEADS = {**SILU, "num_key_value_heads": lambda config: config["num_attention_heads"]}
 _gemma = functools.partial(
-    Architecture, names=NORMS_AROUND, norm_offset=1.0,
+    Architecture,
+    names=NORMS_AROUND,
+    norm_offset=1.0,
     unsaid={"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": _score_size},
-)  # fmt: skip
+)
 _delta_net = functools.partial(
-    Architecture, names=DELTA_NAMES, norm_offset=1.0, config_names={"full_attention_interval": ""},
-    unused_keys=frozenset({"rope.dimension_sections"}), predictors="mtp_num_hidden_layers",
-)  # fmt: skip
+    Architecture,
+    names=DELTA_NAMES,
+    norm_offset=1.0,
+    config_names={"full_attention_interval": ""},
+    unused_keys=frozenset({"rope.dimension_sections"}),
+    predictors="mtp_num_hidden_layers",
+)
 ARCHITECTURES = {
     "llama": Architecture(
         # Llama with a sliding window is what Mistral is.
-        "LlamaForCausalLM", "llama", reorders_pairs=True,
+        "LlamaForCausalLM",
+        "llama",
+        reorders_pairs=True,
         variants=(("expert_count", bool, MIXTRAL), ("attention.sliding_window", bool, MISTRAL)),
     ),
     "qwen2": Architecture("Qwen2ForCausalLM", "qwen2", fields=QWEN, unsaid=QWEN_UNSAID),
     "qwen3": Architecture("Qwen3ForCausalLM", "qwen3", fields=QWEN, unsaid=QWEN_UNSAID),
     "qwen3moe": Architecture(
-        "Qwen3MoeForCausalLM", "qwen3_moe", fields=(*QWEN, *_experts("num_experts"), EXPERT_SIZE),
+        "Qwen3MoeForCausalLM",
+        "qwen3_moe",
+        fields=(*QWEN, *_experts("num_experts"), EXPERT_SIZE),
         unsaid={**QWEN_UNSAID, "norm_topk_prob": True},
     ),
     "qwen2moe": Architecture(
-        "Qwen2MoeForCausalLM", "qwen2_moe", fields=(*QWEN, *SHARED_EXPERTS), names=SHARED_EXPERT,
+        "Qwen2MoeForCausalLM",
+        "qwen2_moe",
+        fields=(*QWEN, *SHARED_EXPERTS),
+        names=SHARED_EXPERT,
         unsaid={**QWEN_UNSAID, "norm_topk_prob": False},
     ),
     "olmoe": Architecture(
         "OlmoeForCausalLM", "olmoe", fields=_experts("num_experts"), unsaid={**SILU, "norm_topk_prob": False}
     ),
     "gpt-oss": Architecture(
-        "GptOssForCausalLM", "gpt_oss", names=SECOND_NORM, finish=finish_gpt_oss,
+        "GptOssForCausalLM",
+        "gpt_oss",
+        names=SECOND_NORM,
+        finish=finish_gpt_oss,
         fields=(
-            WINDOW, *_experts("num_local_experts"),
+            WINDOW,
+            *_experts("num_local_experts"),
             Field("feed_forward_length", "", codecs.WIDTH, attribute="intermediate_size"),
             Field("expert_feed_forward_length", "intermediate_size", attribute="intermediate_size"),
         ),
@@ -245,10 +279,14 @@ ARCHITECTURES = {
     "mistral3": replace(MISTRAL, variants=(("attention.temperature_scale", bool, MINISTRAL3),)),
     "olmo2": Architecture(
         # OLMo 3 is OLMo 2 with windows to llama.cpp.
-        "Olmo2ForCausalLM", "olmo2", names=NORMS_AROUND, variants=(("attention.sliding_window", bool, OLMO3),),
+        "Olmo2ForCausalLM",
+        "olmo2",
+        names=NORMS_AROUND,
+        variants=(("attention.sliding_window", bool, OLMO3),),
     ),
     "gemma2": _gemma(
-        "Gemma2ForCausalLM", "gemma2",
+        "Gemma2ForCausalLM",
+        "gemma2",
         fields=(
             Field("attn_logit_softcapping", "attn_logit_softcapping", codecs.NUMBER, 50.0, "score_cap"),
             Field("final_logit_softcapping", "final_logit_softcapping", codecs.NUMBER, 30.0, "logit_cap"),
@@ -257,34 +295,54 @@ ARCHITECTURES = {
         ),
     ),
     "gemma3": _gemma(
-        "Gemma3ForCausalLM", "gemma3_text",
+        "Gemma3ForCausalLM",
+        "gemma3_text",
         fields=(
-            WINDOW, Field("attention.sliding_window_pattern", "layer_types", codecs.READ_TYPES, 6), LOCAL_THETA,
+            WINDOW,
+            Field("attention.sliding_window_pattern", "layer_types", codecs.READ_TYPES, 6),
+            LOCAL_THETA,
             Field("final_logit_softcapping", "final_logit_softcapping", codecs.OPTIONAL_NUMBER, attribute="logit_cap"),
         ),
     ),
     "gemma4": Architecture(
-        "Gemma4ForCausalLM", "gemma4_text", fields=(LOCAL_THETA, *GEMMA4), finish=finish_gemma4,
-        names={**NORMS_AROUND, **GEMMA4_NAMES}, unsaid={"hidden_activation": "gelu_pytorch_tanh"},
+        "Gemma4ForCausalLM",
+        "gemma4_text",
+        fields=(LOCAL_THETA, *GEMMA4),
+        finish=finish_gemma4,
+        names={**NORMS_AROUND, **GEMMA4_NAMES},
+        unsaid={"hidden_activation": "gelu_pytorch_tanh"},
         config_names={"rope_theta": "", "rope_local_base_freq": ""},
     ),
     "granite": Architecture(
         # Granite 4 without state spaces has keys of what it lacks, too.
-        "GraniteForCausalLM", "granite", fields=MULTIPLES, reorders_pairs=True,
+        "GraniteForCausalLM",
+        "granite",
+        fields=MULTIPLES,
+        reorders_pairs=True,
         unused_keys=frozenset({"expert_shared_feed_forward_length", *(f"ssm.{name}" for name in STATE_KEYS)}),
     ),
     "granitehybrid": Architecture(
-        "GraniteMoeHybridForCausalLM", "granitemoehybrid", names=GRANITE4_NAMES, reorders_pairs=True,
+        "GraniteMoeHybridForCausalLM",
+        "granitemoehybrid",
+        names=GRANITE4_NAMES,
+        reorders_pairs=True,
         biases={**BIASES, "mamba_conv_bias": "ssm_conv1d.bias"},
         unsaid={**SILU, "mamba_proj_bias": False, "mamba_expand": expansion("mamba_n_heads", "mamba_d_head")},
         fields=(
-            *MULTIPLES, *_experts("num_local_experts", codecs.SIZE, 0), *layers_with("mamba"),
+            *MULTIPLES,
+            *_experts("num_local_experts", codecs.SIZE, 0),
+            *layers_with("mamba"),
             Field(
-                "feed_forward_length", "intermediate_size", codecs.WIDTH,
+                "feed_forward_length",
+                "intermediate_size",
+                codecs.WIDTH,
                 attribute=lambda read: read.expert_size if read.num_experts else read.intermediate_size,
             ),
             Field(
-                "expert_shared_feed_forward_length", "shared_intermediate_size", codecs.OPTIONAL, "intermediate_size",
+                "expert_shared_feed_forward_length",
+                "shared_intermediate_size",
+                codecs.OPTIONAL,
+                "intermediate_size",
                 "intermediate_size",
             ),
             Field("rope.scaling.finetuned", "position_embedding_type", ROTATES, True, "rotates"),
@@ -292,74 +350,120 @@ ARCHITECTURES = {
         ),
     ),
     "phi3": Architecture(
-        "Phi3ForCausalLM", "phi3", fields=(ROTATED_SHARE, WINDOW), factor_tensors=(LONG_FACTORS, SHORT_FACTORS),
+        "Phi3ForCausalLM",
+        "phi3",
+        fields=(ROTATED_SHARE, WINDOW),
+        factor_tensors=(LONG_FACTORS, SHORT_FACTORS),
         names={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
     ),
     "glm4": Architecture(
-        "Glm4ForCausalLM", "glm4", fields=(ROTATED_SHARE,),
+        "Glm4ForCausalLM",
+        "glm4",
+        fields=(ROTATED_SHARE,),
         names={
-            "post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm",
+            "post_attention_norm": "post_self_attn_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
             "ffn_up": "mlp.gate_up_proj",
         },
     ),
     "glm4moe": Architecture(
-        "Glm4MoeForCausalLM", "glm4_moe", names=SECOND_NORM, predictors="num_nextn_predict_layers",
-        fields=(ROTATED_SHARE, *ROUTED_EXPERTS), biases={**BIASES, "use_qk_norm": "attn_q_norm.weight"},
+        "Glm4MoeForCausalLM",
+        "glm4_moe",
+        names=SECOND_NORM,
+        predictors="num_nextn_predict_layers",
+        fields=(ROTATED_SHARE, *ROUTED_EXPERTS),
+        biases={**BIASES, "use_qk_norm": "attn_q_norm.weight"},
     ),
     "starcoder2": Architecture(
-        "Starcoder2ForCausalLM", "starcoder2", fields=(LAYER_NORMS, WINDOW),
-        unsaid={"hidden_act": "gelu_pytorch_tanh"}, biases={**BIASES, "use_bias": "attn_q.bias"},
-        config_names={"rms_norm_eps": "norm_epsilon"}, names={"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+        "Starcoder2ForCausalLM",
+        "starcoder2",
+        fields=(LAYER_NORMS, WINDOW),
+        unsaid={"hidden_act": "gelu_pytorch_tanh"},
+        biases={**BIASES, "use_bias": "attn_q.bias"},
+        config_names={"rms_norm_eps": "norm_epsilon"},
+        names={"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
     ),
     "gpt2": Architecture(
-        "GPT2LMHeadModel", "gpt2", fields=(LAYER_NORMS,), unsaid={"activation_function": "gelu_new"}, biases={},
+        "GPT2LMHeadModel",
+        "gpt2",
+        fields=(LAYER_NORMS,),
+        unsaid={"activation_function": "gelu_new"},
+        biases={},
         config_names={
-            "hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
-            "max_position_embeddings": "n_positions", "intermediate_size": "n_inner",
+            "hidden_size": "n_embd",
+            "num_hidden_layers": "n_layer",
+            "num_attention_heads": "n_head",
+            "max_position_embeddings": "n_positions",
+            "intermediate_size": "n_inner",
             "rms_norm_eps": "layer_norm_epsilon",
             **dict.fromkeys(("num_key_value_heads", "head_dim", "rope_theta", "rope_scaling"), ""),
         },
         names={
-            "blk": "transformer.h", "token_embd": "transformer.wte", "position_embd": "transformer.wpe",
-            "output_norm": "transformer.ln_f", "attn_norm": "ln_1", "attn_qkv": "attn.c_attn",
-            "attn_output": "attn.c_proj", "ffn_norm": "ln_2", "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj",
+            "blk": "transformer.h",
+            "token_embd": "transformer.wte",
+            "position_embd": "transformer.wpe",
+            "output_norm": "transformer.ln_f",
+            "attn_norm": "ln_1",
+            "attn_qkv": "attn.c_attn",
+            "attn_output": "attn.c_proj",
+            "ffn_norm": "ln_2",
+            "ffn_up": "mlp.c_fc",
+            "ffn_down": "mlp.c_proj",
         },
     ),
     "gptneox": Architecture(
-        "GPTNeoXForCausalLM", "gpt_neox", unsaid={"hidden_act": "gelu"}, biases={},
+        "GPTNeoXForCausalLM",
+        "gpt_neox",
+        unsaid={"hidden_act": "gelu"},
+        biases={},
         fields=(
-            ROTATED_SHARE, LAYER_NORMS,
+            ROTATED_SHARE,
+            LAYER_NORMS,
             Field("use_parallel_residual", "use_parallel_residual", codecs.FLAG, True, "parallel"),
         ),
         config_names={
-            "rms_norm_eps": "layer_norm_eps", "rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct",
-            "num_key_value_heads": "", "head_dim": "",
+            "rms_norm_eps": "layer_norm_eps",
+            "rope_theta": "rotary_emb_base",
+            "partial_rotary_factor": "rotary_pct",
+            "num_key_value_heads": "",
+            "head_dim": "",
         },
         names={
-            "blk": "gpt_neox.layers", "token_embd": "gpt_neox.embed_in", "output_norm": "gpt_neox.final_layer_norm",
-            "attn_qkv": "attention.query_key_value", "attn_output": "attention.dense",
-            "ffn_up": "mlp.dense_h_to_4h", "ffn_down": "mlp.dense_4h_to_h",
+            "blk": "gpt_neox.layers",
+            "token_embd": "gpt_neox.embed_in",
+            "output_norm": "gpt_neox.final_layer_norm",
+            "attn_qkv": "attention.query_key_value",
+            "attn_output": "attention.dense",
+            "ffn_up": "mlp.dense_h_to_4h",
+            "ffn_down": "mlp.dense_4h_to_h",
         },
     ),
     "deepseek2": _deepseek(
-        "DeepseekV2ForCausalLM", "deepseek_v2",
+        "DeepseekV2ForCausalLM",
+        "deepseek_v2",
         unsaid={
             **DEEPSEEK_HEADS,
             "topk_method": lambda config: "greedy" if config["n_group"] == 1 else "group_limited_greedy",
         },
-        variants=((
-            "expert_gating_func", lambda value: value == SIGMOID,
-            _deepseek(
-                "DeepseekV3ForCausalLM", "deepseek_v3", unsaid=DEEPSEEK_HEADS, predictors="num_nextn_predict_layers"
+        variants=(
+            (
+                "expert_gating_func",
+                lambda value: value == SIGMOID,
+                _deepseek(
+                    "DeepseekV3ForCausalLM", "deepseek_v3", unsaid=DEEPSEEK_HEADS, predictors="num_nextn_predict_layers"
+                ),
             ),
-        ),),
+        ),
     ),
     "lfm2": Architecture(
         # feed_forward_length is adjusted already.
-        "Lfm2ForCausalLM", "lfm2", unsaid={**SILU, "block_auto_adjust_ff_dim": False},
+        "Lfm2ForCausalLM",
+        "lfm2",
+        unsaid={**SILU, "block_auto_adjust_ff_dim": False},
         config_names={"rms_norm_eps": "norm_eps"},
         fields=(
-            *layers_with("conv"), Field("shortconv.l_cache", "conv_L_cache", attribute="num_taps"),
+            *layers_with("conv"),
+            Field("shortconv.l_cache", "conv_L_cache", attribute="num_taps"),
         ),
         names={
             "token_embd_norm": "model.norm",
@@ -367,7 +471,10 @@ ARCHITECTURES = {
         },
     ),
     "mamba2": Architecture(
-        "Mamba2ForCausalLM", "mamba2", base=SIZES, biases={"use_conv_bias": "ssm_conv1d.bias"},
+        "Mamba2ForCausalLM",
+        "mamba2",
+        base=SIZES,
+        biases={"use_conv_bias": "ssm_conv1d.bias"},
         unsaid={"use_bias": False, "expand": expansion("num_heads", "head_dim")},
         fields=(
             Field("context_length", "", attribute="context_len"),
@@ -377,22 +484,30 @@ ARCHITECTURES = {
             *state_space("conv_kernel", "state_size", "num_heads", "n_groups", "head_dim"),
         ),
         names={
-            "blk": "backbone.layers", "token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f",
-            "attn_norm": "norm", **state_space_names("mixer"),
+            "blk": "backbone.layers",
+            "token_embd": "backbone.embeddings",
+            "output_norm": "backbone.norm_f",
+            "attn_norm": "norm",
+            **state_space_names("mixer"),
         },
     ),
     "qwen3next": _delta_net(
-        "Qwen3NextForCausalLM", "qwen3_next", fields=(*DELTA_NET, *SHARED_EXPERTS),
+        "Qwen3NextForCausalLM",
+        "qwen3_next",
+        fields=(*DELTA_NET, *SHARED_EXPERTS),
         unsaid={**SILU, "norm_topk_prob": True},
     ),
     "qwen35": _delta_net(
         "Qwen3_5ForCausalLM", "qwen3_5_text", fields=(*DELTA_NET, *SECTIONS), has_value_heads_in_turns=True
     ),
     "qwen35moe": _delta_net(
-        "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", fields=(*DELTA_NET, *SECTIONS, *SHARED_EXPERTS),
-        unsaid={**SILU, "norm_topk_prob": True}, has_value_heads_in_turns=True,
+        "Qwen3_5MoeForCausalLM",
+        "qwen3_5_moe_text",
+        fields=(*DELTA_NET, *SECTIONS, *SHARED_EXPERTS),
+        unsaid={**SILU, "norm_topk_prob": True},
+        has_value_heads_in_turns=True,
     ),
-}  # fmt: skip
+}
 """By GGUF's name."""
 GRANITE4_DENSE = replace(ARCHITECTURES["granite"], names=GRANITE4_NAMES)
 """Granite 4 without state spaces and experts, which is Granite 3 in GGUF."""

@@ -76,9 +76,12 @@ KV_HEADS = Field(
 )
 EPSILON = Field("attention.layer_norm_rms_epsilon", "rms_norm_eps", codecs.NUMBER, attribute="rms_norm_epsilon")
 ROTATED_SHARE = Field(
-    "rope.dimension_count", "partial_rotary_factor", codecs.SHARE, "head_dim",
+    "rope.dimension_count",
+    "partial_rotary_factor",
+    codecs.SHARE,
+    "head_dim",
     lambda read: read.rope.rotated_size(read.head_size),
-)  # fmt: skip
+)
 """Of architectures that may rotate the first dimensions of a head alone."""
 LLAMA = (
     *SIZES,
@@ -87,11 +90,14 @@ LLAMA = (
     Field("attention.head_count", "num_attention_heads", attribute="num_heads"),
     KV_HEADS,
     Field(
-        "attention.key_length", "head_dim", codecs.HEAD_SIZE,
-        lambda fields: max(fields["hidden_size"] // fields["num_attention_heads"], 1), "head_size",
+        "attention.key_length",
+        "head_dim",
+        codecs.HEAD_SIZE,
+        lambda fields: max(fields["hidden_size"] // fields["num_attention_heads"], 1),
+        "head_size",
     ),
     Field("attention.value_length", "", codecs.SAME, "head_dim", "head_size"),
     Field("rope.dimension_count", "", codecs.SAME, "head_dim", "head_size"),
     Field("rope.freq_base", "rope_theta", codecs.NUMBER, 10000.0, "rope.theta"),
     EPSILON,
-)  # fmt: skip
+)

@@ -34,10 +34,19 @@ _BOOL, _STRING, _ARRAY = 7, 8, 9
 _SCALARS: dict[int, tuple[struct.Struct, str]] = {
     type_id: (struct.Struct("<" + code), "<" + dtype)
     for type_id, code, dtype in (
-        (0, "B", "u1"), (1, "b", "i1"), (2, "H", "u2"), (3, "h", "i2"), (4, "I", "u4"), (5, "i", "i4"), (6, "f", "f4"),
-        (7, "B", "u1"), (10, "Q", "u8"), (11, "q", "i8"), (12, "d", "f8"),
+        (0, "B", "u1"),
+        (1, "b", "i1"),
+        (2, "H", "u2"),
+        (3, "h", "i2"),
+        (4, "I", "u4"),
+        (5, "i", "i4"),
+        (6, "f", "f4"),
+        (7, "B", "u1"),
+        (10, "Q", "u8"),
+        (11, "q", "i8"),
+        (12, "d", "f8"),
     )
-}  # fmt: skip
+}
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _MIN_KEY_VALUE_BYTES = 8 + 1 + 4 + 1
 _MIN_TENSOR_INFO_BYTES = 8 + 1 + 4 + 8 + 4 + 8

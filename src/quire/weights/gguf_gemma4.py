@@ -25,15 +25,22 @@ GEMMA4 = (
     Field("attention.sliding_window", "sliding_window", codecs.WINDOW, attribute="windows"),
     Field("attention.sliding_window_pattern", "layer_types", codecs.TYPES, 6, "windows"),
     Field(
-        "attention.shared_kv_layers", "num_kv_shared_layers", codecs.SIZE, 0,
+        "attention.shared_kv_layers",
+        "num_kv_shared_layers",
+        codecs.SIZE,
+        0,
         lambda read: sum(index != source for index, source in enumerate(read.sources)),
     ),
     Field(
-        "attention.head_count_kv", "num_key_value_heads", codecs.BY_LAYER,
+        "attention.head_count_kv",
+        "num_key_value_heads",
+        codecs.BY_LAYER,
         attribute=lambda read: [read.of_layer(index).num_kv_heads for index in range(read.num_layers)],
     ),
     Field(
-        "feed_forward_length", "intermediate_size", codecs.BY_LAYER,
+        "feed_forward_length",
+        "intermediate_size",
+        codecs.BY_LAYER,
         attribute=lambda read: [read.of_layer(index).intermediate_size for index in range(read.num_layers)],
     ),
     Field("embedding_length_per_layer_input", "hidden_size_per_layer_input", codecs.SIZE, 0, "per_layer_size"),
@@ -41,7 +48,7 @@ GEMMA4 = (
     Field("expert_count", "num_experts", codecs.OPTIONAL, attribute="num_experts"),
     Field("expert_used_count", "top_k_experts", codecs.OPTIONAL, attribute="top_k"),
     Field("expert_feed_forward_length", "moe_intermediate_size", codecs.OPTIONAL, attribute="expert_size"),
-)  # fmt: skip
+)
 GEMMA4_NAMES = {
     "inp_gate": "per_layer_input_gate", "proj": "per_layer_projection", "post_norm": "post_per_layer_input_norm",
     "ffn_gate_inp": "router.proj", "ffn_gate_inp.scale": "router.scale",

@@ -71,9 +71,11 @@ def layers_with(kind: str) -> tuple[Field, Field]:
     """KV heads by layer, 0 in layers of the type `kind`, which have state."""
     codec = Codec(lambda metadata, key, default: [FULL if count else kind for count in metadata.counts(key)])
     return MIXED_KV_HEADS, Field(
-        KV_HEADS.key, "layer_types", codec,
+        KV_HEADS.key,
+        "layer_types",
+        codec,
         attribute=lambda read: [0 if read.is_recurrent(at) else read.num_kv_heads for at in range(read.num_layers)],
-    )  # fmt: skip
+    )
 
 
 def _states(names: Sequence[str], attributes: Sequence[str], inner_size: Callable[[Any], int]) -> tuple[Field, ...]:
@@ -121,37 +123,50 @@ def _recurrent_pattern(read: Any) -> list[bool] | None:
 DELTA_NET = (
     *_states(
         (
-            "linear_conv_kernel_dim", "linear_key_head_dim", "linear_num_value_heads", "linear_num_key_heads",
+            "linear_conv_kernel_dim",
+            "linear_key_head_dim",
+            "linear_num_value_heads",
+            "linear_num_key_heads",
             "linear_value_head_dim",
         ),
         ("num_taps", "key_size", "num_value_heads", "num_key_heads"),
         lambda read: read.num_value_heads * read.value_size,
     ),
-    ROTATED_SHARE, MIXED_KV_HEADS,
+    ROTATED_SHARE,
+    MIXED_KV_HEADS,
     Field(
         "full_attention_interval", "full_attention_interval", COUNT, 4, lambda read: _interval(read.recurrent_layers)
     ),
     Field(
-        "attention.recurrent_layers", "layer_types", Codec(_read_recurrent),
-        "full_attention_interval", _recurrent_pattern,
+        "attention.recurrent_layers",
+        "layer_types",
+        Codec(_read_recurrent),
+        "full_attention_interval",
+        _recurrent_pattern,
     ),
-)  # fmt: skip
+)
 SECTIONS = (
     Field("rope.dimension_sections", "", WRITTEN, attribute=_third_sections),
     Field(
-        "rope.dimension_sections", "rope_parameters",
+        "rope.dimension_sections",
+        "rope_parameters",
         Codec(None, lambda rope: [*rope["mrope_section"], 0] if "mrope_section" in rope else None),
     ),
-)  # fmt: skip
+)
 """Rotated pairs of each axis of images; llama.cpp needs some for text, too."""
 
 
 def state_space_names(module: str) -> dict[str, str]:
     """The names of Mamba 2's tensors, which are those of delta nets where both have one."""
     names = {
-        "ssm_in": "in_proj", "ssm_conv1d": "conv1d", "ssm_dt.bias": "dt_bias", "ssm_a": "A_log", "ssm_d": "D",
-        "ssm_norm": "norm", "ssm_out": "out_proj",
-    }  # fmt: skip
+        "ssm_in": "in_proj",
+        "ssm_conv1d": "conv1d",
+        "ssm_dt.bias": "dt_bias",
+        "ssm_a": "A_log",
+        "ssm_d": "D",
+        "ssm_norm": "norm",
+        "ssm_out": "out_proj",
+    }
     return {part: f"{module}.{name}" for part, name in names.items()}
 
 

@@ -112,9 +112,12 @@ def _rope_factors(file: GGUFFile, *, head_size: int, theta: float) -> dict[str, 
             f"{file.path}: the RoPE factors of '{ROPE_FACTORS}' are not those of Llama 3 scaling, the only kind known"
         )
     return {
-        "rope_type": "llama3", "factor": factor, "low_freq_factor": LOW_FREQ_FACTOR,
-        "high_freq_factor": HIGH_FREQ_FACTOR, ORIGINAL.name: ORIGINAL_CONTEXT_LEN,
-    }  # fmt: skip
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": LOW_FREQ_FACTOR,
+        "high_freq_factor": HIGH_FREQ_FACTOR,
+        ORIGINAL.name: ORIGINAL_CONTEXT_LEN,
+    }
 
 
 def llama3_factors(factor: float, *, head_size: int, theta: float) -> np.ndarray:

@@ -118,9 +118,13 @@ def _download(source: WheelSource, partial_directory: Path, progress: Progress) 
     with tempfile.TemporaryFile(dir=scratch) as output:
         try:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment,
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         except OSError as error:
             raise DownloadError(f"cannot run pip with {sys.executable}: {error.strerror}") from error
         try:

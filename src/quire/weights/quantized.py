@@ -230,9 +230,7 @@ def nvfp4(
     """
     num_groups = shape[1] // NVFP4_GROUP
     one = WeightTensor(name, (1, 1), "F32", np.ones((1, 1), np.float32).view(np.uint8))
-    scaling = Quantized(
-        scales, one, 0.0, np.zeros(num_groups, np.int64), 1.0, shape[0], table=e4m3_values() * factor
-    )  # fmt: skip
+    scaling = Quantized(scales, one, 0.0, np.zeros(num_groups, np.int64), 1.0, shape[0], table=e4m3_values() * factor)
     of_groups = QuantizedTensor(name, (shape[0], num_groups), "FP8", scales.stored, quantized=scaling)
     quantized = Quantized(
         codes, of_groups, 0.0, np.arange(shape[1]) // NVFP4_GROUP, NVFP4_BYTES_PER_VALUE, table=DOUBLED_FLOATS / 2

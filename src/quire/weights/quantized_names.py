@@ -66,10 +66,11 @@ def joined_quantized(path: str, fields: Any, tensors: Tensors) -> dict[str, Weig
             found[name] = tensor
     layers = {name.rpartition(".")[0] for name, tensor in found.items() if isinstance(tensor, QuantizedTensor)}
     return {
-        name: tensor for name, tensor in found.items()
+        name: tensor
+        for name, tensor in found.items()
         for layer, _, kind in [name.rpartition(".")]
         if name not in used and kind not in CACHE_SCALES and not (layer in layers and kind in UNUSED)
-    }  # fmt: skip
+    }
 
 
 class _Layer:
@@ -142,9 +143,18 @@ DOWN = {4: CodeLayout.down4, 8: CodeLayout.down8}
 
 
 def _integers(
-    layer: _Layer, layout: CodeLayout, shape: tuple[int, int], bits: int, scales: WeightTensor, zeros: Rows | float,
-    groups: np.ndarray, zero: int | None, *, zeros_bytes: int = 0, **options: Any,
-) -> QuantizedTensor:  # fmt: skip
+    layer: _Layer,
+    layout: CodeLayout,
+    shape: tuple[int, int],
+    bits: int,
+    scales: WeightTensor,
+    zeros: Rows | float,
+    groups: np.ndarray,
+    zero: int | None,
+    *,
+    zeros_bytes: int = 0,
+    **options: Any,
+) -> QuantizedTensor:
     """Make the tensor of integers, in the format that holds them. `zero`: of all groups, or None if they differ.
 
     `zeros_bytes`: of stored zeros. `options`: of `Quantized`.
@@ -215,10 +225,17 @@ def _gptq(path: str, fields: Mapping[str, Any]) -> Make:
         stored_zeros = _zeros_across(StoredCodes(ACROSS[bits], zeros.stored), num_groups, per_word)
         zero = 1 << (bits - 1) if is_symmetric else None
         return _integers(
-            layer, DOWN[bits], (num_outputs, num_inputs), bits, scales,
-            lambda first, last: (stored_zeros(first, last) + added) & mask, groups, zero,
-            zeros_bytes=zeros.num_bytes, expected_zero=zero,
-        )  # fmt: skip
+            layer,
+            DOWN[bits],
+            (num_outputs, num_inputs),
+            bits,
+            scales,
+            lambda first, last: (stored_zeros(first, last) + added) & mask,
+            groups,
+            zero,
+            zeros_bytes=zeros.num_bytes,
+            expected_zero=zero,
+        )
 
     return make
 
@@ -239,10 +256,16 @@ def _awq(path: str, fields: Mapping[str, Any]) -> Make:
         scales = _check(layer.name, layer.get("scales"), (num_groups, num_outputs), *FLOATS).transposed()
         of_zeros = StoredCodes(CodeLayout.awq, zeros.stored)
         return _integers(
-            layer, CodeLayout.awq, (num_outputs, num_inputs), 4, scales,
-            lambda first, last: of_zeros.read(np.arange(first, last), 0, num_groups), groups, None,
+            layer,
+            CodeLayout.awq,
+            (num_outputs, num_inputs),
+            4,
+            scales,
+            lambda first, last: of_zeros.read(np.arange(first, last), 0, num_groups),
+            groups,
+            None,
             zeros_bytes=zeros.num_bytes,
-        )  # fmt: skip
+        )
 
     return make
 
@@ -284,25 +307,39 @@ def _scaled(layer: _Layer, block: tuple[int, int] | None) -> WeightTensor:
         shape, rows_per_scale, columns_per_scale = (num_outputs, *scales.shape[1:2]), 1, num_inputs
     _check(name, scales, shape, *FLOATS)
     num_scales = shape[0] if shape else 1
-    flat = WeightTensor(scales.name, (num_scales, math.prod(shape) // num_scales), scales.format,
-                        scales.stored.reshape(num_scales, -1))  # fmt: skip
+    flat = WeightTensor(
+        scales.name, (num_scales, math.prod(shape) // num_scales), scales.format, scales.stored.reshape(num_scales, -1)
+    )
     if flat.shape[1] != (num_inputs - 1) // columns_per_scale + 1:
         _check(name, scales, (num_outputs, 1), *FLOATS)
     groups = np.arange(num_inputs) // columns_per_scale
     if codes.format in FLOAT8:
         bytes_per_value = (codes.num_bytes + scales.num_bytes) / (num_outputs * num_inputs)
         quantized = Quantized(
-            StoredCodes(CodeLayout.across8, codes.stored), flat, 0.0, groups, bytes_per_value, rows_per_scale,
+            StoredCodes(CodeLayout.across8, codes.stored),
+            flat,
+            0.0,
+            groups,
+            bytes_per_value,
+            rows_per_scale,
             table=FLOAT8[codes.format](),
-        )  # fmt: skip
+        )
         return QuantizedTensor(name, (num_outputs, num_inputs), "FP8", codes.stored, quantized=quantized)
     zero_points = layer.find("weight_zero_point")
     if zero_points is not None and zero_points.stored.any():
         raise UnsupportedModelError(f"'{printable(zero_points.name)}' has zero points of 8-bit integers; {ADVICE}")
     return _integers(
-        layer, CodeLayout.across8, (num_outputs, num_inputs), 8, flat, 0.0, groups, 0, rows_per_scale=rows_per_scale,
+        layer,
+        CodeLayout.across8,
+        (num_outputs, num_inputs),
+        8,
+        flat,
+        0.0,
+        groups,
+        0,
+        rows_per_scale=rows_per_scale,
         is_signed=True,
-    )  # fmt: skip
+    )
 
 
 def _nvfp4(layer: _Layer) -> WeightTensor:
@@ -318,9 +355,12 @@ def _nvfp4(layer: _Layer) -> WeightTensor:
     factor = layer.find("weight_scale_2")
     unit = (factor or layer.get("weight_global_scale")).to_numpy().reshape(-1)[0]
     return nvfp4(
-        name, (num_outputs, num_inputs), StoredCodes(CodeLayout.across4, codes.stored),
-        StoredCodes(CodeLayout.across8, scales.stored), unit if factor is not None else np.float32(1) / unit,
-    )  # fmt: skip
+        name,
+        (num_outputs, num_inputs),
+        StoredCodes(CodeLayout.across4, codes.stored),
+        StoredCodes(CodeLayout.across8, scales.stored),
+        unit if factor is not None else np.float32(1) / unit,
+    )
 
 
 def _modelopt(path: str, fields: Mapping[str, Any]) -> Make:

@@ -163,9 +163,13 @@ class WeightTensor:
     def transposed(self) -> "WeightTensor":
         """The matrix with inputs as rows; nothing is read. One of blocks of several values is only transposed back."""
         return replace(
-            self, shape=self.shape[::-1], stored=self._blocks().swapaxes(0, 1), row_order=self.column_order,
-            column_order=self.row_order, is_across=not self.is_across,
-        )  # fmt: skip
+            self,
+            shape=self.shape[::-1],
+            stored=self._blocks().swapaxes(0, 1),
+            row_order=self.column_order,
+            column_order=self.row_order,
+            is_across=not self.is_across,
+        )
 
     def taps_first(self) -> "WeightTensor":
         """The filters `[channels, 1, taps]` of a convolution as a vector, all channels' first taps first."""

@@ -26,19 +26,31 @@ COMPARISONS = ("cache", "batching", "kv", "ladder", "speculation", "adapters", "
 
 @verb("compare", EXAMPLES)
 @click.argument("name", type=click.Choice(COMPARISONS))
-@option("--model", metavar="TEXT",
-        help="model to run, or fake: no model, a step takes one unit of time  [cache, ladder, speculation, adapters: "
-              "smollm2; batching, kv: fake; attention: the shape of Llama-2-7B]")  # fmt: skip
+@option(
+    "--model",
+    metavar="TEXT",
+    help="model to run, or fake: no model, a step takes one unit of time  [cache, ladder, speculation, adapters: "
+    "smollm2; batching, kv: fake; attention: the shape of Llama-2-7B]",
+)
 @option("--seed", type=int, default=0, help="seed of the workload  [0]")
 @option("--requests", type=LENGTH, help="requests of the workload")
 @option("--slots", type=LENGTH, default=8, help="batching: largest batch  [8]")
-@option("--rate", type=float,
-              help="batching, kv: requests that arrive per step, or per second with a model")  # fmt: skip
+@option("--rate", type=float, help="batching, kv: requests that arrive per step, or per second with a model")
 @option("--pool", type=BYTES, help="kv: size of the KV cache  [256MiB for 2048 tokens]")
-@option("--prompt-len", "prompt_lens", type=EVERY_LENGTH, default=(),
-        help="prompt tokens of each request, from the first again if there are more  [drawn; cache: 16]")  # fmt: skip
-@option("--output-len", "output_lens", type=EVERY_LENGTH, default=(),
-        help="output tokens of each request; cache: of each run  [drawn]")  # fmt: skip
+@option(
+    "--prompt-len",
+    "prompt_lens",
+    type=EVERY_LENGTH,
+    default=(),
+    help="prompt tokens of each request, from the first again if there are more  [drawn; cache: 16]",
+)
+@option(
+    "--output-len",
+    "output_lens",
+    type=EVERY_LENGTH,
+    default=(),
+    help="output tokens of each request; cache: of each run  [drawn]",
+)
 @option("--context", type=LENGTH, help="longest sequence, prompt and output together")
 @option("--rank", type=LENGTH, help="adapters: rank of the random adapters  [16]")
 @option("--svg", type=click.Path(dir_okay=False), metavar="FILE", help="write the charts to an SVG file")

@@ -32,10 +32,16 @@ def learn_command(lang: str | None) -> None:
 
     output, language, done = output_of(), language_of(lang), _read_done()
     rows = [
-        {"number": number, "name": item.name, "lesson": item.lesson, "title": item.title.say(language),
-         "kind": "program" if isinstance(item, ProgramExercise) else "number", "is_done": item.name in done}
+        {
+            "number": number,
+            "name": item.name,
+            "lesson": item.lesson,
+            "title": item.title.say(language),
+            "kind": "program" if isinstance(item, ProgramExercise) else "number",
+            "is_done": item.name in done,
+        }
         for number, item in enumerate(EXERCISES, 1)
-    ]  # fmt: skip
+    ]
     if output.json:
         output.result_json("quire.learn/1", {"exercises": rows})
         return

@@ -44,23 +44,47 @@ KEYS = "Enter: next line   w: why this line   n: next stop   q: quit"
 @verb("tour", EXAMPLES)
 @click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]")
 @option("--max-tokens", type=click.IntRange(2, 512), default=8, metavar="N", help="tokens to generate  [8]")
-@option("--prompt-len", type=click.IntRange(min=1), metavar="N",
-        help="repeat or cut the prompt to N tokens  [as it is]")  # fmt: skip
-@option("--chunk", type=click.IntRange(min=1), default=16, metavar="N",
-        help="tokens per step of the chunked prefill  [16]")  # fmt: skip
-@option("--tp", "--tensor-parallel-size", "tp", type=click.IntRange(1, 1024), default=1, metavar="N",
-        help="run on N ranks, each a process with its share of the model  [1]")  # fmt: skip
-@option("--num-layers", type=click.IntRange(min=1), metavar="N",
-        help="keep only the first N layers, with random weights  [all]")  # fmt: skip
-@option("--html", type=click.Path(dir_okay=False, path_type=Path),
-        help="write a page that plays the prompt, its answer and a fork of it in 20 seconds, offline")  # fmt: skip
+@option(
+    "--prompt-len", type=click.IntRange(min=1), metavar="N", help="repeat or cut the prompt to N tokens  [as it is]"
+)
+@option(
+    "--chunk", type=click.IntRange(min=1), default=16, metavar="N", help="tokens per step of the chunked prefill  [16]"
+)
+@option(
+    "--tp",
+    "--tensor-parallel-size",
+    "tp",
+    type=click.IntRange(1, 1024),
+    default=1,
+    metavar="N",
+    help="run on N ranks, each a process with its share of the model  [1]",
+)
+@option(
+    "--num-layers",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="keep only the first N layers, with random weights  [all]",
+)
+@option(
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="write a page that plays the prompt, its answer and a fork of it in 20 seconds, offline",
+)
 @option("--all", "shows_all", is_flag=True, help="print every stop and its why, without waiting for keys")
 @lang_option
 @option_flags(EngineOptions, without=FIXED, defaults={"device": "cpu"})
 def tour_command(
-    words: tuple[str, ...], max_tokens: int, prompt_len: int | None, chunk: int, tp: int, num_layers: int | None,
-    html: Path | None, shows_all: bool, translate: Callable[[str], str], **values: Any,
-) -> None:  # fmt: skip
+    words: tuple[str, ...],
+    max_tokens: int,
+    prompt_len: int | None,
+    chunk: int,
+    tp: int,
+    num_layers: int | None,
+    html: Path | None,
+    shows_all: bool,
+    translate: Callable[[str], str],
+    **values: Any,
+) -> None:
     """Follow one prompt through the engine, step by step.
 
     The model answers PROMPT in this process: tokens, KV blocks, prefill, chunked prefill, decode, each operation with
@@ -85,9 +109,13 @@ def tour_command(
         )
         return
     options = EngineOptions(
-        **{"device": "cpu", **engine_values, "model": arguments.model}, enable_prefix_caching=False,
-        multi_step_decode=1, speculative="off", batch_invariant=True, tensor_parallel_size=tp,
-    )  # fmt: skip
+        **{"device": "cpu", **engine_values, "model": arguments.model},
+        enable_prefix_caching=False,
+        multi_step_decode=1,
+        speculative="off",
+        batch_invariant=True,
+        tensor_parallel_size=tp,
+    )
     told = Told(output, translate)
     stops = _stops(options, text, max_tokens, prompt_len, chunk, num_layers, told)
     if output.json:
@@ -118,9 +146,14 @@ def _write_story(file: Path, text: str, values: dict[str, Any], output: Output) 
 
 
 def _stops(
-    options: EngineOptions, text: str, max_tokens: int, prompt_len: int | None, chunk: int, num_layers: int | None,
+    options: EngineOptions,
+    text: str,
+    max_tokens: int,
+    prompt_len: int | None,
+    chunk: int,
+    num_layers: int | None,
     told: "Told",
-) -> Iterator["TourStop"]:  # fmt: skip
+) -> Iterator["TourStop"]:
     """Load the model, then yield each stop when it is asked for."""
     from quire_lessons.compare.rig import load
     from quire_lessons.tour import Tour, check_length

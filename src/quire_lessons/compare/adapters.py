@@ -71,15 +71,22 @@ def compare(settings: RunSettings, progress: Progress) -> Comparison:
     prompt_len = settings.prompt_lens[0] if settings.prompt_lens else PROMPT_LEN
     progress(f"loading {model}", 0, 1)
     engine = load_engine(
-        model, Size("requests", count, lambda number: {"max_num_seqs": number}),
-        max_model_len=settings.context or prompt_len + num_tokens, seed=settings.seed, enable_prefix_caching=False,
-        batch_invariant=True, speculative="off", enable_lora=True,
-    )  # fmt: skip
+        model,
+        Size("requests", count, lambda number: {"max_num_seqs": number}),
+        max_model_len=settings.context or prompt_len + num_tokens,
+        seed=settings.seed,
+        enable_prefix_caching=False,
+        batch_invariant=True,
+        speculative="off",
+        enable_lora=True,
+    )
     everyone: list[int | None] = list(range(count))
     modes = [
-        Mode("base", [None] * count), Mode("one adapter", [0] * count), Mode("an adapter each", everyone),
+        Mode("base", [None] * count),
+        Mode("one adapter", [0] * count),
+        Mode("an adapter each", everyone),
         Mode("every second one", [number if number % 2 else None for number in range(count)]),
-    ][: 4 if count > 1 else 2]  # fmt: skip
+    ][: 4 if count > 1 else 2]
     try:
         with tempfile.TemporaryDirectory(prefix="quire-adapters-") as folder:
             shapes = linear_shapes(engine.config.model.hf_config)
@@ -125,9 +132,10 @@ class _Jobs:
         self, engine: LLMEngine, adapters: Sequence[LoRARequest], seed: int, prompt_len: int, num_tokens: int
     ) -> None:
         self._engine, self._adapters = engine, adapters
-        vocab_size, self._params = engine.config.model.vocab_size, SamplingParams(
-            temperature=0, max_tokens=num_tokens, ignore_eos=True
-        )  # fmt: skip
+        vocab_size, self._params = (
+            engine.config.model.vocab_size,
+            SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True),
+        )
         self._prompts = [
             [(31 * seed + 7 * number + 3 * at) % (vocab_size - 1) + 1 for at in range(prompt_len)]
             for number in range(len(adapters))
@@ -166,15 +174,25 @@ def _result(
     base, count = modes[0], len(modes[0].chosen)
     rows = tuple(
         (
-            mode.name, mode.num_adapters, mode.rate, mode.rate / base.rate, 1e3 * count / mode.rate,
-            mode.num_adapters * adapter_bytes, mode.num_adapters * adapter_bytes / weight_bytes,
+            mode.name,
+            mode.num_adapters,
+            mode.rate,
+            mode.rate / base.rate,
+            1e3 * count / mode.rate,
+            mode.num_adapters * adapter_bytes,
+            mode.num_adapters * adapter_bytes / weight_bytes,
         )
         for mode in modes
-    )  # fmt: skip
+    )
     columns = (
-        ("requests use", "text"), ("adapters", ""), ("tokens/s", "number"), ("of base's", "share"),
-        ("ms per step", "number"), ("bytes of A and B", "bytes"), ("of the weights", "share"),
-    )  # fmt: skip
+        ("requests use", "text"),
+        ("adapters", ""),
+        ("tokens/s", "number"),
+        ("of base's", "share"),
+        ("ms per step", "number"),
+        ("bytes of A and B", "bytes"),
+        ("of the weights", "share"),
+    )
     explanation = (
         f"base: a decode step reads {format_bytes(weight_bytes)} of weights once for all {count} requests.",
         f"one adapter: its {format_bytes(adapter_bytes)} are read once per step for all requests.",

@@ -10,8 +10,17 @@ from quire.byte_sizes import format_bytes
 from quire.cache_spec import CacheSpec, LatentKV, PagedKV
 from quire.errors import ConfigError
 from quire_lessons.compare.memory import Size
-from quire_lessons.compare.results import FAKE_MODEL, Chart, Comparison, Progress, RunSettings, Series, percentile
-from quire_lessons.compare.rig import Rig, TimedRequest
+from quire_lessons.compare.results import (
+    FAKE_MODEL,
+    Chart,
+    Comparison,
+    Progress,
+    RunSettings,
+    Series,
+    TimedRequest,
+    percentile,
+)
+from quire_lessons.compare.rig import Rig
 
 LLAMA_2_7B = (32, 32, 128)
 """Layers, query heads and head size of the default shape."""
@@ -52,10 +61,13 @@ def compare(settings: RunSettings, progress: Progress) -> Comparison:
         total_s = None if time_s is None else num_layers * time_s
         rows.append((kind, sizes[kind], held, read, total_s, None if total_s is None else read / total_s / 1e9))
     columns = (
-        ("attention", "text"), ("KV per token", "bytes"), (f"KV of {context}", "bytes"),
-        ("a decode reads", "bytes"), (f"measured, 1 layer × {num_layers}", "seconds"),
+        ("attention", "text"),
+        ("KV per token", "bytes"),
+        (f"KV of {context}", "bytes"),
+        ("a decode reads", "bytes"),
+        (f"measured, 1 layer × {num_layers}", "seconds"),
         ("GB/s", "number"),
-    )  # fmt: skip
+    )
     largest = max(sizes.values())
     explanation = tuple(
         f"{kind}: {_formula(spec, num_layers)} = {format_bytes(int(sizes[kind]))} per token"
@@ -80,19 +92,37 @@ def compare(settings: RunSettings, progress: Progress) -> Comparison:
 def measure(settings: RunSettings, spec: PagedKV, num_heads: int, context: int, progress: Progress) -> float | None:
     """Median seconds of one layer's attention in a decode step; None where steps are not timed by instruction."""
     config = {
-        "architectures": ["MistralForCausalLM"], "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1,
-        "num_attention_heads": num_heads, "num_key_value_heads": spec.num_kv_heads, "head_dim": spec.head_size,
-        "vocab_size": 256, "max_position_embeddings": context, "rms_norm_eps": 1e-5, "hidden_act": "silu",
-        "sliding_window": spec.window, "tie_word_embeddings": True, "rope_theta": 10000.0,
-    }  # fmt: skip
+        "architectures": ["MistralForCausalLM"],
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": spec.num_kv_heads,
+        "head_dim": spec.head_size,
+        "vocab_size": 256,
+        "max_position_embeddings": context,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "sliding_window": spec.window,
+        "tie_word_embeddings": True,
+        "rope_theta": 10000.0,
+    }
 
     def options(length: int) -> dict[str, int]:
         return {"max_model_len": length, "num_blocks_override": -(-length // 16) + 4}
 
     rig = Rig(
-        settings, "random weights", lambda *_: None, config, Size("context", context, options), load_format="dummy",
-        dtype="bfloat16", max_num_seqs=1, max_num_batched_tokens=CHUNK, block_size=16,
-    )  # fmt: skip
+        settings,
+        "random weights",
+        lambda *_: None,
+        config,
+        Size("context", context, options),
+        load_format="dummy",
+        dtype="bfloat16",
+        max_num_seqs=1,
+        max_num_batched_tokens=CHUNK,
+        block_size=16,
+    )
     prompt = tuple(at % 256 for at in range(context - NUM_DECODES))
     run = rig.drive("attention", [TimedRequest(prompt, NUM_DECODES)], times_ops=True)
     decodes = run.steps[1 - NUM_DECODES :]

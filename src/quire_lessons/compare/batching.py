@@ -16,8 +16,17 @@ from quire.scheduler.request_table import RequestTable
 from quire.scheduler.scheduler import Scheduler
 from quire_lessons.compare.figure import cell_text
 from quire_lessons.compare.memory import Size, checked
-from quire_lessons.compare.results import FAKE_MODEL, Chart, Comparison, Progress, RunSettings, Series, percentile
-from quire_lessons.compare.rig import Clock, Rig, Run, TimedRequest, check_outputs_equal, draw_prompt, given_jobs
+from quire_lessons.compare.results import (
+    FAKE_MODEL,
+    Chart,
+    Comparison,
+    Progress,
+    RunSettings,
+    Series,
+    TimedRequest,
+    percentile,
+)
+from quire_lessons.compare.rig import Clock, Rig, Run, check_outputs_equal, draw_prompt, given_jobs
 
 MEAN_PROMPT, MEAN_OUTPUT = 60 / 512, 80 / 512
 """Mean lengths before clipping, as shares of the context."""
@@ -68,9 +77,10 @@ def compare(settings: RunSettings, progress: Progress) -> Comparison:
 
     def options(length: int) -> dict[str, int]:
         return {
-            "max_model_len": length, "max_num_batched_tokens": max(2048, settings.slots * length),
+            "max_model_len": length,
+            "max_num_batched_tokens": max(2048, settings.slots * length),
             "num_blocks_override": settings.slots * -(-length // 16) + 2,
-        }  # fmt: skip
+        }
 
     size = Size("context", longest, options)
     rig = Rig(settings, model, progress, size=size, max_num_seqs=settings.slots, block_size=16)
@@ -93,10 +103,15 @@ def compare(settings: RunSettings, progress: Progress) -> Comparison:
     }
     num_equal = check_outputs_equal(runs)
     shown = {
-        "model": model, "seed": settings.seed, "requests": num_requests, "slots": settings.slots,
+        "model": model,
+        "seed": settings.seed,
+        "requests": num_requests,
+        "slots": settings.slots,
         "rate": None if rate == math.inf else rate,
-        "timer": timer, "context": longest, "unit": rig.unit,
-    }  # fmt: skip
+        "timer": timer,
+        "context": longest,
+        "unit": rig.unit,
+    }
     title = (
         f"{num_requests} requests, {sum(len(job.prompt) for job in jobs)} prompt and "
         f"{sum(job.num_tokens for job in jobs)} output tokens, "
@@ -104,10 +119,16 @@ def compare(settings: RunSettings, progress: Progress) -> Comparison:
         f"{settings.slots} slots"
     )
     columns = (
-        ("mode", "text"), ("makespan", rig.unit), ("slot use", "share"), ("pads", ""), ("not pads", "share"),
-        ("wait p50", rig.unit), ("wait p95", rig.unit), ("latency p95", rig.unit),
+        ("mode", "text"),
+        ("makespan", rig.unit),
+        ("slot use", "share"),
+        ("pads", ""),
+        ("not pads", "share"),
+        ("wait p50", rig.unit),
+        ("wait p95", rig.unit),
+        ("latency p95", rig.unit),
         (f"tokens/{rig.unit[:-1]}", "number"),
-    )  # fmt: skip
+    )
     rows = tuple(_row(mode, run, jobs, settings.slots) for mode, run in runs.items())
     explanation = tuple(_explain(mode, run, jobs, settings.slots, rig.unit) for mode, run in runs.items())
     longest_run = max(max(run.ended) for run in runs.values())
@@ -168,9 +189,16 @@ def _row(mode: str, run: Run, jobs: Sequence[TimedRequest], slots: int) -> tuple
     slot_use = sum(len(step.scheduled) * step.duration for step in run.steps) / (slots * run.makespan)
     pads = _pads(run, is_closed=True) if mode != "continuous" else 0  # a ragged batch has none
     return (
-        mode, run.makespan, slot_use, pads, run.num_computed / (run.num_computed + pads), percentile(waits, 0.5),
-        percentile(waits, 0.95), percentile(latencies, 0.95), sum(job.num_tokens for job in jobs) / run.makespan,
-    )  # fmt: skip
+        mode,
+        run.makespan,
+        slot_use,
+        pads,
+        run.num_computed / (run.num_computed + pads),
+        percentile(waits, 0.5),
+        percentile(waits, 0.95),
+        percentile(latencies, 0.95),
+        sum(job.num_tokens for job in jobs) / run.makespan,
+    )
 
 
 def _explain(mode: str, run: Run, jobs: Sequence[TimedRequest], slots: int, unit: str) -> str:

@@ -14,8 +14,8 @@ from quire.errors import ComparisonError, ConfigError
 from quire.scheduler.scheduler import Scheduler
 from quire.types import SchedulerOutput
 from quire_lessons.compare.memory import Size
-from quire_lessons.compare.results import Chart, Comparison, Progress, RunSettings, Series, thinned
-from quire_lessons.compare.rig import RecordedStep, Rig, Run, TimedRequest, check_outputs_equal, draw_prompt
+from quire_lessons.compare.results import Chart, Comparison, Progress, RunSettings, Series, TimedRequest, thinned
+from quire_lessons.compare.rig import RecordedStep, Rig, Run, check_outputs_equal, draw_prompt
 
 PROMPT_LEN, CONTEXT = 16, 96
 MAX_ROWS = 1 << 13
@@ -67,9 +67,10 @@ def compare(settings: RunSettings, progress: Progress) -> Comparison:
 
     def options(length: int) -> dict[str, int]:
         return {
-            "max_model_len": length, "max_num_batched_tokens": length * num_requests,
+            "max_model_len": length,
+            "max_num_batched_tokens": length * num_requests,
             "num_blocks_override": num_requests * -(-length // 16) + 2,
-        }  # fmt: skip
+        }
 
     size = Size("context", context, options)
     rig = Rig(settings, model, progress, size=size, max_num_seqs=num_requests, block_size=16)
@@ -88,13 +89,27 @@ def compare(settings: RunSettings, progress: Progress) -> Comparison:
         loops = {"no KV cache": naive, "KV cache": cached}
         suffix = f", n = {num_tokens}" * (len(output_lens) > 1)
         for mode, loop in loops.items():
-            rows.append((mode + suffix, loop.num_rows, loop.num_pairs, loop.total, loop.first, loop.last,
-                         num_requests * num_tokens / loop.total))  # fmt: skip
+            rows.append(
+                (
+                    mode + suffix,
+                    loop.num_rows,
+                    loop.num_pairs,
+                    loop.total,
+                    loop.first,
+                    loop.last,
+                    num_requests * num_tokens / loop.total,
+                )
+            )
         explanation += _explain(naive, cached, prompt_len, num_tokens, num_requests, suffix)
     columns = (
-        ("mode", "text"), ("tokens computed", ""), ("attention pairs", ""), ("total", rig.unit),
-        ("first tokens", rig.unit), ("last tokens", rig.unit), (f"tokens/{rig.unit[:-1]}", "number"),
-    )  # fmt: skip
+        ("mode", "text"),
+        ("tokens computed", ""),
+        ("attention pairs", ""),
+        ("total", rig.unit),
+        ("first tokens", rig.unit),
+        ("last tokens", rig.unit),
+        (f"tokens/{rig.unit[:-1]}", "number"),
+    )
     series = tuple(
         Series(mode, thinned((float(prompt_len + at), seconds) for at, seconds in enumerate(loop.times)))
         for mode, loop in loops.items()
@@ -130,9 +145,14 @@ def _run_whole(rig: Rig, texts: Sequence[tuple[int, ...]], prompt_len: int, num_
     cached = rig.drive("cached", jobs)
     num_equal = check_outputs_equal({"no KV cache": naive, "KV cache": cached})
     loops = [
-        Loop(run.num_computed, sum(map(attention_pairs, run.steps)), [step.duration for step in run.steps],
-             len(run.steps)) for run in (naive, cached)
-    ]  # fmt: skip
+        Loop(
+            run.num_computed,
+            sum(map(attention_pairs, run.steps)),
+            [step.duration for step in run.steps],
+            len(run.steps),
+        )
+        for run in (naive, cached)
+    ]
     return loops[0], loops[1], num_equal
 
 
@@ -152,8 +172,10 @@ def _run_samples(
     cached[0] = first  # the prompt itself is computed alike
     pairs = int((lengths * (lengths + 1) // 2).sum()), int(lengths[-1] * (lengths[-1] + 1) // 2)
     rows = int(lengths.sum()), int(lengths[-1])
-    found = [Loop(len(texts) * rows[at], len(texts) * pairs[at], each.tolist(), len(sampled))
-             for at, each in enumerate((naive, cached))]  # fmt: skip
+    found = [
+        Loop(len(texts) * rows[at], len(texts) * pairs[at], each.tolist(), len(sampled))
+        for at, each in enumerate((naive, cached))
+    ]
     return found[0], found[1], len(texts)
 
 
@@ -203,10 +225,14 @@ def _explain(
     growth = [loop.last / loop.first for loop in (naive, cached)]
     terms = [str(prompt_len + at) for at in range(num_tokens)]
     shown = " + ".join(terms if num_tokens <= 4 else [*terms[:2], "…", terms[-1]])
-    sampled = "" if naive.num_measured >= num_tokens else (
-        f" Steps at {naive.num_measured} of {num_tokens} lengths were measured, and the times of the others are "
-        "interpolated."
-    )  # fmt: skip
+    sampled = (
+        ""
+        if naive.num_measured >= num_tokens
+        else (
+            f" Steps at {naive.num_measured} of {num_tokens} lengths were measured, and the times of the others are "
+            "interpolated."
+        )
+    )
     return (
         f"no KV cache{suffix}: each step computes the whole sequence again, {shown} = "
         f"{naive.num_rows // num_requests} tokens per request; its last steps took "

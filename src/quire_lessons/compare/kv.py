@@ -17,8 +17,17 @@ from quire.scheduler.blocks import BlockManager
 from quire.scheduler.scheduler import Scheduler
 from quire_lessons.compare.allocators import Buddy, Contiguous, RunAllocator, RunBlocks
 from quire_lessons.compare.memory import Size, checked
-from quire_lessons.compare.results import FAKE_MODEL, Chart, Comparison, Progress, RunSettings, Series, thinned
-from quire_lessons.compare.rig import Clock, Rig, Run, TimedRequest, check_outputs_equal, draw_prompt, given_jobs
+from quire_lessons.compare.results import (
+    FAKE_MODEL,
+    Chart,
+    Comparison,
+    Progress,
+    RunSettings,
+    Series,
+    TimedRequest,
+    thinned,
+)
+from quire_lessons.compare.rig import Clock, Rig, Run, check_outputs_equal, draw_prompt, given_jobs
 
 BLOCK_SIZE = 16
 POOL_BYTES = 256 << 20
@@ -73,9 +82,15 @@ def compare(settings: RunSettings, progress: Progress) -> Comparison:
     pool_bytes = settings.pool_bytes or POOL_BYTES * context // CONTEXT
     size = Size("pool", pool_bytes, lambda num_bytes: {"kv_cache_memory_bytes": num_bytes})
     rig = Rig(
-        settings, model, progress, size=size, max_num_seqs=256, max_model_len=context, block_size=BLOCK_SIZE,
+        settings,
+        model,
+        progress,
+        size=size,
+        max_num_seqs=256,
+        max_model_len=context,
+        block_size=BLOCK_SIZE,
         max_num_batched_tokens=max(2048, context),
-    )  # fmt: skip
+    )
     config = rig.config.scheduler
     vocab_size = rig.config.model.vocab_size
     if lengths:
@@ -99,14 +114,26 @@ def compare(settings: RunSettings, progress: Progress) -> Comparison:
         f"{num_requests} requests of {min(totals)} to {max(totals)} tokens, mean {sum(totals) / len(totals):.0f}"
     )
     shown = {
-        "model": model, "seed": settings.seed, "requests": num_requests, "pool_bytes": pool_bytes,
-        "block_bytes": block_bytes, "context": context, "rate": settings.rate, "unit": rig.unit,
-    }  # fmt: skip
+        "model": model,
+        "seed": settings.seed,
+        "requests": num_requests,
+        "pool_bytes": pool_bytes,
+        "block_bytes": block_bytes,
+        "context": context,
+        "rate": settings.rate,
+        "unit": rig.unit,
+    }
     columns = (
-        ("allocator", "text"), ("most at once", ""), ("mean at once", "number"),
-        ("reserved in use", "share"), ("internal waste", "share"), ("external waste", "share"),
-        ("preempted", ""), ("moved", ""), ("makespan", rig.unit),
-    )  # fmt: skip
+        ("allocator", "text"),
+        ("most at once", ""),
+        ("mean at once", "number"),
+        ("reserved in use", "share"),
+        ("internal waste", "share"),
+        ("external waste", "share"),
+        ("preempted", ""),
+        ("moved", ""),
+        ("makespan", rig.unit),
+    )
     rows = tuple(_row(mode, runs[mode], memories[mode], managers[mode], pool_tokens) for mode in modes)
     explanation = tuple(_explain(mode, memories[mode], managers[mode], runs[mode]) for mode in modes)
     charts = _charts(memories, runs, rig.unit)
@@ -165,10 +192,16 @@ def _mean(values: Sequence[int], run: Run) -> float:
 def _row(mode: str, run: Run, memory: KvUse, blocks: BlockManager, pool_tokens: int) -> tuple[object, ...]:
     reserved, used = _mean(memory.reserved, run), _mean(memory.used, run)
     return (
-        mode, max(memory.num_running), _mean(memory.num_running, run), used / reserved if reserved else None,
-        (reserved - used) / pool_tokens, _mean(memory.unusable, run) / pool_tokens, run.num_preemptions,
-        blocks.num_moves if isinstance(blocks, RunBlocks) else 0, run.makespan,
-    )  # fmt: skip
+        mode,
+        max(memory.num_running),
+        _mean(memory.num_running, run),
+        used / reserved if reserved else None,
+        (reserved - used) / pool_tokens,
+        _mean(memory.unusable, run) / pool_tokens,
+        run.num_preemptions,
+        blocks.num_moves if isinstance(blocks, RunBlocks) else 0,
+        run.makespan,
+    )
 
 
 def _explain(mode: str, memory: KvUse, blocks: BlockManager, run: Run) -> str:

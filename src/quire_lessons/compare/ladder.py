@@ -23,8 +23,8 @@ from quire.scheduler.scheduler import Scheduler
 from quire_lessons.compare.allocators import Contiguous, RunBlocks
 from quire_lessons.compare.batching import BatchTable
 from quire_lessons.compare.cache import sample_lengths, step_times
-from quire_lessons.compare.results import FAKE_MODEL, Chart, Comparison, Progress, RunSettings, Series
-from quire_lessons.compare.rig import Clock, Rig, Run, TimedRequest, draw_prompt
+from quire_lessons.compare.results import FAKE_MODEL, Chart, Comparison, Progress, RunSettings, Series, TimedRequest
+from quire_lessons.compare.rig import Clock, Rig, Run, draw_prompt
 from quire_lessons.compare.speculation import Record, load_engines, measure
 
 BLOCK_SIZE = 16
@@ -73,8 +73,10 @@ def compare(settings: RunSettings, progress: Progress) -> Comparison:
             samples = _sample_steps(rig, jobs)
             fit = len(jobs) if settings.requests or settings.lengths() else samples.num_that_fit(jobs)
             if fit < len(jobs):
-                notes.append(f"{fit} of {len(jobs)} requests ran: here the lower rungs would take more than "
-                             f"{LIMIT_S:.0f} s for all of them.")  # fmt: skip
+                notes.append(
+                    f"{fit} of {len(jobs)} requests ran: here the lower rungs would take more than "
+                    f"{LIMIT_S:.0f} s for all of them."
+                )
             jobs = jobs[:fit]
             rungs += _schedules(rig, jobs, longest, samples)
         else:
@@ -117,10 +119,17 @@ def _make_rig(settings: RunSettings, model: str, progress: Progress, longest: in
         progress(f"{stage} ({kernels})", done, total)
 
     return Rig(
-        settings, model, report, device="cpu", max_num_seqs=settings.requests or NUM_REQUESTS, max_model_len=longest,
-        block_size=BLOCK_SIZE, max_num_batched_tokens=max(longest, 512),
-        num_blocks_override=MAX_SLOTS * -(-longest // BLOCK_SIZE) + 1, **options,
-    )  # fmt: skip
+        settings,
+        model,
+        report,
+        device="cpu",
+        max_num_seqs=settings.requests or NUM_REQUESTS,
+        max_model_len=longest,
+        block_size=BLOCK_SIZE,
+        max_num_batched_tokens=max(longest, 512),
+        num_blocks_override=MAX_SLOTS * -(-longest // BLOCK_SIZE) + 1,
+        **options,
+    )
 
 
 def _schedules(rig: Rig, jobs: Sequence[TimedRequest], longest: int, samples: "_Samples") -> list[Rung]:
@@ -152,31 +161,34 @@ def _schedules(rig: Rig, jobs: Sequence[TimedRequest], longest: int, samples: "_
     reasons = {
         "KV cache": f"each token is computed once, {first} in all",
         "static batch": f"up to {MAX_SLOTS} requests share a step, as many as have room for {longest} tokens each; the "
-                        "batch ends with its longest member",
+        "batch ends with its longest member",
         "continuous batch": "a request that ends makes room for the next one in the same step",
         "paged memory": f"blocks of {BLOCK_SIZE} tokens in place of reservations: "
-                        f"{_most_at_once(runs['paged memory'])} requests fit in the same memory",
+        f"{_most_at_once(runs['paged memory'])} requests fit in the same memory",
         "chunked prefill": f"a step has at most {CHUNK} tokens, so that decodes do not wait for long prompts: it "
-                           "shortens pauses, not the whole",
+        "shortens pauses, not the whole",
         "prefix sharing": f"{runs['prefix sharing'].num_computed} tokens are computed in place of {first}: the common "
-                          "beginning of the prompts once",
-    }  # fmt: skip
+        "beginning of the prompts once",
+    }
     naive = Rung(
-        "naive recomputation", sum(map(samples.naive_s, jobs)), None,
+        "naive recomputation",
+        sum(map(samples.naive_s, jobs)),
+        None,
         "each step computes the whole sequence again, one request after the other; steps at "
         f"{len(samples.lengths)} lengths were measured, the others are interpolated",
-    )  # fmt: skip
+    )
     return [naive, *(Rung(name, run.makespan, run, reasons[name]) for name, run in runs.items())]
 
 
 def _kernels(rig: Rig, jobs: Sequence[TimedRequest], kernels: str) -> Rung:
     """Run the topmost schedule with other kernels or weights."""
     run = rig.drive(
-        kernels, jobs,
+        kernels,
+        jobs,
         lambda config, events, clock: Scheduler(
             replace(config.scheduler, max_num_batched_tokens=CHUNK, enable_prefix_caching=True), events, clock
         ),
-    )  # fmt: skip
+    )
     if kernels == "native":
         reason = "the layers of a step are one native call in place of PyTorch's operations; the weights stay in fp32"
     else:
@@ -257,17 +269,26 @@ def _transformers(model: str, jobs: Sequence[TimedRequest]) -> tuple[float, str]
         mask = torch.tensor([[0] * (width - len(job.prompt)) + [1] * len(job.prompt) for job in batch])
         started = time.perf_counter()
         reference.generate(
-            input_ids=ids, attention_mask=mask, do_sample=False, max_new_tokens=num_tokens, min_new_tokens=num_tokens,
+            input_ids=ids,
+            attention_mask=mask,
+            do_sample=False,
+            max_new_tokens=num_tokens,
+            min_new_tokens=num_tokens,
             pad_token_id=0,
-        )  # fmt: skip
+        )
         seconds += time.perf_counter() - started
     return seconds, f"`generate` in float32, padded batches of {MAX_SLOTS}, each as long as its longest member"
 
 
 def _result(
-    settings: RunSettings, model: str, jobs: Sequence[TimedRequest], rungs: Sequence[Rung],
-    drafts: dict[str, Record] | str, beside: tuple[float, str] | str | None, notes: Sequence[str],
-) -> Comparison:  # fmt: skip
+    settings: RunSettings,
+    model: str,
+    jobs: Sequence[TimedRequest],
+    rungs: Sequence[Rung],
+    drafts: dict[str, Record] | str,
+    beside: tuple[float, str] | str | None,
+    notes: Sequence[str],
+) -> Comparison:
     num_tokens, num_prompt = sum(job.num_tokens for job in jobs), sum(len(job.prompt) for job in jobs)
     rows: list[tuple[Any, ...]] = []
     expected = next(rung.run for rung in rungs if rung.run is not None).outputs
@@ -293,12 +314,22 @@ def _result(
     elif beside is not None:
         explanation.append(beside)
     columns = (
-        ("rung", "text"), ("tokens/s", "number"), ("factor", "times"), ("product", "times"), ("most at once", ""),
-        ("longest pause", "seconds"), ("outputs as rung 2", ""),
-    )  # fmt: skip
+        ("rung", "text"),
+        ("tokens/s", "number"),
+        ("factor", "times"),
+        ("product", "times"),
+        ("most at once", ""),
+        ("longest pause", "seconds"),
+        ("outputs as rung 2", ""),
+    )
     same = [row for row in rows if row[3] is not None]  # drafts have another text
-    chart = Chart("output tokens per second", "number", "", "bars", tuple(
-        Series(str(row[0]), ((0.0, float(row[1]), float(at)),)) for at, row in enumerate(same)))  # fmt: skip
+    chart = Chart(
+        "output tokens per second",
+        "number",
+        "",
+        "bars",
+        tuple(Series(str(row[0]), ((0.0, float(row[1]), float(at)),)) for at, row in enumerate(same)),
+    )
     shown = {"model": model, "seed": settings.seed, "requests": len(jobs), "chunk": CHUNK, "slots": MAX_SLOTS}
     title = f"{len(jobs)} requests, {num_prompt} prompt and {num_tokens} output tokens, all there at once"
     return Comparison("ladder", title, shown, columns, tuple(rows), (*explanation, *notes), (chart,))

@@ -8,16 +8,14 @@ import contextlib
 import resource
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
 from quire.byte_sizes import format_bytes
 from quire.errors import MemoryCapacityError
 from quire.runtime.hardware import ADDRESS_SPACE_LIMITS, detect_hardware, has_gpu_driver
-
-if TYPE_CHECKING:
-    from quire_lessons.compare.rig import TimedRequest
+from quire_lessons.compare.results import TimedRequest
 
 SHARE = 0.75
 LIMIT = f"{SHARE:.0%} of the memory that is available"
@@ -76,7 +74,7 @@ class Size:
         return MemoryCapacityError(message)
 
 
-def checked(jobs: "Iterable[TimedRequest]") -> "list[TimedRequest]":
+def checked(jobs: Iterable[TimedRequest]) -> list[TimedRequest]:
     """Return requests as they are drawn.
 
     Raises: MemoryCapacityError once they, and the records of their steps, need more than is available.

@@ -22,6 +22,15 @@ Progress = Callable[[str, int, int], None]
 """Called with a stage, the steps or requests done, and their total."""
 
 
+@dataclass(frozen=True, slots=True)
+class TimedRequest:
+    """A request of a workload: it generates exactly `num_tokens` tokens."""
+
+    prompt: tuple[int, ...]
+    num_tokens: int
+    arrival: float = 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
     """Input of a comparison. None: the comparison chooses, and reports its choice in `Comparison.settings`.
@@ -45,8 +54,12 @@ class RunSettings:
     output_lens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, least, most in (("requests", 1, MAX_REQUESTS), ("slots", 1, 1024), ("context", 2, MAX_CONTEXT),
-                                  ("rank", 1, MAX_RANK)):  # fmt: skip
+        for name, least, most in (
+            ("requests", 1, MAX_REQUESTS),
+            ("slots", 1, 1024),
+            ("context", 2, MAX_CONTEXT),
+            ("rank", 1, MAX_RANK),
+        ):
             value = getattr(self, name)
             if value is not None and not least <= value <= most:
                 raise ConfigError(f"{name}={value} is not in {least} … {most}")

@@ -29,20 +29,11 @@ from quire.sampling_params import SamplingParams
 from quire.scheduler.scheduler import Scheduler
 from quire.types import RequestResult, ScheduledRequest, SchedulerOutput, StepResult
 from quire_lessons.compare.memory import Size, checked
-from quire_lessons.compare.results import FAKE_MODEL, Progress, RunSettings
+from quire_lessons.compare.results import FAKE_MODEL, Progress, RunSettings, TimedRequest
 
 if TYPE_CHECKING:
     from quire.parallel.executor import Executor
     from quire.weights.checkpoint import Checkpoint
-
-
-@dataclass(frozen=True, slots=True)
-class TimedRequest:
-    """A request of a workload: it generates exactly `num_tokens` tokens."""
-
-    prompt: tuple[int, ...]
-    num_tokens: int
-    arrival: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +192,15 @@ class Rig:
 
         def decide(more: Mapping[str, Any]) -> EngineConfig:
             chosen = EngineOptions(
-                model=model, seed=settings.seed, enable_prefix_caching=False, multi_step_decode=1, speculative="off",
-                batch_invariant=True, **options, **more,
-            )  # fmt: skip
+                model=model,
+                seed=settings.seed,
+                enable_prefix_caching=False,
+                multi_step_decode=1,
+                speculative="off",
+                batch_invariant=True,
+                **options,
+                **more,
+            )
             return _resolve(chosen, checkpoint)
 
         try:
@@ -252,10 +249,7 @@ class Rig:
             outputs = engine.step()
             measured = time.perf_counter() - measured
             if shared.submitted is None:
-                next_s = min(jobs[coming[0]].arrival if coming else math.inf, wakes_at_s)
-                if next_s == math.inf:
-                    raise EngineError(f"{mode}: requests wait, but none can start")
-                clock.now = max(next_s, start)
+                clock.now = max(start, _next_s(mode, jobs[coming[0]].arrival if coming else math.inf, wakes_at_s))
             else:
                 clock.now += 1.0 if self.is_fake else measured
             scheduled, ops = () if shared.submitted is None else shared.submitted.scheduled, ()
@@ -273,6 +267,13 @@ class Rig:
             observe(engine.scheduler)
             self.progress(mode, num_done, len(jobs))
         return run
+
+
+def _next_s(mode: str, arrives_at_s: float, wakes_at_s: float) -> float:
+    """Return the time of the next event of an idle engine. Raises: EngineError if there is none."""
+    if math.inf == arrives_at_s == wakes_at_s:
+        raise EngineError(f"{mode}: requests wait, but none can start")
+    return min(arrives_at_s, wakes_at_s)
 
 
 def check_outputs_equal(runs: Mapping[str, Run]) -> int:
@@ -340,9 +341,18 @@ def _open(model: str, hf_config: Mapping[str, Any] | None) -> "Checkpoint":
 def fake_model() -> ModelConfig:
     """Shape of SmolLM2-135M, so that the KV cache has its bytes per token."""
     return ModelConfig(
-        architecture="fake", hf_config={}, vocab_size=49_152, hidden_size=576, num_layers=30, num_heads=9,
-        num_kv_heads=3, head_size=64, context_len=1 << 17, num_parameters=0, cache_specs=(PagedKV(3, 64, 1),) * 30,
-    )  # fmt: skip
+        architecture="fake",
+        hf_config={},
+        vocab_size=49_152,
+        hidden_size=576,
+        num_layers=30,
+        num_heads=9,
+        num_kv_heads=3,
+        head_size=64,
+        context_len=1 << 17,
+        num_parameters=0,
+        cache_specs=(PagedKV(3, 64, 1),) * 30,
+    )
 
 
 def given_jobs(

@@ -88,11 +88,17 @@ def load_engines(model: str, settings: RunSettings, progress: Progress, **option
     size = Size("requests", settings.requests or 1, lambda number: {"max_num_seqs": number})
     return {
         mode: load_engine(
-            model, size, max_model_len=settings.context or 2048, seed=settings.seed, enable_prefix_caching=False,
-            batch_invariant=True, speculative=value, **options,
+            model,
+            size,
+            max_model_len=settings.context or 2048,
+            seed=settings.seed,
+            enable_prefix_caching=False,
+            batch_invariant=True,
+            speculative=value,
+            **options,
         )
         for mode, value in MODES.items()
-    }  # fmt: skip
+    }
 
 
 def measure(
@@ -145,9 +151,14 @@ def _result(found: Mapping[str, Mapping[str, Record]], shown: dict[str, Any]) ->
         shares_text = ", ".join(f"{each:.0%}" for each in shares) or "no draft was verified"
         explanation.append(f"{name}: {WORKLOADS[name]}. Right by position in the draft: {shares_text}.")
     columns = (
-        ("workload", "text"), ("off, tokens/s", "number"), ("drafts, tokens/s", "number"), ("gain", "times"),
-        ("tokens per pass", "number"), ("verified", ""), ("right", "share"),
-    )  # fmt: skip
+        ("workload", "text"),
+        ("off, tokens/s", "number"),
+        ("drafts, tokens/s", "number"),
+        ("gain", "times"),
+        ("tokens per pass", "number"),
+        ("verified", ""),
+        ("right", "share"),
+    )
     chart = Chart("right tokens by position in the draft", "position", "share", "line", tuple(series))
     num_streams = shown["requests"]
     title = f"{num_streams} at a time, up to {shown['tokens']} tokens each, {NUM_ROUNDS} turns with drafts and without"

@@ -114,9 +114,13 @@ def checks() -> dict[str, "Callable[[LearnerProgram], None]"]:
     from quire_lessons.learn.token_checks import check_keep, check_mask
 
     return {
-        "mask": check_mask, "pool": check_pool, "order": check_order, "hash": check_hash, "keep": check_keep,
+        "mask": check_mask,
+        "pool": check_pool,
+        "order": check_order,
+        "hash": check_hash,
+        "keep": check_keep,
         "propose": check_propose,
-    }  # fmt: skip
+    }
 
 
 def grade(name: str, path: str, say: Callable[[dict[str, object]], None]) -> None:

@@ -105,14 +105,20 @@ def _blocks() -> NumberAnswer:
     return NumberAnswer(
         engine.most_blocks,
         {
-            21: Text("That is without sharing: the prompt's full blocks are in all three tables.",
-                     "这是不共享时的数：提示词的满块在三张块表里是同一批。"),
-            11: Text("The prompt's fifth block is only partly filled: each answer that writes into it gets a copy.",
-                     "提示词的第 5 块没有填满：往里写的每个回答都会得到一份拷贝。"),
-            7: Text("That is one answer; the other two have blocks of their own behind the prompt.",
-                    "这只是一个回答；另外两个在提示词之后有自己的块。"),
+            21: Text(
+                "That is without sharing: the prompt's full blocks are in all three tables.",
+                "这是不共享时的数：提示词的满块在三张块表里是同一批。",
+            ),
+            11: Text(
+                "The prompt's fifth block is only partly filled: each answer that writes into it gets a copy.",
+                "提示词的第 5 块没有填满：往里写的每个回答都会得到一份拷贝。",
+            ),
+            7: Text(
+                "That is one answer; the other two have blocks of their own behind the prompt.",
+                "这只是一个回答；另外两个在提示词之后有自己的块。",
+            ),
         },
-    )  # fmt: skip
+    )
 
 
 def _steps() -> NumberAnswer:
@@ -127,12 +133,15 @@ def _steps() -> NumberAnswer:
     return NumberAnswer(
         len(engine.num_rows) - before,
         {
-            4: Text("The 8 decodes take 8 tokens of each step's 256: 248 are left for the chunk.",
-                    "8 个解码请求每步占去 256 中的 8 个 token：留给块的是 248。"),
-            1: Text("1000 tokens do not fit into one step: the budget is 256.",
-                    "1000 个 token 放不进一步：预算是 256。"),
+            4: Text(
+                "The 8 decodes take 8 tokens of each step's 256: 248 are left for the chunk.",
+                "8 个解码请求每步占去 256 中的 8 个 token：留给块的是 248。",
+            ),
+            1: Text(
+                "1000 tokens do not fit into one step: the budget is 256.", "1000 个 token 放不进一步：预算是 256。"
+            ),
         },
-    )  # fmt: skip
+    )
 
 
 def _padding() -> NumberAnswer:
@@ -142,12 +151,15 @@ def _padding() -> NumberAnswer:
     return NumberAnswer(
         100 * sum(lengths) / total,
         {
-            100 * pads / total: Text("That is the share of the padding; asked is the rest.",
-                                     "这是填充所占的份额；问的是其余部分。"),
-            50.0: Text("The rectangle has 3 rows of 300 tokens: 900, of which 600 are real.",
-                       "矩形是 3 行、每行 300 个 token：共 900，其中 600 个是真的。"),
+            100 * pads / total: Text(
+                "That is the share of the padding; asked is the rest.", "这是填充所占的份额；问的是其余部分。"
+            ),
+            50.0: Text(
+                "The rectangle has 3 rows of 300 tokens: 900, of which 600 are real.",
+                "矩形是 3 行、每行 300 个 token：共 900，其中 600 个是真的。",
+            ),
         },
-    )  # fmt: skip
+    )
 
 
 def _hit() -> NumberAnswer:
@@ -158,13 +170,17 @@ def _hit() -> NumberAnswer:
     return NumberAnswer(
         again.num_cached_tokens,
         {
-            96: Text("At least one token must be computed, else there are no logits to sample from; and hits end"
-                     " with a full block.",
-                     "至少要算一个 token，否则没有 logits 可供采样；而且命中只能止于满块。"),
-            95: Text("Only full blocks of 16 are shared: 95 is not a multiple.",
-                     "只共享 16 个 token 的满块：95 不是 16 的倍数。"),
+            96: Text(
+                "At least one token must be computed, else there are no logits to sample from; and hits end"
+                " with a full block.",
+                "至少要算一个 token，否则没有 logits 可供采样；而且命中只能止于满块。",
+            ),
+            95: Text(
+                "Only full blocks of 16 are shared: 95 is not a multiple.",
+                "只共享 16 个 token 的满块：95 不是 16 的倍数。",
+            ),
         },
-    )  # fmt: skip
+    )
 
 
 def _rank_bytes() -> NumberAnswer:
@@ -173,12 +189,16 @@ def _rank_bytes() -> NumberAnswer:
     return NumberAnswer(
         per_token,
         {
-            per_token / 2: Text("8 KV heads cannot be divided by 16: each rank holds a whole one, twice in all.",
-                                "8 个 KV 头除不尽 16：每个 rank 持有完整的一个，每个头存两份。"),
-            per_token * 8: Text("That is the whole model; a rank holds one of the 8 KV heads.",
-                                "这是整个模型；一个 rank 只持有 8 个 KV 头之一。"),
+            per_token / 2: Text(
+                "8 KV heads cannot be divided by 16: each rank holds a whole one, twice in all.",
+                "8 个 KV 头除不尽 16：每个 rank 持有完整的一个，每个头存两份。",
+            ),
+            per_token * 8: Text(
+                "That is the whole model; a rank holds one of the 8 KV heads.",
+                "这是整个模型；一个 rank 只持有 8 个 KV 头之一。",
+            ),
         },
-    )  # fmt: skip
+    )
 
 
 def _bits() -> NumberAnswer:
@@ -187,11 +207,13 @@ def _bits() -> NumberAnswer:
     return NumberAnswer(
         num_bytes * 8 / 4096**2,
         {
-            4: Text("Each group of 32 weights also stores a scale and a minimum, 16 bits each.",
-                    "每 32 个权重一组还要存一个缩放和一个最小值，各 16 位。"),
+            4: Text(
+                "Each group of 32 weights also stores a scale and a minimum, 16 bits each.",
+                "每 32 个权重一组还要存一个缩放和一个最小值，各 16 位。",
+            ),
             4.5: Text("The minimum is stored too: 16 more bits per group.", "最小值也要存：每组再加 16 位。"),
         },
-    )  # fmt: skip
+    )
 
 
 def _balance() -> NumberAnswer:
@@ -200,12 +222,16 @@ def _balance() -> NumberAnswer:
     return NumberAnswer(
         rows,
         {
-            rows / 2: Text("A weight of 2 bytes needs 2 FLOPs per row: the twos cancel.",
-                           "一个权重 2 字节，每行 2 次浮点运算：两个 2 抵消。"),
-            rows * 2: Text("A weight of 2 bytes needs 2 FLOPs per row: the twos cancel.",
-                           "一个权重 2 字节，每行 2 次浮点运算：两个 2 抵消。"),
+            rows / 2: Text(
+                "A weight of 2 bytes needs 2 FLOPs per row: the twos cancel.",
+                "一个权重 2 字节，每行 2 次浮点运算：两个 2 抵消。",
+            ),
+            rows * 2: Text(
+                "A weight of 2 bytes needs 2 FLOPs per row: the twos cancel.",
+                "一个权重 2 字节，每行 2 次浮点运算：两个 2 抵消。",
+            ),
         },
-    )  # fmt: skip
+    )
 
 
 def _draft_tokens() -> NumberAnswer:
@@ -214,12 +240,16 @@ def _draft_tokens() -> NumberAnswer:
     return NumberAnswer(
         tokens,
         {
-            tokens - 1: Text("The step also yields the token behind the last right draft: plus 1.",
-                             "这一步还会给出最后一个正确草稿之后的那个 token：加 1。"),
-            1 + right * count: Text("A draft counts only if all drafts before it are right: 0.6, 0.6², 0.6³.",
-                                    "只有前面的草稿全对，后一个才算数：0.6、0.6²、0.6³。"),
+            tokens - 1: Text(
+                "The step also yields the token behind the last right draft: plus 1.",
+                "这一步还会给出最后一个正确草稿之后的那个 token：加 1。",
+            ),
+            1 + right * count: Text(
+                "A draft counts only if all drafts before it are right: 0.6, 0.6², 0.6³.",
+                "只有前面的草稿全对，后一个才算数：0.6、0.6²、0.6³。",
+            ),
         },
-    )  # fmt: skip
+    )
 
 
 def _price() -> NumberAnswer:
@@ -228,11 +258,12 @@ def _price() -> NumberAnswer:
     return NumberAnswer(
         per_token * 1e6,
         {
-            per_token * 32e6: Text("A step yields 32 tokens, one per stream: divide by 32.",
-                                   "一步得到 32 个 token，每路一个：除以 32。"),
+            per_token * 32e6: Text(
+                "A step yields 32 tokens, one per stream: divide by 32.", "一步得到 32 个 token，每路一个：除以 32。"
+            ),
             per_token * 1e6 * 60: Text("An hour has 3600 seconds.", "一小时有 3600 秒。"),
         },
-    )  # fmt: skip
+    )
 
 
 def _adapter_bytes() -> NumberAnswer:
@@ -244,14 +275,17 @@ def _adapter_bytes() -> NumberAnswer:
     return NumberAnswer(
         num_bytes,
         {
-            num_bytes / 2: Text("A of rank × inputs and B of outputs × rank both count, with 2 bytes per value.",
-                                "A（秩 × 输入）和 B（输出 × 秩）都要算，每个值 2 字节。"),
+            num_bytes / 2: Text(
+                "A of rank × inputs and B of outputs × rank both count, with 2 bytes per value.",
+                "A（秩 × 输入）和 B（输出 × 秩）都要算，每个值 2 字节。",
+            ),
             num_bytes / 32: Text("That is one layer of 32.", "这只是 32 层中的一层。"),
             num_layers * 2 * width * width * 2: Text(
                 "That is the layers' own weights; the adapter has rank × (inputs + outputs) values for each.",
-                "这是这些层自己的权重；适配器对每个只有秩 ×（输入 + 输出）个值。"),
+                "这是这些层自己的权重；适配器对每个只有秩 ×（输入 + 输出）个值。",
+            ),
         },
-    )  # fmt: skip
+    )
 
 
 NUMBERS: tuple[NumberExercise, ...] = (

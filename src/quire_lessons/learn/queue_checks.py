@@ -20,8 +20,8 @@ from quire.scheduler.request_table import RequestTable
 from quire.scheduler.scheduler import Scheduler
 from quire.types import NULL_BLOCK_ID, RequestResult, StepResult
 from quire_lessons.compare.kv import workload
-from quire_lessons.compare.results import FAKE_MODEL, RunSettings
-from quire_lessons.compare.rig import Clock, Rig, TimedRequest
+from quire_lessons.compare.results import FAKE_MODEL, RunSettings, TimedRequest
+from quire_lessons.compare.rig import Clock, Rig
 from quire_lessons.learn.exercise import Wrong
 from quire_lessons.learn.fake_engine import FakeEngine, make_config, make_request
 from quire_lessons.learn.program import LearnerProgram, require_number, require_numbers, shown
@@ -35,12 +35,16 @@ FIRST_PROMPT = (11, 12, 13, 14, 21, 22, 23, 24, 31, 32, 33, 34, 41, 42)
 HASH_CASES: dict[str, tuple[tuple[int, ...], str, str, str]] = {
     "same": (FIRST_PROMPT, "", "the same tokens", "同样的 token"),
     "last": ((*FIRST_PROMPT[:8], 35, 36, 37, 38, 41), "", "the same 8 tokens, then others", "前 8 个相同，之后不同"),
-    "moved": ((*FIRST_PROMPT[4:8], *FIRST_PROMPT[4:8], 9), "", "it begins with the first prompt's second block",
-              "以第一个提示词的第二块开头"),
+    "moved": (
+        (*FIRST_PROMPT[4:8], *FIRST_PROMPT[4:8], 9),
+        "",
+        "it begins with the first prompt's second block",
+        "以第一个提示词的第二块开头",
+    ),
     "first": ((1, *FIRST_PROMPT[1:]), "", "another first token", "第一个 token 不同"),
     "exchanged": ((12, 11, *FIRST_PROMPT[2:]), "", "the first two tokens exchanged", "前两个 token 互换"),
     "salt": (FIRST_PROMPT, "tenant", "the same tokens with another salt", "同样的 token，盐不同"),
-}  # fmt: skip
+}
 """Prompts that come after `FIRST_PROMPT`, their salts, and words for them."""
 MAX_DRAFT = 4
 MOST_STEPS = 1.15

@@ -41,9 +41,17 @@ def engine_mask(num_tokens: int) -> list[list[bool]]:
     The token at position j is changed: rows whose likeliest next tokens change attend to it.
     """
     rig = Rig(
-        RunSettings(), "random weights", lambda *_: None, MODEL, load_format="dummy", dtype="float32", max_num_seqs=1,
-        max_model_len=64, block_size=16, num_blocks_override=8,
-    )  # fmt: skip
+        RunSettings(),
+        "random weights",
+        lambda *_: None,
+        MODEL,
+        load_format="dummy",
+        dtype="float32",
+        max_num_seqs=1,
+        max_model_len=64,
+        block_size=16,
+        num_blocks_override=8,
+    )
     try:
         prompts = [[at + 32 * (at == changed) for at in range(num_tokens)] for changed in range(-1, num_tokens)]
         usual, *others = [_likeliest(rig, prompt) for prompt in prompts]
@@ -68,10 +76,14 @@ def _likeliest(rig: Rig, prompt: list[int]) -> list[Row]:
     assert isinstance(output, RequestOutput)
     # The token behind it is reported too, whatever its rank.
     return [
-        sorted((item.rank, token_id, item.logprob) for token_id, item in row.items()
-               if item.rank is not None and item.rank <= NUM_REPORTED)
-        for row in (output.prompt_logprobs or []) if row is not None
-    ]  # fmt: skip
+        sorted(
+            (item.rank, token_id, item.logprob)
+            for token_id, item in row.items()
+            if item.rank is not None and item.rank <= NUM_REPORTED
+        )
+        for row in (output.prompt_logprobs or [])
+        if row is not None
+    ]
 
 
 def check_mask(program: LearnerProgram) -> None:

@@ -44,9 +44,15 @@ SPEED_WIDTH = 20
 @option("--warm-up/--no-warm-up", default=True, help="one repetition more, not counted  [on]")
 @option_flags(EngineOptions, without=OF_SERVE | {"enable_prefix_caching", "speculative"})
 def bench_command(
-    model: str | None, n_prompt: tuple[int, ...], n_gen: tuple[int, ...], concurrency: tuple[int, ...],
-    n_depth: tuple[int, ...], repetitions: int, warm_up: bool, **values: Any,
-) -> None:  # fmt: skip
+    model: str | None,
+    n_prompt: tuple[int, ...],
+    n_gen: tuple[int, ...],
+    concurrency: tuple[int, ...],
+    n_depth: tuple[int, ...],
+    repetitions: int,
+    warm_up: bool,
+    **values: Any,
+) -> None:
     """Measure prompt processing and generation speed.
 
     ppN: tokens per second of processing a prompt of N tokens. tgN: tokens per second of generating N tokens after
@@ -143,16 +149,23 @@ class _Report:
     """Prints rows as they are measured, or one JSON object at the end."""
 
     def __init__(
-        self, output: Output, config: EngineConfig, limits: "MachineLimits", allowed: dict[str, float],
+        self,
+        output: Output,
+        config: EngineConfig,
+        limits: "MachineLimits",
+        allowed: dict[str, float],
         cases: Sequence[BenchCase],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._output, self._limits, self._allowed = output, limits, allowed
         header = self._header = bench_header(config)
         self._results: list[dict[str, Any]] = []
         self._fixed = [
-            Path(header["model"]).name, format_count(header["num_parameters"]), header["dtype"], header["device"],
+            Path(header["model"]).name,
+            format_count(header["num_parameters"]),
+            header["dtype"],
+            header["device"],
             f"{header['num_threads']}{f' ({ranks})' if (ranks := config.options.describe_ranks()) else ''}",
-        ]  # fmt: skip
+        ]
         titles = ["model", "params", "dtype", "device", "threads", "test", "tok/s (mean ± sd)", "of limit"]
         example = [*self._fixed, max((case.name for case in cases), key=len), " " * SPEED_WIDTH, ""]
         self._widths = [max(map(len, column)) for column in zip(titles, example, strict=True)]

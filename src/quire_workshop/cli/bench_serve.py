@@ -85,19 +85,44 @@ RATES = Value("r,…", _parse_rates, "a list of numbers such as 1,2.5,4")
 @served_model_option
 @option("-c", "--concurrency", type=LENGTHS, default=(), help="clients at once  [1,8,32]")
 @option("--rate", "rates", type=RATES, default=(), help="requests per second, instead")
-@option("--requests", "num_requests", type=click.IntRange(1, 1_000_000), metavar="N",
-        help="requests per row  [3 per client, at least 32]")  # fmt: skip
-@option("--prompt", "num_words", type=click.IntRange(1, 1_000_000), default=100, metavar="N",
-        help="words of a prompt  [100]")  # fmt: skip
-@option("--gen", "num_generated", type=click.IntRange(2, 1_000_000), default=128, metavar="N",
-        help="tokens to generate  [128]")  # fmt: skip
+@option(
+    "--requests",
+    "num_requests",
+    type=click.IntRange(1, 1_000_000),
+    metavar="N",
+    help="requests per row  [3 per client, at least 32]",
+)
+@option(
+    "--prompt",
+    "num_words",
+    type=click.IntRange(1, 1_000_000),
+    default=100,
+    metavar="N",
+    help="words of a prompt  [100]",
+)
+@option(
+    "--gen",
+    "num_generated",
+    type=click.IntRange(2, 1_000_000),
+    default=128,
+    metavar="N",
+    help="tokens to generate  [128]",
+)
 @option("--slo", type=SLO, default=(), help="limits to hold, e.g. ttft_p95<500ms")
 @option("--sweep", is_flag=True, help="search the highest rate that holds --slo")
 @option("--seed", type=int, default=0, metavar="N", help="of prompts and gaps  [0]")
 def bench_serve_command(
-    url: str | None, model: str | None, concurrency: tuple[int, ...], rates: tuple[float, ...],
-    num_requests: int | None, num_words: int, num_generated: int, slo: tuple[Limit, ...], sweep: bool, seed: int,
-) -> None:  # fmt: skip
+    url: str | None,
+    model: str | None,
+    concurrency: tuple[int, ...],
+    rates: tuple[float, ...],
+    num_requests: int | None,
+    num_words: int,
+    num_generated: int,
+    slo: tuple[Limit, ...],
+    sweep: bool,
+    seed: int,
+) -> None:
     """Put load on a server and measure latency and throughput at its clients.
 
     Each client streams chat completions of --gen tokens from prompts of about --prompt words, all different. With
@@ -106,12 +131,7 @@ def bench_serve_command(
     exit code is 6 when a limit is exceeded; with --sweep, the highest rate that holds the limits is searched.
     """
     output = output_of()
-    if 0 in concurrency:
-        raise click.UsageError("--concurrency is at least 1")
-    if sum((bool(concurrency), bool(rates), sweep)) > 1:
-        raise click.UsageError("--concurrency, --rate and --sweep exclude each other")
-    if sweep and not slo:
-        raise click.UsageError('--sweep needs limits to hold: --slo "ttft_p95<500ms"')
+    _check_choice(concurrency, rates, slo, sweep=sweep)
     url = find_url(url)
     endpoint = LoadTarget(url, CHAT_PATH, api_key())
     if model is None:
@@ -149,6 +169,17 @@ def bench_serve_command(
     if not all(holds):
         output.note(f"a limit is exceeded: {limits}", style="red")
         click.get_current_context().exit(int(ExitCode.CHECK_FAILED))
+
+
+def _check_choice(
+    concurrency: tuple[int, ...], rates: tuple[float, ...], slo: tuple[Limit, ...], *, sweep: bool
+) -> None:
+    if 0 in concurrency:
+        raise click.UsageError("--concurrency is at least 1")
+    if sum((bool(concurrency), bool(rates), sweep)) > 1:
+        raise click.UsageError("--concurrency, --rate and --sweep exclude each other")
+    if sweep and not slo:
+        raise click.UsageError('--sweep needs limits to hold: --slo "ttft_p95<500ms"')
 
 
 def _refusal(answer: StreamedAnswer) -> QuireError:
@@ -198,9 +229,15 @@ def _cells(result: LoadResult) -> list[str]:
 
     num_good = len(result.good)
     return [
-        result.load.name, str(num_good), str(len(result.answers) - num_good), f"{num_good / result.duration_s:.2f}",
-        f"{result.tokens_per_s:.0f}", three("ttft", 1, 0), three("itl", 1, 1), three("e2e", 1000, 2),
-    ]  # fmt: skip
+        result.load.name,
+        str(num_good),
+        str(len(result.answers) - num_good),
+        f"{num_good / result.duration_s:.2f}",
+        f"{result.tokens_per_s:.0f}",
+        three("ttft", 1, 0),
+        three("itl", 1, 1),
+        three("e2e", 1000, 2),
+    ]
 
 
 def _as_json(result: LoadResult, slo: tuple[Limit, ...]) -> dict[str, Any]:

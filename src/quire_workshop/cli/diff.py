@@ -29,8 +29,12 @@ NUM_SHOWN = 6
 @click.argument("model", default=EngineOptions.model, envvar=environment_name("model"))
 @option("--ref", type=click.Choice(["hf"]), default="hf", help="reference: hf, Hugging Face Transformers  [hf]")
 @option("--prompt", default=DEFAULT_PROMPT, metavar="TEXT", help="text that both compute  [a sentence]")
-@option("--tolerance", type=click.FloatRange(0, min_open=True), default=1e-3,
-        help="largest error that passes, as a share of the reference's largest value  [0.001]")  # fmt: skip
+@option(
+    "--tolerance",
+    type=click.FloatRange(0, min_open=True),
+    default=1e-3,
+    help="largest error that passes, as a share of the reference's largest value  [0.001]",
+)
 @option("--all", "shows_all", is_flag=True, help="list every tensor")
 @option("--bisect", is_flag=True, help="compute the plan with the kernels of each instruction set")
 def diff_command(model: str, ref: str, prompt: str, tolerance: float, shows_all: bool, bisect: bool) -> None:
@@ -72,10 +76,16 @@ def _print(rows: "list[DiffRow]", first: "DiffRow | None", tolerance: float, sho
     at = len(rows) if first is None else rows.index(first)
     shown = rows if shows_all else rows[-NUM_SHOWN:] if first is None else rows[max(0, at - 3) : at + 3]
     cells = [
-        (row.name, "×".join(map(str, row.shape)), f"{row.max_error:.2e}", f"{row.share:.1e}", f"{row.cosine:.6f}",
-         "✓" if row.share <= tolerance else "✗")
+        (
+            row.name,
+            "×".join(map(str, row.shape)),
+            f"{row.max_error:.2e}",
+            f"{row.share:.1e}",
+            f"{row.cosine:.6f}",
+            "✓" if row.share <= tolerance else "✗",
+        )
         for row in shown
-    ]  # fmt: skip
+    ]
     output.table(["tensor", "shape", "max |Δ|", "of largest", "cosine", ""], cells, right=frozenset({2, 3, 4}))
     output.result()
     if first is None:

@@ -34,13 +34,27 @@ ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 @verb("quantize", EXAMPLES)
 @click.argument("model")
 @click.argument("out", type=click.Path(path_type=Path))
-@option("--type", "file_type", required=True, metavar="TYPE",
-        help="Q8_0, Q6_K, Q5_K_M, Q5_K_S, Q5_1, Q5_0, Q4_K_M, Q4_K_S, Q4_1, Q4_0, Q3_K_L, Q3_K_M, Q3_K_S, Q2_K, "
-        "BF16, F16 or F32")  # fmt: skip
-@option("--imatrix-text", type=click.Path(path_type=Path), metavar="FILE",
-        help="text on which to measure how much each weight matters")  # fmt: skip
-@option("--imatrix", "imatrix_path", type=click.Path(path_type=Path), metavar="FILE",
-        help="importance matrix of llama.cpp (.gguf or .dat); with --imatrix-text the file to write")  # fmt: skip
+@option(
+    "--type",
+    "file_type",
+    required=True,
+    metavar="TYPE",
+    help="Q8_0, Q6_K, Q5_K_M, Q5_K_S, Q5_1, Q5_0, Q4_K_M, Q4_K_S, Q4_1, Q4_0, Q3_K_L, Q3_K_M, Q3_K_S, Q2_K, "
+    "BF16, F16 or F32",
+)
+@option(
+    "--imatrix-text",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="text on which to measure how much each weight matters",
+)
+@option(
+    "--imatrix",
+    "imatrix_path",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="importance matrix of llama.cpp (.gguf or .dat); with --imatrix-text the file to write",
+)
 @revision_option
 def quantize_command(
     model: str, out: Path, file_type: str, imatrix_text: Path | None, imatrix_path: Path | None, revision: str | None

@@ -22,8 +22,13 @@ CHOICES = frozenset({"dtype", "quantization", "kv_cache_dtype", "revision", "max
 
 @verb("tune", ("quire tune", "quire tune ./model.gguf --rounds 15", "quire tune --clear"))
 @click.argument("model", required=False)
-@option("--rounds", type=click.IntRange(7, 100), default=7, metavar="N",
-        help="measurements of each setting; fewer than 7 cannot tell a gain from noise  [7]")  # fmt: skip
+@option(
+    "--rounds",
+    type=click.IntRange(7, 100),
+    default=7,
+    metavar="N",
+    help="measurements of each setting; fewer than 7 cannot tell a gain from noise  [7]",
+)
 @option("--clear", is_flag=True, help="forget what was found for the model, and measure nothing")
 @option_flags(EngineOptions, without=frozenset(EngineOptions.__dataclass_fields__) - CHOICES)
 def tune_command(model: str | None, rounds: int, clear: bool, **values: Any) -> None:
@@ -75,8 +80,11 @@ def _print(tuned: "Tuned", output: Output) -> None:
     ]
     output.table(["setting", "of the default", "99 % bounds", ""], cells, right=frozenset({1, 2}))
     output.result()
-    output.table(["streams", "tokens/s"], [(str(number), f"{speed:.0f}") for number, speed in advice.curve],
-                 right=frozenset({0, 1}))  # fmt: skip
+    output.table(
+        ["streams", "tokens/s"],
+        [(str(number), f"{speed:.0f}") for number, speed in advice.curve],
+        right=frozenset({0, 1}),
+    )
     output.result()
     output.result(
         f"--max-num-seqs {advice.num_streams} reaches nearly the highest throughput; full contexts of so many take"

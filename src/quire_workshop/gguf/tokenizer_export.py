@@ -63,10 +63,7 @@ def describe_tokenizer(
     if has_merges or not model.get("byte_fallback"):
         keys["tokenizer.ggml.merges"] = [f"{left} {right}" for left, right in merges]
     keys["tokenizer.ggml.token_type"] = types
-    roles = parts.template_variables
-    for name, role in (("unknown", "unk_token"), ("padding", "pad_token")):
-        if role in roles and (token_id := vocab.get(roles[role])) is not None:
-            keys[f"tokenizer.ggml.{name}_token_id"] = token_id
+    keys |= _unknown_and_padding(parts.template_variables, vocab)
     # What surrounds a text; the check below finds a template that adds more than one token.
     ids, inner = backend.encode("a").ids, backend.encode("a", add_special_tokens=False).ids
     before = next((index for index in range(len(ids)) if ids[index : index + len(inner)] == inner), 0)
@@ -82,6 +79,12 @@ def describe_tokenizer(
         keys["tokenizer.chat_template"] = template
     _check(path, backend, keys)
     return keys
+
+
+def _unknown_and_padding(roles: Mapping[str, str], vocab: Mapping[str, int]) -> dict[str, int]:
+    """Return the keys of the tokens that have these roles."""
+    found = {"unknown": vocab.get(roles.get("unk_token", "")), "padding": vocab.get(roles.get("pad_token", ""))}
+    return {f"tokenizer.ggml.{name}_token_id": index for name, index in found.items() if index is not None}
 
 
 def _pre_tokenizer(path: Path, backend: tokenizers.Tokenizer, model: Mapping[str, Any]) -> str:

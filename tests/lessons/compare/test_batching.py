@@ -8,8 +8,8 @@ from quire.errors import ComparisonError, ConfigError
 from quire.types import RequestResult, ScheduledRequest
 from quire_lessons.compare import run
 from quire_lessons.compare.batching import _drive_batches, _pads, num_pads
-from quire_lessons.compare.results import RunSettings
-from quire_lessons.compare.rig import FakeExecutor, Rig, Run, TimedRequest
+from quire_lessons.compare.results import RunSettings, TimedRequest
+from quire_lessons.compare.rig import FakeExecutor, Rig, Run
 
 
 def make_rig(slots: int = 2) -> Rig:

@@ -12,8 +12,8 @@ from quire.errors import ConfigError
 from quire.types import ScheduledRequest
 from quire_lessons.compare import ladder, run
 from quire_lessons.compare.ladder import CHUNK, SHARED_LEN, longest_pause, workload
-from quire_lessons.compare.results import Comparison, RunSettings
-from quire_lessons.compare.rig import RecordedStep, Run, TimedRequest
+from quire_lessons.compare.results import Comparison, RunSettings, TimedRequest
+from quire_lessons.compare.rig import RecordedStep, Run
 from tests.cli.tiny_directory import make_tiny_directory
 
 RUNGS = (

@@ -24,8 +24,11 @@ def adapters_section(
     `given`: each a rank of a thought one on every linear layer, or NAME=PATH. Raises: ConfigError; ModelFileError,
     UnsupportedModelError for files that do not fit the model.
     """
-    section = Section("Adapters", header=("adapter", "rank", "layers", "parameters", "bytes in bf16", "FLOPs a token"),
-                      units=("text", "text", "count", "count", "B", "FLOP"))  # fmt: skip
+    section = Section(
+        "Adapters",
+        header=("adapter", "rank", "layers", "parameters", "bytes in bf16", "FLOPs a token"),
+        units=("text", "text", "count", "count", "B", "FLOP"),
+    )
     sizes = []
     for item in given:
         name, ranks, num_layers, num_values = _measure(item, hf_config)

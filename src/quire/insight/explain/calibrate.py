@@ -71,9 +71,13 @@ class TimedModel:
 
     def __init__(self, variant: MeasuredVariant) -> None:
         config, checkpoint = generic(
-            WIDTH, variant.num_layers, variant.num_kv_heads, dtype=variant.dtype, quantization=variant.quantization,
+            WIDTH,
+            variant.num_layers,
+            variant.num_kv_heads,
+            dtype=variant.dtype,
+            quantization=variant.quantization,
             kv_cache_dtype=variant.kv_dtype,
-        )  # fmt: skip
+        )
         self.cache = CacheEngine(config)
         self.cache.memory[:] = 0
         program, weights = load_plan(config, checkpoint, self.cache.layer_groups)
@@ -119,15 +123,28 @@ class TimedModel:
 def generic(width: int, num_layers: int, num_kv_heads: int, **options: Any) -> tuple[EngineConfig, Checkpoint]:
     """Return a Llama of these sizes with random weights, for MAX_REQUESTS requests of 2 · CONTEXT tokens."""
     fields = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": width,
-        "intermediate_size": 3 * width, "num_hidden_layers": num_layers, "num_attention_heads": width // HEAD_SIZE,
-        "num_key_value_heads": num_kv_heads, "vocab_size": VOCABULARY, "max_position_embeddings": 4 * CONTEXT,
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": width,
+        "intermediate_size": 3 * width,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": width // HEAD_SIZE,
+        "num_key_value_heads": num_kv_heads,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 4 * CONTEXT,
         "tie_word_embeddings": True,
-    }  # fmt: skip
+    }
     chosen = EngineOptions.from_kwargs(
-        "generic", load_format="dummy", device="cpu", max_model_len=2 * CONTEXT, max_num_seqs=MAX_REQUESTS,
-        num_blocks_override=1 + MAX_REQUESTS * 2 * CONTEXT // 32, enable_prefix_caching=False, block_size=32, **options,
-    )  # fmt: skip
+        "generic",
+        load_format="dummy",
+        device="cpu",
+        max_model_len=2 * CONTEXT,
+        max_num_seqs=MAX_REQUESTS,
+        num_blocks_override=1 + MAX_REQUESTS * 2 * CONTEXT // 32,
+        enable_prefix_caching=False,
+        block_size=32,
+        **options,
+    )
     config = resolve(chosen, detect_hardware("cpu"), ModelRegistry.make_model_config(fields))
     return config, Checkpoint(ModelFiles("generic", Path("generic"), "hf", "generic"), fields)
 
@@ -162,9 +179,17 @@ def calibrate(report: Callable[[str], None] = lambda text: None) -> Calibration:
         if measured in products:
             products.setdefault(name, products[measured])
     found = Calibration(
-        hardware.name, hardware.num_threads, _native.isa(), dict(limits.flops_per_s), weight_bytes, read, products,
-        attention, others, _time_host(),
-    )  # fmt: skip
+        hardware.name,
+        hardware.num_threads,
+        _native.isa(),
+        dict(limits.flops_per_s),
+        weight_bytes,
+        read,
+        products,
+        attention,
+        others,
+        _time_host(),
+    )
     path = calibration_path()
     make_directory(path.parent)
     replace_file(path, [msgspec.json.encode(found)])

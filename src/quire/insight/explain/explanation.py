@@ -66,12 +66,18 @@ def explain(checkpoint: Checkpoint, settings: Settings, *, with_ops: bool = Fals
     first = variants[0]
     num_rows = max(first.max_num_seqs, *settings.batches)
     options = EngineOptions(
-        model=checkpoint.files.name, dtype=settings.dtype, kv_cache_dtype=first.kv_dtype,
-        quantization=settings.quantization, max_model_len=first.max_model_len, max_num_seqs=first.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens or max(2048, num_rows), block_size=settings.block_size,
-        gpu_memory_utilization=first.gpu_memory_utilization, load_format="auto" if checkpoint.tensors else "dummy",
+        model=checkpoint.files.name,
+        dtype=settings.dtype,
+        kv_cache_dtype=first.kv_dtype,
+        quantization=settings.quantization,
+        max_model_len=first.max_model_len,
+        max_num_seqs=first.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens or max(2048, num_rows),
+        block_size=settings.block_size,
+        gpu_memory_utilization=first.gpu_memory_utilization,
+        load_format="auto" if checkpoint.tensors else "dummy",
         enable_lora=bool(settings.lora),
-    )  # fmt: skip
+    )
     config = resolve_unlimited(options, device.hardware, model)
     rank = trace_rank(config, checkpoint, settings.tp)
     phases = tuple(
@@ -81,11 +87,20 @@ def explain(checkpoint: Checkpoint, settings: Settings, *, with_ops: bool = Fals
     ranks = f" · rank 0 of {settings.tp}" if settings.tp > 1 else ""
     report = Report(
         f"{checkpoint.files.name} · {model.architecture} · {config.dtype}, KV {config.kv_dtype} · {device.name}{ranks}",
-        {"model": checkpoint.files.name, "architecture": model.architecture, "origin": checkpoint.files.origin,
-         "dtype": config.dtype, "kv_cache_dtype": config.kv_dtype, "device": device.name, "tp": settings.tp,
-         "batch": list(settings.batches), "ctx": settings.ctx, "chunk": settings.chunk},
+        {
+            "model": checkpoint.files.name,
+            "architecture": model.architecture,
+            "origin": checkpoint.files.origin,
+            "dtype": config.dtype,
+            "kv_cache_dtype": config.kv_dtype,
+            "device": device.name,
+            "tp": settings.tp,
+            "batch": list(settings.batches),
+            "ctx": settings.ctx,
+            "chunk": settings.chunk,
+        },
         notes,
-    )  # fmt: skip
+    )
     share = replace(config, model=rank.share_of(model, is_stored=bool(checkpoint.tensors), tp=settings.tp))
     chunks = () if settings.chunk is None else (chunk_section(share, rank, device, settings, settings.chunk),)
     lora = [adapters_section(settings.lora, model.hf_config, rank, settings.batches)] if settings.lora else []
@@ -181,8 +196,10 @@ def _parameters(rank: RankModel, model: ModelConfig, tp: int) -> Section:
     experts = [product for product in products if product.num_experts > 1]
     if experts:
         values = {weight.name: weight.num_values for weight in rank.weights}
-        idle = sum(values[rank.names[id(one.weight)]] * (one.num_experts - one.num_active) // one.num_experts
-                   for one in experts)  # fmt: skip
+        idle = sum(
+            values[rank.names[id(one.weight)]] * (one.num_experts - one.num_active) // one.num_experts
+            for one in experts
+        )
         used = f"{experts[0].num_active} of {experts[0].num_experts} experts of a layer"
         section.quantities.append(Quantity("active", model.num_parameters - idle, "", "of one token", used))
     section.quantities.append(Quantity("embedding and head", size, "", "vocabulary · width", shapes))
@@ -201,8 +218,11 @@ def _weights(rank: RankModel) -> Section:
     for weight in rank.weights:
         key = (weight.layer_and_role[1].removesuffix(".weight"), weight.whole_shape, weight.shape, weight.format)
         rows.setdefault(key, []).append(weight.num_bytes)
-    section = Section("Weights", header=("weight", "count", "whole", "on this rank", "format", "bytes each", "bytes"),
-                      units=("text", "count", "text", "text", "text", "B", "B"))  # fmt: skip
+    section = Section(
+        "Weights",
+        header=("weight", "count", "whole", "on this rank", "format", "bytes each", "bytes"),
+        units=("text", "count", "text", "text", "text", "B", "B"),
+    )
     section.quantities.append(Quantity("bytes on this rank", rank.weight_bytes, "B", "Σ count · bytes each"))
     for (role, whole, shape, found), sizes in rows.items():
         shown = ("×".join(map(str, whole)), "×".join(map(str, shape)))

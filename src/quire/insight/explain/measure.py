@@ -33,8 +33,9 @@ def decode_seconds(engine: LLMEngine, num_streams: int, num_prompt: int, num_dec
     events = _run(engine, num_streams, num_prompt, num_decoded)
     found = [
         data["duration_s"] / data["num_iterations"]
-        for data in events if not data["has_prompts"] and data["num_requests"] == num_streams
-    ]  # fmt: skip
+        for data in events
+        if not data["has_prompts"] and data["num_requests"] == num_streams
+    ]
     return float(statistics.median(found))
 
 
@@ -74,10 +75,17 @@ def measure(explained: "Explained", checkpoint: Checkpoint, settings: "Settings"
     block_size = config.scheduler.block_size
     num_blocks = 1 + streams * -(-len_needed // block_size)
     options = EngineOptions.from_kwargs(
-        checkpoint.files.name, dtype=config.dtype, kv_cache_dtype=config.kv_dtype, quantization=settings.quantization,
-        max_model_len=len_needed, max_num_seqs=streams, num_blocks_override=num_blocks, device="cpu",
-        enable_prefix_caching=False, speculative="off",
-    )  # fmt: skip
+        checkpoint.files.name,
+        dtype=config.dtype,
+        kv_cache_dtype=config.kv_dtype,
+        quantization=settings.quantization,
+        max_model_len=len_needed,
+        max_num_seqs=streams,
+        num_blocks_override=num_blocks,
+        device="cpu",
+        enable_prefix_caching=False,
+        speculative="off",
+    )
     gc.collect()
     before = psutil.Process().memory_info().rss
     engine = LLMEngine.build(options)
@@ -86,21 +94,29 @@ def measure(explained: "Explained", checkpoint: Checkpoint, settings: "Settings"
         times += [decode_seconds(engine, count, num_prompt) for count in settings.batches]
         gc.collect()
         grown = psutil.Process().memory_info().rss - before
-        pool_bytes = num_blocks * config.scheduler.block_size * sum(
-            len(group.layer_indices) * group.spec.bytes_per_token for group in config.scheduler.kv_cache_groups
-        )  # fmt: skip
+        pool_bytes = (
+            num_blocks
+            * config.scheduler.block_size
+            * sum(len(group.layer_indices) * group.spec.bytes_per_token for group in config.scheduler.kv_cache_groups)
+        )
         rows = min(engine.config.scheduler.max_num_batched_tokens, max(settings.ctx, streams * num_prompt))
     finally:
         engine.shutdown()
     buffers, overhead = rank.buffer_row_bytes * rows, PROCESS_BYTES + TOKENIZER_BYTES * config.model.vocab_size
     predicted = rank.weight_bytes + pool_bytes + buffers + overhead
-    section = Section("Measured", header=("", "floor", "predicted", "measured", "error"),
-                      units=("text", "s", "text", "s", "text"))  # fmt: skip
+    section = Section(
+        "Measured", header=("", "floor", "predicted", "measured", "error"), units=("text", "s", "text", "s", "text")
+    )
     section.quantities = [
-        Quantity("memory, predicted", predicted, "B", "weights + KV + buffers of a step + overhead",
-                 f"{rank.weight_bytes} + {pool_bytes} + {buffers} + {overhead}"),
+        Quantity(
+            "memory, predicted",
+            predicted,
+            "B",
+            "weights + KV + buffers of a step + overhead",
+            f"{rank.weight_bytes} + {pool_bytes} + {buffers} + {overhead}",
+        ),
         Quantity("memory, measured", grown, "B", "growth of the resident set", _error(predicted, grown)),
-    ]  # fmt: skip
+    ]
     for phase, seconds in zip(explained.phases, times, strict=False):
         shown, error = "not calibrated", ""
         if phase.predicted_s is not None:

@@ -106,9 +106,12 @@ class MemoryPlan:
 def plan_memory(config: EngineConfig, hardware: Hardware, variant: Variant, num_tokens: int = 0) -> MemoryPlan:
     """Plan the memory of a rank. `config`: of its share; `num_tokens`: of the largest step, 0: the budget."""
     options = replace(
-        config.options, gpu_memory_utilization=variant.gpu_memory_utilization, kv_cache_dtype=variant.kv_dtype,
-        max_num_seqs=variant.max_num_seqs, max_model_len=variant.max_model_len,
-    )  # fmt: skip
+        config.options,
+        gpu_memory_utilization=variant.gpu_memory_utilization,
+        kv_cache_dtype=variant.kv_dtype,
+        max_num_seqs=variant.max_num_seqs,
+        max_model_len=variant.max_model_len,
+    )
     resolved = resolve_unlimited(options, hardware, config.model)
     budget = num_tokens or resolved.scheduler.max_num_batched_tokens
     memory = split_memory(options, hardware, config.model, resolved.dtype, resolved.weight_bytes, budget)
@@ -150,8 +153,9 @@ def kv_section(rank: RankModel, config: EngineConfig, settings: Settings) -> Sec
                 f"{streams} · {total // streams}",
             )
         section.quantities.append(Quantity(name, total, "B", formula, values))
-    section.notes.append(f"{len(groups)} group{'s' * (len(groups) > 1)} of layers, blocks of "
-                         f"{config.scheduler.block_size} tokens")  # fmt: skip
+    section.notes.append(
+        f"{len(groups)} group{'s' * (len(groups) > 1)} of layers, blocks of {config.scheduler.block_size} tokens"
+    )
     return section
 
 
@@ -173,22 +177,42 @@ def memory_section(plan: MemoryPlan, settings: Settings) -> Section:
     wanted = max(settings.batches)
     longest = pool.longest_sequence(max(0, plan.num_blocks - 1) // wanted, config.model.context_len)
     is_cpu = hardware.device == "cpu"
-    share = ("available",) if is_cpu else (
-        "memory · share", f"{hardware.total_memory_bytes} · {options.gpu_memory_utilization}"
-    )  # fmt: skip
+    share = (
+        ("available",)
+        if is_cpu
+        else ("memory · share", f"{hardware.total_memory_bytes} · {options.gpu_memory_utilization}")
+    )
     section.quantities += [
         Quantity("usable", memory.usable, "B", *share),
         Quantity("weights", memory.weights, "B", "those that a token reads" if memory.weights_on_disk else ""),
-        Quantity("activations and overhead", memory.activations, "B",
-                 f"upper bound of a step of {pool.max_num_batched_tokens} tokens"),
+        Quantity(
+            "activations and overhead",
+            memory.activations,
+            "B",
+            f"upper bound of a step of {pool.max_num_batched_tokens} tokens",
+        ),
         *([Quantity("adapters", memory.adapters, "B", "lora_bytes")] if memory.adapters else []),
-        Quantity("left for KV", memory.left, "B",
-                 f"usable - weights - activations and overhead{' - adapters' * bool(memory.adapters)}"),
-        Quantity("KV tokens that fit", plan.num_tokens, "tokens", "blocks · tokens of a block",
-                 f"{plan.num_blocks} · {pool.block_size}, blocks of {pool.block_bytes} B, the null block left out"),
-        Quantity(f"requests of {length} tokens that fit", plan.num_fitting, "", "(blocks - 1) // blocks of a request",
-                 f"({plan.num_blocks} - 1) // {plan.per_request}"),
-    ]  # fmt: skip
+        Quantity(
+            "left for KV",
+            memory.left,
+            "B",
+            f"usable - weights - activations and overhead{' - adapters' * bool(memory.adapters)}",
+        ),
+        Quantity(
+            "KV tokens that fit",
+            plan.num_tokens,
+            "tokens",
+            "blocks · tokens of a block",
+            f"{plan.num_blocks} · {pool.block_size}, blocks of {pool.block_bytes} B, the null block left out",
+        ),
+        Quantity(
+            f"requests of {length} tokens that fit",
+            plan.num_fitting,
+            "",
+            "(blocks - 1) // blocks of a request",
+            f"({plan.num_blocks} - 1) // {plan.per_request}",
+        ),
+    ]
     if is_foreign(options, hardware):
         section.notes.append(
             f"this engine stores {config.kv_dtype} KV on CPUs only: the figures are those of a kernel that reads it on "
@@ -235,11 +259,21 @@ def _on_disk(config: EngineConfig) -> list[Quantity]:
     return [
         Quantity("weights mapped from disk", mapped, "B", "dense + experts", f"{dense} + {of_experts}"),
         Quantity("of these in memory at most", limit, "B", "usable - activations and overhead - the default's KV"),
-        Quantity("experts that a token chooses", chosen, "B", "experts · share chosen",
-                 f"{of_experts} · {config.model.chosen_share:.4g}"),
-        Quantity("of these read from disk", round(missing * chosen), "B", "chosen · (experts - in memory) / experts",
-                 f"{chosen} · {missing:.4g}, if tokens choose all experts alike"),
-    ]  # fmt: skip
+        Quantity(
+            "experts that a token chooses",
+            chosen,
+            "B",
+            "experts · share chosen",
+            f"{of_experts} · {config.model.chosen_share:.4g}",
+        ),
+        Quantity(
+            "of these read from disk",
+            round(missing * chosen),
+            "B",
+            "chosen · (experts - in memory) / experts",
+            f"{chosen} · {missing:.4g}, if tokens choose all experts alike",
+        ),
+    ]
 
 
 def settings_section(config: EngineConfig, rank: RankModel, device: Device, settings: Settings) -> Section:
@@ -253,10 +287,21 @@ def settings_section(config: EngineConfig, rank: RankModel, device: Device, sett
         variants += remedies(asked, is_cpu=is_cpu)
     section = Section(
         "Settings side by side",
-        header=("memory share", "KV type", "sequences", "length", "usable", "step", "left for KV", "KV tokens", "fit",
-                "tokens/s at most", "price"),
+        header=(
+            "memory share",
+            "KV type",
+            "sequences",
+            "length",
+            "usable",
+            "step",
+            "left for KV",
+            "KV tokens",
+            "fit",
+            "tokens/s at most",
+            "price",
+        ),
         units=("text", "text", "count", "count", "B", "B", "B", "count", "count", "count", "text"),
-    )  # fmt: skip
+    )
     for variant in variants:
         plan = plan_memory(config, device.hardware, variant)
         running, rate = plan.num_running, 0
@@ -265,10 +310,20 @@ def settings_section(config: EngineConfig, rank: RankModel, device: Device, sett
             step = StepShape(decodes, running, KV_FORMATS[plan.config.kv_dtype], plan.config.tile_rows)
             rate = round(running / Phase("", step, config, rank, device).floor_s)
         section.rows.append(
-            ("-" if is_cpu else f"{variant.gpu_memory_utilization:g}", plan.config.kv_dtype, variant.max_num_seqs,
-             variant.max_model_len, plan.memory.usable, plan.memory.activations, max(0, plan.memory.left),
-             plan.num_tokens, plan.num_fitting, rate, price(asked, variant))
-        )  # fmt: skip
+            (
+                "-" if is_cpu else f"{variant.gpu_memory_utilization:g}",
+                plan.config.kv_dtype,
+                variant.max_num_seqs,
+                variant.max_model_len,
+                plan.memory.usable,
+                plan.memory.activations,
+                max(0, plan.memory.left),
+                plan.num_tokens,
+                plan.num_fitting,
+                rate,
+                price(asked, variant),
+            )
+        )
     section.notes.append(
         "fit: requests of that length; tokens/s: as many as may run, each step as fast as the device's limits allow"
     )
@@ -283,16 +338,28 @@ def activation_section(config: EngineConfig, rank: RankModel, hardware: Hardware
     name, _ = largest_activation(rank, config, 1)
     section = Section(
         "Activations by tokens of a step",
-        header=("tokens", f"largest ({name})", "scores, if written", "a step in all", "left for KV",
-                f"requests of {variant.max_model_len}"),
+        header=(
+            "tokens",
+            f"largest ({name})",
+            "scores, if written",
+            "a step in all",
+            "left for KV",
+            f"requests of {variant.max_model_len}",
+        ),
         units=("count", "B", "B", "B", "B", "count"),
-    )  # fmt: skip
+    )
     for length in lengths:
         plan = plan_memory(config, hardware, variant, length)
         section.rows.append(
-            (length, largest_activation(rank, config, length)[1], score_bytes(config, length, settings.ctx),
-             plan.memory.activations, max(0, plan.memory.left), plan.num_fitting)
-        )  # fmt: skip
+            (
+                length,
+                largest_activation(rank, config, length)[1],
+                score_bytes(config, length, settings.ctx),
+                plan.memory.activations,
+                max(0, plan.memory.left),
+                plan.num_fitting,
+            )
+        )
     section.notes.append(
         f"scores: heads · tokens · {settings.ctx} positions · bytes, in one layer; paged attention never stores them"
     )
@@ -328,20 +395,36 @@ def chunk_section(config: EngineConfig, rank: RankModel, device: Device, setting
     per_token = sum(spec.bytes_per_token for spec in rank_specs(rank, config))
     section = Section(
         f"Prompt of {settings.ctx} tokens in chunks of {chunk}",
-        header=("positions", "tokens", "FLOPs", "QKᵀ of a layer", "largest activation", "scores, if written",
-                "KV cache after it", "at least"),
+        header=(
+            "positions",
+            "tokens",
+            "FLOPs",
+            "QKᵀ of a layer",
+            "largest activation",
+            "scores, if written",
+            "KV cache after it",
+            "at least",
+        ),
         units=("text", "count", "FLOP", "FLOP", "B", "B", "B", "s"),
-    )  # fmt: skip
+    )
     phases: list[Phase] = []
     for start, end in pairwise(bounds):
-        step = StepShape(((start, end - start),), int(end == settings.ctx), KV_FORMATS[config.kv_dtype],
-                         config.tile_rows)  # fmt: skip
+        step = StepShape(
+            ((start, end - start),), int(end == settings.ctx), KV_FORMATS[config.kv_dtype], config.tile_rows
+        )
         phases.append(Phase(f"{start}-{end - 1}", step, config, rank, device))
         section.rows.append(
-            (phases[-1].name, end - start, phases[-1].flops, phases[-1].layer_score_flops,
-             largest_activation(rank, config, end - start)[1], score_bytes(config, end - start, end),
-             end * per_token, phases[-1].floor_s)
-        )  # fmt: skip
+            (
+                phases[-1].name,
+                end - start,
+                phases[-1].flops,
+                phases[-1].layer_score_flops,
+                largest_activation(rank, config, end - start)[1],
+                score_bytes(config, end - start, end),
+                end * per_token,
+                phases[-1].floor_s,
+            )
+        )
     columns: list[Sequence[int]] = list(zip(*(row[1:] for row in section.rows), strict=True))
     totals = [sum(columns[0]), sum(columns[1]), sum(columns[2]), max(columns[3]), max(columns[4]), columns[5][-1]]
     section.rows.append(("all", *totals, sum(phase.floor_s for phase in phases)))

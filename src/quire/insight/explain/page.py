@@ -43,8 +43,11 @@ def _roofline(report: Report) -> str:
     peaks = {name.removeprefix("products in "): value for (_, name), value in values.items() if "products in" in name}
     arithmetic = max(peaks, key=lambda name: peaks[name])
     peak = peaks[arithmetic]
-    points = [(title, intensity, values[title, "FLOPs"] / values[title, "floor"])
-              for (title, name), intensity in values.items() if name == "intensity" and intensity > 0]  # fmt: skip
+    points = [
+        (title, intensity, values[title, "FLOPs"] / values[title, "floor"])
+        for (title, name), intensity in values.items()
+        if name == "intensity" and intensity > 0
+    ]
     left = 10 ** math.floor(math.log10(min(1.0, *(x for _, x, _ in points))))
     right = 10 ** math.ceil(math.log10(max(10 * peak / read, *(x for _, x, _ in points))))
     bottom, top = math.log10(read * left) - 0.2, math.log10(peak) + 0.2
@@ -53,8 +56,9 @@ def _roofline(report: Report) -> str:
         along = math.log10(x / left) / math.log10(right / left)
         return 60 + (ROOF_WIDTH - 80) * along, 20 + (ROOF_HEIGHT - 60) * (top - math.log10(y)) / (top - bottom)
 
-    roof = " ".join(f"{x:.1f},{y:.1f}" for x, y in (
-        place(left, read * left), place(peak / read, peak), place(right, peak)))  # fmt: skip
+    roof = " ".join(
+        f"{x:.1f},{y:.1f}" for x, y in (place(left, read * left), place(peak / read, peak), place(right, peak))
+    )
     drawn, legend = "", ""
     for number, (title, intensity, rate) in enumerate(points, 1):
         x, y = place(intensity, rate)
@@ -79,8 +83,10 @@ def _times(report: Report) -> str:
     """Return the time that memory and compute need in each phase, as bars on one scale."""
     found = [
         (section.title, item.name.removesuffix(" time"), item.value, item.shown)
-        for section in report.sections for item in section.quantities if item.name in ("memory time", "compute time")
-    ]  # fmt: skip
+        for section in report.sections
+        for item in section.quantities
+        if item.name in ("memory time", "compute time")
+    ]
     longest = max((seconds for *_, seconds, _ in found), default=1.0)
     bars = "".join(
         f'<div class="bar"><span>{escape(title)}: {kind}</span>'

@@ -214,8 +214,10 @@ def phase_section(phase: Phase, *, with_ops: bool) -> Section:
     kv_read = sum(item.cache_bytes_read(step) for item, step in phase.instructions)
     written = sum(cost.bytes_written for _, cost in phase.costs)
     weights = phase.num_bytes - kv_read - written
-    shown = {name: format_value(value, "FLOP") for name, value in
-             (("products and norms", phase.flops - attention), ("causal attention", attention))}  # fmt: skip
+    shown = {
+        name: format_value(value, "FLOP")
+        for name, value in (("products and norms", phase.flops - attention), ("causal attention", attention))
+    }
     parts = " + ".join(f"{name} {value}" for name, value in shown.items())
     by_rate = " + ".join(
         f"{format_value(flops, 'FLOP')} / {format_value(phase.rate(name), 'FLOP/s')} in {name}"
@@ -225,16 +227,23 @@ def phase_section(phase: Phase, *, with_ops: bool) -> Section:
     section.quantities = [
         Quantity("FLOPs", phase.flops, "FLOP", "Σ of all operations", parts),
         Quantity("FLOPs, uncausal", phase.flops + uncausal, "FLOP", "with the scores that the mask drops"),
-        Quantity("bytes moved", phase.num_bytes, "B", "weights + KV read + KV written",
-                 f"{weights} + {kv_read} + {written}"),
+        Quantity(
+            "bytes moved", phase.num_bytes, "B", "weights + KV read + KV written", f"{weights} + {kv_read} + {written}"
+        ),
         Quantity("intensity", phase.flops / max(phase.num_bytes, 1), "FLOP/B", "FLOPs / bytes", f"{binding} binds"),
-        Quantity("memory time", phase.memory_s, "s", "bytes / bandwidth",
-                 f"{phase.num_bytes} / {format_value(phase.read_rate, 'B/s')}"),
+        Quantity(
+            "memory time",
+            phase.memory_s,
+            "s",
+            "bytes / bandwidth",
+            f"{phase.num_bytes} / {format_value(phase.read_rate, 'B/s')}",
+        ),
         Quantity("compute time", phase.compute_s, "s", "Σ FLOPs / rate", by_rate),
         *_collectives(phase),
-        Quantity("floor", phase.floor_s, "s", f"max(memory, compute){' + link' if phase.link_s else ''}",
-                 f"{binding} binds"),
-    ]  # fmt: skip
+        Quantity(
+            "floor", phase.floor_s, "s", f"max(memory, compute){' + link' if phase.link_s else ''}", f"{binding} binds"
+        ),
+    ]
     section.quantities += _scores(phase)
     if phase.predicted_s is not None:
         formula = "Σ of the operations at calibrated rates + host"
@@ -243,9 +252,18 @@ def phase_section(phase: Phase, *, with_ops: bool) -> Section:
         section.header = ("operation", "count", "m×k×n", "FLOPs", "bytes", "all FLOPs", "all bytes", "formula")
         section.units = ("text", "count", "text", "FLOP", "B", "FLOP", "B", "text")
         section.rows = [
-            (op.name, op.count, op.shape, op.cost.flops, op.cost.num_bytes or op.cost.bytes_sent,
-             op.count * op.cost.flops, op.count * (op.cost.num_bytes or op.cost.bytes_sent), op.formula) for op in ops
-        ]  # fmt: skip
+            (
+                op.name,
+                op.count,
+                op.shape,
+                op.cost.flops,
+                op.cost.num_bytes or op.cost.bytes_sent,
+                op.count * op.cost.flops,
+                op.count * (op.cost.num_bytes or op.cost.bytes_sent),
+                op.formula,
+            )
+            for op in ops
+        ]
     return section
 
 
@@ -270,12 +288,22 @@ def _collectives(phase: Phase) -> Sequence[Quantity]:
     if isinstance(last, MergeBest):
         formula = f"Σ all-reduce + {step_of_last.num_tokens} · {last.num_best} best logits · {KEY_BYTES}"
     found = [
-        Quantity("all-reduce", one.num_bytes(phase.step), "B", "tokens · width · bytes",
-                 f"{phase.step.num_tokens} · {one.width} · {one.value_bytes}"),
-        Quantity("all-reduces per layer", (len(sums) - of_embeddings) / num_layers, "",
-                 "(all-reduces - the embedding's) / layers", f"({len(sums)} - {of_embeddings}) / {num_layers}"),
+        Quantity(
+            "all-reduce",
+            one.num_bytes(phase.step),
+            "B",
+            "tokens · width · bytes",
+            f"{phase.step.num_tokens} · {one.width} · {one.value_bytes}",
+        ),
+        Quantity(
+            "all-reduces per layer",
+            (len(sums) - of_embeddings) / num_layers,
+            "",
+            "(all-reduces - the embedding's) / layers",
+            f"({len(sums)} - {of_embeddings}) / {num_layers}",
+        ),
         Quantity("sent per rank", phase.bytes_sent, "B", formula, f"N = {one.num_ranks}"),
-    ]  # fmt: skip
+    ]
     if phase.link_s:
         found.append(Quantity("link time", phase.link_s, "s", "sent / link"))
     return found

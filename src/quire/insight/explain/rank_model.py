@@ -90,10 +90,14 @@ class RankModel:
         ]
         shares = {name: model.hf_config[name] // tp for name in names}
         return replace(
-            model, num_parameters=self.num_parameters, cache_specs=self.cache_specs, num_heads=model.num_heads // tp,
-            num_kv_heads=max(1, model.num_kv_heads // tp), hf_config={**model.hf_config, **shares},
+            model,
+            num_parameters=self.num_parameters,
+            cache_specs=self.cache_specs,
+            num_heads=model.num_heads // tp,
+            num_kv_heads=max(1, model.num_kv_heads // tp),
+            hf_config={**model.hf_config, **shares},
             stored_bytes=self.weight_bytes if is_stored else None,
-        )  # fmt: skip
+        )
 
 
 def trace_rank(config: EngineConfig, checkpoint: Checkpoint, tp: int) -> RankModel:
@@ -113,10 +117,11 @@ def trace_rank(config: EngineConfig, checkpoint: Checkpoint, tp: int) -> RankMod
             f"{model_config.architecture} cannot be explained: its code cannot be traced, because of {error}"
         ) from error
     weights = tuple(
-        weigh(name, share.partitions.get(name, Partition()).whole_shape(shape), shape,
-              packed.packings.get(name), config)
+        weigh(
+            name, share.partitions.get(name, Partition()).whole_shape(shape), shape, packed.packings.get(name), config
+        )
         for name, shape in packed.shapes.items()
-    )  # fmt: skip
+    )
     names = {id(parameter): name for name, parameter in share.parameters.items()}
     specs = tuple(_rank_spec(spec, model_config, group) for spec in model_config.cache_specs)
     buffers = place_buffers(program.body, program.hidden)

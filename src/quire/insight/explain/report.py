@@ -48,9 +48,12 @@ class Section:
     def shown_rows(self) -> list[list[str]]:
         """The table's cells as people read them."""
         return [
-            [cell if isinstance(cell, str) else format_value(cell, unit)
-             for cell, unit in zip(row, self.units, strict=True)] for row in self.rows
-        ]  # fmt: skip
+            [
+                cell if isinstance(cell, str) else format_value(cell, unit)
+                for cell, unit in zip(row, self.units, strict=True)
+            ]
+            for row in self.rows
+        ]
 
     @property
     def right_columns(self) -> frozenset[int]:
@@ -69,8 +72,9 @@ class Report:
 
     def quantity(self, section: str, name: str) -> Quantity:
         """Return one quantity by the titles of its section and of itself."""
-        return next(item for part in self.sections if part.title == section for item in part.quantities
-                    if item.name == name)  # fmt: skip
+        return next(
+            item for part in self.sections if part.title == section for item in part.quantities if item.name == name
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the whole report for `SCHEMA`."""

@@ -55,9 +55,11 @@ class Settings:
     def variants(self) -> list[Variant]:
         """Return every combination of the values, the explained one first. Raises: ConfigError above MAX_VARIANTS."""
         axes = (
-            self.gpu_memory_utilization, self.kv_dtype, self.max_num_seqs or (max(self.batches),),
+            self.gpu_memory_utilization,
+            self.kv_dtype,
+            self.max_num_seqs or (max(self.batches),),
             self.max_model_len or (self.ctx,),
-        )  # fmt: skip
+        )
         found = [Variant(*values) for values in product(*axes)]
         if len(found) > MAX_VARIANTS:
             raise ConfigError(
@@ -90,9 +92,11 @@ def price(asked: Variant, variant: Variant) -> str:
     """Name what a variant costs beside the first one."""
     costs = (
         (variant.gpu_memory_utilization != asked.gpu_memory_utilization, "another share for other programs"),
-        (variant.kv_dtype != asked.kv_dtype, "KV is rounded to 8 bit"
-         if variant.kv_dtype.startswith(("int8", "fp8")) else "other KV type"),
+        (
+            variant.kv_dtype != asked.kv_dtype,
+            "KV is rounded to 8 bit" if variant.kv_dtype.startswith(("int8", "fp8")) else "other KV type",
+        ),
         (variant.max_num_seqs != asked.max_num_seqs, f"more than {variant.max_num_seqs} requests wait"),
         (variant.max_model_len != asked.max_model_len, f"above {variant.max_model_len} tokens: refused"),
-    )  # fmt: skip
+    )
     return "; ".join(text for differs, text in costs if differs) or "as asked"

@@ -151,8 +151,9 @@ class PlannedModel:
         self._num_body_ops = len(self.ops)
         self.layers = dict(zip(program.body, layers_of(program.body, weights.name_of), strict=True))
         self.hidden = to.values(program.hidden)
-        self.inputs, self.outputs = ([to.values(buffer) for buffer in passed]
-                                     for passed in (program.inputs, program.outputs))  # fmt: skip
+        self.inputs, self.outputs = (
+            [to.values(buffer) for buffer in passed] for passed in (program.inputs, program.outputs)
+        )
         to.allocate(BufferPlaces({program.logits: 0}, [4 * program.logits.width]), limits.max_logit_rows)
         self.logits = to.values(program.logits)
         self.best_ids: NDArray[np.int32] = np.zeros(limits.max_logit_rows, np.int32)
@@ -209,10 +210,20 @@ class PlannedModel:
         """
         group_stride, table_stride = block_tables.strides[0] // 4, block_tables.strides[1] // 4
         self.native.run(
-            parts, len(rows), len(logit_rows), rows.ctypes.data, starts.ctypes.data, counts.ctypes.data,
-            logit_rows.ctypes.data, tokens.ctypes.data, tokens.strides[0] // 4, block_tables.ctypes.data,
-            table_stride, group_stride, 0 if nanoseconds is None else nanoseconds.ctypes.data,
-        )  # fmt: skip
+            parts,
+            len(rows),
+            len(logit_rows),
+            rows.ctypes.data,
+            starts.ctypes.data,
+            counts.ctypes.data,
+            logit_rows.ctypes.data,
+            tokens.ctypes.data,
+            tokens.strides[0] // 4,
+            block_tables.ctypes.data,
+            table_stride,
+            group_stride,
+            0 if nanoseconds is None else nanoseconds.ctypes.data,
+        )
         if self.exchange is not None and self.exchange.has_given_up:
             raise EngineDeadError(RANK_LOST)
 

@@ -77,9 +77,14 @@ def lower(traced: TracedModel, packing_of: PackingOf) -> Program:
     if all(instruction.product is None for instruction in head.instructions):
         raise NotTraceableError("a head without a linear layer")
     return Program(
-        body.instructions, hidden.buffer, head.instructions, logits.buffer, body.num_fused,
-        inputs=body.notes.get("given", ()), outputs=tuple(body.columns(symbol).buffer for symbol in traced.kept),
-    )  # fmt: skip
+        body.instructions,
+        hidden.buffer,
+        head.instructions,
+        logits.buffer,
+        body.num_fused,
+        inputs=body.notes.get("given", ()),
+        outputs=tuple(body.columns(symbol).buffer for symbol in traced.kept),
+    )
 
 
 def lower_body(trace: Trace, result: Symbol, packing_of: PackingOf) -> Program:

@@ -340,9 +340,17 @@ class PackedWeights:
         assert first_row + len(rows) <= part.rows.stop
         codebook = packed_codebook(stored)
         return PackedRows(
-            stored, rows.ctypes.data, len(rows), part.num_inputs, rows.strides[0], self._address(part),
-            first_row - part.rows.start, part.format, order, 0 if codebook is None else codebook.ctypes.data,
-        )  # fmt: skip
+            stored,
+            rows.ctypes.data,
+            len(rows),
+            part.num_inputs,
+            rows.strides[0],
+            self._address(part),
+            first_row - part.rows.start,
+            part.format,
+            order,
+            0 if codebook is None else codebook.ctypes.data,
+        )
 
     def _address(self, part: PartPlan) -> int:
         return self.memory.ctypes.data + part.offset

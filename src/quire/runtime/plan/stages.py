@@ -64,10 +64,15 @@ def cut(program: Program, stage: int, num_stages: int) -> Program:
     received, sent = ([Receive(inputs)] if inputs else []), ([Send(outputs)] if outputs else [])
     layers = _layers(part)
     return replace(
-        program, body=[*received, *angles, *part, *sent], hidden=program.hidden if is_last else outputs[0],
-        head=program.head if is_last else [], logits=program.logits if is_last else Buffer(0),
-        inputs=inputs, outputs=outputs, layers=range(min(layers), max(layers) + 1),
-    )  # fmt: skip
+        program,
+        body=[*received, *angles, *part, *sent],
+        hidden=program.hidden if is_last else outputs[0],
+        head=program.head if is_last else [],
+        logits=program.logits if is_last else Buffer(0),
+        inputs=inputs,
+        outputs=outputs,
+        layers=range(min(layers), max(layers) + 1),
+    )
 
 
 def choose_cuts(program: Program, num_stages: int) -> list[int]:
@@ -89,9 +94,10 @@ def choose_cuts(program: Program, num_stages: int) -> list[int]:
     for count in range(2, num_stages):
         best = [
             min((max(most, until[at] - until[cuts[-1]]), [*cuts, at]) for most, cuts in best[:index] if cuts)
-            if index >= count - 1 else (until[-1] + head, [])
+            if index >= count - 1
+            else (until[-1] + head, [])
             for index, at in enumerate(places)
-        ]  # fmt: skip
+        ]
     return min((max(most, until[-1] + head - until[cuts[-1]]), cuts) for most, cuts in best if cuts)[1]
 
 

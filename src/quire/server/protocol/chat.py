@@ -44,9 +44,16 @@ RESERVED_VARIABLES = TEMPLATE_ARGUMENTS | {"documents", "self"}
 """Variables of chat templates that `chat_template_kwargs` may not set: other fields do, or none can."""
 TEXT_TYPES = ("text", "input_text", "output_text", "refusal")
 PartType = Literal[
-    "text", "input_text", "output_text", "refusal",
-    "thinking", "redacted_thinking", "reasoning", "reasoning_text", "reasoning_content",
-]  # fmt: skip
+    "text",
+    "input_text",
+    "output_text",
+    "refusal",
+    "thinking",
+    "redacted_thinking",
+    "reasoning",
+    "reasoning_text",
+    "reasoning_content",
+]
 """Types of parts: text and refusals of the chat and responses APIs, and reasoning as clients and servers write it."""
 REASONING_KEYS = ("thinking", "reasoning", "reasoning_content", "text", "content", "summary")
 

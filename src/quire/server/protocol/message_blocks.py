@@ -147,8 +147,10 @@ def _tag_of_role(value: Any) -> str:
 def _check_role(value: Any) -> Any:
     role = value.get("role") if isinstance(value, dict) else "user"
     if role not in ("user", "assistant", "system"):
-        raise FieldError("role", f'role must be "user" or "assistant", or "system" for later instructions, '
-                                 f"got {json.dumps(role)[:100]}")  # fmt: skip
+        raise FieldError(
+            "role",
+            f'role must be "user" or "assistant", or "system" for later instructions, got {json.dumps(role)[:100]}',
+        )
     return value
 
 
@@ -230,12 +232,13 @@ def _assistant_message(turn: AssistantTurn) -> Message:
     # Not checked: names of tools are longer here than in the chat API.
     message.tool_calls = [
         ToolCall.model_construct(
-            id=own_call_id(block.id), type="function",
+            id=own_call_id(block.id),
+            type="function",
             function=CalledFunction.model_construct(
                 name=block.name, arguments=json.dumps(block.input, ensure_ascii=False)
             ),
         )
         for block in turn.content
         if isinstance(block, ToolUseBlock)
-    ] or None  # fmt: skip
+    ] or None
     return message

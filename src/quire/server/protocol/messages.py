@@ -60,9 +60,11 @@ def _check_tool(value: Any) -> Any:
     if kind not in (None, "custom"):
         name = str(value.get("name", kind))[:100]
         raise FieldError(
-            "type", f'the tool "{name}" of the type {str(kind)[:100]} is not supported: nothing runs in this server, '
-            "and its models know no tools by type; send tools with an input_schema", code="unsupported_parameter",
-        )  # fmt: skip
+            "type",
+            f'the tool "{name}" of the type {str(kind)[:100]} is not supported: nothing runs in this server, '
+            "and its models know no tools by type; send tools with an input_schema",
+            code="unsupported_parameter",
+        )
     return value
 
 
@@ -110,8 +112,11 @@ class ContextEdit(LenientBody):
     @model_validator(mode="after")
     def _check(self) -> "ContextEdit":
         if not self.type.startswith("clear_"):
-            raise FieldError("type", f'"{self.type}" is not supported: conversations are not summarised here',
-                             code="unsupported_parameter")  # fmt: skip
+            raise FieldError(
+                "type",
+                f'"{self.type}" is not supported: conversations are not summarised here',
+                code="unsupported_parameter",
+            )
         return self
 
 
@@ -154,8 +159,11 @@ class CountTokensRequest(SamplingFields):
     def _check(self) -> "CountTokensRequest":
         if self.thread is not None:
             # At this code Anthropic's client sends the whole conversation instead.
-            raise FieldError("thread", "thread is not supported: nothing is stored; send the whole conversation",
-                             code="thread_unsupported_request")  # fmt: skip
+            raise FieldError(
+                "thread",
+                "thread is not supported: nothing is stored; send the whole conversation",
+                code="thread_unsupported_request",
+            )
         self.chat.check()
         return self
 

@@ -186,9 +186,12 @@ def parse_json(data: bytes) -> Any:
         text = data.decode()
         large: list[int] = []
         value = json.loads(
-            text, parse_constant=_constant, parse_float=_number, parse_int=functools.partial(_integer, large),
+            text,
+            parse_constant=_constant,
+            parse_float=_number,
+            parse_int=functools.partial(_integer, large),
             object_pairs_hook=_object,
-        )  # fmt: skip
+        )
     except UnicodeDecodeError as error:
         raise JsonTextError(f"the body is not UTF-8: byte {error.start}") from None
     except json.JSONDecodeError as error:

@@ -69,10 +69,13 @@ def _job(state: ServerState, body: InfillRequest, completion: CompletionRequest,
     chosen["max_tokens"] = 1 if completion.max_tokens == 0 else completion.max_tokens
     params = front_end.sampling_params(with_endings(front_end, fim, chosen))
     prompt = fim_prompt(
-        front_end, fim, str(completion.prompt), body.input_suffix,
+        front_end,
+        fim,
+        str(completion.prompt),
+        body.input_suffix,
         files=[(file.filename or "", file.text) for file in body.input_extra or []],
         max_len=min(max_len, front_end.max_prompt_len(body.truncate_prompt_tokens, num_free) or max_len),
-    )  # fmt: skip
+    )
     identity = caller.identity(body.priority, body.cache_salt, body.deadline_s)
     made = front_end.prepare(caller.engine_id, prompt, params, **identity)
     return Job(

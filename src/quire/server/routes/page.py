@@ -152,9 +152,16 @@ async def _run(request: Request, arguments: list[str]) -> dict[str, Any]:
 async def _output_of(arguments: list[str]) -> dict[str, Any]:
     environment = {name: value for name, value in os.environ.items() if name != KEY_VARIABLE}
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "quire", *arguments, env=environment, start_new_session=True,
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "quire",
+        *arguments,
+        env=environment,
+        start_new_session=True,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
     try:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)

@@ -196,9 +196,17 @@ class ResponseOutput:
 
     def _start_call(self, start: ToolCallStart) -> None:
         namespace, name = self._namespaces.get(start.name, (None, start.name))
-        self._start({"type": "function_call", "id": _item_id("fc"), "call_id": start.id, "name": name,
-                     **({"namespace": namespace} if namespace else {}), "arguments": "",
-                     "status": "in_progress"})  # fmt: skip
+        self._start(
+            {
+                "type": "function_call",
+                "id": _item_id("fc"),
+                "call_id": start.id,
+                "name": name,
+                **({"namespace": namespace} if namespace else {}),
+                "arguments": "",
+                "status": "in_progress",
+            }
+        )
 
     def _start_message(self) -> None:
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}

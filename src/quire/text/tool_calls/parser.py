@@ -251,9 +251,14 @@ class ToolCallParser:
         """
         assert self._body is not None
         passage = Passage(
-            text=self._text, start=self._body, end=end, schemas=self._schemas, is_marked=self._is_marked,
-            is_closed=is_closed, is_last_try=is_last_try,
-        )  # fmt: skip
+            text=self._text,
+            start=self._body,
+            end=end,
+            schemas=self._schemas,
+            is_marked=self._is_marked,
+            is_closed=is_closed,
+            is_last_try=is_last_try,
+        )
         calls = self._format.read(passage)
         if not calls and self._format.reads_json:
             calls = objects(passage)
