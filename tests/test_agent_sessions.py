@@ -88,7 +88,7 @@ def ask(engine: LLMEngine, prompt: list[int], max_tokens: int = LEN_ANSWER) -> t
 
 def interval_of(engine: LLMEngine) -> int | None:
     """Return the tokens between two checkpoints of recurrent states; None without states."""
-    return engine.scheduler.blocks._checkpoint_interval
+    return engine.scheduler.blocks.checkpoints._interval
 
 
 def kept(engine: LLMEngine, num_computed: int) -> int:

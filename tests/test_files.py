@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quire import files
-from quire.errors import ModelFileError, UnsupportedModelError
+from quire.errors import ModelFileError
 from quire.files import (
     UnsafeFileError,
     find_own,
@@ -129,7 +129,7 @@ def test_error_that_a_reader_forgot_names_the_file_in_one_line(error: Exception)
     assert str(caught.value).isprintable()
 
 
-@pytest.mark.parametrize("error", [UnsupportedModelError("said"), MemoryError(), KeyboardInterrupt(), ImportError()])
+@pytest.mark.parametrize("error", [MemoryError(), KeyboardInterrupt(), ImportError()])
 def test_other_errors_pass_a_reader_as_they_are(error: BaseException) -> None:
     with pytest.raises(type(error)) as caught, reading(Path("/models")):
         raise error

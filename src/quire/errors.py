@@ -109,7 +109,8 @@ class ModelError(QuireError):
     exit_code = 3
 
     def __init__(self, message: object) -> None:
-        super().__init__(printable(str(message), limit=MAX_MESSAGE_LEN))
+        text = escaped(str(message))
+        super().__init__(text if len(text) <= MAX_MESSAGE_LEN else text[:MAX_MESSAGE_LEN] + "…")
 
 
 class ModelNotFoundError(ModelError):

@@ -310,7 +310,7 @@ class Raising:
     def compile(self, spec: StructuredOutputsParams) -> "Raising":
         return self
 
-    def start(self) -> TokenMatcher:
+    def start(self, request_id: str, spec: StructuredOutputsParams) -> TokenMatcher:
         return TokenMatcher(self, 53, (52,))  # type: ignore[arg-type]
 
     def compute_bitmask(self) -> bytes:

@@ -10,8 +10,6 @@ import pytest
 
 from benchmarks.soak.model_cases import KINDS, make_case, make_models
 from benchmarks.soak.model_fuzz import OPTIONS, judge
-from quire.config import EngineOptions
-from quire.engine.build import build_engine
 from quire.engine.llm_engine import LLMEngine
 
 NUM_CASES = 60
@@ -27,7 +25,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def base(models: Path) -> Iterator[LLMEngine]:
-    engine = build_engine(EngineOptions(model=str(models / "hf"), **OPTIONS))
+    engine = LLMEngine.from_options(str(models / "hf"), **OPTIONS)
     yield engine
     engine.shutdown()
 

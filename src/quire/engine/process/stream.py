@@ -115,7 +115,7 @@ class RequestStream(Stream[RequestUpdate]):
             self.fail(UnreadError(MAX_UNREAD_BYTES))
 
     def take(self) -> RequestUpdate | None:
-        """Return all that the reader has not read as one update, as `Stream.take`."""
+        """Return the updates that the reader has not read as one, as `Stream.take`."""
         if self._packed:
             self._waiting, self._packed = self._unpacked(), []
             self._waiting.prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, None
