@@ -52,7 +52,7 @@ bool tell(const char* text, uintptr_t address) {
   }
   std::memcpy(line + length, kEnd, sizeof kEnd - 1);
   length += sizeof kEnd - 1;
-  if (::write(STDERR_FILENO, line, length) < 0) return true;  // nobody reads it
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line, length);  // stderr may be closed
   return true;
 }
 

@@ -1,6 +1,6 @@
 """Files that other users of the machine may have put in place: opened without waiting for a FIFO or following a link.
 
-`open_own` opens what Quire keeps for itself below its cache, state and data directories: nobody else can have changed
+`open_own` opens what Quire keeps for itself below its cache, state and data directories: no other user can have changed
 it. Models come from any source, so that `open_regular` asks for no owner.
 Next to read: `runtime/shared_file.py`, `runtime/block_files.py`.
 """
@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import stat
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,8 +22,8 @@ MAX_JSON_BYTES = 64 << 20
 """The index of a model with 100,000 tensors has 10 MB."""
 _WRITTEN_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 FileState = tuple[str, int, int, int, int]
-"""Path, size in bytes, times of modification and of change (ns), and inode: who writes a file may set all but the time
-of change, which copies, links and new permissions set too."""
+"""Path, size in bytes, times of modification and of change (ns), and inode. A program may set all but the time of
+change, which copies, links and new permissions set too."""
 
 
 class UnsafeFileError(OSError):
@@ -147,6 +146,8 @@ def find_own(path: Path) -> bytes | None:
 
 def replace_file(path: Path, parts: Sequence[bytes | memoryview]) -> None:
     """Write a file, for this user alone, under another name, then give it its name. Raises: OSError."""
+    import tempfile  # some milliseconds, which verbs that only read do not need
+
     descriptor, unfinished = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
     try:
         try:
