@@ -95,7 +95,7 @@ bench: $(VENV)/.installed-dev  ## speed beside other engines, quality, host time
 	$(BIN)/python -m benchmarks.quality
 	$(BIN)/python -m benchmarks.host_step
 
-soak: $(VENV)/.installed-dev  ## what a server bears: ten minutes of mixed clients, overload, hang-ups, attacks of one client on another
+soak: $(VENV)/.installed-dev  ## what a server bears: ten minutes of mixed clients, overload, hang-ups, attacks of one client on another, damaged model files
 	$(BIN)/python -m benchmarks.soak --only L,A $(ARGS)
 
 faults: $(VENV)/.installed-dev  ## what a server survives: signals, kills, exceptions, cut connections

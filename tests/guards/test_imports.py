@@ -25,6 +25,7 @@ ROOT_MODULES = {
     "rank_plan",
     "resolve",
     "errors",
+    "files",
     "events",
     "byte_sizes",
     "option_fields",

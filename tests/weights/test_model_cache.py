@@ -15,6 +15,7 @@ from quire.weights.model_cache import (
     list_cached,
     remove_cached,
 )
+from tests.hostile_files import make_fifo
 
 
 def publish(name: str, content: bytes = b"GGUF1234") -> Path:
@@ -67,6 +68,16 @@ def test_published_entries_are_found(empty_caches: Path) -> None:
     assert CachePlace("tiny-1.0").find() == model
     assert (model.name, model.path, model.origin, model.size_bytes) == ("tiny", path, "pypi:tiny==1.0", 8)
     assert list((empty_caches / "partial").iterdir()) == []
+
+
+def test_fifo_in_the_place_of_a_manifest_means_not_cached(empty_caches: Path) -> None:
+    path = publish("tiny").with_name("manifest.json")
+    path.rename(path.with_name("kept"))
+    make_fifo(path)
+    assert CachePlace("tiny-1.0").find() is None
+    path.unlink()
+    path.with_name("kept").rename(path)
+    assert CachePlace("tiny-1.0").find() is not None
 
 
 @pytest.mark.parametrize(

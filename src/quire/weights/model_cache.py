@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.errors import DownloadError, ModelNotFoundError, nearest
+from quire.files import read_regular
 from quire.weights.progress import Progress, ignore_progress
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class CachePlace:
     def find(self) -> CachedModel | None:
         """The model, if its file is here with the size it had when it was verified."""
         try:
-            manifest = json.loads((self.directory / MANIFEST).read_text(encoding="utf-8"))
+            manifest = json.loads(read_regular(self.directory / MANIFEST))
             path = self.directory / Path(manifest["file_name"]).name
             model = CachedModel(manifest["name"], path, manifest["origin"], manifest["size_bytes"])
             return model if path.stat().st_size == model.size_bytes else None
