@@ -33,7 +33,6 @@ ROOT_MODULES = {
     "lazy_torch",
     "garbage",
     "extras",
-    "files",
     "turns",
     "linux",
     "logs",
