@@ -99,8 +99,8 @@ def view_step(trace: EngineTrace, step: Line) -> Picture:
         shares = [next((share for share in item["requests"] if share["id"] == name), None) for item in shown]
         last, remark = shares[-1], ""
         if last is not None:
-            remark = f"{counted(last['count'], 'token')} from position {last['start']}, "
-            remark += f"{len(last['new'])} new{_drafts(last)}"
+            tokens, num_new = counted(last["count"], "token"), len(last["new"])
+            remark = f"{tokens} from position {last['start']}, {num_new} new{_drafts(last)}"
         rows.append(Row(f"{names[name]} {name}"[:24], [_share_kind(share) for share in shares], remark))
     for name, since_s in trace.state_after(step).waiting.items():
         rows.append(Row(f"{names[name]} {name}"[:24], (), f"waits for {1e3 * (step['t'] - since_s):.1f} ms"))
