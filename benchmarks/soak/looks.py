@@ -38,7 +38,9 @@ async def looks(model: str, *, duration_s: float) -> Row:
     """A8: each kind in turn."""
     row = Row("A8", "looks of other sites, comparisons of any size, 10,000 adapter names")
     shapes = linear_shapes(open_checkpoint(resolve_source(model)).hf_config)
-    with tempfile.TemporaryDirectory() as folder, serving_two(model, "--enable-lora") as server:
+    with tempfile.TemporaryDirectory() as folder, serving_two(
+        model, "--enable-lora", "--any-client-is-admin"
+    ) as server:  # fmt: skip
         adapter = str(write_random_adapter(Path(folder) / "adapter", shapes, 1, 0))
         key = {"Authorization": f"Bearer {ATTACKER}"}
         async with httpx2.AsyncClient(base_url=server.url, headers=key, timeout=120) as client:
@@ -92,12 +94,13 @@ async def _names(row: Row, server: Server, client: httpx2.AsyncClient, adapter: 
         if (name := next(number, None)) is None:
             await asyncio.sleep(1)
             return
-        await client.post("/v1/load_lora_adapter", json={"lora_name": f"name {name}", "lora_path": adapter})
+        with contextlib.suppress(httpx2.TransportError):  # an attacker may be cut off
+            await client.post("/v1/load_lora_adapter", json={"lora_name": f"name {name}", "lora_path": adapter})
 
     await beside(row, server, attack, name="adapter names", duration_s=duration_s)
     for _ in number:
         await attack(server)
     listed = len((await client.get("/v1/models")).json()["data"]) - 1
-    row.check(f"names listed (≤ {MAX_NAMES})", listed, passes=listed <= MAX_NAMES)
+    row.check(f"names listed (≤ {MAX_NAMES})", listed, passes=0 < listed <= MAX_NAMES)
     growth = server.resident_bytes() - before
     row.check("growth of RSS in MiB (≤ 32)", round(growth / 2**20, 1), passes=growth <= MAX_GROWTH_BYTES)
