@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quire import files
-from quire.errors import ModelFileError
+from quire.errors import ModelFileError, UnsupportedModelError
 from quire.files import (
     UnsafeFileError,
     find_own,
@@ -129,7 +129,14 @@ def test_error_that_a_reader_forgot_names_the_file_in_one_line(error: Exception)
     assert str(caught.value).isprintable()
 
 
-@pytest.mark.parametrize("error", [MemoryError(), KeyboardInterrupt(), ImportError()])
+def test_error_without_a_file_gets_its_name() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"^/models: said$"), reading(Path("/models")):
+        raise UnsupportedModelError("said")
+
+
+@pytest.mark.parametrize(
+    "error", [UnsupportedModelError("/models/x: said"), MemoryError(), KeyboardInterrupt(), ImportError()]
+)
 def test_other_errors_pass_a_reader_as_they_are(error: BaseException) -> None:
     with pytest.raises(type(error)) as caught, reading(Path("/models")):
         raise error

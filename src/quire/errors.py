@@ -109,8 +109,7 @@ class ModelError(QuireError):
     exit_code = 3
 
     def __init__(self, message: object) -> None:
-        text = escaped(str(message))
-        super().__init__(text if len(text) <= MAX_MESSAGE_LEN else text[:MAX_MESSAGE_LEN] + "…")
+        super().__init__(printable(str(message), limit=MAX_MESSAGE_LEN))
 
 
 class ModelNotFoundError(ModelError):
@@ -208,9 +207,8 @@ class EngineDeadError(EngineError):
 
 
 def printable(text: str, *, limit: int = 300) -> str:
-    """Return foreign text for one line of a message, with a space for each character that does not print."""
-    shown = "".join(character if character.isprintable() else " " for character in text[:limit])
-    return shown if len(text) <= limit else shown + "…"
+    """Return foreign text for one line of a message, as `escaped` shows it, and at most `limit` characters of it."""
+    return escaped(text[:limit]) + ("" if len(text) <= limit else "…")
 
 
 def escaped(text: str, *, keeps_lines: bool = False) -> str:

@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import stat
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -127,11 +126,19 @@ def reading(path: Path) -> Iterator[None]:
     except (QuireError, ImportError, MemoryError):
         raise
     except BaseException as error:
-        # The tokenizers library panics on some malformed files, which raises a BaseException.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        if not isinstance(error, Exception) and not is_panic(error):
             raise
-        problem = str(error).splitlines()[:1] or [type(error).__name__]
-        raise ModelFileError(f"{path}: damaged ({printable(problem[0])}); fetch it again") from error
+        raise ModelFileError(f"{path}: damaged ({problem_of(error)}); fetch it again") from error
+
+
+def is_panic(error: BaseException) -> bool:
+    """Return whether an error is a panic of the tokenizers library, which is no `Exception`."""
+    return type(error).__name__ == "PanicException"
+
+
+def problem_of(error: BaseException) -> str:
+    """Return the first line of what a library says of a file, for a message."""
+    return printable((str(error).splitlines() or [type(error).__name__])[0])
 
 
 def find_own(path: Path) -> bytes | None:
@@ -147,6 +154,8 @@ def find_own(path: Path) -> bytes | None:
 
 def replace_file(path: Path, parts: Sequence[bytes | memoryview]) -> None:
     """Write a file, for this user alone, under another name, then give it its name. Raises: OSError."""
+    import tempfile  # some milliseconds, which verbs that only read do not need
+
     descriptor, unfinished = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
     try:
         try:

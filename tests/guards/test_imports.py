@@ -199,24 +199,9 @@ def test_no_files_import_each_other() -> None:
     """Imports inside functions and for type checking count; what `quire` itself offers is a facade."""
     targets: dict[str, set[str]] = {}
     for path in python_files():
-        own = module_of(path)
-        found = {name if is_module(name) else name.rpartition(".")[0] for name in names_imported_by(path)}
-        targets[own] = {name for name in found if name not in (own, "quire")}
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        own = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        targets[own] = {target_of(module, name) for _, module, name in imported_names(path)} - {own, "quire"}
     while leaves := {name for name, found in targets.items() if not found & targets.keys()}:
         targets = {name: found - leaves for name, found in targets.items() if name not in leaves}
     assert sorted(targets) == []
-
-
-def module_of(path: Path) -> str:
-    parts = path.relative_to(SOURCE).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def names_imported_by(path: Path) -> set[str]:
-    found = set()
-    for node in nodes(path):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return {name for name in found if name.split(".")[0] in PACKAGES}

@@ -1,8 +1,11 @@
 """One token through the engine: the tables in docs/architecture.md against one step of a small random model."""
 
+import asyncio
+import contextlib
 import re
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -12,11 +15,14 @@ import pytest
 from quire.engine.llm_engine import LLMEngine
 from quire.sampling_params import SamplingParams
 from tests.cli.tiny_directory import make_tiny_directory
+from tests.server.served import serving
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "quire"
 MAX_FILES = {"off": 20, "auto": 22}
 """By `speculative`: drafts are two files more."""
+MAX_FILES_OF_A_CHAT = 49
+"""It may only become smaller."""
 
 
 def stations(heading: str) -> list[list[tuple[str, str]]]:
@@ -26,21 +32,34 @@ def stations(heading: str) -> list[list[tuple[str, str]]]:
     return [re.findall(r"^\| \d+ \| \[`(.+?)`\].* \| `(.+?)`", table, flags=re.MULTILINE) for table in tables]
 
 
-def functions_entered(action: Callable[[], Any]) -> list[tuple[str, str]]:
-    """(file, qualified name) of the package's functions in a call, in the order of their first call."""
+@contextlib.contextmanager
+def noting(*threads: str) -> Iterator[dict[tuple[str, str], None]]:
+    """Collect (file, qualified name) of the package's functions that this thread enters, in the order of their first
+    call. `threads`: beginnings of the names of threads that start meanwhile and count too."""
     entered: dict[tuple[str, str], None] = {}
+    own = threading.current_thread()
 
     def note(frame: FrameType, event: str, argument: object) -> None:
         path = Path(frame.f_code.co_filename)
         if event == "call" and PACKAGE in path.parents:
-            entered[str(path.relative_to(PACKAGE)), frame.f_code.co_qualname] = None
+            thread = threading.current_thread()
+            if thread is own or thread.name.startswith(threads):
+                entered[str(path.relative_to(PACKAGE)), frame.f_code.co_qualname] = None
 
     before = sys.getprofile()
     sys.setprofile(note)
+    threading.setprofile(note if threads else None)
     try:
-        action()
+        yield entered
     finally:
         sys.setprofile(before)
+        threading.setprofile(None)
+
+
+def functions_entered(action: Callable[[], Any]) -> list[tuple[str, str]]:
+    """Return what `noting` collects of a call."""
+    with noting() as entered:
+        action()
     return list(entered)
 
 
@@ -94,3 +113,22 @@ def test_table_of_serving_names_what_is_there() -> None:
         path = PACKAGE / file if (PACKAGE / file).is_file() else PACKAGE / file / "__init__.py"
         name = function.split(".")[-1].split("(")[0]
         assert re.search(rf"\b(def|class) {name}\b", path.read_text()), f"{file}: no {function}"
+
+
+def test_streamed_chat_enters_few_files() -> None:
+    """The HTTP process's, with the threads that prepare requests; what is made once is made before."""
+
+    async def chat() -> list[str]:
+        async with serving() as served:
+            with noting("quire-text") as entered:
+                await served.chat(stream=True)
+                await served.until_idle()
+                entered.clear()
+                answer = await served.chat(stream=True)
+            assert answer.status == 200
+        return list(dict.fromkeys(file for file, _ in entered))
+
+    files = asyncio.run(chat())
+    print(f"a streamed chat enters {len(files)} files of the HTTP process:", *files, sep="\n  ")
+    assert {"server/gate.py", "text/dialogue.py", "server/streaming.py"} <= set(files)
+    assert len(files) <= MAX_FILES_OF_A_CHAT, files

@@ -23,7 +23,7 @@ def run(source: str, **values: Any) -> str:
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, tuple[str, float]]:
-    """What comes of each hostile template, and the growth of the process in MiB."""
+    """Return the outcome of each hostile template, and the growth of the process in MiB."""
     return outcomes_of("tests.text.template_attacks:main", HOSTILE)
 
 

@@ -14,7 +14,7 @@ from quire.models.deepseek_v2 import SharedMoE
 from quire.models.granite import GraniteConfig, GraniteForCausalLM
 from quire.models.hf_config import HFConfigReader, wrong
 from quire.models.hf_decoder import read_recurrent_layers
-from quire.models.hf_moe import MAX_EXPERTS, TRAINING_FIELDS
+from quire.models.hf_moe import TRAINING_FIELDS, most_experts
 from quire.models.hf_state_space import StateSpaceMixer, StateSpaceSizes, read_state_space
 from quire.weight_map import Layout
 
@@ -39,8 +39,7 @@ class Granite4Config(GraniteConfig):
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
         fields, shared_size = super().read(reader), reader.integer("shared_intermediate_size", 1024)
-        maximum = MAX_EXPERTS // fields["num_layers"]
-        num_experts = reader.integer("num_local_experts", 8, minimum=0, maximum=maximum)
+        num_experts = reader.integer("num_local_experts", 8, minimum=0, maximum=most_experts(fields))
         top_k = reader.integer("num_experts_per_tok", 2, minimum=0)
         if num_experts and not 1 <= top_k <= num_experts:
             raise wrong("num_experts_per_tok", top_k, f"from 1 to num_local_experts={num_experts}: correct it there")

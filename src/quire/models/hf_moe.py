@@ -50,6 +50,11 @@ def read_sparse_layers(reader: HFConfigReader, num_layers: int) -> tuple[bool, .
     return tuple(index not in dense and (index + 1) % period == 0 for index in range(num_layers))
 
 
+def most_experts(fields: Mapping[str, Any]) -> int:
+    """Return the most experts of one layer."""
+    return MAX_EXPERTS // fields["num_layers"]
+
+
 def read_experts(
     reader: HFConfigReader,
     fields: Mapping[str, Any],
@@ -63,7 +68,7 @@ def read_experts(
     """
     for name in TRAINING_FIELDS:
         reader.raw(name)
-    maximum = MAX_EXPERTS // fields["num_layers"]
+    maximum = most_experts(fields)
     found = {name: reader.optional_integer(name, maximum=maximum) for name in names}
     counts = {name: value for name, value in found.items() if value is not None}
     if len(set(counts.values())) > 1:

@@ -66,11 +66,6 @@ class Supervisor:
         return self.state is EngineState.READY
 
     @property
-    def is_restarting(self) -> bool:
-        """True while an engine that died is replaced."""
-        return self.state is EngineState.RESTARTING
-
-    @property
     def is_asleep(self) -> bool:
         """True if the engine was ended and waits to be started again."""
         return self.state is EngineState.ASLEEP

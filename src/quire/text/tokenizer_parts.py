@@ -11,7 +11,8 @@ from typing import Any
 import tokenizers
 from tokenizers import processors
 
-from quire.errors import ModelFileError, printable
+from quire.errors import ModelFileError
+from quire.files import is_panic, problem_of
 from quire.text.fim_tokens import FimTokens
 
 
@@ -43,10 +44,9 @@ def library_errors(failure: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if type(error) is not Exception and type(error).__name__ != "PanicException":
+        if type(error) is not Exception and not is_panic(error):
             raise
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ModelFileError(f"{failure}: {printable(reason)}; fetch the model again") from None
+        raise ModelFileError(f"{failure}: {problem_of(error)}; fetch the model again") from None
 
 
 def add_bos_and_eos(backend: tokenizers.Tokenizer, *, bos: str | None, eos: str | None) -> None:

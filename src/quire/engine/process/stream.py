@@ -80,8 +80,7 @@ class RequestStream(Stream[RequestUpdate]):
     """The updates of one request. Those that wait for a slow reader are packed, to a tenth of their size.
 
     A reader that leaves more than `MAX_UNREAD_BYTES` unread gets those and then an error. `is_cut`: this has happened,
-    so the engine need not go on. `has_begun`: an update
-    has come.
+    so the engine need not go on. `has_begun`: an update has come.
     """
 
     def __init__(self, request_id: str, ready: asyncio.Event | None = None) -> None:
