@@ -90,7 +90,7 @@ def test_broken_connection_or_answer_without_json_is_an_error() -> None:
     [
         (b"<!DOCTYPE html><title>404</title>", "a web page"),
         (b"", "no reason was given"),
-        (b"404 page\x1b not found\n", "404 page  not found"),
+        (b"404 page\x1b not found\n", "404 page\\x1b not found"),
         (b"[]", "[]"),
         (b"\xff", "\ufffd"),
     ],

@@ -167,7 +167,7 @@ def test_bad_labels_are_named(field: dict[str, Any]) -> None:
 
 
 def test_names_in_errors_are_short_and_printable() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"architecture   x+… is not supported") as caught:
+    with pytest.raises(UnsupportedModelError, match=r"architecture \\x1b\\nx+… is not supported") as caught:
         ModelRegistry.make_model_config({"architectures": ["\x1b\n" + "x" * 100_000]}, model_impl="quire")
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 5000

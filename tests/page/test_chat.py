@@ -86,6 +86,7 @@ def test_answer_goes_on_after_its_limit(server: Serving, open_page: OpenPage) ->
     expect(page.locator(".stats").last).to_contain_text("[length]")
     first = page.locator(".markdown").inner_text()
     page.get_by_role("button", name="Continue").click()
+    expect(page.locator(".markdown")).not_to_have_text(first)  # the first answer's figures say "10 new" too
     expect(page.locator(".stats").last).to_contain_text("10 new")
     expect(page.locator(".stats").last).to_contain_text("[length]")
     whole = page.locator(".markdown").inner_text()
