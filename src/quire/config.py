@@ -157,7 +157,13 @@ class EngineOptions:
     enable_lora: bool = option(False, "let adapters be loaded while the engine runs")
     max_loaded_loras: int = option(1024, "most names of adapters that clients may load; beside those of lora")
     lora_bytes: int = option(1 << 30, "most bytes of adapters in memory; others are read again when asked for")
-    enforce_eager: bool = option(False, "run the model op by op in PyTorch, not as a native plan", group="debug")
+    gpu_kernels: str = option(
+        "auto",
+        "what computes a model's plan on a GPU: triton, or PyTorch alone (reference); auto is triton where the card can;"
+        " on a CPU both are for tests",
+        choices=("auto", "triton", "reference"),
+    )
+    enforce_eager: bool = option(False, "run the model op by op in PyTorch, not as a plan", group="debug")
     max_num_events: int = option(65536, "length of the event log's ring buffer", group="debug", high=MAX_NUM_EVENTS)
 
     def __post_init__(self) -> None:
@@ -227,6 +233,8 @@ class Hardware:
     """KV that products fetch in each thread for the next attention; None: as the size of the last cache says."""
     num_devices: int = 1
     """GPUs from `device` on, for ranks."""
+    has_triton: bool = False
+    """True if Triton, which compiles the kernels of a GPU, is installed."""
     tuned: str = ""
     """The findings of `quire tune`, if some of these settings come from it."""
 
@@ -352,7 +360,7 @@ class EngineConfig:
     scheduler: SchedulerConfig
     decisions: tuple[Decision, ...]
     uses_plan: bool = False
-    """True: the model runs as a native plan; False: op by op in PyTorch."""
+    """True: the model runs as a native plan; False: as a device plan, or op by op in PyTorch."""
     keeps_stored_weights: bool = False
     """True: a plan computes with quantised weights as they are stored; False: they become the compute dtype."""
     weights_on_disk: bool = False
@@ -361,6 +369,8 @@ class EngineConfig:
     """Source of drafts: "suffix", "draft", "mtp", "eagle", "off"."""
     batch_invariant: bool = True
     """True: one arithmetic for any number of rows; False: AMX's bf16 tiles where a step has at least `tile_rows`."""
+    gpu_kernels: str = "off"
+    """What computes a device plan: "triton" or "reference"; "off": there is none."""
 
     @property
     def tile_rows(self) -> int:

@@ -49,8 +49,7 @@ from quire.rank_plan import (
 
 PLAN_BLOCK_MULTIPLE = 16
 """Native attention reads the keys of this many tokens at once."""
-CPU_BLOCK_SIZE = 32
-GPU_BLOCK_SIZE = 16
+DEFAULT_BLOCK_SIZE = 32
 
 
 def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> EngineConfig:
@@ -64,8 +63,9 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
     device = _resolve_device(options, hardware, decisions)
     if hardware.tuned:
         decisions.append(Decision("num_threads", str(hardware.num_threads), f"quire tune: {hardware.tuned}"))
-    block_size = _resolve_block_size(options, device, model, decisions)
-    uses_plan = _resolve_execution(options, device, model, block_size, decisions)
+    block_size = _resolve_block_size(options, model, decisions)
+    gpu_kernels = _resolve_gpu_kernels(options, hardware, model)
+    uses_plan = _resolve_execution(options, device, model, block_size, gpu_kernels, decisions)
     dtype = _resolve_dtype(options, hardware, uses_plan, decisions)
     keeps_stored = uses_plan and canonical_dtype(options.dtype) != "float32"
     batch_invariant = _resolve_batch_invariance(options, hardware, dtype, uses_plan, decisions)
@@ -122,6 +122,7 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
         memory.weights_on_disk,
         drafts,
         batch_invariant,
+        gpu_kernels,
     )
 
 
@@ -158,13 +159,31 @@ def _resolve_device(options: EngineOptions, hardware: Hardware, decisions: list[
     return hardware.device
 
 
+def _resolve_gpu_kernels(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> str:
+    """Return what computes a device plan; "off" without a GPU, and for what runs op by op there."""
+    if options.enforce_eager or model.implementation == "transformers" or options.num_ranks > 1:
+        return "off"
+    if options.gpu_kernels != "auto":
+        return options.gpu_kernels
+    if hardware.device == "cpu":
+        return "off"
+    # Below compute capability 8.0 Triton multiplies without tensor cores.
+    return "triton" if hardware.has_fast_bfloat16 and hardware.has_triton else "reference"
+
+
 def _resolve_execution(
-    options: EngineOptions, device: str, model: ModelConfig, block_size: int, decisions: list[Decision]
+    options: EngineOptions,
+    device: str,
+    model: ModelConfig,
+    block_size: int,
+    gpu_kernels: str,
+    decisions: list[Decision],
 ) -> bool:
     """Return True if the model runs as a native plan."""
     reasons = {
         "Transformers' own module computes the model": model.implementation == "transformers",
-        "on a GPU kernels are launched one by one": device != "cpu",
+        f"{gpu_kernels} kernels were chosen, which compute a device plan": device == "cpu" and gpu_kernels != "off",
+        "a GPU computes the model": device != "cpu",
         "enforce_eager was chosen": options.enforce_eager,
         f"a plan needs blocks of a multiple of {PLAN_BLOCK_MULTIPLE} tokens": block_size % PLAN_BLOCK_MULTIPLE != 0,
     }
@@ -182,7 +201,10 @@ def _resolve_execution(
             f"{option}={getattr(options, option)!r} needs a native plan, which cannot be used: {against}; {fitting}"
         )
     as_plan = Decision("execution", "plan", "the model's forward runs as one native call per step")
-    decisions.append(Decision("execution", "eager", against) if against else as_plan)
+    if gpu_kernels != "off":
+        kernels = "Triton kernels" if gpu_kernels == "triton" else "PyTorch"
+        as_plan = Decision("execution", "device plan", f"{kernels} on static memory, captured as graphs on a GPU")
+    decisions.append(Decision("execution", "eager", against) if against and gpu_kernels == "off" else as_plan)
     return against is None
 
 
@@ -222,16 +244,15 @@ def _resolve_kv_dtype(options: EngineOptions, dtype: str, decisions: list[Decisi
     return kv_dtype
 
 
-def _resolve_block_size(options: EngineOptions, device: str, model: ModelConfig, decisions: list[Decision]) -> int:
-    default = CPU_BLOCK_SIZE if device == "cpu" else GPU_BLOCK_SIZE
+def _resolve_block_size(options: EngineOptions, model: ModelConfig, decisions: list[Decision]) -> int:
     # The KV type is not decided yet, since plans and thus types depend on the block size: 16 bit unless chosen.
     dtype = canonical_dtype(options.dtype) if options.kv_cache_dtype == "auto" else canonical_kv_dtype(options)
     specs = [spec.stored_as(KV_DTYPES[dtype or "bfloat16"], 0) for spec in all_cache_specs(model)]
-    block_size, reason = fit_block_size(specs, default), f"default on {device.split(':')[0]}"
+    block_size, reason = fit_block_size(specs, DEFAULT_BLOCK_SIZE), "default"
     if options.block_size is not None:
         block_size, reason = options.block_size, "chosen"
-    elif block_size != default:
-        reason = f"blocks of {default} tokens would leave most of a page that holds recurrent state empty"
+    elif block_size != DEFAULT_BLOCK_SIZE:
+        reason = f"blocks of {DEFAULT_BLOCK_SIZE} tokens would leave most of a page that holds recurrent state empty"
     decisions.append(Decision("block_size", str(block_size), reason))
     return block_size
 

@@ -37,7 +37,7 @@ COMPUTED_DEFAULTS = {
     "draft_model": "none",
     "weight_cache_bytes": "half of the free disk space",
     "max_model_len": "the model's context, at most 8192 and what fits in memory",
-    "block_size": "32 on a CPU, 16 on a GPU",
+    "block_size": "32",
     "kv_cache_memory_bytes": "computed",
     "num_blocks_override": "computed from kv_cache_memory_bytes",
     "kv_disk": "none",

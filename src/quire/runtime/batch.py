@@ -68,26 +68,32 @@ class RequestStates:
         tokens: [rows, max_model_len + 1 + MAX_AHEAD] int32; row r holds the known tokens of the request with that row.
         block_tables: [groups, rows, max_blocks] int32; entries after a table's end are stale but valid block ids.
         by_id: the record of each request.
+        table_changes: entries of `block_tables` that changed, for a device that has a copy; None: nobody has.
 
     The arrays are zero pages until used, so rows that no request needs cost nothing.
     """
 
-    def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int, num_groups: int) -> None:
+    def __init__(
+        self, *, max_num_seqs: int, max_model_len: int, block_size: int, num_groups: int, has_copy: bool = False
+    ) -> None:
+        """`has_copy`: a device has a copy of the block tables."""
         max_blocks = -(-max_model_len // block_size) + 1
         num_columns = max_model_len + 1 + MAX_AHEAD
         self.tokens: NDArray[np.int32] = np.zeros((max_num_seqs, num_columns), np.int32)
         self.block_tables: NDArray[np.int32] = np.zeros((num_groups, max_num_seqs, max_blocks), np.int32)
         self.by_id: dict[str, RequestState] = {}
+        self.table_changes: list[tuple[int, tuple[int, ...]]] | None = [] if has_copy else None
         self._free_rows = list(range(max_num_seqs))[::-1]
 
     @classmethod
-    def of(cls, config: SchedulerConfig) -> "RequestStates":
+    def of(cls, config: SchedulerConfig, *, has_copy: bool = False) -> "RequestStates":
         """Return room for the requests of a configuration."""
         return cls(
             max_num_seqs=config.max_num_seqs,
             max_model_len=config.max_model_len,
             block_size=config.block_size,
             num_groups=len(config.kv_cache_groups),
+            has_copy=has_copy,
         )
 
     def __getitem__(self, request_id: str) -> RequestState:
@@ -122,6 +128,13 @@ class RequestStates:
         else:
             sampling.num_tokens += 1
 
+    def take_table_changes(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return the places in the flattened `block_tables` that changed since the last call, each once, and their
+        values."""
+        changes, self.table_changes = self.table_changes or [], []
+        by_place = {place + index: value for place, ids in changes for index, value in enumerate(ids)}
+        return np.array(list(by_place), np.int32), np.array(list(by_place.values()), np.int32)
+
     def _add(self, new: NewRequest) -> None:
         if new.request_id in self.by_id:
             raise EngineError(f"request {new.request_id!r} was announced twice")
@@ -143,6 +156,9 @@ class RequestStates:
             if update.block_ids:
                 stop = update.start + len(update.block_ids)
                 self.block_tables[group_index, state.row, update.start : stop] = update.block_ids
+                if self.table_changes is not None:
+                    place = (group_index * self.block_tables.shape[1] + state.row) * self.block_tables.shape[2]
+                    self.table_changes.append((place + update.start, update.block_ids))
         return state
 
     def _grow(self) -> None:

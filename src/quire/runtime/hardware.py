@@ -123,6 +123,7 @@ def _detect_cuda(index: int) -> Hardware:
         num_threads=count_threads(cgroup_limits().num_cpus),
         name=properties.name,
         num_devices=torch.cuda.device_count() - index,
+        has_triton=find_spec("triton") is not None,
     )
 
 

@@ -76,11 +76,13 @@ class Worker:
         """
         self.config = config
         self.pool = _native.ThreadPool(config.threads_per_rank)
-        self.sampler = make_sampler(config.model.vocab_size, config.device, self.pool, links, grammars)
         self._disk = open_disk_tier(config, checkpoint, links.rank)
         self.adapters: AdapterPool | None = None  # most engines have none, nor drafts: they import neither
         self.forward, self.cache = self._make_forward(checkpoint, progress, links)
-        states, drafter = RequestStates.of(config.scheduler), None
+        # Rows of logits that a device plan does not sample are copied, and sampled as on a CPU.
+        device = config.device if isinstance(self.forward, EagerForward) else "cpu"
+        self.sampler = make_sampler(config.model.vocab_size, device, self.pool, links, grammars)
+        states, drafter = RequestStates.of(config.scheduler, has_copy=config.gpu_kernels != "off"), None
         if config.model.draft is not None:
             from quire.runtime.draft_plan import load_drafter
 
@@ -150,14 +152,33 @@ class Worker:
         if config.options.has_adapters:
             raise UnsupportedModelError(_ADAPTERS_NEED_PLAN)
         torch = require_torch(OP_BY_OP)
-        from quire.runtime.eager import load_model
-
         device = torch.device(config.device)
         torch.set_num_threads(config.threads_per_rank)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        model, cache = load_model(config, checkpoint, progress, links.group or SINGLE), CacheEngine(config, self._disk)
-        return EagerForward(model, cache, config.scheduler.block_size, device, links.group), cache
+        if config.gpu_kernels != "off":
+            from quire.runtime.device.forward import DeviceForward
+            from quire.runtime.device.load import load_device_plan
+
+            cache = CacheEngine(config, self._disk)
+            try:
+                return DeviceForward(load_device_plan(config, checkpoint, cache, progress)), cache
+            except NotTraceableError as error:
+                logger.warning("the model runs op by op, which is slower: a device plan cannot hold %s", error)
+                return self._make_eager(checkpoint, progress, links, cache), cache
+        cache = CacheEngine(config, self._disk)
+        return self._make_eager(checkpoint, progress, links, cache), cache
+
+    def _make_eager(
+        self, checkpoint: Checkpoint, progress: Progress | None, links: Links, cache: CacheEngine
+    ) -> EagerForward:
+        import torch
+
+        from quire.runtime.eager import load_model
+
+        config, device = self.config, torch.device(self.config.device)
+        model = load_model(config, checkpoint, progress, links.group or SINGLE)
+        return EagerForward(model, cache, config.scheduler.block_size, device, links.group)
 
 
 def kv_layers(config: EngineConfig, cache: CacheEngine) -> list[_native.KvLayer]:

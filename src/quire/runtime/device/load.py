@@ -1,0 +1,106 @@
+"""`load_device_plan`: a checkpoint to a device plan and the cache it works on.
+
+Next to read: `plan.py`.
+"""
+
+import math
+
+import torch
+
+from quire.cache_spec import PagedKV
+from quire.config import EngineConfig
+from quire.kernels.tracing import NotTraceableError
+from quire.lazy_torch import on_meta
+from quire.memory_plan import PROMPT_LOGPROB_ROWS
+from quire.runtime.cache_engine import CacheEngine
+from quire.runtime.device.memory import StepMemory
+from quire.runtime.device.ops import KvView
+from quire.runtime.device.plan import DevicePacking, DevicePlan, Functions, step_size
+from quire.runtime.loader import ModelShare, make_share, random_weights
+from quire.runtime.plan.lower import Program, lower
+from quire.runtime.plan.packed_weights import BY_DTYPE
+from quire.runtime.plan.trace import trace_model
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.progress import Progress, ignore_progress
+
+
+def load_device_plan(
+    config: EngineConfig, checkpoint: Checkpoint, cache: CacheEngine, progress: Progress | None = None
+) -> DevicePlan:
+    """Trace the model for a device and read its weights.
+
+    Raises: NotTraceableError before any weight is read, for models that must run op by op; as `make_share`.
+    """
+    device, dtype, scheduler = torch.device(config.device), getattr(torch, config.dtype), config.scheduler
+    with on_meta():
+        share = make_share(config, checkpoint)
+    program = trace_for_device(config, share)
+    layers = device_kv_layers(config, cache)
+    max_logit_rows = max(scheduler.max_num_seqs, PROMPT_LOGPROB_ROWS)
+    step = StepMemory(scheduler, step_size(scheduler.max_num_batched_tokens), step_size(max_logit_rows), device)
+    weights = _Weights(share, dtype, device)
+    plan = DevicePlan(program, weights.by_id, layers, step, dtype, choose_functions(config, step))
+    weights.fill(config, progress or ignore_progress)
+    return plan
+
+
+def trace_for_device(config: EngineConfig, share: ModelShare) -> Program:
+    """Trace a model whose products read rows of the compute type. Raises: NotTraceableError."""
+    traced = trace_model(share.model, config.scheduler.layer_groups)
+    whole = BY_DTYPE[config.dtype]
+    packings = {
+        id(parameter): DevicePacking(((parameter.shape[0], whole),))
+        for parameter in share.parameters.values()
+        if parameter.ndim == 2
+    }
+    return lower(traced, lambda parameter: packings[id(parameter)])
+
+
+def device_kv_layers(config: EngineConfig, cache: CacheEngine) -> list[KvView]:
+    """Each layer's share of the KV pool. In a block the tokens of a head are contiguous: [2, K, B, D].
+
+    Raises: NotTraceableError for a kind of cache that no op of a device reads.
+    """
+    scheduler, views = config.scheduler, list[KvView]()
+    pool: torch.Tensor = cache.pool
+    for layer, group_index in enumerate(cache.layer_groups):
+        spec = scheduler.kv_cache_groups[group_index].spec
+        if not isinstance(spec, PagedKV):
+            raise NotTraceableError(f"a cache of {type(spec).__name__} on a device")
+        shape = 2, spec.num_kv_heads, scheduler.block_size, spec.head_size
+        start = (cache.layer_addresses[layer] - cache.address) // pool.itemsize
+        values = pool[:, start : start + math.prod(shape)].view(len(pool), *shape)
+        views.append(KvView(values.transpose(2, 3), group_index))
+    return views
+
+
+def choose_functions(config: EngineConfig, step: StepMemory) -> Functions:
+    """Return what computes ops in the place of their references."""
+    return {}
+
+
+class _Weights:
+    """A model's parameters on a device: matrices in the compute type, vectors in fp32."""
+
+    def __init__(self, share: ModelShare, dtype: torch.dtype, device: torch.device) -> None:
+        self._share = share
+        self._by_name = {
+            name: torch.zeros(
+                tuple(parameter.shape), dtype=dtype if parameter.ndim == 2 else torch.float32, device=device
+            )
+            for name, parameter in share.parameters.items()
+        }
+        self.by_id = {id(parameter): self._by_name[name] for name, parameter in share.parameters.items()}
+
+    def fill(self, config: EngineConfig, progress: Progress) -> None:
+        """Read the stored tensors, or make random ones."""
+        if config.options.load_format == "dummy":
+            for name, values in random_weights(self._share, config.options.seed):
+                self._by_name[name][: len(values)] = torch.from_numpy(values).to(self._by_name[name].dtype)
+        total, done = sum(item.tensor.num_bytes for item in self._share.placements), 0
+        for item in self._share.placements:
+            values = self._by_name[item.parameter_name]
+            rows = slice(item.first_row, item.first_row + item.tensor.shape[0])
+            values[rows] = item.tensor.to_torch(values.dtype)
+            done += item.tensor.num_bytes
+            progress("loading weights", done, total)
