@@ -121,7 +121,7 @@ def _attend_tile(
         k = tl.load(kv + at[None, :] + dims[:, None])
         v = tl.load(kv + PLANE_STRIDE + at[:, None] + dims[None, :])
     score = tl.dot(q, k.to(q.dtype), input_precision="ieee")
-    if SOFT_CAP:
+    if SOFT_CAP != 0.0:
         # cap · tanh(s / cap), with tanh(x) = 1 - 2 / (e^2x + 1).
         score = SOFT_CAP * (1.0 - 2.0 / (tl.exp2(score * (SCALE * 2.0 / SOFT_CAP * LOG2E)) + 1.0)) * LOG2E
     else:

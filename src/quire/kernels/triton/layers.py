@@ -252,23 +252,29 @@ def linear_row(
     acc = tl.zeros([OUTPUTS, INPUTS], tl.float32)
     acc_up = tl.zeros([OUTPUTS, INPUTS], tl.float32)
     squares = tl.zeros([INPUTS], tl.float32)
-    for begin in tl.static_range(0, IN, INPUTS):
-        k = begin + tl.arange(0, INPUTS)
-        inside = real[:, None] & (k < IN)[None, :]
-        w = tl.load(base + k[None, :], mask=inside, other=0.0)
-        if GATED:
-            w_up = tl.load(base + N * IN + k[None, :], mask=inside, other=0.0)
-        if PDL and begin == 0:
-            # Weights do not depend on the kernel before: the first ones are on their way while it ends.
-            tl.extra.cuda.gdc_wait()
-            tl.extra.cuda.gdc_launch_dependents()
-        row = tl.load(x + k, mask=k < IN, other=0.0).to(tl.float32)
+    # Weights are read one tile ahead: they do not depend on the kernel before, which may still run.
+    k = tl.arange(0, INPUTS)
+    inside = real[:, None] & (k < IN)[None, :]
+    w = tl.load(base + k[None, :], mask=inside, other=0.0)
+    w_up = tl.load(base + N * IN + k[None, :], mask=inside, other=0.0) if GATED else w
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    for begin in range(0, IN, INPUTS):
+        at = begin + k
+        row = tl.load(x + at, mask=at < IN, other=0.0).to(tl.float32)
+        ahead = at + INPUTS
+        inside = real[:, None] & (ahead < IN)[None, :]
+        next_w = tl.load(base + ahead[None, :], mask=inside, other=0.0)
         if NORMED:
             squares += row * row
-            row *= tl.load(norm + k, mask=k < IN, other=0.0).to(tl.float32)
+            row *= tl.load(norm + at, mask=at < IN, other=0.0).to(tl.float32)
         acc += w.to(tl.float32) * row[None, :]
+        w = next_w
         if GATED:
+            next_up = tl.load(base + N * IN + ahead[None, :], mask=inside, other=0.0)
             acc_up += w_up.to(tl.float32) * row[None, :]
+            w_up = next_up
     value = tl.sum(acc, 1)
     factor = tl.rsqrt(tl.sum(squares, 0) / IN + EPSILON) if NORMED else 1.0
     value *= factor

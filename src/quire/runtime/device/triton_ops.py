@@ -103,7 +103,7 @@ class TritonOps:
         self.num_launches += 1
         if constants.get("PDL"):
             constants["launch_pdl"] = True
-        kernel[grid](*tensors, num_warps=num_warps, num_stages=stages, **constants)
+        kernel[grid](*tensors, num_warps=num_warps, num_stages=stages, enable_fp_fusion=True, **constants)
 
     # --- The start of a step --------------------------------------------------------------------
 
@@ -447,7 +447,7 @@ class TritonOps:
             )
 
         if step.has_prompts:
-            none = {**splits, "SPLIT": 0}
+            none = {"SPLIT": 0, "MAX_SPLITS": 1, "DOUBLINGS": 0}
             launch(lists.tile_request, lists.tile_query, lists.num_tiles, prompt, num_rows, **none)
         if step.has_decodes:
             tile = self.tiles.of_decodes(size, item_bytes, step.max_queries * group_size)
