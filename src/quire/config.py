@@ -159,7 +159,7 @@ class EngineOptions:
     lora_bytes: int = option(1 << 30, "most bytes of adapters in memory; others are read again when asked for")
     gpu_kernels: str = option(
         "auto",
-        "what computes a model's plan on a GPU: triton, or PyTorch alone (reference); auto is triton where the card can;"
+        "what computes a plan on a GPU: triton, or PyTorch alone (reference); auto is triton where the card can;"
         " on a CPU both are for tests",
         choices=("auto", "triton", "reference"),
     )

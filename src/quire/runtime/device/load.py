@@ -23,6 +23,9 @@ from quire.runtime.plan.trace import trace_model
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.progress import Progress, ignore_progress
 
+MAX_HOST_RANDOM = 1 << 25
+"""Parameters that the host makes at random; more of them would take it seconds."""
+
 
 def load_device_plan(
     config: EngineConfig, checkpoint: Checkpoint, cache: CacheEngine, progress: Progress | None = None
@@ -95,8 +98,7 @@ class _Weights:
     def fill(self, config: EngineConfig, progress: Progress) -> None:
         """Read the stored tensors, or make random ones."""
         if config.options.load_format == "dummy":
-            for name, values in random_weights(self._share, config.options.seed):
-                self._by_name[name][: len(values)] = torch.from_numpy(values).to(self._by_name[name].dtype)
+            self._make_random(config.options.seed)
         total, done = sum(item.tensor.num_bytes for item in self._share.placements), 0
         for item in self._share.placements:
             values = self._by_name[item.parameter_name]
@@ -104,3 +106,16 @@ class _Weights:
             values[rows] = item.tensor.to_torch(values.dtype)
             done += item.tensor.num_bytes
             progress("loading weights", done, total)
+
+    def _make_random(self, seed: int) -> None:
+        """Fill all parameters: the values of a small model are those that it has on a CPU, others the device makes."""
+        if sum(values.numel() for values in self._by_name.values()) <= MAX_HOST_RANDOM:
+            for name, values in random_weights(self._share, seed):
+                self._by_name[name][: len(values)] = torch.from_numpy(values).to(self._by_name[name].dtype)
+            return
+        torch.manual_seed(seed)
+        for name, parameter in self._by_name.items():
+            if parameter.ndim == 2:
+                parameter.normal_(std=parameter.shape[1] ** -0.5)
+            else:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)

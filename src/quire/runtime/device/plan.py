@@ -205,7 +205,7 @@ def step_size(number: int) -> int:
     """Return the size of the captured steps that hold so many rows: padding is at most a sixteenth beyond 128 rows."""
     if number <= 8:
         return 1 << max(number - 1, 0).bit_length()
-    grain = max(8, 1 << (number - 1).bit_length() - 5)
+    grain = max(8, 1 << max((number - 1).bit_length() - 5, 0))
     return -(-number // grain) * grain
 
 
@@ -215,6 +215,9 @@ class Steps:
     The first run loads what a capture may not load: compiled kernels and cuBLAS's. Without a card the calls are made
     each time, under a guard that fails where a graph could not be captured.
     """
+
+    captures = True
+    """False: each step makes its calls, as benchmarks ask for."""
 
     def __init__(self, calls: list[Callable[[], None]], pool: Any) -> None:
         """`pool`: the memory that all graphs share for what their calls allocate; None without a card."""
@@ -228,7 +231,7 @@ class Steps:
                 self._make_calls()
             return
         self._num_runs += 1
-        if self._num_runs == 1:
+        if self._num_runs == 1 or not self.captures:
             self._make_calls()
             return
         if self._graph is None:
