@@ -7,7 +7,7 @@ import math
 
 import torch
 
-from quire.cache_spec import PagedKV
+from quire.cache_spec import LatentKV, PagedKV
 from quire.config import EngineConfig
 from quire.kernels.tracing import NotTraceableError
 from quire.lazy_torch import on_meta
@@ -68,12 +68,15 @@ def device_kv_layers(config: EngineConfig, cache: CacheEngine) -> list[KvView]:
     pool: torch.Tensor = cache.pool
     for layer, group_index in enumerate(cache.layer_groups):
         spec = scheduler.kv_cache_groups[group_index].spec
-        if not isinstance(spec, PagedKV):
+        if isinstance(spec, PagedKV):
+            shape: tuple[int, ...] = (2, spec.num_kv_heads, scheduler.block_size, spec.head_size)
+        elif isinstance(spec, LatentKV):
+            shape = spec.view_shape(scheduler.block_size)
+        else:
             raise NotTraceableError(f"a cache of {type(spec).__name__} on a device")
-        shape = 2, spec.num_kv_heads, scheduler.block_size, spec.head_size
         start = (cache.layer_addresses[layer] - cache.address) // pool.itemsize
         values = pool[:, start : start + math.prod(shape)].view(len(pool), *shape)
-        views.append(KvView(values.transpose(2, 3), group_index))
+        views.append(KvView(values.transpose(2, 3) if isinstance(spec, PagedKV) else values, group_index))
     return views
 
 

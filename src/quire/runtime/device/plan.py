@@ -260,6 +260,8 @@ class HostReadGuard(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Raises: AssertionError."""
-        if any(name in str(func) for name in self.FORBIDDEN):
+        masks = args[1] if str(func).startswith("aten.index") and isinstance(args[1], list | tuple) else ()
+        is_masked = any(mask is not None and mask.dtype == torch.bool for mask in masks)
+        if is_masked or any(name in str(func) for name in self.FORBIDDEN):
             raise AssertionError(f"{func} in a step that a graph must be able to capture")
         return func(*args, **(kwargs or {}))
