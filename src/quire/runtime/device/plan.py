@@ -227,7 +227,7 @@ class Steps:
     def run(self) -> None:
         """Launch one step."""
         if self._pool is None:
-            with HostReadGuard():
+            with HostReadGuard():  # type: ignore[no-untyped-call]  # its base has no annotations
                 self._make_calls()
             return
         self._num_runs += 1
