@@ -72,16 +72,31 @@ def device_kv_layers(config: EngineConfig, cache: CacheEngine) -> list[KvView]:
             shape: tuple[int, ...] = (2, spec.num_kv_heads, scheduler.block_size, spec.head_size)
         elif isinstance(spec, LatentKV):
             shape = spec.view_shape(scheduler.block_size)
+        elif config.gpu_kernels == "triton":
+            views.append(KvView(_states(config, cache, layer), group_index))
+            continue
         else:
-            raise NotTraceableError(f"a cache of {type(spec).__name__} on a device")
+            raise NotTraceableError(f"a cache of {type(spec).__name__} on a device without Triton")
         start = (cache.layer_addresses[layer] - cache.address) // pool.itemsize
         values = pool[:, start : start + math.prod(shape)].view(len(pool), *shape)
         views.append(KvView(values.transpose(2, 3) if isinstance(spec, PagedKV) else values, group_index))
     return views
 
 
+def _states(config: EngineConfig, cache: CacheEngine, layer: int) -> torch.Tensor:
+    """Return a layer's recurrent states as fp32 values. Shapes: -> [N, values of a page]."""
+    spec = config.scheduler.kv_cache_groups[cache.layer_groups[layer]].spec
+    start = cache.layer_addresses[layer] - cache.address
+    pages = torch.as_tensor(cache.memory)[:, start : start + spec.block_bytes(config.scheduler.block_size)]
+    return pages.view(torch.float32)
+
+
 def choose_functions(config: EngineConfig, step: StepMemory) -> Functions:
     """Return what computes ops in the place of their references."""
+    if config.gpu_kernels == "triton":
+        from quire.kernels.triton import recurrence
+
+        return {"causal_conv": recurrence.causal_conv, "recurrence": recurrence.recurrence}
     return {}
 
 

@@ -161,11 +161,13 @@ class _Emitter:
 
     def push(self, op: str, **values: Any) -> None:
         values.pop("parts", None)
-        if op not in OPS:
+        reference = OPS.get(op)
+        function = self._functions.get(op, reference and reference.function)
+        if function is None:
             raise NotTraceableError(f"the operation {op} on a device")
         given = {name: self._value(value) for name, value in values.items()}
-        function = self._functions.get(op, OPS[op].function)
-        self._calls.append(Call(op, function, given, OPS[op].launches + bool(given.get("gated"))))
+        launches = 1 if reference is None else reference.launches
+        self._calls.append(Call(op, function, given, launches + bool(given.get("gated"))))
 
     def _value(self, value: Any) -> Any:
         if isinstance(value, Buffer | Columns):
