@@ -337,7 +337,8 @@ def ablation(report: Report) -> None:
             _bench(report, llm, "without graphs")
     finally:
         device_plan.Steps.captures = captures
-    with _engine(report, "0.6B", gpu_kernels="reference", max_num_seqs=32 if report.on_card else 8) as llm:
+    small = {"max_model_len": 512, "max_num_seqs": 32, "max_num_batched_tokens": 256} if report.on_card else {}
+    with _engine(report, "0.6B", gpu_kernels="reference", **small) as llm:
         number = 32 if report.on_card else 4
         seconds = _generate(llm, [256 if report.on_card else 20] * number, [32] * number)
         report.note("PyTorch's functions", streams=number, tok_per_s=32 * number / seconds)

@@ -117,8 +117,8 @@ def test_execution(hardware: Hardware, options: dict[str, Any], is_plan: bool, k
     ("hardware", "options", "kernels"),
     [
         (replace(GPU, has_triton=True), {}, "triton"),
-        (GPU, {}, "reference"),
-        (replace(OLD_GPU, has_triton=True), {}, "reference"),
+        (GPU, {}, "off"),
+        (replace(OLD_GPU, has_triton=True), {}, "off"),
         (replace(GPU, has_triton=True), {"gpu_kernels": "reference"}, "reference"),
         (CPU, {"gpu_kernels": "reference"}, "reference"),
         (replace(GPU, num_devices=2), {"tensor_parallel_size": 2}, "off"),
