@@ -159,8 +159,8 @@ class EngineOptions:
     lora_bytes: int = option(1 << 30, "most bytes of adapters in memory; others are read again when asked for")
     gpu_kernels: str = option(
         "auto",
-        "what computes a plan on a GPU: triton, which auto is where the card can, or reference, PyTorch's own functions,"
-        " for tests",
+        "what computes a plan on a GPU: triton, which auto is where the card can, or reference, PyTorch's functions, for"
+        " tests",
         choices=("auto", "triton", "reference"),
     )
     enforce_eager: bool = option(False, "run the model op by op in PyTorch, not as a plan", group="debug")

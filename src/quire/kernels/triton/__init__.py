@@ -1,1 +1,1 @@
-"""Kernels for GPUs, in Triton: one module per group of operations, compiled at start, run in the interpreter by tests."""
+"""Kernels for GPUs, in Triton: one module per group of operations, compiled at start, interpreted by tests."""
