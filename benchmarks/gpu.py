@@ -1,4 +1,4 @@
-"""What a GPU must show, in one run of a few minutes: PyTorch, Triton and Quire, random weights, nothing to download.
+"""Speed and right answers of a GPU, in one run of a few minutes: random weights, nothing to download.
 
     python -m benchmarks.gpu [--minutes 8] [--out FILE] [--only STAGE,STAGE] [--device cuda]
 

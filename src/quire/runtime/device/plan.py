@@ -43,8 +43,8 @@ class RowsView:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One op of a plan. `launches`: kernels on a card."""
+class DeviceCall:
+    """An op of a plan with its values. `launches`: kernels on a card."""
 
     name: str
     function: Callable[..., None]
@@ -60,7 +60,7 @@ class Call:
 
 
 Functions = Mapping[str, Callable[..., None]]
-"""What computes an op in the place of its reference, by the op's name."""
+"""Functions in the place of references, by the op's name."""
 
 
 class DevicePlan:
@@ -82,7 +82,7 @@ class DevicePlan:
     ) -> None:
         """`weights`: by the id of the parameter. Raises: NotTraceableError for an op that is not in the table."""
         self.step = step
-        to = _Emitter(weights, kv_layers, step, dtype, functions)
+        to = DeviceEmitter(weights, kv_layers, step, dtype, functions)
         to.allocate(place_buffers(program.body, program.hidden), len(step.given))
         self.body = to.emit(program.body)
         self.hidden = to.tensor(program.hidden)
@@ -113,15 +113,15 @@ class DevicePlan:
             )
         self._heads[num_rows].run()
 
-    def _of_head(self, call: Call) -> Call:
+    def _of_head(self, call: DeviceCall) -> DeviceCall:
         """Its first call reads rows of the hidden states anywhere in the step."""
         if not call.values.get("from_logit_rows"):
             return call
-        return Call(call.name, call.function, {**call.values, "x": call.values["x"].whole}, call.launches)
+        return DeviceCall(call.name, call.function, {**call.values, "x": call.values["x"].whole}, call.launches)
 
 
-class _Emitter:
-    """An `Emitter` (`kernels/instruction.py`) that makes `Call`s."""
+class DeviceEmitter:
+    """An `Emitter` (`kernels/instruction.py`) that makes `DeviceCall`s."""
 
     def __init__(
         self,
@@ -134,10 +134,10 @@ class _Emitter:
         self._weights, self._kv_layers, self._step = weights, kv_layers, step
         self._dtype, self._functions = dtype, functions
         self._rows: dict[Buffer, torch.Tensor] = {}
-        self._calls: list[Call] = []
+        self._calls: list[DeviceCall] = []
         self._parameter_types = parameter_types()
 
-    def emit(self, instructions: Sequence[Instruction]) -> list[Call]:
+    def emit(self, instructions: Sequence[Instruction]) -> list[DeviceCall]:
         """Return the calls of these instructions."""
         self._calls = []
         for instruction in instructions:
@@ -167,7 +167,7 @@ class _Emitter:
             raise NotTraceableError(f"the operation {op} on a device")
         given = {name: self._value(value) for name, value in values.items()}
         launches = 1 if reference is None else reference.launches
-        self._calls.append(Call(op, function, given, launches + bool(given.get("gated"))))
+        self._calls.append(DeviceCall(op, function, given, launches + bool(given.get("gated"))))
 
     def _value(self, value: Any) -> Any:
         if isinstance(value, Buffer | Columns):
