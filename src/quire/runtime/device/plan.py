@@ -204,7 +204,7 @@ class DeviceEmitter:
 
 
 def step_size(number: int) -> int:
-    """Return the size of the captured steps that hold so many rows: padding is at most a sixteenth beyond 128 rows."""
+    """Return the size of the captured steps that hold these rows: padding is at most a sixteenth beyond 128 rows."""
     if number <= 8:
         return 1 << max(number - 1, 0).bit_length()
     grain = max(8, 1 << max((number - 1).bit_length() - 5, 0))
