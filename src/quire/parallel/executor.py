@@ -13,7 +13,6 @@ from quire.adapter import Adapter
 from quire.config import EngineConfig
 from quire.errors import EngineDeadError
 from quire.grammar.compiler import GrammarCompiler
-from quire.runtime.model_runner import ModelRunner
 from quire.runtime.worker import Worker
 from quire.types import SchedulerOutput, StepResult
 from quire.weights.checkpoint import Checkpoint
@@ -99,25 +98,22 @@ class InProcessExecutor:
         return set() if self._worker is None else self._worker.cache.stored_blocks
 
     def submit(self, output: SchedulerOutput) -> None:
-        """See `Executor`. On a CPU the step is computed by `collect`. Raises EngineDeadError after `shutdown`."""
+        """See `Executor`. On a CPU the step is computed by `collect`."""
         log_step(output)
         if output.forgets_all:
             self._launched.clear()
-        self._launched.append(self._runner.launch(output))
+        if self._worker is not None:
+            self._launched.append(self._worker.runner.launch(output))
 
     def collect(self) -> StepResult:
         """See `Executor`. Raises EngineDeadError after `shutdown`."""
+        if self._worker is None:
+            raise EngineDeadError("the executor was shut down; build a new engine")
         try:
-            return self._runner.finish(self._launched.popleft())
+            return self._worker.runner.finish(self._launched.popleft())
         except BaseException:
             self._launched.clear()  # the steps behind a lost one are lost too
             raise
-
-    @property
-    def _runner(self) -> ModelRunner:
-        if self._worker is None:
-            raise EngineDeadError("the executor was shut down; build a new engine")
-        return self._worker.runner
 
     def read_adapters(self, wanted: Sequence[Adapter], wait_s: float) -> set[str]:
         """See `Executor`."""
