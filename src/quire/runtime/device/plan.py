@@ -69,6 +69,7 @@ class DevicePlan:
     Attributes:
         step: what a step is made of. body, head: the calls.
         hidden: fp32 [max_tokens, E]; logits: fp32 [max_logit_rows, V].
+        graph_pool: memory that all graphs share; None without a card.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class DevicePlan:
         self.logits = to.tensor(program.logits)
         self._steps: dict[int, Steps] = {}
         self._heads: dict[int, Steps] = {}
-        self._pool = torch.cuda.graph_pool_handle() if step.device.type == "cuda" else None
+        self.graph_pool = torch.cuda.graph_pool_handle() if step.device.type == "cuda" else None
 
     @property
     def num_launches(self) -> int:
@@ -102,14 +103,14 @@ class DevicePlan:
         """Compute the hidden states of the step that `step` describes. `num_rows`: its size, padding included."""
         if num_rows not in self._steps:
             calls = [call.bind(self.step, num_rows) for call in self.body]
-            self._steps[num_rows] = Steps([lambda: self.step.gather(num_rows), *calls], self._pool)
+            self._steps[num_rows] = Steps([lambda: self.step.gather(num_rows), *calls], self.graph_pool)
         self._steps[num_rows].run()
 
     def run_head(self, num_rows: int) -> None:
         """Compute the logits of the step's first `num_rows` logit rows."""
         if num_rows not in self._heads:
             self._heads[num_rows] = Steps(
-                [self._of_head(call).bind(self.step, num_rows) for call in self.head], self._pool
+                [self._of_head(call).bind(self.step, num_rows) for call in self.head], self.graph_pool
             )
         self._heads[num_rows].run()
 
