@@ -7,7 +7,7 @@ Next to read: `load.py`, which makes it, and `forward.py`, which runs it.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -63,6 +63,21 @@ Functions = Mapping[str, Callable[..., None]]
 """Functions in the place of references, by the op's name."""
 
 
+class Kernels(Protocol):
+    """Functions of a plan in the places of references: `TritonOps`."""
+
+    functions: Functions
+
+    def prepare(self, calls: Sequence[DeviceCall]) -> None:
+        """Allocate the scratch memory of these calls."""
+
+    def gather(self, num_rows: int) -> None:
+        """Begin a step, as `StepMemory.gather`."""
+
+    def fuse(self, calls: Sequence[DeviceCall]) -> list[DeviceCall]:
+        """Return the calls of a step of one row."""
+
+
 class DevicePlan:
     """A program's calls and the static memory they work in.
 
@@ -79,18 +94,23 @@ class DevicePlan:
         kv_layers: Sequence[KvView],
         step: StepMemory,
         dtype: torch.dtype,
-        functions: Functions,
+        kernels: Kernels | None = None,
     ) -> None:
-        """`weights`: by the id of the parameter. Raises: NotTraceableError for an op that is not in the table."""
-        self.step = step
-        to = DeviceEmitter(weights, kv_layers, step, dtype, functions)
+        """`weights`: by the id of the parameter. `kernels`: None: references alone.
+
+        Raises: NotTraceableError for an op that is not in the table.
+        """
+        self.step, self.kernels = step, kernels
+        to = DeviceEmitter(weights, kv_layers, step, dtype, {} if kernels is None else kernels.functions)
         to.allocate(place_buffers(program.body, program.hidden), len(step.given))
         self.body = to.emit(program.body)
         self.hidden = to.tensor(program.hidden)
         to.allocate(place_buffers(program.head, program.logits, (program.hidden,)), len(step.logit_rows))
         self.head = to.emit(program.head)
         self.logits = to.tensor(program.logits)
-        self._steps: dict[int, Steps] = {}
+        if kernels is not None:
+            kernels.prepare([*self.body, *self.head])
+        self._steps: dict[tuple[int, bool, bool], Steps] = {}
         self._heads: dict[int, Steps] = {}
         self.graph_pool = torch.cuda.graph_pool_handle() if step.device.type == "cuda" else None
 
@@ -101,10 +121,15 @@ class DevicePlan:
 
     def run_body(self, num_rows: int) -> None:
         """Compute the hidden states of the step that `step` describes. `num_rows`: its size, padding included."""
-        if num_rows not in self._steps:
-            calls = [call.bind(self.step, num_rows) for call in self.body]
-            self._steps[num_rows] = Steps([lambda: self.step.gather(num_rows), *calls], self.graph_pool)
-        self._steps[num_rows].run()
+        key = num_rows, self.step.has_decodes, self.step.has_prompts
+        if key not in self._steps:
+            gather, body = self.step.gather, self.body
+            if self.kernels is not None:
+                gather = self.kernels.gather
+                body = self.kernels.fuse(body) if num_rows == 1 else body
+            calls = [call.bind(self.step, num_rows) for call in body]
+            self._steps[key] = Steps([lambda: gather(num_rows), *calls], self.graph_pool)
+        self._steps[key].run()
 
     def run_head(self, num_rows: int) -> None:
         """Compute the logits of the step's first `num_rows` logit rows."""
