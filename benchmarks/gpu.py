@@ -164,7 +164,7 @@ def equal(report: Report) -> None:
     unequal, number, largest = [], 0, 0.0
     for model_type, configs in sorted(TINY_CONFIGS.items()):
         for name, fields in configs.items():
-            if report.left_s < 60:
+            if report.left_s < 20:
                 break
             kinds = ["reference"] + ["triton"] * (name == next(iter(configs)) and model_type in _WITH_TRITON)
             with _folder(full_config(model_type, fields)) as folder:
