@@ -16,7 +16,7 @@ from quire.memory_plan import (
     bytes_beside,
     engine_bytes,
 )
-from quire.resolve import CPU_BLOCK_SIZE, resolve
+from quire.resolve import DEFAULT_BLOCK_SIZE, resolve
 
 GIB = 2**30
 CPU = Hardware("cpu", 64 * GIB, 48 * GIB, has_fast_bfloat16=True, num_threads=8, name="a CPU")
@@ -66,8 +66,8 @@ def follow_advice(error: str, options: dict[str, Any], hardware: Hardware, model
         (CPU, {"enforce_eager": True}, "bfloat16", "bfloat16", 32),
         (OLD_CPU, {"enforce_eager": True}, "float32", "float32", 32),
         (OLD_CPU, {"block_size": 24}, "float32", "float32", 24),
-        (GPU, {}, "bfloat16", "bfloat16", 16),
-        (OLD_GPU, {}, "float16", "float16", 16),
+        (GPU, {}, "bfloat16", "bfloat16", 32),
+        (OLD_GPU, {}, "float16", "float16", 32),
         (CPU, {"dtype": "float32"}, "float32", "float32", 32),
         (CPU, {"dtype": "half"}, "float16", "float16", 32),
         (OLD_CPU, {"dtype": "bfloat16"}, "bfloat16", "bfloat16", 32),
@@ -102,15 +102,34 @@ def test_types_and_block_size(
         (CPU, {"enforce_eager": True}, False, False, "enforce_eager"),
         (CPU, {"block_size": 8}, False, False, "multiple of 16"),
         (CPU, {"block_size": 48}, True, True, "native"),
-        (GPU, {}, False, False, "GPU"),
+        (GPU, {"enforce_eager": True}, False, False, "a GPU computes"),
     ],
 )
 def test_execution(hardware: Hardware, options: dict[str, Any], is_plan: bool, keeps_stored: bool, words: str) -> None:
     config = resolved(hardware, **options)
-    assert (config.uses_plan, config.keeps_stored_weights) == (is_plan, keeps_stored)
+    assert (config.uses_plan, config.keeps_stored_weights, config.gpu_kernels) == (is_plan, keeps_stored, "off")
     (decision,) = (decision for decision in config.decisions if decision.name == "execution")
     assert decision.value == ("plan" if is_plan else "eager")
     assert words in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("hardware", "options", "kernels"),
+    [
+        (replace(GPU, has_triton=True), {}, "triton"),
+        (GPU, {}, "off"),
+        (replace(OLD_GPU, has_triton=True), {}, "off"),
+        (replace(GPU, has_triton=True), {"gpu_kernels": "reference"}, "reference"),
+        (CPU, {"gpu_kernels": "reference"}, "reference"),
+        (replace(GPU, num_devices=2), {"tensor_parallel_size": 2}, "off"),
+        (CPU, {}, "off"),
+    ],
+)
+def test_kernels_of_a_device_plan(hardware: Hardware, options: dict[str, Any], kernels: str) -> None:
+    config = resolved(hardware, **options)
+    assert config.gpu_kernels == kernels
+    (decision,) = (decision for decision in config.decisions if decision.name == "execution")
+    assert (decision.value == "device plan") == (kernels != "off")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +141,7 @@ def test_execution(hardware: Hardware, options: dict[str, Any], is_plan: bool, k
     [
         (CPU, {"enforce_eager": True}, "enforce_eager was chosen"),
         (CPU, {"block_size": 8}, "a multiple of 16 tokens"),
-        (GPU, {}, "on a GPU"),
+        (GPU, {}, "a GPU computes"),
     ],
 )
 def test_what_needs_a_plan_says_why_there_is_none(
@@ -201,7 +220,7 @@ def test_default_kv_memory_says_which_requests_it_holds_and_how_to_get_more() ->
 
 
 def test_gpu_blocks_fill_the_utilisation() -> None:
-    block_bytes = BLOCK_BYTES // 2
+    block_bytes = BLOCK_BYTES
     most = resolved(GPU).scheduler.num_blocks * block_bytes
     half = resolved(GPU, gpu_memory_utilization=0.45).scheduler.num_blocks * block_bytes
     assert 0.8 * 72 * GIB < most < 72 * GIB - 270_000_000
@@ -284,8 +303,8 @@ def test_copies_of_parameters_count_as_memory() -> None:
 def test_models_with_states_get_larger_blocks() -> None:
     model = replace(MODEL, cache_specs=(*FULL[:8], *[RecurrentState(2**20)] * 24))
     config = resolved(model=model)
-    assert config.scheduler.block_size % CPU_BLOCK_SIZE == 0
-    assert config.scheduler.block_size > CPU_BLOCK_SIZE
+    assert config.scheduler.block_size % DEFAULT_BLOCK_SIZE == 0
+    assert config.scheduler.block_size > DEFAULT_BLOCK_SIZE
     assert "recurrent state" in reason(config, "block_size")
     assert resolved(model=model, block_size=64).scheduler.block_size == 64
 
@@ -293,7 +312,7 @@ def test_models_with_states_get_larger_blocks() -> None:
 @pytest.mark.parametrize("blocks", [2, 3, 10, 100])
 def test_automatic_length_shrinks_to_the_pool(blocks: int) -> None:
     config = resolved(num_blocks_override=blocks)
-    assert config.scheduler.max_model_len == (blocks - 1) * CPU_BLOCK_SIZE
+    assert config.scheduler.max_model_len == (blocks - 1) * DEFAULT_BLOCK_SIZE
     assert str(blocks) in reason(config, "max_model_len")
     assert "8192" in reason(config, "max_model_len")
 
@@ -344,7 +363,7 @@ TINIER_CPU = cpu(base=OLD_CPU, left_bytes=100_000_000)
         (CPU, {"max_model_len": 8193}, ConfigError, ["8193", "--max-model-len 8192"]),
         (CPU, {"max_num_seqs": 9, "max_num_batched_tokens": 8}, ConfigError, ["--max-num-seqs 8"]),
         (CPU, {"pipeline_parallel_size": 2, "block_size": 8}, ConfigError, ["of 16 tokens", "--pipeline-parallel-s"]),
-        (GPU, {"pipeline_parallel_size": 2}, ConfigError, ["on a GPU", "--pipeline-parallel-size 1"]),
+        (GPU, {"pipeline_parallel_size": 2}, ConfigError, ["a GPU computes", "--pipeline-parallel-size 1"]),
         (replace(GPU, num_devices=2), {"tensor_parallel_size": 3}, ConfigError, ["2 GPUs", "--tensor-parallel-size 2"]),
         (GPU, {"tensor_parallel_size": 2}, ConfigError, ["1 GPU from cuda:0 on", "--tensor-parallel-size 1"]),
         (
@@ -555,7 +574,7 @@ def test_amx_tiles_are_used_unless_batch_invariance_was_chosen(
         (CPU, {"swap_space": 0}, 0, "chosen"),
         (CPU, {"preemption_mode": "recompute"}, 0, "chosen"),
         (CPU, {"enable_prefix_caching": False}, 0, "by their prefix"),
-        (GPU, {}, 4 * GIB // (BLOCK_BYTES // 2), "at most 4 GiB"),
+        (GPU, {}, 4 * GIB // BLOCK_BYTES, "at most 4 GiB"),
     ],
 )
 def test_host_memory_for_preempted_requests(

@@ -69,12 +69,17 @@ def step_tokens(options: EngineOptions, decisions: list[Decision]) -> int:
     return budget
 
 
-def decode_iterations(options: EngineOptions, decisions: list[Decision]) -> int:
+def decode_iterations(options: EngineOptions, decisions: list[Decision], *, has_device_plan: bool = False) -> int:
     """Return the most decode iterations of a step. Mutates: decisions."""
-    if options.pipeline_parallel_size == 1 or options.multi_step_decode == 1:
+    reasons = {
+        "the first stage of a pipeline needs a token before it can compute the next": options.pipeline_parallel_size
+        > 1,
+        "the next step is launched before the tokens of this one are known": has_device_plan,
+    }
+    against = next((reason for reason, holds in reasons.items() if holds), None)
+    if against is None or options.multi_step_decode == 1:
         return options.multi_step_decode
-    reason = "the first stage of a pipeline needs a token before it can compute the next"
-    decisions.append(Decision("multi_step_decode", "1", reason))
+    decisions.append(Decision("multi_step_decode", "1", against))
     return 1
 
 

@@ -99,7 +99,7 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
         long_prefill_token_threshold=_resolve_long_threshold(options, shape.max_num_batched_tokens, decisions),
         prefill_tokens_per_decode=_resolve_prefill_share(options, device, decisions),
         pipeline_stages=options.pipeline_parallel_size,
-        multi_step_decode=decode_iterations(options, decisions),
+        multi_step_decode=decode_iterations(options, decisions, has_device_plan=gpu_kernels != "off"),
         policy=options.scheduling_policy,
         sjf_ageing_tokens_per_s=options.sjf_ageing_tokens_per_s,
         max_num_waiting=options.max_num_waiting,
@@ -165,10 +165,9 @@ def _resolve_gpu_kernels(options: EngineOptions, hardware: Hardware, model: Mode
         return "off"
     if options.gpu_kernels != "auto":
         return options.gpu_kernels
-    if hardware.device == "cpu":
-        return "off"
-    # Below compute capability 8.0 Triton multiplies without tensor cores.
-    return "triton" if hardware.has_fast_bfloat16 and hardware.has_triton else "reference"
+    # Below compute capability 8.0 Triton multiplies without tensor cores: op by op is as fast there.
+    is_able = hardware.device != "cpu" and hardware.has_fast_bfloat16 and hardware.has_triton
+    return "triton" if is_able else "off"
 
 
 def _resolve_execution(

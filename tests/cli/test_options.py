@@ -16,7 +16,7 @@ from quire.cli.options import (
     parse_sampling_value,
 )
 from quire.config import DEFAULT_MAX_MODEL_LEN_CAP, EngineOptions
-from quire.resolve import CPU_BLOCK_SIZE, GPU_BLOCK_SIZE
+from quire.resolve import DEFAULT_BLOCK_SIZE
 from quire.sampling_params import SamplingParams
 from quire.server.options import ServerOptions
 from quire.structured_outputs import StructuredOutputsParams
@@ -44,7 +44,7 @@ def test_every_sampling_field_has_help_and_every_unset_option_a_computed_default
     assert set(SAMPLING_HELP) == {item.name for item in fields(SamplingParams)}
     unset = [item.name for kind in (EngineOptions, ServerOptions) for item in fields(kind) if item.default is None]
     assert set(COMPUTED_DEFAULTS) == set(unset)
-    assert COMPUTED_DEFAULTS["block_size"] == f"{CPU_BLOCK_SIZE} on a CPU, {GPU_BLOCK_SIZE} on a GPU"
+    assert COMPUTED_DEFAULTS["block_size"] == str(DEFAULT_BLOCK_SIZE)
     assert f"at most {DEFAULT_MAX_MODEL_LEN_CAP} " in COMPUTED_DEFAULTS["max_model_len"]
 
 

@@ -78,11 +78,19 @@ class Drafting:
         """Rows of logits that a step can have."""
         self._times = StepTimes()
 
-    def give_drafts(self, running: Sequence[Request]) -> None:
-        """Set the drafts of the requests that run, while no step is in flight. Mutates: running."""
+    def give_drafts(self, running: Sequence[Request], *, overlaps: bool = False) -> None:
+        """Set the drafts of the requests that run. Mutates: running.
+
+        `overlaps`: a step is in flight, and its requests get none. Those that are due for a draft expect one: they are
+        not scheduled ahead again, so that a later call finds them out of flight.
+        """
         if self.proposer is None:
             return
         self.proposer.forget_finished()
+        if overlaps:
+            for request in running:
+                request.expects_drafts |= request.num_tokens >= request.drafting.asked_from
+            running = [request for request in running if not request.num_in_flight]
         if not running or any(request.num_uncomputed_tokens != 1 for request in running):
             return  # a step with prompts is long already
         drafts = [self._propose(request) for request in running]

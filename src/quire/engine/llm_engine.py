@@ -8,7 +8,7 @@ import atexit
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from quire.events import EventKind, EventLog
 from quire.grammar.compiler import GrammarCompiler
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.scheduler.pace import Pace
-from quire.scheduler.request import SequenceUpdate
+from quire.scheduler.request import Request, SequenceUpdate
 from quire.scheduler.scheduler import Scheduler
 from quire.text.tokenizer import Tokenizer
 from quire.types import RequestStatus, SchedulerOutput, StepResult
@@ -218,7 +218,8 @@ class LLMEngine:
     def _submit_steps(self) -> None:
         suspect_id = self._isolation.suspect_id() if self._isolation.is_active else None
         most = self.scheduler.config.max_in_flight if suspect_id is None else 1
-        self._drafting.give_drafts(() if suspect_id or self._in_flight else self.scheduler.requests.running)
+        running: Sequence[Request] = () if suspect_id else self.scheduler.requests.running
+        self._drafting.give_drafts(running, overlaps=bool(self._in_flight))
         if self._stall.reads_adapters:
             self._stall.read_adapters()
         while len(self._in_flight) < most:

@@ -5,8 +5,9 @@ Next to read: `runtime/worker.py`.
 """
 
 import logging
+from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from quire.adapter import Adapter
 from quire.config import EngineConfig
@@ -72,11 +73,10 @@ def log_step(output: SchedulerOutput) -> None:
 class InProcessExecutor:
     """A worker in this process: the simplest executor, and the easiest to debug."""
 
-    max_in_flight = 1
-
     def __init__(self, worker: Worker) -> None:
+        self.max_in_flight = worker.runner.max_in_flight
         self._worker: Worker | None = worker
-        self._submitted: SchedulerOutput | None = None
+        self._launched: deque[Any] = deque()
 
     @classmethod
     def create(
@@ -98,17 +98,22 @@ class InProcessExecutor:
         return set() if self._worker is None else self._worker.cache.stored_blocks
 
     def submit(self, output: SchedulerOutput) -> None:
-        """See `Executor`. The step is computed by `collect`."""
+        """See `Executor`. On a CPU the step is computed by `collect`."""
         log_step(output)
-        self._submitted = output
+        if output.forgets_all:
+            self._launched.clear()
+        if self._worker is not None:
+            self._launched.append(self._worker.runner.launch(output))
 
     def collect(self) -> StepResult:
         """See `Executor`. Raises EngineDeadError after `shutdown`."""
         if self._worker is None:
             raise EngineDeadError("the executor was shut down; build a new engine")
-        output, self._submitted = self._submitted, None
-        assert output is not None
-        return self._worker.runner.run(output)
+        try:
+            return self._worker.runner.finish(self._launched.popleft())
+        except BaseException:
+            self._launched.clear()  # the steps behind a lost one are lost too
+            raise
 
     def read_adapters(self, wanted: Sequence[Adapter], wait_s: float) -> set[str]:
         """See `Executor`."""

@@ -38,8 +38,11 @@ _BAD_EMBEDDING = (
 class ModelRunner:
     """Runs steps of one model on one device. Owns the request states; forward, cache and sampler are given to it.
 
-    Attributes: `limit_s` ends the running step after its current decode iteration, if another would exceed it.
+    Attributes: `limit_s` ends the running step after its current decode iteration, if another would exceed it;
+    `max_in_flight`: steps that may be launched before the oldest one is finished.
     """
+
+    max_in_flight = 1
 
     def __init__(
         self,
@@ -72,26 +75,41 @@ class ModelRunner:
         """End the running step, or the next one, after its current decode iteration. For any thread."""
         self._ends_early = True
 
+    def launch(self, output: SchedulerOutput) -> Any:
+        """Begin a step, and return what `finish` takes. On a CPU it is the step: `finish` computes all."""
+        return output
+
+    def finish(self, launched: Any) -> StepResult:
+        """Return the result of the oldest launched step."""
+        return self.run(launched)
+
     def run(self, output: SchedulerOutput) -> StepResult:
         """Compute one step: request changes, transfers, forward, sampling, prompt logprobs, pooling; then further
         decode iterations, if the schedule allows them."""
         try:
-            states = self.states.apply(output)
-            for new in output.new_requests:
-                self.states[new.request_id].sampling = self.sampler.start(new)
-            if self._adapters is not None:
-                self._adapters.follow(output, self.states)
-            if output.forgets_all:
-                self.cache.forget_transfers()
-            if output.transfers:
-                self.cache.transfer(output.transfers, may_wait=output.awaits_transfers)
-            if self.drafter is not None:
-                self.drafter.begin_step(output)
-            if not output.num_tokens:
-                return StepResult(output.step_id, (), transfers=self.cache.report(waits=output.awaits_transfers))
-            return self._compute(output, lay_out(output, states))
+            states = self._begin(output)
+            return self._compute(output, lay_out(output, states)) if output.num_tokens else self._idle(output)
         finally:
             self._ends_early = False
+
+    def _begin(self, output: SchedulerOutput) -> list[RequestState]:
+        """Apply request changes and transfers. Returns the records of the scheduled requests."""
+        states = self.states.apply(output)
+        for new in output.new_requests:
+            self.states[new.request_id].sampling = self.sampler.start(new)
+        if self._adapters is not None:
+            self._adapters.follow(output, self.states)
+        if output.forgets_all:
+            self.cache.forget_transfers()
+        if output.transfers:
+            self.cache.transfer(output.transfers, may_wait=output.awaits_transfers)
+        if self.drafter is not None:
+            self.drafter.begin_step(output)
+        return states
+
+    def _idle(self, output: SchedulerOutput) -> StepResult:
+        """Return the result of a step that computes nothing."""
+        return StepResult(output.step_id, (), transfers=self.cache.report(waits=output.awaits_transfers))
 
     def _compute(self, output: SchedulerOutput, layout: StepLayout) -> StepResult:
         started = time.monotonic()

@@ -6,7 +6,7 @@ Next to read: `model_runner.py`; `ranks.py` for the ranks of a model.
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quire import _native
 from quire.adapter import Adapter
@@ -23,6 +23,7 @@ from quire.runtime.disk_tier import open_disk_tier
 from quire.runtime.forward import EagerForward, Forward, PlannedForward
 from quire.runtime.links import ONE_RANK, Links
 from quire.runtime.loader import load_classifier
+from quire.runtime.model_runner import ModelRunner
 from quire.runtime.plan.emit import PlanLimits, PlannedModel
 from quire.runtime.plan.load import load_plan
 from quire.runtime.ranks import StageRunner, Yielded, make_group, make_runner, make_sampler
@@ -89,17 +90,8 @@ class Worker:
             layers, group = kv_layers(config, self.cache), make_group(config.model.vocab_size, links.exchange)
             drafter = load_drafter(config, self.forward, layers, states, self.pool, group, links, progress)
         classifier = load_classifier(config, checkpoint) if config.model.labels else None
-        self.runner = make_runner(
-            config,
-            self.forward,
-            self.cache,
-            self.sampler,
-            links,
-            states=states,
-            classifier=classifier,
-            adapters=self.adapters,
-            drafter=drafter,
-        )
+        parts = {"states": states, "classifier": classifier, "adapters": self.adapters, "drafter": drafter}
+        self.runner = self._make_runner(links, parts)
 
     def follow(self, output: SchedulerOutput, yielded: Sequence[Yielded], wanted: Sequence[Adapter] = ()) -> StepResult:
         """Run a step on a rank whose result is not the engine's.
@@ -111,6 +103,14 @@ class Worker:
         if isinstance(self.runner, StageRunner):
             self.runner.take(yielded)
         return self.runner.run(output)
+
+    def _make_runner(self, links: Links, parts: dict[str, Any]) -> ModelRunner:
+        if isinstance(self.forward, PlannedForward | EagerForward):
+            return make_runner(self.config, self.forward, self.cache, self.sampler, links, **parts)
+        from quire.runtime.device.runner import DeviceForward, DeviceRunner
+
+        assert isinstance(self.forward, DeviceForward)
+        return DeviceRunner(self.config, self.forward, self.cache, self.sampler, **parts)
 
     def _make_forward(
         self, checkpoint: Checkpoint, progress: Progress | None, links: Links

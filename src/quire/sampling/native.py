@@ -65,6 +65,25 @@ class NativeRowSampler:
             for index, (token_id, row) in enumerate(zip(self._chosen(len(states)), rows, strict=True))
         ]
 
+    def sample_at(
+        self, logits: npt.NDArray[np.float32], states: Sequence[SamplingState], positions: Sequence[int]
+    ) -> npt.NDArray[np.int32]:
+        """Return the next token of each row; -1 for a row without one. No request wants its log-probability.
+
+        `positions`: of the draws, which may be ahead of the states'. Mutates: logits, but they are as before.
+        """
+        values = self._checked(logits, len(states))
+        found: npt.NDArray[np.int32] = np.empty(len(states), np.int32)
+        options = []
+        for state, position in zip(states, positions, strict=True):
+            row: _Row = state.options
+            if row.changes:
+                row.update(state)
+            row.options.position = position
+            options.append(row.options)
+        self.native.sample(values.ctypes.data, values.strides[0] // values.itemsize, options, found.ctypes.data)
+        return found
+
     def sample_best(
         self, keys: npt.NDArray[np.uint64], num_keys: npt.NDArray[np.int64], states: Sequence[SamplingState]
     ) -> list[int | None]:

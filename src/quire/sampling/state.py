@@ -70,6 +70,7 @@ class SamplingState:
 
     Attributes:
         num_tokens: of the sequence: the position of the next draw.
+        plain_from: number of tokens from which nothing changes the logits before a draw.
         greedy_from: number of tokens from which the request wants only the argmax of the unchanged logits.
         num_best: see `SamplingParams`.
         best_from: number of tokens from which the request wants only the `num_best` best of the unchanged logits.
@@ -125,10 +126,10 @@ class SamplingState:
         elif params.frequency_penalty or params.presence_penalty:
             self.counts = TokenCounts()
         is_plain = params.takes_logits_as_they_are
-        plain_from = new.num_prompt_tokens + params.min_tokens if is_plain else sys.maxsize
-        self.greedy_from = plain_from if params.is_greedy else sys.maxsize
+        self.plain_from = new.num_prompt_tokens + params.min_tokens if is_plain else sys.maxsize
+        self.greedy_from = self.plain_from if params.is_greedy else sys.maxsize
         self.num_best = params.num_best(vocab_size)
-        self.best_from = plain_from if self.num_best else sys.maxsize
+        self.best_from = self.plain_from if self.num_best else sys.maxsize
         self.follows_tokens = self._keeps_output or self.counts is not None or matcher is not None or params.uses_chain
         for token_id in new.token_ids[new.num_prompt_tokens :]:
             self.append(token_id)

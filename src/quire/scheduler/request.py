@@ -152,6 +152,7 @@ class Request:
     The first four fields are those of `spec` that every step reads. Fields beyond the obvious:
         siblings: the other n - 1 sequences of an `n > 1` request, forked in the step that completes the prompt.
         awaits_external_token: the next token is chosen outside the sampler (beam search): `update` does not append.
+        runs_ahead: a step may compute its next token before the last one is known: it is chosen from the logits alone.
         observer: gets the updates of a request that was given to the scheduler directly (beam search).
         draft_token_ids: a guess of the next tokens, which the next step verifies, if it can; any gives the same tokens.
         expects_drafts: the request gets one token a step unless it has drafts, so that it can be given some.
@@ -173,6 +174,7 @@ class Request:
     max_tokens: int = field(init=False)
     arrival_time_s: float = field(init=False)
     chain: PrefixChain = field(init=False)
+    runs_ahead: bool = field(init=False)
     awaits_external_token: bool = False
     siblings: list["Request"] = field(default_factory=list)
     observer: "Callable[[SequenceUpdate], None] | None" = None
@@ -205,6 +207,8 @@ class Request:
         self.sampling, self.max_tokens = spec.sampling, spec.max_tokens
         self.arrival_time_s = spec.arrival_time_s
         self.chain = PrefixChain(spec.hash_extras, spec.adapter)
+        is_plain = self.sampling is not None and self.sampling.takes_logits_as_they_are
+        self.runs_ahead = is_plain and not self.awaits_external_token
 
     @property
     def num_prompt_tokens(self) -> int:

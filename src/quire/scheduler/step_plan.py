@@ -459,7 +459,7 @@ def _schedule(share: StepShare, plan: StepPlan, blocks: BlockManager) -> Schedul
     request.num_computed_tokens += share.num_tokens - len(drafts)
     request.draft_token_ids, request.num_guesses = (), 0
     # A last token is no input. The steps in flight yield one token each: a request does not look ahead among them.
-    if max_new_tokens == 1 and plan.may_overlap and not request.awaits_external_token:
+    if max_new_tokens == 1 and plan.may_overlap and request.runs_ahead and not request.expects_drafts:
         num_output = len(request.output_token_ids) + request.num_pending_tokens + 1
         request.num_pending_tokens += num_output < request.max_tokens
     return item

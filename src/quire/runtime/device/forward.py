@@ -24,11 +24,21 @@ class DeviceForward:
         self._described: NDArray[np.int32] = np.zeros(0, np.int32)
 
     def run(self, layout: StepLayout, states: RequestStates, *, only_likeliest: bool) -> list[int | None] | None:
+        self._launch(layout, states, None)
+        return None
+
+    def launch(self, layout: StepLayout, states: RequestStates) -> None:
+        """Launch hidden states and logits, of inputs that the host may not know yet."""
+        self._launch(layout, states, [state.num_tokens for _, state in layout.computed])
+        if layout.sampled:
+            with torch.inference_mode():
+                self.plan.run_head(step_size(len(layout.logit_rows)))
+
+    def _launch(self, layout: StepLayout, states: RequestStates, known: list[int] | None) -> None:
         with torch.inference_mode():
-            self.plan.step.describe(layout, states)
+            self.plan.step.describe(layout, states, known)
             self._described = layout.logit_rows
             self.plan.run_body(step_size(int(layout.counts.sum())))
-        return None
 
     def hidden(self, first: int, last: int) -> NDArray[np.float32]:
         return self.plan.hidden[first:last].cpu().numpy()

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 
 from quire._native import Activation
-from quire.runtime.device.plan import Call, RowsView
+from quire.runtime.device.plan import DeviceCall, RowsView
 
 WRITTEN = {"out", "cos", "sin", "choices", "routed"}
 """Fields that ops write, and read only to add to them."""
 
 
-def fuse_row(calls: Sequence[Call], linear_row: Callable[..., None]) -> list[Call]:
+def fuse_row(calls: Sequence[DeviceCall], linear_row: Callable[..., None]) -> list[DeviceCall]:
     """Return the calls with each chain of norm, product and gate as one call of `linear_row`, where possible."""
-    fused: list[Call] = []
+    fused: list[DeviceCall] = []
     index = 0
     while index < len(calls):
         call, taken = _product_at(calls, index, linear_row)
@@ -26,7 +26,7 @@ def fuse_row(calls: Sequence[Call], linear_row: Callable[..., None]) -> list[Cal
     return fused
 
 
-def _product_at(calls: Sequence[Call], index: int, linear_row: Callable[..., None]) -> tuple[Call, int]:
+def _product_at(calls: Sequence[DeviceCall], index: int, linear_row: Callable[..., None]) -> tuple[DeviceCall, int]:
     """Return the call to make at `index`, and the number of calls that it replaces."""
     norm = calls[index] if _is_row_norm(calls[index]) else None
     at = index + (norm is not None)
@@ -47,13 +47,13 @@ def _product_at(calls: Sequence[Call], index: int, linear_row: Callable[..., Non
     if not (values["gated"] or values["add"]) and values["activation"] == Activation.none and _is_gate(gate):
         with_gate = {**given, "out": gate.values["out"], "activation": gate.values["activation"], "gated": True}
         if _hands_over(calls, gemm, at + 1) and not _overlap(with_gate["out"], x):
-            return Call("linear_row", linear_row, with_gate, 1), at + 2 - index
+            return DeviceCall("linear_row", linear_row, with_gate, 1), at + 2 - index
     if _overlap(given["out"], x):  # programs still read what others write
         return calls[index], 1
-    return Call("linear_row", linear_row, given, 1), at + 1 - index
+    return DeviceCall("linear_row", linear_row, given, 1), at + 1 - index
 
 
-def _is_row_norm(call: Call) -> bool:
+def _is_row_norm(call: DeviceCall) -> bool:
     values = call.values
     return (
         call.name == "norm"
@@ -65,7 +65,7 @@ def _is_row_norm(call: Call) -> bool:
     )
 
 
-def _is_product(call: Call) -> bool:
+def _is_product(call: DeviceCall) -> bool:
     values = call.values
     return (
         call.name == "gemm"
@@ -75,11 +75,11 @@ def _is_product(call: Call) -> bool:
     )
 
 
-def _is_gate(call: Call) -> bool:
+def _is_gate(call: DeviceCall) -> bool:
     return call.name == "activate" and call.values.get("gated", False) and not call.values.get("from_logit_rows")
 
 
-def _hands_over(calls: Sequence[Call], call: Call, at: int) -> bool:
+def _hands_over(calls: Sequence[DeviceCall], call: DeviceCall, at: int) -> bool:
     """Return whether the call at `at` reads the result of `call`, and no later one does."""
     result = call.values["out"]
     if _places(calls[at].values["x"]) != _places(result):
@@ -92,7 +92,7 @@ def _hands_over(calls: Sequence[Call], call: Call, at: int) -> bool:
     return True
 
 
-def _is_read(call: Call, name: str, value: Any) -> bool:
+def _is_read(call: DeviceCall, name: str, value: Any) -> bool:
     return isinstance(value, RowsView) and (name not in WRITTEN or bool(call.values.get("add")))
 
 

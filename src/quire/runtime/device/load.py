@@ -7,7 +7,7 @@ import math
 
 import torch
 
-from quire.cache_spec import PagedKV
+from quire.cache_spec import LatentKV, PagedKV
 from quire.config import EngineConfig
 from quire.kernels.tracing import NotTraceableError
 from quire.lazy_torch import on_meta
@@ -22,6 +22,9 @@ from quire.runtime.plan.packed_weights import BY_DTYPE
 from quire.runtime.plan.trace import trace_model
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.progress import Progress, ignore_progress
+
+MAX_HOST_RANDOM = 1 << 25
+"""Parameters that the host makes at random; more of them would take it seconds."""
 
 
 def load_device_plan(
@@ -65,13 +68,27 @@ def device_kv_layers(config: EngineConfig, cache: CacheEngine) -> list[KvView]:
     pool: torch.Tensor = cache.pool
     for layer, group_index in enumerate(cache.layer_groups):
         spec = scheduler.kv_cache_groups[group_index].spec
-        if not isinstance(spec, PagedKV):
-            raise NotTraceableError(f"a cache of {type(spec).__name__} on a device")
-        shape = 2, spec.num_kv_heads, scheduler.block_size, spec.head_size
+        if isinstance(spec, PagedKV):
+            shape: tuple[int, ...] = (2, spec.num_kv_heads, scheduler.block_size, spec.head_size)
+        elif isinstance(spec, LatentKV):
+            shape = spec.view_shape(scheduler.block_size)
+        elif config.gpu_kernels == "triton":
+            views.append(KvView(_states(config, cache, layer), group_index))
+            continue
+        else:
+            raise NotTraceableError(f"a cache of {type(spec).__name__} on a device without Triton")
         start = (cache.layer_addresses[layer] - cache.address) // pool.itemsize
         values = pool[:, start : start + math.prod(shape)].view(len(pool), *shape)
-        views.append(KvView(values.transpose(2, 3), group_index))
+        views.append(KvView(values.transpose(2, 3) if isinstance(spec, PagedKV) else values, group_index))
     return views
+
+
+def _states(config: EngineConfig, cache: CacheEngine, layer: int) -> torch.Tensor:
+    """Return a layer's recurrent states as fp32 values. Shapes: -> [N, values of a page]."""
+    spec = config.scheduler.kv_cache_groups[cache.layer_groups[layer]].spec
+    start = cache.layer_addresses[layer] - cache.address
+    pages = torch.as_tensor(cache.memory)[:, start : start + spec.block_bytes(config.scheduler.block_size)]
+    return pages.view(torch.float32)
 
 
 def choose_kernels(config: EngineConfig, step: StepMemory) -> Kernels | None:
@@ -99,8 +116,7 @@ class _Weights:
     def fill(self, config: EngineConfig, progress: Progress) -> None:
         """Read the stored tensors, or make random ones."""
         if config.options.load_format == "dummy":
-            for name, values in random_weights(self._share, config.options.seed):
-                self._by_name[name][: len(values)] = torch.from_numpy(values).to(self._by_name[name].dtype)
+            self._make_random(config.options.seed)
         total, done = sum(item.tensor.num_bytes for item in self._share.placements), 0
         for item in self._share.placements:
             values = self._by_name[item.parameter_name]
@@ -108,3 +124,16 @@ class _Weights:
             values[rows] = item.tensor.to_torch(values.dtype)
             done += item.tensor.num_bytes
             progress("loading weights", done, total)
+
+    def _make_random(self, seed: int) -> None:
+        """Fill all parameters: the values of a small model are those that it has on a CPU, others the device makes."""
+        if sum(values.numel() for values in self._by_name.values()) <= MAX_HOST_RANDOM:
+            for name, values in random_weights(self._share, seed):
+                self._by_name[name][: len(values)] = torch.from_numpy(values).to(self._by_name[name].dtype)
+            return
+        torch.manual_seed(seed)
+        for name, parameter in self._by_name.items():
+            if parameter.ndim == 2:
+                parameter.normal_(std=parameter.shape[1] ** -0.5)
+            else:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)

@@ -20,7 +20,10 @@ from quire.runtime.device.memory import StepMemory
 
 @dataclass(frozen=True, slots=True)
 class KvView:
-    """One layer's cache. `values`: [N, 2, B, K, D], strided; `group`: the index of its block tables."""
+    """The cache of a layer.
+
+    `values`: [N, 2, B, K, D] or, of latents, [N, B, W], strided; `group`: the index of its block tables.
+    """
 
     values: torch.Tensor
     group: int
@@ -300,6 +303,67 @@ def attend(
     weights = scores.softmax(-1)[..., : len(keys)]
     v = torch.where(seen[:, :, None, None], v, 0.0)  # what is not seen may be NaN
     out.copy_(torch.einsum("tkgp,tpkd->tkgd", weights, v).reshape(num_rows, -1))
+
+
+@device_op(launches=1)
+def write_latent(
+    step: StepMemory,
+    q: torch.Tensor,
+    rotary: torch.Tensor,
+    latent: torch.Tensor,
+    q_stride: int,
+    rotary_stride: int,
+    latent_stride: int,
+    num_heads: int,
+    head_size: int,
+    cos: Any,
+    sin: Any,
+    half: int,
+    rank: int,
+    kv: KvView,
+) -> None:
+    """Rotation of queries, in place, and of the rotary key; latent and rotary key to the cache."""
+    key = rotary.float()
+    if half:
+        q.copy_(rotated(q.float().view(len(q), num_heads, head_size), cos, sin).flatten(1))
+        key = rotated(key[:, None], cos, sin)[:, 0]
+    block_size = kv.values.shape[1]
+    slots = step.slots[kv.group, : len(q)].long().clamp(min=0)
+    entries = torch.cat((latent.float(), key), -1)
+    kv.values[slots // block_size, slots % block_size] = entries.to(kv.values.dtype)
+
+
+@device_op(launches=2)
+def latent_attend(
+    step: StepMemory,
+    q: torch.Tensor,
+    q_stride: int,
+    up: torch.Tensor,
+    out: torch.Tensor,
+    work: torch.Tensor,
+    work_stride: int,
+    num_heads: int,
+    rank: int,
+    rotary: int,
+    nope: int,
+    value: int,
+    scale: float,
+    kv: KvView,
+) -> None:
+    """Latent attention in its absorbed form (`kernels/latent_attention.py`), padded as `attend`."""
+    num_rows = len(q)
+    request = step.request_of[:num_rows].long()
+    keys = torch.arange(step.longest, device=q.device)
+    seen = keys <= step.positions[:num_rows, None]  # [T, P]
+    entries = kv.values[step.tables[kv.group][step.rows.long()].long()].float().flatten(1, 2)[request]  # [T, P, W]
+    entries = torch.where(seen[..., None], entries, 0.0)  # what is not seen may be NaN
+    to_keys, to_values = up.float().view(num_heads, nope + value, rank).split((nope, value), 1)
+    turned, plain = q.float().view(num_rows, num_heads, rotary + nope).split((rotary, nope), -1)
+    queries = torch.cat((torch.einsum("thn,hnr->thr", plain, to_keys), turned), -1)  # [T, H, W]
+    scores = scale * torch.einsum("thw,tpw->thp", queries, entries)
+    weights = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1)
+    results = torch.einsum("thp,tpr->thr", weights, entries[..., :rank])
+    out.copy_(torch.einsum("thr,hmr->thm", results, to_values).flatten(1))
 
 
 # --- Experts ----------------------------------------------------------------------------------------------------

@@ -43,8 +43,8 @@ class RowsView:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One op of a plan. `launches`: kernels on a card."""
+class DeviceCall:
+    """An op of a plan with its values. `launches`: kernels on a card."""
 
     name: str
     function: Callable[..., None]
@@ -60,21 +60,21 @@ class Call:
 
 
 Functions = Mapping[str, Callable[..., None]]
-"""What computes an op in the place of its reference, by the op's name."""
+"""Functions in the place of references, by the op's name."""
 
 
 class Kernels(Protocol):
-    """What computes a plan in the places of references: `TritonOps`."""
+    """Functions of a plan in the places of references: `TritonOps`."""
 
     functions: Functions
 
-    def prepare(self, calls: Sequence[Call]) -> None:
+    def prepare(self, calls: Sequence[DeviceCall]) -> None:
         """Allocate the scratch memory of these calls."""
 
     def gather(self, num_rows: int) -> None:
         """Begin a step, as `StepMemory.gather`."""
 
-    def fuse(self, calls: Sequence[Call]) -> list[Call]:
+    def fuse(self, calls: Sequence[DeviceCall]) -> list[DeviceCall]:
         """Return the calls of a step of one row."""
 
 
@@ -84,6 +84,7 @@ class DevicePlan:
     Attributes:
         step: what a step is made of. body, head: the calls.
         hidden: fp32 [max_tokens, E]; logits: fp32 [max_logit_rows, V].
+        graph_pool: memory that all graphs share; None without a card.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class DevicePlan:
         Raises: NotTraceableError for an op that is not in the table.
         """
         self.step, self.kernels = step, kernels
-        to = _Emitter(weights, kv_layers, step, dtype, {} if kernels is None else kernels.functions)
+        to = DeviceEmitter(weights, kv_layers, step, dtype, {} if kernels is None else kernels.functions)
         to.allocate(place_buffers(program.body, program.hidden), len(step.given))
         self.body = to.emit(program.body)
         self.hidden = to.tensor(program.hidden)
@@ -111,7 +112,7 @@ class DevicePlan:
             kernels.prepare([*self.body, *self.head])
         self._steps: dict[tuple[int, bool, bool], Steps] = {}
         self._heads: dict[int, Steps] = {}
-        self._pool = torch.cuda.graph_pool_handle() if step.device.type == "cuda" else None
+        self.graph_pool = torch.cuda.graph_pool_handle() if step.device.type == "cuda" else None
 
     @property
     def num_launches(self) -> int:
@@ -127,26 +128,26 @@ class DevicePlan:
                 gather = self.kernels.gather
                 body = self.kernels.fuse(body) if num_rows == 1 else body
             calls = [call.bind(self.step, num_rows) for call in body]
-            self._steps[key] = Steps([lambda: gather(num_rows), *calls], self._pool)
+            self._steps[key] = Steps([lambda: gather(num_rows), *calls], self.graph_pool)
         self._steps[key].run()
 
     def run_head(self, num_rows: int) -> None:
         """Compute the logits of the step's first `num_rows` logit rows."""
         if num_rows not in self._heads:
             self._heads[num_rows] = Steps(
-                [self._of_head(call).bind(self.step, num_rows) for call in self.head], self._pool
+                [self._of_head(call).bind(self.step, num_rows) for call in self.head], self.graph_pool
             )
         self._heads[num_rows].run()
 
-    def _of_head(self, call: Call) -> Call:
+    def _of_head(self, call: DeviceCall) -> DeviceCall:
         """Its first call reads rows of the hidden states anywhere in the step."""
         if not call.values.get("from_logit_rows"):
             return call
-        return Call(call.name, call.function, {**call.values, "x": call.values["x"].whole}, call.launches)
+        return DeviceCall(call.name, call.function, {**call.values, "x": call.values["x"].whole}, call.launches)
 
 
-class _Emitter:
-    """An `Emitter` (`kernels/instruction.py`) that makes `Call`s."""
+class DeviceEmitter:
+    """An `Emitter` (`kernels/instruction.py`) that makes `DeviceCall`s."""
 
     def __init__(
         self,
@@ -159,10 +160,10 @@ class _Emitter:
         self._weights, self._kv_layers, self._step = weights, kv_layers, step
         self._dtype, self._functions = dtype, functions
         self._rows: dict[Buffer, torch.Tensor] = {}
-        self._calls: list[Call] = []
+        self._calls: list[DeviceCall] = []
         self._parameter_types = parameter_types()
 
-    def emit(self, instructions: Sequence[Instruction]) -> list[Call]:
+    def emit(self, instructions: Sequence[Instruction]) -> list[DeviceCall]:
         """Return the calls of these instructions."""
         self._calls = []
         for instruction in instructions:
@@ -186,11 +187,13 @@ class _Emitter:
 
     def push(self, op: str, **values: Any) -> None:
         values.pop("parts", None)
-        if op not in OPS:
+        reference = OPS.get(op)
+        function = self._functions.get(op, reference and reference.function)
+        if function is None:
             raise NotTraceableError(f"the operation {op} on a device")
         given = {name: self._value(value) for name, value in values.items()}
-        function = self._functions.get(op, OPS[op].function)
-        self._calls.append(Call(op, function, given, OPS[op].launches + bool(given.get("gated"))))
+        launches = 1 if reference is None else reference.launches
+        self._calls.append(DeviceCall(op, function, given, launches + bool(given.get("gated"))))
 
     def _value(self, value: Any) -> Any:
         if isinstance(value, Buffer | Columns):
@@ -227,10 +230,10 @@ class _Emitter:
 
 
 def step_size(number: int) -> int:
-    """Return the size of the captured steps that hold so many rows: padding is at most a sixteenth beyond 128 rows."""
+    """Return the size of the captured steps that hold these rows: padding is at most a sixteenth beyond 128 rows."""
     if number <= 8:
         return 1 << max(number - 1, 0).bit_length()
-    grain = max(8, 1 << (number - 1).bit_length() - 5)
+    grain = max(8, 1 << max((number - 1).bit_length() - 5, 0))
     return -(-number // grain) * grain
 
 
@@ -241,6 +244,9 @@ class Steps:
     each time, under a guard that fails where a graph could not be captured.
     """
 
+    captures = True
+    """False: each step makes its calls, as benchmarks ask for."""
+
     def __init__(self, calls: list[Callable[[], None]], pool: Any) -> None:
         """`pool`: the memory that all graphs share for what their calls allocate; None without a card."""
         self._calls, self._pool, self._num_runs = calls, pool, 0
@@ -249,11 +255,11 @@ class Steps:
     def run(self) -> None:
         """Launch one step."""
         if self._pool is None:
-            with HostReadGuard():
+            with HostReadGuard():  # type: ignore[no-untyped-call]  # its base has no annotations
                 self._make_calls()
             return
         self._num_runs += 1
-        if self._num_runs == 1:
+        if self._num_runs == 1 or not self.captures:
             self._make_calls()
             return
         if self._graph is None:
@@ -282,6 +288,8 @@ class HostReadGuard(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Raises: AssertionError."""
-        if any(name in str(func) for name in self.FORBIDDEN):
+        masks = args[1] if str(func).startswith("aten.index") and isinstance(args[1], list | tuple) else ()
+        is_masked = any(mask is not None and mask.dtype == torch.bool for mask in masks)
+        if is_masked or any(name in str(func) for name in self.FORBIDDEN):
             raise AssertionError(f"{func} in a step that a graph must be able to capture")
         return func(*args, **(kwargs or {}))

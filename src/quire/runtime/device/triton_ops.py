@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from quire._native import Activation
-from quire.kernels.triton import attention, inputs, layers
+from quire.kernels.triton import attention, inputs, layers, recurrence
 from quire.runtime.device.fuse import fuse_row
 from quire.runtime.device.memory import StepMemory
 from quire.runtime.device.ops import OPS, KvView
-from quire.runtime.device.plan import Call, Functions
+from quire.runtime.device.plan import DeviceCall, Functions
 from quire.runtime.device.tiles import MAX_SPLITS, Tiles, power_of_two, tiles_of
 
 MAX_NORM_WIDTH = 16384
@@ -59,9 +59,10 @@ class TritonOps:
         self._lists: dict[tuple[int, int], WorkLists] = {}
         self._part = self._sums = self._products = torch.zeros(0, device=step.device)
         names = "embed activate add multiply scale soft_cap gate_rows norm gemm rotary write_kv attend"
-        self.functions: Functions = {name: getattr(self, name) for name in names.split()}
+        of_states = {"causal_conv": recurrence.causal_conv, "recurrence": recurrence.recurrence}
+        self.functions: Functions = {name: getattr(self, name) for name in names.split()} | of_states
 
-    def prepare(self, calls: Sequence[Call]) -> None:
+    def prepare(self, calls: Sequence[DeviceCall]) -> None:
         """Allocate the scratch memory of these calls."""
         num_rows = max(len(self.step.given), len(self.step.logit_rows))
         part, products = 0, 0
@@ -80,7 +81,7 @@ class TritonOps:
         if num_rows * products > self._products.numel():
             self._products = torch.zeros(num_rows * products, device=self.step.device)
 
-    def fuse(self, calls: Sequence[Call]) -> list[Call]:
+    def fuse(self, calls: Sequence[DeviceCall]) -> list[DeviceCall]:
         """Return the calls of a step of one row."""
         return fuse_row(calls, self.linear_row)
 
