@@ -23,7 +23,7 @@ from quire._native import Activation
 from quire.config import SchedulerConfig
 from quire.runtime.device.memory import StepMemory
 from quire.runtime.device.ops import KvView
-from quire.runtime.device.plan import Call, RowsView
+from quire.runtime.device.plan import DeviceCall, RowsView
 from quire.runtime.device.tiles import tiles_of
 from quire.runtime.device.triton_ops import TritonOps
 
@@ -89,7 +89,7 @@ def record(arch: int, model: dict[str, Any], *, pdl: bool, has_drafts: bool) -> 
             q=q, stride=0, out=out, num_heads=heads, window=window, scale=0.1, kv=kv, soft_cap=model.get("cap", 0.0),
             sinks=tensor(heads) if model.get("sinks") else None,
         )  # fmt: skip
-        ops.prepare([Call("attend", ops.attend, {**attend, "out": RowsView(out)}, 2)])
+        ops.prepare([DeviceCall("attend", ops.attend, {**attend, "out": RowsView(out)}, 2)])
         ops.gather(num_rows)
         ops.rotary(step, tensor(half), cos, sin, half)
         ops.embed(step, tensor(1000, width, dtype=torch.bfloat16), x, 0, False)
