@@ -21,6 +21,7 @@ from quire.sampling.sampler import Sampler
 from tests.sampling.builders import gaussian, new_request, params
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton")
 def test_kernels_choose_the_tokens_of_the_cpu_sampler() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}

@@ -7,14 +7,11 @@ the same order of knowledge as on a GPU.
 import dataclasses
 import random
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
-import torch
 
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.output_processor import Output
@@ -24,7 +21,7 @@ from quire.runtime.device import ops
 from quire.runtime.device.runner import DeviceRunner
 from quire.sampling_params import SamplingParams
 from tests.test_random_schedules import Job, check, random_engine, random_job, run
-from tests.tiny_engine import build, engine_with, prompt, write_tiny_llama
+from tests.tiny_engine import build, engine_with, write_tiny_llama
 
 MAX_MODEL_LEN = 96
 NUM_BLOCKS = 112
