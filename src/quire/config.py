@@ -159,8 +159,7 @@ class EngineOptions:
     lora_bytes: int = option(1 << 30, "most bytes of adapters in memory; others are read again when asked for")
     gpu_kernels: str = option(
         "auto",
-        "what computes a plan on a GPU: triton, which auto is where the card can, or reference, PyTorch's functions, for"
-        " tests",
+        "kernels of a GPU: triton, which auto is where the card can, or reference, PyTorch's functions, for tests",
         choices=("auto", "triton", "reference"),
     )
     enforce_eager: bool = option(False, "run the model op by op in PyTorch, not as a plan", group="debug")
@@ -370,7 +369,7 @@ class EngineConfig:
     batch_invariant: bool = True
     """True: one arithmetic for any number of rows; False: AMX's bf16 tiles where a step has at least `tile_rows`."""
     gpu_kernels: str = "off"
-    """What computes a device plan: "triton" or "reference"; "off": there is none."""
+    """Kernels of a device plan: "triton" or "reference"; "off": there is no such plan."""
 
     @property
     def tile_rows(self) -> int:

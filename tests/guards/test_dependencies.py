@@ -9,7 +9,7 @@ from quire.cli.doctor import MIN_PYTHON, TORCH_VERSIONS
 from tests.guards.sources import PACKAGES, ROOT, nodes, python_files
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-OPTIONAL = [item for extra in ("torch", "hf", "ray", "otel") for item in PROJECT["optional-dependencies"][extra]]
+OPTIONAL = [item for extra in ("torch", "gpu", "hf", "ray", "otel") for item in PROJECT["optional-dependencies"][extra]]
 """Imported only where it is asked for."""
 
 

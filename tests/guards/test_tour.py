@@ -93,16 +93,24 @@ def test_greedy_decode_step_enters_few_files(directory: Path, speculative: str) 
 
 
 def test_table_is_the_way_of_a_model_to_its_plan(directory: Path) -> None:
-    expected, _ = stations("Two ways to run a model")
+    expected, *_ = stations("Three ways to run a model")
     assert len(expected) == 7
     entered = functions_entered(lambda: make_engine(directory))
     assert [function for function in entered if function in expected] == expected
 
 
 def test_table_is_the_way_op_by_op(directory: Path) -> None:
-    (planned,), (_, eager) = stations("One token through the engine"), stations("Two ways to run a model")
+    (planned,), (*_, eager) = stations("One token through the engine"), stations("Three ways to run a model")
     expected = planned[:6] + eager + planned[8:]
     entered = functions_entered(make_engine(directory, enforce_eager=True).step)
+    assert [function for function in entered if function in expected] == expected
+
+
+def test_table_is_the_way_of_a_device_plan(directory: Path) -> None:
+    pytest.importorskip("torch")
+    _, expected, _ = stations("Three ways to run a model")
+    assert len(expected) == 4
+    entered = functions_entered(lambda: make_engine(directory, gpu_kernels="reference").step())
     assert [function for function in entered if function in expected] == expected
 
 

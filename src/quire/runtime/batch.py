@@ -68,7 +68,7 @@ class RequestStates:
         tokens: [rows, max_model_len + 1 + MAX_AHEAD] int32; row r holds the known tokens of the request with that row.
         block_tables: [groups, rows, max_blocks] int32; entries after a table's end are stale but valid block ids.
         by_id: the record of each request.
-        table_changes: entries of `block_tables` that changed, for a device that has a copy; None: nobody has.
+        table_changes: entries of `block_tables` that changed, for a device that has a copy of it; else None.
 
     The arrays are zero pages until used, so rows that no request needs cost nothing.
     """

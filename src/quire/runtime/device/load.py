@@ -15,7 +15,7 @@ from quire.memory_plan import PROMPT_LOGPROB_ROWS
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.device.memory import StepMemory
 from quire.runtime.device.ops import KvView
-from quire.runtime.device.plan import DevicePacking, DevicePlan, Functions, step_size
+from quire.runtime.device.plan import DevicePacking, DevicePlan, Kernels, step_size
 from quire.runtime.loader import ModelShare, make_share, random_weights
 from quire.runtime.plan.lower import Program, lower
 from quire.runtime.plan.packed_weights import BY_DTYPE
@@ -42,7 +42,7 @@ def load_device_plan(
     max_logit_rows = max(scheduler.max_num_seqs, PROMPT_LOGPROB_ROWS)
     step = StepMemory(scheduler, step_size(scheduler.max_num_batched_tokens), step_size(max_logit_rows), device)
     weights = _Weights(share, dtype, device)
-    plan = DevicePlan(program, weights.by_id, layers, step, dtype, choose_functions(config, step))
+    plan = DevicePlan(program, weights.by_id, layers, step, dtype, choose_kernels(config, step))
     weights.fill(config, progress or ignore_progress)
     return plan
 
@@ -91,13 +91,13 @@ def _states(config: EngineConfig, cache: CacheEngine, layer: int) -> torch.Tenso
     return pages.view(torch.float32)
 
 
-def choose_functions(config: EngineConfig, step: StepMemory) -> Functions:
-    """Return what computes ops in the place of their references."""
-    if config.gpu_kernels == "triton":
-        from quire.kernels.triton import recurrence
+def choose_kernels(config: EngineConfig, step: StepMemory) -> Kernels | None:
+    """Return what computes ops in the places of their references."""
+    if config.gpu_kernels != "triton":
+        return None
+    from quire.runtime.device.triton_ops import TritonOps
 
-        return {"causal_conv": recurrence.causal_conv, "recurrence": recurrence.recurrence}
-    return {}
+    return TritonOps(step, has_drafts=config.speculative != "off")
 
 
 class _Weights:

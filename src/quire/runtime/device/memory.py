@@ -33,6 +33,7 @@ class StepMemory:
         token_ids, positions, request_of: [T]; slots: [groups, T]; num_tokens: [1]: gathered from these at the start of
             a step. Rows beyond `num_tokens` have token 0, position 0 and slot -1.
         prepares: what else a step begins with.
+        max_queries: most new tokens of a request that counts as a decode. has_decodes, has_prompts: of the step.
     """
 
     def __init__(self, config: SchedulerConfig, max_tokens: int, max_logit_rows: int, device: torch.device) -> None:
@@ -51,6 +52,7 @@ class StepMemory:
         self.slots = self._make(len(config.kv_cache_groups), max_tokens)
         self.num_tokens = self._make(1)
         self.prepares: list[Callable[[], None]] = []
+        self.max_queries, self.has_decodes, self.has_prompts = 1, True, True
         self._hosts = [self._make_host(sum(sizes)) for _ in range(NUM_COPIES)]
         self._num_described = 0
 
@@ -71,6 +73,8 @@ class StepMemory:
         host = self._hosts[self._num_described % NUM_COPIES]
         self._num_described += 1
         num_requests, num_logit_rows = len(layout.rows), len(layout.logit_rows)
+        are_decodes = layout.counts <= self.max_queries
+        self.has_decodes, self.has_prompts = bool(are_decodes.any()), not are_decodes.all()
         values, most, top = host.numpy(), self.max_requests, 4 * self.max_requests
         values[:top] = 0
         for index, part in enumerate((layout.starts, layout.counts, layout.first_rows, layout.rows)):

@@ -20,7 +20,7 @@ from quire.runtime.device.memory import StepMemory
 
 @dataclass(frozen=True, slots=True)
 class KvView:
-    """One layer's cache.
+    """The cache of a layer.
 
     `values`: [N, 2, B, K, D] or, of latents, [N, B, W], strided; `group`: the index of its block tables.
     """

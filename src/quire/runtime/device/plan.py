@@ -7,7 +7,7 @@ Next to read: `load.py`, which makes it, and `forward.py`, which runs it.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -43,8 +43,8 @@ class RowsView:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One op of a plan. `launches`: kernels on a card."""
+class DeviceCall:
+    """An op of a plan with its values. `launches`: kernels on a card."""
 
     name: str
     function: Callable[..., None]
@@ -60,7 +60,22 @@ class Call:
 
 
 Functions = Mapping[str, Callable[..., None]]
-"""What computes an op in the place of its reference, by the op's name."""
+"""Functions in the place of references, by the op's name."""
+
+
+class Kernels(Protocol):
+    """Functions of a plan in the places of references: `TritonOps`."""
+
+    functions: Functions
+
+    def prepare(self, calls: Sequence[DeviceCall]) -> None:
+        """Allocate the scratch memory of these calls."""
+
+    def gather(self, num_rows: int) -> None:
+        """Begin a step, as `StepMemory.gather`."""
+
+    def fuse(self, calls: Sequence[DeviceCall]) -> list[DeviceCall]:
+        """Return the calls of a step of one row."""
 
 
 class DevicePlan:
@@ -79,18 +94,23 @@ class DevicePlan:
         kv_layers: Sequence[KvView],
         step: StepMemory,
         dtype: torch.dtype,
-        functions: Functions,
+        kernels: Kernels | None = None,
     ) -> None:
-        """`weights`: by the id of the parameter. Raises: NotTraceableError for an op that is not in the table."""
-        self.step = step
-        to = _Emitter(weights, kv_layers, step, dtype, functions)
+        """`weights`: by the id of the parameter. `kernels`: None: references alone.
+
+        Raises: NotTraceableError for an op that is not in the table.
+        """
+        self.step, self.kernels = step, kernels
+        to = DeviceEmitter(weights, kv_layers, step, dtype, {} if kernels is None else kernels.functions)
         to.allocate(place_buffers(program.body, program.hidden), len(step.given))
         self.body = to.emit(program.body)
         self.hidden = to.tensor(program.hidden)
         to.allocate(place_buffers(program.head, program.logits, (program.hidden,)), len(step.logit_rows))
         self.head = to.emit(program.head)
         self.logits = to.tensor(program.logits)
-        self._steps: dict[int, Steps] = {}
+        if kernels is not None:
+            kernels.prepare([*self.body, *self.head])
+        self._steps: dict[tuple[int, bool, bool], Steps] = {}
         self._heads: dict[int, Steps] = {}
         self.graph_pool = torch.cuda.graph_pool_handle() if step.device.type == "cuda" else None
 
@@ -101,10 +121,15 @@ class DevicePlan:
 
     def run_body(self, num_rows: int) -> None:
         """Compute the hidden states of the step that `step` describes. `num_rows`: its size, padding included."""
-        if num_rows not in self._steps:
-            calls = [call.bind(self.step, num_rows) for call in self.body]
-            self._steps[num_rows] = Steps([lambda: self.step.gather(num_rows), *calls], self.graph_pool)
-        self._steps[num_rows].run()
+        key = num_rows, self.step.has_decodes, self.step.has_prompts
+        if key not in self._steps:
+            gather, body = self.step.gather, self.body
+            if self.kernels is not None:
+                gather = self.kernels.gather
+                body = self.kernels.fuse(body) if num_rows == 1 else body
+            calls = [call.bind(self.step, num_rows) for call in body]
+            self._steps[key] = Steps([lambda: gather(num_rows), *calls], self.graph_pool)
+        self._steps[key].run()
 
     def run_head(self, num_rows: int) -> None:
         """Compute the logits of the step's first `num_rows` logit rows."""
@@ -114,15 +139,15 @@ class DevicePlan:
             )
         self._heads[num_rows].run()
 
-    def _of_head(self, call: Call) -> Call:
+    def _of_head(self, call: DeviceCall) -> DeviceCall:
         """Its first call reads rows of the hidden states anywhere in the step."""
         if not call.values.get("from_logit_rows"):
             return call
-        return Call(call.name, call.function, {**call.values, "x": call.values["x"].whole}, call.launches)
+        return DeviceCall(call.name, call.function, {**call.values, "x": call.values["x"].whole}, call.launches)
 
 
-class _Emitter:
-    """An `Emitter` (`kernels/instruction.py`) that makes `Call`s."""
+class DeviceEmitter:
+    """An `Emitter` (`kernels/instruction.py`) that makes `DeviceCall`s."""
 
     def __init__(
         self,
@@ -135,10 +160,10 @@ class _Emitter:
         self._weights, self._kv_layers, self._step = weights, kv_layers, step
         self._dtype, self._functions = dtype, functions
         self._rows: dict[Buffer, torch.Tensor] = {}
-        self._calls: list[Call] = []
+        self._calls: list[DeviceCall] = []
         self._parameter_types = parameter_types()
 
-    def emit(self, instructions: Sequence[Instruction]) -> list[Call]:
+    def emit(self, instructions: Sequence[Instruction]) -> list[DeviceCall]:
         """Return the calls of these instructions."""
         self._calls = []
         for instruction in instructions:
@@ -168,7 +193,7 @@ class _Emitter:
             raise NotTraceableError(f"the operation {op} on a device")
         given = {name: self._value(value) for name, value in values.items()}
         launches = 1 if reference is None else reference.launches
-        self._calls.append(Call(op, function, given, launches + bool(given.get("gated"))))
+        self._calls.append(DeviceCall(op, function, given, launches + bool(given.get("gated"))))
 
     def _value(self, value: Any) -> Any:
         if isinstance(value, Buffer | Columns):
@@ -205,7 +230,7 @@ class _Emitter:
 
 
 def step_size(number: int) -> int:
-    """Return the size of the captured steps that hold so many rows: padding is at most a sixteenth beyond 128 rows."""
+    """Return the size of the captured steps that hold these rows: padding is at most a sixteenth beyond 128 rows."""
     if number <= 8:
         return 1 << max(number - 1, 0).bit_length()
     grain = max(8, 1 << max((number - 1).bit_length() - 5, 0))
@@ -233,9 +258,9 @@ class Steps:
             with HostReadGuard():  # type: ignore[no-untyped-call]  # its base has no annotations
                 self._make_calls()
             return
-        self._num_runs += 1
-        if self._num_runs == 1 or not self.captures:
+        if self._num_runs == 0 or not self.captures:
             self._make_calls()
+            self._num_runs += 1
             return
         if self._graph is None:
             self._graph = self._capture()
@@ -250,8 +275,10 @@ class Steps:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            self._make_calls()
-            graph.capture_end()
+            try:
+                self._make_calls()
+            finally:  # else every later call of this device fails
+                graph.capture_end()
         torch.cuda.current_stream().wait_stream(stream)
         return graph
 

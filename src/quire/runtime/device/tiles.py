@@ -1,0 +1,80 @@
+"""`Tiles`: sizes of the Triton kernels' tiles, by the compute capability of a card.
+
+Those of 9.0 were measured on an H200; the others compile without spills and fit the shared memory.
+Next to read: `triton_ops.py`.
+"""
+
+from dataclasses import dataclass
+
+MAX_SPLITS = 32
+"""Most parts that the keys of a decode are split into. Longer sequences have longer splits."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTile:
+    """Rows of queries and keys of a tile, warps of a program, stages of its pipeline."""
+
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """What a card's kernels are launched with.
+
+    Attributes:
+        prompt, decode: of heads of up to 128 values of 16 bits.
+        split: shortest split of a decode's keys; `split_alone`: in a step of one row.
+        programs_per_multiprocessor: of attention, per KV head.
+        pdl: kernels of one-row steps start while the one before them ends (programmatic dependent launch, 9.0 on).
+    """
+
+    prompt: AttentionTile
+    decode: AttentionTile = AttentionTile(16, 64, 4, 2)
+    split: int = 512
+    split_alone: int = 256
+    programs_per_multiprocessor: int = 2
+    pdl: bool = False
+
+    def of_prompts(self, head_size: int, item_bytes: int, group_size: int) -> AttentionTile:
+        """Return the tile of prompts for a size of head. `group_size`: query heads per KV head."""
+        return _shrunk(self.prompt, head_size, item_bytes, group_size)
+
+    def of_decodes(self, head_size: int, item_bytes: int, num_rows: int) -> AttentionTile:
+        """Return the tile of decodes. `num_rows`: query tokens times heads per KV head."""
+        return _shrunk(self.decode, head_size, item_bytes, num_rows)
+
+
+def _shrunk(tile: AttentionTile, head_size: int, item_bytes: int, least_rows: int) -> AttentionTile:
+    """Return a tile that needs no more memory than it does for heads of 128 values of 16 bits."""
+    rows, keys, warps = tile.rows, tile.keys, tile.num_warps
+    size = power_of_two(head_size) * item_bytes // 2
+    while size > 128:
+        size //= 2
+        keys, warps = max(keys // 2, 16), 8
+        if size > 128:
+            rows = max(rows // 2, 16)
+    return AttentionTile(max(rows, power_of_two(least_rows)), keys, warps, tile.num_stages)
+
+
+def power_of_two(number: int) -> int:
+    """Return the smallest power of two that is at least `number`."""
+    return 1 << (number - 1).bit_length()
+
+
+_SMALL = AttentionTile(64, 32, 4, 2)
+BY_CAPABILITY = {
+    80: Tiles(_SMALL),
+    86: Tiles(_SMALL),
+    89: Tiles(_SMALL),
+    90: Tiles(AttentionTile(64, 64, 4, 2)),
+    100: Tiles(AttentionTile(128, 64, 8, 3)),
+    120: Tiles(_SMALL),
+}
+
+
+def tiles_of(capability: int) -> Tiles:
+    """Return the tiles of a compute capability, such as 90; those of the newest one that is not newer."""
+    return BY_CAPABILITY[max((known for known in BY_CAPABILITY if known <= capability), default=80)]

@@ -1,0 +1,6 @@
+"""These tests need Triton."""
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
