@@ -17,9 +17,8 @@ def activated(x, ACTIVATION: tl.constexpr):
     elif ACTIVATION == "gelu":
         x = x * 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
     elif ACTIVATION == "gelu_tanh":
-        # tanh(y) = 1 - 2 / (e^2y + 1)
-        inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
-        x = x * (1.0 - 1.0 / (tl.exp(2.0 * inner) + 1.0))
+        # (1 + tanh(y)) / 2 = 1 / (1 + e^-2y)
+        x = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
     elif ACTIVATION == "relu":
         x = tl.maximum(x, 0.0)
     elif ACTIVATION == "relu2":
