@@ -218,6 +218,7 @@ def attend(
         if SPLIT:
             length = split_length(high - low, SPLIT, MAX_SPLITS, DOUBLINGS)
             split = at - low // length
+            is_part = (index + (high - 1) // length - low // length) > index
             low = tl.maximum(low, at * length)
             high = tl.minimum(high, at * length + length)
         best = tl.full([ROWS], float("-inf"), tl.float32)
@@ -275,19 +276,20 @@ def attend(
                 WINDOW,
                 True,
             )
-        stored = is_row[:, None] & (dims < D)[None, :]
+        is_whole = is_row
         if SPLIT:
+            stored = is_row & is_part
+            is_whole = is_row & ~is_part
             part_at = ((tl.load(first_part + request) + split * count + token) * H).to(tl.int64) + of_head
-            tl.store(part + part_at[:, None] * D + dims[None, :], acc, mask=stored)
-            tl.store(part_sums + part_at * 2, best, mask=is_row)
-            tl.store(part_sums + part_at * 2 + 1, total, mask=is_row)
-        else:
-            if HAS_SINKS:
-                total += tl.exp2(tl.load(sinks + of_head) * LOG2E - best)
-            out_at = (first + token).to(tl.int64)[:, None] * OUT_STRIDE + of_head[:, None] * D + dims[None, :]
-            # Rows beyond the item's tokens have seen no key.
-            value = acc / tl.where(is_row, total, 1.0)[:, None]
-            tl.store(out + out_at, value.to(out.dtype.element_ty), mask=stored)
+            tl.store(part + part_at[:, None] * D + dims[None, :], acc, mask=stored[:, None] & (dims < D)[None, :])
+            tl.store(part_sums + part_at * 2, best, mask=stored)
+            tl.store(part_sums + part_at * 2 + 1, total, mask=stored)
+        if HAS_SINKS:
+            total += tl.exp2(tl.load(sinks + of_head) * LOG2E - best)
+        out_at = (first + token).to(tl.int64)[:, None] * OUT_STRIDE + of_head[:, None] * D + dims[None, :]
+        # Rows beyond the item's tokens have seen no key.
+        value = acc / tl.where(is_whole, total, 1.0)[:, None]
+        tl.store(out + out_at, value.to(out.dtype.element_ty), mask=is_whole[:, None] & (dims < D)[None, :])
 
 
 @triton.jit
@@ -308,14 +310,17 @@ def merge_splits(
     HAS_SINKS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Merge the splits of each request, WAYS at a time, in ascending order. Grid: (R, H). Shapes: see `attend`."""
+    """Merge the splits of each request, WAYS at a time, in ascending order. Grid: (R, H). Shapes: see `attend`.
+
+    What has one split is written by `attend`.
+    """
     request, head = tl.program_id(0), tl.program_id(1)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     own, before = tl.load(num_splits + request), tl.load(first_part + request)
     dims = tl.arange(0, D_PAD)
-    if own > 0:
+    if own > 1:
         count, first = tl.load(counts + request), tl.load(first_rows + request)
         for token in range(0, count):
             best = float("-inf")

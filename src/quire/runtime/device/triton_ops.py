@@ -334,7 +334,7 @@ class TritonOps:
     ) -> None:
         """out = act(norm(x) · weightᵀ + bias) of one row, gated or added: one launch."""
         num_outputs, num_inputs = out.shape[1], weight.shape[1]
-        outputs = 2 if num_outputs >= 16384 else 4
+        outputs = self.tiles.row_outputs
         self._launch(
             layers.linear_row,
             (-(-num_outputs // outputs),),
@@ -342,7 +342,7 @@ class TritonOps:
             N=num_outputs,
             IN=num_inputs,
             OUTPUTS=outputs,
-            INPUTS=min(1024, power_of_two(num_inputs)),
+            INPUTS=min(self.tiles.row_inputs, power_of_two(num_inputs)),
             EPSILON=epsilon,
             ACTIVATION=activation.name,
             NORMED=norm is not None,
@@ -350,6 +350,7 @@ class TritonOps:
             GATED=gated,
             ADD=add,
             PDL=self.tiles.pdl,
+            num_warps=self.tiles.row_warps,
         )
 
     # --- Attention ------------------------------------------------------------------------------
@@ -363,7 +364,7 @@ class TritonOps:
             return
         num_heads, (block, num_kv_heads, size), strides = values["num_heads"], kv.values.shape[2:], kv.values.stride()
         own = (cos, sin) if values["q_cos"] is None else (values["q_cos"], values["q_sin"])
-        heads_at_once = 8 if size <= 128 else 4
+        heads_at_once = self.tiles.write_heads if size <= 128 else max(self.tiles.write_heads // 2, 1)
         self._launch(
             layers.write_kv,
             (len(q), -(-(num_heads + 2 * num_kv_heads) // heads_at_once)),
@@ -390,6 +391,7 @@ class TritonOps:
             HAS_K_NORM=k_norm is not None,
             HAS_ROTATION=cos is not None,
             PDL=self.tiles.pdl and len(q) == 1,
+            num_warps=self.tiles.write_warps,
         )
 
     def attend(
