@@ -46,7 +46,7 @@ class DeviceRowSampler:
         return top_k if 0 < top_k < self._plan.logits.shape[1] else 0
 
     def takes(self, rows: NDArray[np.int32], positions: NDArray[np.int32]) -> bool:
-        """Return True if the device can sample all these requests when their tokens reach these positions. Shapes: [S]."""
+        """Return True if the device can sample all these requests at these positions. Shapes: [S]."""
         return bool((self._takes_from[rows] <= positions).all())
 
     def launch(
