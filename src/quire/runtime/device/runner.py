@@ -35,7 +35,7 @@ _FATAL = ("CUDA error", "HIP error", "Error [CUDA]", "CUBLAS_STATUS")
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """A launched step: all that `finish` needs, so that later steps may change the records of requests.
+    """A launched step, with what `finish` needs, so that later steps may change the records of requests.
 
     tokens: memory of the host that has them once `event` has come; event: None where launches compute at once.
     result: once it is known. error: the step could not be launched.

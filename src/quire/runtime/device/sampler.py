@@ -46,7 +46,7 @@ class DeviceRowSampler:
         return top_k if 0 < top_k < self._plan.logits.shape[1] else 0
 
     def takes(self, rows: NDArray[np.int32], positions: NDArray[np.int32]) -> bool:
-        """Return True if the device can sample all these requests when they have so many tokens. Shapes: [S]."""
+        """Return True if the device can sample all these requests at these positions. Shapes: [S]."""
         return bool((self._takes_from[rows] <= positions).all())
 
     def launch(
@@ -67,7 +67,7 @@ class DeviceRowSampler:
         """Compile and capture what `launch` runs for steps of this size."""
 
 
-class ReferenceRowSampler(DeviceRowSampler):
+class HostRowSampler(DeviceRowSampler):
     """Chooses by the CPU's sampler, on copied logits: the definition, and what a device without kernels does."""
 
     def __init__(self, plan: DevicePlan, rows: NativeRowSampler) -> None:
@@ -201,4 +201,4 @@ def row_options(sampling: SamplingState, top_k: int) -> NDArray[np.int32]:
 
 def make_row_sampler(plan: DevicePlan, kernels: str, rows: NativeRowSampler) -> DeviceRowSampler:
     """Return the sampler of a device plan. `kernels`: see `EngineConfig.gpu_kernels`."""
-    return TritonRowSampler(plan, plan.graph_pool) if kernels == "triton" else ReferenceRowSampler(plan, rows)
+    return TritonRowSampler(plan, plan.graph_pool) if kernels == "triton" else HostRowSampler(plan, rows)
