@@ -10,6 +10,7 @@ Every result is a line of JSON, which also goes to FILE at once.
     stream     one stream and 32 of Qwen3-0.6B's and 8B's shapes, prompts of 512 and 2,048 tokens
     profile    kernels of a decode step of one stream: time of each, and the gaps between them
     bench      nano-vllm's workload: 256 requests of 100 to 1,024 tokens that generate 100 to 1,024
+    pdl        one stream with kernels that start while the one before them ends
     ablation   the same with results in step, without graphs, without Triton
     peer       Transformers' generate on the same shape
 
@@ -27,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ import torch
 from benchmarks.command_line import make_parser
 from quire import LLM, SamplingParams
 from quire.runtime.device import plan as device_plan
+from quire.runtime.device import tiles
 from tests.models.tiny_configs import TINY_CONFIGS, full_config
 
 QWEN3 = {
@@ -121,6 +124,7 @@ def main(argv: list[str] | None = None) -> int:
         "stream": (20, streams),
         "profile": (10, profile),
         "bench": (20, bench),
+        "pdl": (15, pdl),
         "ablation": (40, ablation),
         "peer": (20, peer),
     }
@@ -344,6 +348,23 @@ def ablation(report: Report) -> None:
         report.note("PyTorch's functions", streams=number, tok_per_s=32 * number / seconds)
 
 
+def pdl(report: Report) -> None:
+    """Programmatic dependent launch in steps of one row, which no other stage uses."""
+    if not report.on_card:
+        report.note("pdl", skipped="no card")
+        return
+    known = dict(tiles.BY_CAPABILITY)
+    tiles.BY_CAPABILITY.update({key: replace(value, pdl=True) for key, value in known.items()})
+    try:
+        with _engine(report, "0.6B") as llm:
+            for _ in range(2):
+                base = _generate(llm, [256], [1])
+                taken = _generate(llm, [256], [257]) - base
+            report.note("0.6B with dependent launches", streams=1, ms=1e3 * taken / 256, tok_per_s=256 / taken)
+    finally:
+        tiles.BY_CAPABILITY.update(known)
+
+
 def peer(report: Report) -> None:
     """Transformers: one stream and 32, its own static cache left out."""
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -351,7 +372,8 @@ def peer(report: Report) -> None:
     fields = {**QWEN3, **SHAPES["0.6B"]} | ({} if report.on_card else SMALL)
     config = AutoConfig.for_model(**fields)
     dtype = torch.bfloat16 if report.on_card else torch.float32
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype).to(report.device).eval()
+    with torch.device(report.device):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     new = 64 if report.on_card else 4
     for number in (1, 32) if report.on_card else (1, 2):
         ids = torch.randint(0, 10000, (number, 256 if report.on_card else 20), device=report.device)

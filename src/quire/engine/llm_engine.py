@@ -229,8 +229,8 @@ class LLMEngine:
             self._output_processor.note_scheduled(schedule.new_requests, self._clock())
             if self.op_period and schedule.step_id % self.op_period == 0:
                 schedule = schedule.with_op_times()
-            self._executor.submit(schedule)
             self._in_flight.append(schedule)
+            self._executor.submit(schedule)
             self._stall.num_steps = 0
         if not self._in_flight:
             self._stall.note()

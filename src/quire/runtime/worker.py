@@ -83,7 +83,8 @@ class Worker:
         # Rows of logits that a device plan does not sample are copied, and sampled as on a CPU.
         device = config.device if isinstance(self.forward, EagerForward) else "cpu"
         self.sampler = make_sampler(config.model.vocab_size, device, self.pool, links, grammars)
-        states, drafter = RequestStates.of(config.scheduler, has_copy=config.gpu_kernels != "off"), None
+        has_copy = not isinstance(self.forward, PlannedForward | EagerForward)
+        states, drafter = RequestStates.of(config.scheduler, has_copy=has_copy), None
         if config.model.draft is not None:
             from quire.runtime.draft_plan import load_drafter
 

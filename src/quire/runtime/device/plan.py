@@ -258,9 +258,9 @@ class Steps:
             with HostReadGuard():  # type: ignore[no-untyped-call]  # its base has no annotations
                 self._make_calls()
             return
-        self._num_runs += 1
-        if self._num_runs == 1 or not self.captures:
+        if self._num_runs == 0 or not self.captures:
             self._make_calls()
+            self._num_runs += 1
             return
         if self._graph is None:
             self._graph = self._capture()
@@ -275,8 +275,10 @@ class Steps:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            self._make_calls()
-            graph.capture_end()
+            try:
+                self._make_calls()
+            finally:  # else every later call of this device fails
+                graph.capture_end()
         torch.cuda.current_stream().wait_stream(stream)
         return graph
 
