@@ -31,14 +31,17 @@ class Tiles:
         prompt, decode: of heads of up to 128 values of 16 bits.
         split: shortest split of a decode's keys; `split_alone`: in a step of one row.
         programs_per_multiprocessor: of attention, per KV head.
+        row_outputs, row_inputs: of a program, and those that it reads at once, in products of one row.
         pdl: kernels of one-row steps start while the one before them ends (programmatic dependent launch, 9.0 on).
     """
 
     prompt: AttentionTile
     decode: AttentionTile = AttentionTile(16, 64, 4, 2)
     split: int = 512
-    split_alone: int = 256
+    split_alone: int = 64
     programs_per_multiprocessor: int = 2
+    row_outputs: int = 4
+    row_inputs: int = 1024
     pdl: bool = False
 
     def of_prompts(self, head_size: int, item_bytes: int, group_size: int) -> AttentionTile:
