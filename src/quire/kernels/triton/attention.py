@@ -231,8 +231,9 @@ def attend(
         low = tl.maximum(0, start + query0 - WINDOW + 1) if WINDOW else start * 0
         high = start + tl.minimum(count, query0 + TOKENS)
         if SPLIT:
-            length, first_split_of, _ = split_keys(start, start + count, WINDOW, SPLIT, MAX_SPLITS, DOUBLINGS)
+            length, first_split_of, splits = split_keys(start, start + count, WINDOW, SPLIT, MAX_SPLITS, DOUBLINGS)
             split = at - first_split_of
+            is_part = index + splits > index + 1
             low = tl.maximum(low, at * length)
             high = tl.minimum(high, at * length + length)
         best = tl.full([ROWS], float("-inf"), tl.float32)
@@ -290,19 +291,20 @@ def attend(
                 WINDOW,
                 True,
             )
-        stored = is_row[:, None] & (dims < D)[None, :]
-        if SPLIT == 0:
-            if HAS_SINKS:
-                total += tl.exp2(tl.load(sinks + of_head) * LOG2E - best)
-            out_at = (first + token).to(tl.int64)[:, None] * OUT_STRIDE + of_head[:, None] * D + dims[None, :]
-            # Rows beyond the item's tokens have seen no key.
-            value = acc / tl.where(is_row, total, 1.0)[:, None]
-            tl.store(out + out_at, value.to(out.dtype.element_ty), mask=stored)
-        else:
+        is_whole = is_row
+        if SPLIT:
+            stored = is_row & is_part
+            is_whole = is_row & ~is_part
             part_at = ((part0 + split * count + token) * H).to(tl.int64) + of_head
-            tl.store(part + part_at[:, None] * D + dims[None, :], acc, mask=stored)
-            tl.store(part_sums + part_at * 2, best, mask=is_row)
-            tl.store(part_sums + part_at * 2 + 1, total, mask=is_row)
+            tl.store(part + part_at[:, None] * D + dims[None, :], acc, mask=stored[:, None] & (dims < D)[None, :])
+            tl.store(part_sums + part_at * 2, best, mask=stored)
+            tl.store(part_sums + part_at * 2 + 1, total, mask=stored)
+        if HAS_SINKS:
+            total += tl.exp2(tl.load(sinks + of_head) * LOG2E - best)
+        out_at = (first + token).to(tl.int64)[:, None] * OUT_STRIDE + of_head[:, None] * D + dims[None, :]
+        # Rows beyond the item's tokens have seen no key.
+        value = acc / tl.where(is_whole, total, 1.0)[:, None]
+        tl.store(out + out_at, value.to(out.dtype.element_ty), mask=is_whole[:, None] & (dims < D)[None, :])
 
 
 @triton.jit
@@ -332,7 +334,7 @@ def merge_splits(
 ):
     """Merge the splits of each request, WAYS at a time, in ascending order. Grid: (R, ceil(H / HEADS)).
 
-    Shapes: see `attend`.
+    What has one split is written by `attend`. Shapes: see there.
     """
     request = tl.program_id(0)
     count, first = tl.load(counts + request), tl.load(first_rows + request)
@@ -347,7 +349,7 @@ def merge_splits(
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     dims = tl.arange(0, D_PAD)
     real = (head < H)[:, None] & (dims < D)[None, :]
-    if own > 0:
+    if own > 1:
         for token in range(0, count):
             best = tl.full([HEADS], float("-inf"), tl.float32)
             total = tl.zeros([HEADS], tl.float32)

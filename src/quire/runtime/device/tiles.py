@@ -30,8 +30,9 @@ class Tiles:
     Attributes:
         prompt, decode: of heads of up to 128 values of 16 bits.
         split: shortest split of a decode's keys; `split_alone`: in a step of one row.
+        row_outputs, row_inputs, row_warps: outputs, inputs at once and warps of a program of `linear_row`.
+        write_heads, write_warps: heads of up to 128 values and warps of a program of `write_kv`.
         programs_per_multiprocessor: of attention, per KV head.
-        row_outputs, row_inputs: of a program, and those that it reads at once, in products of one row.
         pdl: kernels of one-row steps start while the one before them ends (programmatic dependent launch, 9.0 on).
     """
 
@@ -39,9 +40,12 @@ class Tiles:
     decode: AttentionTile = AttentionTile(16, 64, 4, 2)
     split: int = 512
     split_alone: int = 64
-    programs_per_multiprocessor: int = 2
     row_outputs: int = 4
     row_inputs: int = 1024
+    row_warps: int = 4
+    write_heads: int = 8
+    write_warps: int = 4
+    programs_per_multiprocessor: int = 2
     pdl: bool = False
 
     def of_prompts(self, head_size: int, item_bytes: int, group_size: int) -> AttentionTile:

@@ -358,6 +358,7 @@ class TritonOps:
             GATED=gated,
             ADD=add,
             PDL=self.tiles.pdl,
+            num_warps=self.tiles.row_warps,
         )
 
     # --- Attention ------------------------------------------------------------------------------
@@ -371,7 +372,7 @@ class TritonOps:
             return
         num_heads, (block, num_kv_heads, size), strides = values["num_heads"], kv.values.shape[2:], kv.values.stride()
         own = (cos, sin) if values["q_cos"] is None else (values["q_cos"], values["q_sin"])
-        heads_at_once = 8 if size <= 128 else 4
+        heads_at_once = self.tiles.write_heads if size <= 128 else max(self.tiles.write_heads // 2, 1)
         self._launch(
             layers.write_kv,
             (len(q), -(-(num_heads + 2 * num_kv_heads) // heads_at_once)),
@@ -398,6 +399,7 @@ class TritonOps:
             HAS_K_NORM=k_norm is not None,
             HAS_ROTATION=cos is not None,
             PDL=self.tiles.pdl and len(q) == 1,
+            num_warps=self.tiles.write_warps,
         )
 
     def attend(
