@@ -126,20 +126,28 @@ class TritonOps:
             SLOTS_STRIDE=step.slots.stride(0),
             BLOCK=step.block_size,
         )
-        for (window, tile_queries), lists in self._lists.items():
-            self._launch(
-                attention.plan_items,
-                (min(num_rows, step.max_requests),),
-                *(step.starts, step.counts, lists.item_request, lists.item_index, lists.first_part, lists.num_splits),
-                *(lists.tile_request, lists.tile_query, lists.num_tiles),
-                R=step.max_requests,
-                R_PAD=power_of_two(step.max_requests),
-                WINDOW=window,
-                MAX_QUERIES=step.max_queries,
-                TILE_QUERIES=tile_queries,
-                CHUNK=128,
-                **self._splits(num_rows),
-            )
+        if num_rows > 1:
+            for (window, tile_queries), lists in self._lists.items():
+                self._launch(
+                    attention.plan_items,
+                    (min(num_rows, step.max_requests),),
+                    *(
+                        step.starts,
+                        step.counts,
+                        lists.item_request,
+                        lists.item_index,
+                        lists.first_part,
+                        lists.num_splits,
+                    ),
+                    *(lists.tile_request, lists.tile_query, lists.num_tiles),
+                    R=step.max_requests,
+                    R_PAD=power_of_two(step.max_requests),
+                    WINDOW=window,
+                    MAX_QUERIES=step.max_queries,
+                    TILE_QUERIES=tile_queries,
+                    CHUNK=128,
+                    **self._splits(num_rows),
+                )
         for prepare in step.prepares:
             prepare()
 
@@ -413,12 +421,13 @@ class TritonOps:
         group_size, item_bytes, pdl = num_heads // num_kv_heads, kv.values.itemsize, self.tiles.pdl and len(q) == 1
         prompt = self.tiles.of_prompts(size, item_bytes, group_size)
         lists, table = self._lists[window, prompt.rows // group_size], step.tables[kv.group]
-        splits = self._splits(num_rows)
+        splits = {**self._splits(num_rows), "ALONE": num_rows == 1}
         of_model = {
             "H": num_heads,
             "D": size,
             "D_PAD": power_of_two(size),
             "OUT_STRIDE": out.stride(0),
+            "WINDOW": window,
             "HAS_SINKS": sinks is not None,
             "PDL": pdl,
         }
@@ -442,7 +451,6 @@ class TritonOps:
                 HEAD_STRIDE=strides[3],
                 ROWS=tile.rows,
                 TILE=tile.keys,
-                WINDOW=window,
                 MAX_QUERIES=step.max_queries,
                 num_warps=tile.num_warps,
                 stages=tile.num_stages,
@@ -451,19 +459,22 @@ class TritonOps:
             )
 
         if step.has_prompts:
-            none = {"SPLIT": 0, "MAX_SPLITS": 1, "DOUBLINGS": 0}
+            none = {"SPLIT": 0, "MAX_SPLITS": 1, "DOUBLINGS": 0, "ALONE": False}
             launch(lists.tile_request, lists.tile_query, lists.num_tiles, prompt, num_rows, **none)
         if step.has_decodes:
             tile = self.tiles.of_decodes(size, item_bytes, step.max_queries * group_size)
             total = lists.num_splits[step.max_requests :]
             launch(lists.item_request, lists.item_index, total, tile, num_rows * MAX_SPLITS, **splits)
+            heads = 1 if num_rows == 1 else min(4, power_of_two(num_heads))
             self._launch(
                 attention.merge_splits,
-                (min(num_rows, step.max_requests), num_heads),
-                *(out, self._part, self._sums, step.counts, step.first_rows, lists.first_part, lists.num_splits),
-                of_sinks,
-                WAYS=16,
+                (min(num_rows, step.max_requests), -(-num_heads // heads)),
+                *(out, self._part, self._sums, step.starts, step.counts, step.first_rows),
+                *(lists.first_part, lists.num_splits, of_sinks),
+                HEADS=heads,
+                WAYS=MAX_SPLITS if num_rows == 1 else 4,
                 **of_model,
+                **splits,
             )
 
 
