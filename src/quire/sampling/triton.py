@@ -5,7 +5,7 @@ draw is a pure function of (seed, position, attempt) by Philox4x32-10. Four laun
 `scan` (maxima of 16 logits), `weigh` (weights of chunks), `collect` (the best tokens, if top_k or top_p is set),
 `choose`.
 Weights need the polynomial's fused multiply-adds and no others: `NO_FUSION` is given at every launch.
-`runtime/device/sampler.py` fills the options of the rows and launches the kernels.
+`runtime/device/sampler.py` fills the settings of the rows and launches the kernels.
 """
 
 import triton
@@ -20,7 +20,7 @@ NUCLEUS = 128
 MAX_K = 512
 NO_FUSION = {"enable_fp_fusion": False}
 NUM_OPTIONS = tl.constexpr(16)
-"""Columns of a row's options, int32; floats are stored by their bits. A row without a target is padding."""
+"""Columns of a row's settings, int32; floats are stored by their bits. A row without a target is padding."""
 LOGIT_ROW, TARGET, POSITION, TOP_K = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 TAKES_ALL, SEED_LOW, SEED_HIGH = tl.constexpr(4), tl.constexpr(5), tl.constexpr(6)
 SHARE_LOW, SHARE_HIGH = tl.constexpr(7), tl.constexpr(8)
@@ -32,19 +32,19 @@ _NO_ID = tl.constexpr(2147483647)
 
 
 @triton.jit
-def _option(options, row, COLUMN: tl.constexpr):
-    return tl.load(options + row * NUM_OPTIONS + COLUMN)
+def _option(settings, row, COLUMN: tl.constexpr):
+    return tl.load(settings + row * NUM_OPTIONS + COLUMN)
 
 
 @triton.jit
-def _float_option(options, row, COLUMN: tl.constexpr):
-    return tl.load(options + row * NUM_OPTIONS + COLUMN).to(tl.float32, bitcast=True)
+def _float_option(settings, row, COLUMN: tl.constexpr):
+    return tl.load(settings + row * NUM_OPTIONS + COLUMN).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _row_of(logits, options, row, V: tl.constexpr):
+def _row_of(logits, settings, row, V: tl.constexpr):
     """Return the address of a row's logits."""
-    return logits + _option(options, row, LOGIT_ROW).to(tl.int64) * V
+    return logits + _option(settings, row, LOGIT_ROW).to(tl.int64) * V
 
 
 @triton.jit
@@ -71,11 +71,11 @@ def _exp2_scaled(x, scale):
 
 
 @triton.jit
-def _weight_of(x, largest, options, row):
+def _weight_of(x, largest, settings, row):
     """Return the weights of logits in units of 2^-40. Dtypes: -> int64."""
-    scale, lowest = _float_option(options, row, SCALE), _float_option(options, row, LOWEST)
+    scale, lowest = _float_option(settings, row, SCALE), _float_option(settings, row, LOWEST)
     weight = _exp2_scaled(tl.maximum(x - largest, lowest), scale)
-    weight = tl.where(weight < _float_option(options, row, MIN_P), 0.0, weight)
+    weight = tl.where(weight < _float_option(settings, row, MIN_P), 0.0, weight)
     rounded = weight + 3.0
     rest = weight - (rounded - 3.0)
     coarse = rounded.to(tl.int32, bitcast=True) - 0x40400000
@@ -84,13 +84,13 @@ def _weight_of(x, largest, options, row):
 
 
 @triton.jit
-def _uniform(options, row, attempt):
+def _uniform(settings, row, attempt):
     """Return the number in [0, 1) of a row's seed and position. Dtypes: -> fp64."""
-    position = _option(options, row, POSITION)
+    position = _option(settings, row, POSITION)
     a, b = position.to(tl.uint32), tl.zeros_like(position).to(tl.uint32)
     c, d = b + attempt.to(tl.uint32), b
-    low = _option(options, row, SEED_LOW).to(tl.uint32, bitcast=True)
-    high = _option(options, row, SEED_HIGH).to(tl.uint32, bitcast=True)
+    low = _option(settings, row, SEED_LOW).to(tl.uint32, bitcast=True)
+    high = _option(settings, row, SEED_HIGH).to(tl.uint32, bitcast=True)
     for _ in tl.static_range(10):
         left = a.to(tl.uint64) * 0xD2511F53
         right = c.to(tl.uint64) * 0xCD9E8D57
@@ -122,10 +122,10 @@ def _target_of(number, weight):
 
 
 @triton.jit
-def _limit_of(options, row, weight):
+def _limit_of(settings, row, weight):
     """Return the weight that reaches top_p of `weight`."""
-    low = _option(options, row, SHARE_LOW).to(tl.uint32, bitcast=True).to(tl.int64)
-    bits = (_option(options, row, SHARE_HIGH).to(tl.int64) << 32) | low
+    low = _option(settings, row, SHARE_LOW).to(tl.uint32, bitcast=True).to(tl.int64)
+    bits = (_option(settings, row, SHARE_HIGH).to(tl.int64) << 32) | low
     return tl.maximum((weight.to(tl.float64) * bits.to(tl.float64, bitcast=True)).to(tl.int64), 1)
 
 
@@ -135,7 +135,7 @@ def _limit_of(options, row, weight):
 @triton.jit
 def scan(
     logits,
-    options,
+    settings,
     maxima,
     chunk_maxima,
     V: tl.constexpr,
@@ -145,8 +145,8 @@ def scan(
 ):
     """Find the maxima of each 16 logits of a row, and of each chunk; NaN where one is. Grid: (S, NUM_CHUNKS)."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    if _option(options, row, TARGET) >= 0:
-        _, x = _load_chunk(_row_of(logits, options, row, V), chunk, V, CHUNK)
+    if _option(settings, row, TARGET) >= 0:
+        _, x = _load_chunk(_row_of(logits, settings, row, V), chunk, V, CHUNK)
         x = tl.reshape(x, (CHUNK // GROUP, GROUP))
         found = tl.max(x, 1)
         is_nan = tl.max((x != x).to(tl.int32), 1) > 0
@@ -171,7 +171,7 @@ def _largest(chunk_maxima, row, NUM_CHUNKS: tl.constexpr, PADDED_CHUNKS: tl.cons
 @triton.jit
 def weigh(
     logits,
-    options,
+    settings,
     maxima,
     chunk_maxima,
     chunk_weights,
@@ -190,14 +190,14 @@ def weigh(
     Grid: (S, NUM_CHUNKS + 1): the last program of a row finds the bound.
     """
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    if (_option(options, row, TARGET) >= 0) & (_float_option(options, row, TEMPERATURE) != 0.0):
+    if (_option(settings, row, TARGET) >= 0) & (_float_option(settings, row, TEMPERATURE) != 0.0):
         largest, _ = _largest(chunk_maxima, row, NUM_CHUNKS, PADDED_CHUNKS)
-        top_k = _option(options, row, TOP_K)
+        top_k = _option(settings, row, TOP_K)
         if chunk < NUM_CHUNKS:
-            at, x = _load_chunk(_row_of(logits, options, row, V), chunk, V, CHUNK)
-            weights = tl.where(at < V, _weight_of(x, largest, options, row), 0)
+            at, x = _load_chunk(_row_of(logits, settings, row, V), chunk, V, CHUNK)
+            weights = tl.where(at < V, _weight_of(x, largest, settings, row), 0)
             tl.store(chunk_weights + row * NUM_CHUNKS + chunk, tl.sum(weights, 0))
-        elif (top_k > 0) | (_option(options, row, TAKES_ALL) == 0):
+        elif (top_k > 0) | (_option(settings, row, TAKES_ALL) == 0):
             size = tl.where(top_k > 0, top_k, NUCLEUS)
             groups = tl.arange(0, PADDED)
             found = tl.load(maxima + row * NUM_GROUPS + groups, mask=groups < NUM_GROUPS, other=float("-inf"))
@@ -223,7 +223,7 @@ def _keys(rank, ids):
 @triton.jit
 def collect(
     logits,
-    options,
+    settings,
     maxima,
     bounds,
     num_pooled,
@@ -236,13 +236,13 @@ def collect(
 ):
     """Collect keys of a row's tokens that reach its bound, in any order. Grid: (S, NUM_CHUNKS)."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    is_limited = (_option(options, row, TOP_K) > 0) | (_option(options, row, TAKES_ALL) == 0)
-    is_drawn = (_option(options, row, TARGET) >= 0) & (_float_option(options, row, TEMPERATURE) != 0.0)
+    is_limited = (_option(settings, row, TOP_K) > 0) | (_option(settings, row, TAKES_ALL) == 0)
+    is_drawn = (_option(settings, row, TARGET) >= 0) & (_float_option(settings, row, TEMPERATURE) != 0.0)
     if is_limited & is_drawn:
         bound = tl.load(bounds + row)
         of_groups = tl.load(maxima + (row * NUM_CHUNKS + chunk) * GROUPS + tl.arange(0, GROUPS))
         if tl.max(_order(of_groups), 0) >= bound:
-            at, x = _load_chunk(_row_of(logits, options, row, V), chunk, V, CHUNK)
+            at, x = _load_chunk(_row_of(logits, settings, row, V), chunk, V, CHUNK)
             rank = _order(x)
             found = (rank >= bound) & (at < V)
             place = tl.cumsum(found.to(tl.int32), 0) - 1
@@ -292,7 +292,7 @@ def _in_order(weights, target, ids):
 @triton.jit
 def _draw(
     x_row,
-    options,
+    settings,
     row,
     weights_row,
     total,
@@ -313,14 +313,14 @@ def _draw(
     target -= tl.sum(tl.where(index < chunk, weights, 0), 0)
     at, x = _load_chunk(x_row, chunk, V, CHUNK)
     before = (x > pivot) | ((x == pivot) & (at < pivot_id))
-    own = tl.where((at < V) & before, _weight_of(x, largest, options, row), 0)
+    own = tl.where((at < V) & before, _weight_of(x, largest, settings, row), 0)
     return _in_order(own, target, at)
 
 
 @triton.jit
 def _draw_by_trial(
     x_row,
-    options,
+    settings,
     row,
     weights_row,
     total,
@@ -337,10 +337,10 @@ def _draw_by_trial(
     pivot, pivot_id = tl.full([], float("-inf"), tl.float32), attempt + V
     going = True
     while going:
-        number = _uniform(options, row, attempt)
+        number = _uniform(settings, row, attempt)
         token = _draw(
             x_row,
-            options,
+            settings,
             row,
             weights_row,
             total,
@@ -359,7 +359,7 @@ def _draw_by_trial(
         for chunk in range(0, NUM_CHUNKS):
             at, x = _load_chunk(x_row, chunk, V, CHUNK)
             before = (x > pivot) | ((x == pivot) & (at < pivot_id))
-            kept = tl.sum(tl.where((at < V) & before, _weight_of(x, largest, options, row), 0), 0)
+            kept = tl.sum(tl.where((at < V) & before, _weight_of(x, largest, settings, row), 0), 0)
             tl.store(weights_row + chunk, kept)
             total += kept
         tl.debug_barrier()
@@ -370,10 +370,10 @@ def _draw_by_trial(
 
 @triton.jit
 def _draw_from_pool(
-    options, row, pool_row, size, total, largest, V: tl.constexpr, POOL: tl.constexpr, NUCLEUS: tl.constexpr
+    settings, row, pool_row, size, total, largest, V: tl.constexpr, POOL: tl.constexpr, NUCLEUS: tl.constexpr
 ):
     """Draw from the `size` best tokens, in their order; -2 if top_p may go beyond them."""
-    top_k = _option(options, row, TOP_K)
+    top_k = _option(settings, row, TOP_K)
     place = tl.arange(0, POOL)
     keys = tl.load(pool_row + place, mask=place < size, other=_NO_KEY)
     keys = tl.sort(keys, descending=True)
@@ -381,12 +381,12 @@ def _draw_from_pool(
     kept = place < size
     rank = (keys >> 32).to(tl.int32)
     value = tl.where(rank < 0, rank ^ 0x7FFFFFFF, rank).to(tl.float32, bitcast=True)
-    own = tl.where(kept, _weight_of(tl.where(kept, value, largest), largest, options, row), 0)
+    own = tl.where(kept, _weight_of(tl.where(kept, value, largest), largest, settings, row), 0)
     sums = tl.cumsum(own, 0)
     pool_weight = tl.sum(own, 0)
-    limit = _limit_of(options, row, tl.where(top_k > 0, pool_weight, total))
+    limit = _limit_of(settings, row, tl.where(top_k > 0, pool_weight, total))
     last, is_whole = size - 1, True
-    if _option(options, row, TAKES_ALL) == 0:
+    if _option(settings, row, TAKES_ALL) == 0:
         last = tl.minimum(tl.sum((sums < limit).to(tl.int32), 0), size - 1)
         # A last kept value that also ends the pool may go on outside of it.
         of_last = tl.sum(tl.where(place == last, rank, 0), 0)
@@ -394,7 +394,7 @@ def _draw_from_pool(
         may_go_on = (size == NUCLEUS) & (V > NUCLEUS) & (of_last == of_end)
         is_whole = (top_k > 0) | ((pool_weight >= limit) & ~may_go_on)
     weight = tl.sum(tl.where(place == last, sums, 0), 0)
-    target = _target_of(_uniform(options, row, tl.zeros_like(top_k)), weight)
+    target = _target_of(_uniform(settings, row, tl.zeros_like(top_k)), weight)
     drawn = tl.minimum(tl.sum((sums <= target).to(tl.int32), 0), last)
     key = tl.sum(tl.where(place == drawn, keys, 0), 0)
     return tl.where(is_whole, (0xFFFFFFFF - (key & 0xFFFFFFFF)).to(tl.int32), -2)
@@ -403,7 +403,7 @@ def _draw_from_pool(
 @triton.jit
 def _choose_drawn(
     x_row,
-    options,
+    settings,
     row,
     largest,
     weights_row,
@@ -420,24 +420,24 @@ def _choose_drawn(
     """Return the token of a row that draws."""
     index = tl.arange(0, PADDED_CHUNKS)
     total = tl.sum(tl.load(weights_row + index, mask=index < NUM_CHUNKS, other=0), 0)
-    top_k = _option(options, row, TOP_K)
+    top_k = _option(settings, row, TOP_K)
     token = tl.zeros_like(top_k) - 2
-    number = _uniform(options, row, tl.zeros_like(top_k))
+    number = _uniform(settings, row, tl.zeros_like(top_k))
     none = float("-inf")
-    if (top_k == 0) & (_option(options, row, TAKES_ALL) != 0):
+    if (top_k == 0) & (_option(settings, row, TAKES_ALL) != 0):
         token = _draw(
-            x_row, options, row, weights_row, total, number, largest, none, V, V, NUM_CHUNKS, PADDED_CHUNKS, CHUNK
+            x_row, settings, row, weights_row, total, number, largest, none, V, V, NUM_CHUNKS, PADDED_CHUNKS, CHUNK
         )
     else:
         pooled = tl.load(num_pooled + row)
         if pooled > POOL:
             pooled = tl.where(top_k > 0, top_k, NUCLEUS)
             _recollect(x_row, pool_row, tl.load(bounds + row), largest, pooled, V, NUM_CHUNKS, CHUNK)
-        token = _draw_from_pool(options, row, pool_row, pooled, total, largest, V, POOL, NUCLEUS)
+        token = _draw_from_pool(settings, row, pool_row, pooled, total, largest, V, POOL, NUCLEUS)
     if token == -2:
-        limit = _limit_of(options, row, total)
+        limit = _limit_of(settings, row, total)
         token = _draw_by_trial(
-            x_row, options, row, weights_row, total, limit, largest, V, NUM_CHUNKS, PADDED_CHUNKS, CHUNK
+            x_row, settings, row, weights_row, total, limit, largest, V, NUM_CHUNKS, PADDED_CHUNKS, CHUNK
         )
     return token
 
@@ -445,7 +445,7 @@ def _choose_drawn(
 @triton.jit
 def choose(
     logits,
-    options,
+    settings,
     chunk_maxima,
     chunk_weights,
     bounds,
@@ -465,20 +465,20 @@ def choose(
     Mutates: chunk_weights, pool.
     """
     row = tl.program_id(0).to(tl.int64)
-    target = _option(options, row, TARGET)
+    target = _option(settings, row, TARGET)
     if target >= 0:
-        x_row = _row_of(logits, options, row, V)
+        x_row = _row_of(logits, settings, row, V)
         largest, values = _largest(chunk_maxima, row, NUM_CHUNKS, PADDED_CHUNKS)
         token = tl.zeros_like(target) - 1
         if largest - largest == 0.0:  # finite
-            if _float_option(options, row, TEMPERATURE) == 0.0:
+            if _float_option(settings, row, TEMPERATURE) == 0.0:
                 first = tl.min(tl.where(values == largest, tl.arange(0, PADDED_CHUNKS), NUM_CHUNKS), 0)
                 at, x = _load_chunk(x_row, first, V, CHUNK)
                 token = tl.min(tl.where(x == largest, at, _NO_ID), 0)
             else:
                 token = _choose_drawn(
                     x_row,
-                    options,
+                    settings,
                     row,
                     largest,
                     chunk_weights + row * NUM_CHUNKS,

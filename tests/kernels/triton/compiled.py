@@ -34,6 +34,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "Qwen3-8B": {"width": 4096, "inner": 12288, "heads": 32, "kv_heads": 8, "size": 128, "normed": True},
     "SmolLM2": {"width": 576, "inner": 1536, "heads": 9, "kv_heads": 3, "size": 64},
     "gpt-oss": {"width": 2880, "inner": 2880, "heads": 64, "kv_heads": 8, "size": 64, "window": 128, "sinks": True},
+    "Gemma 4": {"width": 2560, "inner": 10240, "heads": 8, "kv_heads": 2, "size": 512, "normed": True},
     "Gemma": {"width": 1152, "inner": 6912, "heads": 4, "kv_heads": 1, "size": 256, "window": 512, "cap": 50.0},
 }
 
@@ -85,10 +86,10 @@ def record(arch: int, model: dict[str, Any], *, pdl: bool, has_drafts: bool) -> 
         normed, out = (tensor(num_rows, n, dtype=torch.bfloat16) for n in (width, heads * size))
         cos, sin, weight = tensor(num_rows, half), tensor(num_rows, half), tensor(width)
         of_heads = tensor(size) if model.get("normed") else None
-        attend = dict(
-            q=q, stride=0, out=out, num_heads=heads, window=window, scale=0.1, kv=kv, soft_cap=model.get("cap", 0.0),
-            sinks=tensor(heads) if model.get("sinks") else None,
-        )  # fmt: skip
+        attend = {
+            "q": q, "stride": 0, "out": out, "num_heads": heads, "window": window, "scale": 0.1, "kv": kv,
+            "soft_cap": model.get("cap", 0.0), "sinks": tensor(heads) if model.get("sinks") else None,
+        }  # fmt: skip
         ops.prepare([DeviceCall("attend", ops.attend, {**attend, "out": RowsView(out)}, 2)])
         ops.gather(num_rows)
         ops.rotary(step, tensor(half), cos, sin, half)

@@ -85,16 +85,20 @@ class Layer:
         call = {"out": shape, "window": case.window, "num_heads": case.heads, "kv": self.kv}
         self.ops.prepare([DeviceCall("attend", self.ops.attend, call, 2)])
 
-    def attend(self, requests: list[tuple[int, int, int]], queries: dict[int, torch.Tensor]) -> torch.Tensor:
+    def attend(
+        self, requests: list[tuple[int, int, int]], queries: dict[int, torch.Tensor], padding: int = 0
+    ) -> torch.Tensor:
         """Return the results of a step by the kernels. `queries`: [tokens, H, D] by row."""
         describe(self.step, requests)
         q = torch.cat([queries[row] for row, _, _ in requests]).flatten(1).to(DEVICE)
+        num_rows = len(q)
+        q = torch.cat((q, torch.full((padding, q.shape[1]), math.nan, device=DEVICE)))
         out = torch.full_like(q, math.nan)
         self.ops.gather(len(q))
         self.ops.attend(
             self.step, q, 0, out, self.case.heads, self.case.window, self.scale, self.kv, self.case.cap, self.sinks
         )
-        return out.cpu().view(len(q), self.case.heads, self.case.size)
+        return out[:num_rows].cpu().view(num_rows, self.case.heads, self.case.size)
 
     def formula(self, requests: list[tuple[int, int, int]], queries: dict[int, torch.Tensor]) -> torch.Tensor:
         """Return the results in fp64."""

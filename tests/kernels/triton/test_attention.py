@@ -38,9 +38,19 @@ def test_mixed_steps_equal_the_formula_and_bits_do_not_depend_on_the_batch(seed:
     assert error(found, layer.formula(requests, queries)) < 2e-5
     at = 0
     for request in requests[:2]:
-        alone = layer.attend([request], queries)
+        alone = layer.attend([request], queries, padding=1)  # a step of one row is split in another way
         assert torch.equal(alone, found[at : at + request[2]])
         at += request[2]
+
+
+@pytest.mark.parametrize(("start", "window", "sinks"), [(0, 0, True), (31, 0, True), (70, 0, False), (1100, 40, True)])
+def test_one_row_needs_no_work_lists(start: int, window: int, sinks: bool) -> None:
+    case = Case(kv_heads=2, group=3, size=24, window=window, cap=0.0, has_sinks=sinks, has_drafts=False)
+    layer = Layer(case, {4: start + 1}, 0)
+    queries = {4: torch.randn(1, case.heads, case.size)}
+    for lists in layer.ops._lists.values():
+        lists.num_splits.fill_(-7)
+    assert error(layer.attend([(4, start, 1)], queries), layer.formula([(4, start, 1)], queries)) < 2e-5
 
 
 def test_results_equal_the_reference_kernel() -> None:

@@ -14,12 +14,20 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def split_length(span, SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr, DOUBLINGS: tl.constexpr):
-    """Return the keys per split of a request that attends to `span` keys: at most MAX_SPLITS splits of these."""
-    length = span * 0 + SPLIT
+def split_keys(
+    start, end, WINDOW: tl.constexpr, SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr, DOUBLINGS: tl.constexpr
+):
+    """Return how the keys of a request are split: keys per split, the first split, and the number of splits.
+
+    `start`, `end`: positions of its new tokens. There are at most MAX_SPLITS splits, of SPLIT keys or twice, four times
+    … as many.
+    """
+    low = tl.maximum(start - WINDOW + 1, 0) if WINDOW else start * 0
+    length = start * 0 + SPLIT
     for _ in tl.static_range(DOUBLINGS):
-        length = tl.where(span > length * (MAX_SPLITS - 1), length * 2, length)
-    return length
+        length = tl.where(end - low > length * (MAX_SPLITS - 1), length * 2, length)
+    first = low // length
+    return length, first, (end + length - 1) // length - first
 
 
 @triton.jit
@@ -52,12 +60,8 @@ def plan_items(
     every = tl.arange(0, R_PAD)
     count = tl.load(counts + every, mask=every < R, other=0)
     start = tl.load(starts + every, mask=every < R, other=0)
-    first_key = tl.maximum(start - WINDOW + 1, 0) if WINDOW else tl.zeros_like(start)
-    end = start + count
-    length = split_length(end - first_key, SPLIT, MAX_SPLITS, DOUBLINGS)
-    low = first_key // length
-    is_split = (count > 0) & (count <= MAX_QUERIES)
-    splits = tl.where(is_split, (end + length - 1) // length - low, 0)
+    _, low, splits = split_keys(start, start + count, WINDOW, SPLIT, MAX_SPLITS, DOUBLINGS)
+    splits = tl.where((count > 0) & (count <= MAX_QUERIES), splits, 0)
     tiles = tl.where(count > MAX_QUERIES, (count + TILE_QUERIES - 1) // TILE_QUERIES, 0)
     before = tl.sum(tl.where(every < request, splits, 0))
     own = tl.sum(tl.where(every == request, splits, 0))
@@ -180,10 +184,12 @@ def attend(
     DOUBLINGS: tl.constexpr,
     MAX_QUERIES: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    ALONE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Attend the queries of each item to its keys. Grid: (any number of programs, K). SPLIT 0: of prompts.
 
+    ALONE: the step has one request, whose items need no list.
     A program has ROWS rows: row i is query token i // G of its item and head i % G of the KV head's G heads.
 
     Shapes: q, out [T, H, D], strided over T; part [parts, H, D]; part_sums [parts, H, 2]: the base-2 maximum and sum;
@@ -195,17 +201,26 @@ def attend(
     G: tl.constexpr = H // K
     TOKENS: tl.constexpr = MAX_QUERIES if SPLIT else ROWS // G
     head = tl.program_id(1)
+    if ALONE:
+        # These are older than the kernel before.
+        row, start, count, first = tl.load(rows), tl.load(starts), tl.load(counts), tl.load(first_rows)
+        _, first_split, total_items = split_keys(start, start + count, WINDOW, SPLIT, MAX_SPLITS, DOUBLINGS)
+    else:
+        total_items = tl.load(num_items)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     index = tl.arange(0, ROWS)
     dims = tl.arange(0, D_PAD)
     of_head = head * G + index % G
-    for item in range(tl.program_id(0), tl.load(num_items), tl.num_programs(0)):
-        request = tl.load(item_request + item)
-        at = tl.load(item_at + item)
-        row, start = tl.load(rows + request), tl.load(starts + request)
-        count, first = tl.load(counts + request), tl.load(first_rows + request)
+    for item in range(tl.program_id(0), total_items, tl.num_programs(0)):
+        if ALONE:
+            at, part0 = first_split + item, 0
+        else:
+            request = tl.load(item_request + item)
+            at, part0 = tl.load(item_at + item), tl.load(first_part + request)
+            row, start = tl.load(rows + request), tl.load(starts + request)
+            count, first = tl.load(counts + request), tl.load(first_rows + request)
         query0 = 0 if SPLIT else at
         token = query0 + index // G
         is_row = (index < TOKENS * G) & (token < count)
@@ -216,8 +231,9 @@ def attend(
         low = tl.maximum(0, start + query0 - WINDOW + 1) if WINDOW else start * 0
         high = start + tl.minimum(count, query0 + TOKENS)
         if SPLIT:
-            length = split_length(high - low, SPLIT, MAX_SPLITS, DOUBLINGS)
-            split = at - low // length
+            length, first_split_of, splits = split_keys(start, start + count, WINDOW, SPLIT, MAX_SPLITS, DOUBLINGS)
+            split = at - first_split_of
+            is_part = index + splits > index + 1
             low = tl.maximum(low, at * length)
             high = tl.minimum(high, at * length + length)
         best = tl.full([ROWS], float("-inf"), tl.float32)
@@ -275,19 +291,20 @@ def attend(
                 WINDOW,
                 True,
             )
-        stored = is_row[:, None] & (dims < D)[None, :]
+        is_whole = is_row
         if SPLIT:
-            part_at = ((tl.load(first_part + request) + split * count + token) * H).to(tl.int64) + of_head
-            tl.store(part + part_at[:, None] * D + dims[None, :], acc, mask=stored)
-            tl.store(part_sums + part_at * 2, best, mask=is_row)
-            tl.store(part_sums + part_at * 2 + 1, total, mask=is_row)
-        else:
-            if HAS_SINKS:
-                total += tl.exp2(tl.load(sinks + of_head) * LOG2E - best)
-            out_at = (first + token).to(tl.int64)[:, None] * OUT_STRIDE + of_head[:, None] * D + dims[None, :]
-            # Rows beyond the item's tokens have seen no key.
-            value = acc / tl.where(is_row, total, 1.0)[:, None]
-            tl.store(out + out_at, value.to(out.dtype.element_ty), mask=stored)
+            stored = is_row & is_part
+            is_whole = is_row & ~is_part
+            part_at = ((part0 + split * count + token) * H).to(tl.int64) + of_head
+            tl.store(part + part_at[:, None] * D + dims[None, :], acc, mask=stored[:, None] & (dims < D)[None, :])
+            tl.store(part_sums + part_at * 2, best, mask=stored)
+            tl.store(part_sums + part_at * 2 + 1, total, mask=stored)
+        if HAS_SINKS:
+            total += tl.exp2(tl.load(sinks + of_head) * LOG2E - best)
+        out_at = (first + token).to(tl.int64)[:, None] * OUT_STRIDE + of_head[:, None] * D + dims[None, :]
+        # Rows beyond the item's tokens have seen no key.
+        value = acc / tl.where(is_whole, total, 1.0)[:, None]
+        tl.store(out + out_at, value.to(out.dtype.element_ty), mask=is_whole[:, None] & (dims < D)[None, :])
 
 
 @triton.jit
@@ -295,6 +312,7 @@ def merge_splits(
     out,
     part,
     part_sums,
+    starts,
     counts,
     first_rows,
     first_part,
@@ -304,41 +322,59 @@ def merge_splits(
     D: tl.constexpr,
     D_PAD: tl.constexpr,
     OUT_STRIDE: tl.constexpr,
+    HEADS: tl.constexpr,
     WAYS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SPLIT: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    DOUBLINGS: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    ALONE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Merge the splits of each request, WAYS at a time, in ascending order. Grid: (R, H). Shapes: see `attend`."""
-    request, head = tl.program_id(0), tl.program_id(1)
+    """Merge the splits of each request, WAYS at a time, in ascending order. Grid: (R, ceil(H / HEADS)).
+
+    What has one split is written by `attend`. Shapes: see there.
+    """
+    request = tl.program_id(0)
+    count, first = tl.load(counts + request), tl.load(first_rows + request)
+    if ALONE:
+        start, before = tl.load(starts), 0
+        _, _, own = split_keys(start, start + count, WINDOW, SPLIT, MAX_SPLITS, DOUBLINGS)
+    else:
+        own, before = tl.load(num_splits + request), tl.load(first_part + request)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    own, before = tl.load(num_splits + request), tl.load(first_part + request)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     dims = tl.arange(0, D_PAD)
-    if own > 0:
-        count, first = tl.load(counts + request), tl.load(first_rows + request)
+    real = (head < H)[:, None] & (dims < D)[None, :]
+    if own > 1:
         for token in range(0, count):
-            best = float("-inf")
-            total = 0.0
-            acc = tl.zeros([D_PAD], tl.float32)
+            best = tl.full([HEADS], float("-inf"), tl.float32)
+            total = tl.zeros([HEADS], tl.float32)
+            acc = tl.zeros([HEADS, D_PAD], tl.float32)
             for begin in range(0, own, WAYS):
                 way = begin + tl.arange(0, WAYS)
-                at = (before + way * count + token).to(tl.int64) * H + head
-                bests = tl.load(part_sums + at * 2, mask=way < own, other=float("-inf"))
-                sums = tl.load(part_sums + at * 2 + 1, mask=way < own, other=0.0)
+                at = (before + way * count + token).to(tl.int64)[:, None] * H + head[None, :]
+                inside = (way < own)[:, None] & (head < H)[None, :]
+                bests = tl.load(part_sums + at * 2, mask=inside, other=float("-inf"))
+                sums = tl.load(part_sums + at * 2 + 1, mask=inside, other=0.0)
                 values = tl.load(
-                    part + at[:, None] * D + dims[None, :],
-                    mask=(way < own)[:, None] & (dims < D)[None, :],
+                    part + at[:, :, None] * D + dims[None, None, :],
+                    mask=inside[:, :, None] & (dims < D)[None, None, :],
                     other=0.0,
                 )
                 new_best = tl.maximum(best, tl.max(bests, 0))
                 # A draft's later tokens may see keys of a split of which its first token sees none.
-                weights = tl.where(bests == float("-inf"), 0.0, tl.exp2(bests - new_best))
+                weights = tl.where(bests == float("-inf"), 0.0, tl.exp2(bests - new_best[None, :]))
                 decay = tl.where(best == float("-inf"), 0.0, tl.exp2(best - new_best))
                 total = total * decay + tl.sum(sums * weights, 0)
-                acc = acc * decay + tl.sum(values * weights[:, None], 0)
+                acc = acc * decay[:, None] + tl.sum(values * weights[:, :, None], 0)
                 best = new_best
             if HAS_SINKS:
-                total += tl.exp2(tl.load(sinks + head) * LOG2E - best)
-            at_out = (first + token).to(tl.int64) * OUT_STRIDE + head * D + dims
-            tl.store(out + at_out, (acc / total).to(out.dtype.element_ty), mask=dims < D)
+                total += tl.exp2(tl.load(sinks + head, mask=head < H, other=0.0) * LOG2E - best)
+            at_out = (first + token).to(tl.int64) * OUT_STRIDE + head[:, None] * D + dims[None, :]
+            # Heads beyond the last one have no sums.
+            value = acc / tl.where(head < H, total, 1.0)[:, None]
+            tl.store(out + at_out, value.to(out.dtype.element_ty), mask=real)

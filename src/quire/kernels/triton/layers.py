@@ -17,9 +17,8 @@ def activated(x, ACTIVATION: tl.constexpr):
     elif ACTIVATION == "gelu":
         x = x * 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
     elif ACTIVATION == "gelu_tanh":
-        # tanh(y) = 1 - 2 / (e^2y + 1)
-        inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
-        x = x * (1.0 - 1.0 / (tl.exp(2.0 * inner) + 1.0))
+        # (1 + tanh(y)) / 2 = 1 / (1 + e^-2y)
+        x = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
     elif ACTIVATION == "relu":
         x = tl.maximum(x, 0.0)
     elif ACTIVATION == "relu2":
@@ -123,6 +122,17 @@ def norm_rows(
 
 
 @triton.jit
+def _norm_weights(q_norm, k_norm, is_q, is_k, dim, D: tl.constexpr, HAS_Q_NORM: tl.constexpr, HAS_K_NORM: tl.constexpr):
+    """Return the weights of the norms of heads, 1 where a head has none."""
+    result = tl.full([is_q.shape[0], dim.shape[1]], 1.0, tl.float32)
+    if HAS_Q_NORM:
+        result = tl.where(is_q, tl.load(q_norm + dim, mask=dim < D, other=0.0).to(tl.float32), result)
+    if HAS_K_NORM:
+        result = tl.where(is_k, tl.load(k_norm + dim, mask=dim < D, other=0.0).to(tl.float32), result)
+    return result
+
+
+@triton.jit
 def write_kv(
     q,
     k,
@@ -162,62 +172,47 @@ def write_kv(
         slots [T]: -1 is not written; kv [N, 2, B, K, D], strided. Mutates: q, kv.
     """
     token = tl.program_id(0)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
     at = token.to(tl.int64)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     dim = tl.arange(0, D_PAD)[None, :]
     is_q, is_k, is_v = head < H, (head >= H) & (head < H + K), (head >= H + K) & (head < H + 2 * K)
     real = dim < D
-    x = tl.load(q + at * Q_STRIDE + head * D + dim, mask=is_q & real, other=0.0).to(tl.float32)
-    x += tl.load(k + at * K_STRIDE + (head - H) * D + dim, mask=is_k & real, other=0.0).to(tl.float32)
-    x += tl.load(v + at * V_STRIDE + (head - H - K) * D + dim, mask=is_v & real, other=0.0).to(tl.float32)
-    factor = tl.full([HEADS, 1], 1.0, tl.float32)
-    if HAS_Q_NORM or HAS_K_NORM:
-        factor = tl.rsqrt(tl.sum(x * x, 1) / D + EPSILON)[:, None]
-        x *= _norm_factor(factor, q_norm, k_norm, is_q, is_k, dim, D, HAS_Q_NORM, HAS_K_NORM)
+    # The other half of each pair; a dimension beyond the rotated ones is its own.
+    pair = tl.where(dim < HALF, dim + HALF, tl.where(dim < 2 * HALF, dim - HALF, dim))
+    turned = (dim < 2 * HALF) & (is_q | is_k)
+    # These are older than the kernel before.
+    slot = tl.load(slots + token)
+    of_norm = _norm_weights(q_norm, k_norm, is_q, is_k, dim, D, HAS_Q_NORM, HAS_K_NORM)
     if HAS_ROTATION:
-        # The other half of each pair; a dimension beyond the rotated ones is its own.
-        pair = tl.where(dim < HALF, dim + HALF, tl.where(dim < 2 * HALF, dim - HALF, dim))
-        y = tl.load(q + at * Q_STRIDE + head * D + pair, mask=is_q & real, other=0.0).to(tl.float32)
-        y += tl.load(k + at * K_STRIDE + (head - H) * D + pair, mask=is_k & real, other=0.0).to(tl.float32)
-        y *= _norm_factor(factor, q_norm, k_norm, is_q, is_k, pair, D, HAS_Q_NORM, HAS_K_NORM)
-        turned = (dim < 2 * HALF) & (is_q | is_k)
+        of_pair = _norm_weights(q_norm, k_norm, is_q, is_k, pair, D, HAS_Q_NORM, HAS_K_NORM)
         angle = at * ROTATION_STRIDE + tl.where(dim < HALF, dim, dim - HALF)
         c = tl.load(cos + angle, mask=turned & is_k, other=0.0) + tl.load(q_cos + angle, mask=turned & is_q, other=0.0)
         s = tl.load(sin + angle, mask=turned & is_k, other=0.0) + tl.load(q_sin + angle, mask=turned & is_q, other=0.0)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    x = tl.load(q + at * Q_STRIDE + head * D + dim, mask=is_q & real, other=0.0).to(tl.float32)
+    x += tl.load(k + at * K_STRIDE + (head - H) * D + dim, mask=is_k & real, other=0.0).to(tl.float32)
+    x += tl.load(v + at * V_STRIDE + (head - H - K) * D + dim, mask=is_v & real, other=0.0).to(tl.float32)
+    if HAS_ROTATION:
+        y = tl.load(q + at * Q_STRIDE + head * D + pair, mask=is_q & real, other=0.0).to(tl.float32)
+        y += tl.load(k + at * K_STRIDE + (head - H) * D + pair, mask=is_k & real, other=0.0).to(tl.float32)
+    if HAS_Q_NORM or HAS_K_NORM:
+        factor = tl.rsqrt(tl.sum(x * x, 1) / D + EPSILON)[:, None]
+        factor = tl.where((is_q & HAS_Q_NORM) | (is_k & HAS_K_NORM), factor, 1.0)
+        x *= factor * of_norm
+        if HAS_ROTATION:
+            y *= factor * of_pair
+    if HAS_ROTATION:
         x = tl.where(turned, x * c + y * tl.where(dim < HALF, -s, s), x)
     # Threads of this program still read other halves of pairs, which lie where others write.
     tl.debug_barrier()
     tl.store(q + at * Q_STRIDE + head * D + dim, x.to(q.dtype.element_ty), mask=is_q & real)
-    slot = tl.load(slots + token)
     kv_head = tl.where(is_k, head - H, head - H - K)
     place = (slot // BLOCK).to(tl.int64) * BLOCK_STRIDE + slot % BLOCK * TOKEN_STRIDE + kv_head * HEAD_STRIDE
     place += tl.where(is_v, PLANE_STRIDE, 0)
     written = tl.where(is_k | is_v, slot, -1) >= 0
     tl.store(kv + place + dim, x.to(kv.dtype.element_ty), mask=written & real)
-
-
-@triton.jit
-def _norm_factor(
-    factor,
-    q_norm,
-    k_norm,
-    is_q,
-    is_k,
-    dim,
-    D: tl.constexpr,
-    HAS_Q_NORM: tl.constexpr,
-    HAS_K_NORM: tl.constexpr,
-):
-    """Return what the values of normed heads are multiplied by, 1 for others."""
-    result = tl.full([factor.shape[0], dim.shape[1]], 1.0, tl.float32)
-    if HAS_Q_NORM:
-        result = tl.where(is_q, factor * tl.load(q_norm + dim, mask=dim < D, other=0.0).to(tl.float32), result)
-    if HAS_K_NORM:
-        result = tl.where(is_k, factor * tl.load(k_norm + dim, mask=dim < D, other=0.0).to(tl.float32), result)
-    return result
 
 
 @triton.jit

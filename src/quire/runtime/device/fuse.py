@@ -4,9 +4,6 @@ A step of one row is bound by launches and by reading weights. Next to read: `Tr
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import torch
 
 from quire._native import Activation
 from quire.runtime.device.plan import DeviceCall, RowsView
@@ -46,9 +43,9 @@ def _product_at(calls: Sequence[DeviceCall], index: int, linear_row: Callable[..
     gate = calls[at + 1] if at + 1 < len(calls) else gemm
     if not (values["gated"] or values["add"]) and values["activation"] == Activation.none and _is_gate(gate):
         with_gate = {**given, "out": gate.values["out"], "activation": gate.values["activation"], "gated": True}
-        if _hands_over(calls, gemm, at + 1) and not _overlap(with_gate["out"], x):
+        if _hands_over(calls, gemm, at + 1) and not _overlap(_places(with_gate["out"]), _places(x)):
             return DeviceCall("linear_row", linear_row, with_gate, 1), at + 2 - index
-    if _overlap(given["out"], x):  # programs still read what others write
+    if _overlap(_places(given["out"]), _places(x)):  # programs still read what others write
         return calls[index], 1
     return DeviceCall("linear_row", linear_row, given, 1), at + 1 - index
 
@@ -81,35 +78,30 @@ def _is_gate(call: DeviceCall) -> bool:
 
 def _hands_over(calls: Sequence[DeviceCall], call: DeviceCall, at: int) -> bool:
     """Return whether the call at `at` reads the result of `call`, and no later one does."""
-    result = call.values["out"]
-    if _places(calls[at].values["x"]) != _places(result):
+    live = _places(call.values["out"])
+    if _places(calls[at].values["x"]) != live:
         return False
     for later in calls[at + 1 :]:
-        if any(_overlap(value, result) for name, value in later.values.items() if _is_read(later, name, value)):
+        views = [(name, _places(value)) for name, value in later.values.items() if isinstance(value, RowsView)]
+        if any(_overlap(places, live) for name, places in views if _is_read(later, name)):
             return False
-        if any(_covers(value, result) for name, value in later.values.items() if name in WRITTEN):
+        for name, places in views:
+            if name in WRITTEN and places.start <= live.start:
+                live = range(max(live.start, places.stop), live.stop)
+        if len(live) == 0:
             return True
     return True
 
 
-def _is_read(call: DeviceCall, name: str, value: Any) -> bool:
-    return isinstance(value, RowsView) and (name not in WRITTEN or bool(call.values.get("add")))
+def _is_read(call: DeviceCall, name: str) -> bool:
+    return name not in WRITTEN or bool(call.values.get("add"))
 
 
-def _places(value: Any) -> range:
+def _places(view: RowsView) -> range:
     """Return the addresses of the first row."""
-    whole: torch.Tensor = value.whole
-    start = whole.data_ptr()
-    return range(start, start + whole.shape[1] * whole.itemsize)
+    start = view.whole.data_ptr()
+    return range(start, start + view.whole.shape[1] * view.whole.itemsize)
 
 
-def _overlap(a: Any, b: Any) -> bool:
-    one, other = _places(a), _places(b)
+def _overlap(one: range, other: range) -> bool:
     return one.start < other.stop and other.start < one.stop
-
-
-def _covers(value: Any, result: Any) -> bool:
-    if not isinstance(value, RowsView):
-        return False
-    one, other = _places(value), _places(result)
-    return one.start <= other.start and other.stop <= one.stop

@@ -63,6 +63,9 @@ class DeviceRowSampler:
         """
         raise NotImplementedError
 
+    def warm_up(self, num_rows: int) -> None:
+        """Compile and capture what `launch` runs for steps of this size."""
+
 
 class HostRowSampler(DeviceRowSampler):
     """Chooses by the CPU's sampler, on copied logits: the definition, and what a device without kernels does."""
@@ -135,11 +138,19 @@ class TritonRowSampler(DeviceRowSampler):
         options[:num_rows, kernels.TARGET], options[:num_rows, kernels.POSITION] = rows, positions
         options[num_rows:size, kernels.TARGET] = -1
         self._options[:size].copy_(host[:size], non_blocking=True)
+        self._run(size)
+        found[:num_rows].copy_(self._tokens[:num_rows], non_blocking=True)
+        return found[:num_rows]
+
+    def warm_up(self, num_rows: int) -> None:
+        """See `DeviceRowSampler`. Mutates: the options, which become those of no request."""
+        self._options[:, self._kernels.TARGET] = -1
+        self._run(num_rows)
+
+    def _run(self, size: int) -> None:
         if size not in self._steps:
             self._steps[size] = Steps(self.calls(size), self._pool)
         self._steps[size].run()
-        found[:num_rows].copy_(self._tokens[:num_rows], non_blocking=True)
-        return found[:num_rows]
 
     def calls(self, num_rows: int) -> list[Callable[[], None]]:
         """Return the launches for `num_rows` rows."""

@@ -6,8 +6,12 @@ Next to read: `triton_ops.py`.
 
 from dataclasses import dataclass
 
+FEW_ROWS = 16
 MAX_SPLITS = 32
 """Most parts that the keys of a decode are split into. Longer sequences have longer splits."""
+
+MAX_SUMS = 16384
+"""Values that the eight warps of a program sum at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +30,23 @@ class Tiles:
 
     Attributes:
         prompt, decode: of heads of up to 128 values of 16 bits.
-        split: shortest split of a decode's keys; `split_alone`: in a step of one row.
+        split: shortest split of a decode's keys; split_few: in a step of up to `FEW_ROWS`; split_alone: of one row.
+        row_outputs, row_inputs, row_warps: outputs, inputs at once and warps of a program of `linear_row`.
+        write_heads, write_warps: heads of up to 128 values and warps of a program of `write_kv`.
         programs_per_multiprocessor: of attention, per KV head.
         pdl: kernels of one-row steps start while the one before them ends (programmatic dependent launch, 9.0 on).
     """
 
     prompt: AttentionTile
     decode: AttentionTile = AttentionTile(16, 64, 4, 2)
-    split: int = 512
-    split_alone: int = 256
+    split: int = 1024
+    split_few: int = 256
+    split_alone: int = 64
+    row_outputs: int = 8
+    row_inputs: int = 1024
+    row_warps: int = 8
+    write_heads: int = 8
+    write_warps: int = 8
     programs_per_multiprocessor: int = 2
     pdl: bool = False
 
@@ -49,14 +61,11 @@ class Tiles:
 
 def _shrunk(tile: AttentionTile, head_size: int, item_bytes: int, least_rows: int) -> AttentionTile:
     """Return a tile that needs no more memory than it does for heads of 128 values of 16 bits."""
-    rows, keys, warps = tile.rows, tile.keys, tile.num_warps
     size = power_of_two(head_size) * item_bytes // 2
-    while size > 128:
-        size //= 2
-        keys, warps = max(keys // 2, 16), 8
-        if size > 128:
-            rows = max(rows // 2, 16)
-    return AttentionTile(max(rows, power_of_two(least_rows)), keys, warps, tile.num_stages)
+    if size <= 128:
+        return AttentionTile(max(tile.rows, power_of_two(least_rows)), tile.keys, tile.num_warps, tile.num_stages)
+    rows, keys = min(tile.rows, MAX_SUMS // size), max(tile.keys * 128 // size, 16)
+    return AttentionTile(max(rows, power_of_two(least_rows)), keys, 8, tile.num_stages)
 
 
 def power_of_two(number: int) -> int:
@@ -69,7 +78,7 @@ BY_CAPABILITY = {
     80: Tiles(_SMALL),
     86: Tiles(_SMALL),
     89: Tiles(_SMALL),
-    90: Tiles(AttentionTile(64, 64, 4, 2)),
+    90: Tiles(AttentionTile(64, 64, 4, 2), pdl=True),
     100: Tiles(AttentionTile(128, 64, 8, 3)),
     120: Tiles(_SMALL),
 }

@@ -17,7 +17,7 @@ from quire.runtime.device.fuse import fuse_row
 from quire.runtime.device.memory import StepMemory
 from quire.runtime.device.ops import OPS, KvView
 from quire.runtime.device.plan import DeviceCall, Functions
-from quire.runtime.device.tiles import MAX_SPLITS, Tiles, power_of_two, tiles_of
+from quire.runtime.device.tiles import FEW_ROWS, MAX_SPLITS, Tiles, power_of_two, tiles_of
 
 MAX_NORM_WIDTH = 16384
 CHUNK = 1024
@@ -126,26 +126,35 @@ class TritonOps:
             SLOTS_STRIDE=step.slots.stride(0),
             BLOCK=step.block_size,
         )
-        for (window, tile_queries), lists in self._lists.items():
-            self._launch(
-                attention.plan_items,
-                (min(num_rows, step.max_requests),),
-                *(step.starts, step.counts, lists.item_request, lists.item_index, lists.first_part, lists.num_splits),
-                *(lists.tile_request, lists.tile_query, lists.num_tiles),
-                R=step.max_requests,
-                R_PAD=power_of_two(step.max_requests),
-                WINDOW=window,
-                MAX_QUERIES=step.max_queries,
-                TILE_QUERIES=tile_queries,
-                CHUNK=128,
-                **self._splits(num_rows),
-            )
+        if num_rows > 1:
+            for (window, tile_queries), lists in self._lists.items():
+                self._launch(
+                    attention.plan_items,
+                    (min(num_rows, step.max_requests),),
+                    *(
+                        step.starts,
+                        step.counts,
+                        lists.item_request,
+                        lists.item_index,
+                        lists.first_part,
+                        lists.num_splits,
+                    ),
+                    *(lists.tile_request, lists.tile_query, lists.num_tiles),
+                    R=step.max_requests,
+                    R_PAD=power_of_two(step.max_requests),
+                    WINDOW=window,
+                    MAX_QUERIES=step.max_queries,
+                    TILE_QUERIES=tile_queries,
+                    CHUNK=128,
+                    **self._splits(num_rows),
+                )
         for prepare in step.prepares:
             prepare()
 
     def _splits(self, num_rows: int) -> dict[str, int]:
         """Constants of how the keys of decodes are split, which depend on a request's length alone."""
-        split = self.tiles.split_alone if num_rows == 1 else self.tiles.split
+        split = self.tiles.split_few if num_rows <= FEW_ROWS else self.tiles.split
+        split = self.tiles.split_alone if num_rows == 1 else split
         most = split * (MAX_SPLITS - 1)
         return {"SPLIT": split, "MAX_SPLITS": MAX_SPLITS, "DOUBLINGS": (-(-self.step.longest // most) - 1).bit_length()}
 
@@ -334,7 +343,7 @@ class TritonOps:
     ) -> None:
         """out = act(norm(x) · weightᵀ + bias) of one row, gated or added: one launch."""
         num_outputs, num_inputs = out.shape[1], weight.shape[1]
-        outputs = 2 if num_outputs >= 16384 else 4
+        outputs = self.tiles.row_outputs
         self._launch(
             layers.linear_row,
             (-(-num_outputs // outputs),),
@@ -342,7 +351,7 @@ class TritonOps:
             N=num_outputs,
             IN=num_inputs,
             OUTPUTS=outputs,
-            INPUTS=min(1024, power_of_two(num_inputs)),
+            INPUTS=min(self.tiles.row_inputs, power_of_two(num_inputs)),
             EPSILON=epsilon,
             ACTIVATION=activation.name,
             NORMED=norm is not None,
@@ -350,6 +359,7 @@ class TritonOps:
             GATED=gated,
             ADD=add,
             PDL=self.tiles.pdl,
+            num_warps=self.tiles.row_warps,
         )
 
     # --- Attention ------------------------------------------------------------------------------
@@ -363,7 +373,7 @@ class TritonOps:
             return
         num_heads, (block, num_kv_heads, size), strides = values["num_heads"], kv.values.shape[2:], kv.values.stride()
         own = (cos, sin) if values["q_cos"] is None else (values["q_cos"], values["q_sin"])
-        heads_at_once = 8 if size <= 128 else 4
+        heads_at_once = self.tiles.write_heads if size <= 128 else max(self.tiles.write_heads // 2, 1)
         self._launch(
             layers.write_kv,
             (len(q), -(-(num_heads + 2 * num_kv_heads) // heads_at_once)),
@@ -390,6 +400,7 @@ class TritonOps:
             HAS_K_NORM=k_norm is not None,
             HAS_ROTATION=cos is not None,
             PDL=self.tiles.pdl and len(q) == 1,
+            num_warps=self.tiles.write_warps,
         )
 
     def attend(
@@ -410,12 +421,13 @@ class TritonOps:
         group_size, item_bytes, pdl = num_heads // num_kv_heads, kv.values.itemsize, self.tiles.pdl and len(q) == 1
         prompt = self.tiles.of_prompts(size, item_bytes, group_size)
         lists, table = self._lists[window, prompt.rows // group_size], step.tables[kv.group]
-        splits = self._splits(num_rows)
+        splits = {**self._splits(num_rows), "ALONE": num_rows == 1}
         of_model = {
             "H": num_heads,
             "D": size,
             "D_PAD": power_of_two(size),
             "OUT_STRIDE": out.stride(0),
+            "WINDOW": window,
             "HAS_SINKS": sinks is not None,
             "PDL": pdl,
         }
@@ -439,7 +451,6 @@ class TritonOps:
                 HEAD_STRIDE=strides[3],
                 ROWS=tile.rows,
                 TILE=tile.keys,
-                WINDOW=window,
                 MAX_QUERIES=step.max_queries,
                 num_warps=tile.num_warps,
                 stages=tile.num_stages,
@@ -448,19 +459,22 @@ class TritonOps:
             )
 
         if step.has_prompts:
-            none = {"SPLIT": 0, "MAX_SPLITS": 1, "DOUBLINGS": 0}
+            none = {"SPLIT": 0, "MAX_SPLITS": 1, "DOUBLINGS": 0, "ALONE": False}
             launch(lists.tile_request, lists.tile_query, lists.num_tiles, prompt, num_rows, **none)
         if step.has_decodes:
             tile = self.tiles.of_decodes(size, item_bytes, step.max_queries * group_size)
             total = lists.num_splits[step.max_requests :]
             launch(lists.item_request, lists.item_index, total, tile, num_rows * MAX_SPLITS, **splits)
+            heads = 1 if num_rows == 1 else min(4, power_of_two(num_heads))
             self._launch(
                 attention.merge_splits,
-                (min(num_rows, step.max_requests), num_heads),
-                *(out, self._part, self._sums, step.counts, step.first_rows, lists.first_part, lists.num_splits),
-                of_sinks,
-                WAYS=16,
+                (min(num_rows, step.max_requests), -(-num_heads // heads)),
+                *(out, self._part, self._sums, step.starts, step.counts, step.first_rows),
+                *(lists.first_part, lists.num_splits, of_sinks),
+                HEADS=heads,
+                WAYS=MAX_SPLITS if num_rows == 1 else 4,
                 **of_model,
+                **splits,
             )
 
 
