@@ -269,6 +269,13 @@ def test_each_rank_has_a_gpu() -> None:
         assert usable - config.scheduler.num_blocks * BLOCK_BYTES < engine_bytes(config) <= usable
 
 
+def test_device_plan_decodes_one_token_a_step() -> None:
+    config = resolved(CPU, gpu_kernels="reference")
+    assert config.scheduler.multi_step_decode == 1
+    assert "before the tokens of this one are known" in reason(config, "multi_step_decode")
+    assert resolved(CPU).scheduler.multi_step_decode > 1
+
+
 def test_stages_compute_short_steps_of_one_iteration() -> None:
     config = resolved(pipeline_parallel_size=2, tensor_parallel_size=3)
     assert config.threads_per_rank == 1

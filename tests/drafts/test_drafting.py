@@ -189,3 +189,12 @@ def test_draft_of_the_executor_gives_way_where_fewer_tokens_are_expected_of_it()
     made.note_step(*step(0, 1, item, Draft((7, 8), (0.1, 0.1))), 1.0, has_prompts=False)
     made.give_drafts([item])
     assert item.draft_token_ids == tuple(range(8))
+
+
+def test_request_in_flight_gets_no_draft_and_stays_out_of_the_next_step_once_it_is_due() -> None:
+    made, idle, due, cold = drafting_with(0.9, {1: 1.0, 9: 1.0}), request("a"), request("b"), request("c")
+    due.num_in_flight = cold.num_in_flight = 1
+    cold.drafting.asked_from = cold.num_tokens + 1
+    made.give_drafts([idle, due, cold], overlaps=True)
+    assert [len(item.draft_token_ids) for item in (idle, due, cold)] == [8, 0, 0]
+    assert (due.expects_drafts, cold.expects_drafts) == (True, False)

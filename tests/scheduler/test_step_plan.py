@@ -4,7 +4,7 @@ import pytest
 
 from quire.scheduler.request import Request
 from quire.scheduler.step_plan import StepPlan, StepShare
-from tests.scheduler.builders import make_config, make_pooling_request, make_request
+from tests.scheduler.builders import Driver, make_config, make_pooling_request, make_request
 
 
 def running(num_left: int) -> Request:
@@ -97,3 +97,31 @@ def test_stages_share_the_decodes_and_prompts_go_on() -> None:
     prompt = running(20)
     assert plan.may_compute([prompt, *decodes]) == (prompt, *decodes[:4])
     assert StepPlan(make_config()).may_compute([prompt, *decodes]) == (prompt, *decodes)
+
+
+@pytest.mark.parametrize(
+    ("params", "fields", "expected"),
+    [
+        ({}, {}, True),
+        ({"temperature": 0.7, "top_p": 0.9, "stop": "end", "min_tokens": 2}, {}, True),
+        ({"repetition_penalty": 1.2}, {}, False),
+        ({"bad_words": ["a"]}, {}, False),
+        ({"logprobs": 1}, {}, False),
+        ({"mirostat": 2}, {}, False),
+        ({}, {"awaits_external_token": True}, False),
+        ({}, {"expects_drafts": True}, False),
+    ],
+)
+def test_request_runs_ahead_if_its_token_is_chosen_from_the_logits_alone(
+    params: dict[str, Any], fields: dict[str, Any], expected: bool
+) -> None:
+    driver = Driver(make_config(max_in_flight=2))
+    driver.add(make_request("a", 8, 5, params=params, **fields))
+    assert [item.num_tokens for item in driver.submit().scheduled] == [8]
+    assert [item.num_computed_tokens for item in driver.submit().scheduled] == [8] * expected
+
+
+def test_stages_of_a_pipeline_wait_for_each_token() -> None:
+    driver = Driver(make_config(max_in_flight=2, pipeline_stages=2))
+    driver.add(make_request("a", 8, 5))
+    assert [len(driver.submit().scheduled) for _ in range(2)] == [1, 0]

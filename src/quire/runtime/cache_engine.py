@@ -113,7 +113,7 @@ class CacheEngine:
         """
         deadline_s = time.monotonic() + CLOSE_S if may_wait else None
         started, host_bytes = time.monotonic(), 0
-        moved: list[tuple[Any, list[int], Any]] = []
+        moved: list[tuple[Any, Any, Any]] = []
         reads: list[Transfer] = []
         places: dict[tuple[int, Tier, Tier], list[Transfer]] = {}
         for item in transfers:
@@ -126,7 +126,7 @@ class CacheEngine:
             if source is Tier.DISK:
                 reads += items
                 continue
-            values = self._pages(group_index, source)[sources]
+            values = self._pages(group_index, source)[self._index(source, sources)]
             if target is Tier.DISK:
                 digests = [digest for item in items for digest in item.digests]
                 self._disk().write(group_index, digests, values, deadline_s)
@@ -136,7 +136,7 @@ class CacheEngine:
             if source is Tier.HOST:
                 self._filled += targets
                 host_bytes += len(sources) * self._groups[group_index].page_bytes(self._block_size)
-            moved.append((self._pages(group_index, target), targets, values))
+            moved.append((self._pages(group_index, target), self._index(target, targets), values))
         for pages, targets, values in moved:
             pages[targets] = values
         # Host memory is committed when it is first written, which is no measure of later copies.
@@ -183,6 +183,15 @@ class CacheEngine:
         """The pages of a tier's memory, as far as the group's layers use them."""
         memory = self.memory if tier is Tier.DEVICE else self._host_memory
         return memory[:, : self._groups[group_index].page_bytes(self._block_size)]
+
+    def _index(self, tier: Tier, block_ids: list[int]) -> Any:
+        """Return what indexes a tier's pages; a GPU copies these without waiting for the steps in flight."""
+        if tier is not Tier.DEVICE or isinstance(self.memory, np.ndarray):
+            return block_ids
+        import torch
+
+        pinned = torch.tensor(block_ids, pin_memory=self.memory.device.type == "cuda")
+        return pinned.to(self.memory.device, non_blocking=True)
 
     def _to(self, tier: Tier, values: Any) -> Any:
         if isinstance(self.memory, np.ndarray):
