@@ -108,7 +108,8 @@ class Worker:
     def _make_runner(self, links: Links, parts: dict[str, Any]) -> ModelRunner:
         if isinstance(self.forward, PlannedForward | EagerForward):
             return make_runner(self.config, self.forward, self.cache, self.sampler, links, **parts)
-        from quire.runtime.device.runner import DeviceForward, DeviceRunner
+        from quire.runtime.device.forward import DeviceForward
+        from quire.runtime.device.runner import DeviceRunner
 
         assert isinstance(self.forward, DeviceForward)
         return DeviceRunner(self.config, self.forward, self.cache, self.sampler, **parts)

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 import torch
 
 from quire.runtime.batch import RequestState
-from quire.runtime.device.sampler import ReferenceRowSampler
+from quire.runtime.device.sampler import HostRowSampler
 from quire.sampling.native import NativeRowSampler
 from quire.sampling.sampler import Sampler
 from tests.sampling.builders import gaussian, new_request, params
@@ -34,11 +34,11 @@ def test_kernels_choose_the_tokens_of_the_cpu_sampler() -> None:
     assert min(seen[kind] for kind in (*kinds, "no choice", "overflow")) >= 5, seen
 
 
-def make_reference(vocab_size: int, logits: torch.Tensor) -> tuple[Sampler, ReferenceRowSampler, torch.Tensor]:
+def make_reference(vocab_size: int, logits: torch.Tensor) -> tuple[Sampler, HostRowSampler, torch.Tensor]:
     sampler, last_tokens = Sampler(vocab_size, "cpu"), torch.full((4,), -7, dtype=torch.int32)
     assert isinstance(sampler.rows, NativeRowSampler)
     plan: Any = SimpleNamespace(logits=logits, step=SimpleNamespace(last_tokens=last_tokens))
-    return sampler, ReferenceRowSampler(plan, sampler.rows), last_tokens
+    return sampler, HostRowSampler(plan, sampler.rows), last_tokens
 
 
 def test_siblings_share_a_row_of_logits_and_draw_by_their_own_seeds() -> None:

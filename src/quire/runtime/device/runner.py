@@ -20,6 +20,7 @@ from quire.errors import EngineDeadError
 from quire.runtime.batch import RequestState, StepLayout, lay_out
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.device.forward import DeviceForward
+from quire.runtime.device.plan import step_size
 from quire.runtime.device.sampler import make_row_sampler
 from quire.runtime.model_runner import ModelRunner
 from quire.sampling.native import NativeRowSampler
@@ -34,7 +35,7 @@ _FATAL = ("CUDA error", "HIP error", "Error [CUDA]", "CUBLAS_STATUS")
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """A launched step: all that `finish` needs, so that later steps may change the records of requests.
+    """A launched step, with what `finish` needs, so that later steps may change the records of requests.
 
     tokens: memory of the host that has them once `event` has come; event: None where launches compute at once.
     result: once it is known. error: the step could not be launched.
@@ -71,6 +72,27 @@ class DeviceRunner(ModelRunner):
         """Per row the number of tokens up to which the host reads hidden states: all of the prompt, or none."""
         self._launched: list[Pending] = []
         """Asynchronous steps whose tokens the host has not read."""
+        if config.gpu_kernels == "triton" and forward.plan.step.device.type == "cuda":
+            self._warm_up(config.scheduler.max_num_seqs)
+
+    def _warm_up(self, max_num_seqs: int) -> None:
+        """Compile all kernels and capture the graphs of decodes, so that no request waits for either.
+
+        A step without requests computes padding. Graphs of steps with prompts are captured as their sizes come.
+        """
+        plan = self._device_forward.plan
+        sizes = sorted({step_size(number) for number in range(1, max_num_seqs + 1)}, reverse=True)
+        with torch.inference_mode():
+            for has_decodes in (True, False):
+                plan.step.has_decodes, plan.step.has_prompts = has_decodes, True
+                plan.run_body(sizes[0])
+            plan.step.has_decodes, plan.step.has_prompts = True, False
+            for size in sizes:
+                for _ in ("compiled", "captured"):
+                    plan.run_body(size)
+                    plan.run_head(size)
+                    self._rows.warm_up(size)
+        torch.cuda.synchronize()
 
     def launch(self, output: SchedulerOutput) -> Pending:
         """See `ModelRunner`. An exception is kept for `finish`."""

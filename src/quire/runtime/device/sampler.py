@@ -46,7 +46,7 @@ class DeviceRowSampler:
         return top_k if 0 < top_k < self._plan.logits.shape[1] else 0
 
     def takes(self, rows: NDArray[np.int32], positions: NDArray[np.int32]) -> bool:
-        """Return True if the device can sample all these requests when they have so many tokens. Shapes: [S]."""
+        """Return True if the device can sample all these requests at these positions. Shapes: [S]."""
         return bool((self._takes_from[rows] <= positions).all())
 
     def launch(
@@ -63,8 +63,11 @@ class DeviceRowSampler:
         """
         raise NotImplementedError
 
+    def warm_up(self, num_rows: int) -> None:
+        """Compile and capture what `launch` runs for steps of this size."""
 
-class ReferenceRowSampler(DeviceRowSampler):
+
+class HostRowSampler(DeviceRowSampler):
     """Chooses by the CPU's sampler, on copied logits: the definition, and what a device without kernels does."""
 
     def __init__(self, plan: DevicePlan, rows: NativeRowSampler) -> None:
@@ -135,11 +138,19 @@ class TritonRowSampler(DeviceRowSampler):
         options[:num_rows, kernels.TARGET], options[:num_rows, kernels.POSITION] = rows, positions
         options[num_rows:size, kernels.TARGET] = -1
         self._options[:size].copy_(host[:size], non_blocking=True)
+        self._run(size)
+        found[:num_rows].copy_(self._tokens[:num_rows], non_blocking=True)
+        return found[:num_rows]
+
+    def warm_up(self, num_rows: int) -> None:
+        """See `DeviceRowSampler`. Mutates: the options, which become those of no request."""
+        self._options[:, self._kernels.TARGET] = -1
+        self._run(num_rows)
+
+    def _run(self, size: int) -> None:
         if size not in self._steps:
             self._steps[size] = Steps(self.calls(size), self._pool)
         self._steps[size].run()
-        found[:num_rows].copy_(self._tokens[:num_rows], non_blocking=True)
-        return found[:num_rows]
 
     def calls(self, num_rows: int) -> list[Callable[[], None]]:
         """Return the launches for `num_rows` rows."""
@@ -190,4 +201,4 @@ def row_options(sampling: SamplingState, top_k: int) -> NDArray[np.int32]:
 
 def make_row_sampler(plan: DevicePlan, kernels: str, rows: NativeRowSampler) -> DeviceRowSampler:
     """Return the sampler of a device plan. `kernels`: see `EngineConfig.gpu_kernels`."""
-    return TritonRowSampler(plan, plan.graph_pool) if kernels == "triton" else ReferenceRowSampler(plan, rows)
+    return TritonRowSampler(plan, plan.graph_pool) if kernels == "triton" else HostRowSampler(plan, rows)

@@ -6,6 +6,7 @@ Next to read: `triton_ops.py`.
 
 from dataclasses import dataclass
 
+FEW_ROWS = 16
 MAX_SPLITS = 32
 """Most parts that the keys of a decode are split into. Longer sequences have longer splits."""
 
@@ -29,7 +30,7 @@ class Tiles:
 
     Attributes:
         prompt, decode: of heads of up to 128 values of 16 bits.
-        split: shortest split of a decode's keys; `split_alone`: in a step of one row.
+        split: shortest split of a decode's keys; split_few: in a step of up to `FEW_ROWS`; split_alone: of one row.
         row_outputs, row_inputs, row_warps: outputs, inputs at once and warps of a program of `linear_row`.
         write_heads, write_warps: heads of up to 128 values and warps of a program of `write_kv`.
         programs_per_multiprocessor: of attention, per KV head.
@@ -38,13 +39,14 @@ class Tiles:
 
     prompt: AttentionTile
     decode: AttentionTile = AttentionTile(16, 64, 4, 2)
-    split: int = 512
+    split: int = 1024
+    split_few: int = 256
     split_alone: int = 64
-    row_outputs: int = 4
+    row_outputs: int = 8
     row_inputs: int = 1024
-    row_warps: int = 4
+    row_warps: int = 8
     write_heads: int = 8
-    write_warps: int = 4
+    write_warps: int = 8
     programs_per_multiprocessor: int = 2
     pdl: bool = False
 
@@ -76,7 +78,7 @@ BY_CAPABILITY = {
     80: Tiles(_SMALL),
     86: Tiles(_SMALL),
     89: Tiles(_SMALL),
-    90: Tiles(AttentionTile(64, 64, 4, 2)),
+    90: Tiles(AttentionTile(64, 64, 4, 2), pdl=True),
     100: Tiles(AttentionTile(128, 64, 8, 3)),
     120: Tiles(_SMALL),
 }

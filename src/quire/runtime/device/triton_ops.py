@@ -17,7 +17,7 @@ from quire.runtime.device.fuse import fuse_row
 from quire.runtime.device.memory import StepMemory
 from quire.runtime.device.ops import OPS, KvView
 from quire.runtime.device.plan import DeviceCall, Functions
-from quire.runtime.device.tiles import MAX_SPLITS, Tiles, power_of_two, tiles_of
+from quire.runtime.device.tiles import FEW_ROWS, MAX_SPLITS, Tiles, power_of_two, tiles_of
 
 MAX_NORM_WIDTH = 16384
 CHUNK = 1024
@@ -153,7 +153,8 @@ class TritonOps:
 
     def _splits(self, num_rows: int) -> dict[str, int]:
         """Constants of how the keys of decodes are split, which depend on a request's length alone."""
-        split = self.tiles.split_alone if num_rows == 1 else self.tiles.split
+        split = self.tiles.split_few if num_rows <= FEW_ROWS else self.tiles.split
+        split = self.tiles.split_alone if num_rows == 1 else split
         most = split * (MAX_SPLITS - 1)
         return {"SPLIT": split, "MAX_SPLITS": MAX_SPLITS, "DOUBLINGS": (-(-self.step.longest // most) - 1).bit_length()}
 
