@@ -15,7 +15,7 @@ from quire.runtime.device.tiles import AttentionTile, Tiles
 from quire.runtime.device.triton_ops import TritonOps
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-TILES = Tiles(AttentionTile(32, 16, 4, 1), AttentionTile(16, 16, 4, 1), split=32, split_alone=32)
+TILES = Tiles(AttentionTile(32, 16, 4, 1), AttentionTile(16, 16, 4, 1), split=32, split_few=32, split_alone=32)
 MAX_LEN, BLOCK = 1200, 16
 
 
