@@ -30,7 +30,7 @@ REAL_MODEL_TESTS := tests/test_examples.py tests/test_structured_generation.py t
 # What a failed step has made is no reason to pass over it the next time.
 .DELETE_ON_ERROR:
 
-.PHONY: FORCE run torch test test-fast test-bare test-arm lint check format wheel wheel-check container-check bench soak faults inputs docs clean help
+.PHONY: FORCE run torch test test-fast test-bare test-arm test-gpu lint check format wheel wheel-check container-check bench soak faults inputs docs clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -60,6 +60,10 @@ test-arm: $(VENV)/.installed-dev  ## the kernels for ARM64 on emulated processor
 		-DPython_EXECUTABLE=$(abspath $(BIN))/python -DQUIRE_ISAS=all
 	@$(BIN)/cmake --build build/aarch64 --target print_digests
 	$(BIN)/python -m pytest -q tests/kernels/test_arm.py $(ARGS)
+
+test-gpu: $(VENV)/.installed-triton  ## kernels for GPUs, without one: run in Triton's interpreter, compiled for four cards
+	$(BIN)/python -m pytest -n $(JOBS) tests/kernels/triton tests/runtime/device $(ARGS)
+	PYTHONPATH=$(VENV)/triton-3.6 $(BIN)/python -m pytest -n $(JOBS) tests/kernels/triton/test_compiled.py $(ARGS)
 
 lint: $(VENV)/.installed-dev  ## format, lint and types
 	$(BIN)/ruff format --check .
@@ -155,6 +159,14 @@ $(VENV)/.installed-torch: $(VENV)/.installed
 $(VENV)/.installed-dev: $(VENV)/.installed-torch
 	@echo "installing what the tests need" >&2
 	@$(PIP) 'quire[dev]'
+	@touch $@
+
+# The newest Triton, and beside it the oldest one that kernels are compiled with: its interpreter cannot use the newest NumPy.
+$(VENV)/.installed-triton: $(VENV)/.installed-dev
+	@echo "installing Triton, twice" >&2
+	@$(PIP) 'quire[gpu]'
+	@rm -rf $(VENV)/triton-3.6
+	@$(PIP) --no-deps --target $(VENV)/triton-3.6 triton==3.6.0
 	@touch $@
 
 # Clients whose pinned versions contradict Quire's, or each other's, have environments of their own: tests/server/clients.

@@ -188,7 +188,7 @@ class DeviceEmitter:
     def push(self, op: str, **values: Any) -> None:
         values.pop("parts", None)
         reference = OPS.get(op)
-        function = self._functions.get(op, reference and reference.function)
+        function = self._functions.get(op) or (reference.function if reference else None)
         if function is None:
             raise NotTraceableError(f"the operation {op} on a device")
         given = {name: self._value(value) for name, value in values.items()}

@@ -7,6 +7,7 @@ Next to read: `triton_ops.py`.
 from dataclasses import dataclass
 
 FEW_ROWS = 16
+"""Most rows of a step whose decodes have shorter splits: there are few of them for a whole card."""
 MAX_SPLITS = 32
 """Most parts that the keys of a decode are split into. Longer sequences have longer splits."""
 
@@ -26,7 +27,7 @@ class AttentionTile:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """What a card's kernels are launched with.
+    """The sizes that the kernels of a card are launched with.
 
     Attributes:
         prompt, decode: of heads of up to 128 values of 16 bits.
