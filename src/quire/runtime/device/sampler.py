@@ -144,7 +144,7 @@ class TritonRowSampler(DeviceRowSampler):
 
     def warm_up(self, num_rows: int) -> None:
         """See `DeviceRowSampler`. Mutates: the options, which become those of no request."""
-        self._options[:, self._kernels.TARGET] = -1
+        self._options[:, self._kernels.TARGET.value] = -1
         self._run(num_rows)
 
     def _run(self, size: int) -> None:
