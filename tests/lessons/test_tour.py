@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from quire.cli.output import Output
+from quire.cli.terminal import Output
 from quire.config import EngineConfig, EngineOptions, Hardware
 from quire.engine.tokenizer_source import load_tokenizer
 from quire.errors import ConfigError, ModelError, PromptError

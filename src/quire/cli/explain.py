@@ -9,12 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quire.cli.command import option, output_of, verb
-from quire.cli.language import is_english, lang_option
-from quire.cli.options import environment_name
-from quire.cli.output import Output, padded
-from quire.cli.progress import show_progress
-from quire.cli.values import LENGTH, LENGTHS, Value
+from quire.cli.command import is_english, lang_option, option, output_of, verb
+from quire.cli.options import LENGTH, LENGTHS, Value, environment_name
+from quire.cli.terminal import Output, padded, show_progress
 from quire.config import DTYPE_ALIASES, DTYPES, KV_DTYPES, QUANTIZED_BITS, EngineOptions
 from quire.text.width import display_width
 

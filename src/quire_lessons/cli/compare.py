@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from quire.cli.command import option, output_of, verb
-from quire.cli.values import BYTES, EVERY_LENGTH, LENGTH
+from quire.cli.options import BYTES, EVERY_LENGTH, LENGTH
 
 EXAMPLES = (
     "quire compare batching",

@@ -12,13 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quire.cli.arguments import read_prompt, split_arguments
-from quire.cli.command import option, output_of, verb
-from quire.cli.language import lang_option
-from quire.cli.options import OF_SERVE, chosen_options, option_flags
-from quire.cli.output import Output, is_capable_terminal, open_file
-from quire.cli.progress import show_progress
-from quire.cli.typed_keys import END, ReadKey, typed_keys
+from quire.cli.command import lang_option, option, output_of, verb
+from quire.cli.options import OF_SERVE, chosen_options, option_flags, read_prompt, split_arguments
+from quire.cli.terminal import END, Output, ReadKey, is_capable_terminal, open_file, show_progress, typed_keys
 from quire.config import EngineConfig, EngineOptions
 from quire.errors import PromptError
 from quire_lessons.tour_reasons import reason_of
@@ -133,7 +129,7 @@ def tour_command(
 
 def _write_story(file: Path, text: str, values: dict[str, Any], output: Output) -> None:
     """Record the story of a prompt and write the page that plays it. Raises: ConfigError if it cannot be written."""
-    from quire.cli.session import open_engine
+    from quire.cli.run import open_engine
     from quire.engine.chat import dialogue_of
     from quire.insight.trace_page import to_html
     from quire_lessons.story import OPTIONS, record_story
@@ -181,7 +177,7 @@ def _prompt_ids(
     config: EngineConfig, checkpoint: "Checkpoint", text: str, length: int | None, told: "Told"
 ) -> tuple["Tokenizer", list[int]]:
     """Return the tokenizer and the prompt's token ids, repeated or cut to `length`."""
-    from quire.cli.session import NO_TEMPLATE
+    from quire.cli.run import NO_TEMPLATE
     from quire.engine.tokenizer_source import read_chat_template
     from quire.text.dialogue import Dialogue
     from quire_lessons.tour_subject import LENDER, open_tokenizer

@@ -12,11 +12,11 @@ import click
 from quire.byte_sizes import format_bytes
 from quire.cli.command import option, output_of, verb
 from quire.cli.options import revision_option
-from quire.cli.progress import show_progress
+from quire.cli.terminal import show_progress
 from quire.errors import ConfigError, UnsupportedModelError
 
 if TYPE_CHECKING:
-    from quire.cli.output import Output
+    from quire.cli.terminal import Output
     from quire.weights.sources import ModelFiles
     from quire_workshop.gguf.importance_file import Importance
     from quire_workshop.gguf.quantize import ModelToQuantize

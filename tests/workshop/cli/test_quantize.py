@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from quire.cli.output import Output
-from quire.cli.show import open_model
+from quire.cli.models import open_model
+from quire.cli.terminal import Output
 from quire.engine.tokenizer_source import load_tokenizer
 from quire.weights.gguf_file import read_gguf
 from quire_workshop.gguf.importance_file import read_importance
