@@ -16,7 +16,7 @@ LESSONS = SOURCE / "quire_lessons"
 SPEAKING = [
     *sorted(LESSONS.glob("tour*.py")), LESSONS / "cli" / "tour.py", *sorted((PACKAGE / "insight").glob("view*.py")),
     *sorted(path for path in (PACKAGE / "insight" / "explain").glob("*.py") if path.stem != "calibrate"),
-    *(PACKAGE / "cli" / f"{verb}.py" for verb in ("explain", "view")),
+    PACKAGE / "cli" / "explain.py",
 ]  # fmt: skip
 QUOTED = [PACKAGE / "memory_plan.py", PACKAGE / "resolve.py", *(PACKAGE / "kernels").glob("*.py")]
 """Sentences of these appear in the pictures and reports: the table may have them."""
@@ -42,8 +42,8 @@ def literals(path: Path) -> Iterator[str]:
             left_out.add(id(node.value))
         if isinstance(node, ast.Raise) or is_call_of(node, "option", "verb", "UsageError", "Value", "field"):
             left_out.update(map(id, ast.walk(node)))
-        if isinstance(node, ast.Assign) and any(isinstance(to, ast.Name) and to.id in ("EXAMPLES", "_REASONS", "STYLE")
-                                                for to in node.targets):  # fmt: skip
+        names = [to.id for to in getattr(node, "targets", ()) if isinstance(to, ast.Name)]
+        if any(name in ("_REASONS", "STYLE") or name.endswith("EXAMPLES") for name in names):
             left_out.update(map(id, ast.walk(node)))
     inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in ast.walk(tree):

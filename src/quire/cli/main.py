@@ -54,7 +54,7 @@ OWN: dict[str, Verb] = {
     "tokenize": Verb("Models", "quire.cli.models", "Show how text becomes tokens."),
     "explain": Verb("See inside", "quire.cli.explain", "Explain a model's size, memory, work and time."),
     "trace": Verb("See inside", "quire.cli.trace", "Record what the engine does; make a timeline of a recording."),
-    "view": Verb("See inside", "quire.cli.trace", "Draw one step: mask, blocks, time, instructions."),
+    "view": Verb("See inside", "quire.cli.explain", "Draw one step: mask, blocks, time, instructions."),
     "top": Verb("Measure", "quire.cli.top", "Watch a server."),
     "ps": Verb("Operate", "quire.cli.top", "List the servers of this machine."),
     "cache ls": Verb("Operate", "quire.cli.cache", "List the KV blocks that --kv-disk keeps."),
