@@ -13,8 +13,8 @@ from quire.config import EngineConfig
 from quire.errors import UnsupportedModelError
 from quire.insight.explain.device import Device, read_calibration
 from quire.insight.explain.phases import Phase
-from quire.insight.explain.rank_model import RankModel, trace_rank
 from quire.insight.explain.report import format_value, scaled
+from quire.insight.explain.subject import RankModel, trace_rank
 from quire.insight.trace import Line
 from quire.kernels.instruction import StepShape, Work
 from quire.runtime.machine_limits import measure_limits

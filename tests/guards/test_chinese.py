@@ -15,7 +15,7 @@ PACKAGE = SOURCE / "quire"
 LESSONS = SOURCE / "quire_lessons"
 SPEAKING = [
     *sorted(LESSONS.glob("tour*.py")), LESSONS / "cli" / "tour.py", *sorted((PACKAGE / "insight").glob("view*.py")),
-    *sorted(path for path in (PACKAGE / "insight" / "explain").glob("*.py") if path.stem != "calibrate"),
+    *sorted((PACKAGE / "insight" / "explain").glob("*.py")),
     PACKAGE / "cli" / "explain.py",
 ]  # fmt: skip
 QUOTED = [PACKAGE / "memory_plan.py", PACKAGE / "resolve.py", *(PACKAGE / "kernels").glob("*.py")]
@@ -28,6 +28,7 @@ NOT_SHOWN = {
     "forward passes",  # a plural
     "Why is the sky blue?",  # the prompt
     "quire, op by op: a plan cannot hold {}",  # of `quire show`
+    "limits of memory and arithmetic", "scheduling and sampling", "kernels of {} weights and {} KV",  # progress
     "no prompt was given", "waiting for the server's next step", "{}: the last line is incomplete and was left out",
 }  # fmt: skip
 """The last ones are notes and errors on stderr, which are English for all verbs."""

@@ -15,8 +15,7 @@ from quire.config import EngineConfig, EngineOptions, Hardware
 from quire.engine.tokenizer_source import load_tokenizer
 from quire.errors import ConfigError, ModelError, PromptError
 from quire.insight.explain.device import Device
-from quire.insight.explain.rank_model import trace_rank
-from quire.insight.explain.subject import PRESETS, open_subject
+from quire.insight.explain.subject import PRESETS, open_subject, trace_rank
 from quire.models.registry import ModelRegistry
 from quire.resolve import resolve
 from quire.runtime.machine_limits import MachineLimits

@@ -68,8 +68,8 @@ def doctor_command(calibrate: bool) -> None:
 
 
 def _calibrate(output: Output) -> None:
-    from quire.insight.explain.calibrate import calibrate
     from quire.insight.explain.device import calibration_path
+    from quire.insight.explain.measure import calibrate
 
     found = calibrate(lambda part: output.note(f"measuring {part}"))
     read = found.read[-1][1]

@@ -128,8 +128,7 @@ def explain_command(
         if min(found, default=1) < 1:
             raise click.UsageError(f"{name} {min(found)} explains nothing: give 1 or more")
     from quire.insight.explain.explanation import explain
-    from quire.insight.explain.settings import Settings
-    from quire.insight.explain.subject import open_subject
+    from quire.insight.explain.subject import Settings, open_subject
 
     with show_progress(output) as progress:
         checkpoint = open_subject(model, progress)
@@ -142,7 +141,7 @@ def explain_command(
         output.note(translate("measuring the model in this process"))
         measure_model(explained, checkpoint, settings)
     if html is not None:
-        from quire.insight.explain.page import to_html
+        from quire.insight.explain.report import to_html
 
         page = to_html(report)
         if not is_english(translate):
@@ -283,10 +282,8 @@ def _of_model(
     device: str = AUTO,
 ) -> "Picture":
     """Draw a layer of a model, or its ranks."""
-    from quire.insight.explain.settings import Settings
-    from quire.insight.explain.subject import open_subject
-    from quire.insight.view_layer import view_layer
-    from quire.insight.view_ranks import view_ranks
+    from quire.insight.explain.subject import Settings, open_subject
+    from quire.insight.view_model import view_layer, view_ranks
 
     with show_progress(output_of()) as progress:
         checkpoint = open_subject(model, progress)

@@ -214,6 +214,6 @@ def _converted(trace: "EngineTrace", suffix: str) -> str:
         from quire.insight.chrome import to_chrome
 
         return json.dumps(to_chrome(trace))
-    from quire.insight.trace_page import to_html
+    from quire.insight.trace import to_html
 
     return to_html(trace)

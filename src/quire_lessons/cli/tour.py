@@ -131,7 +131,7 @@ def _write_story(file: Path, text: str, values: dict[str, Any], output: Output) 
     """Record the story of a prompt and write the page that plays it. Raises: ConfigError if it cannot be written."""
     from quire.cli.run import open_engine
     from quire.engine.chat import dialogue_of
-    from quire.insight.trace_page import to_html
+    from quire.insight.trace import to_html
     from quire_lessons.story import OPTIONS, record_story
 
     with open_file("--html", file) as opened:

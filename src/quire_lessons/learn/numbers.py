@@ -19,8 +19,7 @@ PRICE_PER_HOUR = 3.0
 @cache
 def _explained(model: str, **settings: object) -> "Explained":
     from quire.insight.explain.explanation import explain
-    from quire.insight.explain.settings import Settings
-    from quire.insight.explain.subject import open_subject
+    from quire.insight.explain.subject import Settings, open_subject
 
     return explain(open_subject(model), Settings(**settings))  # type: ignore[arg-type]
 
