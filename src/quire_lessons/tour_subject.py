@@ -13,7 +13,7 @@ from quire.errors import ConfigError, ModelError
 from quire.insight.explain.subject import has_config_alone, open_subject
 from quire.text.tokenizer import Tokenizer
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
-from quire.weights.progress import Progress
+from quire.weights.model_files import Progress
 from quire.weights.sources import resolve_source
 
 LENDER = EngineOptions.model

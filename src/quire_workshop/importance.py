@@ -23,7 +23,7 @@ from quire.runtime.worker import Worker
 from quire.sampling_params import SamplingParams
 from quire.weight_map import weight_map
 from quire.weights.checkpoint import open_checkpoint
-from quire.weights.progress import Progress, ignore_progress
+from quire.weights.model_files import Progress, ignore_progress
 from quire.weights.sources import ModelFiles
 from quire_workshop.gguf.quantize import SourceTensor
 

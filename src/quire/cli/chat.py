@@ -24,6 +24,7 @@ from quire.files import make_directory, read_own, replace_file
 from quire.sampling_params import SamplingParams
 
 # --- Saved chats: one JSON file each, a list of messages, which only this user may read -----------
+# `XDG_DATA_HOME` moves their directory.
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", re.ASCII)
 

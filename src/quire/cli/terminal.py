@@ -26,7 +26,7 @@ from quire.text.width import display_width
 if TYPE_CHECKING:
     import logging
 
-    from quire.weights.progress import Progress
+    from quire.weights.model_files import Progress
 
 # --- Lines of an answer, broken at words; a terminal alone breaks at its last column --------------
 

@@ -14,7 +14,7 @@ from quire.models.hf_predictor import add_eagle, add_predictors
 from quire.models.registry import ModelRegistry
 from quire.runtime.plan.packed_weights import kept_bytes
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
-from quire.weights.progress import Progress
+from quire.weights.model_files import Progress
 from quire.weights.sources import resolve_source
 
 MIN_LAYERS = 4

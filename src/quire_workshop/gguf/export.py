@@ -14,9 +14,9 @@ import numpy as np
 from quire.errors import UnsupportedModelError
 from quire.weight_map import Layout
 from quire.weights.gguf_architectures import ARCHITECTURES, GRANITE4_DENSE, Architecture
+from quire.weights.gguf_config import file_views
 from quire.weights.gguf_fields import write_fields
-from quire.weights.gguf_layout import file_views
-from quire.weights.gguf_metadata import PREDICTORS
+from quire.weights.gguf_file import PREDICTORS
 from quire.weights.gguf_recurrent import StateSizes
 from quire.weights.gguf_rope import rope_keys
 from quire.weights.weight_tensor import WeightTensor

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from quire.errors import ModelFileError, printable
-from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.gguf_file import read_gguf
 from quire.weights.model_files import map_file
+from quire.weights.weight_tensor import BLOCK_FORMATS
 from quire_workshop.gguf.writer import TensorToWrite, key_value, write_gguf
 
 Importance = Mapping[str, np.ndarray]

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from quire.weight_map import Offset, Rows, Transpose, View
-from quire.weights.block_formats import FLOATS
 from quire.weights.gguf_architectures import Architecture
 from quire.weights.gguf_recurrent import StateSizes, value_heads_in_turns
-from quire.weights.weight_tensor import WeightTensor
+from quire.weights.weight_tensor import FLOATS, WeightTensor
 
 Named = Iterator[tuple[str, WeightTensor]]
 

@@ -15,9 +15,8 @@ import numpy as np
 
 from quire.errors import ConfigError, ModelFileError, UnsupportedModelError
 from quire.linux import allowed_cpus
-from quire.weights.block_formats import BLOCK_FORMATS, FLOATS
-from quire.weights.encode import quantize
-from quire.weights.progress import Progress, ignore_progress
+from quire.weights.model_files import Progress, ignore_progress
+from quire.weights.weight_tensor import BLOCK_FORMATS, FLOATS, quantize
 from quire_workshop.gguf.writer import TensorToWrite, key_value, write_gguf
 
 FILE_TYPES = {

@@ -12,13 +12,11 @@ from typing import Any
 import numpy as np
 
 from quire.errors import ModelFileError, UnsupportedModelError, printable
-from quire.weights.block_formats import BLOCK_FORMATS, FLOATS, NVFP4, row_bytes
-from quire.weights.dequantize import decode
 from quire.weights.gguf_architectures import ARCHITECTURES
 from quire.weights.gguf_config import sampling_keys, translate_config
+from quire.weights.gguf_fields import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, TensorNames
 from quire.weights.gguf_file import DEFAULT_ALIGNMENT, GGUFFile, GGUFTensor
-from quire.weights.gguf_names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, TensorNames
-from quire.weights.weight_tensor import WeightTensor
+from quire.weights.weight_tensor import BLOCK_FORMATS, FLOATS, NVFP4, WeightTensor, decode, row_bytes
 from quire_workshop.gguf.quantize import ModelToQuantize, SourceTensor
 from quire_workshop.gguf.writer import key_value
 

@@ -30,7 +30,7 @@ from quire.runtime.plan.load import trace_share
 from quire.runtime.plan.lower import split_name
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.hub import fetch_from_hub, parse_hub_id
-from quire.weights.progress import Progress
+from quire.weights.model_files import Progress
 from quire.weights.sources import ModelFiles, resolve_source
 
 # --- A model --------------------------------------------------------------------------------------

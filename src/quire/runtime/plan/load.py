@@ -19,7 +19,7 @@ from quire.runtime.plan.stages import Send, cut
 from quire.runtime.plan.trace import trace_join, trace_model
 from quire.runtime.plan.weight_file import fill_weights
 from quire.weights.checkpoint import Checkpoint
-from quire.weights.progress import Progress
+from quire.weights.model_files import Progress
 
 
 def load_plan(
