@@ -13,7 +13,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +235,8 @@ def to_html(trace: EngineTrace) -> str:
 @functools.cache
 def page_template() -> str:
     """Return the page without its trace. Modules name each other in an import map, whose entries hold them whole."""
+    from importlib.resources import files
+
     folder = files("quire") / "page"
     sources = {f"vendor/{name}": (folder / "vendor" / name).read_text() for name in ("preact.js", "htm.js")}
     sources |= {name: (folder / name).read_text() for name in PAGE_MODULES}

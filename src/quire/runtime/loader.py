@@ -20,9 +20,8 @@ from quire.config import EngineConfig, ModelConfig
 from quire.errors import ConfigError, ModelFileError
 from quire.layers.group import SINGLE, Group, LocalGroup, Partition, UnevenSplitError
 from quire.lazy_torch import on_meta
-from quire.models.hf_eagle import EagleConfig
 from quire.models.hf_llama import LlamaConfig
-from quire.models.hf_predictor import add_eagle, add_predictors, with_stored_predictors
+from quire.models.hf_predictor import EagleConfig, add_eagle, add_predictors, with_stored_predictors
 from quire.models.registry import ModelRegistry
 from quire.runtime.plan.packed_weights import Placement, kept_bytes
 from quire.weight_map import weight_map

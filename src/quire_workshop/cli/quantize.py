@@ -100,7 +100,7 @@ def open_source(files: "ModelFiles") -> "ModelToQuantize":
     same from the file.
     """
     from quire.lazy_torch import on_meta
-    from quire.models.hf_wrapper import language_model
+    from quire.models.hf_config import language_model
     from quire.models.registry import ModelRegistry
     from quire.runtime.loader import make_stored
     from quire.weights.checkpoint import open_checkpoint

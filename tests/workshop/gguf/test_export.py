@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from quire.errors import UnsupportedModelError
-from quire.models.hf_wrapper import language_model
+from quire.models.hf_config import language_model
 from quire.models.registry import ModelRegistry, model_types
 from quire.runtime.loader import make_model, make_stored
 from quire.weights.checkpoint import open_checkpoint
