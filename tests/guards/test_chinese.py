@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quire.insight.chinese import TABLE
-from quire_lessons.tour_reasons import _PAIRS
+from quire_lessons.cli.tour import _PAIRS
 from tests.guards.sources import SOURCE
 
 PACKAGE = SOURCE / "quire"

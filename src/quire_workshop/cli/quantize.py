@@ -18,8 +18,7 @@ from quire.errors import ConfigError, UnsupportedModelError
 if TYPE_CHECKING:
     from quire.cli.terminal import Output
     from quire.weights.sources import ModelFiles
-    from quire_workshop.gguf.importance_file import Importance
-    from quire_workshop.gguf.quantize import ModelToQuantize
+    from quire_workshop.gguf.quantize import Importance, ModelToQuantize
 
 EXAMPLES = (
     "quire quantize org/model model-q4_k_m.gguf --type Q4_K_M",
@@ -106,8 +105,7 @@ def open_source(files: "ModelFiles") -> "ModelToQuantize":
     from quire.weights.checkpoint import open_checkpoint
     from quire.weights.gguf_config import sampling_keys
     from quire.weights.gguf_file import read_gguf
-    from quire_workshop.gguf.export import completed, describe_config, name_tensors
-    from quire_workshop.gguf.quantize_source import from_gguf, from_tensors, read_back
+    from quire_workshop.gguf.export import completed, describe_config, from_gguf, from_tensors, name_tensors, read_back
     from quire_workshop.gguf.tokenizer_export import describe_tokenizer
 
     if files.kind == "gguf":
@@ -156,7 +154,7 @@ def _as_stored(value: Any) -> Any:
 def _importance(
     files: "ModelFiles", source: "ModelToQuantize", text: Path | None, path: Path | None, output: "Output"
 ) -> "Importance | None":
-    from quire_workshop.gguf.importance_file import read_importance, write_importance
+    from quire_workshop.gguf.quantize import read_importance, write_importance
 
     if text is None:
         return None if path is None else read_importance(path)
