@@ -22,7 +22,7 @@ from quire.runtime.adapter_layout import linear_shapes
 from quire.sampling_params import SamplingParams
 from quire.weights.adapter_files import read_adapter
 from quire_lessons.compare.adapters import write_random_adapter
-from quire_lessons.compare.decodes import DecodeJob, decode
+from quire_lessons.compare.speculation import DecodeJob, decode
 
 NUM_NEW, PROMPT_TOKENS = 96, 32
 PARAMS = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)

@@ -25,8 +25,8 @@ from torch.nn import functional
 
 from benchmarks.command_line import make_parser
 from quire.engine.llm_engine import LLMEngine
-from quire.models.hf_eagle import ARCHITECTURE, NUM_KEPT
 from quire.models.hf_llama import LlamaConfig
+from quire.models.hf_predictor import ARCHITECTURE, NUM_KEPT
 from quire.sampling_params import SamplingParams
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.sources import resolve_source

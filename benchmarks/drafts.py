@@ -28,7 +28,7 @@ from quire.engine.llm_engine import LLMEngine
 from quire.events import EventKind
 from quire.sampling_params import SamplingParams
 from quire.structured_outputs import StructuredOutputsParams
-from quire_lessons.compare.draft_texts import TOPICS, json_tasks
+from quire_lessons.compare.speculation import TOPICS, json_tasks
 
 PAGES = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
 TEXT_TOKENS = 1500

@@ -23,7 +23,7 @@ from quire.events import EventKind
 from quire.insight.explain.device import Device
 from quire.insight.explain.measure import decode_seconds, prefill_seconds
 from quire.insight.explain.phases import Phase
-from quire.insight.explain.rank_model import trace_rank
+from quire.insight.explain.subject import trace_rank
 from quire.kernels.instruction import StepShape
 from quire.models.registry import ModelRegistry
 from quire.parallel.executor import InProcessExecutor

@@ -18,9 +18,9 @@ from quire._native import WeightFormat
 from quire.kernels.instruction import Packing
 from quire.runtime.hardware import count_threads
 from quire.runtime.plan.packed_weights import PACKED_DIRECTLY, PackedWeights, Placement
-from quire.weights.block_formats import FLOATS
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.sources import resolve_source
+from quire.weights.weight_tensor import FLOATS
 
 REPETITIONS = 3
 

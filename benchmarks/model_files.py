@@ -15,9 +15,9 @@ from typing import Any
 import gguf
 import numpy as np
 
-from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.gguf_file import read_gguf
 from quire.weights.sources import resolve_source
+from quire.weights.weight_tensor import BLOCK_FORMATS
 
 DIRECTORY = Path(tempfile.gettempdir()) / "models"
 STD = 0.02

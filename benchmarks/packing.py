@@ -20,7 +20,6 @@ import numpy as np
 from quire._native import CodeLayout, WeightFormat
 from quire.kernels.instruction import Packing
 from quire.runtime.plan.packed_weights import PACKED_DIRECTLY, PackedWeights, Placement
-from quire.weights.block_formats import BLOCK_FORMATS, row_bytes
 from quire.weights.quantized import (
     Quantized,
     QuantizedTensor,
@@ -30,7 +29,7 @@ from quire.weights.quantized import (
     e4m3_values,
     nvfp4,
 )
-from quire.weights.weight_tensor import WeightTensor
+from quire.weights.weight_tensor import BLOCK_FORMATS, WeightTensor, row_bytes
 
 ROWS, COLUMNS, GROUP = 4096, 2048, 128
 RANDOM = np.random.default_rng(0)

@@ -12,7 +12,7 @@ from quire.engine.llm import LLM
 from quire.events import EventKind
 from quire.sampling_params import SamplingParams
 from quire.structured_outputs import ReasoningSpan, StructuredOutputsParams
-from quire_lessons.compare.draft_texts import json_tasks
+from quire_lessons.compare.speculation import json_tasks
 
 pytestmark = pytest.mark.model
 OPTIONS: dict[str, Any] = {

@@ -19,7 +19,7 @@ import tokenizers
 
 from quire.extras import install_command
 from quire.models.registry import model_types
-from quire_lessons.learn.programs import PROGRAMS
+from quire_lessons.learn.grading import PROGRAMS
 from tests.cli.tiny_directory import CONFIG, make_tiny_directory, tensor_shapes
 from tests.models.tiny_configs import LLAMA, TINY_CONFIGS, full_config
 from tests.server.serving import Serving, serving

@@ -19,7 +19,7 @@ import torch
 from quire import _native
 from quire.runtime.huge_pages import allocate
 from quire.runtime.machine_limits import NATIVE_KINDS, MachineLimits, measure_limits
-from quire.weights.block_formats import BLOCK_FORMATS, BlockFormat
+from quire.weights.weight_tensor import BLOCK_FORMATS, BlockFormat
 
 SECONDS = 0.6
 """Spent on each figure; the shortest run counts."""

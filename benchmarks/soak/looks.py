@@ -1,6 +1,6 @@
 """Looks that take more than they show (A8), beside normal streams: pictures of other sites, comparisons, adapter names.
 
-Next to read: `beside.py`, `src/quire_lessons/compare/memory.py`.
+Next to read: `beside.py`, `src/quire_lessons/compare/rig.py`.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from quire.runtime.adapter_layout import linear_shapes
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.sources import resolve_source
 from quire_lessons.compare.adapters import write_random_adapter
-from quire_lessons.compare.memory import SHARE
+from quire_lessons.compare.rig import SHARE
 
 LOOKS = ("/xray/explain?again=1", "/xray/ranks", "/xray/events", "/metrics", "/v1/models", "/version")
 COMPARISONS = (

@@ -17,9 +17,9 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from quire.runtime.adapter_layout import linear_shapes
-from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.gguf_file import read_gguf
 from quire.weights.sources import resolve_source
+from quire.weights.weight_tensor import BLOCK_FORMATS
 from quire_lessons.compare.adapters import write_random_adapter
 from quire_workshop.cli.quantize import open_source
 from quire_workshop.gguf.quantize import quantize_gguf

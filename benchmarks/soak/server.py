@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.server_process import POLL_S, ServerProcess, quire_serve
 from benchmarks.soak.client import Seen, get
-from quire.cli.top_metrics import MetricsPage
+from quire.cli.top import MetricsPage
 
 
 class Server(ServerProcess):

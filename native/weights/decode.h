@@ -75,7 +75,7 @@ struct BlockDecoder {
 // Of formats of blocks; null for others.
 const BlockDecoder* find_decoder(const char* name);
 
-// Whole blocks of `count` inputs in all. codebook: of IQ formats with one, the entries of codebooks.py as indices.
+// Whole blocks of `count` inputs in all. codebook: of IQ formats with one, the entries of weight_tensor.py as indices.
 void decode_blocks(const BlockDecoder& decoder, const std::byte* from, int64_t count, const int8_t* codebook,
                    float* out);
 

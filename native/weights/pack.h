@@ -37,7 +37,7 @@ struct PackedRows {
   WeightFormat target;
   std::byte* packed;  // the whole matrix
   int64_t first_output;
-  const int8_t* codebook;  // of IQ formats: int8 entries (codebooks.py)
+  const int8_t* codebook;  // of IQ formats: int8 entries (weight_tensor.py)
   CodedRows codes;         // of rows stored as "CODES"
   // Of floats whose values are rounded to E4M3 times max|row| / 448 first: the inputs of the whole row, of which
   // num_inputs from `first_input` on are packed. 0: they are not rounded.

@@ -3,7 +3,7 @@
     python -m quire_lessons.story        # records the story of the page, `quire/page/story.jsonl`
 
 The fork begins with the prompt, some of the answer's tokens and another token than the answer has, so that it finds
-their full blocks in the prefix cache. Next to read: `quire/insight/trace_page.py`, `quire/page/story.js`.
+their full blocks in the prefix cache. Next to read: `quire/insight/trace.py`, `quire/page/story.js`.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""`StepWork`: FLOPs, bytes and least times of a tour's steps, and the times of their operations.
+"""`StepWork`: FLOPs, bytes and least times of a tour's steps, and the times of their operations; and the tour's model.
 
 Work is what the model's own instructions say, as in `quire explain`; times are those of recorded steps.
 Next to read: `quire/insight/explain/phases.py`, `tour.py`.
@@ -7,21 +7,26 @@ Next to read: `quire/insight/explain/phases.py`, `tour.py`.
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
-from quire.config import EngineConfig
-from quire.errors import UnsupportedModelError
+from quire.config import EngineConfig, EngineOptions
+from quire.engine.tokenizer_source import has_tokenizer, load_tokenizer
+from quire.errors import ConfigError, ModelError, UnsupportedModelError
 from quire.insight.explain.device import Device, read_calibration
 from quire.insight.explain.phases import Phase
-from quire.insight.explain.rank_model import RankModel, trace_rank
 from quire.insight.explain.report import format_value, scaled
+from quire.insight.explain.subject import RankModel, has_config_alone, open_subject, trace_rank
 from quire.insight.trace import Line
 from quire.kernels.instruction import StepShape, Work
 from quire.runtime.machine_limits import measure_limits
 from quire.runtime.plan.lower import split_name
 from quire.runtime.worker import KV_FORMATS
 from quire.sampling_params import SamplingParams
-from quire.weights.checkpoint import Checkpoint
+from quire.text.tokenizer import Tokenizer
+from quire.weights.checkpoint import Checkpoint, open_checkpoint
+from quire.weights.model_files import Progress
+from quire.weights.sources import resolve_source
 
 PARAMS = SamplingParams(temperature=0, ignore_eos=True, logprobs=5)
 """Of every request of a tour."""
@@ -270,3 +275,66 @@ def _times(phase: Phase, ops: Sequence[Line]) -> dict[int, float]:
             found[index] = ops[at]["microseconds"] / 1e6
             at += 1
     return found
+
+
+# --- Model and tokenizer: any model that `explain` takes, with random weights where it has none ---
+
+LENDER = EngineOptions.model
+"""The model whose tokenizer is borrowed."""
+LAYER_COUNTS = ("num_hidden_layers", "n_layer")
+
+
+def open_model(
+    options: EngineOptions, num_layers: int | None, progress: Progress | None = None
+) -> tuple[EngineOptions, Checkpoint]:
+    """Return the options and the checkpoint of a tour. `num_layers`: keep the first ones only; None: all.
+
+    Weights are random, and `tensors` empty, where the model has none or is cut. Raises: ModelError, ConfigError.
+    """
+    if options.load_format != "dummy" and num_layers is None and not has_config_alone(options.model):
+        return options, open_checkpoint(resolve_source(options.model, revision=options.revision, progress=progress))
+    checkpoint = open_subject(options.model, progress)
+    config = checkpoint.hf_config if num_layers is None else cut_layers(checkpoint.hf_config, num_layers)
+    return replace(options, load_format="dummy"), replace(checkpoint, hf_config=config, tensors={})
+
+
+def cut_layers(config: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
+    """Return a model's config with its first layers only; every list with an entry per layer is cut too.
+
+    Raises: ConfigError if there are fewer layers.
+    """
+    text = config.get("text_config")
+    if isinstance(text, Mapping):
+        return {**config, "text_config": cut_layers(text, num_layers)}
+    name = next((name for name in LAYER_COUNTS if isinstance(config.get(name), int)), None)
+    if name is None:
+        raise ConfigError(f"--num-layers needs a config.json that has {' or '.join(LAYER_COUNTS)}: leave it out")
+    count = config[name]
+    if num_layers > count:
+        raise ConfigError(f"--num-layers {num_layers} exceeds the {count} layers of the model: leave it out")
+    cut = {
+        key: value[:num_layers] if isinstance(value, list) and len(value) == count > 1 else value
+        for key, value in config.items()
+    }
+    return {**cut, name: num_layers}
+
+
+def open_tokenizer(
+    options: EngineOptions, checkpoint: Checkpoint, vocab_size: int, progress: Progress | None = None
+) -> tuple[Tokenizer, bool]:
+    """Return the tokenizer that the options name or the model has, else that of `LENDER`, and whether it is borrowed.
+
+    Raises: ConfigError, ModelError.
+    """
+    path, source = checkpoint.files.path, options.tokenizer
+    if source is None and path.is_file() and path.suffix == ".json":
+        source = str(path.parent)  # the tokenizer beside a config.json
+    if options.tokenizer is not None or has_tokenizer(checkpoint):
+        return load_tokenizer(checkpoint, source, vocab_size), False
+    try:
+        lender = open_checkpoint(resolve_source(LENDER, progress=progress), with_tensors=False)
+    except ModelError as error:
+        raise type(error)(
+            f"{options.model} has no tokenizer, and that of {LENDER} cannot be had: --tokenizer DIR names one. {error}"
+        ) from error
+    return load_tokenizer(lender), True

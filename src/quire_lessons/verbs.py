@@ -7,4 +7,4 @@ VERBS = {
     "learn show": ("Learn", "quire_lessons.cli.learn", "Print the task of an exercise."),
     "learn check": ("Learn", "quire_lessons.cli.learn", "Check an answer or a program on the engine."),
 }
-"""Section, module and line of the top-level help of each: `quire/cli/verbs.py`."""
+"""Section, module and line of the top-level help of each: `quire/cli/main.py`."""

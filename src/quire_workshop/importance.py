@@ -1,7 +1,7 @@
 """`measure_importance`: the mean squared input of each column of a model's matrices, over a text.
 
 The model runs op by op, in windows of the text, and hooks see the inputs of its linear layers. Embeddings, the head and
-the matrices of experts have no entry. Next to read: `gguf/importance_file.py`, `gguf/quantize.py`.
+the matrices of experts have no entry. Next to read: `gguf/quantize.py`.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,7 +23,7 @@ from quire.runtime.worker import Worker
 from quire.sampling_params import SamplingParams
 from quire.weight_map import weight_map
 from quire.weights.checkpoint import open_checkpoint
-from quire.weights.progress import Progress, ignore_progress
+from quire.weights.model_files import Progress, ignore_progress
 from quire.weights.sources import ModelFiles
 from quire_workshop.gguf.quantize import SourceTensor
 

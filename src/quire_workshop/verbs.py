@@ -11,4 +11,4 @@ VERBS = {
     ),
     "tune": ("Measure", "quire_workshop.cli.tune", "Find the fastest settings of a model on this machine."),
 }
-"""Section, module and line of the top-level help of each: `quire/cli/verbs.py`."""
+"""Section, module and line of the top-level help of each: `quire/cli/main.py`."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from quire.weights.gguf_names import rotary_row_order
+from quire.weights.gguf_fields import rotary_row_order
 
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 Matrices = dict[str, tuple[NDArray[np.float32], NDArray[np.float32]]]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli.output import Output
+from quire.cli.terminal import Output
 from quire.config import EngineOptions
 from tests.cli.command_line import FakeEngine
 from tests.cli.tiny_directory import make_tiny_directory

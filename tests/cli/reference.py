@@ -11,10 +11,8 @@ from pathlib import Path
 
 import click
 
-from quire.cli.command import OUTPUT_GROUP, VerbCommand, group_of
-from quire.cli.exit_codes import ExitCode
-from quire.cli.main import cli
-from quire.cli.verbs import all_verbs
+from quire.cli.command import OUTPUT_GROUP, ExitCode, VerbCommand, group_of
+from quire.cli.main import all_verbs, cli
 
 PAGE = Path("docs/cli.md")
 BEGIN, END = "<!-- generated: begin -->\n", "<!-- generated: end -->\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import pytest
 
-from quire.cli.arguments import names_a_model, read_prompt
+from quire.cli.options import names_a_model, read_prompt
 from quire.errors import PromptError
 from tests.cli.command_line import FakeEngine, call
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.cli.batch_files import (
+from quire.cli.batch_run import (
     AnswerFile,
     BatchFileError,
     BatchRequest,

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from quire.cli import batch_run
-from quire.cli.batch_files import AnswerFile, read_requests
-from quire.cli.batch_run import BatchCounts, BatchRun
+from quire.cli.batch_run import AnswerFile, BatchCounts, BatchRun, read_requests
 from quire.cli.server_client import ServerUnreachableError, client_settings
 from tests.cli.batch_inputs import by_id, read_lines, request, write_lines
 from tests.cli.stub_server import Answer, Handler, stub_server

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from quire.cli.chat import COMMANDS, Chat
-from quire.cli.output import Output
-from quire.cli.session import ChatEngine, sampling_params_for
+from quire.cli.run import ChatEngine, sampling_params_for
+from quire.cli.terminal import Output
 from quire.config import EngineOptions
 from quire.sampling_params import SamplingParams
 from tests.cli.command_line import FakeEngine

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quire.cli import saved_chats
+from quire.cli import chat
 from quire.cli.chat_client import request_body
 from quire.cli.main import cli
 from quire.structured_outputs import StructuredOutputsParams
@@ -58,12 +58,12 @@ def test_continue_goes_on_with_the_chat_saved_last(tmp_path: Path, monkeypatch: 
     with stub_server(answer) as server:
         result = call("chat", "--continue", "--url", server.url)
         assert (result.exit_code, "no chat is saved yet" in result.stderr) == (2, True)
-        os.utime(saved_chats.save("old", [{"role": "user", "content": "old"}]), (1, 1))
-        saved_chats.save("new", [{"role": "user", "content": "one"}, {"role": "assistant", "content": "1"}])
+        os.utime(chat.save_chat("old", [{"role": "user", "content": "old"}]), (1, 1))
+        chat.save_chat("new", [{"role": "user", "content": "one"}, {"role": "assistant", "content": "1"}])
         assert call("chat", "why", "--continue", "--url", server.url).exit_code == 2
         assert call("chat", "--continue", "--url", server.url, stdin="two\n").exit_code == 0
         assert [message["content"] for message in bodies(server)[0]["messages"]] == ["one", "1", "two"]
-    assert [message["content"] for message in saved_chats.load("new")] == ["one", "1", "two", "Because."]
+    assert [message["content"] for message in chat.load_chat("new")] == ["one", "1", "two", "Because."]
 
 
 def test_answer_of_another_api_is_an_error() -> None:

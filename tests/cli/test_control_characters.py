@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from quire.cli.main import cli
-from quire.cli.output import Output
-from quire.cli.progress import show_progress
+from quire.cli.terminal import Output, show_progress
 from quire.errors import CONTROL, escaped
 from quire.logs import line_handler
 from tests.cli import command_line

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from quire.insight.explain import explanation, measure
-from quire.insight.explain.calibrate import MeasuredVariant
 from quire.insight.explain.device import Calibration, calibration_path, read_calibration
+from quire.insight.explain.measure import MeasuredVariant
 from quire.runtime.hardware import detect_hardware
 from tests.cli.command_line import call, parsed
 from tests.cli.tiny_directory import make_tiny_directory
@@ -28,13 +28,11 @@ def test_measured_figures_stand_beside_the_predicted(tmp_path: Path, monkeypatch
 
 
 def test_calibration_is_kept_and_belongs_to_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    from quire.insight.explain import calibrate
-
-    monkeypatch.setattr(calibrate, "CONTEXT", 64)
-    monkeypatch.setattr(calibrate, "ROWS", (1, 8, 64))
-    monkeypatch.setattr(calibrate, "WIDTH", 128)
-    monkeypatch.setattr(calibrate, "WORKING_SETS", (1 << 20, 2 << 20))
-    monkeypatch.setattr(calibrate, "VARIANTS", (MeasuredVariant("bfloat16", "int4", "bfloat16", 2, 2),))
+    monkeypatch.setattr(measure, "CONTEXT", 64)
+    monkeypatch.setattr(measure, "ROWS", (1, 8, 64))
+    monkeypatch.setattr(measure, "WIDTH", 128)
+    monkeypatch.setattr(measure, "WORKING_SETS", (1 << 20, 2 << 20))
+    monkeypatch.setattr(measure, "VARIANTS", (MeasuredVariant("bfloat16", "int4", "bfloat16", 2, 2),))
     result = call("doctor", "--calibrate", "--json")
     assert parsed(result)["schema"] == "quire.calibration/1"
     found = read_calibration(detect_hardware("cpu"))

@@ -11,12 +11,9 @@ import click
 import pytest
 
 from quire import __version__
-from quire.cli.command import configure_logging
-from quire.cli.exit_codes import ExitCode
-from quire.cli.main import cli
-from quire.cli.output import Output
-from quire.cli.verbs import all_verbs
-from quire.cli.version import package_version
+from quire.cli.command import ExitCode, configure_logging
+from quire.cli.main import all_verbs, cli, package_version
+from quire.cli.terminal import Output
 from quire.errors import ConfigError, MemoryCapacityError, ModelFileError, QuireError
 from tests.cli.command_line import call, call_process, parsed
 from tests.cli.reference import MEANINGS
@@ -27,12 +24,12 @@ HEAVY = ("torch", "numpy", "rich", "transformers", "tokenizers", "jinja2", "psut
 def test_help_and_version_import_nothing_heavy() -> None:
     """Top-level help takes 60 ms with 130 modules on the development machine; the count does not depend on it."""
     code = (
-        "import sys, quire.cli.main as m, quire.cli.verbs as v\n"
+        "import sys, quire.cli.main as m\n"
         "for arguments in (['--help'], ['version', '--json'], ['run', '--help'], ['chat', '--help']):\n"
         "    try: m.main(arguments)\n"
         "    except SystemExit as ended: code = ended.code\n"
         f"    found = [n for n in {(*HEAVY, 'httpx2')!r} if n in sys.modules]\n"
-        "    verbs = sorted({verb.module for verb in v.all_verbs().values()} & set(sys.modules))\n"
+        "    verbs = sorted({verb.module for verb in m.all_verbs().values()} & set(sys.modules) - {m.__name__})\n"
         "    print(found, code, len(sys.modules), verbs, file=sys.stderr)\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -153,7 +150,7 @@ def test_error_becomes_one_line_and_an_exit_code(
     def fail() -> None:
         raise error
 
-    monkeypatch.setattr("quire.cli.version._environment", fail)
+    monkeypatch.setattr("quire.cli.main._environment", fail)
     result = call("version", "--json")
     assert result.exit_code == code
     assert result.stdout == ""
@@ -173,8 +170,8 @@ def test_broken_pipe_is_quiet() -> None:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signal_ends_with_its_code(number: signal.Signals, code: int) -> None:
     script = (
-        "import threading, quire.cli.main as m, quire.cli.version as v\n"
-        "v._environment = lambda: (print('ready', flush=True), threading.Event().wait())\n"
+        "import threading, quire.cli.main as m\n"
+        "m._environment = lambda: (print('ready', flush=True), threading.Event().wait())\n"
         "m.main(['version', '--json'])"
     )
     process = subprocess.Popen(
@@ -216,7 +213,9 @@ def test_full_disk_is_an_output_error_and_ignored_below_notes() -> None:
     assert noted.returncode == 0
 
 
-def interrupted_while_importing(tmp_path: Path, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def interrupted_while_importing(
+    tmp_path: Path, module: str, *arguments: str, verb: str = "version"
+) -> subprocess.CompletedProcess[str]:
     """`python -m quire`, to which a Ctrl-C comes when `module` is imported."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os, signal, sys\n"
@@ -227,14 +226,14 @@ def interrupted_while_importing(tmp_path: Path, module: str, *arguments: str) ->
     )
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.run(
-        [*arguments, sys.executable, "-m", "quire", "version"], env={**os.environ, "PYTHONPATH": path},
+        [*arguments, sys.executable, "-m", "quire", verb], env={**os.environ, "PYTHONPATH": path},
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
 
 
 def test_early_interrupt_is_quiet(tmp_path: Path) -> None:
-    for module, code in (("quire.cli.main", -signal.SIGINT), ("click", -signal.SIGINT), ("quire.cli.version", 130)):
-        result = interrupted_while_importing(tmp_path, module)
+    for module, code in (("quire.cli.main", -signal.SIGINT), ("click", -signal.SIGINT), ("quire.cli.models", 130)):
+        result = interrupted_while_importing(tmp_path, module, verb="ls")
         assert (result.returncode, result.stdout, result.stderr) == (code, "", ""), module
 
 

@@ -88,7 +88,7 @@ def test_rm_asks_on_a_terminal(
         def __getattr__(self, name: str) -> Any:
             return getattr(sys, name)
 
-    monkeypatch.setattr("quire.cli.output.sys", OnTerminal())
+    monkeypatch.setattr("quire.cli.terminal.sys", OnTerminal())
     result = call("rm", "smollm2", stdin=answer)
     assert result.exit_code == 0
     assert "Remove" in result.stderr

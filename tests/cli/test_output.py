@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from quire.cli.output import Output, format_count, format_seconds
+from quire.cli.terminal import Output, format_count, format_seconds
 from tests.cli.command_line import Terminal
 
 

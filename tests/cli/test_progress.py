@@ -4,9 +4,8 @@ import sys
 
 import pytest
 
-from quire.cli import progress
-from quire.cli.output import Output
-from quire.cli.progress import LINE_INTERVAL_S, PATIENCE_S, progress_text, show_progress, status_line
+from quire.cli import terminal
+from quire.cli.terminal import LINE_INTERVAL_S, PATIENCE_S, Output, progress_text, show_progress, status_line
 from tests.cli.command_line import Terminal
 
 
@@ -38,7 +37,7 @@ def test_text_has_only_known_parts() -> None:
 def test_terminal_has_one_redrawn_line(
     term: str, verbosity: int, written: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(terminal, "PATIENCE_S", 0.0)
     monkeypatch.setenv("TERM", term)
     monkeypatch.setattr(sys, "stderr", Terminal())
     output = Output()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli import saved_chats
+from quire.cli import chat
 from quire.errors import ConfigError, ModelNotFoundError
 from quire.outputs import RequestOutput
 from tests.cli.command_line import CHAT_TEMPLATE, FakeEngine, call, parsed
@@ -125,9 +125,9 @@ def test_saved_chat_that_another_user_may_have_written_is_refused(
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     for reason, spoil in HOSTILE.items():
-        spoil(saved_chats.save("mine", [{"role": "user", "content": "one"}]))
+        spoil(chat.save_chat("mine", [{"role": "user", "content": "one"}]))
         with pytest.raises(ConfigError, match=rf"mine\.json cannot be read: {reason}"):
-            saved_chats.load("mine")
+            chat.load_chat("mine")
 
 
 def test_continue_goes_on_with_the_chat_saved_last(
@@ -136,13 +136,13 @@ def test_continue_goes_on_with_the_chat_saved_last(
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     result = call("run", "--continue")
     assert (result.exit_code, "no chat is saved yet" in result.stderr) == (2, True)
-    saved_chats.save("last", [{"role": "user", "content": "one"}, {"role": "assistant", "content": "1"}])
+    chat.save_chat("last", [{"role": "user", "content": "one"}, {"role": "assistant", "content": "1"}])
     for more in (["Hi there"], ["--system", "x"], ["-f", "x"], ["--raw"]):
         assert call("run", "--continue", *more).exit_code == 2
     assert not engines
     assert call("run", "--continue", stdin="two\n").exit_code == 0
     assert engines[0].prompts[0]["prompt"] == "user: one\nassistant: 1\nuser: two\n"
-    assert [message["content"] for message in saved_chats.load("last")] == ["one", "1", "two", "Because."]
+    assert [message["content"] for message in chat.load_chat("last")] == ["one", "1", "two", "Because."]
 
 
 def test_file_is_the_prompt_of_one_answer(engines: list[FakeEngine], tmp_path: Path) -> None:

@@ -2,13 +2,13 @@
 
 import pytest
 
-from quire.cli.output import Output
-from quire.cli.session import (
+from quire.cli.run import (
     DEFAULT_MAX_TOKENS,
     generate,
     open_engine,
     sampling_params_for,
 )
+from quire.cli.terminal import Output
 from quire.config import EngineOptions
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import EngineDeadError, EngineError, InvalidParameterError
@@ -47,7 +47,7 @@ def test_flags_win_over_the_models_defaults() -> None:
 def test_open_engine_describes_it_and_always_shuts_down(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("quire.cli.session.resolve_source", lambda name, **settings: None)
+    monkeypatch.setattr("quire.cli.run.resolve_source", lambda name, **settings: None)
     engine = FakeEngine(EngineOptions())
     monkeypatch.setattr(LLMEngine, "build", lambda options, progress: engine)
     output = Output()

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from benchmarks.server_process import ServerProcess, quire_serve
-from quire.cli.verbs import all_verbs
+from quire.cli.main import all_verbs
 from tests.cli.batch_inputs import request, write_lines
 from tests.cli.command_line import call_process
 from tests.cli.tiny_directory import make_tiny_directory

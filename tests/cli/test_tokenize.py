@@ -1,8 +1,7 @@
 """`quire tokenize` with a real tokenizer."""
 
-from quire.cli.output import Output
-from quire.cli.show import open_model
-from quire.cli.tokenize import token_text
+from quire.cli.models import open_model, token_text
+from quire.cli.terminal import Output
 from quire.engine.tokenizer_source import load_tokenizer
 from tests.cli.command_line import call, parsed
 

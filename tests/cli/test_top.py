@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from quire.cli.top import summary, view_lines
-from quire.cli.top_metrics import MetricsPage, load_between
+from quire.cli.top import MetricsPage, load_between, summary, view_lines
 from quire.server.registration import registered
 from tests.cli.command_line import call, parsed
 from tests.cli.stub_server import Answer, Handler, stub_server

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.cli.values import BYTES, JSON_OBJECT, LENGTH, LENGTHS, STRUCTURED, TOKEN_BIAS, parse_length
+from quire.cli.options import BYTES, JSON_OBJECT, LENGTH, LENGTHS, STRUCTURED, TOKEN_BIAS, parse_length
 from quire.structured_outputs import StructuredOutputsParams
 
 

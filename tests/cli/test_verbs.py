@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli.verbs import GROUP, all_verbs
+from quire.cli.main import GROUP, all_verbs
 from tests.cli.command_line import call_process
 
 ROOT = Path(__file__).parents[2]

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.cli.output import Output
-from quire.cli.word_wrap import WordWrap
+from quire.cli.terminal import Output, WordWrap
 from quire.text.width import display_width
 
 TEXT = "The sky is blue, since air scatters short waves.\n\n- one two three four five six\n- seven"

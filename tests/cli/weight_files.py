@@ -4,7 +4,7 @@ from pathlib import Path
 
 from quire.runtime.shared_file import Header, SharedFile, Unfinished, find_or_begin, finish
 from quire.weights.model_cache import cache_directory
-from quire.weights.progress import ignore_progress
+from quire.weights.model_files import ignore_progress
 
 NUM_BYTES = 5000
 

@@ -15,8 +15,7 @@ from quire.engine.process.statistics import Meter
 from quire.errors import MemoryCapacityError
 from quire.insight.explain.device import EXAMPLE_SHEET
 from quire.insight.explain.explanation import explain
-from quire.insight.explain.settings import Settings
-from quire.insight.explain.subject import open_subject
+from quire.insight.explain.subject import Settings, open_subject
 from quire.memory_plan import engine_bytes
 from quire.runtime.hardware import detect_hardware
 from quire.runtime.shared_file import DATA_OFFSET, finish

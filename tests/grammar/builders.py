@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from quire.grammar.matcher import TokenMatcher
-from quire.grammar.vocabulary import Vocabulary
+from quire.grammar.matcher import TokenMatcher, Vocabulary
 
 LONGER = ["ab", "abc", "true", "false", '":', '", "', "  ", "é", "12"]
 TOKENS = [*(bytes([byte]) for byte in range(256)), *(text.encode() for text in LONGER), b"<eos>", b"<tool>", b"", b""]

@@ -6,9 +6,8 @@ from random import Random
 import pytest
 
 from quire.grammar.compiler import CompiledGrammar, GrammarCompiler
-from quire.grammar.matcher import TokenMatcher
+from quire.grammar.matcher import TokenMatcher, Vocabulary
 from quire.grammar.reasoning import ReasoningMatcher
-from quire.grammar.vocabulary import Vocabulary
 from quire.structured_outputs import ReasoningSpan, StructuredOutputsParams
 from tests.grammar.builders import EOS, SPECIAL, TOKENS, encode
 from tests.grammar.random_schemas import grammar_of, random_schema

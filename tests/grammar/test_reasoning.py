@@ -8,8 +8,8 @@ import pytest
 
 from quire.errors import InvalidParameterError
 from quire.grammar.compiler import GrammarCompiler
+from quire.grammar.matcher import Vocabulary
 from quire.grammar.reasoning import ReasoningMatcher
-from quire.grammar.vocabulary import Vocabulary
 from quire.structured_outputs import ReasoningSpan, StructuredOutputsParams
 
 PIECES = [

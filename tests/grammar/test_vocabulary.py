@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from quire.grammar.vocabulary import Vocabulary, _LibraryVocabulary
+from quire.grammar.matcher import Vocabulary, _LibraryVocabulary
 from tests.grammar.builders import EOS, TOKENS, make_vocabulary
 
 

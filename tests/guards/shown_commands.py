@@ -30,7 +30,7 @@ from click.testing import CliRunner
 
 from quire import _native
 from quire.cli.main import cli
-from quire_lessons.compare import adapters, draft_texts, speculation
+from quire_lessons.compare import adapters, speculation
 
 FENCE = re.compile(r"^```(\w+)( measured)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -156,8 +156,8 @@ def run_command(line: str, *, brief: bool = False) -> str:
             words += itertools.chain.from_iterable(added)
             patch.setattr(adapters, "NUM_ROUNDS", 1)
             patch.setattr(speculation, "NUM_ROUNDS", 1)
-            patch.setattr(draft_texts, "EDIT_CHARACTERS", 800)
-            patch.setattr(draft_texts, "SUMMARY_CHARACTERS", 800)
+            patch.setattr(speculation, "EDIT_CHARACTERS", 800)
+            patch.setattr(speculation, "SUMMARY_CHARACTERS", 800)
         result = CliRunner().invoke(cli, words)
     assert result.exit_code == 0, f"{command}: {result.stderr or result.exception!r}"
     return _shell(rest, result.stdout) if rest else result.stdout

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from quire.insight.chinese import TABLE
-from quire_lessons.tour_reasons import _PAIRS
+from quire_lessons.cli.tour import _PAIRS
 from tests.guards.sources import SOURCE
 
 PACKAGE = SOURCE / "quire"
 LESSONS = SOURCE / "quire_lessons"
 SPEAKING = [
     *sorted(LESSONS.glob("tour*.py")), LESSONS / "cli" / "tour.py", *sorted((PACKAGE / "insight").glob("view*.py")),
-    *sorted(path for path in (PACKAGE / "insight" / "explain").glob("*.py") if path.stem != "calibrate"),
-    *(PACKAGE / "cli" / f"{verb}.py" for verb in ("explain", "view")),
+    *sorted((PACKAGE / "insight" / "explain").glob("*.py")),
+    PACKAGE / "cli" / "explain.py",
 ]  # fmt: skip
 QUOTED = [PACKAGE / "memory_plan.py", PACKAGE / "resolve.py", *(PACKAGE / "kernels").glob("*.py")]
 """Sentences of these appear in the pictures and reports: the table may have them."""
@@ -28,6 +28,7 @@ NOT_SHOWN = {
     "forward passes",  # a plural
     "Why is the sky blue?",  # the prompt
     "quire, op by op: a plan cannot hold {}",  # of `quire show`
+    "limits of memory and arithmetic", "scheduling and sampling", "kernels of {} weights and {} KV",  # progress
     "no prompt was given", "waiting for the server's next step", "{}: the last line is incomplete and was left out",
 }  # fmt: skip
 """The last ones are notes and errors on stderr, which are English for all verbs."""
@@ -42,8 +43,8 @@ def literals(path: Path) -> Iterator[str]:
             left_out.add(id(node.value))
         if isinstance(node, ast.Raise) or is_call_of(node, "option", "verb", "UsageError", "Value", "field"):
             left_out.update(map(id, ast.walk(node)))
-        if isinstance(node, ast.Assign) and any(isinstance(to, ast.Name) and to.id in ("EXAMPLES", "_REASONS", "STYLE")
-                                                for to in node.targets):  # fmt: skip
+        names = [to.id for to in getattr(node, "targets", ()) if isinstance(to, ast.Name)]
+        if any(name in ("_REASONS", "STYLE") or name.endswith("EXAMPLES") for name in names):
             left_out.update(map(id, ast.walk(node)))
     inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in ast.walk(tree):

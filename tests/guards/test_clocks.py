@@ -13,7 +13,7 @@ DATES = {
     "quire/runtime/block_files.py": "when a file was used, which its file system keeps",
     "quire/runtime/shared_file.py": "when a file was used or changed, which its file system keeps",
     "quire/cli/cache.py": "how long ago a file of packed weights was used",
-    "quire/cli/ps.py": "since when a server runs, beside its start in the process table",
+    "quire/cli/top.py": "since when a server runs, beside its start in the process table",
 }
 """File → the date it tells."""
 

@@ -9,8 +9,17 @@ import pytest
 from quire.engine.recorder import Recorder
 from quire.insight.picture import Picture, to_html
 from quire.insight.trace import EngineTrace
-from quire.insight.view import MAX_BLOCKS, VIEWS, fullest_step, view_blocks, view_layers, view_mask, view_ops, view_step
-from quire.insight.view_mask import _num_pairs
+from quire.insight.view import (
+    MAX_BLOCKS,
+    VIEWS,
+    _num_pairs,
+    fullest_step,
+    view_blocks,
+    view_layers,
+    view_mask,
+    view_ops,
+    view_step,
+)
 from quire.sampling_params import SamplingParams
 from tests.cli.command_line import call
 from tests.engine.builders import make_engine, run

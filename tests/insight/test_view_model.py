@@ -7,11 +7,9 @@ from xml.etree import ElementTree
 import pytest
 
 from quire.errors import ConfigError
-from quire.insight.explain.settings import Settings
-from quire.insight.explain.subject import open_subject
+from quire.insight.explain.subject import Settings, open_subject
 from quire.insight.picture import Picture
-from quire.insight.view_layer import view_layer
-from quire.insight.view_ranks import view_ranks
+from quire.insight.view_model import view_layer, view_ranks
 from tests.cli.command_line import call
 
 DEVICE = "A100-80GB"

@@ -19,7 +19,7 @@ from torch import nn
 from quire._native import RowType
 from quire.insight.explain.device import Calibration, Device
 from quire.insight.explain.phases import Phase, phase_section
-from quire.insight.explain.rank_model import RankModel
+from quire.insight.explain.subject import RankModel
 from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, Packing, Product, StepShape
 from quire.kernels.lowering import LOWERS, Lowering, lowers
 from quire.kernels.registry import KERNELS, kernel

@@ -10,24 +10,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from quire.cli.output import Output
+from quire.cli.terminal import Output
 from quire.config import EngineConfig, EngineOptions, Hardware
 from quire.engine.tokenizer_source import load_tokenizer
 from quire.errors import ConfigError, ModelError, PromptError
 from quire.insight.explain.device import Device
-from quire.insight.explain.rank_model import trace_rank
-from quire.insight.explain.subject import PRESETS, open_subject
+from quire.insight.explain.subject import PRESETS, open_subject, trace_rank
 from quire.models.registry import ModelRegistry
 from quire.resolve import resolve
 from quire.runtime.machine_limits import MachineLimits
 from quire.types import StepResult
 from quire.weights.checkpoint import Checkpoint
-from quire_lessons.cli.tour import KEYS, Told, step_through
+from quire_lessons.cli.tour import KEYS, Told, reason_of, step_through
 from quire_lessons.compare.rig import load
 from quire_lessons.tour import Tour, TourStop
-from quire_lessons.tour_reasons import reason_of
-from quire_lessons.tour_subject import LENDER, cut_layers, open_model, open_tokenizer
-from quire_lessons.tour_work import StepWork
+from quire_lessons.tour_work import LENDER, StepWork, cut_layers, open_model, open_tokenizer
 from tests.cli.command_line import call, keyboard, parsed
 from tests.cli.tiny_directory import CONFIG, make_tiny_directory
 
@@ -217,7 +214,7 @@ def test_config_alone_is_toured_with_random_weights_and_a_borrowed_tokenizer(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": 1}))
     lender = make_tiny_directory(tmp_path / "lender")
-    monkeypatch.setattr("quire_lessons.tour_subject.LENDER", str(lender))
+    monkeypatch.setattr("quire_lessons.tour_work.LENDER", str(lender))
     result = call("tour", str(tmp_path / name), "Hi", "--max-tokens", "3", "--prompt-len", "20", "--json")
     assert result.exit_code == 0, result.stderr
     assert "with random weights" in result.stderr
@@ -232,7 +229,7 @@ def test_config_alone_is_toured_with_random_weights_and_a_borrowed_tokenizer(
 def test_borrowed_tokenizer_is_used_only_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = make_tiny_directory(tmp_path / "own")
     (directory / "model.safetensors").unlink()
-    monkeypatch.setattr("quire_lessons.tour_subject.LENDER", str(tmp_path / "none"))
+    monkeypatch.setattr("quire_lessons.tour_work.LENDER", str(tmp_path / "none"))
     options, checkpoint = open_model(EngineOptions(model=str(directory)), None)
     assert (options.load_format, checkpoint.tensors) == ("dummy", {})
     tokenizer, is_borrowed = open_tokenizer(options, checkpoint, 258)

@@ -20,7 +20,7 @@ from quire.runtime.loader import make_model
 from quire.runtime.plan.lower import lower
 from quire.runtime.plan.packed_weights import BY_DTYPE, PACKED_DIRECTLY
 from quire.runtime.plan.trace import trace_model
-from quire.weights.block_formats import FLOATS, GGUF_FORMATS
+from quire.weights.weight_tensor import FLOATS, GGUF_FORMATS
 from tests.cli.reference import write_page
 from tests.models.test_gguf_families import CASES
 from tests.models.test_quantized_directories import CASES as QUANTIZED

@@ -13,10 +13,9 @@ from quire.config import EngineOptions, Hardware
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import ConfigError, ModelFileError, UnsupportedModelError
 from quire.insight.explain.explanation import explain
-from quire.insight.explain.settings import Settings
+from quire.insight.explain.subject import Settings
 from quire.models import registry
-from quire.models.hf_fallback import FallbackConfig, TransformersForCausalLM
-from quire.models.hf_probe import describe_mask
+from quire.models.hf_fallback import FallbackConfig, TransformersForCausalLM, describe_mask
 from quire.models.registry import ModelRegistry, model_types
 from quire.resolve import resolve
 from quire.runtime.fallback import load_fallback

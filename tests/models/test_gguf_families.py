@@ -19,11 +19,10 @@ from quire.errors import ModelFileError
 from quire.models.registry import ModelRegistry
 from quire.runtime.loader import make_stored
 from quire.weights.checkpoint import joined_latents, open_checkpoint
-from quire.weights.encode import quantize
 from quire.weights.gguf_architectures import ARCHITECTURES
 from quire.weights.gguf_recurrent import StateSizes, as_huggingface
 from quire.weights.sources import ModelFiles
-from quire.weights.weight_tensor import WeightTensor
+from quire.weights.weight_tensor import WeightTensor, quantize
 from tests.models.harness import random_tokens, stored
 from tests.models.oracle import STORED_BUFFERS, Pair
 from tests.models.test_conformance import assert_close

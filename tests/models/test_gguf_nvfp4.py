@@ -16,7 +16,7 @@ from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.gguf_file import read_gguf
 from quire.weights.quantized import QuantizedTensor
 from quire.weights.sources import ModelFiles
-from quire_workshop.gguf.quantize_source import from_gguf
+from quire_workshop.gguf.export import from_gguf
 from tests.models.harness import random_tokens
 from tests.models.oracle import Pair
 from tests.models.test_gguf_families import CASES, Write, _shared_expert, _ssm, write_gguf

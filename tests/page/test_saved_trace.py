@@ -9,9 +9,8 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from quire.engine.recorder import Recorder
-from quire.insight.trace import EngineTrace, State, replay
-from quire.insight.trace_page import to_html
-from quire.insight.view_mask import _block
+from quire.insight.trace import EngineTrace, State, replay, to_html
+from quire.insight.view import _block
 from quire.sampling_params import SamplingParams
 from tests.engine.builders import make_engine
 from tests.page.conftest import OpenPage

@@ -10,8 +10,7 @@ from playwright.sync_api import Page, expect
 
 from quire.engine.chat import dialogue_of
 from quire.engine.llm_engine import LLMEngine
-from quire.insight.trace import EngineTrace
-from quire.insight.trace_page import template, to_html
+from quire.insight.trace import EngineTrace, page_template, to_html
 from quire_lessons.story import OPTIONS, SHIPPED, SHIPPED_PROMPT, record_story
 from tests.cli.command_line import call
 from tests.page.conftest import LIMIT_MS, OpenPage
@@ -167,7 +166,7 @@ def test_shared_file_opens_on_its_prompt_and_has_text_only_if_allowed(
 
 
 def test_file_that_is_no_recording_or_too_new_is_named(open_page: OpenPage, tmp_path: Path) -> None:
-    (tmp_path / "trace.html").write_text(template())
+    (tmp_path / "trace.html").write_text(page_template())
     page = open_page(f"file://{tmp_path}/trace.html", offline=True)
     for text, said in (
         ("hello", "no recording of Quire"),

@@ -17,7 +17,7 @@ from quire.config import EngineConfig
 from quire.grammar.matcher import TokenMatcher
 from quire.insight.explain.device import Device
 from quire.insight.explain.phases import Phase
-from quire.insight.explain.rank_model import trace_rank
+from quire.insight.explain.subject import trace_rank
 from quire.kernels.instruction import StepShape
 from quire.models.registry import model_types
 from quire.parallel.executor import Executor, InProcessExecutor

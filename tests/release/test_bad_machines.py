@@ -135,7 +135,7 @@ def test_missing_kernels_are_one_error_that_says_how_to_get_them(monkeypatch: py
     def missing(name: str) -> None:
         raise ModuleNotFoundError("No module named 'quire._native'", name="quire._native")
 
-    monkeypatch.setattr("quire.cli.verbs.importlib.import_module", missing)
+    monkeypatch.setattr("quire.cli.main.importlib.import_module", missing)
     result = call("run", "hi")
     assert result.exit_code == 2
     assert result.stderr.startswith(

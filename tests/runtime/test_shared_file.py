@@ -25,7 +25,7 @@ from quire.runtime.shared_file import (
     list_files,
     partial_path,
 )
-from quire.weights.progress import ignore_progress
+from quire.weights.model_files import ignore_progress
 from tests.hostile_files import HOSTILE, give_away, let_others_write
 
 NUM_BYTES = 100_000

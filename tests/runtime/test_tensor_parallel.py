@@ -18,11 +18,10 @@ from quire.runtime.eager import load_model
 from quire.runtime.loader import make_model, make_share, partitions_of
 from quire.runtime.plan.load import load_plan, plan_weights
 from quire.weight_map import Transpose, weight_map
-from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.model_files import map_file
 from quire.weights.quantized import RoundedTensor
-from quire.weights.weight_tensor import WeightTensor
+from quire.weights.weight_tensor import BLOCK_FORMATS, WeightTensor
 from tests.models.harness import DTYPES, Runner, random_tokens, stored
 from tests.models.tiny_configs import LLAMA, TINY_CONFIGS, full_config
 from tests.runtime.plan.harness import (

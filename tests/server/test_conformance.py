@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 
 from quire.server.openapi import ENDPOINTS, PATH
-from quire.text.fim_tokens import FimTokens
+from quire.text.tokenizer_parts import FimTokens
 from tests.engine.builders import saying
 from tests.server.fake_engine import LIMIT_S, MODEL, listening, make_server
 

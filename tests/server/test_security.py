@@ -65,7 +65,7 @@ def test_every_row_names_a_test() -> None:
 def test_no_source_turns_bytes_into_code() -> None:
     found = {path.name: calls for path in SOURCES if (calls := offences(path.read_text()))}
     # `quire learn check FILE` runs the user's own file, as `python FILE` does.
-    assert found == {"program.py": ["exec"]}
+    assert found == {"exercise.py": ["exec"]}
 
 
 def test_server_imports_no_http_client() -> None:

@@ -3,10 +3,8 @@
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from quire.text.fim_tokens import find_fim_tokens
-from quire.text.token_bytes import byte_level_alphabet
-from quire.text.tokenizer import Tokenizer
-from quire.text.tokenizer_parts import TokenizerParts, add_bos_and_eos
+from quire.text.tokenizer import Tokenizer, byte_level_alphabet
+from quire.text.tokenizer_parts import TokenizerParts, add_bos_and_eos, find_fim_tokens
 
 QWEN = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>", "<|endoftext|>")
 EOS = 256

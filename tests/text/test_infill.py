@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from quire.text.fim_tokens import FimTokens, find_fim_tokens
 from quire.text.infill import infill_prompt
 from quire.text.tokenizer import Tokenizer, load_tokenizer_directory, load_tokenizer_gguf
+from quire.text.tokenizer_parts import FimTokens, find_fim_tokens
 from tests.text.builders import SPECIAL_TOKENS, byte_level_metadata, sentencepiece_metadata, sentencepiece_tokenizer
 from tests.text.infill_cases import QWEN, fim_tokenizer
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from tokenizers import pre_tokenizers
 
 from quire.errors import ModelFileError, UnsupportedModelError
-from quire.text.pre_tokenization import PRE_TOKENIZATIONS, build_byte_level, check_merges, find_pre_tokenization
-from quire.text.token_bytes import byte_level_alphabet, byte_level_bytes
+from quire.text.tokenizer import byte_level_alphabet, byte_level_bytes
+from quire.text.tokenizer_parts import PRE_TOKENIZATIONS, build_byte_level, check_merges, find_pre_tokenization
 from tests.text.builders import TEXTS
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 
 from quire.errors import ChatTemplateError
+from quire.text.chat_template import RenderedChat, SpecialTokenMarks
 from quire.text.dialogue import Dialogue, DialogueOptions
-from quire.text.rendered_chat import RenderedChat, SpecialTokenMarks
 from quire.text.tokenizer import Tokenizer
 from quire.text.tokenizer_parts import TokenizerParts, add_bos_and_eos
 from tests.text.builders import SPECIAL_TOKENS, TEXTS, byte_level_backend, sentencepiece_tokenizer

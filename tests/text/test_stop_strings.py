@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.text.stop_strings import Released, StopStringMatcher
+from quire.text.detokenizer import Released, StopStringMatcher
 
 ALPHABET = "ab\né"
 STOPS = st.lists(st.text(ALPHABET, min_size=1, max_size=5), min_size=1, max_size=4).map(tuple)

@@ -1,7 +1,7 @@
 import tokenizers
 from tokenizers import decoders, models
 
-from quire.text.token_bytes import byte_decoding
+from quire.text.tokenizer import byte_decoding
 
 
 def test_sentencepiece_pieces() -> None:

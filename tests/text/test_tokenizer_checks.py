@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from quire.errors import ModelFileError
-from quire.text.token_bytes import byte_level_alphabet
-from quire.text.tokenizer import Tokenizer, load_tokenizer_directory
-from quire.text.tokenizer_checks import fault_of
+from quire.text.directory_tokenizer import fault_of
+from quire.text.tokenizer import Tokenizer, byte_level_alphabet, load_tokenizer_directory
 from tests.processes import limit, outcomes_of
 
 ALPHABET = {character: byte for byte, character in enumerate(byte_level_alphabet())}

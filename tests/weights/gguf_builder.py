@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 from gguf.quants import quantize
 
-from quire.weights.block_formats import BLOCK_FORMATS
+from quire.weights.weight_tensor import BLOCK_FORMATS
 
 WIDTH, MLP_WIDTH, VOCAB_SIZE, NUM_LAYERS, NUM_HEADS, NUM_KV_HEADS = 64, 96, 40, 2, 4, 2
 

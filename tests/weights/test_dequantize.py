@@ -4,10 +4,15 @@ import pytest
 import torch
 from gguf import quants
 
-from quire.weights import dequantize as dequantize_module
-from quire.weights.block_formats import BLOCK_FORMATS, GGUF_FORMATS, UNSUPPORTED_GGUF_FORMATS, BlockFormat
-from quire.weights.dequantize import decode
-from quire.weights.weight_tensor import WeightTensor
+from quire.weights import weight_tensor
+from quire.weights.weight_tensor import (
+    BLOCK_FORMATS,
+    GGUF_FORMATS,
+    UNSUPPORTED_GGUF_FORMATS,
+    BlockFormat,
+    WeightTensor,
+    decode,
+)
 from tests.weights.gguf_builder import random_rows
 
 FORMATS = list(BLOCK_FORMATS)
@@ -41,8 +46,8 @@ def test_random_bytes_decode_to_the_bits_of_gguf(format_name: str, shape: tuple[
 @pytest.mark.parametrize("num_threads", [2, 3])
 def test_threads_share_the_rows(num_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = random_rows("Q4_K", 37, 5)
-    monkeypatch.setattr(dequantize_module, "WEIGHTS_PER_THREAD", 1024)
-    monkeypatch.setattr(dequantize_module, "allowed_cpus", lambda: range(num_threads))
+    monkeypatch.setattr(weight_tensor, "WEIGHTS_PER_THREAD", 1024)
+    monkeypatch.setattr(weight_tensor, "allowed_cpus", lambda: range(num_threads))
     assert_same_bits(decode(raw, "Q4_K"), reference(raw, "Q4_K"))
 
 

@@ -7,8 +7,7 @@ from gguf import quants
 
 from quire import _native
 from quire.errors import ModelFileError
-from quire.weights.dequantize import decode
-from quire.weights.encode import quantize
+from quire.weights.weight_tensor import decode, quantize
 
 RELATIVE_ERRORS = {
     "Q4_0": 0.094, "Q4_1": 0.075, "Q5_0": 0.047, "Q5_1": 0.036, "Q8_0": 0.0062,

@@ -12,10 +12,10 @@ import pytest
 
 from quire.errors import ModelError, ModelFileError, UnsupportedModelError
 from quire.models.registry import ModelRegistry
-from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.gguf_architectures import ARCHITECTURES
 from quire.weights.gguf_config import translate_config, translate_generation_config
 from quire.weights.gguf_file import GGUFFile, GGUFTensor
+from quire.weights.weight_tensor import BLOCK_FORMATS
 from quire_workshop.gguf.export import architecture_for, completed, describe_config
 from tests.models.tiny_configs import (
     DEEPSEEK,

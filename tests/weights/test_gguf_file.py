@@ -9,11 +9,11 @@ import pytest
 
 from quire.errors import ModelFileError, UnsupportedModelError
 from quire.weights import gguf_file
-from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.gguf_file import read_gguf
 from quire.weights.sources import resolve_source
+from quire.weights.weight_tensor import BLOCK_FORMATS
+from quire_workshop.gguf.export import from_gguf
 from quire_workshop.gguf.quantize import quantize_gguf
-from quire_workshop.gguf.quantize_source import from_gguf
 from tests.weights.gguf_builder import TinyModel, add_value, random_rows
 from tests.weights.gguf_cases import (
     ARRAY,

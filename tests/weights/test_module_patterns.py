@@ -6,7 +6,7 @@ import re
 import pytest
 
 from quire.errors import ModelFileError
-from quire.weights.module_patterns import MAX_NAME_LEN, values_of_modules
+from quire.weights.adapter_files import MAX_NAME_LEN, values_of_modules
 from tests.processes import limit, outcomes_of
 
 MODULES = [f"model.layers.{layer}.self_attn.{name}_proj" for layer in range(40) for name in "qkvo"]

@@ -14,7 +14,7 @@ from safetensors.torch import load as reference_load
 from safetensors.torch import save, save_file
 
 from quire.errors import ModelError, ModelFileError, UnsupportedModelError
-from quire.weights.safetensors_file import read_directory, read_safetensors
+from quire.weights.checkpoint import read_directory, read_safetensors
 
 F32_2X2 = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
 

@@ -4,8 +4,7 @@ import torch
 
 from quire.errors import UnsupportedModelError
 from quire.weight_map import Offset
-from quire.weights.block_formats import BLOCK_FORMATS
-from quire.weights.weight_tensor import WeightTensor
+from quire.weights.weight_tensor import BLOCK_FORMATS, WeightTensor
 from tests.weights.gguf_builder import random_rows
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import httpx2
 import pytest
 
-from quire_workshop.upstream import MAX_HELD_BYTES, Upstream, UpstreamAnswer
+from quire_workshop.load_client import MAX_HELD_BYTES, Upstream, UpstreamAnswer
 from tests.server.fake_engine import in_loop
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n"

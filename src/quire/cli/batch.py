@@ -1,6 +1,6 @@
 """`quire batch`: a file of requests to a file of answers, in OpenAI's batch format, resumable at any time.
 
-Next to read: `batch_files.py`, `batch_run.py`.
+Next to read: `batch_run.py`, which reads and sends them; httpx2 comes with it and the help does without.
 """
 
 import asyncio
@@ -13,13 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quire.cli.batch_files import STDIN, AnswerFile, read_requests
-from quire.cli.command import option, output_of, verb
-from quire.cli.exit_codes import ExitCode
+from quire.cli.command import ExitCode, option, output_of, verb
 from quire.cli.options import OF_SERVE, chosen_options, option_flags
-from quire.cli.output import Output, format_seconds
-from quire.cli.progress import show_progress, status_line
 from quire.cli.server_client import ServerAnswerError, ServerClient, client_settings, find_model
+from quire.cli.terminal import Output, format_seconds, show_progress, status_line
 from quire.config import EngineOptions
 from quire.errors import ModelNotFoundError
 from quire.garbage import without_collections
@@ -71,7 +68,7 @@ def batch_command(
     at any time; a request that was changed after it was answered is an error. Without --url, a server of the model runs
     on this machine as long as the batch does. The exit code is 6 if a line failed.
     """
-    from quire.cli.batch_run import BatchCounts, BatchRun
+    from quire.cli.batch_run import STDIN, AnswerFile, BatchCounts, BatchRun, read_requests
 
     ctx = click.get_current_context()
     output = output_of(ctx)

@@ -1,23 +1,26 @@
-"""The interactive chat of `quire run` and `quire chat`: reads lines, keeps the history, prints answers.
+"""The interactive chat of `quire run` and `quire chat`: reads lines, keeps the history, prints answers, saves chats.
 
-The answerer is the engine of this process (in `session.py`) or a server (in `chat_client.py`). Each turn sends the
+The answerer is the engine of this process (in `run.py`) or a server (in `chat_client.py`). Each turn sends the
 whole conversation again; the prefix cache holds the part that was sent before. Ctrl-C stops the answer; twice at the
-prompt, or Ctrl-D, leaves, and Ctrl-C asks first if the chat is not saved. Next to read: `session.py`.
+prompt, or Ctrl-D, leaves, and Ctrl-C asks first if the chat is not saved. Next to read: `run.py`.
 """
 
 import contextlib
+import json
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import click
 
-from quire.cli import saved_chats
 from quire.cli.command import option
 from quire.cli.options import parse_sampling_value
-from quire.cli.output import Output, format_seconds
-from quire.errors import QuireError, nearest
+from quire.cli.terminal import Output, format_seconds
+from quire.errors import ConfigError, QuireError, nearest
+from quire.files import make_directory, read_own, replace_file
 from quire.sampling_params import SamplingParams
 
 Message = dict[str, Any]
@@ -93,7 +96,7 @@ def chat_to_continue(*, has_more: bool) -> str:
     """
     if has_more:
         raise click.UsageError("--continue goes on with a saved chat: leave the prompt and --system out")
-    if not (names := saved_chats.names()):
+    if not (names := saved_names()):
         raise click.UsageError("no chat is saved yet: /save NAME in a chat saves it")
     return names[0]
 
@@ -192,7 +195,7 @@ class Chat:
         self._turns += [user, reply.message]
         self._last = reply
         if self._saved_name is not None:
-            saved_chats.save(self._saved_name, self._messages)
+            save_chat(self._saved_name, self._messages)
         self._output.note(reply.statistics)
         return reply.interrupted
 
@@ -228,15 +231,15 @@ class Chat:
         name = rest or self._saved_name
         if not name:
             raise ValueError("/save needs a name")
-        path = saved_chats.save(name, self._messages)
+        path = save_chat(name, self._messages)
         self._saved_name = name
         self._output.note(f"saved as {path}; further answers are saved, too")
 
     def _load(self, rest: str) -> None:
         if not rest:
-            self._output.note(f"saved: {', '.join(saved_chats.names()) or 'none'}")
+            self._output.note(f"saved: {', '.join(saved_names()) or 'none'}")
             return
-        messages = saved_chats.load(rest)
+        messages = load_chat(rest)
         has_system = bool(messages) and messages[0]["role"] == "system"
         self._system = messages[0]["content"] if has_system else None
         self._turns = messages[has_system:]
@@ -275,3 +278,65 @@ class Chat:
             return
         self._output.note(self._last.statistics)
         self._output.note(f"turns: {len(self._turns) // 2} · {self._last.total_s:.2f} s for the last answer")
+
+
+# --- Saved chats: one JSON file each, a list of messages, which only this user may read -----------
+# `XDG_DATA_HOME` moves their directory.
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", re.ASCII)
+
+
+def chats_directory() -> Path:
+    """Return the directory of the files, which may not exist yet."""
+    import platformdirs
+
+    return Path(platformdirs.user_data_dir("quire", appauthor=False)) / "chats"
+
+
+def saved_names() -> list[str]:
+    """Return the names of all saved chats, the newest first."""
+    with contextlib.suppress(OSError):
+        files = sorted(chats_directory().glob("*.json"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        return [path.stem for path in files]
+    return []
+
+
+def save_chat(name: str, messages: Sequence[dict[str, Any]]) -> Path:
+    """Write a chat in place of one with the same name. Returns: its file. Raises: ConfigError."""
+    path = _path(name)
+    try:
+        make_directory(path.parent)
+        replace_file(path, [json.dumps(list(messages), ensure_ascii=False, indent=1).encode()])
+    except OSError as error:
+        raise ConfigError(f"the chat cannot be saved as {path}: {error.strerror}") from error
+    return path
+
+
+def load_chat(name: str) -> list[dict[str, Any]]:
+    """Return the messages of a chat. Raises: ConfigError if there is none, or its file holds no list of messages."""
+    path = _path(name)
+    try:
+        messages = json.loads(read_own(path))
+    except FileNotFoundError:
+        known = saved_names()
+        saved = f"saved are {', '.join(known)}" if known else "none is saved; /save NAME saves one"
+        raise ConfigError(f"there is no saved chat '{name}'{nearest(name, known)}; {saved}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if not isinstance(messages, list) or not all(_is_message(message) for message in messages):
+        raise ConfigError(f"{path} is not a list of messages such as {{'role': 'user', 'content': 'hi'}}")
+    return messages
+
+
+def _path(name: str) -> Path:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"'{name}' cannot name a chat: use letters, digits, '-', '_' and '.'")
+    return chats_directory() / f"{name}.json"
+
+
+def _is_message(message: object) -> bool:
+    return (
+        isinstance(message, dict)
+        and isinstance(message.get("role"), str)
+        and isinstance(message.get("content"), str if not message.get("tool_calls") else str | None)
+    )

@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from quire.cli.arguments import read_prompt
 from quire.cli.chat import (
     DEFAULT_MAX_TOKENS,
     Chat,
@@ -21,10 +20,8 @@ from quire.cli.chat import (
     continue_option,
     statistics_line,
 )
-from quire.cli.command import option, output_of, verb
-from quire.cli.exit_codes import ExitCode
-from quire.cli.options import chosen_options, option_flags
-from quire.cli.output import Output, format_seconds
+from quire.cli.command import ExitCode, option, output_of, verb
+from quire.cli.options import chosen_options, option_flags, read_prompt
 from quire.cli.server_client import (
     CHAT_PATH,
     ServedModel,
@@ -36,6 +33,7 @@ from quire.cli.server_client import (
     served_model_option,
     url_option,
 )
+from quire.cli.terminal import Output, format_seconds
 from quire.errors import QuireError
 from quire.sampling_params import MODEL_DEFAULTS, SamplingParams
 

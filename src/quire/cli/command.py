@@ -1,9 +1,11 @@
-"""The Click command of every verb: option groups in its help, worked examples, shared output options, the log.
+"""The Click command of every verb: option groups in its help, worked examples, shared output options, the log,
+exit codes, `--lang`.
 
 `--json`, `-q`, `-v` and `--color` work before and after the verb's name and write to one `Output`.
 Must not know any verb, nor import anything but click. Next to read: `options.py`.
 """
 
+import enum
 import functools
 import os
 import re
@@ -12,7 +14,7 @@ from typing import Any
 
 import click
 
-from quire.cli.output import COLOR_CHOICES, Output
+from quire.cli.terminal import COLOR_CHOICES, Output
 from quire.logs import LEVEL_VARIABLE, level_of_environment, line_handler
 
 LOGGERS = ("quire", "httpx2")
@@ -170,3 +172,58 @@ def _apply(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
         output.verbosity = int(value)
     else:
         output.color = str(value)
+
+
+# --- Exit codes: a stable interface for scripts, explained in `docs/cli.md`; errors choose theirs ---
+
+
+class ExitCode(enum.IntEnum):
+    """The value of `$?` in a shell."""
+
+    OK = 0
+    INTERNAL = 1
+    USAGE = 2
+    MODEL = 3
+    MEMORY = 4
+    SERVER = 5
+    CHECK_FAILED = 6
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+# --- `--lang`: the language of fixed sentences; JSON is always English ----------------------------
+
+LANGUAGES = ("en", "zh")
+VARIABLES = ("LC_ALL", "LC_MESSAGES", "LANG")
+"""The first that is set counts, as for other programs."""
+
+
+def language_of(chosen: str | None) -> str:
+    """Return the language to speak: the chosen one, else that of the environment, as the C library reads it."""
+    if chosen is not None:
+        return chosen
+    found = next((value for name in VARIABLES if (value := os.environ.get(name))), "")
+    return "zh" if found.lower().startswith("zh") else "en"
+
+
+def _chosen(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Callable[[str], str]:
+    if language_of(value) == "en":
+        return str
+    from quire.insight.chinese import to_chinese
+
+    return to_chinese
+
+
+lang_option = option(
+    "--lang",
+    "translate",
+    type=click.Choice(LANGUAGES),
+    callback=_chosen,
+    help="language of fixed sentences  [zh if LANG begins so, else en]",
+)
+"""Passes `translate`: a text to the same text in the chosen language."""
+
+
+def is_english(translate: Callable[[str], str]) -> bool:
+    """Return whether `translate` leaves texts as they are."""
+    return translate is str

@@ -1,7 +1,7 @@
 """`quire doctor`: checks of the machine and the installation, each with the next step for a problem.
 
 A check finds "ok", "note" (works, could be better) or "problem" (exit 6). Reads only; the cache directory is probed
-with one temporary file. Next to read: `exit_codes.py`.
+with one temporary file. Next to read: `../insight/explain/device.py`.
 """
 
 import importlib
@@ -16,10 +16,9 @@ from dataclasses import asdict, dataclass
 import click
 
 from quire.byte_sizes import format_bytes
-from quire.cli.command import option, output_of, verb
-from quire.cli.exit_codes import ExitCode
-from quire.cli.output import Output
-from quire.cli.version import package_version
+from quire.cli.command import ExitCode, option, output_of, verb
+from quire.cli.main import package_version
+from quire.cli.terminal import Output
 from quire.config import EngineOptions
 from quire.extras import install_command
 
@@ -69,8 +68,8 @@ def doctor_command(calibrate: bool) -> None:
 
 
 def _calibrate(output: Output) -> None:
-    from quire.insight.explain.calibrate import calibrate
     from quire.insight.explain.device import calibration_path
+    from quire.insight.explain.measure import calibrate
 
     found = calibrate(lambda part: output.note(f"measuring {part}"))
     read = found.read[-1][1]

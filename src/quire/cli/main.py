@@ -1,28 +1,133 @@
-"""Entry point: the root group, whose verbs are imported by name on use, and the one place that turns errors into exits.
+"""Entry point: the table of verbs, the root group, which imports a verb on use, and the one place that turns errors
+into exits; `quire version` and `quire completion`.
 
 Top level imports only click and the standard library: `quire --help` and `quire version` must not load torch
-or numpy (a test looks). Next to read: `verbs.py`, `command.py`, then any verb, e.g. `run.py`.
+or numpy (a test looks). Other packages bring verbs by entry points of the group `quire.verbs`: each names such a table,
+with plain tuples as rows, in a module that imports nothing. Next to read: `command.py`, then any verb, e.g. `run.py`.
 """
 
 import contextlib
 import errno
+import functools
 import gc
+import glob
+import importlib
 import io
 import os
+import platform
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import click
 
 from quire import __version__
-from quire.cli.command import output_of, output_options
-from quire.cli.exit_codes import ExitCode
-from quire.cli.output import Output
-from quire.cli.verbs import OWN, all_verbs, broken_tables, load
-from quire.errors import QuireError, escaped, nearest
+from quire.cli.command import ExitCode, output_of, output_options, verb
+from quire.cli.terminal import Output
+from quire.errors import InstallationError, QuireError, escaped, nearest
+
+# --- The table of verbs ---------------------------------------------------------------------------
+
+
+class Verb(NamedTuple):
+    """The module of a verb, and its line in the top-level help."""
+
+    section: str
+    module: str
+    summary: str
+
+
+SECTIONS = ("Use", "Models", "See inside", "Learn", "Measure", "Operate")
+"""Sections of the top-level help in their order; those of other packages' own come last."""
+
+OWN: dict[str, Verb] = {
+    "run": Verb("Use", "quire.cli.run", "Answer one prompt, or chat."),
+    "chat": Verb("Use", "quire.cli.chat_client", "Chat with a server."),
+    "serve": Verb("Use", "quire.cli.serve", "Serve a model over HTTP with OpenAI's API."),
+    "batch": Verb("Use", "quire.cli.batch", "Answer a file of requests."),
+    "pull": Verb("Models", "quire.cli.models", "Fetch a model into the cache."),
+    "ls": Verb("Models", "quire.cli.models", "List cached models."),
+    "show": Verb("Models", "quire.cli.models", "Describe a model: architecture, sizes, tensors, tokenizer."),
+    "rm": Verb("Models", "quire.cli.models", "Remove a model from the cache."),
+    "tokenize": Verb("Models", "quire.cli.models", "Show how text becomes tokens."),
+    "explain": Verb("See inside", "quire.cli.explain", "Explain a model's size, memory, work and time."),
+    "trace": Verb("See inside", "quire.cli.trace", "Record what the engine does; make a timeline of a recording."),
+    "view": Verb("See inside", "quire.cli.explain", "Draw one step: mask, blocks, time, instructions."),
+    "top": Verb("Measure", "quire.cli.top", "Watch a server."),
+    "ps": Verb("Operate", "quire.cli.top", "List the servers of this machine."),
+    "cache ls": Verb("Operate", "quire.cli.cache", "List the KV blocks that --kv-disk keeps."),
+    "cache verify": Verb("Operate", "quire.cli.cache", "Find damaged KV blocks."),
+    "cache clear": Verb("Operate", "quire.cli.cache", "Delete KV blocks."),
+    "doctor": Verb("Operate", "quire.cli.doctor", "Check this machine and installation."),
+    "completion": Verb("Operate", "quire.cli.main", "Print the completion script of a shell."),
+    "version": Verb("Operate", "quire.cli.main", "Print the version."),
+}
+"""Each verb `x` is the Click command `x_command` of its module; one of two words `x y` is `x_y_command`."""
+GROUP = "quire.verbs"
+"""The group of the entry points."""
+_REMEDY = "install its package again, or remove it"
+
+
+def all_verbs() -> dict[str, Verb]:
+    """Return the verbs of Quire and of installed packages, section by section. A name that Quire has is Quire's."""
+    verbs = {**OWN, **_plugged()[0], **OWN}
+    sections = list(dict.fromkeys((*SECTIONS, *(row.section for row in verbs.values()))))
+    return dict(sorted(verbs.items(), key=lambda item: sections.index(item[1].section)))
+
+
+def broken_tables() -> list[str]:
+    """Return a line for each table of an installed package that cannot be imported."""
+    return _plugged()[1]
+
+
+def load(name: str) -> click.Command:
+    """Import a verb's module and return its command. Raises: InstallationError for a package that does not work."""
+    found = OWN[name] if name in OWN else all_verbs()[name]
+    try:
+        command = getattr(importlib.import_module(found.module), f"{name.replace(' ', '_')}_command")
+    except (ImportError, AttributeError, SyntaxError) as error:
+        if name in OWN or getattr(error, "name", None) == "quire._native":
+            raise
+        raise InstallationError(f"'{name}' cannot be imported from {found.module}: {error}; {_REMEDY}") from error
+    assert isinstance(command, click.Command)
+    return command
+
+
+@functools.cache
+def _plugged() -> tuple[dict[str, Verb], list[str]]:
+    """Import the tables of installed packages. Returns: their verbs, and a line for each that cannot be imported."""
+    verbs: dict[str, Verb] = {}
+    broken = []
+    for point, place in _entry_points().items():
+        module, _, attribute = place.partition(":")
+        try:
+            table = getattr(importlib.import_module(module), attribute)
+            verbs = {**verbs, **{name: Verb(*row) for name, row in table.items()}, **verbs}
+        except Exception as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            broken.append(f"the verbs of '{point}' cannot be imported from {place}: {reason}; {_REMEDY}")
+    return verbs, broken
+
+
+def _entry_points() -> dict[str, str]:
+    """Return name and place of each entry point of the group, the first of a name on Python's path.
+
+    `importlib.metadata` finds the same ones in 25 ms, ten times as long.
+    """
+    found: dict[str, str] = {}
+    for folder in sys.path:
+        for path in glob.iglob(os.path.join(glob.escape(folder or os.curdir), "*.dist-info", "entry_points.txt")):
+            with open(path, encoding="utf-8") as file:
+                section = file.read().partition(f"[{GROUP}]\n")[2].partition("\n[")[0]
+            for line in filter(None, section.splitlines()):
+                name, _, place = line.partition("=")
+                found.setdefault(name.strip(), place.strip())
+    return found
+
+
+# --- The root group, and the exits ----------------------------------------------------------------
 
 COMPLETION_VARIABLE = "_QUIRE_COMPLETE"
 """The script of `quire completion` sets it: Click then prints the completions of a command line."""
@@ -69,10 +174,10 @@ class RootGroup(click.Group):
         """Write the verbs by section from their tables: their modules are not imported."""
         verbs = all_verbs()
         width = max(map(len, verbs))
-        for section in dict.fromkeys(verb.section for verb in verbs.values()):
+        for section in dict.fromkeys(row.section for row in verbs.values()):
             with formatter.section(section):
                 formatter.write_dl(
-                    [(name.ljust(width), verb.summary) for name, verb in verbs.items() if verb.section == section]
+                    [(name.ljust(width), row.summary) for name, row in verbs.items() if row.section == section]
                 )
         for line in broken_tables():
             output_of(ctx).note(line)
@@ -235,3 +340,63 @@ def _close_broken_pipe() -> int:
 
 def _on_sigterm(signal_number: int, frame: FrameType | None) -> NoReturn:
     raise Terminated
+
+
+# --- `quire version`, `quire completion` ----------------------------------------------------------
+
+COMPLETION_EXAMPLES = (
+    'eval "$(quire completion bash)"',
+    'eval "$(quire completion zsh)"',
+    "quire completion fish | source",
+)
+PACKAGES = ("torch", "numpy", "tokenizers", "huggingface-hub")
+"""Dependencies that results and speed depend on."""
+
+
+@verb("version", ("quire version", "quire version --json"))
+def version_command() -> None:
+    """Print the version."""
+    output = output_of()
+    if output.json:
+        output.result_json("quire.version/1", {"version": __version__, **_environment()})
+        return
+    output.result(f"quire {__version__}")
+    for name, value in _environment().items() if output.verbosity > 0 else ():
+        output.result(f"{name} {value or 'not installed'}")
+
+
+def _environment() -> dict[str, str | None]:
+    versions: dict[str, str | None] = {"python": platform.python_version(), "platform": platform.platform()}
+    return versions | {name: package_version(name) for name in PACKAGES}
+
+
+def package_version(name: str) -> str | None:
+    """Return the installed version of a distribution from its metadata; None if it is absent."""
+    from importlib import metadata
+
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@verb("completion", COMPLETION_EXAMPLES)
+@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
+def completion_command(shell: str) -> None:
+    """Print the completion script of a shell.
+
+    Load it in the shell's start file, as the examples do: ~/.bashrc, ~/.zshrc (after compinit),
+    ~/.config/fish/config.fish.
+    """
+    from click.shell_completion import get_completion_class
+
+    output = output_of()
+    found = get_completion_class(shell)
+    assert found is not None
+    # `source` of bash starts a bash to find its version, and only the version decides about a warning.
+    maker = found(click.get_current_context().find_root().command, {}, "quire", COMPLETION_VARIABLE)
+    script = maker.source_template % maker.source_vars()
+    if output.json:
+        output.result_json("quire.completion/1", {"shell": shell, "script": script})
+    else:
+        output.result(script)

@@ -11,7 +11,7 @@ import click
 
 from quire.cli.command import output_of, verb
 from quire.cli.options import chosen_options, option_flags
-from quire.cli.progress import show_progress
+from quire.cli.terminal import show_progress
 from quire.config import EngineOptions
 from quire.garbage import without_collections
 from quire.server.options import ServerOptions

@@ -12,11 +12,10 @@ from urllib.parse import urlsplit
 
 import click
 
-from quire.cli.arguments import read_prompt, split_arguments
 from quire.cli.command import option, output_of, verb
-from quire.cli.options import OF_SERVE, chosen_options, option_flags
-from quire.cli.output import Output, open_file
+from quire.cli.options import OF_SERVE, chosen_options, option_flags, read_prompt, split_arguments
 from quire.cli.server_client import LOOPBACK, ServerClient, find_url, url_option
+from quire.cli.terminal import Output, open_file
 from quire.config import EngineOptions
 from quire.lazy_torch import require_torch
 from quire.sampling_params import SamplingParams
@@ -38,14 +37,14 @@ The model answers PROMPT in this process, with {DEFAULT_MAX_TOKENS} tokens unles
 is converted. The name of the output decides its form: .jsonl is the recording itself, .json a timeline for Perfetto or
 chrome://tracing, .html a page that opens without a network.
 """
-EXAMPLES = (
+TRACE_EXAMPLES = (
     'quire trace "Why is the sky blue?" -o sky.jsonl',
     "quire trace sky.jsonl -o sky.json",
     "quire trace --attach --seconds 10 -o load.html",
 )
 
 
-@verb("trace", EXAMPLES, help=HELP)
+@verb("trace", TRACE_EXAMPLES, help=HELP)
 @click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT] | RECORDING")
 @option(
     "-o",
@@ -111,7 +110,7 @@ def trace_command(
 def _record_prompt(
     file: BinaryIO, words: tuple[str, ...], values: dict[str, Any], op_period: int, profiles: bool, output: Output
 ) -> None:
-    from quire.cli.session import chat_of, continues_text, generate, open_engine, sampling_params_for
+    from quire.cli.run import chat_of, continues_text, generate, open_engine, sampling_params_for
     from quire.engine.recorder import Recorder
 
     engine_values, chosen = chosen_options(values, EngineOptions), chosen_options(values, SamplingParams)
@@ -215,6 +214,6 @@ def _converted(trace: "EngineTrace", suffix: str) -> str:
         from quire.insight.chrome import to_chrome
 
         return json.dumps(to_chrome(trace))
-    from quire.insight.trace_page import to_html
+    from quire.insight.trace import to_html
 
     return to_html(trace)

@@ -31,7 +31,7 @@ from quire.runtime.loader import weigh
 from quire.runtime.tuning import tuned
 from quire.text.tokenizer import Tokenizer
 from quire.weights.checkpoint import Checkpoint, open_checkpoint, read_pooling
-from quire.weights.progress import Progress, ignore_progress
+from quire.weights.model_files import Progress, ignore_progress
 from quire.weights.sources import resolve_source
 
 logger = logging.getLogger("quire.engine")

@@ -9,12 +9,11 @@ from quire import nn
 from quire.config import DraftModel, EngineOptions, ModelConfig
 from quire.errors import ConfigError, UnsupportedModelError
 from quire.lazy_torch import on_meta
-from quire.models.hf_eagle import ARCHITECTURE, EagleConfig
-from quire.models.hf_predictor import add_eagle, add_predictors
+from quire.models.hf_predictor import ARCHITECTURE, EagleConfig, add_eagle, add_predictors
 from quire.models.registry import ModelRegistry
 from quire.runtime.plan.packed_weights import kept_bytes
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
-from quire.weights.progress import Progress
+from quire.weights.model_files import Progress
 from quire.weights.sources import resolve_source
 
 MIN_LAYERS = 4

@@ -20,7 +20,7 @@ from quire.engine.adapters import Adapters, LoRARequest
 from quire.engine.prompts import ParsedPrompt, parse_prompt
 from quire.errors import ContextLengthError, InvalidParameterError, PromptError, RequestError
 from quire.grammar.compiler import CompiledGrammar, CompiledReasoning, GrammarCompiler, ReservedMatchers
-from quire.grammar.vocabulary import Vocabulary
+from quire.grammar.matcher import Vocabulary
 from quire.sampling_params import ALL_LOGPROBS, PoolingParams, SamplingParams
 from quire.scheduler.request import Request
 from quire.text.tokenizer import Tokenizer

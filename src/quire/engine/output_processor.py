@@ -24,8 +24,7 @@ from quire.outputs import (
     RequestOutput,
 )
 from quire.scheduler.request import Request, SequenceUpdate
-from quire.text.detokenizer import IncrementalDetokenizer
-from quire.text.stop_strings import StopStringMatcher
+from quire.text.detokenizer import IncrementalDetokenizer, StopStringMatcher
 from quire.text.tokenizer import Tokenizer
 from quire.types import NewRequest, RequestResult, RequestStatus, TokenLogprobs
 

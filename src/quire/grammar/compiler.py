@@ -23,9 +23,8 @@ from quire.grammar.check_process import (
     short_reason,
 )
 from quire.grammar.limits import parser_limits
-from quire.grammar.matcher import TokenMatcher
+from quire.grammar.matcher import TokenMatcher, Vocabulary
 from quire.grammar.reasoning import ReasoningMatcher
-from quire.grammar.vocabulary import Vocabulary
 from quire.structured_outputs import ReasoningSpan, StructuredOutputsParams
 
 if TYPE_CHECKING:

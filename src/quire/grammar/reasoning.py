@@ -12,8 +12,7 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
-from quire.grammar.matcher import Failure, TokenMatcher
-from quire.grammar.vocabulary import Vocabulary
+from quire.grammar.matcher import Failure, TokenMatcher, Vocabulary
 from quire.structured_outputs import ReasoningSpan
 
 MAX_LINE_BREAKS = 2

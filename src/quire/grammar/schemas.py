@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
-from quire.grammar.formats import LIBRARY_FORMATS, OWN_FORMATS
-from quire.grammar.patterns import rust_pattern
+from quire.grammar.patterns import LIBRARY_FORMATS, OWN_FORMATS, rust_pattern
 
 LARGEST_NUMBER = 2**62
 """llguidance reads bounds beyond ±2**63 wrongly, and those of numbers not at all."""

@@ -13,8 +13,7 @@ from quire.kernels.elementwise import soft_cap
 from quire.layers.forward_batch import ForwardBatch
 from quire.layers.rotary import Rotation
 from quire.lazy_torch import Tensor
-from quire.models.hf_config import HFConfigReader
-from quire.models.hf_decoder import read_window, read_windows
+from quire.models.hf_config import HFConfigReader, read_window, read_windows
 from quire.models.hf_llama import LlamaConfig
 from quire.models.llama import LlamaForCausalLM, LlamaLayer, LlamaMLP
 from quire.weight_map import Layout, Offset

@@ -8,8 +8,7 @@ from typing import Any
 
 from quire.layers.rotary import RopeConfig
 from quire.models.gemma2 import Gemma2Config, Gemma2ForCausalLM, Pattern
-from quire.models.hf_config import HFConfigReader
-from quire.models.hf_decoder import FULL, SLIDING
+from quire.models.hf_config import FULL, SLIDING, HFConfigReader
 from quire.models.hf_rope import read_rope_of_type
 from quire.models.qwen3 import Qwen3Attention
 

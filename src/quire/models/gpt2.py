@@ -15,8 +15,7 @@ from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
 from quire.layers.norms import LayerNorm
 from quire.layers.rotary import RopeConfig
 from quire.lazy_torch import Tensor
-from quire.models.hf_config import ACTIVATIONS, HFConfigReader
-from quire.models.hf_decoder import read_sizes
+from quire.models.hf_config import ACTIVATIONS, HFConfigReader, read_sizes
 from quire.models.hf_llama import LlamaConfig
 from quire.models.llama import LlamaAttention, LlamaForCausalLM
 from quire.weight_map import Layout, Transpose

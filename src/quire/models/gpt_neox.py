@@ -13,8 +13,7 @@ from quire.layers.norms import LayerNorm
 from quire.layers.rotary import Rotation
 from quire.lazy_torch import Tensor
 from quire.models.gpt2 import PlainMLP
-from quire.models.hf_config import ACTIVATIONS, HFConfigReader
-from quire.models.hf_decoder import read_sizes
+from quire.models.hf_config import ACTIVATIONS, HFConfigReader, read_sizes
 from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_rope import check_pairs, read_rope
 from quire.models.llama import LlamaForCausalLM, LlamaLayer

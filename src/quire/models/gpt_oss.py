@@ -11,8 +11,7 @@ import numpy as np
 from quire import nn
 from quire.kernels.experts import ALPHA, CLAMPED, LIMIT
 from quire.layers.group import SINGLE, Group, Partition, share_heads
-from quire.models.hf_config import HFConfigReader
-from quire.models.hf_decoder import read_windows
+from quire.models.hf_config import HFConfigReader, read_windows
 from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_moe import MoE, read_experts
 from quire.models.llama import LlamaAttention, LlamaForCausalLM

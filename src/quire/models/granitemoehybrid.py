@@ -12,8 +12,7 @@ from quire.layers.rotary import Rotation
 from quire.lazy_torch import Tensor
 from quire.models.deepseek_v2 import SharedMoE
 from quire.models.granite import GraniteConfig, GraniteForCausalLM
-from quire.models.hf_config import HFConfigReader, wrong
-from quire.models.hf_decoder import read_recurrent_layers
+from quire.models.hf_config import HFConfigReader, read_recurrent_layers, wrong
 from quire.models.hf_moe import TRAINING_FIELDS, most_experts
 from quire.models.hf_state_space import StateSpaceMixer, StateSpaceSizes, read_state_space
 from quire.weight_map import Layout

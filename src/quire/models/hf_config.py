@@ -1,14 +1,18 @@
-"""`HFConfigReader`: a model's `config.json` read field by field, so that no field is overlooked.
+"""`HFConfigReader`: a model's `config.json` read field by field, so that no field is overlooked; the sizes and layers
+that every decoder has; the language model of a model that also sees images or hears.
 
 A model reads the fields it honours and requires the value of fields it cannot vary; `finish` refuses every other
 field, because it might change the mathematics. Understands the spellings of transformers 4 and 5. null means absent.
-Next to read: `hf_decoder.py`.
+Next to read: `hf_llama.py`.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self, TypeVar
 
 from quire.errors import ModelFileError, UnsupportedModelError, nearest
+from quire.weight_map import Layout
 
 IGNORED_FIELDS = frozenset(
     {
@@ -173,3 +177,176 @@ def check_positive(name: str, value: Any) -> float:
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not SMALLEST <= value <= LARGEST:
         raise wrong(name, repr(value), f"a number above 0, from {SMALLEST:g} to {LARGEST:g}")
     return float(value)
+
+
+# --- Sizes, windows and types of layers -----------------------------------------------------------
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Hugging Face's names of layers without and with a window."""
+RECURRENT = ("linear_attention", "mamba", "conv")
+"""Names of layers with recurrent state."""
+
+
+def read_sizes(
+    reader: HFConfigReader,
+    *,
+    hidden: str = "hidden_size",
+    layers: str = "num_hidden_layers",
+    heads: str = "num_attention_heads",
+    context: str = "max_position_embeddings",
+    head_size: int | None = None,
+    ties: bool = False,
+) -> dict[str, Any]:
+    """Read all sizes but the MLP's, for one KV head per query head and attention to all earlier tokens.
+
+    `hidden`, `layers`, `heads`, `context`: the config's names. `head_size` None: heads share the hidden size.
+    `ties`: the default of `tie_word_embeddings`.
+    """
+    hidden_size, num_heads = reader.integer(hidden), reader.integer(heads)
+    num_layers = reader.integer(layers, maximum=MAX_LAYERS)
+    if head_size is None:
+        check_divides(heads, num_heads, hidden, hidden_size)
+        head_size = hidden_size // num_heads
+    return {
+        "vocab_size": reader.integer("vocab_size"),
+        "hidden_size": hidden_size,
+        "num_layers": num_layers,
+        "num_heads": num_heads,
+        "num_kv_heads": num_heads,
+        "head_size": head_size,
+        "context_len": reader.integer(context),
+        "tie_word_embeddings": reader.flag("tie_word_embeddings", ties),
+        "windows": (None,) * num_layers,
+    }
+
+
+def read_window(reader: HFConfigReader, default: int | None = None) -> int | None:
+    """Read `sliding_window`, null for none. `default`: of a config without the field."""
+    return reader.optional_integer("sliding_window") if reader.has("sliding_window") else default
+
+
+def read_layers(
+    reader: HFConfigReader,
+    num_layers: int,
+    chosen: Sequence[str],
+    others: Sequence[str],
+    is_chosen: Callable[[int], bool],
+    *names: str,
+) -> list[bool]:
+    """Read of each layer whether `layer_types`, or a field of another of the `names`, has one of the `chosen` types.
+
+    Without such a field `is_chosen` tells, by index. Raises: UnsupportedModelError for types that are not `others`.
+    """
+    lists = [reader.strings(name, num_layers) for name in ("layer_types", *names)]
+    found = next((types for types in lists if types is not None), None)
+    if found is None:
+        return [is_chosen(index) for index in range(num_layers)]
+    for layer_type in found:
+        if layer_type not in (*chosen, *others):
+            raise UnsupportedModelError(
+                f"layer type {layer_type!r} is not supported; supported are {', '.join((*others, *chosen))}"
+            )
+    return [layer_type in chosen for layer_type in found]
+
+
+def read_windows(
+    reader: HFConfigReader, num_layers: int, window: int | None, is_sliding: Callable[[int], bool]
+) -> tuple[int | None, ...]:
+    """The window of each layer: `window` in those that `layer_types`, or else `is_sliding`, makes sliding."""
+    slides = read_layers(reader, num_layers, (SLIDING,), (FULL,), is_sliding)
+    return tuple(window if slide else None for slide in slides)
+
+
+def read_recurrent_layers(
+    reader: HFConfigReader, num_layers: int, is_recurrent: Callable[[int], bool], *names: str
+) -> tuple[bool, ...]:
+    """Read which layers have recurrent state instead of attention. `names`: see `read_layers`."""
+    return tuple(read_layers(reader, num_layers, RECURRENT, (FULL, "attention"), is_recurrent, *names))
+
+
+# --- Models that are run without images and sound -------------------------------------------------
+
+_T = TypeVar("_T")
+PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
+"""Prefixes of the language model's tensors, in checkpoints of transformers 4 and 5."""
+VISION_TENSORS = (
+    r"^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|audio_tower|embed_vision|embed_audio)\.",
+)
+"""Patterns of the tensors that only images and sound need."""
+VISION_FIELDS = (
+    "text_config", "vision_config", "image_token_index", "image_token_id", "boi_token_index", "boi_token_id",
+    "eoi_token_index", "eoi_token_id", "mm_tokens_per_image", "projector_hidden_act", "vision_feature_layer",
+    "multimodal_projector_bias", "spatial_merge_size", "video_token_id", "vision_start_token_id", "vision_end_token_id",
+    "vision_soft_tokens_per_image", "audio_config", "audio_token_id", "boa_token_id", "eoa_token_id", "eoa_token_index",
+)  # fmt: skip
+"""Fields of the whole model that the language model does not depend on."""
+
+
+def language_model(
+    hf_config: Mapping[str, Any], model: Any, tensors: Mapping[str, _T]
+) -> tuple[Mapping[str, Any], dict[str, _T]]:
+    """Return the config.json and the tensors, by name, of the language model of a whole model of class `model`.
+
+    Of another class they are those given.
+    """
+    if not hasattr(model, "language_class"):
+        return hf_config, dict(tensors)
+    named = sys.modules[model.language_class.__module__].ARCHITECTURES
+    of_language = Layout(prefixes=PREFIXES, unused=VISION_TENSORS).used_names(tensors)
+    bare = {name: tensors[stored] for name, stored in of_language.items()}
+    return {**model.Config.language_fields(hf_config), "architectures": list(named)}, bare
+
+
+def language_config(hf_config: Mapping[str, Any], model_types: tuple[str, ...], **defaults: Any) -> dict[str, Any]:
+    """Return the fields of the language model. `defaults`: of fields that `text_config` may leave out.
+
+    `tie_word_embeddings` of the whole model takes precedence, as in Transformers 5.
+    Raises: ModelFileError; UnsupportedModelError for another model type or an unknown field.
+    """
+    text_config = hf_config.get("text_config")
+    if not isinstance(text_config, Mapping):
+        raise wrong("text_config", text_config, "a config")
+    reader = HFConfigReader(hf_config)
+    for name in VISION_FIELDS:
+        reader.raw(name)
+    ties = reader.raw("tie_word_embeddings")
+    reader.finish()
+    fields = {"model_type": model_types[0], **defaults, **text_config}
+    if fields["model_type"] not in model_types:
+        raise UnsupportedModelError(
+            f"the model's config has text_config.model_type={str(fields['model_type'])[:60]!r}; supported are "
+            f"{', '.join(model_types)}"
+        )
+    return fields if ties is None else fields | {"tie_word_embeddings": ties}
+
+
+def without_images(model_class: Any, *model_types: str, refuses_head: bool = False, **defaults: Any) -> Any:
+    """Return the class of the whole model that runs its language model alone, of class `model_class`.
+
+    `model_types`: of the language model; `refuses_head`: a stored head is an error where embeddings are tied, instead
+    of being ignored; `defaults`: of fields that `text_config` may leave out.
+    """
+
+    class LanguageConfig(model_class.Config):  # type: ignore[misc]
+        """The fields in `text_config`."""
+
+        @classmethod
+        def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
+            return super().from_hf(cls.language_fields(hf_config))
+
+        @staticmethod
+        def language_fields(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+            return language_config(hf_config, model_types, **defaults)
+
+    class LanguageModel(model_class):  # type: ignore[misc]
+        """The language model, under the names of the whole."""
+
+        Config = LanguageConfig
+        language_class = model_class
+
+        def layout(self) -> Layout:
+            """Return that of the language model, with other prefixes."""
+            own = super().layout() | Layout(unused=VISION_TENSORS, ties_once=refuses_head)
+            return replace(own, prefixes=PREFIXES)
+
+    return LanguageModel

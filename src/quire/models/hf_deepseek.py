@@ -7,8 +7,7 @@ from typing import Any
 from quire.cache_spec import CacheSpec, LatentKV
 from quire.errors import ModelFileError
 from quire.kernels.experts import SOFTMAX, ExpertScoring
-from quire.models.hf_config import HFConfigReader, check_divides, check_positive
-from quire.models.hf_decoder import read_sizes
+from quire.models.hf_config import HFConfigReader, check_divides, check_positive, read_sizes
 from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_moe import read_experts
 from quire.models.hf_rope import check_pairs, parameters_of, read_rope

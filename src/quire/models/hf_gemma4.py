@@ -10,8 +10,7 @@ from typing import Any, Self
 from quire.cache_spec import CacheSpec, PagedKV
 from quire.errors import ModelFileError, UnsupportedModelError
 from quire.layers.rotary import RopeConfig
-from quire.models.hf_config import HFConfigReader, check_divides
-from quire.models.hf_decoder import FULL, SLIDING, read_windows
+from quire.models.hf_config import FULL, SLIDING, HFConfigReader, check_divides, read_windows
 from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_moe import read_experts
 from quire.models.hf_rope import check_pairs, make_rope, parameters_of

@@ -10,8 +10,7 @@ from typing import Any, ClassVar, Self
 from quire.cache_spec import CacheSpec, PagedKV
 from quire.kernels.experts import SOFTMAX, ExpertScoring
 from quire.layers.rotary import RopeConfig
-from quire.models.hf_config import HFConfigReader, check_divides
-from quire.models.hf_decoder import read_sizes, read_window
+from quire.models.hf_config import HFConfigReader, check_divides, read_sizes, read_window
 from quire.models.hf_rope import check_pairs, read_rope
 from quire.weight_map import Layout
 

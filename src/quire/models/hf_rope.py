@@ -9,8 +9,7 @@ from typing import Any
 
 from quire.errors import ModelFileError, UnsupportedModelError, nearest
 from quire.layers.rotary import RopeConfig
-from quire.models.hf_config import HFConfigReader, check_positive, wrong
-from quire.models.hf_decoder import FULL, SLIDING
+from quire.models.hf_config import FULL, SLIDING, HFConfigReader, check_positive, wrong
 
 PARAMETERS: dict[str, dict[str, str]] = {
     "default": {},

@@ -16,8 +16,7 @@ from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
 from quire.layers.recurrent import CausalConv, state_bytes
 from quire.layers.rotary import Rotation
 from quire.lazy_torch import Tensor
-from quire.models.hf_config import HFConfigReader, check_positive, wrong
-from quire.models.hf_decoder import read_recurrent_layers
+from quire.models.hf_config import HFConfigReader, check_positive, read_recurrent_layers, wrong
 from quire.models.hf_llama import LlamaConfig
 from quire.models.llama import LlamaForCausalLM
 from quire.models.qwen3 import Qwen3Attention

@@ -1,9 +1,9 @@
 """Ministral 3, which sees images: its language model, without images.
 
-Next to read: `hf_wrapper.py`.
+Next to read: `hf_config.py`.
 """
 
-from quire.models.hf_wrapper import without_images
+from quire.models.hf_config import without_images
 from quire.models.ministral3 import Ministral3ForCausalLM
 
 ARCHITECTURES = {

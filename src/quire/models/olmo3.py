@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.layers.rotary import RopeConfig
-from quire.models.hf_config import HFConfigReader
-from quire.models.hf_decoder import FULL, SLIDING, read_window, read_windows
+from quire.models.hf_config import FULL, SLIDING, HFConfigReader, read_window, read_windows
 from quire.models.hf_rope import read_rope_of_type
 from quire.models.olmo2 import OLMo2Config, OLMo2ForCausalLM
 

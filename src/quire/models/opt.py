@@ -15,8 +15,7 @@ from quire.layers.norms import LayerNorm
 from quire.layers.rotary import RopeConfig, Rotation
 from quire.lazy_torch import Tensor
 from quire.models.gpt2 import PlainMLP
-from quire.models.hf_config import HFConfigReader
-from quire.models.hf_decoder import read_sizes
+from quire.models.hf_config import HFConfigReader, read_sizes
 from quire.models.hf_llama import LlamaConfig
 from quire.models.llama import LlamaForCausalLM, LlamaLayer
 from quire.weight_map import Layout

@@ -6,7 +6,7 @@ Next to read: `llama.py`.
 from dataclasses import dataclass
 from typing import Any
 
-from quire.models import hf_decoder
+from quire.models import hf_config
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_llama import LlamaConfig
 from quire.models.llama import LlamaForCausalLM
@@ -37,7 +37,7 @@ def read_windows(reader: HFConfigReader, num_layers: int) -> tuple[int | None, .
     uses_windows = reader.flag("use_sliding_window", False)
     window = reader.optional_integer("sliding_window", minimum=int(uses_windows)) or DEFAULT_WINDOW
     first = reader.integer("max_window_layers", DEFAULT_MAX_WINDOW_LAYERS, minimum=0)
-    return hf_decoder.read_windows(reader, num_layers, window if uses_windows else None, lambda index: index >= first)
+    return hf_config.read_windows(reader, num_layers, window if uses_windows else None, lambda index: index >= first)
 
 
 class Qwen2ForCausalLM(LlamaForCausalLM):

@@ -21,8 +21,7 @@ from quire.layers.norms import RMSNorm
 from quire.layers.recurrent import CausalConv, recur, state_bytes
 from quire.layers.rotary import Rotation
 from quire.lazy_torch import Tensor
-from quire.models.hf_config import HFConfigReader, check_divides
-from quire.models.hf_decoder import read_recurrent_layers
+from quire.models.hf_config import HFConfigReader, check_divides, read_recurrent_layers
 from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_moe import read_moe
 from quire.models.llama import QKV, LlamaForCausalLM

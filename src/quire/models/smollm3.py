@@ -9,8 +9,7 @@ from typing import Any
 
 from quire.layers.rotary import Rotation
 from quire.lazy_torch import Tensor
-from quire.models.hf_config import HFConfigReader, wrong
-from quire.models.hf_decoder import read_windows
+from quire.models.hf_config import HFConfigReader, read_windows, wrong
 from quire.models.hf_llama import LlamaConfig
 from quire.models.llama import LlamaForCausalLM
 

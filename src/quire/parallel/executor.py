@@ -16,7 +16,7 @@ from quire.grammar.compiler import GrammarCompiler
 from quire.runtime.worker import Worker
 from quire.types import SchedulerOutput, StepResult
 from quire.weights.checkpoint import Checkpoint
-from quire.weights.progress import Progress
+from quire.weights.model_files import Progress
 
 logger = logging.getLogger("quire.parallel")
 

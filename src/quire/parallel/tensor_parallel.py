@@ -32,7 +32,7 @@ from quire.runtime.worker import Worker
 from quire.transfers import Tier, TransferReport
 from quire.types import SchedulerOutput, StepResult
 from quire.weights.checkpoint import Checkpoint
-from quire.weights.progress import Progress
+from quire.weights.model_files import Progress
 
 if TYPE_CHECKING:
     from quire.parallel.ray_ranks import RayRanks

@@ -23,7 +23,7 @@ from quire.runtime.plan.load import load_plan
 from quire.runtime.plan.lower import Program
 from quire.runtime.plan.packed_weights import PackedWeights
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
-from quire.weights.progress import Progress
+from quire.weights.model_files import Progress
 
 
 def load_drafter(

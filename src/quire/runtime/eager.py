@@ -17,7 +17,7 @@ from quire.layers.group import SINGLE, Group
 from quire.runtime.fallback import load_fallback
 from quire.runtime.loader import make_share, random_weights
 from quire.weights.checkpoint import Checkpoint
-from quire.weights.progress import Progress, ignore_progress
+from quire.weights.model_files import Progress, ignore_progress
 
 
 def load_model(

@@ -17,8 +17,7 @@ import torch
 from quire.config import EngineConfig
 from quire.errors import ModelFileError
 from quire.layers.forward_batch import ForwardBatch
-from quire.models.hf_fallback import RUN, FallbackConfig, TransformersForCausalLM
-from quire.models.hf_probe import refused
+from quire.models.hf_fallback import RUN, FallbackConfig, TransformersForCausalLM, refused
 from quire.models.registry import model_types
 from quire.weights.weight_tensor import WeightTensor
 

@@ -20,17 +20,15 @@ from quire.config import EngineConfig, ModelConfig
 from quire.errors import ConfigError, ModelFileError
 from quire.layers.group import SINGLE, Group, LocalGroup, Partition, UnevenSplitError
 from quire.lazy_torch import on_meta
-from quire.models.hf_eagle import EagleConfig
 from quire.models.hf_llama import LlamaConfig
-from quire.models.hf_predictor import add_eagle, add_predictors, with_stored_predictors
+from quire.models.hf_predictor import EagleConfig, add_eagle, add_predictors, with_stored_predictors
 from quire.models.registry import ModelRegistry
 from quire.runtime.plan.packed_weights import Placement, kept_bytes
 from quire.weight_map import weight_map
-from quire.weights.block_formats import BLOCK_FORMATS, FLOATS
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.quantized import RoundedTensor
 from quire.weights.sources import ModelFiles
-from quire.weights.weight_tensor import WeightTensor
+from quire.weights.weight_tensor import BLOCK_FORMATS, FLOATS, WeightTensor
 
 NUM_NAMES_SHOWN = 3
 CLASSIFIER = "score.weight"

@@ -34,7 +34,7 @@ from quire.files import UnsafeFileError, check_own, make_directory, open_own
 from quire.linux import map_over, reserve_blocks, write_back
 from quire.runtime.cached_files import CachedFile, trim
 from quire.runtime.huge_pages import COPIED_BYTES, HUGE_PAGE_BYTES, allocate, map_file
-from quire.weights.progress import Progress
+from quire.weights.model_files import Progress
 
 logger = logging.getLogger("quire.runtime")
 MAGIC = b"quirewt1"

@@ -30,7 +30,7 @@ from quire.runtime.ranks import StageRunner, Yielded, make_group, make_runner, m
 from quire.sampling.sampler import Grammars
 from quire.types import SchedulerOutput, StepResult
 from quire.weights.checkpoint import Checkpoint
-from quire.weights.progress import Progress
+from quire.weights.model_files import Progress
 
 if TYPE_CHECKING:
     from quire.runtime.adapter_pool import AdapterPool

@@ -20,8 +20,8 @@ from quire.grammar.compiler import GrammarChecker
 from quire.linux import lower_priority
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.server.work import FairPool
+from quire.text.chat_template import RenderedChat
 from quire.text.dialogue import Dialogue, DialogueOptions, PreparedPrompt
-from quire.text.rendered_chat import RenderedChat
 from quire.text.tokenizer import LONG_TEXT, Tokenizer
 from quire.types import RequestSpec
 from quire.weights.checkpoint import open_checkpoint

@@ -1,7 +1,7 @@
 """Notes of this user's running servers, for `quire ps`: one small JSON file per process.
 
 They lie in the user's state directory. A server removes its note when it ends; `find` removes notes of killed servers.
-Knows no HTTP. Next to read: `run.py`, `../cli/ps.py`.
+Knows no HTTP. Next to read: `run.py`, `../cli/top.py`.
 """
 
 import contextlib

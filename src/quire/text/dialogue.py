@@ -4,7 +4,7 @@ The one place that knows what a model's chat template can do, for the server, `L
 
     messages, tools → one form (`messages.py`) → the form that the template reads, found by rendering probes
     (`template_probe.py`) → text (`chat_template.py`) → token ids, with special tokens of the template only
-    (`rendered_chat.py`); answers are read by `reply.py`, in the format that the template writes calls in.
+    (`RenderedChat`); answers are read by `reply.py`, in the format that the template writes calls in.
 
 Must not know: HTTP, the engine, sampling parameters beyond the constraint. Next to read: `messages.py`, `reply.py`.
 """
@@ -17,18 +17,15 @@ from typing import Any
 
 from quire.errors import ChatTemplateError, ModelFileError
 from quire.structured_outputs import ReasoningSpan, StructuredOutputsParams
-from quire.text.chat_template import compile_chat_template
+from quire.text.chat_template import RenderedChat, compile_chat_template, plain
 from quire.text.messages import Described, Message, adapt, normalise
-from quire.text.plain_data import plain
 from quire.text.reasoning import ReasoningFormat, find_reasoning
-from quire.text.rendered_chat import RenderedChat
 from quire.text.reply import ReplyReader
 from quire.text.template_probe import ARGUMENT, PROBE_ARGUMENTS, TOOL_NAME, VALUE, TemplateTraits, probe
 from quire.text.tokenizer import Tokenizer
-from quire.text.tool_calls.formats import GENERIC, ToolCallFormat, choose_format, has_special_marker, write_calls
-from quire.text.tool_calls.parser import CallReading
-from quire.text.tool_calls.requests import tool_choice_schema, tools_system_prompt
-from quire.text.tool_calls.schemas import ToolSchemas
+from quire.text.tool_calls.formats import GENERIC, choose_format, has_special_marker, write_calls
+from quire.text.tool_calls.parser import CallReading, ToolCallFormat
+from quire.text.tool_calls.schemas import ToolSchemas, tool_choice_schema, tools_system_prompt
 
 TEMPLATE_ARGUMENTS = frozenset(
     {"messages", "add_generation_prompt", "continue_final_message", "tools", "chat_template"}

@@ -2,25 +2,33 @@
 
 Three kinds: "gpt2", byte-level BPE with merges in the file; "llama", SentencePiece BPE with merges that follow from
 the tokens' scores; "gemma4", SentencePiece BPE with merges in the file. Keys, token types and defaults are
-llama.cpp's; the rules that cut text are those of the models' original tokenizers (`pre_tokenization.py`). Must not
+llama.cpp's; the rules that cut text are those of the models' original tokenizers (`tokenizer_parts.py`). Must not
 know: GGUF's binary layout, tensors, the engine.
-Next to read: `pre_tokenization.py`, `tokenizer.py`.
+Next to read: `tokenizer_parts.py`, `tokenizer.py`.
 """
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import tokenizers
+from tokenizers import decoders
 
+from quire._native import Pieces
 from quire.errors import ModelFileError, UnsupportedModelError, printable
-from quire.text.end_tokens import find_end_tokens
-from quire.text.fim_tokens import find_fim_tokens
-from quire.text.pre_tokenization import PreTokenization, build_byte_level, check_merges, find_pre_tokenization
-from quire.text.sentencepiece import NO_PIECE, SentencePieceBackend
-from quire.text.tokenizer_parts import TokenizerParts, add_bos_and_eos
+from quire.text.tokenizer_parts import (
+    PreTokenization,
+    TokenizerParts,
+    add_bos_and_eos,
+    build_byte_level,
+    check_merges,
+    find_end_tokens,
+    find_fim_tokens,
+    find_pre_tokenization,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -183,6 +191,82 @@ def _vocabulary(tokens: list[str]) -> dict[str, int]:
         token = next(token for token, count in Counter(tokens).items() if token and count > 1)
         raise ModelFileError(f"tokenizer.ggml.tokens has {token!r} twice, at {tokens.index(token)} and {vocab[token]}")
     return vocab
+
+
+# --- SentencePiece BPE in native code, with the used methods of `tokenizers.Tokenizer` ------------
+# It has the same ids as the tokenizers library. That needs 515,000 merges for 262,144 pieces, which take seconds to
+# make; `native/text/pieces.cpp` finds them in the vocabulary as it meets them.
+
+NO_PIECE = float("nan")
+"""Score of a token that takes no part in merges."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Token ids of a text."""
+
+    ids: list[int]
+
+
+class SentencePieceBackend:
+    """Encodes text. Thread-safe. `decoder`: as the library's, by which `byte_decoding` recognises the kind."""
+
+    def __init__(
+        self,
+        tokens: Sequence[str],
+        scores: list[float],
+        added: Mapping[int, tokenizers.AddedToken],
+        unknown_id: int | None,
+        *,
+        marks_start: bool,
+        around: tuple[int | None, int | None] = (None, None),
+    ) -> None:
+        """`added`: tokens that are matched whole. `marks_start`: "▁" comes before each text between them. `around`: BOS
+        and EOS of each text. Raises: ValueError for a token that is there twice."""
+        self._tokens, self._added = list(tokens), dict(added)
+        unknown = -1 if unknown_id is None else unknown_id
+        self._pieces = Pieces(self._tokens, scores, list(added), unknown, marks_start)
+        bos, eos = around
+        self._before = [] if bos is None else [bos]
+        self._after = [] if eos is None else [eos]
+        steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        self.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if marks_start else steps)
+
+    def set_merges(self, lines: list[str]) -> int:
+        """Make "left right" the only merges. Returns the number of the first bad one, or how many there are."""
+        return self._pieces.set_merges(lines)
+
+    def encode(self, text: str, pair: str | None = None, *, add_special_tokens: bool = True) -> Encoded:
+        """Return the ids of a text, or of two without anything around. Raises: UnicodeEncodeError."""
+        ids = self._pieces.encode(text)
+        if pair is not None:
+            return Encoded(ids + self._pieces.encode(pair))
+        return Encoded([*self._before, *ids, *self._after] if add_special_tokens else ids)
+
+    def encode_batch_fast(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[Encoded]:
+        """Return the ids of several texts."""
+        return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+
+    def token_to_id(self, token: str) -> int | None:
+        """Return the id of a token."""
+        found = self._pieces.find(token)
+        return None if found < 0 else found
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """Return the text of a token; None for one outside the vocabulary or without a text."""
+        return (self._tokens[token_id] or None) if 0 <= token_id < len(self._tokens) else None
+
+    def get_vocab(self, *, with_added_tokens: bool = True) -> dict[str, int]:
+        """Return the ids of all tokens, which hold the added ones."""
+        return {token: token_id for token_id, token in enumerate(self._tokens) if token}
+
+    def get_vocab_size(self) -> int:
+        """Return how many tokens have a text."""
+        return len(self._tokens) - self._tokens.count("")
+
+    def get_added_tokens_decoder(self) -> dict[int, tokenizers.AddedToken]:
+        """Return the tokens that are matched whole."""
+        return self._added
 
 
 # --- The kinds ----------------------------------------------------------------------------

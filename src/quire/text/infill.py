@@ -1,14 +1,14 @@
 """Prompts that fill in the middle: a prefix and a suffix between the markers that the model was trained with.
 
 The markers are given as token ids, and the texts are encoded so that no token that is written in them becomes a
-marker. Must not know: requests, the server. Next to read: `fim_tokens.py`.
+marker. Must not know: requests, the server. Next to read: `tokenizer_parts.py`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.text.fim_tokens import FimTokens
 from quire.text.tokenizer import Tokenizer
+from quire.text.tokenizer_parts import FimTokens
 
 REPOSITORY_NAME, CURRENT_NAME = "repository", "current"
 """Names for the repository and the file to fill in, which requests do not name."""

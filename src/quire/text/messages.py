@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import ChatTemplateError
-from quire.text.plain_data import plain, unicode_text
+from quire.text.chat_template import plain, unicode_text
 from quire.text.template_probe import REASONING_KEYS, SHORT_ID_LEN, TemplateTraits
 
 Message = dict[str, Any]

@@ -1,6 +1,6 @@
 """Reasoning that a model writes between two markers before its answer, and the answer behind it.
 
-Must not know: requests. Next to read: `harmony.py`, which reads gpt-oss's messages, and `tool_calls/parser.py`, which
+Must not know: requests. Next to read: `reply.py`, which reads gpt-oss's messages too, and `tool_calls/parser.py`, which
 reads the answer.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from quire.text.chat_template import without_comments
-from quire.text.stop_strings import begun_len
+from quire.text.detokenizer import begun_len
 
 if TYPE_CHECKING:
     from quire.text.tokenizer import Tokenizer
@@ -22,7 +22,7 @@ class ReasoningFormat:
 
     `is_open`: the prompt ends inside. `has_special_marker`: markers are special tokens, which text must keep.
     `breaks_off`: marker of the answer that ends reasoning, too, since models leave `end` out before it. `openings` and
-    `closing`: markers around the answer, which are no part of it. `is_harmony`: see `harmony.py`.
+    `closing`: markers around the answer, which are no part of it. `is_harmony`: see `HarmonyReader`.
     """
 
     start: str = "<think>"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import ModelFileError, UnsupportedModelError
-from quire.weights.gguf_metadata import Metadata
+from quire.weights.gguf_file import Metadata
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 

@@ -1,8 +1,9 @@
-"""Translate GGUF metadata to the fields of a Hugging Face config.json.
+"""Translate GGUF metadata to the fields of a Hugging Face config.json, and tell where the values of a tensor lie in
+Hugging Face's.
 
 Strict: a metadata key of the architecture that nothing here reads may change the mathematics, so it is an
 `UnsupportedModelError`. The model's own code checks names and shapes of the tensors (`runtime/loader.py`).
-Keys: `gguf.constants.Keys` of the gguf package. Next to read: `checkpoint.py`.
+Keys: `gguf.constants.Keys` of the gguf package; views: llama.cpp's converter. Next to read: `checkpoint.py`.
 """
 
 from collections.abc import Mapping
@@ -11,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from quire.errors import ModelFileError, UnsupportedModelError, nearest, printable
+from quire.weight_map import Offset, Rows, Transpose, View
 from quire.weights.gguf_architectures import ARCHITECTURES, Architecture, architecture_of
-from quire.weights.gguf_fields import read_fields
-from quire.weights.gguf_file import GGUFFile
-from quire.weights.gguf_metadata import LARGEST_FP32, Metadata
+from quire.weights.gguf_fields import is_rotary_projection, read_fields, rotary_row_order
+from quire.weights.gguf_file import LARGEST_FP32, GGUFFile, Metadata
 from quire.weights.gguf_rope import rope_scaling
 
 _KEYS_WITHOUT_EFFECT = frozenset({
@@ -120,3 +121,26 @@ def _vocab_size(file: GGUFFile) -> int:
     if embedding is None or len(embedding.shape) != 2:
         raise ModelFileError(f"{file.path}: there is no matrix 'token_embd.weight'; is it a vocabulary-only file?")
     return embedding.shape[0]
+
+
+# --- Views of tensors; layers with state have theirs in `gguf_recurrent.py` -----------------------
+
+
+def file_views(name: str, num_rows: int, architecture: Architecture, config: Mapping[str, Any]) -> tuple[View, ...]:
+    """Return the views of a file's tensor, by its GGUF name, that are Hugging Face's tensor.
+
+    The elements of a rotated pair are side by side in a file, and norms have their 1. GPT-2's matrices have outputs as
+    rows there, GPT-NeoX's queries lie before keys and values instead of head by head. Raises: ModelFileError.
+    """
+    is_fused = architecture.model_type == "gpt_neox" and ".attn_qkv." in name
+    if is_fused or (architecture.reorders_pairs and is_rotary_projection(name)):
+        size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        if num_rows % (3 * size if is_fused else size):
+            raise ModelFileError(f"the rows of '{printable(name)}' are not whole heads of {size}")
+        if not is_fused:
+            return (Rows(rotary_row_order(num_rows, size)),)
+        return (Rows(np.arange(num_rows).reshape(3, -1, size).swapaxes(0, 1).reshape(-1)),)
+    if architecture.model_type == "gpt2" and name.startswith("blk."):
+        return (Transpose(),)
+    has_offset = architecture.norm_offset and name.endswith("norm.weight") and "ssm_norm" not in name
+    return (Offset(-architecture.norm_offset),) if has_offset else ()

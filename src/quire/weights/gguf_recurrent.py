@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 
 from quire.errors import ModelFileError
-from quire.weights.block_formats import BLOCK_FORMATS, NVFP4
-from quire.weights.encode import quantize
 from quire.weights.gguf_codecs import COUNT, FULL, WRITTEN, Codec
 from quire.weights.gguf_fields import KV_HEADS, ROTATED_SHARE, Field
-from quire.weights.gguf_metadata import Metadata
-from quire.weights.weight_tensor import WeightTensor
+from quire.weights.gguf_file import Metadata
+from quire.weights.weight_tensor import BLOCK_FORMATS, NVFP4, WeightTensor, quantize
 
 FLAT = (".A_log", ".D", "mixer.norm.weight", "mamba.norm.weight")
 """Ends of Hugging Face's names of vectors, which files may store with two dimensions."""

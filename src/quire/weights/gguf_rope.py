@@ -12,10 +12,8 @@ import numpy as np
 
 from quire.errors import ModelFileError, UnsupportedModelError, printable
 from quire.weights.gguf_codecs import COUNT, FULL, NUMBER, OPTIONAL_NUMBER, SLIDING
-from quire.weights.gguf_fields import Field, write_fields
-from quire.weights.gguf_file import GGUFFile
-from quire.weights.gguf_metadata import Metadata
-from quire.weights.gguf_names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+from quire.weights.gguf_fields import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, Field, write_fields
+from quire.weights.gguf_file import GGUFFile, Metadata
 
 LOW_FREQ_FACTOR = 1.0
 HIGH_FREQ_FACTOR = 4.0

@@ -12,8 +12,7 @@ from typing import Any
 
 from quire.errors import DownloadError, ModelError, ModelNotFoundError, UnsupportedModelError
 from quire.weights.model_cache import cache_write_error, find_hub_snapshot, hub_cache_directory
-from quire.weights.model_files import split_parts
-from quire.weights.progress import Progress, ignore_progress
+from quire.weights.model_files import Progress, ignore_progress, split_parts
 
 DIRECTORY_PATTERNS = ["*.json", "model*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 LIST_TIMEOUT_S = 10

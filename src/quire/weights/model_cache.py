@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from quire.errors import DownloadError, ModelNotFoundError, nearest
 from quire.files import read_regular
-from quire.weights.progress import Progress, ignore_progress
+from quire.weights.model_files import Progress, ignore_progress
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo

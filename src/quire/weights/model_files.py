@@ -1,4 +1,5 @@
-"""Weight files of a model, mapped into memory, and the names of their parts. It must not know formats.
+"""Weight files of a model, mapped into memory, the names of their parts, and the callback for the progress of work on
+them. It must not know formats or terminals.
 
 Next to read: `gguf_file.py`.
 """
@@ -6,6 +7,7 @@ Next to read: `gguf_file.py`.
 import mmap
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from quire.errors import ModelFileError
@@ -49,3 +51,13 @@ def split_parts(name: str) -> list[str]:
         return [name]
     start, _, count = match.groups()
     return [f"{start}-{number:05}-of-{count}.gguf" for number in range(1, int(count) + 1)] or [name]
+
+
+# --- Progress -------------------------------------------------------------------------------------
+
+Progress = Callable[[str, int, int | None], None]
+"""Called during a download, from any thread, with a few words for people, the bytes done, and all bytes if known."""
+
+
+def ignore_progress(stage: str, done_bytes: int, total_bytes: int | None) -> None:
+    """Drop the report."""

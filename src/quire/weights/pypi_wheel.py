@@ -18,7 +18,7 @@ from pathlib import Path
 
 from quire.errors import DownloadError, ModelError, ModelNotFoundError
 from quire.weights.model_cache import CachePlace
-from quire.weights.progress import Progress, ignore_progress
+from quire.weights.model_files import Progress, ignore_progress
 
 POLL_INTERVAL_S = 0.1
 _COPY_BYTES = 1 << 20

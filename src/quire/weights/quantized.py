@@ -18,8 +18,7 @@ import numpy as np
 
 from quire._native import CodeLayout, unpack_codes
 from quire.errors import ModelFileError, UnsupportedModelError
-from quire.weights.dequantize import DOUBLED_FLOATS
-from quire.weights.weight_tensor import WeightTensor
+from quire.weights.weight_tensor import DOUBLED_FLOATS, WeightTensor
 
 BLOCK, NVFP4_GROUP, NVFP4_BYTES_PER_VALUE = 32, 16, 9 / 16
 WEIGHTS_PER_PIECE = 1 << 16

@@ -15,7 +15,6 @@ import numpy as np
 
 from quire._native import CodeLayout
 from quire.errors import ModelFileError, UnsupportedModelError, printable
-from quire.weights.block_formats import FLOATS
 from quire.weights.quantized import (
     BLOCK,
     NVFP4_GROUP,
@@ -27,7 +26,7 @@ from quire.weights.quantized import (
     e5m2_values,
     nvfp4,
 )
-from quire.weights.weight_tensor import WeightTensor
+from quire.weights.weight_tensor import FLOATS, WeightTensor
 
 Tensors = Mapping[str, WeightTensor]
 ADVICE = "use a GGUF file or the original model"

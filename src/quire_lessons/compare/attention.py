@@ -9,7 +9,6 @@ from typing import Any
 from quire.byte_sizes import format_bytes
 from quire.cache_spec import CacheSpec, LatentKV, PagedKV
 from quire.errors import ConfigError
-from quire_lessons.compare.memory import Size
 from quire_lessons.compare.results import (
     FAKE_MODEL,
     Chart,
@@ -20,7 +19,7 @@ from quire_lessons.compare.results import (
     TimedRequest,
     percentile,
 )
-from quire_lessons.compare.rig import Rig
+from quire_lessons.compare.rig import Rig, Size
 
 LLAMA_2_7B = (32, 32, 128)
 """Layers, query heads and head size of the default shape."""

@@ -14,8 +14,6 @@ from quire.config import EngineConfig, SchedulerConfig
 from quire.events import EventLog
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.scheduler import Scheduler
-from quire_lessons.compare.figure import cell_text
-from quire_lessons.compare.memory import Size, checked
 from quire_lessons.compare.results import (
     FAKE_MODEL,
     Chart,
@@ -24,9 +22,10 @@ from quire_lessons.compare.results import (
     RunSettings,
     Series,
     TimedRequest,
+    cell_text,
     percentile,
 )
-from quire_lessons.compare.rig import Clock, Rig, Run, check_outputs_equal, draw_prompt, given_jobs
+from quire_lessons.compare.rig import Clock, Rig, Run, Size, check_outputs_equal, checked, draw_prompt, given_jobs
 
 MEAN_PROMPT, MEAN_OUTPUT = 60 / 512, 80 / 512
 """Mean lengths before clipping, as shares of the context."""

@@ -13,9 +13,8 @@ import numpy as np
 from quire.errors import ComparisonError, ConfigError
 from quire.scheduler.scheduler import Scheduler
 from quire.types import SchedulerOutput
-from quire_lessons.compare.memory import Size
 from quire_lessons.compare.results import Chart, Comparison, Progress, RunSettings, Series, TimedRequest, thinned
-from quire_lessons.compare.rig import RecordedStep, Rig, Run, check_outputs_equal, draw_prompt
+from quire_lessons.compare.rig import RecordedStep, Rig, Run, Size, check_outputs_equal, draw_prompt
 
 PROMPT_LEN, CONTEXT = 16, 96
 MAX_ROWS = 1 << 13

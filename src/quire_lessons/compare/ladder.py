@@ -3,7 +3,7 @@
 Each rung adds one thing to the rung before it. The rungs up to prefix sharing run op by op in PyTorch, so that the gain
 of native kernels is a rung of its own; without PyTorch they run with native kernels, and that rung is left out. Drafts
 help with text that repeats, so the last rung compares them on such a text. The time is bounded: see `LIMIT_S`.
-Next to read: `rig.py`; `batching.py` and `allocators.py`, whose rules are the lower rungs; `speculation.py`.
+Next to read: `rig.py`; `batching.py` and `kv.py`, whose rules are the lower rungs; `speculation.py`.
 """
 
 import importlib.util
@@ -20,9 +20,9 @@ from quire.config import EngineConfig
 from quire.errors import CapacityError, ConfigError, RequestError, UnsupportedModelError
 from quire.events import EventLog
 from quire.scheduler.scheduler import Scheduler
-from quire_lessons.compare.allocators import Contiguous, RunBlocks
 from quire_lessons.compare.batching import BatchTable
 from quire_lessons.compare.cache import sample_lengths, step_times
+from quire_lessons.compare.kv import Contiguous, RunBlocks
 from quire_lessons.compare.results import FAKE_MODEL, Chart, Comparison, Progress, RunSettings, Series, TimedRequest
 from quire_lessons.compare.rig import Clock, Rig, Run, draw_prompt
 from quire_lessons.compare.speculation import Record, load_engines, measure

@@ -1,23 +1,27 @@
 """`Rig`: one executor that every mode of a comparison shares. `drive`: a workload through an engine, with a record.
 
 Time is virtual: a step takes one unit with the fake executor and its measured seconds with a model; a pause until the
-next arrival takes no real time. So a model's run is as short as its computation.
-Next to read: `batching.py`.
+next arrival takes no real time. So a model's run is as short as its computation. A comparison may take a share of the
+memory that is available. Next to read: `batching.py`.
 """
 
+import contextlib
 import math
 import random
 import re
+import resource
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 
 from quire.adapter import Adapter
+from quire.byte_sizes import format_bytes
 from quire.cache_spec import PagedKV
 from quire.config import EngineConfig, EngineOptions, Hardware, ModelConfig
 from quire.engine.llm_engine import LLMEngine
@@ -25,15 +29,96 @@ from quire.errors import ComparisonError, ConfigError, EngineError, MemoryCapaci
 from quire.events import EventKind, EventLog, OpTime
 from quire.outputs import RequestOutput
 from quire.resolve import resolve
+from quire.runtime.hardware import ADDRESS_SPACE_LIMITS, detect_hardware, has_gpu_driver
 from quire.sampling_params import SamplingParams
 from quire.scheduler.scheduler import Scheduler
 from quire.types import RequestResult, ScheduledRequest, SchedulerOutput, StepResult
-from quire_lessons.compare.memory import Size, checked
 from quire_lessons.compare.results import FAKE_MODEL, Progress, RunSettings, TimedRequest
 
 if TYPE_CHECKING:
     from quire.parallel.executor import Executor
     from quire.weights.checkpoint import Checkpoint
+
+
+# --- Memory: what would take more than a share is refused, with the number that fits --------------
+# The share is a limit of the process, which engines see as that of their machine, and which holds what no plan counts.
+
+SHARE = 0.75
+LIMIT = f"{SHARE:.0%} of the memory that is available"
+PROMPT_TOKEN_BYTES = 64
+"""Integers of Python in a prompt and in the engine's copy of it; measured: 40 to 60."""
+OUTPUT_TOKEN_BYTES = 3 * 200
+"""Entries in the records of three modes, which have one per request and step; measured: 190 each."""
+
+
+@contextlib.contextmanager
+def limited_memory() -> Iterator[None]:
+    """Let this process take `SHARE` of the available memory at most.
+
+    Not where there is the driver of a GPU, which reserves addresses that it does not use.
+    Raises: MemoryCapacityError in place of MemoryError.
+    """
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    share_bytes = int(SHARE * detect_hardware("cpu").available_memory_bytes)
+    most = psutil.Process().memory_info().data + share_bytes
+    try:
+        if not has_gpu_driver():
+            hard = before[1]
+            resource.setrlimit(
+                resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard)
+            )
+        yield
+    except MemoryError:
+        needs = f"the comparison needs more than {format_bytes(share_bytes)}, {LIMIT}"
+        raise MemoryCapacityError(f"{needs}: fewer requests, or a shorter context, may fit") from None
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A setting that decides how much memory an engine needs, and the engine's options for each value of it."""
+
+    name: str
+    value: int
+    options: Callable[[int], Mapping[str, Any]]
+
+    def refusal(self, error: MemoryCapacityError, decide: Callable[[Mapping[str, Any]], object]) -> MemoryCapacityError:
+        """Return an engine's refusal with the value that fits. `decide` raises MemoryCapacityError for options that
+        do not fit."""
+        low, high = 0, self.value
+        while high - low > 1:
+            middle = (low + high) // 2
+            try:
+                decide(self.options(middle))
+                low = middle
+            except MemoryCapacityError:
+                high = middle
+        message = error.message.replace(ADDRESS_SPACE_LIMITS[resource.RLIMIT_DATA][0], LIMIT)
+        if low:
+            message = f"{message.rpartition(': ')[0]}: {self.name}={low} fits"
+        return MemoryCapacityError(message)
+
+
+def checked(jobs: Iterable[TimedRequest]) -> list[TimedRequest]:
+    """Return requests as they are drawn.
+
+    Raises: MemoryCapacityError once they, and the records of their steps, need more than is available.
+    """
+    found: list[TimedRequest] = []
+    available, num_bytes = detect_hardware("cpu").available_memory_bytes, 0
+    for job in jobs:
+        num_bytes += PROMPT_TOKEN_BYTES * len(job.prompt) + OUTPUT_TOKEN_BYTES * job.num_tokens
+        if num_bytes > available:
+            raise MemoryCapacityError(
+                f"requests of up to {max(len(job.prompt) + job.num_tokens for job in [job, *found])} tokens, and the "
+                f"records of their steps, need more than {format_bytes(available)}, {LIMIT}: requests={len(found)} fits"
+            )
+        found.append(job)
+    return found
+
+
+# --- Runs -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,80 @@
 """Exercises with a number as the answer, which the engine's own parts compute: scheduler, cache specs, `explain`.
 
-Next to read: `programs.py`, the exercises that are programs.
+Next to read: `grading.py`, which has the exercises that are programs too.
 """
 
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from quire.config import EngineConfig, EngineOptions, Hardware
+from quire.resolve import resolve
+from quire.sampling_params import SamplingParams
+from quire.scheduler.request import Request
+from quire.scheduler.scheduler import Scheduler
+from quire.types import RequestSpec
 from quire_lessons.compare.batching import num_pads
+from quire_lessons.compare.results import FAKE_MODEL
+from quire_lessons.compare.rig import FakeExecutor, fake_model
 from quire_lessons.learn.exercise import NumberAnswer, NumberExercise, Text
-from quire_lessons.learn.fake_engine import FakeEngine, make_config, make_request
 
 if TYPE_CHECKING:
     from quire.insight.explain.explanation import Explained
+
+# --- The real scheduler with an executor that has no model: requests run in milliseconds ----------
+
+MEMORY_BYTES = 1 << 36
+
+
+def make_config(**options: Any) -> EngineConfig:
+    """Return a configuration of an engine without a model. `options`: of `EngineOptions`."""
+    chosen = EngineOptions(model=FAKE_MODEL, **{"multi_step_decode": 1, "speculative": "off", **options})
+    return resolve(chosen, Hardware("cpu", MEMORY_BYTES, MEMORY_BYTES, True, 1), fake_model())
+
+
+def make_request(name: str, prompt: Sequence[int], num_tokens: int, *, n: int = 1, salt: str = "") -> Request:
+    """Return a request that generates exactly `num_tokens` tokens, `n` times."""
+    sampling = SamplingParams(n=n, temperature=0, max_tokens=num_tokens, ignore_eos=True)
+    extras = (salt,) if salt else ()
+    names = [name, *(f"{name}.{at}" for at in range(1, n))]
+    first, *others = [
+        Request(RequestSpec(it, list(prompt), sampling, max_tokens=num_tokens, hash_extras=extras)) for it in names
+    ]
+    first.siblings = others
+    return first
+
+
+class FakeEngine:
+    """A scheduler and its executor. `num_rows`: tokens computed in each step; `most_blocks`: most in use at once."""
+
+    def __init__(self, config: EngineConfig, scheduler: Scheduler | None = None) -> None:
+        self.scheduler = Scheduler(config.scheduler) if scheduler is None else scheduler
+        self.num_rows: list[int] = []
+        self.most_blocks = 0
+        self._executor = FakeExecutor(config)
+
+    def step(self) -> bool:
+        """Run one step. Returns: False if nothing was scheduled."""
+        output = self.scheduler.schedule()
+        if not output.scheduled:
+            return False
+        pool = self.scheduler.blocks.pool
+        self.most_blocks = max(self.most_blocks, pool.num_usable - pool.num_free)
+        self.num_rows.append(output.num_tokens)
+        self._executor.submit(output)
+        self.scheduler.update(output, self._executor.collect())
+        return True
+
+    def serve(self, *requests: Request, between: Callable[[], None] = lambda: None) -> None:
+        """Add the requests and run steps until all have ended. `between`: called before each step."""
+        for request in requests:
+            self.scheduler.add_request(request)
+        between()
+        while self.step():
+            between()
+
+
+# --- The exercises --------------------------------------------------------------------------------
 
 PRICE_PER_HOUR = 3.0
 
@@ -19,8 +82,7 @@ PRICE_PER_HOUR = 3.0
 @cache
 def _explained(model: str, **settings: object) -> "Explained":
     from quire.insight.explain.explanation import explain
-    from quire.insight.explain.settings import Settings
-    from quire.insight.explain.subject import open_subject
+    from quire.insight.explain.subject import Settings, open_subject
 
     return explain(open_subject(model), Settings(**settings))  # type: ignore[arg-type]
 

@@ -15,10 +15,9 @@ import click
 
 from quire import __version__
 from quire.cli.command import option, output_of, verb
-from quire.cli.options import OF_SERVE, chosen_options, option_flags
-from quire.cli.output import Output, format_count, padded
-from quire.cli.session import open_engine
-from quire.cli.values import LENGTHS
+from quire.cli.options import LENGTHS, OF_SERVE, chosen_options, option_flags
+from quire.cli.run import open_engine
+from quire.cli.terminal import Output, format_count, padded
 from quire.config import EngineConfig, EngineOptions
 from quire.errors import ConfigError
 from quire.weights.checkpoint import open_checkpoint

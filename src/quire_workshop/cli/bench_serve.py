@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from quire.cli.command import option, output_of, verb
-from quire.cli.exit_codes import ExitCode
+from quire.cli.command import ExitCode, option, output_of, verb
+from quire.cli.options import LENGTHS, NamedValueError, Value
 from quire.cli.server_client import (
     CHAT_PATH,
     ServerAnswerError,
@@ -26,7 +26,6 @@ from quire.cli.server_client import (
     served_model_option,
     url_option,
 )
-from quire.cli.values import LENGTHS, NamedValueError, Value
 from quire.errors import QuireError
 from quire_workshop.load_client import Load, LoadResult, LoadTarget, highest_rate, put_load
 

@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from quire.cli.command import option, output_of, verb
-from quire.cli.exit_codes import ExitCode
+from quire.cli.command import ExitCode, option, output_of, verb
+from quire.cli.models import open_model
 from quire.cli.options import environment_name
-from quire.cli.output import Output
-from quire.cli.show import open_model
+from quire.cli.terminal import Output
 from quire.config import EngineOptions
 from quire.lazy_torch import require_torch
 

@@ -12,14 +12,13 @@ import click
 from quire.byte_sizes import format_bytes
 from quire.cli.command import option, output_of, verb
 from quire.cli.options import revision_option
-from quire.cli.progress import show_progress
+from quire.cli.terminal import show_progress
 from quire.errors import ConfigError, UnsupportedModelError
 
 if TYPE_CHECKING:
-    from quire.cli.output import Output
+    from quire.cli.terminal import Output
     from quire.weights.sources import ModelFiles
-    from quire_workshop.gguf.importance_file import Importance
-    from quire_workshop.gguf.quantize import ModelToQuantize
+    from quire_workshop.gguf.quantize import Importance, ModelToQuantize
 
 EXAMPLES = (
     "quire quantize org/model model-q4_k_m.gguf --type Q4_K_M",
@@ -100,14 +99,13 @@ def open_source(files: "ModelFiles") -> "ModelToQuantize":
     same from the file.
     """
     from quire.lazy_torch import on_meta
-    from quire.models.hf_wrapper import language_model
+    from quire.models.hf_config import language_model
     from quire.models.registry import ModelRegistry
     from quire.runtime.loader import make_stored
     from quire.weights.checkpoint import open_checkpoint
     from quire.weights.gguf_config import sampling_keys
     from quire.weights.gguf_file import read_gguf
-    from quire_workshop.gguf.export import completed, describe_config, name_tensors
-    from quire_workshop.gguf.quantize_source import from_gguf, from_tensors, read_back
+    from quire_workshop.gguf.export import completed, describe_config, from_gguf, from_tensors, name_tensors, read_back
     from quire_workshop.gguf.tokenizer_export import describe_tokenizer
 
     if files.kind == "gguf":
@@ -156,7 +154,7 @@ def _as_stored(value: Any) -> Any:
 def _importance(
     files: "ModelFiles", source: "ModelToQuantize", text: Path | None, path: Path | None, output: "Output"
 ) -> "Importance | None":
-    from quire_workshop.gguf.importance_file import read_importance, write_importance
+    from quire_workshop.gguf.quantize import read_importance, write_importance
 
     if text is None:
         return None if path is None else read_importance(path)

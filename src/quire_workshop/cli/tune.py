@@ -8,9 +8,9 @@ import msgspec
 
 from quire.byte_sizes import format_bytes
 from quire.cli.command import option, output_of, verb
+from quire.cli.models import open_model
 from quire.cli.options import chosen_options, option_flags
-from quire.cli.output import Output
-from quire.cli.show import open_model
+from quire.cli.terminal import Output
 from quire.config import EngineOptions
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ import tokenizers
 from quire.errors import ModelError, ModelFileError, UnsupportedModelError
 from quire.text.directory_tokenizer import build_directory_tokenizer
 from quire.text.gguf_tokenizer import build_gguf_tokenizer
-from quire.text.pre_tokenization import PRE_TOKENIZATIONS, build_byte_level
-from quire.text.tokenizer_parts import library_errors
+from quire.text.tokenizer_parts import PRE_TOKENIZATIONS, build_byte_level, library_errors
 
 SAMPLES = (
     "The quick brown fox doesn't jump; it's 12345678 o'clock, I'LL go.  Two   spaces\tand\ttabs\n\n\nthree lines\r\n",

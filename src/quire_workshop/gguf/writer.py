@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from quire.errors import ModelFileError
-from quire.weights.block_formats import BlockFormat, row_bytes
+from quire.weights.weight_tensor import BlockFormat, row_bytes
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _UINT32, _INT32, _STRING, _ARRAY = 4, 5, 8, 9

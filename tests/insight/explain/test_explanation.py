@@ -15,10 +15,9 @@ from quire.events import EventKind
 from quire.insight.explain import explanation
 from quire.insight.explain.device import Device, find_device
 from quire.insight.explain.explanation import Explained
-from quire.insight.explain.page import to_html
 from quire.insight.explain.phases import Op, Phase
-from quire.insight.explain.settings import Settings
-from quire.insight.explain.subject import PRESETS, open_subject
+from quire.insight.explain.report import to_html
+from quire.insight.explain.subject import PRESETS, Settings, open_subject
 from quire.runtime.machine_limits import MachineLimits
 from quire.sampling_params import SamplingParams
 from tests.adapters.builders import random_matrices, write_peft

@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire import _native
-from quire.weights.block_formats import BLOCK_FORMATS, BlockFormat
-from quire.weights.codebooks import packed_codebook
+from quire.weights.weight_tensor import BLOCK_FORMATS, BlockFormat, packed_codebook
 
 ALL_ISAS = ("scalar", "neon", "neon_i8mm", "avx2", "avx_vnni", "avx512", "avx512_bf16", "amx_emulated", "amx")
 ISAS = [isa for isa in ALL_ISAS if _native.isa_supported(isa)]

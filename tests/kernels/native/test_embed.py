@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from quire import _native
-from quire.weights.dequantize import decode
+from quire.weights.weight_tensor import decode
 from tests.kernels.native.packed_weights import (
     FLOATS_STORED,
     FORMATS,

@@ -6,8 +6,7 @@ import torch
 from gguf import quants
 
 from quire import _native
-from quire.weights.block_formats import BLOCK_FORMATS
-from quire.weights.dequantize import decode
+from quire.weights.weight_tensor import BLOCK_FORMATS, decode
 from tests.kernels.native.packed_weights import BLOCKS, FORMATS, STORED, Packed, finite_rows
 from tests.weights.gguf_builder import random_rows
 

@@ -6,8 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from quire_lessons.compare import run
-from quire_lessons.compare.figure import cell_text, html_page
-from quire_lessons.compare.results import MAX_POINTS, Comparison, RunSettings, thinned
+from quire_lessons.compare.results import MAX_POINTS, Comparison, RunSettings, cell_text, html_page, thinned
 
 
 @pytest.fixture(scope="module", params=["batching", "kv", "cache", "attention"])

@@ -8,7 +8,7 @@ import pytest
 from quire.errors import ConfigError, MemoryCapacityError
 from quire.scheduler.scheduler import Scheduler
 from quire_lessons.compare import run
-from quire_lessons.compare.allocators import Buddy, Contiguous, RunAllocator, RunBlocks
+from quire_lessons.compare.kv import Buddy, Contiguous, RunAllocator, RunBlocks
 from quire_lessons.compare.results import RunSettings
 from tests.fakes import FakeExecutor
 from tests.scheduler.builders import make_config, make_request

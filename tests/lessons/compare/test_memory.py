@@ -9,9 +9,9 @@ import pytest
 from quire.errors import MemoryCapacityError
 from quire.runtime.hardware import detect_hardware
 from quire_lessons import compare
-from quire_lessons.compare import adapters, kv, memory
-from quire_lessons.compare.memory import LIMIT, limited_memory
+from quire_lessons.compare import adapters, kv, rig
 from quire_lessons.compare.results import RunSettings
+from quire_lessons.compare.rig import LIMIT, limited_memory
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -20,8 +20,8 @@ MIB, GIB = 1 << 20, 1 << 30
 def one_gib(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let comparisons use 1 GiB, whatever this machine has."""
     share = GIB / detect_hardware("cpu").available_memory_bytes
-    monkeypatch.setattr(memory, "SHARE", share)
-    monkeypatch.setattr(memory, "has_gpu_driver", lambda: False)
+    monkeypatch.setattr(rig, "SHARE", share)
+    monkeypatch.setattr(rig, "has_gpu_driver", lambda: False)
 
 
 def refused(name: str, **settings: object) -> str:

@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 
 from quire.errors import ConfigError
-from quire_lessons.compare import draft_texts, run
-from quire_lessons.compare.draft_texts import WORKLOADS, json_tasks, prompt_of
+from quire_lessons.compare import run, speculation
 from quire_lessons.compare.results import RunSettings
-from quire_lessons.compare.speculation import NUM_ROUNDS, Record
+from quire_lessons.compare.speculation import NUM_ROUNDS, WORKLOADS, Record, json_tasks, prompt_of
 
 
 def test_acceptance_counts_each_position_behind_right_ones() -> None:
@@ -39,7 +38,7 @@ def test_each_workload_has_prompts_of_its_own_and_json_has_schemas() -> None:
 def test_comparison_has_a_row_per_workload_and_forced_tokens_of_json_are_right(
     smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draft_texts, "EDIT_CHARACTERS", 800)  # a long one is in `test_ladder.py`
+    monkeypatch.setattr(speculation, "EDIT_CHARACTERS", 800)  # a long one is in `test_ladder.py`
     comparison = run("speculation", RunSettings(output_lens=(24,)))
     assert [row[0] for row in comparison.rows] == list(WORKLOADS)
     assert comparison.outputs_equal == NUM_ROUNDS * len(WORKLOADS)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli.language import language_of
+from quire.cli.command import language_of
 from quire.errors import ConfigError
 from quire_lessons.learn.exercise import ProgramExercise, Wrong
 from quire_lessons.learn.grading import EXERCISES, LESSONS, check, find, run_program

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from quire_lessons.learn.exercise import Text
-from quire_lessons.learn.grading import checks, grade
-from quire_lessons.learn.programs import PROGRAMS
+from quire_lessons.learn.grading import PROGRAMS, checks, grade
 
 SOLUTIONS = {item.name: item.solution for item in PROGRAMS}
 

@@ -21,10 +21,9 @@ from quire.runtime.plan.load import load_plan
 from quire.runtime.plan.lower import Program
 from quire.runtime.plan.packed_weights import PackedWeights, Placement
 from quire.runtime.worker import kv_layers
-from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.sources import ModelFiles
-from quire.weights.weight_tensor import WeightTensor
+from quire.weights.weight_tensor import BLOCK_FORMATS, WeightTensor
 from tests.fakes import device_copy
 from tests.kernels.native.packed_weights import run
 from tests.models.harness import Steps, Stream, stored

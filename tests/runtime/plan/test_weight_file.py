@@ -23,7 +23,7 @@ from quire.runtime.shared_file import finish
 from quire.weight_map import Offset
 from quire.weights.checkpoint import Checkpoint, open_checkpoint, source_state
 from quire.weights.model_cache import weight_directory
-from quire.weights.progress import Progress
+from quire.weights.model_files import Progress
 from quire.weights.quantized import RoundedTensor
 from quire.weights.sources import ModelFiles, resolve_source
 from quire.weights.weight_tensor import WeightTensor

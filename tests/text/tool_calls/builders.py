@@ -6,9 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.text.tool_calls.call_format import ToolCallFormat
-from quire.text.tool_calls.events import ContentDelta, ToolCallStart
-from quire.text.tool_calls.parser import CallReading, ToolCallParser
+from quire.text.tool_calls.parser import CallReading, ContentDelta, ToolCallFormat, ToolCallParser, ToolCallStart
 from quire.text.tool_calls.schemas import ToolSchemas
 
 

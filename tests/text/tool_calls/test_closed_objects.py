@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from quire.text.tool_calls.closed_objects import closed
+from quire.text.tool_calls.schemas import closed
 
 A: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
 CLOSED = {**A, "additionalProperties": False}

@@ -8,9 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.text.tool_calls.events import ContentDelta, ToolArgumentsDelta, ToolCallStart, ToolEvent
 from quire.text.tool_calls.formats import FORMATS, GENERIC
-from quire.text.tool_calls.parser import CallReading, ToolCallParser
+from quire.text.tool_calls.parser import (
+    CallReading,
+    ContentDelta,
+    ToolArgumentsDelta,
+    ToolCallParser,
+    ToolCallStart,
+    ToolEvent,
+)
 from quire.text.tool_calls.schemas import ToolSchemas
 from tests.text.tool_calls.builders import TOOLS, cuts, parse, tool
 

@@ -9,7 +9,7 @@ from quire.errors import InvalidParameterError
 from quire.grammar.compiler import GrammarCompiler
 from quire.structured_outputs import StructuredOutputsParams
 from quire.text.tool_calls.formats import GENERIC
-from quire.text.tool_calls.requests import MAX_PARALLEL_CALLS, tool_choice_schema, tools_system_prompt
+from quire.text.tool_calls.schemas import MAX_PARALLEL_CALLS, tool_choice_schema, tools_system_prompt
 from tests.grammar.builders import accepts, make_vocabulary
 from tests.text.tool_calls.builders import parse
 

@@ -7,7 +7,7 @@ import pytest
 from quire.config import EngineOptions
 from quire.engine.build import resolve_config
 from quire.insight.explain.explanation import explain
-from quire.insight.explain.settings import Settings
+from quire.insight.explain.subject import Settings
 from quire.kernels.tracing import NotTraceableError
 from quire.runtime.machine_limits import MachineLimits
 from quire.weights.checkpoint import open_checkpoint
@@ -38,7 +38,7 @@ def test_limit_of_a_case_is_the_work_that_explain_finds(tmp_path: Path, monkeypa
     explained = explain(checkpoint, Settings(batches=(2,), ctx=16, dtype="float32"))
     work = [max(phase.num_bytes, phase.flops) for phase in explained.phases]
     assert found == (machine, {"pp16": pytest.approx(16e9 / work[0]), "tg6@2+d12": pytest.approx(2e9 / work[1])})
-    monkeypatch.setattr("quire.insight.explain.rank_model.trace_share", raise_not_traceable)
+    monkeypatch.setattr("quire.insight.explain.subject.trace_share", raise_not_traceable)
     assert ROOFLINES(config, cases) == (machine, {})
 
 

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from quire.cli.output import Output
-from quire.cli.show import open_model
+from quire.cli.models import open_model
+from quire.cli.terminal import Output
 from quire.engine.tokenizer_source import load_tokenizer
 from quire.weights.gguf_file import read_gguf
-from quire_workshop.gguf.importance_file import read_importance
-from quire_workshop.gguf.quantize import quantize_gguf
-from quire_workshop.gguf.quantize_source import from_gguf
+from quire_workshop.gguf.export import from_gguf
+from quire_workshop.gguf.quantize import quantize_gguf, read_importance
 from tests.cli.command_line import call, parsed
 from tests.cli.tiny_directory import CONFIG, make_tiny_directory, tensor_shapes
 

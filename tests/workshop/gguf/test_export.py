@@ -11,15 +11,21 @@ import pytest
 import torch
 
 from quire.errors import UnsupportedModelError
-from quire.models.hf_wrapper import language_model
+from quire.models.hf_config import language_model
 from quire.models.registry import ModelRegistry, model_types
 from quire.runtime.loader import make_model, make_stored
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.sources import ModelFiles
 from quire_workshop.cli.quantize import open_source
-from quire_workshop.gguf.export import architecture_for, completed, describe_config, name_tensors
+from quire_workshop.gguf.export import (
+    architecture_for,
+    completed,
+    describe_config,
+    from_tensors,
+    name_tensors,
+    read_back,
+)
 from quire_workshop.gguf.quantize import ModelToQuantize, quantize_gguf
-from quire_workshop.gguf.quantize_source import from_tensors, read_back
 from quire_workshop.importance import measure_importance
 from tests.cli.tiny_directory import make_tiny_directory
 from tests.models.harness import random_tokens

@@ -9,14 +9,20 @@ import pytest
 from gguf import quants
 
 from quire.errors import ConfigError, ModelFileError, UnsupportedModelError
-from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.checkpoint import open_checkpoint
-from quire.weights.encode import quantize
 from quire.weights.gguf_file import read_gguf
 from quire.weights.sources import ModelFiles
-from quire_workshop.gguf.importance_file import read_importance, write_importance
-from quire_workshop.gguf.quantize import FILE_TYPES, ModelToQuantize, SourceTensor, choose_formats, quantize_gguf
-from quire_workshop.gguf.quantize_source import from_gguf
+from quire.weights.weight_tensor import BLOCK_FORMATS, quantize
+from quire_workshop.gguf.export import from_gguf
+from quire_workshop.gguf.quantize import (
+    FILE_TYPES,
+    ModelToQuantize,
+    SourceTensor,
+    choose_formats,
+    quantize_gguf,
+    read_importance,
+    write_importance,
+)
 from tests.weights.gguf_builder import TinyModel
 from tests.weights.test_encode import RELATIVE_ERRORS
 

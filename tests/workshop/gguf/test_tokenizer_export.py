@@ -8,8 +8,8 @@ import tokenizers
 
 from quire.errors import ModelFileError, UnsupportedModelError
 from quire.text.gguf_tokenizer import build_gguf_tokenizer
-from quire.text.pre_tokenization import PRE_TOKENIZATIONS
 from quire.text.tokenizer import load_tokenizer_gguf
+from quire.text.tokenizer_parts import PRE_TOKENIZATIONS
 from quire_workshop.gguf.tokenizer_export import SAMPLES, describe_tokenizer
 from tests.text.builders import byte_level_metadata, sentencepiece_backend, sentencepiece_metadata, word_piece_tokenizer
 

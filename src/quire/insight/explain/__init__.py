@@ -1,4 +1,4 @@
 """`quire explain`: the size, the work and the time of a model, computed from its own traced code.
 
-Next to read: `rank_model.py`, then `explanation.py`.
+Next to read: `subject.py`, then `explanation.py`.
 """

@@ -1,7 +1,7 @@
 """`Device`: limits of this machine, measured, or of a known accelerator by its data sheet, and the time they allow.
 
 `Calibration`, which `quire doctor --calibrate` measures and keeps, has the achieved rates of each kind of instruction:
-with it a step's time is predicted, beside the floor that no kernel can be faster than. Next to read: `calibrate.py`.
+with it a step's time is predicted, beside the floor that no kernel can be faster than. Next to read: `measure.py`.
 """
 
 import bisect

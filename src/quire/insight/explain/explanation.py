@@ -1,16 +1,19 @@
-"""`explain`: a checkpoint and settings to a `Report`: parameters, weights, KV cache, memory, work of each phase.
+"""`explain`: a checkpoint and settings to a `Report`: parameters, weights, KV cache, memory, work of phases, adapters.
 
 Adds up what the engine's own parts say: instructions their cost, cache specs their bytes, `resolve` and `memory_plan`
-the memory. Next to read: `rank_model.py`, then `phases.py`.
+the memory. Next to read: `subject.py`, then `phases.py`.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from math import prod
+from pathlib import Path
+from typing import Any
 
 from quire.config import EngineConfig, EngineOptions, ModelConfig
 from quire.engine.build import resolve_config
-from quire.errors import ConfigError, QuireError, UnsupportedModelError
-from quire.insight.explain.adapters import adapters_section
+from quire.errors import ConfigError, ModelFileError, QuireError, UnsupportedModelError
 from quire.insight.explain.device import Device, find_device
 from quire.insight.explain.memory import (
     UNLIMITED_BYTES,
@@ -23,18 +26,19 @@ from quire.insight.explain.memory import (
     settings_section,
 )
 from quire.insight.explain.phases import Phase, phase_section
-from quire.insight.explain.rank_model import RankModel, trace_rank
 from quire.insight.explain.report import Quantity, Report, Section
-from quire.insight.explain.settings import MAX_CHUNKS, Settings
-from quire.insight.explain.subject import STORED
+from quire.insight.explain.subject import MAX_CHUNKS, STORED, RankModel, Settings, trace_rank
 from quire.insight.picture import counted
 from quire.kernels.instruction import StepShape
 from quire.kernels.tracing import NotTraceableError
+from quire.lazy_torch import on_meta
 from quire.models.registry import ModelRegistry
+from quire.runtime.adapter_layout import AdapterLayout, linear_shapes, num_parameters
 from quire.runtime.hardware import detect_hardware
-from quire.runtime.loader import weigh
+from quire.runtime.loader import make_model, weigh
 from quire.runtime.worker import KV_FORMATS
 from quire.sampling_params import SamplingParams
+from quire.weights.adapter_files import MAX_RANK, read_adapter
 from quire.weights.checkpoint import Checkpoint
 
 
@@ -245,3 +249,55 @@ def _device(device: Device) -> Section:
             "`quire doctor --calibrate` measures this machine's kernels once; then times are predicted"
         )
     return section
+
+
+# --- LoRA adapters: their bytes and work beside those of the model --------------------------------
+
+BF16_BYTES = 2
+
+
+def adapters_section(
+    given: Sequence[str], hf_config: Mapping[str, Any], rank: RankModel, batches: Sequence[int]
+) -> Section:
+    """Return a row per adapter, and what steps read if each of their streams has another one.
+
+    `given`: each a rank of a thought one on every linear layer, or NAME=PATH. Raises: ConfigError; ModelFileError,
+    UnsupportedModelError for files that do not fit the model.
+    """
+    section = Section(
+        "Adapters",
+        header=("adapter", "rank", "layers", "parameters", "bytes in bf16", "FLOPs a token"),
+        units=("text", "text", "count", "count", "B", "FLOP"),
+    )
+    sizes = []
+    for item in given:
+        name, ranks, num_layers, num_values = _measure(item, hf_config)
+        sizes.append(num_values * BF16_BYTES)
+        section.rows.append((name, ranks, num_layers, num_values, sizes[-1], 2 * num_values))
+    mean = sum(sizes) // len(sizes)
+    for streams in dict.fromkeys((1, *batches)):
+        name = f"read by {streams} stream{'s' * (streams > 1)} with an adapter each"
+        share = f"{streams} · {mean}, {streams * mean / rank.weight_bytes:.1%} of the weights"
+        section.quantities.append(Quantity(name, streams * mean, "B", "streams · mean of the adapters' bytes", share))
+    section.notes.append("streams with the same adapter read it once; --lora-bytes of memory stay free for adapters")
+    return section
+
+
+def _measure(item: str, hf_config: Mapping[str, Any]) -> tuple[str, str, int, int]:
+    """Return name, rank, number of layers and of values."""
+    if item.isdecimal():
+        if not 1 <= int(item) <= MAX_RANK:
+            raise ConfigError(f"--lora {item}: ranks from 1 to {MAX_RANK} are computed")
+        shapes = linear_shapes(hf_config)
+        return "any", item, len(shapes), num_parameters(shapes, int(item))
+    name, _, path = item.partition("=")
+    if not name or not path:
+        raise ConfigError(f"--lora {item} is neither NAME=PATH nor a rank")
+    if not Path(path).exists():
+        raise ModelFileError(f"{path}: there is no such adapter; give PEFT's directory or a GGUF file")
+    files = read_adapter(Path(path), hf_config)
+    with on_meta():
+        AdapterLayout(make_model(hf_config)).place(files)
+    pairs = files.pairs.values()
+    ranks = sorted({pair.rank for pair in pairs})
+    return name, ", ".join(map(str, ranks)), len(pairs), sum(prod(pair.a.shape) + prod(pair.b.shape) for pair in pairs)

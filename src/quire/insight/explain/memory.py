@@ -23,9 +23,8 @@ from quire.config import (
 from quire.errors import CapacityError
 from quire.insight.explain.device import Device
 from quire.insight.explain.phases import Phase
-from quire.insight.explain.rank_model import RankModel
 from quire.insight.explain.report import Quantity, Section
-from quire.insight.explain.settings import DEFAULT_UTILIZATION, Settings, Variant, price, remedies
+from quire.insight.explain.subject import DEFAULT_UTILIZATION, RankModel, Settings, Variant, price, remedies
 from quire.kernels.instruction import StepShape
 from quire.memory_plan import (
     Memory,

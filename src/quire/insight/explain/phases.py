@@ -14,8 +14,8 @@ from itertools import pairwise
 from quire.config import EngineConfig
 from quire.errors import UnsupportedModelError
 from quire.insight.explain.device import Device, arithmetic_of, interpolate
-from quire.insight.explain.rank_model import RankModel, trace_rank
 from quire.insight.explain.report import Quantity, Section, format_value
+from quire.insight.explain.subject import RankModel, trace_rank
 from quire.kernels.instruction import Cost, Emitter, Instruction, StepShape, Work
 from quire.runtime.machine_limits import MachineLimits, measure_limits
 from quire.runtime.ranks import KEY_BYTES, max_best

@@ -11,7 +11,7 @@ from quire.kernels.registry import check_environment
 from quire.kernels.tracing import NotTraceableError
 from quire.layers.group import SINGLE, Group
 from quire.lazy_torch import on_meta
-from quire.models.hf_eagle import NUM_KEPT
+from quire.models.hf_predictor import NUM_KEPT
 from quire.runtime.loader import ModelShare, make_share, random_weights
 from quire.runtime.plan.lower import Program, lower, lower_body
 from quire.runtime.plan.packed_weights import PackedWeights, choose_packings
@@ -19,7 +19,7 @@ from quire.runtime.plan.stages import Send, cut
 from quire.runtime.plan.trace import trace_join, trace_model
 from quire.runtime.plan.weight_file import fill_weights
 from quire.weights.checkpoint import Checkpoint
-from quire.weights.progress import Progress
+from quire.weights.model_files import Progress
 
 
 def load_plan(

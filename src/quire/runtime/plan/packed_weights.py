@@ -20,11 +20,9 @@ from quire._native import CodeLayout, PackedRows, Weight, WeightFormat, pack_row
 from quire.config import EngineConfig
 from quire.kernels.instruction import Packing
 from quire.runtime.huge_pages import allocate
-from quire.weights.block_formats import BLOCK_FORMATS, FLOATS
-from quire.weights.codebooks import packed_codebook
-from quire.weights.progress import Progress, ignore_progress
+from quire.weights.model_files import Progress, ignore_progress
 from quire.weights.quantized import QuantizedTensor, RoundedTensor, StoredCodes
-from quire.weights.weight_tensor import WeightTensor
+from quire.weights.weight_tensor import BLOCK_FORMATS, FLOATS, WeightTensor, packed_codebook
 
 BLOCK = 32
 PACKED_DIRECTLY = {

@@ -32,7 +32,7 @@ from quire.runtime.plan.packed_weights import PackedWeights
 from quire.runtime.shared_file import SUFFIX, Header, SharedFile, Unfinished, find_or_begin
 from quire.weights.checkpoint import Checkpoint, SourceState, source_state
 from quire.weights.model_cache import weight_directory
-from quire.weights.progress import Progress, ignore_progress
+from quire.weights.model_files import Progress, ignore_progress
 
 logger = logging.getLogger("quire.runtime")
 LAYOUT_VERSION = 2

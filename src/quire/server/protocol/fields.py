@@ -26,7 +26,7 @@ from quire.errors import ConfigError, InvalidParameterError
 from quire.sampling_params import MAX_DRY_BREAKERS, SamplingParams
 from quire.server.options import parse_keep_alive
 from quire.structured_outputs import MAX_CHOICES, MAX_TEXT_BYTES, StructuredOutputsParams
-from quire.text.tool_calls.closed_objects import closed
+from quire.text.tool_calls.schemas import closed
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256

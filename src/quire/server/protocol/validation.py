@@ -18,7 +18,7 @@ from quire.errors import nearest
 from quire.garbage import collections_paused
 from quire.server.errors import ApiError, shown
 from quire.server.protocol.fields import OTHER_NAMES, UNSUPPORTED, WITHOUT_EFFECT, Body, FieldError
-from quire.text.plain_data import unicode_text
+from quire.text.chat_template import unicode_text
 
 MAX_NAME_CHARACTERS = 100
 TOOL_FIELDS = ("tools", "tool_choice")

@@ -23,8 +23,8 @@ from quire.server.routes.job import Job
 from quire.server.routing import RouteTable
 from quire.server.state import ServerState, state_of
 from quire.server.streaming import EventStream, event
-from quire.text.fim_tokens import LOOKED_FOR, FimTokens
 from quire.text.infill import infill_prompt
+from quire.text.tokenizer_parts import LOOKED_FOR, FimTokens
 
 router = RouteTable()
 USUAL_TOKENS = 256

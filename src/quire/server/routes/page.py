@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
-from quire.insight.trace_page import template
+from quire.insight.trace import page_template
 from quire.server.errors import ApiError, JsonResponse, not_admin
 from quire.server.generation import until_disconnect
 from quire.server.keys import VARIABLE as KEY_VARIABLE
@@ -79,7 +79,7 @@ async def index(request: Request) -> Response:
 @router.route("/page/trace.html", ["GET", "HEAD"])
 async def saved_trace(request: Request) -> Response:
     """Return a saved trace without its lines."""
-    return Response(template(), media_type="text/html", headers=HEADERS)
+    return Response(page_template(), media_type="text/html", headers=HEADERS)
 
 
 @router.route("/page/{name:path}", ["GET", "HEAD"])

@@ -11,18 +11,21 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from quire.text.chat_template import without_comments
-from quire.text.harmony import HarmonyReader
-from quire.text.tool_calls.call_format import Lead, ToolCallFormat, literally, short_id
-from quire.text.tool_calls.events import ToolArgumentsDelta
-from quire.text.tool_calls.parser import CallReading, ToolCallParser
+from quire.text.reply import HarmonyReader
+from quire.text.tool_calls.parser import (
+    CallReading,
+    Lead,
+    ToolArgumentsDelta,
+    ToolCallFormat,
+    ToolCallParser,
+    literally,
+    short_id,
+)
 from quire.text.tool_calls.readers import NAME, Tags, WrittenCall, either, gemma, keyed, named, objects, python
 from quire.text.tool_calls.schemas import ToolSchemas
 
 if TYPE_CHECKING:
     from quire.text.tokenizer import Tokenizer
-
-__all__ = ["FORMATS", "GENERIC", "HARMONY", "ToolCallFormat", "choose_format", "has_special_marker", "hinted"]
-
 
 _PYTHON = (NAME, r"\s*", r"\(")
 _LIST_LEAD = Lead((r"\[", r"\s*", *_PYTHON))
