@@ -239,8 +239,10 @@ class GrammarCompiler:
     def reserve(
         self, sequence_ids: Sequence[str], spec: StructuredOutputsParams, checked: str | None = None
     ) -> ReservedMatchers:
-        """Compile `spec`, and make a matcher for each sequence of a request, in a thread that yields to the steps: 60 ms
-        for a schema of 2,200 properties. Raises: as `compile`, ValueError."""
+        """Compile `spec`, and make a matcher for each sequence of a request, in a thread that yields to the steps.
+
+        A schema of 2,200 properties takes 60 ms. Raises: as `compile`, ValueError.
+        """
         reserved = self._making.submit(
             lambda: ReservedMatchers(self.compile(spec, checked), len(sequence_ids))
         ).result()
