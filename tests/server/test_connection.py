@@ -384,7 +384,8 @@ async def test_refused_request_whose_body_follows_at_once_keeps_its_connection(s
 @pytest.mark.parametrize("sent", [b"", b"{", b"{" * (1 << 20)], ids=["nothing", "a byte", "much"])
 @in_loop
 async def test_refusal_of_a_body_that_is_not_there_says_that_the_connection_ends(status: int, sent: bytes) -> None:
-    async with serving(keys=KeyRing({KEY.decode(): "ci"})) as served:
+    rest_s = 60.0 if len(sent) > limits.MAX_REST_BYTES else 0.1
+    async with serving(keys=KeyRing({KEY.decode(): "ci"}), connection=quick(REST_S=rest_s)) as served:
         for more in ((), (b"Connection: close",)):
             # Read to the end: a connection closed with input unread would lose the answer.
             answer = Answer(await served.raw(head_of(status, 2 << 20, *more) + sent))

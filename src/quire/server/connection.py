@@ -37,6 +37,8 @@ SOCKET_BUFFER_BYTES = 48 << 10
 in `engine/process/stream.py`, less than 256 KiB wait for a slow reader."""
 READ_BYTES = 32 << 10
 """Most bytes that are read of a connection before the gate has looked at the head of its request."""
+MAX_REST_BYTES = 64 << 10
+"""Bytes of a refused body after which the rest is not awaited: only small ones are read so that connections stay."""
 ACCEPTED_AT_ONCE = 32
 """Connections that the event loop accepts in one iteration; further ones wait in the kernel."""
 SPARE_FILES = 4 * ACCEPTED_AT_ONCE + 64
@@ -386,16 +388,22 @@ async def _answer(
     connection: Connection, cycle: RequestResponseCycle, app: ASGIApp, scope: Scope, receive: Receive, send: Send
 ) -> None:
     """Call the application. An answer that is made before the body has arrived waits for the rest of the body, which
-    is discarded; if that does not come in time, the answer says that the connection ends."""
+    is discarded; if that is large or does not come in time, the answer says that the connection ends."""
 
     async def send_head(message: Message) -> None:
         if message["type"] == "http.response.start" and cycle.more_body:
+            num_bytes = 0
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(connection.REST_S):
                     # A client that has asked whether to send the body does not send it after a refusal.
-                    while cycle.more_body and not (cycle.disconnected or cycle.waiting_for_100_continue):
+                    while (
+                        cycle.more_body
+                        and num_bytes <= MAX_REST_BYTES
+                        and not (cycle.disconnected or cycle.waiting_for_100_continue)
+                    ):
                         await cycle.message_event.wait()
                         cycle.message_event.clear()
+                        num_bytes += len(cycle.body)
                         cycle.body.clear()
                         connection.flow.resume_reading()
             if cycle.more_body:
