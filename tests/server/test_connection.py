@@ -398,3 +398,22 @@ async def test_refusal_of_a_body_that_is_yet_to_be_asked_for_says_at_once_that_t
     async with serving(keys=KeyRing({KEY.decode(): "ci"}), connection=quick(REST_S=60.0)) as served:
         answer = Answer(await served.raw(head_of(401, 10, b"Expect: 100-continue")))
         assert (answer.status, answer.headers.get("connection")) == (401, "close")
+
+
+@in_loop
+async def test_bodies_without_a_key_take_no_memory() -> None:
+    async with serving(keys=KeyRing({KEY.decode(): "ci"}), connection=quick(LINGER_S=60.0, REST_S=0.1)) as served:
+        here = served.server.server_state.connections
+        pairs = [await served.connect() for _ in range(8)]
+        for reader, writer in pairs:
+            writer.write(head_of(401, 4 << 20) + b"{" * (1 << 20))
+            assert (await next_answer(reader)).status == 401
+        for _, writer in pairs:
+            async with asyncio.timeout(20):
+                await writer.drain()
+            writer.write(b"{" * (2 << 20))
+        await until(lambda: not any(writer.transport.get_write_buffer_size() for _, writer in pairs))
+        assert len(here) == len(pairs)
+        assert sum(len(connection.cycle.body) for connection in here) == 0  # type: ignore[union-attr]
+        for _, writer in pairs:
+            writer.close()
