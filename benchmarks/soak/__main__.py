@@ -34,6 +34,7 @@ from benchmarks.soak import (
     model_files,
     model_fuzz,
     overload,
+    sockets,
     wire,
     work,
 )
@@ -72,6 +73,9 @@ def checks(arguments: argparse.Namespace) -> dict[str, Callable[[], Awaitable[Ro
         "L6": lambda: on_server(loads.connections),
         "L7": lambda: on_server(lambda server: attacks.slow_attacks(server.url, duration_s=min(duration_s, 240))),
         "A4": lambda: model_files.hostile_template(model),
+        "A5a": lambda: sockets.half_requests(model, duration_s=min(duration_s, 20)),
+        "A5b": lambda: sockets.large_bodies(model, duration_s=min(duration_s, 20)),
+        "A5c": lambda: sockets.keyless_bodies(model, duration_s=min(duration_s, 20)),
         "A8": lambda: looks.looks(model, duration_s=min(duration_s, 30)),
         "A9": lambda: model_fuzz.model_fuzz(count=repeat("A9"), seed=arguments.seed),
         "A10": kernels.kernels,

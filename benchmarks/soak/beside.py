@@ -75,6 +75,8 @@ async def beside(row: Row, server: Server, attack: Attack, *, name: str, duratio
     failures = seen.failures()
     row.check(f"{name}: normal requests failed of {len(seen.streams) + len(seen.firsts)}", len(failures),
               passes=not failures and not calm.failures())  # fmt: skip
+    if failures:
+        row.note("of them", failures[:3])
     for what, alone_s, with_s in (
         ("first token", calm.first_token_s(), seen.first_token_s()),
         ("gap", calm.gap_s(), seen.gap_s()),

@@ -94,8 +94,7 @@ async def _names(row: Row, server: Server, client: httpx2.AsyncClient, adapter: 
         if (name := next(number, None)) is None:
             await asyncio.sleep(1)
             return
-        with contextlib.suppress(httpx2.TransportError):  # an attacker may be cut off
-            await client.post("/v1/load_lora_adapter", json={"lora_name": f"name {name}", "lora_path": adapter})
+        await client.post("/v1/load_lora_adapter", json={"lora_name": f"name {name}", "lora_path": adapter})
 
     await beside(row, server, attack, name="adapter names", duration_s=duration_s)
     for _ in number:

@@ -53,7 +53,13 @@ def kinds(max_tokens: int) -> dict[str, Kind]:
         "messages stream": (
             "/v1/messages", lambda index: {**message, "messages": [{"role": "user", "content": story(index)}]},
         ),
+        "messages": (
+            "/v1/messages",
+            lambda index: {**message, "stream": False, "messages": [{"role": "user", "content": story(index)}]},
+        ),
         "embeddings of 64 inputs": ("/v1/embeddings", words),
+        "metrics": ("/metrics", lambda index: None),
+        "description of the routes": ("/openapi.json", lambda index: None),
         "live view": ("/xray/events?op_period=1", lambda index: None),
     }  # fmt: skip
 
@@ -97,7 +103,7 @@ async def _measure(row: Row, server: Server, name: str, kind: Kind, num_slow: in
     async with background(*(_asked(server, kind, index, SLOW) for index in range(num_slow))):
         if is_view:
             await gathered(server, 4, 200)
-        else:
+        elif kind[1](0) is not None:
             while (await server.metrics()).value("quire_requests_running") < num_slow / 2:
                 await asyncio.sleep(0.02)
         await server.seconds_until_idle()

@@ -2,6 +2,8 @@
 
 import gc
 import json
+import os
+import sys
 import threading
 from typing import Any
 
@@ -166,6 +168,30 @@ def test_reserved_matchers_are_taken_by_their_sequences_and_freed_with_their_req
     assert compiler.num_reserved == 1
     held.clear()
     assert compiler.num_reserved == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no priority of their own")
+def test_only_matchers_that_are_reserved_are_made_by_a_thread_that_yields_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policies: list[int] = []
+    make = CompiledGrammar._make
+
+    def watched(grammar: CompiledGrammar) -> Any:
+        policies.append(os.sched_getscheduler(0))
+        return make(grammar)
+
+    monkeypatch.setattr(CompiledGrammar, "_make", watched)
+    compiler, spec = GrammarCompiler(make_vocabulary), StructuredOutputsParams(regex="ab")
+    held = compiler.reserve(["a", "a/1"], spec)
+    assert policies == [os.SCHED_IDLE] * 2
+    compiler.start("a", spec)
+    compiler.start("b", spec)  # in a step, after a preemption
+    assert policies[2:] == [os.sched_getscheduler(0)]
+    assert policies[2] != os.SCHED_IDLE
+    with pytest.raises(InvalidParameterError):
+        compiler.reserve(["c"], StructuredOutputsParams(regex="abc"), "start: nothing")
+    del held
 
 
 # --- GrammarChecker ---------------------------------------------------------------------------

@@ -11,10 +11,12 @@ import psutil
 import pytest
 
 from quire.server import connection as limits
+from quire.server.keys import KeyRing
 from tests.server.fake_engine import in_loop, until
 from tests.server.served import CHAT, Answer, Served, chat_body, quick, serving
 
 HEAD = b"GET /version HTTP/1.1\r\nHost: localhost\r\n"
+KEY = b"correct-horse-battery-staple"
 
 
 def post(body: bytes, *headers: bytes, path: bytes = CHAT.encode()) -> bytes:
@@ -343,3 +345,75 @@ async def test_connections_that_come_and_go_leave_no_files_open() -> None:
             assert (await served.answer("GET", "/version")).status == 200
         await until(lambda: not served.server.server_state.connections)
         assert psutil.Process().num_fds() <= before + 2
+
+
+REFUSED_AT_THE_HEAD = {
+    401: (b"Host: localhost",),
+    403: (b"Host: elsewhere", b"Authorization: Bearer " + KEY),
+    415: (b"Host: localhost", b"Authorization: Bearer " + KEY, b"Content-Encoding: gzip"),
+}
+
+
+def head_of(status: int, num_bytes: int, *more: bytes) -> bytes:
+    """Return the head of a request that is refused before its body is read."""
+    length = b"Content-Length: %d" % num_bytes
+    return b"\r\n".join((b"POST /tokenize HTTP/1.1", *REFUSED_AT_THE_HEAD[status], length, *more)) + b"\r\n\r\n"
+
+
+async def next_answer(reader: asyncio.StreamReader) -> Answer:
+    """Read an answer and no more than it."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    return Answer(head + await reader.readexactly(int(Answer(head).headers["content-length"])))
+
+
+@pytest.mark.parametrize("status", REFUSED_AT_THE_HEAD)
+@in_loop
+async def test_refused_request_whose_body_follows_at_once_keeps_its_connection(status: int) -> None:
+    async with serving(keys=KeyRing({KEY.decode(): "ci"}), connection=quick(REST_S=20.0)) as served:
+        reader, writer = await served.connect()
+        for num_bytes in (0, 10, 20_000):
+            writer.write(head_of(status, num_bytes))
+            await asyncio.sleep(0.03)
+            writer.write(b"x" * num_bytes)
+            answer = await next_answer(reader)
+            assert (answer.status, answer.headers.get("connection")) == (status, None)
+        writer.close()
+
+
+@pytest.mark.parametrize("status", REFUSED_AT_THE_HEAD)
+@pytest.mark.parametrize("sent", [b"", b"{", b"{" * (1 << 20)], ids=["nothing", "a byte", "much"])
+@in_loop
+async def test_refusal_of_a_body_that_is_not_there_says_that_the_connection_ends(status: int, sent: bytes) -> None:
+    rest_s = 60.0 if len(sent) > limits.MAX_REST_BYTES else 0.1
+    async with serving(keys=KeyRing({KEY.decode(): "ci"}), connection=quick(REST_S=rest_s)) as served:
+        for more in ((), (b"Connection: close",)):
+            # Read to the end: a connection closed with input unread would lose the answer.
+            answer = Answer(await served.raw(head_of(status, 2 << 20, *more) + sent))
+            assert (answer.status, answer.headers.get("connection")) == (status, "close")
+            assert answer.code
+
+
+@in_loop
+async def test_refusal_of_a_body_that_is_yet_to_be_asked_for_says_at_once_that_the_connection_ends() -> None:
+    async with serving(keys=KeyRing({KEY.decode(): "ci"}), connection=quick(REST_S=60.0)) as served:
+        answer = Answer(await served.raw(head_of(401, 10, b"Expect: 100-continue")))
+        assert (answer.status, answer.headers.get("connection")) == (401, "close")
+
+
+@in_loop
+async def test_bodies_without_a_key_take_no_memory() -> None:
+    async with serving(keys=KeyRing({KEY.decode(): "ci"}), connection=quick(LINGER_S=60.0, REST_S=0.1)) as served:
+        here = served.server.server_state.connections
+        pairs = [await served.connect() for _ in range(8)]
+        for reader, writer in pairs:
+            writer.write(head_of(401, 4 << 20) + b"{" * (1 << 20))
+            assert (await next_answer(reader)).status == 401
+        for _, writer in pairs:
+            async with asyncio.timeout(20):
+                await writer.drain()
+            writer.write(b"{" * (2 << 20))
+        await until(lambda: not any(writer.transport.get_write_buffer_size() for _, writer in pairs))
+        assert len(here) == len(pairs)
+        assert sum(len(connection.cycle.body) for connection in here) == 0  # type: ignore[union-attr]
+        for _, writer in pairs:
+            writer.close()

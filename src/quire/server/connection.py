@@ -11,11 +11,12 @@ import resource
 import socket
 import struct
 from collections import OrderedDict
+from functools import partial
 from typing import Any
 
 import httptools
 import msgspec
-from starlette.types import Scope
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
@@ -36,6 +37,8 @@ SOCKET_BUFFER_BYTES = 48 << 10
 in `engine/process/stream.py`, less than 256 KiB wait for a slow reader."""
 READ_BYTES = 32 << 10
 """Most bytes that are read of a connection before the gate has looked at the head of its request."""
+MAX_REST_BYTES = 64 << 10
+"""Bytes of a refused body after which the rest is not awaited: only small ones are read so that connections stay."""
 ACCEPTED_AT_ONCE = 32
 """Connections that the event loop accepts in one iteration; further ones wait in the kernel."""
 SPARE_FILES = 4 * ACCEPTED_AT_ONCE + 64
@@ -123,6 +126,8 @@ class Connection(HttpToolsProtocol):
     KEEP_ALIVE_S = 30
     LINGER_S = 2.0
     """Time that input is discarded after a refusal: a socket closed with input unread loses the answer too."""
+    REST_S = 0.25
+    """Time that the rest of a body has to arrive before its refusal says that the connection ends."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -350,8 +355,6 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Limit the time to read the answer; discard the rest of a request that was answered before it was read."""
         super().on_response_complete()
-        if self.cycle.response_complete:
-            self.cycle.body.clear()  # of a request that was answered before it was read
         if self._is_in_body and self.cycle.response_complete and not self.transport.is_closing():
             self._linger()
         self._watch_reading()
@@ -367,7 +370,7 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, partial(_answer, self, cycle, app))
 
     def _start_write_timer(self, timeout_s: float) -> None:
         num_unsent = self.transport.get_write_buffer_size()
@@ -379,6 +382,39 @@ class Connection(HttpToolsProtocol):
         with contextlib.suppress(OSError):
             self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         self.transport.abort()
+
+
+async def _answer(
+    connection: Connection, cycle: RequestResponseCycle, app: ASGIApp, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Call the application. An answer that is made before the body has arrived waits for the rest of the body, which
+    is discarded; if that is large or does not come in time, the answer says that the connection ends."""
+
+    async def send_head(message: Message) -> None:
+        if message["type"] == "http.response.start" and cycle.more_body:
+            num_bytes = 0
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(connection.REST_S):
+                    # A client that has asked whether to send the body does not send it after a refusal.
+                    while (
+                        cycle.more_body
+                        and num_bytes <= MAX_REST_BYTES
+                        and not (cycle.disconnected or cycle.waiting_for_100_continue)
+                    ):
+                        await cycle.message_event.wait()
+                        cycle.message_event.clear()
+                        num_bytes += len(cycle.body)
+                        cycle.body.clear()
+                        connection.flow.resume_reading()
+            if cycle.more_body:
+                connection._is_deaf = True
+                cycle.keep_alive = False  # the answer says so
+                await send(message)
+                cycle.keep_alive = True  # `_linger` ends the connection: input may be unread
+                return
+        await send(message)
+
+    await app(scope, receive, send_head)
 
 
 def whole_answer(error: ApiError, headers: list[tuple[bytes, bytes]]) -> bytes:

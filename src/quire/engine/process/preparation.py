@@ -10,11 +10,8 @@ from contextlib import suppress
 
 from quire.engine.process.messages import Submit
 from quire.errors import EngineDeadError
-from quire.linux import lower_priority
 from quire.turns import Turns
 
-NICENESS = 10
-"""The steps come first."""
 ROOM_CHECK_S = 0.005
 """Requests start between steps."""
 
@@ -52,7 +49,6 @@ class GrammarThread:
             return self._waiting.remove(lambda message: message.spec.request_id == request_id) is not None
 
     def _work(self) -> None:
-        lower_priority(NICENESS)
         with suppress(EngineDeadError):  # its requests are told
             while True:
                 self._prepare_next()

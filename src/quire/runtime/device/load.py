@@ -21,7 +21,7 @@ from quire.runtime.plan.lower import Program, lower
 from quire.runtime.plan.packed_weights import BY_DTYPE
 from quire.runtime.plan.trace import trace_model
 from quire.weights.checkpoint import Checkpoint
-from quire.weights.progress import Progress, ignore_progress
+from quire.weights.model_files import Progress, ignore_progress
 
 MAX_HOST_RANDOM = 1 << 25
 """Parameters that the host makes at random; more of them would take it seconds."""
