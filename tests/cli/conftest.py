@@ -35,8 +35,8 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[FakeEngine]:
         opened.append(FakeEngine(options))
         yield opened[-1]
 
+    monkeypatch.setattr("quire_workshop.cli.bench.open_engine", open_fake)  # first: its import takes the real one
     monkeypatch.setattr("quire.cli.run.open_engine", open_fake)
-    monkeypatch.setattr("quire_workshop.cli.bench.open_engine", open_fake)
     return opened
 
 
