@@ -17,7 +17,7 @@ LARGER = {
     "quire_lessons/tour.py: Tour": 193,
 }
 """Classes above the limit, which may only become smaller."""
-MAX_TOTAL = {"quire": 33_541, "quire_lessons": 2_830, "quire_workshop": 1_580}
+MAX_TOTAL = {"quire": 35_040, "quire_lessons": 2_770, "quire_workshop": 1_540}
 """Statements of each package. A change that needs more takes away what it makes needless, or says why in its commit."""
 MIN_ROWS = 4
 SKIP = "# fmt: skip"

@@ -109,9 +109,10 @@ def test_table_is_the_way_op_by_op(directory: Path) -> None:
 def test_table_is_the_way_of_a_device_plan(directory: Path) -> None:
     pytest.importorskip("torch")
     _, expected, _ = stations("Three ways to run a model")
-    assert len(expected) == 4
+    assert len(expected) == 6
+    here = [(file, name.replace("Triton", "Host")) for file, name in expected]  # the sampler without a card
     entered = functions_entered(lambda: make_engine(directory, gpu_kernels="reference").step())
-    assert [function for function in entered if function in expected] == expected
+    assert [function for function in entered if function in here] == here
 
 
 def test_table_of_serving_names_what_is_there() -> None:
