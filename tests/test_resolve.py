@@ -343,6 +343,11 @@ def test_scheduler_options_are_passed_on() -> None:
     assert config.scheduler.policy == "sjf"
 
 
+def test_a_gpu_does_not_promise_the_same_bits_in_any_batch() -> None:
+    with pytest.raises(ConfigError, match="batch_invariant is for CPUs.*leave it out"):
+        resolved(GPU, batch_invariant=True)
+
+
 def test_several_partial_prefills_share_the_budget() -> None:
     config = resolved(max_num_partial_prefills=4)
     assert config.scheduler.long_prefill_token_threshold == 512
@@ -557,6 +562,7 @@ AMX = replace(CPU, has_tiles=True)
     ("hardware", "options", "is_invariant", "why"),
     [
         (CPU, {}, True, "one arithmetic"),
+        (GPU, {}, False, "a GPU's products"),
         (CPU, {"batch_invariant": True}, True, "chosen"),
         (AMX, {}, False, "--batch-invariant"),
         (AMX, {"batch_invariant": True}, True, "chosen"),

@@ -98,7 +98,7 @@ def draft_source(options: EngineOptions, decisions: list[Decision], model: Model
     reasons = {
         "the stages of a pipeline compute steps in turn": options.pipeline_parallel_size > 1,
         "multi_step_decode=1 asks for one token a step": options.multi_step_decode == 1 and chosen == "auto",
-        "op by op, the last bits depend on the number of rows": not uses_plan and chosen == "auto",
+        "without a native plan, the last bits depend on the number of rows": not uses_plan and chosen == "auto",
         "a wrong draft costs another step where layers have a recurrent state": chosen == "auto"
         and any(spec.is_state for spec in model.cache_specs),
     }

@@ -227,6 +227,13 @@ def _resolve_batch_invariance(
     options: EngineOptions, hardware: Hardware, dtype: str, uses_plan: bool, decisions: list[Decision]
 ) -> bool:
     """Return True if all numbers of rows are computed alike."""
+    if hardware.device != "cpu":
+        if options.batch_invariant:
+            raise ConfigError(
+                "batch_invariant is for CPUs: a GPU's products depend on the number of rows; leave it out"
+            )
+        decisions.append(Decision("batch_invariant", "off", "a GPU's products depend on the number of rows"))
+        return False
     varies = hardware.has_tiles and uses_plan and dtype != "float32" and not options.batch_invariant
     reason = "chosen" if options.batch_invariant else "one arithmetic is the fastest for any number of rows"
     if varies:
