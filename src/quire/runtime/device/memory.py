@@ -5,7 +5,7 @@ device stay there: the next step finds each request's last one in `last_tokens`.
 Next to read: `ops.py`, whose operations read it, then `plan.py`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -32,7 +32,6 @@ class StepMemory:
         tables: [groups, rows, M] block tables of all requests. last_tokens: [rows] the token sampled last.
         token_ids, positions, request_of: [T]; slots: [groups, T]; num_tokens: [1]: gathered from these at the start of
             a step. Rows beyond `num_tokens` have token 0, position 0 and slot -1.
-        prepares: what else a step begins with.
         max_queries: most new tokens of a request that counts as a decode. has_decodes, has_prompts: of the step.
     """
 
@@ -51,7 +50,6 @@ class StepMemory:
         self.token_ids, self.positions, self.request_of = (self._make(max_tokens) for _ in range(3))
         self.slots = self._make(len(config.kv_cache_groups), max_tokens)
         self.num_tokens = self._make(1)
-        self.prepares: list[Callable[[], None]] = []
         self.max_queries, self.has_decodes, self.has_prompts = 1, True, True
         self._hosts = [self._make_host(sum(sizes)) for _ in range(NUM_COPIES)]
         self._num_described = 0
@@ -113,8 +111,6 @@ class StepMemory:
         for table, slots in zip(self.tables, self.slots, strict=True):
             slot = table[table_row, position // self.block_size] * self.block_size + position % self.block_size
             slots[:num_rows] = torch.where(real, slot, -1)
-        for prepare in self.prepares:
-            prepare()
 
 
 def given_tokens(layout: StepLayout, states: RequestStates, known: Sequence[int] | None) -> NDArray[np.int32]:

@@ -65,21 +65,18 @@ class TritonOps:
     def prepare(self, calls: Sequence[DeviceCall]) -> None:
         """Allocate the scratch memory of these calls."""
         num_rows = max(len(self.step.given), len(self.step.logit_rows))
-        part, products = 0, 0
+        part, heads, products = 0, 0, 0
         for call in calls:
             values = call.values
             if call.name == "attend":
-                part = max(part, values["out"].whole.shape[1])
+                part, heads = max(part, values["out"].whole.shape[1]), max(heads, values["num_heads"])
                 kv_heads, size = values["kv"].values.shape[3:]
                 self._make_lists(values["window"], values["num_heads"] // kv_heads, size, values["kv"].values.itemsize)
             if call.name == "gemm" and _needs_scratch(**{**values, "out": values["out"].whole}):
                 products = max(products, values["weight"].shape[0])
         num_parts = self.step.max_requests * self.step.max_queries * MAX_SPLITS
-        if num_parts * part > self._part.numel():
-            self._part = torch.zeros(num_parts * part, device=self.step.device)
-            self._sums = torch.zeros(num_parts * part, device=self.step.device)
-        if num_rows * products > self._products.numel():
-            self._products = torch.zeros(num_rows * products, device=self.step.device)
+        sizes = num_parts * part, num_parts * heads * 2, num_rows * products
+        self._part, self._sums, self._products = (torch.zeros(size, device=self.step.device) for size in sizes)
 
     def fuse(self, calls: Sequence[DeviceCall]) -> list[DeviceCall]:
         """Return the calls of a step of one row."""
@@ -148,8 +145,6 @@ class TritonOps:
                     CHUNK=128,
                     **self._splits(num_rows),
                 )
-        for prepare in step.prepares:
-            prepare()
 
     def _splits(self, num_rows: int) -> dict[str, int]:
         """Constants of how the keys of decodes are split, which depend on a request's length alone."""
