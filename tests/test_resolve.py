@@ -344,7 +344,7 @@ def test_scheduler_options_are_passed_on() -> None:
 
 
 def test_a_gpu_does_not_promise_the_same_bits_in_any_batch() -> None:
-    with pytest.raises(ConfigError, match="batch_invariant is for CPUs.*leave it out"):
+    with pytest.raises(ConfigError, match=r"batch_invariant is for CPUs.*leave it out"):
         resolved(GPU, batch_invariant=True)
 
 
