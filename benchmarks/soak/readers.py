@@ -70,9 +70,10 @@ async def slow_readers(
     """L5: memory of the server's process per reader of each kind; other clients beside the first kind."""
     row = Row("L5", f"{num_slow} readers at 1 byte/s of each kind + {num_normal} normal")
     await ask(server.url, HELLO)
-    calm = await gathered(server, num_normal, 100)
     for name, kind in kinds(max_tokens).items():
         await _measure(row, server, name, kind, num_slow)
+    await server.seconds_until_idle()
+    calm = await gathered(server, num_normal, 100)
     await _beside(row, server, kinds(max_tokens), num_slow, num_normal, calm, cut_s)
     return row
 
