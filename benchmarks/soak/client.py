@@ -233,14 +233,14 @@ class Answer:
                 self.seen.is_complete = True
 
     def _take_event(self, event: bytes) -> None:
-        data = event.removeprefix(b"data: ")
-        if data == b"[DONE]":
-            return
+        data = event.rpartition(b"data: ")[2]  # a name may stand before it
+        if not data.startswith(b"{"):
+            return  # the end, or a comment
         value = json.loads(data)
         self._take_usage_and_error(value)
         for choice in value.get("choices") or ():
             self.seen.token_ids += choice.get("token_ids") or ()
-            text = choice["delta"].get("content")
+            text = choice["delta"].get("content") if "delta" in choice else choice["text"]
             if text:
                 self.seen.text += text
                 self.seen.piece_times.append(time.perf_counter())
@@ -256,4 +256,4 @@ class Answer:
         if value.get("error"):
             self.seen.error = str(value["error"].get("code") or value["error"].get("message"))
         if value.get("usage"):
-            self.seen.num_tokens = value["usage"]["completion_tokens"]
+            self.seen.num_tokens = value["usage"].get("completion_tokens", 0)

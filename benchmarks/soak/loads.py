@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from benchmarks.soak.client import Manners, Seen, ask, chat_body, get
+from benchmarks.soak.client import Seen, ask, chat_body, get
 from benchmarks.soak.row import Row, at_percent
 from benchmarks.soak.server import Server
 
@@ -71,48 +71,6 @@ async def fairness(server: Server, *, num_streams: int = 4, prompt_tokens: int =
     row.check("ITL p99 ÷ that (≤ 4)", p99_s / median_s, passes=p99_s <= 4 * median_s)
     row.check("long TTFT ÷ alone (≤ 3)", first_s / first_alone_s, passes=first_s <= 3 * first_alone_s)
     return row
-
-
-async def slow_readers(
-    server: Server, *, num_slow: int = 16, num_normal: int = 4, max_tokens: int = 900, cut_s: float = 60.0
-) -> Row:
-    """L5: clients that read one byte a second beside others. Log-probabilities make their answers long."""
-    row = Row("L5", f"{num_slow} readers at 1 byte/s + {num_normal} normal")
-    await ask(server.url, HELLO)
-    wide = {"logprobs": True, "top_logprobs": 5}
-    # What Python takes for such answers once and keeps is no reader's.
-    await asyncio.gather(*(ask(server.url, chat_body(f"Hello. {index}", 100, **wide)) for index in range(num_slow)))
-    calm = await gathered(server, num_normal, 100)
-    await server.seconds_until_idle()
-    front_end = server.processes()[0]
-    before_bytes, num_files = front_end.memory_info().rss, server.num_files()
-    manners = Manners(bytes_per_s=1, receive_buffer_bytes=2048)
-    bodies = [chat_body(f"Tell me a long story. {index}", max_tokens, **wide) for index in range(num_slow)]
-    async with background(*(ask(server.url, body, manners) for body in bodies)):
-        while (await server.metrics()).value("quire_requests_running") < num_slow:
-            await asyncio.sleep(0.05)
-        # Their work ends long before they have read it: what is compared is the time after that.
-        while (await server.metrics()).value("quire_requests_running"):
-            await asyncio.sleep(0.2)
-        per_kib = (front_end.memory_info().rss - before_bytes) / num_slow / 1024
-        seen = await gathered(server, num_normal, 100)
-        left_s = await _seconds_until_files(server, num_files + 2, cut_s + 15)
-    calm_s, slow_s = (at_percent([gap for item in items for gap in item.gaps_s], 95) for items in (calm, seen))
-    row.check("normal failed", sum(not item.is_good for item in seen), passes=all(item.is_good for item in seen))
-    row.check("normal ITL p95 ÷ without (≤ 1.2)", slow_s / max(calm_s, 1e-9), passes=slow_s <= 1.2 * calm_s)
-    row.check("KiB per stream in the server's process (≤ 256)", per_kib, passes=per_kib <= 256)
-    row.check(f"cut off after s (≤ {cut_s + 15:g})", left_s, passes=left_s < float("inf"))
-    return row
-
-
-async def _seconds_until_files(server: Server, num_files: int, limit_s: float) -> float:
-    """Return the seconds until the server has closed its connections; clients still see the kernel's buffers."""
-    start_s = time.perf_counter()
-    while server.num_files() > num_files:
-        if time.perf_counter() - start_s > limit_s:
-            return float("inf")
-        await asyncio.sleep(0.2)
-    return time.perf_counter() - start_s
 
 
 async def connections(server: Server, *, num_idle: int = 1000, num_active: int = 8, num_short: int = 20_000) -> Row:
