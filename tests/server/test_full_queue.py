@@ -17,7 +17,7 @@ from tests.server.test_metrics import samples, value
 async def full(headers: dict[str, str] | None = None, **options: Any) -> AsyncIterator[Served]:
     """Start a server and fill it: one request runs slowly, one waits; both are answered in the end."""
     async with serving(scheduler={"max_num_seqs": 1}, max_queued_requests=1, **options) as served:
-        served.executor.in_step = lambda step: time.sleep(0.01)
+        served.executor.in_step = lambda step: time.sleep(0.1)  # each refusal waits 0.25 s for the rest of its body
         chats = [served.chat(headers=headers, max_tokens=100, ignore_eos=True) for _ in range(2)]
         tasks = [asyncio.create_task(chat) for chat in chats]
         async with asyncio.timeout(20):

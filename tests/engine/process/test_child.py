@@ -62,6 +62,7 @@ def test_it_computes_as_in_process_ignores_terminal_signals_and_its_death_is_tol
         for number in (signal.SIGINT, signal.SIGTERM):
             os.kill(client.pid, number)
         assert await tokens(client) == expected
+        os.kill(client.pid, signal.SIGSTOP)  # else it might be done before it is killed
         running = client.submit(submission([5], SamplingParams(max_tokens=100, ignore_eos=True)))
         client.kill()
         with pytest.raises(EngineDeadError):

@@ -67,11 +67,11 @@ def test_three_memory_plans_of_tinyllama_on_24_gb_stand_side_by_side() -> None:
     assert list(plans) == [("0.9", "bfloat16"), ("0.9", "int8"), ("0.3", "bfloat16"), ("0.3", "int8")]
     weights = 1_100_048_384 * 2
     # 22 layers, 4 KV heads of 64: 16 bit, or 8 bit and an fp32 scale.
-    for key, block_bytes in ((("0.9", "bfloat16"), 16 * 22_528), (("0.3", "int8"), 16 * 22 * 2 * 4 * (64 + 4))):
+    for key, block_bytes in ((("0.9", "bfloat16"), 32 * 22_528), (("0.3", "int8"), 32 * 22 * 2 * 4 * (64 + 4))):
         row = plans[key]
         assert row["usable"] == int(float(key[0]) * 24 * GIB)
         assert row["left for KV"] == row["usable"] - weights - row["step"]
-        assert row["KV tokens"] == 16 * (row["left for KV"] // block_bytes - 1)
+        assert row["KV tokens"] == 32 * (row["left for KV"] // block_bytes - 1)
         assert row["fit"] == row["KV tokens"] // 2048
     low, narrow = plans["0.3", "bfloat16"], plans["0.3", "int8"]
     assert (low["fit"], narrow["fit"], plans["0.9", "bfloat16"]["fit"]) == (103, 194, 438)
