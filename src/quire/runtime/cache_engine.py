@@ -35,7 +35,6 @@ class CacheEngine:
     Attributes:
         memory: [N, page bytes], page = all layers of the largest group; a NumPy array on a CPU, else a tensor.
         layer_groups: per layer the index of its cache group.
-        address: of block 0.
         layer_addresses: per layer the address of its slice of block 0; block b is b * block_stride_bytes further on.
         block_stride_bytes: bytes from one block to the next.
         disk: the disk tier, if there is one.
@@ -69,7 +68,6 @@ class CacheEngine:
         self.memory[0] = 0
         placed = sorted(self._placed_layers())
         self.layer_groups = tuple(group_index for _, group_index, _ in placed)
-        self.address = address
         self.layer_addresses = tuple(address + offset for _, _, offset in placed)
 
     def _placed_layers(self) -> Iterator[tuple[int, int, int]]:

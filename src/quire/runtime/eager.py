@@ -4,7 +4,7 @@ Each stored tensor is decoded straight into its place. Next to read: `loader.py`
 runs the model.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from quire.config import EngineConfig
 from quire.kernels.registry import check_environment
 from quire.layers.group import SINGLE, Group
 from quire.runtime.fallback import load_fallback
-from quire.runtime.loader import make_share, random_weights
+from quire.runtime.loader import ModelShare, make_share, random_weights
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.model_files import Progress, ignore_progress
 
@@ -38,16 +38,23 @@ def load_model(
     give_memory(model, dtype, torch.device(config.device), torch.empty if group.size == 1 else torch.zeros)
     parameters = dict(nn.named_parameters(model))
     share = replace(share, parameters=parameters)  # those of torch.nn's modules had memory too
+    fill_tensors(config, share, {name: each.data for name, each in parameters.items()}, progress or ignore_progress)
+    return model
+
+
+def fill_tensors(
+    config: EngineConfig, share: ModelShare, tensors: Mapping[str, torch.Tensor], progress: Progress
+) -> None:
+    """Read the stored tensors of a rank's share, or make random ones. Mutates: tensors, by the parameters' names."""
     if config.options.load_format == "dummy":
         for name, values in random_weights(share, config.options.seed):
-            parameters[name].data[: len(values)] = torch.from_numpy(values)
+            tensors[name][: len(values)] = torch.from_numpy(values)
     total, done = sum(item.tensor.num_bytes for item in share.placements), 0
     for item in share.placements:
-        rows = slice(item.first_row, item.first_row + item.tensor.shape[0])
-        parameters[item.parameter_name].data[rows] = item.tensor.to_torch(dtype)
+        target, rows = tensors[item.parameter_name], slice(item.first_row, item.first_row + item.tensor.shape[0])
+        target[rows] = item.tensor.to_torch(target.dtype)
         done += item.tensor.num_bytes
-        (progress or ignore_progress)("loading weights", done, total)
-    return model
+        progress("loading weights", done, total)
 
 
 def give_memory(model: Any, dtype: torch.dtype, device: torch.device, allocate: Callable[..., torch.Tensor]) -> Any:

@@ -90,7 +90,7 @@ def record(arch: int, model: dict[str, Any], *, pdl: bool, has_drafts: bool) -> 
             "q": q, "stride": 0, "out": out, "num_heads": heads, "window": window, "scale": 0.1, "kv": kv,
             "soft_cap": model.get("cap", 0.0), "sinks": tensor(heads) if model.get("sinks") else None,
         }  # fmt: skip
-        ops.prepare([DeviceCall("attend", ops.attend, {**attend, "out": RowsView(out)}, 2)])
+        ops.prepare([DeviceCall("attend", ops.attend, {**attend, "out": RowsView(out)})])
         ops.gather(num_rows)
         ops.rotary(step, tensor(half), cos, sin, half)
         ops.embed(step, tensor(1000, width, dtype=torch.bfloat16), x, 0, False)

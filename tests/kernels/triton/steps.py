@@ -83,7 +83,7 @@ class Layer:
         self.scale = case.size**-0.5
         shape = RowsView(torch.zeros(1, case.heads * case.size))
         call = {"out": shape, "window": case.window, "num_heads": case.heads, "kv": self.kv}
-        self.ops.prepare([DeviceCall("attend", self.ops.attend, call, 2)])
+        self.ops.prepare([DeviceCall("attend", self.ops.attend, call)])
 
     def attend(
         self, requests: list[tuple[int, int, int]], queries: dict[int, torch.Tensor], padding: int = 0

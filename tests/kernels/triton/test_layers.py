@@ -29,7 +29,7 @@ def rows(*shape: int) -> torch.Tensor:
 def check(ops: TritonOps, name: str, changed: tuple[str, ...] = ("out",), **values: Any) -> None:
     """Compare what the kernel and the reference make of the fields `changed`, from the same values before."""
     both = []
-    for functions in (ops.functions, {name: OPS[name].function}):
+    for functions in (ops.functions, {name: OPS[name]}):
         copied = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in values.items()}
         launched = ops.num_launches
         functions[name](ops.step, **copied)
@@ -104,11 +104,11 @@ def test_products_of_many_rows_and_of_one(
         x, out = rows(num_rows, inputs), rows(num_rows, n)
         check(ops, "gemm", x=x, out=out, ahead=None, lora=None, **values)
     expected, normed, norm = out.clone(), torch.zeros_like(x), rows(inputs)
-    OPS["norm"].function(
+    OPS["norm"](
         ops.step, x=x, out=normed, weight=norm, bias=None, width=inputs, epsilon=1e-5, subtract_mean=False, groups=1,
         add=False, gates=None, activation=NONE, gates_first=False, weight_per_group=False,
     )  # fmt: skip
-    OPS["gemm"].function(ops.step, x=normed, out=expected, ahead=None, lora=None, **values)
+    OPS["gemm"](ops.step, x=normed, out=expected, ahead=None, lora=None, **values)
     ops.linear_row(ops.step, norm=norm, x=x, out=out, epsilon=1e-5, **values)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
@@ -137,7 +137,7 @@ def test_keys_and_values_are_written_where_they_belong(
     found = q.clone()
     assert torch.equal(qkv[:, heads * size :], kept[:, heads * size :])
     qkv.copy_(kept)
-    OPS["write_kv"].function(ops.step, **values, kv=KvView(pool.transpose(2, 3), 1))
+    OPS["write_kv"](ops.step, **values, kv=KvView(pool.transpose(2, 3), 1))
     pool[0, :, :, 0] = torch.nan  # where the reference writes rows of padding
     torch.testing.assert_close(found, q, rtol=1e-5, atol=2e-6)
     torch.testing.assert_close(written, pool, rtol=1e-5, atol=2e-6, equal_nan=True)

@@ -65,5 +65,5 @@ def test_one_row_computes_what_several_do(tmp_path: Path) -> None:
     llm = make_llm(tmp_path, full_config("qwen3", TINY_CONFIGS["qwen3"]["head size of its own"]), gpu_kernels="triton")
     [alone] = llm.generate([prompt], params, use_tqdm=False)
     together = llm.generate([prompt] * 3, params, use_tqdm=False)
-    assert {key[0] for key in plan_of(llm)._steps} >= {1, 4}
+    assert {key[0] for key in plan_of(llm)._bodies._by_size} >= {1, 4}
     assert [one.outputs[0].token_ids for one in together] == [alone.outputs[0].token_ids] * 3

@@ -44,10 +44,10 @@ def _product_at(calls: Sequence[DeviceCall], index: int, linear_row: Callable[..
     if not (values["gated"] or values["add"]) and values["activation"] == Activation.none and _is_gate(gate):
         with_gate = {**given, "out": gate.values["out"], "activation": gate.values["activation"], "gated": True}
         if _hands_over(calls, gemm, at + 1) and not _overlap(_places(with_gate["out"]), _places(x)):
-            return DeviceCall("linear_row", linear_row, with_gate, 1), at + 2 - index
+            return DeviceCall("linear_row", linear_row, with_gate), at + 2 - index
     if _overlap(_places(given["out"]), _places(x)):  # programs still read what others write
         return calls[index], 1
-    return DeviceCall("linear_row", linear_row, given, 1), at + 1 - index
+    return DeviceCall("linear_row", linear_row, given), at + 1 - index
 
 
 def _is_row_norm(call: DeviceCall) -> bool:

@@ -3,11 +3,9 @@
 Next to read: `plan.py`.
 """
 
-import math
-
 import torch
 
-from quire.cache_spec import LatentKV, PagedKV
+from quire.cache_spec import PagedKV
 from quire.config import EngineConfig
 from quire.kernels.tracing import NotTraceableError
 from quire.lazy_torch import on_meta
@@ -16,7 +14,8 @@ from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.device.memory import StepMemory
 from quire.runtime.device.ops import KvView
 from quire.runtime.device.plan import DevicePacking, DevicePlan, Kernels, step_size
-from quire.runtime.loader import ModelShare, make_share, random_weights
+from quire.runtime.eager import fill_tensors
+from quire.runtime.loader import ModelShare, make_share
 from quire.runtime.plan.lower import Program, lower
 from quire.runtime.plan.packed_weights import BY_DTYPE
 from quire.runtime.plan.trace import trace_model
@@ -64,31 +63,18 @@ def device_kv_layers(config: EngineConfig, cache: CacheEngine) -> list[KvView]:
 
     Raises: NotTraceableError for a kind of cache that no op of a device reads.
     """
-    scheduler, views = config.scheduler, list[KvView]()
-    pool: torch.Tensor = cache.pool
-    for layer, group_index in enumerate(cache.layer_groups):
-        spec = scheduler.kv_cache_groups[group_index].spec
+    groups, views = config.scheduler.kv_cache_groups, list[KvView]()
+    for values, group_index in zip(cache.kv_caches, cache.layer_groups, strict=True):
+        spec = groups[group_index].spec
         if isinstance(spec, PagedKV):
-            shape: tuple[int, ...] = (2, spec.num_kv_heads, scheduler.block_size, spec.head_size)
-        elif isinstance(spec, LatentKV):
-            shape = spec.view_shape(scheduler.block_size)
-        elif config.gpu_kernels == "triton":
-            views.append(KvView(_states(config, cache, layer), group_index))
-            continue
-        else:
-            raise NotTraceableError(f"a cache of {type(spec).__name__} on a device without Triton")
-        start = (cache.layer_addresses[layer] - cache.address) // pool.itemsize
-        values = pool[:, start : start + math.prod(shape)].view(len(pool), *shape)
-        views.append(KvView(values.transpose(2, 3) if isinstance(spec, PagedKV) else values, group_index))
+            num_blocks, planes, block_size, num_heads, size = values.shape
+            values = values.view(num_blocks, planes, num_heads, block_size, size).transpose(2, 3)
+        elif spec.is_state:
+            if config.gpu_kernels != "triton":
+                raise NotTraceableError(f"a cache of {type(spec).__name__} on a device without Triton")
+            values = values.view(torch.float32)
+        views.append(KvView(values, group_index))
     return views
-
-
-def _states(config: EngineConfig, cache: CacheEngine, layer: int) -> torch.Tensor:
-    """Return a layer's recurrent states as fp32 values. Shapes: -> [N, values of a page]."""
-    spec = config.scheduler.kv_cache_groups[cache.layer_groups[layer]].spec
-    start = cache.layer_addresses[layer] - cache.address
-    pages = torch.as_tensor(cache.memory)[:, start : start + spec.block_bytes(config.scheduler.block_size)]
-    return pages.view(torch.float32)
 
 
 def choose_kernels(config: EngineConfig, step: StepMemory) -> Kernels | None:
@@ -115,22 +101,13 @@ class _Weights:
 
     def fill(self, config: EngineConfig, progress: Progress) -> None:
         """Read the stored tensors, or make random ones."""
-        if config.options.load_format == "dummy":
+        if config.options.load_format == "dummy" and sum(map(torch.numel, self._by_name.values())) > MAX_HOST_RANDOM:
             self._make_random(config.options.seed)
-        total, done = sum(item.tensor.num_bytes for item in self._share.placements), 0
-        for item in self._share.placements:
-            values = self._by_name[item.parameter_name]
-            rows = slice(item.first_row, item.first_row + item.tensor.shape[0])
-            values[rows] = item.tensor.to_torch(values.dtype)
-            done += item.tensor.num_bytes
-            progress("loading weights", done, total)
+        else:
+            fill_tensors(config, self._share, self._by_name, progress)
 
     def _make_random(self, seed: int) -> None:
-        """Fill all parameters: the values of a small model are those that it has on a CPU, others the device makes."""
-        if sum(values.numel() for values in self._by_name.values()) <= MAX_HOST_RANDOM:
-            for name, values in random_weights(self._share, seed):
-                self._by_name[name][: len(values)] = torch.from_numpy(values).to(self._by_name[name].dtype)
-            return
+        """Fill all parameters by the device, with other values than a CPU makes."""
         torch.manual_seed(seed)
         for name, parameter in self._by_name.items():
             if parameter.ndim == 2:

@@ -29,25 +29,13 @@ class KvView:
     group: int
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceOp:
-    """`function`: the reference; `launches`: kernels that a card launches for the fast version."""
-
-    function: Callable[..., None]
-    launches: int
+OPS: dict[str, Callable[..., None]] = {}
 
 
-OPS: dict[str, DeviceOp] = {}
-
-
-def device_op(launches: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def device_op(function: Callable[..., None]) -> Callable[..., None]:
     """Put the function into `OPS`."""
-
-    def register(function: Callable[..., None]) -> Callable[..., None]:
-        OPS[function.__name__] = DeviceOp(function, launches)
-        return function
-
-    return register
+    OPS[function.__name__] = function
+    return function
 
 
 def activated(activation: Activation, x: torch.Tensor) -> torch.Tensor:
@@ -59,14 +47,14 @@ def activated(activation: Activation, x: torch.Tensor) -> torch.Tensor:
 # --- Rows ---------------------------------------------------------------------------------------------------
 
 
-@device_op(launches=1)
+@device_op
 def embed(step: StepMemory, table: torch.Tensor, out: torch.Tensor, offset: int, of_positions: bool) -> None:
     """out[t] = table[id of t + offset]; `of_positions`: the id is the position."""
     ids = (step.positions if of_positions else step.token_ids)[: len(out)].long() + offset
     out.copy_(table[ids])
 
 
-@device_op(launches=1)
+@device_op
 def activate(
     step: StepMemory,
     x: torch.Tensor,
@@ -86,19 +74,19 @@ def activate(
         out.copy_(activated(activation, x.float()))
 
 
-@device_op(launches=1)
+@device_op
 def add(step: StepMemory, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, width: int) -> None:
     """out = a + b."""
     out.copy_(a + b)
 
 
-@device_op(launches=1)
+@device_op
 def multiply(step: StepMemory, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, width: int) -> None:
     """out = a · b."""
     out.copy_(a * b)
 
 
-@device_op(launches=1)
+@device_op
 def scale(
     step: StepMemory, x: torch.Tensor, out: torch.Tensor, factor: float, by: torch.Tensor | None, width: int
 ) -> None:
@@ -106,13 +94,13 @@ def scale(
     out.copy_(x * factor if by is None else x * by[0])
 
 
-@device_op(launches=1)
+@device_op
 def soft_cap(step: StepMemory, x: torch.Tensor, out: torch.Tensor, cap: float, width: int) -> None:
     """out = cap · tanh(x / cap)."""
     out.copy_(cap * torch.tanh(x / cap))
 
 
-@device_op(launches=1)
+@device_op
 def gate_rows(
     step: StepMemory, x: torch.Tensor, gates: torch.Tensor, out: torch.Tensor, per_value: bool, width: int
 ) -> None:
@@ -120,7 +108,7 @@ def gate_rows(
     out.copy_(x * torch.sigmoid(gates))
 
 
-@device_op(launches=1)
+@device_op
 def norm(
     step: StepMemory,
     x: torch.Tensor,
@@ -155,7 +143,7 @@ def norm(
     out.copy_(out + values if add else values)
 
 
-@device_op(launches=1)
+@device_op
 def gemm(
     step: StepMemory,
     weight: torch.Tensor,
@@ -188,7 +176,7 @@ def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 # --- Positions and attention ------------------------------------------------------------------------------------
 
 
-@device_op(launches=1)
+@device_op
 def rotary(
     step: StepMemory,
     frequencies: torch.Tensor,
@@ -217,7 +205,7 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     return torch.cat((a * c - b * s, b * c + a * s, x[..., 2 * half :]), -1)
 
 
-@device_op(launches=1)
+@device_op
 def rope(
     step: StepMemory,
     x: torch.Tensor,
@@ -232,7 +220,7 @@ def rope(
     out.copy_(rotated(x.view(len(x), num_heads, head_size).float(), cos, sin).flatten(1))
 
 
-@device_op(launches=1)
+@device_op
 def write_kv(
     step: StepMemory,
     q: torch.Tensor,
@@ -268,7 +256,7 @@ def write_kv(
         kv.values[slots // block_size, plane, slots % block_size] = values.to(kv.values.dtype)
 
 
-@device_op(launches=2)
+@device_op
 def attend(
     step: StepMemory,
     q: torch.Tensor,
@@ -305,7 +293,7 @@ def attend(
     out.copy_(torch.einsum("tkgp,tpkd->tkgd", weights, v).reshape(num_rows, -1))
 
 
-@device_op(launches=1)
+@device_op
 def write_latent(
     step: StepMemory,
     q: torch.Tensor,
@@ -333,7 +321,7 @@ def write_latent(
     kv.values[slots // block_size, slots % block_size] = entries.to(kv.values.dtype)
 
 
-@device_op(launches=2)
+@device_op
 def latent_attend(
     step: StepMemory,
     q: torch.Tensor,
@@ -369,7 +357,7 @@ def latent_attend(
 # --- Experts ----------------------------------------------------------------------------------------------------
 
 
-@device_op(launches=1)
+@device_op
 def route(
     step: StepMemory,
     logits: torch.Tensor,
@@ -395,7 +383,7 @@ def _of_experts(weight: torch.Tensor, num_experts: int, ids: torch.Tensor) -> to
     return weight.view(num_experts, -1, weight.shape[1])[ids].float()
 
 
-@device_op(launches=2)
+@device_op
 def expert_up(
     step: StepMemory,
     weight: torch.Tensor,
@@ -425,7 +413,7 @@ def expert_up(
     out.view(len(out), top_k, -1)[..., : inner.shape[-1]] = inner.to(out.dtype)
 
 
-@device_op(launches=2)
+@device_op
 def expert_down(
     step: StepMemory,
     weight: torch.Tensor,

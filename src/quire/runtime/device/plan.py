@@ -44,12 +44,11 @@ class RowsView:
 
 @dataclass(frozen=True, slots=True)
 class DeviceCall:
-    """An op of a plan with its values. `launches`: kernels on a card."""
+    """An op of a plan with its values."""
 
     name: str
     function: Callable[..., None]
     values: dict[str, Any]
-    launches: int
 
     def bind(self, step: StepMemory, num_rows: int) -> Callable[[], None]:
         """Return the call for steps of `num_rows` rows; views are made once."""
@@ -110,40 +109,34 @@ class DevicePlan:
         self.logits = to.tensor(program.logits)
         if kernels is not None:
             kernels.prepare([*self.body, *self.head])
-        self._steps: dict[tuple[int, bool, bool], Steps] = {}
-        self._heads: dict[int, Steps] = {}
         self.graph_pool = torch.cuda.graph_pool_handle() if step.device.type == "cuda" else None
-
-    @property
-    def num_launches(self) -> int:
-        """Kernels of a step on a card."""
-        return 1 + sum(call.launches for call in (*self.body, *self.head))
+        self._bodies = SizedSteps(self._calls_of_body, self.graph_pool)
+        self._heads = SizedSteps(self._calls_of_head, self.graph_pool)
 
     def run_body(self, num_rows: int) -> None:
         """Compute the hidden states of the step that `step` describes. `num_rows`: its size, padding included."""
-        key = num_rows, self.step.has_decodes, self.step.has_prompts
-        if key not in self._steps:
-            gather, body = self.step.gather, self.body
-            if self.kernels is not None:
-                gather = self.kernels.gather
-                body = self.kernels.fuse(body) if num_rows == 1 else body
-            calls = [call.bind(self.step, num_rows) for call in body]
-            self._steps[key] = Steps([lambda: gather(num_rows), *calls], self.graph_pool)
-        self._steps[key].run()
+        self._bodies.run(num_rows, self.step.has_decodes, self.step.has_prompts)
 
     def run_head(self, num_rows: int) -> None:
         """Compute the logits of the step's first `num_rows` logit rows."""
-        if num_rows not in self._heads:
-            self._heads[num_rows] = Steps(
-                [self._of_head(call).bind(self.step, num_rows) for call in self.head], self.graph_pool
-            )
-        self._heads[num_rows].run()
+        self._heads.run(num_rows)
+
+    def _calls_of_body(self, num_rows: int, has_decodes: bool, has_prompts: bool) -> list[Callable[[], None]]:
+        """Kernels read from `step` which of both it has while their calls are made for the first time."""
+        gather, body = self.step.gather, self.body
+        if self.kernels is not None:
+            gather = self.kernels.gather
+            body = self.kernels.fuse(body) if num_rows == 1 else body
+        return [lambda: gather(num_rows), *(call.bind(self.step, num_rows) for call in body)]
+
+    def _calls_of_head(self, num_rows: int) -> list[Callable[[], None]]:
+        return [self._of_head(call).bind(self.step, num_rows) for call in self.head]
 
     def _of_head(self, call: DeviceCall) -> DeviceCall:
         """Its first call reads rows of the hidden states anywhere in the step."""
         if not call.values.get("from_logit_rows"):
             return call
-        return DeviceCall(call.name, call.function, {**call.values, "x": call.values["x"].whole}, call.launches)
+        return DeviceCall(call.name, call.function, {**call.values, "x": call.values["x"].whole})
 
 
 class DeviceEmitter:
@@ -187,13 +180,10 @@ class DeviceEmitter:
 
     def push(self, op: str, **values: Any) -> None:
         values.pop("parts", None)
-        reference = OPS.get(op)
-        function = self._functions.get(op) or (reference.function if reference else None)
+        function = self._functions.get(op, OPS.get(op))
         if function is None:
             raise NotTraceableError(f"the operation {op} on a device")
-        given = {name: self._value(value) for name, value in values.items()}
-        launches = 1 if reference is None else reference.launches
-        self._calls.append(DeviceCall(op, function, given, launches + bool(given.get("gated"))))
+        self._calls.append(DeviceCall(op, function, {name: self._value(value) for name, value in values.items()}))
 
     def _value(self, value: Any) -> Any:
         if isinstance(value, Buffer | Columns):
@@ -249,7 +239,7 @@ class Steps:
 
     def __init__(self, calls: list[Callable[[], None]], pool: Any) -> None:
         """`pool`: the memory that all graphs share for what their calls allocate; None without a card."""
-        self._calls, self._pool, self._num_runs = calls, pool, 0
+        self._calls, self._pool, self._has_run = calls, pool, False
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def run(self) -> None:
@@ -258,9 +248,9 @@ class Steps:
             with HostReadGuard():  # type: ignore[no-untyped-call]  # its base has no annotations
                 self._make_calls()
             return
-        if self._num_runs == 0 or not self.captures:
+        if not (self._has_run and self.captures):
             self._make_calls()
-            self._num_runs += 1
+            self._has_run = True
             return
         if self._graph is None:
             self._graph = self._capture()
@@ -281,6 +271,21 @@ class Steps:
                 graph.capture_end()
         torch.cuda.current_stream().wait_stream(stream)
         return graph
+
+
+class SizedSteps:
+    """Steps of every size that has come so far."""
+
+    def __init__(self, make_calls: Callable[..., list[Callable[[], None]]], pool: Any) -> None:
+        """`make_calls`: returns the calls of the size that its arguments say; `pool`: see `Steps`."""
+        self._make_calls, self._pool = make_calls, pool
+        self._by_size: dict[tuple[int, ...], Steps] = {}
+
+    def run(self, *size: int) -> None:
+        """Launch one step of a size."""
+        if size not in self._by_size:
+            self._by_size[size] = Steps(self._make_calls(*size), self._pool)
+        self._by_size[size].run()
 
 
 class HostReadGuard(TorchDispatchMode):

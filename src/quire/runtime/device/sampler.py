@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from quire.runtime.batch import RequestState
 from quire.runtime.device.memory import NUM_COPIES
-from quire.runtime.device.plan import DevicePlan, Steps, step_size
+from quire.runtime.device.plan import DevicePlan, SizedSteps, step_size
 from quire.sampling.native import NativeRowSampler
 from quire.sampling.state import SamplingState
 
@@ -97,7 +97,7 @@ class TritonRowSampler(DeviceRowSampler):
         from quire.sampling import triton as kernels
 
         super().__init__(plan)
-        self._kernels, self._pool = kernels, pool
+        self._kernels = kernels
         num_rows, self._vocab_size = step_size(len(plan.step.last_tokens)), plan.logits.shape[1]
         device, width = plan.logits.device, kernels.NUM_OPTIONS.value
         self._num_chunks = chunks = -(-self._vocab_size // kernels.CHUNK)
@@ -111,7 +111,7 @@ class TritonRowSampler(DeviceRowSampler):
         self._chunk_maxima = torch.zeros(num_rows, chunks, device=device)
         self._chunk_weights = torch.zeros(num_rows, chunks, dtype=torch.int64, device=device)
         self._best = torch.zeros(num_rows, kernels.POOL, dtype=torch.int64, device=device)
-        self._steps: dict[int, Steps] = {}
+        self._steps = SizedSteps(self.calls, pool)
         self._num_launched = 0
 
     def add(self, state: RequestState) -> None:
@@ -138,19 +138,14 @@ class TritonRowSampler(DeviceRowSampler):
         options[:num_rows, kernels.TARGET], options[:num_rows, kernels.POSITION] = rows, positions
         options[num_rows:size, kernels.TARGET] = -1
         self._options[:size].copy_(host[:size], non_blocking=True)
-        self._run(size)
+        self._steps.run(size)
         found[:num_rows].copy_(self._tokens[:num_rows], non_blocking=True)
         return found[:num_rows]
 
     def warm_up(self, num_rows: int) -> None:
         """See `DeviceRowSampler`. Mutates: the options, which become those of no request."""
         self._options[:, self._kernels.TARGET.value] = -1
-        self._run(num_rows)
-
-    def _run(self, size: int) -> None:
-        if size not in self._steps:
-            self._steps[size] = Steps(self.calls(size), self._pool)
-        self._steps[size].run()
+        self._steps.run(num_rows)
 
     def calls(self, num_rows: int) -> list[Callable[[], None]]:
         """Return the launches for `num_rows` rows."""

@@ -266,7 +266,7 @@ class TritonOps:
         x, out, weight, bias = values["x"], values["out"], values["weight"], values["bias"]
         width, groups = values["width"], values["groups"]
         if values["gates"] is not None or width > MAX_NORM_WIDTH:
-            OPS["norm"].function(step, **values)
+            OPS["norm"](step, **values)
             return
         self._launch(
             layers.norm_rows,
@@ -302,7 +302,7 @@ class TritonOps:
     ) -> None:
         """See `ops.gemm`."""
         if x.dtype != weight.dtype or (x.device.type == "cpu" and out.dtype != x.dtype):
-            OPS["gemm"].function(step, weight, bias, x, out, activation, gated, add, ahead, lora)
+            OPS["gemm"](step, weight, bias, x, out, activation, gated, add, ahead, lora)
             return
         if bias is None and not gated and activation == Activation.none:
             self._multiply(x, weight, out, add)
@@ -364,7 +364,7 @@ class TritonOps:
         q, k, v, kv = values["q"], values["k"], values["v"], values["kv"]
         cos, sin, q_norm, k_norm = values["cos"], values["sin"], values["q_norm"], values["k_norm"]
         if cos is None and values["q_cos"] is not None:
-            OPS["write_kv"].function(step, **values)
+            OPS["write_kv"](step, **values)
             return
         num_heads, (block, num_kv_heads, size), strides = values["num_heads"], kv.values.shape[2:], kv.values.stride()
         own = (cos, sin) if values["q_cos"] is None else (values["q_cos"], values["q_sin"])
